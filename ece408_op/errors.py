@@ -1,0 +1,159 @@
+"""Every error the package raises on purpose, each with the exit code the command line ends with.
+
+An error's text is one line: what is wrong, the offending value, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+class Ece408Error(Exception):
+    """Base of every error below; catching it catches all that this package raises on purpose."""
+
+    exit_code = 1
+
+
+class InvalidSize(Ece408Error, ValueError):
+    """A number of images, a batch size or a number of threads that cannot be used."""
+
+    exit_code = 3
+
+
+class UnknownModel(Ece408Error, ValueError):
+    """A model or a term that the course does not have."""
+
+    exit_code = 4
+
+
+class DataMissing(Ece408Error):
+    """Fashion-MNIST is not where it was said to be, or nowhere to be found."""
+
+    exit_code = 5
+
+
+class DataCorrupt(Ece408Error):
+    """A data file is truncated, damaged, of the wrong shape, or not Fashion-MNIST."""
+
+    exit_code = 6
+
+
+class DownloadFailed(Ece408Error):
+    """Neither the official address nor the distribution's package could be fetched."""
+
+    exit_code = 7
+
+
+class CheckpointMissing(Ece408Error):
+    """A symbol or parameter file of a model is not there."""
+
+    exit_code = 8
+
+
+class CheckpointMismatch(Ece408Error):
+    """A checkpoint cannot be read, or its parameters do not fit its symbol or the images."""
+
+    exit_code = 9
+
+
+class CacheUnwritable(Ece408Error):
+    """The cache folder cannot be created or written."""
+
+    exit_code = 10
+
+
+class MXNetMissing(Ece408Error, ImportError):
+    """MXNet is not installed, or does not import."""
+
+    exit_code = 11
+
+
+class NotEnoughMemory(Ece408Error, MemoryError):
+    """The work asked for needs more memory than this machine has free."""
+
+    exit_code = 12
+
+
+class KernelsMissing(Ece408Error):
+    """The compiled CPU kernels are not installed, or do not load."""
+
+    exit_code = 13
+
+
+class InvalidProblem(Ece408Error, ValueError):
+    """A convolution that does not exist: wrong rank, shapes that do not fit, unknown attribute."""
+
+    exit_code = 14
+
+
+class UnsupportedProblem(Ece408Error):
+    """A valid convolution that the backend asked for cannot compute."""
+
+    exit_code = 15
+
+
+class InvalidSetting(Ece408Error, ValueError):
+    """A setting, from an argument or the environment, with a value it cannot have."""
+
+    exit_code = 16
+
+
+class OperatorFailed(Ece408Error):
+    """The operator failed while MXNet was running it; `__cause__` is the original exception."""
+
+    exit_code = 17
+
+
+_lock = threading.Lock()
+_first_failure: Ece408Error | None = None
+
+
+def remember(error: Exception) -> Ece408Error:
+    """Keep the first failure that MXNet will report without its text; returns it as ours.
+
+    An error that is not of this package becomes the cause of an `OperatorFailed`.
+    """
+    global _first_failure
+    if isinstance(error, Ece408Error):
+        failure = error
+    else:
+        failure = OperatorFailed(f"the operator failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+    with _lock:
+        _first_failure = _first_failure or failure
+    return failure
+
+
+def take_failure() -> Ece408Error | None:
+    """The first failure since the last call, which forgets it; `None` when there was none."""
+    global _first_failure
+    with _lock:
+        failure, _first_failure = _first_failure, None
+    return failure
+
+
+@contextlib.contextmanager
+def surfaced() -> Iterator[None]:
+    """Raise what went wrong in the operator, not MXNet's error without its text.
+
+    MXNet reports a failure inside an operator at the next synchronisation, as an `MXNetError`
+    that lacks the message, and arrays read after that hold garbage. Inside this block the
+    original error is raised in its place (chained to it), or at the end of the block if MXNet
+    has said nothing by then; wait for the results inside it::
+
+        with ece408_op.errors.surfaced():
+            answers = module.predict(images).asnumpy()
+    """
+    take_failure()
+    try:
+        yield
+    except Exception as error:
+        failure = take_failure()
+        if failure is None or failure is error:
+            raise
+        raise failure from (failure.__cause__ or error)
+    failure = take_failure()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,173 @@
+"""`ConvProblem`: the one description of a convolution that every other module works from."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from .errors import InvalidProblem
+
+Pair = tuple[int, int]
+
+ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
+
+_AXES = {
+    "b": "batch",
+    "c": "channels",
+    "h": "height",
+    "w": "width",
+    "m": "filters",
+    "g": "groups",
+}
+_PAIRS = {"k": "kernel", "s": "stride", "p": "pad", "d": "dilate"}
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """One two-dimensional convolution (cross-correlation, as in MXNet), NCHW.
+
+    With x of shape (batch, channels, height, width) and w of shape (filters, channels / groups,
+    kernel[0], kernel[1]), for one group::
+
+        y[b, m, i, j] = bias[m] + sum over c, p, q of w[m, c, p, q]
+                        * x[b, c, i * stride[0] + p * dilate[0] - pad[0],
+                                  j * stride[1] + q * dilate[1] - pad[1]]
+
+    where x is zero outside its borders. It is immutable and hashable, so that it can be the key
+    of a cache, and has a one-line text form (`str`, `parse`) that reproduces it.
+
+    Raises `InvalidProblem` when no such convolution exists.
+    """
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    kernel: Pair
+    stride: Pair = (1, 1)
+    pad: Pair = (0, 0)
+    dilate: Pair = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "channels", "height", "width", "filters", "groups"):
+            if getattr(self, name) < 1:
+                raise InvalidProblem(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("kernel", "stride", "dilate"):
+            if min(getattr(self, name)) < 1:
+                raise InvalidProblem(
+                    f"{name} is {getattr(self, name)}; both numbers must be at least 1"
+                )
+        if min(self.pad) < 0:
+            raise InvalidProblem(f"pad is {self.pad}; it must not be negative")
+        if self.dtype not in ITEM_BYTES:
+            raise InvalidProblem(
+                f"dtype {self.dtype} is not supported; use one of {', '.join(ITEM_BYTES)}"
+            )
+        if self.channels % self.groups or self.filters % self.groups:
+            raise InvalidProblem(
+                f"num_group {self.groups} must divide both the {self.channels} input channels "
+                f"and the {self.filters} filters"
+            )
+        padded = (self.height + 2 * self.pad[0], self.width + 2 * self.pad[1])
+        extent = tuple(d * (k - 1) + 1 for d, k in zip(self.dilate, self.kernel))
+        if extent[0] > padded[0] or extent[1] > padded[1]:
+            raise InvalidProblem(
+                f"kernel {self.kernel} with dilate {self.dilate} covers {extent[0]}x{extent[1]} "
+                f"pixels, more than the padded input's {padded[0]}x{padded[1]}"
+            )
+
+    @property
+    def out_height(self) -> int:
+        return self._out_size(self.height, 0)
+
+    @property
+    def out_width(self) -> int:
+        return self._out_size(self.width, 1)
+
+    def _out_size(self, size: int, axis: int) -> int:
+        extent = self.dilate[axis] * (self.kernel[axis] - 1) + 1
+        return (size + 2 * self.pad[axis] - extent) // self.stride[axis] + 1
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        return (self.batch, self.channels, self.height, self.width)
+
+    @property
+    def w_shape(self) -> tuple[int, ...]:
+        return (self.filters, self.channels // self.groups, *self.kernel)
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        return (self.filters,)
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return (self.batch, self.filters, self.out_height, self.out_width)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one forward pass; a multiply-add counts as two."""
+        return 2 * math.prod(self.y_shape) * math.prod(self.w_shape[1:])
+
+    @property
+    def bytes(self) -> int:
+        """Least memory traffic of one forward pass: inputs read once, the output written once."""
+        elements = sum(math.prod(s) for s in (self.x_shape, self.w_shape, self.y_shape))
+        return ITEM_BYTES[self.dtype] * (elements + (self.filters if self.bias else 0))
+
+    def __str__(self) -> str:
+        """The problem in one word, `b100,c12,h33,w33,m24,k5x5`, without what has its default."""
+        parts = [f"{key}{getattr(self, name)}" for key, name in _AXES.items() if key != "g"]
+        defaults = {"s": (1, 1), "p": (0, 0), "d": (1, 1)}
+        for key, name in _PAIRS.items():
+            pair = getattr(self, name)
+            if pair != defaults.get(key):
+                parts.append(f"{key}{pair[0]}x{pair[1]}")
+        if self.groups != 1:
+            parts.append(f"g{self.groups}")
+        if self.bias:
+            parts.append("bias")
+        if self.dtype != "float32":
+            parts.append(self.dtype)
+        return ",".join(parts)
+
+    @classmethod
+    def parse(cls, text: str) -> ConvProblem:
+        """The problem that `str` wrote as `text`; `k5` is short for `k5x5`.
+
+        Raises `InvalidProblem` for text of another form, and when a part is missing or doubled.
+        """
+        fields: dict[str, object] = {}
+        for part in text.replace(" ", "").split(","):
+            name, value = _parse_part(part, text)
+            if name in fields:
+                raise InvalidProblem(f"{part!r} gives {name} a second time in {text!r}")
+            fields[name] = value
+        required = ("batch", "channels", "height", "width", "filters", "kernel")
+        missing = [name for name in required if name not in fields]
+        if missing:
+            raise InvalidProblem(f"{text!r} lacks {', '.join(missing)}; {_FORM}")
+        return cls(**fields)  # type: ignore[arg-type]
+
+
+_FORM = "a problem looks like b100,c12,h33,w33,m24,k5x5[,s2x2][,p1x1][,d1x1][,g1][,bias][,float16]"
+
+
+def _parse_part(part: str, text: str) -> tuple[str, object]:
+    if part == "bias":
+        return "bias", True
+    if part in ITEM_BYTES:
+        return "dtype", part
+    match = re.fullmatch(r"([a-z])(\d+)(?:x(\d+))?", part)
+    if match:
+        key, first, second = match.groups()
+        if key in _PAIRS:
+            return _PAIRS[key], (int(first), int(second or first))
+        if key in _AXES and second is None:
+            return _AXES[key], int(first)
+    raise InvalidProblem(f"cannot read {part!r} in {text!r}; {_FORM}")

@@ -1,0 +1,111 @@
+"""What a user can set, read in one place: arguments first, then the environment, then defaults.
+
+==========  ==================  ==========================================================
+setting     environment         meaning
+==========  ==================  ==========================================================
+backend     ECE408_BACKEND      which backend computes: reference, cpu; default: by device
+isa         ECE408_ISA          instruction set of the CPU kernels: avx512, avx2, baseline
+threads     ECE408_THREADS      threads of the CPU kernels; default: the usable cores
+data        ECE408_DATA         folder with Fashion-MNIST's idx files
+cache       ECE408_CACHE        folder for what is made once: data, resized images
+==========  ==================  ==========================================================
+
+Overrides are process-wide, not thread-local, because MXNet runs operators on threads of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import InvalidSetting, InvalidSize
+
+_VARIABLES = {
+    "backend": "ECE408_BACKEND",
+    "isa": "ECE408_ISA",
+    "threads": "ECE408_THREADS",
+    "data": "ECE408_DATA",
+    "cache": "ECE408_CACHE",
+}
+ISAS = ("avx512", "avx2", "baseline")
+
+_overrides: dict[str, str] = {}
+
+
+def _lookup(name: str) -> str | None:
+    return _overrides.get(name) or os.environ.get(_VARIABLES[name]) or None
+
+
+def configure(**values: str | int | Path | None) -> None:
+    """Set settings for the rest of the process; `None` gives one back to the environment.
+
+    Raises `InvalidSetting` for a name that does not exist.
+    """
+    for name, value in values.items():
+        if name not in _VARIABLES:
+            raise InvalidSetting(f"unknown setting {name!r}; there are: {', '.join(_VARIABLES)}")
+        if value is None:
+            _overrides.pop(name, None)
+        else:
+            _overrides[name] = str(value)
+
+
+@contextlib.contextmanager
+def override(**values: str | int | Path | None) -> Iterator[None]:
+    """`configure` for the length of a `with` block."""
+    before = dict(_overrides)
+    try:
+        configure(**values)
+        yield
+    finally:
+        _overrides.clear()
+        _overrides.update(before)
+
+
+def backend() -> str | None:
+    """Name of the backend asked for, or `None` for the device's own."""
+    return _lookup("backend")
+
+
+def isa() -> str | None:
+    """Instruction set asked for, or `None` for the best this CPU has. Raises `InvalidSetting`."""
+    name = _lookup("isa")
+    if name is not None and name not in ISAS:
+        raise InvalidSetting(
+            f"unknown instruction set {name!r} (ECE408_ISA); choose one of {', '.join(ISAS)}"
+        )
+    return name
+
+
+def parse_threads(text: str) -> int:
+    """A number of threads, at least 1. Raises `InvalidSize`."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise InvalidSize(f"{text!r} is not a number of threads; give a whole number from 1 up")
+    return count
+
+
+def threads() -> int:
+    """Threads the CPU kernels use: the setting, or the cores this process may run on."""
+    text = _lookup("threads")
+    return len(os.sched_getaffinity(0)) if text is None else parse_threads(text)
+
+
+def data() -> Path | None:
+    """Folder the user named for Fashion-MNIST, or `None` to search."""
+    text = _lookup("data")
+    return None if text is None else Path(text).expanduser()
+
+
+def cache() -> Path:
+    """Folder for what is made once and kept; not necessarily there yet."""
+    text = _lookup("cache")
+    if text is not None:
+        return Path(text).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ece408_op"

@@ -1,0 +1,143 @@
+"""Builds the CPU kernels into one shared library; everything else is in pyproject.toml.
+
+`CXX`, `CXXFLAGS` and `LDFLAGS` are respected. The library has a plain C interface, so that the
+wheel fits every Python 3 on its platform.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+LIBRARY = "ece408_op.backends.libece408_cpu"
+SOURCES = Path("kernels/cpu")
+COMMON = (
+    *("-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
+    *("-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"),
+)
+# Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
+LINK = ("-shared", "-fopenmp", "-Wl,--as-needed")
+FIXED = {"reference": ("-ffp-contract=off",), "dispatch": ()}
+AVX2 = ("-mavx2", "-mfma")
+AVX512 = (
+    *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", *AVX2),
+    "-mprefer-vector-width=512",
+)
+# Instruction set: floats in a vector, and the compiler's options.
+ISAS = {"baseline": (4, ()), "avx2": (8, AVX2), "avx512": (16, AVX512)}
+DATA_FILES = ("*.cpp", "*.h", "*.cu", "*.cuh", "*.md", "*.json", "*.params")
+NO_COMPILER = (
+    "ece408_op needs a C++ compiler to build its CPU kernels, and {tried}: "
+    "install g++ or clang++ (Debian, Ubuntu: `apt install g++`), or set CXX to one"
+)
+
+
+def find_compiler() -> list[str]:
+    """The command of the C++ compiler: CXX, or the first usual one there is."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    if asked:
+        if shutil.which(asked[0]) is None:
+            raise SystemExit(NO_COMPILER.format(tried=f"CXX={asked[0]} is not there"))
+        return asked
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name) is not None:
+            return [name]
+    raise SystemExit(NO_COMPILER.format(tried="there is no g++, clang++ or c++"))
+
+
+def run_compiler(command: list[str], what: str) -> str:
+    """What the command printed; the build ends if it fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise SystemExit(NO_COMPILER.format(tried=f"{command[0]} does not run ({error})")) from None
+    if result.returncode != 0:
+        raise SystemExit(
+            f"{result.stderr}\nece408_op: the C++ compiler failed on {what} (its messages are "
+            f"above); the command was: {shlex.join(command)}"
+        )
+    return result.stdout
+
+
+def objects(compiler: list[str]) -> dict[str, tuple[Path, tuple[str, ...]]]:
+    """Every object file: its name, its source and its own options."""
+    target = run_compiler([*compiler, "-dumpmachine"], "-dumpmachine")
+    isas = ISAS if target.startswith("x86_64") else {"baseline": ISAS["baseline"]}
+    plan = {name: (SOURCES / f"{name}.cpp", options) for name, options in FIXED.items()}
+    for isa, (lanes, options) in isas.items():
+        own = (f"-DECE408_ISA={isa}", f"-DECE408_LANES={lanes}", *options)
+        plan[f"direct_{isa}"] = (SOURCES / "direct.cpp", own)
+    return plan
+
+
+class BuildKernels(build_ext):
+    """Compiles each object with options of its own and links them into the one library."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Without the Python ABI in its name: it is not an extension module."""
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+    def build_extension(self, ext: Extension) -> None:
+        library = Path(self.get_ext_fullpath(ext.name))
+        inputs = [Path("setup.py"), *SOURCES.iterdir()]
+        if not self.force and is_newer(library, inputs):
+            return
+        compiler = find_compiler()
+        flags = shlex.split(os.environ.get("CXXFLAGS", ""))
+        folder = Path(self.build_temp)
+        folder.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(parents=True, exist_ok=True)
+
+        def compile_one(item: tuple[str, tuple[Path, tuple[str, ...]]]) -> str:
+            name, (source, options) = item
+            out = str(folder / f"{name}.o")
+            command = [*compiler, *COMMON, *options, *flags, "-c", str(source), "-o", out]
+            run_compiler(command, f"{source} ({name})")
+            return out
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            compiled = list(pool.map(compile_one, objects(compiler).items()))
+        link_flags = [*LINK, *shlex.split(os.environ.get("LDFLAGS", ""))]
+        run_compiler(
+            [*compiler, *flags, *compiled, *link_flags, "-o", str(library)], f"linking {library}"
+        )
+
+
+def is_newer(file: Path, inputs: list[Path]) -> bool:
+    return file.exists() and all(file.stat().st_mtime > i.stat().st_mtime for i in inputs)
+
+
+class AnyPythonWheel(bdist_wheel):
+    """Tags the wheel for every Python 3 on the platform it was built on."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+def data_packages() -> list[str]:
+    """The folders of kernels and models, each named as the package it is installed as."""
+    folders = [Path("kernels"), Path("models")]
+    folders += [f for top in folders for f in sorted(top.rglob("*")) if f.is_dir()]
+    return [".".join(("ece408_op", *folder.parts)) for folder in folders]
+
+
+setup(
+    packages=[*find_packages(include=["ece408_op", "ece408_op.*"]), *data_packages()],
+    package_dir={"ece408_op.kernels": "kernels", "ece408_op.models": "models"},
+    package_data={package: list(DATA_FILES) for package in data_packages()},
+    ext_modules=[
+        Extension(
+            LIBRARY,
+            sources=[str(SOURCES / f"{name}.cpp") for name in (*FIXED, "direct")],
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
+)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ece408_op import errors
+from ece408_op.errors import DownloadFailed
+from ece408_op.mxnet_import import load_mxnet
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def mx():
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    return load_mxnet()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(408)
+
+
+@pytest.fixture(autouse=True)
+def _no_failure_left_behind():
+    """A test must not inherit an operator's failure from the one before."""
+    errors.take_failure()
+    yield
+    errors.take_failure()
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist():
+    """Skip, with the reason, where Fashion-MNIST cannot be had; in CI that is a failure."""
+    from ece408_op.course import data
+
+    try:
+        data.load("t10k", limit=1)
+    except DownloadFailed as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def run_python():
+    """Run a program in a Python of its own; its result has stdout, stderr and returncode."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, **environment},
+        )
+
+    return run
+
+
+@pytest.fixture
+def run_ece408():
+    """Run the `ece408` command in a process of its own."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "ece408_op", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env={**os.environ, **environment},
+        )
+
+    return run

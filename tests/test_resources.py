@@ -1,0 +1,29 @@
+"""Where kernels and models are found: in the package if installed, else in the checkout."""
+
+from __future__ import annotations
+
+import pytest
+
+from ece408_op import resources
+from ece408_op.errors import CheckpointMissing, KernelsMissing
+
+
+def test_kernels_are_found():
+    assert (resources.kernels_dir() / "cpu" / "ece408.h").is_file()
+
+
+def test_the_package_comes_before_the_checkout(tmp_path, monkeypatch):
+    package = tmp_path / "ece408_op"
+    monkeypatch.setattr(resources, "_PACKAGE", package)
+    (tmp_path / "models").mkdir()
+    assert resources.models_dir() == tmp_path / "models"
+    (package / "models").mkdir(parents=True)
+    assert resources.models_dir() == package / "models"
+
+
+def test_neither_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "ece408_op")
+    with pytest.raises(KernelsMissing, match="pip install"):
+        resources.kernels_dir()
+    with pytest.raises(CheckpointMissing, match="pip install"):
+        resources.models_dir()
