@@ -1,0 +1,74 @@
+"""Ways of computing a convolution: each takes a `ConvProblem` and addresses, knows no MXNet.
+
+The arrays lie contiguous in NCHW order, in the problem's dtype, in the memory the backend
+computes in. Addresses are integers, and the caller keeps the arrays alive during the call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ..errors import InvalidProblem, UnsupportedProblem
+from ..problem import ConvProblem
+
+DIRECTIONS = ("forward", "backward_data", "backward_weight")
+
+
+class Backend(ABC):
+    """One way of computing; it raises this package's errors, prints nothing and keeps no array.
+
+    Every method that computes has finished when it returns, gives the name of the kernel that
+    ran, may be called from several threads at once, and raises `UnsupportedProblem` where
+    `supports` has a reason. With `accumulate` the result is added to what the output holds;
+    otherwise the output's old contents are not read.
+    """
+
+    name: str
+
+    @abstractmethod
+    def supports(self, problem: ConvProblem, direction: str) -> str | None:
+        """`None` if this backend can compute `direction` (of `DIRECTIONS`), else why not."""
+
+    @abstractmethod
+    def forward(
+        self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
+    ) -> str:
+        """y (problem.y_shape) from x, w and, if the problem has one, the bias."""
+
+    def backward_data(
+        self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
+    ) -> str:
+        """dx, the gradient for x (problem.x_shape), from w and the gradient dy for y."""
+        raise self._refusal(problem, "backward_data")
+
+    def backward_weight(
+        self,
+        problem: ConvProblem,
+        x: int,
+        dy: int,
+        dw: int | None,
+        dbias: int | None,
+        accumulate_w: bool,
+        accumulate_bias: bool,
+    ) -> str:
+        """dw and dbias, the gradients for w and the bias; `None` for one that is not wanted."""
+        raise self._refusal(problem, "backward_weight")
+
+    def require(self, problem: ConvProblem, direction: str) -> None:
+        """Raises `UnsupportedProblem` if `supports` has a reason against the problem."""
+        if self.supports(problem, direction) is not None:
+            raise self._refusal(problem, direction)
+
+    def require_bias(self, problem: ConvProblem, bias: int | None) -> None:
+        """Raises `InvalidProblem` if a bias is given just when the problem has none."""
+        if problem.bias != (bias is not None):
+            raise InvalidProblem(
+                f"{problem} has {'a' if problem.bias else 'no'} bias, "
+                f"but {'none' if bias is None else 'one'} was given"
+            )
+
+    def _refusal(self, problem: ConvProblem, direction: str) -> UnsupportedProblem:
+        reason = self.supports(problem, direction)
+        return UnsupportedProblem(
+            f"backend {self.name} cannot compute {direction} of {problem}: {reason}"
+        )

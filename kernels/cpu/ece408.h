@@ -1,0 +1,79 @@
+/* The C interface of libece408_cpu.so: everything the library exports, and nothing else.
+ *
+ * Arrays are contiguous, NCHW, of the type in the function's name:
+ *   x, dx      (batch, channels, height, width)
+ *   w, dw      (filters, channels / groups, kernel_h, kernel_w)
+ *   bias,dbias (filters)
+ *   y, dy      (batch, filters, out_height, out_width)
+ * They need the alignment of their element only, and must not overlap. Nothing outside them is
+ * read or written. With `accumulate` nonzero the result is added to what the output holds;
+ * otherwise the output's old contents are not read. `threads` is the most OpenMP threads used;
+ * no result depends on it, to the last bit. Functions are thread-safe and keep no state.
+ */
+#ifndef ECE408_H
+#define ECE408_H
+
+#include <stdint.h>
+
+#define ECE408_EXPORT __attribute__((visibility("default")))
+
+/* Changes with every incompatible change of this header. */
+#define ECE408_ABI_VERSION 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A two-dimensional cross-correlation; ece408_op/problem.py has the formula. */
+typedef struct ece408_problem {
+    int64_t batch, channels, height, width, filters;
+    int64_t kernel_h, kernel_w;
+    int64_t stride_h, stride_w;
+    int64_t pad_h, pad_w;
+    int64_t dilate_h, dilate_w;
+    int64_t groups;
+} ece408_problem;
+
+/* What every function that computes returns. */
+enum ece408_status {
+    ECE408_OK = 0,
+    ECE408_INVALID = 1,     /* no such convolution, a null array, or threads below 1 */
+    ECE408_UNSUPPORTED = 2, /* a convolution or an instruction set the function cannot do here */
+    ECE408_NO_MEMORY = 3    /* the scratch memory could not be had */
+};
+
+/* Instruction sets the fast kernels are compiled for. */
+enum ece408_isa { ECE408_BASELINE = 0, ECE408_AVX2 = 1, ECE408_AVX512 = 2 };
+
+ECE408_EXPORT int ece408_abi_version(void);
+
+/* 1 if this library and this CPU both have the instruction set, else 0. */
+ECE408_EXPORT int ece408_isa_supported(int isa);
+
+/* The fast forward pass: stride 1, no padding, dilation 1, one group. `bias` may be null. */
+ECE408_EXPORT int ece408_direct_forward_f32(const ece408_problem* problem, const float* x,
+                                            const float* w, const float* bias, float* y,
+                                            int accumulate, int threads, int isa);
+
+/* The textbook loops, any convolution, sums in double. `bias` may be null. */
+#define ECE408_REFERENCE(T, suffix)                                                              \
+    ECE408_EXPORT int ece408_reference_forward_##suffix(                                         \
+        const ece408_problem* problem, const T* x, const T* w, const T* bias, T* y,              \
+        int accumulate, int threads);                                                            \
+    ECE408_EXPORT int ece408_reference_backward_data_##suffix(                                   \
+        const ece408_problem* problem, const T* w, const T* dy, T* dx, int accumulate,           \
+        int threads);                                                                            \
+    ECE408_EXPORT int ece408_reference_backward_weight_##suffix(                                 \
+        const ece408_problem* problem, const T* x, const T* dy, T* dw, int accumulate,           \
+        int threads);                                                                            \
+    ECE408_EXPORT int ece408_reference_backward_bias_##suffix(                                   \
+        const ece408_problem* problem, const T* dy, T* dbias, int accumulate, int threads);
+
+ECE408_REFERENCE(float, f32)
+ECE408_REFERENCE(double, f64)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

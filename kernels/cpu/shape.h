@@ -1,0 +1,45 @@
+// What every kernel derives from a problem: the output's size and whether there is one at all.
+//
+// Everything is in an anonymous namespace: files that include this are compiled for different
+// instruction sets, and the linker must not merge their copies of an inline function.
+#pragma once
+
+#include "ece408.h"
+
+namespace ece408 {
+namespace {
+
+struct Shape : ece408_problem {
+    int64_t out_height, out_width;
+    int64_t group_channels, group_filters;
+};
+
+inline int64_t out_size(int64_t size, int64_t kernel, int64_t stride, int64_t pad, int64_t dilate) {
+    const int64_t spare = size + 2 * pad - (dilate * (kernel - 1) + 1);
+    return spare < 0 ? 0 : spare / stride + 1;
+}
+
+inline bool valid(const ece408_problem& p) {
+    const int64_t positive[] = {p.batch,    p.channels, p.height,   p.width,
+                                p.filters,  p.kernel_h, p.kernel_w, p.stride_h,
+                                p.stride_w, p.dilate_h, p.dilate_w, p.groups};
+    for (int64_t value : positive)
+        if (value < 1) return false;
+    if (p.pad_h < 0 || p.pad_w < 0) return false;
+    if (p.channels % p.groups != 0 || p.filters % p.groups != 0) return false;
+    return out_size(p.height, p.kernel_h, p.stride_h, p.pad_h, p.dilate_h) > 0 &&
+           out_size(p.width, p.kernel_w, p.stride_w, p.pad_w, p.dilate_w) > 0;
+}
+
+inline Shape derive(const ece408_problem& p) {
+    Shape s;
+    static_cast<ece408_problem&>(s) = p;
+    s.out_height = out_size(p.height, p.kernel_h, p.stride_h, p.pad_h, p.dilate_h);
+    s.out_width = out_size(p.width, p.kernel_w, p.stride_w, p.pad_w, p.dilate_w);
+    s.group_channels = p.channels / p.groups;
+    s.group_filters = p.filters / p.groups;
+    return s;
+}
+
+}  // namespace
+}  // namespace ece408

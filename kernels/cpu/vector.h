@@ -1,0 +1,94 @@
+// One vector of ECE408_LANES floats: the dozen operations the register tile needs, and the size
+// of tile that the instruction set's registers hold.
+//
+// Everything is in an anonymous namespace: this file is compiled once per instruction set, and
+// the linker must not merge the copies.
+#pragma once
+
+#include <string.h>
+
+#if ECE408_LANES > 4
+#include <immintrin.h>
+#endif
+
+namespace ece408 {
+namespace {
+
+constexpr int kLanes = ECE408_LANES;
+
+#if ECE408_LANES == 16
+
+// 32 registers: 24 sums, 3 inputs, 1 weight.
+constexpr int kMaxFilters = 8, kMaxVectors = 3;
+
+using Vec = __m512;
+using Mask = __mmask16;
+
+inline Mask lanes_from(int first) { return static_cast<Mask>(0xffffu << first); }
+inline Mask lanes_below(int count) { return static_cast<Mask>((1u << count) - 1); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline Vec load_over(Vec under, Mask mask, const float* p) {
+    return _mm512_mask_loadu_ps(under, mask, p);
+}
+inline Vec load_only(Mask mask, const float* p) { return _mm512_maskz_loadu_ps(mask, p); }
+inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
+inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
+inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+
+#elif ECE408_LANES == 8
+
+// 16 registers: 12 sums, 2 inputs, 1 weight, 1 mask.
+constexpr int kMaxFilters = 6, kMaxVectors = 2;
+
+using Vec = __m256;
+using Mask = __m256i;
+
+inline Mask lanes_from(int first) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(first - 1));
+}
+inline Mask lanes_below(int count) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane);
+}
+inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline Vec load_over(Vec under, Mask mask, const float* p) {
+    return _mm256_blendv_ps(under, _mm256_loadu_ps(p), _mm256_castsi256_ps(mask));
+}
+inline Vec load_only(Mask mask, const float* p) { return _mm256_maskload_ps(p, mask); }
+inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
+inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
+inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+
+#elif ECE408_LANES == 4
+
+// 16 registers, and the product needs one too: 8 sums, 2 inputs, 1 weight.
+constexpr int kMaxFilters = 4, kMaxVectors = 2;
+
+typedef float Vec __attribute__((vector_size(16)));
+typedef int32_t Mask __attribute__((vector_size(16)));
+
+inline Mask lanes_from(int first) { return Mask{0, 1, 2, 3} >= first; }
+inline Mask lanes_below(int count) { return Mask{0, 1, 2, 3} < count; }
+inline Vec load(const float* p) {
+    Vec v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+inline Vec load_over(Vec under, Mask mask, const float* p) {
+    return (Vec)((mask & (Mask)load(p)) | (~mask & (Mask)under));
+}
+inline Vec load_only(Mask mask, const float* p) {
+    Vec v{};
+    for (int lane = 0; lane < 4; ++lane)
+        if (mask[lane]) v[lane] = p[lane];
+    return v;
+}
+inline Vec broadcast(float value) { return Vec{value, value, value, value}; }
+inline Vec multiply_add(Vec a, Vec b, Vec sum) { return sum + a * b; }
+inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
+
+#endif
+
+}  // namespace
+}  // namespace ece408

@@ -1,0 +1,47 @@
+"""Runs a backend on NumPy arrays, with the outputs poisoned and everything guarded."""
+
+from __future__ import annotations
+
+import guarded
+import numpy as np
+
+from ece408_op.backends import Backend
+from ece408_op.problem import ConvProblem
+
+
+def integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Small whole numbers: sums of a few thousand products of two of them are exact."""
+    return rng.integers(-8, 9, shape).astype(dtype)
+
+
+def inputs(
+    problem: ConvProblem, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Whole-numbered x, w and, if the problem has one, bias."""
+    x = integers(rng, problem.x_shape, problem.dtype)
+    w = integers(rng, problem.w_shape, problem.dtype)
+    return x, w, integers(rng, problem.bias_shape, problem.dtype) if problem.bias else None
+
+
+def forward(
+    backend: Backend,
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None = None,
+    onto: np.ndarray | None = None,
+    side: str = "end",
+) -> np.ndarray:
+    """y, computed onto NaN or, accumulating, onto a copy of `onto`."""
+    places = [
+        None if array is None else guarded.place(array, side, read_only=True)
+        for array in (x, w, bias)
+    ]
+    poison = np.full(problem.y_shape, np.nan, problem.dtype)
+    y = guarded.place(poison if onto is None else onto, side)
+    px, pw, pb = (None if a is None else a.ctypes.data for a in places)
+    assert px is not None
+    assert pw is not None
+    backend.forward(problem, px, pw, pb, y.ctypes.data, onto is not None)
+    assert guarded.canary_intact(y, side)
+    return y

@@ -1,0 +1,190 @@
+"""The fast CPU kernels against the reference, on every instruction set this CPU has.
+
+Arrays lie against forbidden pages (`guarded`), outputs are NaN before (`harness`).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import oracle
+import pytest
+from harness import forward, inputs, integers
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from ece408_op import settings
+from ece408_op.backends import native
+from ece408_op.backends.cpu import CpuBackend
+from ece408_op.backends.reference import ReferenceBackend
+from ece408_op.errors import InvalidSetting, UnsupportedProblem
+from ece408_op.problem import ConvProblem
+
+KERNELS = [(k, k) for k in (1, 2, 3, 4, 5, 7, 9)] + [(1, 4), (1, 7), (5, 1), (3, 1), (2, 5)]
+COURSE = ["b2,c1,h28,w28,m50,k5", "b2,c1,h70,w70,m12,k5", "b2,c12,h33,w33,m24,k7"]
+
+cpu = CpuBackend()
+reference = ReferenceBackend()
+
+
+def check_exact(problem, rng, accumulate=False, side="end"):
+    x, w, bias = inputs(problem, rng)
+    onto = integers(rng, problem.y_shape, problem.dtype) if accumulate else None
+    expected = forward(reference, problem, x, w, bias, onto)
+    y = forward(cpu, problem, x, w, bias, onto, side)
+    np.testing.assert_array_equal(y, expected, err_msg=str(problem))
+
+
+def real_inputs(problem, rng):
+    shapes = (problem.x_shape, problem.w_shape)
+    return [rng.standard_normal(shape).astype("float32") for shape in shapes]
+
+
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels(isa, kernel, side, rng):
+    for size in ((9, 9), (11, 25), (23, 18), (10, 47)):
+        problem = ConvProblem(2, 3, *size, filters=7, kernel=kernel)
+        check_exact(problem, rng, side=side)
+        check_exact(replace(problem, bias=True), rng, accumulate=True, side=side)
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (2, 6), (4, 1)])
+def test_every_output_width_up_to_40(isa, kernel, rng):
+    for width in range(1, 41):
+        for height in (1, 2, 5):
+            size = (height + kernel[0] - 1, width + kernel[1] - 1)
+            problem = ConvProblem(1, 2, *size, filters=5, kernel=kernel)
+            check_exact(problem, rng, accumulate=bool(width % 2))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_number_of_filters_up_to_30(isa, bias, rng):
+    for filters in range(1, 31):
+        check_exact(ConvProblem(2, 2, 8, 21, filters=filters, kernel=(3, 5), bias=bias), rng)
+        check_exact(ConvProblem(1, 1, 6, 7, filters=filters, kernel=(3, 4), bias=bias), rng)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_batches_and_threads(isa, batch, threads, rng):
+    with settings.override(threads=threads):
+        for accumulate in (False, True):
+            check_exact(ConvProblem(batch, 3, 14, 21, 13, (5, 5)), rng, accumulate)
+            check_exact(ConvProblem(batch, 2, 9, 8, 3, (3, 3)), rng, accumulate)
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_supported_problem(data):
+    def number(least, most):
+        return data.draw(st.integers(least, most))
+
+    kernel = (number(1, 9), number(1, 9))
+    problem = ConvProblem(
+        batch=number(1, 4),
+        channels=number(1, 5),
+        height=kernel[0] + number(0, 30),
+        width=kernel[1] + number(0, 40),
+        filters=number(1, 20),
+        kernel=kernel,
+        bias=data.draw(st.booleans()),
+    )
+    accumulate = data.draw(st.booleans())
+    side = data.draw(st.sampled_from(["start", "end"]))
+    isa = data.draw(st.sampled_from(native.isas()))
+    with settings.override(isa=isa, threads=number(1, 4)):
+        check_exact(problem, np.random.default_rng(number(0, 999)), accumulate, side)
+
+
+@pytest.mark.parametrize("text", [*COURSE, "b1,c3,h40,w40,m9,k3", "b3,c2,h9,w9,m5,k3"])
+def test_results_do_not_depend_on_threads(isa, text, rng):
+    problem = ConvProblem.parse(text)
+    x, w = real_inputs(problem, rng)
+    onto = rng.standard_normal(problem.y_shape).astype("float32")
+    for start in (None, onto):
+        results = []
+        for threads in (1, 2, 3):
+            with settings.override(threads=threads):
+                results.append(forward(cpu, problem, x, w, onto=start))
+        np.testing.assert_array_equal(results[0], results[1])
+        np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("text", [*COURSE, "b1,c12,h12,w12,m24,k7"])
+def test_error_against_float64(isa, text, rng):
+    problem = ConvProblem.parse(text)
+    x, w = real_inputs(problem, rng)
+    expected = oracle.forward(problem, x, w, None)
+    error = np.linalg.norm(forward(cpu, problem, x, w) - expected) / np.linalg.norm(expected)
+    assert error <= 1e-6
+
+
+def test_calls_from_several_threads_at_once(isa, rng):
+    problem = ConvProblem.parse("b4,c2,h20,w20,m9,k5")
+    sets = [inputs(problem, rng)[:2] for _ in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda pair: forward(cpu, problem, *pair), sets))
+    for (x, w), y in zip(sets, results):
+        np.testing.assert_array_equal(y, forward(reference, problem, x, w))
+
+
+def test_infinities_and_nans_stay_where_they_belong(isa, rng):
+    """A lane that is not its own pixel's must not leak into it, not even times zero."""
+    problem = ConvProblem.parse("b1,c1,h9,w24,m2,k3x3")
+    x, w = real_inputs(problem, rng)
+    x[0, 0, 4, 11], x[0, 0, 8, 23] = np.inf, np.nan
+    expected = np.isfinite(oracle.forward(problem, x, w, None))
+    np.testing.assert_array_equal(np.isfinite(forward(cpu, problem, x, w)), expected)
+
+
+def test_names_the_kernel_that_ran(isa, rng):
+    problem = ConvProblem.parse("b1,c1,h5,w5,m1,k3")
+    x, w, _ = inputs(problem, rng)
+    y = np.empty(problem.y_shape, "float32")
+    at = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
+    assert cpu.forward(problem, *at, False) == f"direct_{isa}"
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ("s2x2", "stride (2, 2): the cpu kernels have stride 1 only"),
+        ("s1x2", "stride (1, 2): the cpu kernels have stride 1 only"),
+        ("p0x1", "pad (0, 1): the cpu kernels have pad 0 only"),
+        ("d2x1", "dilate (2, 1): the cpu kernels have dilate 1 only"),
+        ("g2", "groups 2: the cpu kernels have groups 1 only"),
+        ("float64", "dtype float64: the cpu kernels have float32 only"),
+        ("float16", "dtype float16: the cpu kernels have float32 only"),
+    ],
+)
+def test_refuses_what_it_cannot_do(extra, reason):
+    problem = ConvProblem.parse(f"b1,c2,h9,w9,m2,k3,{extra}")
+    assert cpu.supports(problem, "forward") == reason
+    with pytest.raises(UnsupportedProblem) as caught:
+        cpu.forward(problem, 1, 1, None, 1, False)
+    assert reason in str(caught.value)
+    assert str(problem) in str(caught.value)
+
+
+def test_refuses_backward():
+    problem = ConvProblem.parse("b1,c2,h9,w9,m2,k3")
+    assert cpu.supports(problem, "forward") is None
+    for direction in ("backward_data", "backward_weight"):
+        reason = f"direction {direction}: the cpu kernels have forward only"
+        assert cpu.supports(problem, direction) == reason
+    with pytest.raises(UnsupportedProblem, match="backward_data"):
+        cpu.backward_data(problem, 1, 1, 1, False)
+    with pytest.raises(UnsupportedProblem, match="backward_weight"):
+        cpu.backward_weight(problem, 1, 1, 1, None, False, False)
+
+
+def test_an_instruction_set_the_cpu_lacks(monkeypatch):
+    monkeypatch.setattr(native, "isas", lambda: ("avx2", "baseline"))
+    problem = ConvProblem.parse("b1,c2,h9,w9,m2,k3")
+    with settings.override(isa="avx512"), pytest.raises(InvalidSetting) as caught:
+        cpu.forward(problem, 1, 1, None, 1, False)
+    assert str(caught.value) == "this CPU has no avx512 (ECE408_ISA); it has avx2, baseline"

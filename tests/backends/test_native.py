@@ -1,0 +1,90 @@
+"""Loading the compiled library, and what becomes of its statuses."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from numpy.random import mtrand
+
+from ece408_op import resources
+from ece408_op.backends import native
+from ece408_op.errors import (
+    InvalidProblem,
+    KernelsMissing,
+    NotEnoughMemory,
+    UnsupportedProblem,
+)
+from ece408_op.problem import ConvProblem
+
+PROBLEM = ConvProblem.parse("b1,c1,h3,w3,m1,k3")
+
+
+def test_a_missing_library(tmp_path):
+    path = tmp_path / "libece408_cpu.so"
+    with pytest.raises(KernelsMissing) as caught:
+        native.load(path)
+    text = str(caught.value)
+    assert text.startswith(f"the compiled CPU kernels are not at {path}; ")
+    assert "pip install ." in text
+    assert "\n" not in text
+
+
+def test_a_file_that_is_no_library(tmp_path):
+    path = tmp_path / "libece408_cpu.so"
+    path.write_text("not a library")
+    with pytest.raises(KernelsMissing, match="does not load") as caught:
+        native.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_library_of_another_version(monkeypatch):
+    monkeypatch.setattr(native, "_ABI_VERSION", 999)
+    with pytest.raises(KernelsMissing, match="this package needs 999"):
+        native.load(native.LIBRARY)
+
+
+def test_a_library_of_something_else():
+    with pytest.raises(KernelsMissing, match="ece408_abi_version"):
+        native.load(Path(mtrand.__file__))
+
+
+def test_baseline_is_always_there():
+    assert native.isas()[-1] == "baseline"
+
+
+def test_status_of_a_missing_array():
+    with pytest.raises(InvalidProblem, match="ece408_reference_forward_f32"):
+        native.run("reference_forward", PROBLEM, 1, 1, None, None, accumulate=False, threads=1)
+
+
+def test_status_of_no_threads():
+    with pytest.raises(InvalidProblem):
+        native.run("reference_forward", PROBLEM, 1, 1, None, 1, accumulate=False, threads=0)
+
+
+def test_status_of_an_unsupported_problem():
+    problem = ConvProblem.parse("b1,c1,h3,w3,m1,k3,p1")
+    call = ("direct_forward", problem, 1, 1, None, 1)
+    with pytest.raises(UnsupportedProblem):
+        native.run(*call, accumulate=False, threads=1, isa="baseline")
+
+
+def test_status_of_too_little_memory():
+    problem = ConvProblem(1, 1, 1, 1, filters=2**50, kernel=(1, 1))
+    call = ("direct_forward", problem, 1, 1, None, 1)
+    with pytest.raises(NotEnoughMemory):
+        native.run(*call, accumulate=False, threads=1, isa="baseline")
+
+
+def test_the_library_exports_its_header_and_nothing_else():
+    header = (resources.kernels_dir() / "cpu" / "ece408.h").read_text()
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(native.LIBRARY)], capture_output=True, text=True
+    )
+    names = {line.split()[-1] for line in listing.stdout.splitlines()}
+    assert names
+    for name in names:
+        assert name.startswith("ece408_")
+        assert name in header or name.rsplit("_", 1)[0] in header
