@@ -1,0 +1,33 @@
+"""Guards against MXNet handing our operator memory that it has already freed.
+
+On the CPU, oneDNN's operators leave their results, and weights they have used, in blocked
+layouts. MXNet 1.9 gives a custom operator a temporary plain copy of such an array and frees the
+copy before the operator, on a thread of its own, reads it: silent wrong results, in the forward
+pass through data and weight, in the backward pass through the gradient of the output. Module and
+Executor, and a hybridized net with static_alloc, do not do it; imperative code and a CachedOp do.
+
+Both guards are operators of MXNet that compute on plain arrays and so convert what they read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def plain_input(namespace: Any, array: Any, ndim: int | None = None, name: str = "") -> Any:
+    """The same values in plain layout; `namespace` is `mx.nd` or `mx.sym`.
+
+    Reshape converts where identity and multiplication by 1 hand the blocked layout on. In a
+    graph, an array that is plain already is not copied. A Symbol's `ndim` must be given.
+    """
+    keywords = {"name": name} if name else {}
+    return namespace.reshape(array, shape=(0,) * (ndim or array.ndim), **keywords)
+
+
+def plain_gradient(namespace: Any, symbol: Any, name: str) -> Any:
+    """The same values, by an operator whose gradient is in plain layout whatever it is given.
+
+    In a CachedOp, operators that may compute their gradient in place (reshape, identity, cast)
+    leave it in blocked layout. Clip's is never in place, and its forward pass always is.
+    """
+    return namespace.clip(symbol, a_min=float("-inf"), a_max=float("inf"), name=name)

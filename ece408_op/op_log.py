@@ -1,0 +1,90 @@
+"""The log of op times: one entry for each time a backend computed for a layer."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """One call of a backend.
+
+    `seconds` is wall time around the backend's call, its device idle before and after.
+    """
+
+    layer: str
+    problem: ConvProblem
+    direction: str
+    backend: str
+    kernel: str
+    seconds: float
+
+    @property
+    def milliseconds(self) -> float:
+        return 1e3 * self.seconds
+
+
+class OpTimes(list[OpTime]):
+    """The calls of one `op_times` block in the order they ended; `str` gives a table."""
+
+    def __str__(self) -> str:
+        header = ("layer", "direction", "backend", "kernel", "ms", "problem")
+        rows = [
+            (
+                t.layer or "-",
+                t.direction,
+                t.backend,
+                t.kernel,
+                f"{t.milliseconds:.3f}",
+                str(t.problem),
+            )
+            for t in self
+        ]
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if i == header.index("ms") else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths))
+            ).rstrip()
+            for row in [header, *rows]
+        )
+
+
+_listeners: list[Callable[[OpTime], object]] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def op_times(on_call: Callable[[OpTime], object] | None = None) -> Iterator[OpTimes]:
+    """Collect the op times of every call that ends within the block, on whichever thread.
+
+    MXNet computes asynchronously: wait for the results (`asnumpy`, `wait_to_read`) inside the
+    block. `on_call`, if given, also gets each entry as soon as it is known.
+    """
+    log = OpTimes()
+
+    def listen(entry: OpTime) -> None:
+        log.append(entry)
+        if on_call is not None:
+            on_call(entry)
+
+    with _lock:
+        _listeners.append(listen)
+    try:
+        yield log
+    finally:
+        with _lock:
+            _listeners.remove(listen)
+
+
+def publish(entry: OpTime) -> None:
+    """Hand an entry to every open `op_times` block."""
+    with _lock:
+        listeners = list(_listeners)
+    for listen in listeners:
+        listen(entry)

@@ -1,0 +1,121 @@
+"""The operator `ece408_conv` as MXNet sees it: attributes, inference, forward, backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from . import dispatch, errors
+from .attributes import ConvAttributes
+from .errors import Ece408Error
+from .inference import infer_shapes, infer_types
+from .memory import pointer
+from .problem import ConvProblem
+
+OP_TYPE = "ece408_conv"
+
+
+class ConvolutionOp(mx.operator.CustomOp):
+    """One convolution layer at work. Errors are kept in `errors` for the caller of MXNet."""
+
+    def __init__(self, attributes: ConvAttributes, device: str) -> None:
+        super().__init__()
+        self._attributes = attributes
+        self._layer = dispatch.Layer(attributes.layer, device, attributes.backend)
+
+    def forward(self, is_train, req, in_data, out_data, aux):  # type: ignore[no-untyped-def]
+        if req[0] == "null":
+            return
+        try:
+            x, w, *bias = (pointer(array) for array in in_data)
+            dispatch.forward(
+                self._problem(in_data[0]),
+                self._layer,
+                x,
+                w,
+                bias[0] if bias else None,
+                pointer(out_data[0]),
+                accumulate=req[0] == "add",
+            )
+        except Exception as error:
+            raise errors.remember(error) from error
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):  # type: ignore[no-untyped-def]
+        try:
+            self._backward(req, pointer(out_grad[0]), in_data, in_grad)
+        except Exception as error:
+            raise errors.remember(error) from error
+
+    def _backward(self, req: Sequence[str], dy: int, in_data: list, in_grad: list) -> None:
+        problem = self._problem(in_data[0])
+        x, w = (pointer(array) for array in in_data[:2])
+        dx, dw, *dbias = (
+            None if kind == "null" else pointer(array) for kind, array in zip(req, in_grad)
+        )
+        if dx is not None:
+            dispatch.backward_data(problem, self._layer, w, dy, dx, accumulate=req[0] == "add")
+        if dw is not None or any(dbias):
+            dispatch.backward_weight(
+                problem,
+                self._layer,
+                x,
+                dy,
+                dw,
+                dbias[0] if dbias else None,
+                accumulate_w=req[1] == "add",
+                accumulate_bias=bool(dbias) and req[2] == "add",
+            )
+
+    def _problem(self, x: Any) -> ConvProblem:
+        return self._attributes.problem(x.shape, np.dtype(x.dtype).name)
+
+
+@mx.operator.register(OP_TYPE)
+class ConvolutionProp(mx.operator.CustomOpProp):
+    """What MXNet asks about `ece408_conv` before it runs.
+
+    Inputs: data (B, C, H, W), weight (M, C / num_group, KH, KW) and, unless `no_bias`, bias (M,).
+    """
+
+    def __init__(self, **attributes: str) -> None:
+        super().__init__(need_top_grad=True)
+        # An exception here would kill the process; it is raised by the first question instead.
+        self._error: Ece408Error | None = None
+        self._attributes = ConvAttributes((1, 1), 1)
+        try:
+            self._attributes = ConvAttributes.parse(attributes)
+        except Ece408Error as error:
+            self._error = error
+
+    def list_arguments(self) -> list[str]:
+        inputs = ["data", "weight", "bias"]
+        return inputs[:2] if self._attributes.no_bias else inputs
+
+    def infer_shape(self, in_shape):  # type: ignore[no-untyped-def]
+        try:
+            if self._error is not None:
+                raise self._error
+            inputs, output = infer_shapes(self._attributes, in_shape)
+            return inputs, [output], []
+        except Ece408Error as error:
+            raise errors.remember(error) from None
+
+    def infer_type(self, in_type):  # type: ignore[no-untyped-def]
+        try:
+            names = self.list_arguments()
+            given = [None if t is None else np.dtype(t).name for t in in_type]
+            common = infer_types(names, given)
+            dtype = None if common is None else np.dtype(common).type
+            return [dtype] * len(in_type), [dtype], []
+        except Ece408Error as error:
+            raise errors.remember(error) from None
+
+    def declare_backward_dependency(self, out_grad, in_data, out_data):  # type: ignore[no-untyped-def]
+        return [out_grad[0], in_data[0], in_data[1]]
+
+    def create_operator(self, ctx, in_shapes, in_dtypes):  # type: ignore[no-untyped-def]
+        device = "gpu" if ctx.device_type == "gpu" else "cpu"
+        return ConvolutionOp(self._attributes, device)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from ece408_op.attributes import ConvAttributes
+from ece408_op.errors import InvalidProblem, UnsupportedProblem
+
+REQUIRED = {"kernel": "(5, 3)", "num_filter": "7"}
+
+
+def test_strings_as_mxnet_passes_them():
+    parsed = ConvAttributes.parse(
+        {
+            **REQUIRED,
+            "stride": "(2, 1)",
+            "dilate": "[1, 2]",
+            "pad": "(0, 3)",
+            "num_group": "1",
+            "no_bias": "True",
+            "layer": "conv1",
+            "backend": "reference",
+        }
+    )
+    assert parsed == ConvAttributes(
+        (5, 3), 7, (2, 1), (1, 2), (0, 3), 1, True, layer="conv1", backend="reference"
+    )
+
+
+def test_what_is_unset_or_meaningless_here_is_ignored():
+    parsed = ConvAttributes.parse(
+        {
+            **REQUIRED,
+            "stride": "None",
+            "pad": "()",
+            "layout": "None",
+            "workspace": "1024",
+            "cudnn_tune": "off",
+            "cudnn_off": "False",
+            "__ctx_group__": "dev1",
+        }
+    )
+    assert parsed == ConvAttributes((5, 3), 7)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("false", False), ("0", False)])
+def test_flags(text, value):
+    assert ConvAttributes.parse({**REQUIRED, "no_bias": text}).no_bias is value
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"num_filter": "3"}, "required attribute kernel is not given"),
+        ({"kernel": "(3, 3)"}, "required attribute num_filter is not given"),
+        ({**REQUIRED, "strides": "(1, 1)"}, r"unknown attribute strides=\(1, 1\); there are: "),
+        ({**REQUIRED, "num_filter": "many"}, "num_filter=many is not a number"),
+        ({**REQUIRED, "num_filter": "2.5"}, "num_filter=2.5 is not a whole number"),
+        ({**REQUIRED, "kernel": "(3, 'a')"}, "is not a pair of whole numbers"),
+        ({**REQUIRED, "no_bias": "maybe"}, "no_bias=maybe is neither True nor False"),
+    ],
+)
+def test_wrong_attributes(attributes, message):
+    with pytest.raises(InvalidProblem, match=message):
+        ConvAttributes.parse(attributes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("layout", "NHWC", "layout NHWC is not supported; use NCHW"),
+        ("kernel", "(3, 3, 3)", "only 2-D convolutions are supported"),
+    ],
+)
+def test_unsupported_attributes(name, value, message):
+    with pytest.raises(UnsupportedProblem, match=message):
+        ConvAttributes.parse({**REQUIRED, name: value})

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from ece408_op.attributes import ConvAttributes
+from ece408_op.errors import InvalidProblem
+from ece408_op.inference import infer_shapes, infer_types
+
+PLAIN = ConvAttributes((5, 3), 8)
+GROUPED = ConvAttributes((3, 3), 8, stride=(2, 1), pad=(1, 0), num_group=2, no_bias=True)
+
+
+def test_weight_bias_and_output_from_data():
+    inputs, output = infer_shapes(PLAIN, [[2, 6, 20, 21], [], []])
+    assert inputs == [[2, 6, 20, 21], [8, 6, 5, 3], [8]]
+    assert output == [2, 8, 16, 19]
+
+
+def test_groups_stride_and_pad():
+    inputs, output = infer_shapes(GROUPED, [[2, 6, 20, 21], []])
+    assert inputs == [[2, 6, 20, 21], [8, 3, 3, 3]]
+    assert output == [2, 8, 10, 19]
+
+
+def test_channels_of_data_from_weight():
+    inputs, output = infer_shapes(GROUPED, [[-1, -1, 20, -1], [8, 3, 3, 3]])
+    assert inputs == [[-1, 6, 20, -1], [8, 3, 3, 3]]
+    assert output == [-1, 8, 10, -1]
+
+
+def test_nothing_known_still_gives_what_the_attributes_say():
+    inputs, output = infer_shapes(PLAIN, [[], [], []])
+    assert inputs == [[], [8, -1, 5, 3], [8]]
+    assert output == [-1, 8, -1, -1]
+
+
+def test_unknown_sizes_may_be_zero():
+    inputs, output = infer_shapes(PLAIN, [[0, 6, 0, 21], [8, 0, 5, 3], []])
+    assert inputs == [[-1, 6, -1, 21], [8, 6, 5, 3], [8]]
+    assert output == [-1, 8, -1, 19]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([[2, 6, 20], [], []], r"data has shape \(2, 6, 20\); a 2-D convolution needs 4"),
+        ([[2, 6, 4, 21], [], []], r"covers 5x3 pixels, more than the padded input's 4x21"),
+        ([[2, 6, 9, 9], [8, 5, 5, 3], []], r"weight has shape \(8, 5, 5, 3\), but .* \(8, 6, 5, 3"),
+        ([[2, 6, 9, 9], [8, 6], []], r"weight has shape \(8, 6\)"),
+        ([[2, 6, 9, 9], [], [7]], r"bias has shape \(7,\), but .* need \(8,\)"),
+    ],
+)
+def test_contradictions(given, message):
+    with pytest.raises(InvalidProblem, match=message):
+        infer_shapes(PLAIN, given)
+
+
+def test_channels_that_groups_do_not_divide():
+    with pytest.raises(InvalidProblem, match="num_group 2 must divide both the 5 input channels"):
+        infer_shapes(GROUPED, [[2, 5, 20, 21], []])
+
+
+def test_types():
+    names = ("data", "weight")
+    assert infer_types(names, [None, "float32"]) == "float32"
+    assert infer_types(names, [None, None]) is None
+    with pytest.raises(InvalidProblem, match=r"\(data float32, weight float16\); cast them"):
+        infer_types(names, ["float32", "float16"])

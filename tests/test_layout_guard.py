@@ -1,0 +1,122 @@
+"""Our operator beside oneDNN's: without the guards MXNet gives it memory it has freed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ece408_op
+
+CHANNELS = 16
+CALLS = 300
+ATTRIBUTES = {"kernel": (1, 1), "num_filter": CHANNELS, "no_bias": True}
+
+
+def _unguarded(namespace, x, w):
+    return namespace.Custom(x, w, op_type="ece408_conv", **ATTRIBUTES)
+
+
+def _guarded(namespace, x, w):
+    return ece408_op.Convolution(x, w, **ATTRIBUTES)
+
+
+def _native(namespace, x, w):
+    return namespace.Convolution(x, w, **ATTRIBUTES)
+
+
+def _whole_numbers(mx, rng, *shape):
+    return mx.nd.array(rng.integers(-2, 3, shape))
+
+
+@pytest.fixture
+def make_net(mx):
+    """A net of native, ours, native convolutions with weights of its own."""
+
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self, middle):
+            super().__init__()
+            self._middle = middle
+            with self.name_scope():
+                for name in ("w0", "w1", "w2"):
+                    shape = (CHANNELS, CHANNELS, 1, 1)
+                    setattr(self, name, self.params.get(name, shape=shape))
+
+        def hybrid_forward(self, F, x, w0, w1, w2):
+            return _native(F, self._middle(F, _native(F, x, w0), w1), w2)
+
+        def set_weights(self, weights):
+            for name, weight in weights.items():
+                getattr(self, name).set_data(weight)
+
+    def make(middle, mode):
+        net = Net(middle)
+        net.initialize()
+        if mode != "imperative":
+            net.hybridize(static_alloc=mode == "static")
+        return net
+
+    return make
+
+
+def _wrong_forwards(mx, rng, ours, native):
+    """How many of `CALLS` forward passes differ, with new weights every fourth time."""
+    wrong = 0
+    for call in range(CALLS):
+        if call % 4 == 0:
+            # Between these the weights are those that a native convolution has used before.
+            weights = {n: _whole_numbers(mx, rng, CHANNELS, CHANNELS, 1, 1) for n in ("w0", "w1")}
+            weights["w2"] = weights["w1"]
+            ours.set_weights(weights)
+            native.set_weights(weights)
+        x = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
+        wrong += not np.array_equal(ours(x).asnumpy(), native(x).asnumpy())
+    return wrong
+
+
+@pytest.mark.parametrize("mode", ["imperative", "hybridized", "static"])
+def test_no_wrong_result_beside_native_convolutions(mx, rng, make_net, mode):
+    native = make_net(_native, "imperative")
+    assert _wrong_forwards(mx, rng, make_net(_guarded, mode), native) == 0
+    if mode != "static":
+        assert _wrong_forwards(mx, rng, make_net(_unguarded, mode), native) > 0
+
+
+def test_weights_that_a_native_convolution_used_before(mx, rng):
+    wrong = {_guarded: 0, _unguarded: 0}
+    for _ in range(CALLS):
+        x = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
+        w = _whole_numbers(mx, rng, CHANNELS, CHANNELS, 1, 1)
+        expected = _native(mx.nd, x, w).asnumpy()
+        for convolution in wrong:
+            wrong[convolution] += not np.array_equal(convolution(mx.nd, x, w).asnumpy(), expected)
+    assert wrong[_guarded] == 0
+    assert wrong[_unguarded] > 0
+
+
+def _wrong_gradients(mx, rng, ours, native):
+    """How many of 100 training steps give a wrong gradient of any weight or of the input."""
+    wrong = 0
+    for _ in range(100):
+        weights = {f"w{i}": _whole_numbers(mx, rng, CHANNELS, CHANNELS, 1, 1) for i in range(3)}
+        pixels = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
+        gradients = []
+        for net in (ours, native):
+            net.set_weights(weights)
+            x = pixels.copy()
+            x.attach_grad()
+            with mx.autograd.record():
+                y = net(x)
+            y.backward()
+            gradients.append(
+                [x.grad.asnumpy(), *[getattr(net, name).grad().asnumpy() for name in weights]]
+            )
+        wrong += not all(np.array_equal(a, b) for a, b in zip(*gradients))
+    return wrong
+
+
+@pytest.mark.parametrize("mode", ["imperative", "hybridized", "static"])
+def test_no_wrong_gradient_beside_native_convolutions(mx, rng, make_net, mode):
+    native = make_net(_native, "imperative")
+    assert _wrong_gradients(mx, rng, make_net(_guarded, mode), native) == 0
+    if mode != "static":
+        assert _wrong_gradients(mx, rng, make_net(_unguarded, mode), native) > 0

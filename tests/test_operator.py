@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op import errors
+from ece408_op.backends import Backend
+from ece408_op.errors import surfaced
+
+SHAPE = (2, 3, 9, 8)
+
+
+def _custom(mx, data="data", **attributes):
+    attributes = {"kernel": (3, 2), "num_filter": 4, "name": "c", **attributes}
+    return mx.sym.Custom(mx.sym.Variable(data), op_type="ece408_conv", **attributes)
+
+
+def _native(mx, **attributes):
+    attributes = {"kernel": (3, 2), "num_filter": 4, "name": "c", **attributes}
+    return mx.sym.Convolution(mx.sym.Variable("data"), **attributes)
+
+
+def _bind(mx, symbol, rng, grad_req, **shapes):
+    """An executor whose arguments hold small whole numbers, the same for the same `rng`."""
+    executor = symbol.simple_bind(mx.cpu(), grad_req=grad_req, **shapes)
+    for array in [*executor.arg_arrays, *[g for g in executor.grad_arrays if g is not None]]:
+        array[:] = rng.integers(-3, 4, array.shape)
+    return executor
+
+
+def test_is_registered_when_mxnet_is_imported_after_the_package(run_python):
+    code = (
+        "import ece408_op, sys; assert 'mxnet' not in sys.modules; import mxnet as mx;"
+        "s = mx.sym.Custom(mx.sym.Variable('data'), op_type='ece408_conv', kernel=(3, 3),"
+        "                  num_filter=4, name='c');"
+        "print(s.infer_shape(data=(2, 3, 9, 9))[1])"
+    )
+    result = run_python(code)
+    assert (result.stdout, result.returncode) == ("[(2, 4, 7, 7)]\n", 0), result.stderr
+
+
+def test_is_registered_when_mxnet_was_imported_before_the_package(run_python):
+    code = (
+        "import numpy; numpy.bool = bool; import mxnet as mx; import ece408_op;"
+        "print(mx.sym.Custom(mx.sym.Variable('x'), op_type='ece408_conv', kernel=(3, 3),"
+        "                    num_filter=4, name='c').list_arguments())"
+    )
+    result = run_python(code)
+    assert (result.stdout, result.returncode) == ("['x', 'c_weight', 'c_bias']\n", 0)
+
+
+@pytest.mark.parametrize("no_bias", [True, False])
+def test_forward_and_gradients_equal_mxnets(mx, no_bias):
+    """Exactly, on whole numbers, through an executor, overwriting and adding gradients."""
+    for grad_req in ("write", "add"):
+        outputs = []
+        for symbol in (_custom(mx, no_bias=no_bias), _native(mx, no_bias=no_bias)):
+            rng = np.random.default_rng(1)
+            executor = _bind(mx, symbol, rng, grad_req, data=SHAPE)
+            executor.forward(is_train=True)
+            head = rng.integers(-3, 4, executor.outputs[0].shape)
+            executor.backward(mx.nd.array(head))
+            outputs.append([a.asnumpy() for a in [*executor.outputs, *executor.grad_arrays]])
+        for ours, native in zip(*outputs):
+            np.testing.assert_array_equal(ours, native)
+
+
+def test_gradients_that_nobody_wants_are_not_computed(mx, rng):
+    executor = _bind(mx, _custom(mx), rng, {"data": "null", "c_weight": "write", "c_bias": "null"},
+                     data=SHAPE)  # fmt: skip
+    with ece408_op.op_times() as log:
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones(executor.outputs[0].shape))
+        executor.grad_dict["c_weight"].wait_to_read()
+    assert [entry.direction for entry in log] == ["forward", "backward_weight"]
+
+
+@pytest.mark.parametrize(("req", "expected"), [("write", 54), ("inplace", 54), ("add", 61)])
+def test_forward_requests(mx, req, expected):
+    op = _create(mx)
+    x, w, y = mx.nd.ones(SHAPE), mx.nd.ones((4, 3, 3, 2)) * 3, mx.nd.ones((2, 4, 7, 7)) * 7
+    mx.nd.waitall()
+    op.forward(False, [req], [x, w], [y], [])
+    assert np.all(y.asnumpy() == expected)
+
+
+def test_a_null_request_touches_nothing(mx):
+    op = _create(mx)
+    y = mx.nd.ones((2, 4, 7, 7)) * 7
+    mx.nd.waitall()
+    op.forward(False, ["null"], [mx.nd.ones(SHAPE), mx.nd.ones((4, 3, 3, 2))], [y], [])
+    assert np.all(y.asnumpy() == 7)
+
+
+def _create(mx):
+    from ece408_op.operator import ConvolutionProp
+
+    prop = ConvolutionProp(kernel="(3, 2)", num_filter="4", no_bias="True")
+    return prop.create_operator(mx.cpu(), [SHAPE], [np.float32])
+
+
+def test_shapes_are_inferred_both_ways(mx):
+    symbol = _custom(mx)
+    arguments, outputs, _ = symbol.infer_shape(data=SHAPE)
+    assert arguments == [SHAPE, (4, 3, 3, 2), (4,)]
+    assert outputs == [(2, 4, 7, 7)]
+    arguments, outputs, _ = symbol.infer_shape_partial(data=(0, 0, 9, 8), c_weight=(4, 3, 3, 2))
+    assert arguments == [(0, 3, 9, 8), (4, 3, 3, 2), (4,)]
+    assert outputs == [(0, 4, 7, 7)]
+
+
+def test_types_are_inferred_both_ways(mx):
+    for known in ("data", "c_weight", "c_bias"):
+        arguments, outputs, _ = _custom(mx).infer_type(**{known: np.float64})
+        assert arguments == [np.float64] * 3
+        assert outputs == [np.float64]
+
+
+def test_attributes_of_an_attribute_scope_are_accepted(mx):
+    with mx.AttrScope(ctx_group="dev1", __mine__="x"):
+        symbol = _custom(mx)
+    assert symbol.infer_shape(data=SHAPE)[1] == [(2, 4, 7, 7)]
+
+
+def test_a_wrong_attribute_ends_in_an_error_not_in_a_crash(run_python):
+    code = (
+        "import ece408_op, mxnet as mx\n"
+        "s = mx.sym.Custom(mx.sym.Variable('data'), op_type='ece408_conv', kernel=(3, 3),\n"
+        "                  num_filter=4, colour='red')\n"
+        "try:\n"
+        "    with ece408_op.errors.surfaced():\n"
+        "        s.infer_shape_partial(data=(1, 1, 5, 5))\n"
+        "except ece408_op.errors.InvalidProblem as error:\n"
+        "    print('caught', error)\n"
+    )
+    result = run_python(code)
+    assert result.stdout.startswith("caught unknown attribute colour=red; there are: kernel")
+    assert len(result.stdout.splitlines()) == 1
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "attributes", "message"),
+    [
+        ((2, 3, 9), {}, "a 2-D convolution needs 4 dimensions"),
+        ((2, 3, 2, 8), {}, "more than the padded input's 2x8"),
+        (SHAPE, {"num_group": 2}, "num_group 2 must divide"),
+    ],
+)
+def test_a_bind_that_cannot_be_says_why_and_keeps_stdout_clean(
+    mx, capfd, shape, attributes, message
+):
+    symbol = _custom(mx, **attributes)
+    with pytest.raises(errors.InvalidProblem, match=message), surfaced():
+        symbol.simple_bind(mx.cpu(), data=shape)
+    assert "InvalidProblem" not in capfd.readouterr().out
+
+
+class _Failing(Backend):
+    name = "failing"
+
+    def supports(self, problem, direction):
+        return None
+
+    def forward(self, problem, x, w, bias, y, accumulate):
+        raise ZeroDivisionError("deep inside a kernel")
+
+
+def test_a_failure_while_running_surfaces_and_later_calls_work(mx, monkeypatch, capfd, rng):
+    from ece408_op import dispatch
+
+    executor = _bind(mx, _custom(mx), rng, "null", data=SHAPE)
+    with monkeypatch.context() as patch:
+        patch.setitem(dispatch._BACKENDS, "failing", _Failing())
+        patch.setenv("ECE408_BACKEND", "failing")
+        with pytest.raises(errors.OperatorFailed, match="inside a kernel") as caught, surfaced():
+            executor.forward()[0].asnumpy()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert capfd.readouterr().out == ""
+    with surfaced():
+        assert np.isfinite(executor.forward()[0].asnumpy()).all()
+
+
+def test_the_backend_asked_for_computes(mx, rng):
+    for backend in ("reference", "cpu"):
+        executor = _bind(mx, _custom(mx, backend=backend), rng, "null", data=SHAPE)
+        with surfaced(), ece408_op.op_times() as log:
+            executor.forward()[0].wait_to_read()
+        assert [entry.backend for entry in log] == [backend]
+
+
+def test_a_backend_that_cannot_is_an_error_that_says_so(mx, rng):
+    executor = _bind(mx, _custom(mx, backend="cpu", stride=(2, 2)), rng, "null", data=SHAPE)
+    with pytest.raises(errors.UnsupportedProblem, match="backend cpu: stride"), surfaced():
+        executor.forward()[0].wait_to_read()
+
+
+def test_unknown_backend(mx, rng):
+    executor = _bind(mx, _custom(mx, backend="quantum"), rng, "null", data=SHAPE)
+    with pytest.raises(errors.InvalidSetting, match="'quantum'; choose one of"), surfaced():
+        executor.forward()[0].wait_to_read()
