@@ -1,0 +1,1 @@
+"""The course's data, models and milestones."""

@@ -1,0 +1,39 @@
+"""A place without data, with small stand-ins for it, or with the genuine Fashion-MNIST."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from fake_data import fake_arrays
+
+from ece408_op.course import data, idx
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A home of its own: no data named, no package installed, an empty cache; returns the cache."""
+    cache = tmp_path / "cache"
+    monkeypatch.delenv("ECE408_DATA", raising=False)
+    monkeypatch.setenv("ECE408_CACHE", str(cache))
+    monkeypatch.setattr(data, "PACKAGE_FOLDER", tmp_path / "package")
+    return cache
+
+
+@pytest.fixture
+def fake(elsewhere, monkeypatch):
+    """Makes the small fake set the expected one; returns the (empty) cache."""
+    files = {}
+    for kind, originals in idx.FILES.items():
+        files[kind] = tuple(
+            idx.Expected(original.name, array.shape, hashlib.sha256(array.tobytes()).hexdigest())
+            for original, array in zip(originals, fake_arrays(kind))
+        )
+    monkeypatch.setattr(idx, "FILES", files)
+    return elsewhere
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist(fashion_mnist):
+    """The folder with the genuine test set; skips where it cannot be had."""
+    return data.locate("t10k")

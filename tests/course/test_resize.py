@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from fake_data import fake_arrays
+
+from ece408_op.course import data, resize
+from ece408_op.errors import CacheUnwritable
+
+SIZES = (48, 64, 70, 72)
+
+
+def by_skimage(images, size):
+    transform = pytest.importorskip("skimage.transform")
+    larger = [
+        transform.resize(image / 256.0, (size, size), mode="constant", cval=0) * 256
+        for image in images
+    ]
+    return np.array(larger).astype(np.uint8)
+
+
+@pytest.fixture
+def images(rng):
+    """Clothes-like blobs, noise, and the extremes; some without any black, which clips."""
+    noise = rng.integers(0, 256, (20, 28, 28), np.uint8)
+    blob = np.hypot(*np.ogrid[-1:1:28j, -1:1:28j]) < rng.uniform(0.2, 1, (20, 1, 1))
+    flat = np.array([0, 1, 128, 255], np.uint8)[:, None, None] * np.ones((1, 28, 28), np.uint8)
+    return np.concatenate([noise, noise * blob, noise // 2 + 100, flat])
+
+
+@pytest.fixture
+def original():
+    calls = []
+
+    def give():
+        calls.append(1)
+        return fake_arrays("t10k")[0]
+
+    give.calls = calls
+    return give
+
+
+@pytest.mark.parametrize("size", [29, *SIZES, 200])
+def test_images_are_bit_equal_to_the_courses_recipe(images, size):
+    ours = np.array([resize.resize_image(image, size) for image in images])
+    np.testing.assert_array_equal(ours, by_skimage(images, size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_genuine_images_are_bit_equal_to_the_courses_recipe(fashion_mnist, size):
+    images = data.load("t10k", limit=100)[0]
+    ours = np.array([resize.resize_image(image, size) for image in images])
+    np.testing.assert_array_equal(ours, by_skimage(images, size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_set_is_made_once(fake, original, capfd, size):
+    first = resize.resized("t10k", size, original)
+    again = resize.resized("t10k", size, original)
+    assert len(original.calls) == 1
+    assert first.shape == (12, size, size)
+    assert first.dtype == np.uint8
+    assert not first.flags.writeable
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, by_skimage(original(), size))
+    # No progress where nobody watches, and never anything on stdout.
+    assert capfd.readouterr() == ("", "")
+
+
+def test_sizes_and_kinds_have_files_of_their_own(fake, original):
+    resize.resized("t10k", 48, original)
+    resize.resized("t10k", 64, original)
+    resize.resized("train", 48, lambda: fake_arrays("train")[0])
+    assert len(list((fake / "resized").iterdir())) == 3
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+DAMAGES = {
+    "truncated": cut,
+    "trailing byte": lengthen,
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(b"\x93NUMPY\1\0\x10\0{[(not a header"),
+    "other shape": lambda path: np.save(path, np.zeros((12, 48, 47), np.uint8)),
+    "other type": lambda path: np.save(path, np.zeros((12, 48, 48), np.int8)),
+    "archive": lambda path: np.savez(path.open("wb"), np.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_made_anew(fake, original, capfd, damage):
+    sound = np.array(resize.resized("t10k", 48, original))
+    path = resize.cached_path("t10k", 48)
+    DAMAGES[damage](path)
+    np.testing.assert_array_equal(resize.resized("t10k", 48, original), sound)
+    assert len(original.calls) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == f"ece408: {path} is damaged; making it anew\n"
+    resize.resized("t10k", 48, original)
+    assert len(original.calls) == 2
+
+
+def test_an_interruption_leaves_no_file(fake, original, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resize, "resize_image", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        resize.resized("t10k", 48, original)
+    assert list((fake / "resized").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_is_reported(fake, original, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CacheUnwritable, match="ECE408_CACHE"):
+        resize.resized("t10k", 48, original)
+
+
+def test_a_full_disk_is_reported(fake, original, monkeypatch):
+    def fill_up(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(resize, "resize_image", fill_up)
+    with pytest.raises(CacheUnwritable, match="No space left on device"):
+        resize.resized("t10k", 48, original)
+    assert list((fake / "resized").iterdir()) == []
