@@ -1,0 +1,160 @@
+"""The milestones: load data and model, run the network, print what the course prints."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import errors
+from ..errors import InvalidSize, UnknownModel
+from ..interruptible import run_interruptibly
+from ..op_log import OpTime, op_times
+from . import data, footprint, models, scoring
+from .models import BASELINE, Term
+
+TEST_IMAGES = 10000
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """One script of the course: its name, what it shows, and whose convolution it runs."""
+
+    name: str
+    title: str
+    own_operator: bool
+
+
+MILESTONES = {
+    milestone.name: milestone
+    for milestone in (
+        Milestone("m1.1", "MXNet's own convolution, on the CPU", own_operator=False),
+        Milestone("m2.1", "our operator's convolution, on the CPU", own_operator=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a milestone is asked to run: `size` images in batches of `batch_size`."""
+
+    term: Term
+    model: str
+    size: int = TEST_IMAGES
+    batch_size: int = TEST_IMAGES
+    model_dir: Path | None = None
+
+
+def make_request(
+    milestone: Milestone,
+    arguments: list[str],
+    term: str | None = None,
+    batch_size: str | None = None,
+    model_dir: Path | None = None,
+) -> Request:
+    """A request from the course's arguments, `[model] [size]`: a number is the size.
+
+    Raises `UnknownModel` or `InvalidSize`.
+    """
+    words = [text for text in arguments if not _looks_like_number(text)]
+    numbers = [text for text in arguments if _looks_like_number(text)]
+    if len(arguments) > 2:
+        raise InvalidSize(f"{len(arguments)} arguments; give at most a model and a size")
+    if len(words) == 2:
+        raise InvalidSize(f"{words[1]!r} is not a size; give a whole number from 1 to 10000")
+    if len(numbers) > 1:
+        raise UnknownModel(f"{numbers[0]!r} is not a model; give the model first, then the size")
+    found = models.find_term(term or models.DEFAULT_TERM)
+    default = found.default_model if milestone.own_operator else BASELINE
+    model = words[0] if words else default
+    _check_model(milestone, found, model)
+    size = _parse_count(numbers[0], "size", TEST_IMAGES) if numbers else TEST_IMAGES
+    batch = size if batch_size is None else _parse_count(batch_size, "batch size", None)
+    return Request(found, model, size, min(batch, size), model_dir)
+
+
+def _looks_like_number(text: str) -> bool:
+    return text.lstrip("+-").replace(".", "", 1).isdigit()
+
+
+def _parse_count(text: str, what: str, most: int | None) -> int:
+    bound = f"from 1 to {most}" if most else "from 1 up"
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1 or (most is not None and count > most):
+        raise InvalidSize(f"{text!r} is not a {what}; give a whole number {bound}")
+    return count
+
+
+def _check_model(milestone: Milestone, term: Term, model: str) -> None:
+    if model not in term.models:
+        raise UnknownModel(
+            f"unknown model {model!r}; term {term.name} has: {', '.join(term.models)} "
+            "(a number would be the size)"
+        )
+    if milestone.own_operator and model == BASELINE:
+        raise UnknownModel(
+            f"{model} runs MXNet's own convolution, which is what m1.1 is for; "
+            f"{milestone.name} runs: {', '.join(m for m in term.models if m != BASELINE)}"
+        )
+    if not milestone.own_operator and model != BASELINE:
+        raise UnknownModel(
+            f"{model} runs our operator, which is what m2.1 is for; {milestone.name} runs: "
+            f"{BASELINE}"
+        )
+
+
+def run(milestone: Milestone, request: Request) -> float:
+    """Run a milestone, with the course's lines on stdout; returns the accuracy.
+
+    Raises the errors of the data, the checkpoint, the memory check and the operator.
+    """
+    size = request.term.image_size
+    with _stage("Loading fashion-mnist data..."):
+        images, labels = data.load("t10k", size, limit=request.size)
+    with _stage("Loading model..."):
+        checkpoint = models.load_model(request.term, request.model, request.model_dir)
+    footprint.check_memory(checkpoint.symbol, request.size, request.batch_size, size)
+    _say("New Inference")
+    with errors.surfaced(), op_times(_print_op_time):
+        metric = run_interruptibly(
+            lambda: scoring.evaluate(
+                checkpoint.symbol,
+                checkpoint.arg_params,
+                checkpoint.aux_params,
+                images,
+                labels,
+                request.batch_size,
+            )
+        )
+        accuracy = float(metric.get()[1])
+    if milestone.own_operator:
+        _say(f"Correctness: {accuracy} Model: {request.model}")
+    else:
+        _say(str(metric))
+    return accuracy
+
+
+@contextlib.contextmanager
+def _stage(text: str) -> Iterator[None]:
+    """Print `text` while the work goes on, then " done"; end the line if it fails."""
+    print(text, end="", flush=True)
+    try:
+        yield
+    except BaseException:
+        _say("")
+        raise
+    _say(" done")
+
+
+def _print_op_time(entry: OpTime) -> None:
+    _say(f"Op Time: {entry.seconds:.6f}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,55 @@
+"""A network's answers on a set of images, through MXNet's Module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..mxnet_import import load_mxnet
+
+
+def as_input(images: np.ndarray) -> np.ndarray:
+    """The networks' input, float32 (N, 1, H, W), from uint8 (N, H, W): raw pixels, 0 to 255."""
+    return images[:, np.newaxis].astype(np.float32)
+
+
+def evaluate(
+    symbol: Any,
+    arg_params: dict[str, Any],
+    aux_params: dict[str, Any],
+    images: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+) -> Any:
+    """MXNet's accuracy metric for a network on images, uint8 (N, H, W), and labels, uint8 (N,).
+
+    The images go through in batches of `batch_size`, the last one smaller if need be, so every
+    image counts once. The metric's `get()[1]` is the accuracy; printed, it is the course's line.
+    """
+    mx = load_mxnet()
+    module = mx.mod.Module(symbol, context=mx.cpu())
+    module.bind(
+        [("data", (batch_size, 1, *images.shape[1:]))],
+        [("softmax_label", (batch_size,))],
+        for_training=False,
+    )
+    module.set_params(arg_params, aux_params)
+    metric = mx.metric.Accuracy()
+    for batch in _batches(images, labels, batch_size):
+        module.forward(batch, is_train=False)
+        module.update_metric(metric, batch.label)
+    return metric
+
+
+def _batches(images: np.ndarray, labels: np.ndarray, batch_size: int) -> Iterator[Any]:
+    mx = load_mxnet()
+    for start in range(0, len(images), batch_size):
+        end = min(start + batch_size, len(images))
+        yield mx.io.DataBatch(
+            [mx.nd.array(as_input(images[start:end]))],
+            [mx.nd.array(labels[start:end])],
+            provide_data=[("data", (end - start, 1, *images.shape[1:]))],
+            provide_label=[("softmax_label", (end - start,))],
+        )

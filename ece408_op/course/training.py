@@ -1,0 +1,206 @@
+"""Training of the course's networks on the CPU, with MXNet's own convolution."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..cachedir import ensure_folder
+from ..errors import CheckpointMismatch
+from ..mxnet_import import load_mxnet
+from . import data, models, scoring
+from .models import BASELINE, Term
+
+# Pixels come as they are, 0 to 255: the first layer's weights start this much smaller and learn
+# this much slower than the others, or tanh saturates within a few steps.
+_PIXEL_SCALE = 1 / 100
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training run is made of; two runs of one recipe give the same model.
+
+    Adam with a cosine schedule from `learning_rate` to 0 over `epochs`; `decay` is the L2 weight
+    decay of convolutions and dense layers.
+    """
+
+    term: str
+    epochs: int = 6
+    seed: int = 408
+    batch_size: int = 100
+    learning_rate: float = 1e-3
+    decay: float = 1e-4
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run: its parameters, and the accuracy on the 10000 test images."""
+
+    arg_params: dict[str, Any]
+    test_accuracy: float
+
+
+def train(recipe: Recipe, work: Path) -> Trained:
+    """Train, or go on where an interrupted run of the same recipe stopped.
+
+    After each epoch the state goes to `work` as a whole; progress goes to stderr.
+
+    Raises `CheckpointMismatch` when `work` holds the state of another recipe, and the errors of
+    `data.load`.
+    """
+    term = models.find_term(recipe.term)
+    ensure_folder(work)
+    images, labels = data.load("train", term.image_size)
+    module, done = _resume(recipe, term, work, len(images) // recipe.batch_size)
+    for epoch in range(done, recipe.epochs):
+        accuracy = _run_epoch(module, recipe, epoch, images, labels)
+        print(f"epoch {epoch + 1}: training accuracy {accuracy:.4f}", file=sys.stderr)
+        _save_state(module, recipe, epoch + 1, work)
+    arg_params = _as_shipped(module)
+    test_images, test_labels = data.load("t10k", term.image_size)
+    metric = scoring.evaluate(
+        models.network(term), arg_params, {}, test_images, test_labels, batch_size=500
+    )
+    return Trained(arg_params, float(metric.get()[1]))
+
+
+def discard(work: Path) -> None:
+    """Forget what an earlier run left in `work`."""
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def export(recipe: Recipe, trained: Trained, folder: Path) -> list[Path]:
+    """Write the term's checkpoint: symbols of baseline and ece408, one parameter file for both.
+
+    Returns the files written. Other epochs' parameter files are left alone.
+    """
+    ensure_folder(folder)
+    term = models.find_term(recipe.term)
+    written = []
+    for model in term.models:
+        operator = "Convolution" if model == BASELINE else "ece408_conv"
+        written.append(folder / f"{model}-symbol.json")
+        models.save_symbol(written[-1], models.network(term, operator))
+    written.append(folder / f"{BASELINE}-{recipe.epochs:04d}.params")
+    models.save_parameters(written[-1], trained.arg_params)
+    return written
+
+
+def _resume(recipe: Recipe, term: Term, work: Path, steps: int) -> tuple[Any, int]:
+    """A module ready to train on, and the number of epochs it has behind it."""
+    mx = load_mxnet()
+    states = sorted(work.glob("epoch-[0-9][0-9][0-9][0-9]"))
+    done = int(states[-1].name.split("-")[1]) if states else 0
+    size = term.image_size
+    module = mx.mod.Module(models.network(term), context=mx.cpu())
+    module.bind(
+        [("data", (recipe.batch_size, 1, size, size))], [("softmax_label", (recipe.batch_size,))]
+    )
+    if states:
+        _check_recipe(recipe, states[-1])
+        arrays = mx.nd.load(str(states[-1] / "params"))
+        module.set_params(arrays, {})
+    else:
+        module.init_params(arg_params=_initial_parameters(recipe, term), aux_params={})
+    names = module.get_params()[0]
+    optimizer = mx.optimizer.Adam(
+        learning_rate=recipe.learning_rate,
+        wd=recipe.decay,
+        lr_scheduler=mx.lr_scheduler.CosineScheduler(
+            recipe.epochs * steps, base_lr=recipe.learning_rate
+        ),
+        rescale_grad=1 / recipe.batch_size,
+        begin_num_update=done * steps,
+        param_idx2name=dict(enumerate(n for n in module.symbol.list_arguments() if n in names)),
+    )
+    optimizer.set_lr_mult({"conv1_weight": _PIXEL_SCALE})
+    module.init_optimizer(kvstore=None, optimizer=optimizer)
+    if states:
+        module.load_optimizer_states(str(states[-1] / "optimizer"))
+    return module, done
+
+
+def _initial_parameters(recipe: Recipe, term: Term) -> dict[str, Any]:
+    mx = load_mxnet()
+    mx.random.seed(recipe.seed)
+    network = models.network(term)
+    names = network.list_arguments()
+    size = term.image_size
+    shapes = dict(zip(names, network.infer_shape(data=(1, 1, size, size))[0]))
+    xavier = mx.init.Xavier()
+    params = {}
+    for name in names:
+        if name == "data" or name.endswith("_label"):
+            continue
+        params[name] = mx.nd.zeros(shapes[name])
+        xavier(mx.init.InitDesc(name), params[name])
+    params["conv1_weight"] *= _PIXEL_SCALE
+    return params
+
+
+def _run_epoch(
+    module: Any, recipe: Recipe, epoch: int, images: np.ndarray, labels: np.ndarray
+) -> float:
+    """One pass over the training images in an order given by seed and epoch; its accuracy."""
+    mx = load_mxnet()
+    order = np.random.default_rng([recipe.seed, epoch]).permutation(len(images))
+    metric = mx.metric.Accuracy()
+    with tqdm(
+        total=len(order) // recipe.batch_size,
+        desc=f"epoch {epoch + 1}/{recipe.epochs}",
+        unit="batch",
+        disable=None,
+    ) as progress:
+        for start in range(0, len(order) - recipe.batch_size + 1, recipe.batch_size):
+            chosen = np.sort(order[start : start + recipe.batch_size])
+            batch = mx.io.DataBatch(
+                [mx.nd.array(scoring.as_input(images[chosen]))], [mx.nd.array(labels[chosen])]
+            )
+            module.forward_backward(batch)
+            module.update()
+            module.update_metric(metric, batch.label)
+            progress.update()
+    return float(metric.get()[1])
+
+
+def _as_shipped(module: Any) -> dict[str, Any]:
+    """The module's parameters as they are after a trip through the float16 parameter file."""
+    params, _ = module.get_params()
+    return {name: value.astype("float16").astype("float32") for name, value in params.items()}
+
+
+def _save_state(module: Any, recipe: Recipe, done: int, work: Path) -> None:
+    """Write the state after `done` epochs as one folder, then drop the earlier ones."""
+    mx = load_mxnet()
+    earlier = list(work.glob("epoch-*"))
+    temporary = Path(tempfile.mkdtemp(prefix=".epoch-", dir=work))
+    try:
+        mx.nd.save(str(temporary / "params"), module.get_params()[0])
+        module.save_optimizer_states(str(temporary / "optimizer"))
+        (temporary / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
+        os.replace(temporary, work / f"epoch-{done:04d}")
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for folder in earlier:
+        shutil.rmtree(folder)
+
+
+def _check_recipe(recipe: Recipe, state: Path) -> None:
+    stored = json.loads((state / "recipe.json").read_text())
+    wanted = asdict(recipe)
+    differing = [name for name in wanted if stored.get(name) != wanted[name]]
+    if differing:
+        raise CheckpointMismatch(
+            f"{state} is of a run with another {', '.join(differing)}; give the same options to "
+            "go on with it, or --restart to begin anew"
+        )

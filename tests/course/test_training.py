@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ece408_op.course import data, models, training
+from ece408_op.errors import CheckpointMismatch
+
+RECIPE = training.Recipe("2019sp", epochs=2)
+
+
+@pytest.fixture(autouse=True)
+def _little_data(monkeypatch, rng):
+    """Images whose brightness tells their label, few enough to train on in a second."""
+    labels = rng.integers(0, 10, 500).astype(np.uint8)
+    noise = rng.integers(0, 20, (500, 48, 48))
+    images = (noise + 23 * labels[:, None, None]).astype(np.uint8)
+    monkeypatch.setattr(data, "load", lambda kind, size: (images, labels))
+
+
+def _as_numpy(trained):
+    return {name: array.asnumpy() for name, array in trained.arg_params.items()}
+
+
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(mx, tmp_path, monkeypatch):
+    whole = training.train(RECIPE, tmp_path / "whole")
+    save = training._save_state
+
+    def interrupted(*arguments):
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_save_state", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            training.train(RECIPE, tmp_path / "work")
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["epoch-0001"]
+    resumed = training.train(RECIPE, tmp_path / "work")
+    for name, values in _as_numpy(whole).items():
+        np.testing.assert_allclose(_as_numpy(resumed)[name], values, rtol=1e-3, atol=1e-5)
+    assert resumed.test_accuracy == whole.test_accuracy > 0.2
+
+
+def test_a_seed_gives_one_model_and_another_seed_another(mx, tmp_path):
+    recipe = training.Recipe("2019sp", epochs=1)
+    first = _as_numpy(training.train(recipe, tmp_path / "1"))
+    again = _as_numpy(training.train(recipe, tmp_path / "2"))
+    other = _as_numpy(training.train(training.Recipe("2019sp", 1, seed=7), tmp_path / "3"))
+    for name, values in first.items():
+        np.testing.assert_allclose(again[name], values, rtol=1e-3, atol=1e-5)
+    assert not np.allclose(first["fc1_weight"], other["fc1_weight"], atol=1e-3)
+
+
+def test_the_state_of_another_recipe_is_not_mixed_in(mx, tmp_path):
+    training.train(training.Recipe("2019sp", epochs=1), tmp_path)
+    with pytest.raises(CheckpointMismatch, match="of a run with another epochs, seed; give"):
+        training.train(training.Recipe("2019sp", epochs=3, seed=1), tmp_path)
+    training.discard(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_what_is_exported_is_what_the_milestones_load(mx, tmp_path):
+    trained = training.train(training.Recipe("2019sp", epochs=1), tmp_path / "work")
+    written = training.export(training.Recipe("2019sp", epochs=1), trained, tmp_path / "out")
+    names = ["baseline-symbol.json", "ece408-symbol.json", "baseline-0001.params"]
+    assert [path.name for path in written] == names
+    for model in ("baseline", "ece408"):
+        loaded = models.load_model(models.TERMS["2019sp"], model, tmp_path / "out")
+        for name, array in trained.arg_params.items():
+            np.testing.assert_array_equal(loaded.arg_params[name].asnumpy(), array.asnumpy())
+    operators = [node["op"] for node in json.loads(written[1].read_text())["nodes"]]
+    assert operators.count("Custom") == 2
