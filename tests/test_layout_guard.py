@@ -73,12 +73,19 @@ def _wrong_forwards(mx, rng, ours, native):
     return wrong
 
 
+def _goes_wrong(count_wrong, make_unguarded):
+    """Whether the unguarded operator goes wrong; freed memory is not reused in every run."""
+    return any(count_wrong(make_unguarded()) for _ in range(20))
+
+
 @pytest.mark.parametrize("mode", ["imperative", "hybridized", "static"])
 def test_no_wrong_result_beside_native_convolutions(mx, rng, make_net, mode):
     native = make_net(_native, "imperative")
     assert _wrong_forwards(mx, rng, make_net(_guarded, mode), native) == 0
     if mode != "static":
-        assert _wrong_forwards(mx, rng, make_net(_unguarded, mode), native) > 0
+        assert _goes_wrong(
+            lambda net: _wrong_forwards(mx, rng, net, native), lambda: make_net(_unguarded, mode)
+        )
 
 
 def test_weights_that_a_native_convolution_used_before(mx, rng):
@@ -119,4 +126,6 @@ def test_no_wrong_gradient_beside_native_convolutions(mx, rng, make_net, mode):
     native = make_net(_native, "imperative")
     assert _wrong_gradients(mx, rng, make_net(_guarded, mode), native) == 0
     if mode != "static":
-        assert _wrong_gradients(mx, rng, make_net(_unguarded, mode), native) > 0
+        assert _goes_wrong(
+            lambda net: _wrong_gradients(mx, rng, net, native), lambda: make_net(_unguarded, mode)
+        )

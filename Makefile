@@ -1,0 +1,56 @@
+# make run    the milestones on Fashion-MNIST, from a bare checkout
+# make test   linters, type checker and tests
+# make help   everything there is
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/*)
+# Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
+ARGS ?=
+
+.PHONY: run test test-slow lint format train clean help
+
+run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
+	$(PY) scripts/m1.1.py $(ARGS)
+	$(PY) scripts/m2.1.py $(ARGS)
+	@echo
+	@echo "You have just seen a network score Fashion-MNIST twice: with MXNet's own convolution,"
+	@echo "then with the operator of this package, whose op times and equal accuracy are above."
+	@echo "Next: $(VENV)/bin/ece408 m2.1 1000 --backend reference (the textbook loop),"
+	@echo "      $(VENV)/bin/ece408 --help, and README.md on using the operator in your own model."
+
+test: lint  ## set up, check style and types, run the tests
+	$(PY) -m pytest -q
+
+test-slow: $(VENV)/.installed-test  ## the tests that take minutes
+	$(PY) -m pytest -q -m slow
+
+lint: $(VENV)/.installed-test  ## style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check --quiet .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.installed-test  ## bring the sources into form
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:  ## remove what was built; data and trained models in the cache stay
+	rm -rf $(VENV) build ece408_op.egg-info ece408_op/backends/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
+
+$(VENV)/.made: scripts/make_venv.sh
+	scripts/make_venv.sh $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.made $(SOURCES)
+	@command -v $${CXX:-g++} >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || \
+	    { echo "make: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++) or set CXX" >&2; exit 1; }
+	$(PY) -m pip install --quiet --editable '.[cpu]'
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PY) -m pip install --quiet --editable '.[cpu,test]'
+	touch $@

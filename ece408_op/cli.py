@@ -1,0 +1,224 @@
+"""The `ece408` command; the scripts of the course are subcommands of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import __version__, dispatch, run_time, settings
+from .course import data, fetch, milestone, models, training
+from .course.milestone import MILESTONES, Milestone
+from .errors import Ece408Error, InvalidSize
+
+EXIT_UNEXPECTED = 1
+EXIT_INTERRUPTED = 130
+
+_EXAMPLES = """\
+examples:
+  ece408 m1.1 1000               MXNet's own convolution on the first 1000 test images
+  ece408 m2.1                    our operator on all 10000
+  ece408 m2.1 --batch-size 500   the same in batches, with less memory
+  ece408 m2.1 100 --backend reference
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with its exit code."""
+    code = execute(arguments)
+    sys.stderr.flush()
+    if code == EXIT_INTERRUPTED:
+        # MXNet's threads may still compute and would be waited for.
+        os._exit(code)
+    sys.exit(code)
+
+
+def execute(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit code. An error is one line on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+        return 0
+    except KeyboardInterrupt:
+        return _fail(options, "interrupted", EXIT_INTERRUPTED)
+    except Ece408Error as error:
+        return _fail(options, str(error), error.exit_code)
+    except BrokenPipeError:
+        # Whoever read the output has gone; keep Python from failing again as it closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNEXPECTED
+    except Exception as error:
+        text = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
+        return _fail(options, text, EXIT_UNEXPECTED)
+
+
+def _fail(options: argparse.Namespace, text: str, code: int) -> int:
+    if options.debug:
+        traceback.print_exc()
+    print(f"ece408: error: {text}", file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}; --help lists the arguments", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="ece408",
+        description="Hand-written convolution kernels in MXNet: the milestones of the course.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ece408_op {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for each in MILESTONES.values():
+        _add_milestone(commands, each)
+    _add_data(commands)
+    _add_train(commands)
+    return parser
+
+
+def _add_command(commands: Any, name: str, title: str, **keywords: Any) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=title, description=title[0].upper() + title[1:] + ".",
+                                 **keywords)  # fmt: skip
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _add_data_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder with Fashion-MNIST's idx files (default: ECE408_DATA, the distribution's "
+        "package, the cache, or a download)",
+    )
+
+
+def _add_milestone(commands: Any, each: Milestone) -> None:
+    parser = _add_command(commands, each.name, each.title)
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="[MODEL] [SIZE]",
+        help="SIZE: number of test images, 1 to 10000 (default: 10000); MODEL: one of the term's",
+    )
+    parser.add_argument(
+        "--term",
+        default=models.DEFAULT_TERM,
+        help=f"configuration of the course: {', '.join(models.TERMS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        help="images in one forward pass (default: all; fewer need less memory)",
+    )
+    if each.own_operator:
+        parser.add_argument(
+            "--backend",
+            metavar="NAME",
+            help=f"who computes: {', '.join(dispatch.backend_names())} (default: ECE408_BACKEND, "
+            "or the fastest)",
+        )
+    parser.add_argument(
+        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
+    )
+    _add_data_option(parser)
+    parser.add_argument(
+        "--model-dir",
+        metavar="DIR",
+        type=Path,
+        help="folder with the model's checkpoint (default: the one that comes with the package)",
+    )
+    parser.set_defaults(run=_run_milestone, milestone=each)
+
+
+def _run_milestone(options: argparse.Namespace) -> None:
+    if options.threads is not None:
+        count = settings.parse_threads(options.threads)
+        settings.configure(threads=count)
+        # MXNet's own operators; it reads this when it is imported.
+        os.environ["OMP_NUM_THREADS"] = str(count)
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    settings.configure(data=options.data)
+    if options.milestone.own_operator:
+        settings.configure(backend=options.backend)
+        dispatch.check_settings()
+    request = milestone.make_request(
+        options.milestone,
+        options.arguments,
+        term=options.term,
+        batch_size=options.batch_size,
+        model_dir=options.model_dir,
+    )
+    milestone.run(options.milestone, request)
+    print(run_time.summary(), file=sys.stderr)
+
+
+def _add_data(commands: Any) -> None:
+    parser = _add_command(commands, "data", "find, fetch and verify Fashion-MNIST")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("where", "fetch", "verify"),
+        default="where",
+        help="where: print the folder it is in, fetching it if it is nowhere; fetch: bring a "
+        "sound copy of all four files into the cache; verify: check them (default: %(default)s)",
+    )
+    _add_data_option(parser)
+    parser.set_defaults(run=_run_data)
+
+
+def _run_data(options: argparse.Namespace) -> None:
+    settings.configure(data=options.data)
+    if options.action == "fetch":
+        fetch.fetch(data.cache_folder(), data.KINDS)
+        print(data.cache_folder())
+    elif options.action == "verify":
+        for kind in data.KINDS:
+            for path in data.verify(kind):
+                print(f"{path}: ok")
+    else:
+        for folder in dict.fromkeys(data.locate(kind) for kind in data.KINDS):
+            print(folder)
+
+
+def _add_train(commands: Any) -> None:
+    parser = _add_command(commands, "train", "train a term's model on the CPU, with MXNet")
+    parser.add_argument("term", help=f"one of: {', '.join(models.TERMS)}")
+    recipe = training.Recipe(models.DEFAULT_TERM)
+    parser.add_argument("--epochs", type=int, default=recipe.epochs, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=recipe.seed, help="default: %(default)s")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="folder for the checkpoint (default: ./models/TERM)",
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="begin anew instead of where a run stopped"
+    )
+    _add_data_option(parser)
+    parser.set_defaults(run=_run_train)
+
+
+def _run_train(options: argparse.Namespace) -> None:
+    if options.epochs < 1:
+        raise InvalidSize(f"{options.epochs} is not a number of epochs; give 1 or more")
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    settings.configure(data=options.data)
+    term = models.find_term(options.term)
+    recipe = training.Recipe(term.name, epochs=options.epochs, seed=options.seed)
+    work = settings.cache() / "training" / term.name
+    if options.restart:
+        training.discard(work)
+    trained = training.train(recipe, work)
+    for path in training.export(recipe, trained, options.out or Path("models") / term.name):
+        print(path)
+    print(f"test accuracy: {trained.test_accuracy}")

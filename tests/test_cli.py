@@ -1,0 +1,152 @@
+"""Bad input: one clear line on stderr, an exit code of its own, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ece408_op import __version__, errors, resources
+from ece408_op.cli import execute
+
+
+def _assert_one_line(result, code, message):
+    error = result.stderr.splitlines()[-1]
+    assert re.search(message, error), result.stderr
+    assert error.startswith("ece408: error: ")
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert result.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["m2.1", "0"], 3, "'0' is not a size; give a whole number from 1 to 10000"),
+        (["m2.1", "-1"], 3, "'-1' is not a size"),
+        (["m1.1", "10001"], 3, "'10001' is not a size"),
+        (["m2.1", "ece408", "abc"], 3, "'abc' is not a size"),
+        (["m2.1", "5", "--batch-size", "x"], 3, "'x' is not a batch size"),
+        (["m2.1", "5", "--threads", "0"], 3, "'0' is not a number of threads"),
+        (["m2.1", "abc"], 4, "unknown model 'abc'"),
+        (["m1.1", "ece408"], 4, "ece408 runs our operator"),
+        (["m2.1", "--term", "1999fa"], 4, "unknown term '1999fa'; there are: 2017fa"),
+        (["m2.1", "5", "--data", "/nowhere"], 5, "/nowhere"),
+        (["m2.1", "5", "--model-dir", "/nowhere"], 8, "/nowhere/ece408-symbol.json is not there"),
+        (["m2.1", "5", "--backend", "quantum"], 16, "unknown backend 'quantum'; choose one of"),
+    ],
+)
+def test_bad_arguments(run_ece408, fashion_mnist, arguments, code, message):
+    _assert_one_line(run_ece408(*arguments), code, message)
+
+
+def test_settings_in_the_environment_are_checked_too(run_ece408, fashion_mnist):
+    _assert_one_line(run_ece408("m2.1", "5", ECE408_BACKEND="quantum"), 16, "'quantum'")
+    _assert_one_line(run_ece408("m2.1", "5", ECE408_ISA="mmx"), 16, r"'mmx' \(ECE408_ISA\)")
+    _assert_one_line(run_ece408("m2.1", "5", ECE408_THREADS="many"), 3, "'many'")
+
+
+def test_unwritable_cache(run_ece408, fashion_mnist, tmp_path):
+    (tmp_path / "file").touch()
+    cache = str(tmp_path / "file" / "cache")
+    _assert_one_line(run_ece408("m2.1", "5", ECE408_CACHE=cache), 10, re.escape(cache))
+
+
+def test_corrupt_checkpoint(run_ece408, fashion_mnist, tmp_path):
+    source = resources.models_dir() / "2019fa"
+    for path in source.iterdir():
+        content = path.read_bytes()
+        cut = len(content) // 2 if path.suffix == ".params" else len(content)
+        (tmp_path / path.name).write_bytes(content[:cut])
+    _assert_one_line(run_ece408("m2.1", "5", "--model-dir", str(tmp_path)), 9, r"\.params")
+
+
+def test_truncated_data(run_ece408, tmp_path):
+    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (tmp_path / name).write_bytes(b"\0\0\x08\x03\0\0\x27\x10")
+    _assert_one_line(run_ece408("m2.1", "5", "--data", str(tmp_path)), 6, str(tmp_path))
+
+
+def test_too_little_memory(fashion_mnist, monkeypatch, capsys):
+    from ece408_op.course import footprint
+
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 1 << 30)
+    assert execute(["m2.1"]) == errors.NotEnoughMemory.exit_code
+    assert "use --batch-size " in capsys.readouterr().err
+
+
+def test_without_mxnet(run_python, fashion_mnist):
+    block = "import sys; sys.modules['mxnet'] = None; from ece408_op.cli import main; "
+    result = run_python(block + "main(['m2.1', '5'])")
+    _assert_one_line(result, 11, r"MXNet is not installed .* pip install 'ece408_op\[cpu\]'")
+    assert run_python(block + "main(['--help'])").returncode == 0
+
+
+def test_without_the_compiled_kernels(run_python, fashion_mnist):
+    code = (
+        "from pathlib import Path; from ece408_op.backends import native;"
+        "native.LIBRARY = Path('/nowhere/lib.so');"
+        "from ece408_op.cli import main; main(['m2.1', '5'])"
+    )
+    _assert_one_line(run_python(code), 13, "the compiled CPU kernels are not at /nowhere/lib.so")
+
+
+def test_ctrl_c_ends_a_long_forward_pass(fashion_mnist):
+    command = [sys.executable, "-m", "ece408_op", "m2.1", "2000", "--backend", "reference"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        for line in process.stdout:
+            if line == "New Inference\n":
+                break
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=5)
+    assert stderr == "ece408: error: interrupted\n"
+    assert process.returncode == 130
+
+
+def test_usage_errors_are_one_line(run_ece408):
+    result = run_ece408("m2.1", "--colour")
+    assert result.stderr.splitlines() == [
+        "ece408: error: unrecognized arguments: --colour; --help lists the arguments"
+    ]
+    assert result.returncode == 2
+
+
+def test_debug_shows_the_traceback(run_ece408):
+    result = run_ece408("m2.1", "0", "--debug")
+    assert result.stderr.startswith("Traceback")
+    assert result.returncode == 3
+
+
+def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
+    from ece408_op.course import milestone
+
+    monkeypatch.setattr(milestone, "make_request", lambda *a, **k: 1 // 0)
+    assert execute(["m2.1"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("ece408: error: unexpected ZeroDivisionError: ")
+    assert "--debug" in error
+
+
+def test_version_and_help(run_ece408):
+    assert run_ece408("--version").stdout == f"ece408_op {__version__}\n"
+    for arguments in ([], ["m1.1"], ["m2.1"], ["train"], ["data"]):
+        result = run_ece408(*arguments, "--help")
+        assert result.returncode == 0
+        assert result.stdout.startswith("usage: ece408")
+
+
+def test_scripts_are_the_subcommands(fashion_mnist):
+    script = resources.models_dir().parent / "scripts" / "m2.1.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "ece408", "10"], capture_output=True, text=True
+    )
+    assert result.stdout.startswith("Loading fashion-mnist data... done\n")
+    assert result.returncode == 0
+    lost = subprocess.run([sys.executable, "-S", "-E", str(script)], capture_output=True, text=True)
+    assert "m2.1: ece408_op is not installed for" in lost.stderr
+    assert lost.returncode == 1

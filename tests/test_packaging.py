@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from ece408_op import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of the checkout, without what was built in it."""
+    built = shutil.ignore_patterns(".*", "build", "*.so", "*.egg-info", "__pycache__")
+    return shutil.copytree(ROOT, tmp_path_factory.mktemp("source") / "copy", ignore=built)
+
+
+def _pip_wheel(source, folder, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(source)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist):
+    result = _pip_wheel(source, tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    wheel = next(tmp_path.glob("*.whl"))
+    assert re.fullmatch(rf"ece408_op-{re.escape(__version__)}-py3-none-linux_\w+\.whl", wheel.name)
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel],
+        check=True,
+    )
+    # The dependencies are those of the tests' own environment; a path in a .pth file brings
+    # them, but not this checkout's editable installation.
+    site = next((environment / "lib").glob("python3*")) / "site-packages"
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    shutil.rmtree(source)
+    command = environment / "bin" / "ece408"
+    run = subprocess.run([command, "m2.1", "50"], capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("Op Time: ") == 2
+    where = subprocess.run(
+        [python, "-c", "import ece408_op.resources as r; print(r.__file__, r.kernels_dir())"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert all(path.startswith(str(site)) for path in where.stdout.split())
+
+
+def test_no_compiler_is_said_in_one_line(tmp_path):
+    result = _pip_wheel(ROOT, tmp_path, CXX="/nowhere/c++")
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if "needs a C++ compiler" in line]
+    assert len(lines) == 1
+    assert "CXX=/nowhere/c++ is not there" in lines[0]
