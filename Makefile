@@ -48,9 +48,9 @@ $(VENV)/.made: scripts/make_venv.sh
 $(VENV)/.installed: $(VENV)/.made $(SOURCES)
 	@command -v $${CXX:-g++} >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || \
 	    { echo "make: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++) or set CXX" >&2; exit 1; }
-	$(PY) -m pip install --quiet --editable '.[cpu]'
+	$(PY) -m pip install --quiet --quiet --editable '.[cpu]'
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PY) -m pip install --quiet --editable '.[cpu,test]'
+	$(PY) -m pip install --quiet --quiet --editable '.[cpu,test]'
 	touch $@

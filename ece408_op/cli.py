@@ -140,13 +140,8 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
 
 
 def _run_milestone(options: argparse.Namespace) -> None:
-    if options.threads is not None:
-        count = settings.parse_threads(options.threads)
-        settings.configure(threads=count)
-        # MXNet's own operators; it reads this when it is imported.
-        os.environ["OMP_NUM_THREADS"] = str(count)
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
-    settings.configure(data=options.data)
+    settings.configure(threads=options.threads, data=options.data)
+    _prepare_mxnet(options.threads)
     if options.milestone.own_operator:
         settings.configure(backend=options.backend)
         dispatch.check_settings()
@@ -159,6 +154,15 @@ def _run_milestone(options: argparse.Namespace) -> None:
     )
     milestone.run(options.milestone, request)
     print(run_time.summary(), file=sys.stderr)
+
+
+def _prepare_mxnet(threads: str | None = None) -> None:
+    """Set what MXNet reads from the environment when it is imported."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(settings.parse_threads(threads))
+    # By itself MXNet takes two cores for one with two threads, and uses half of what there is.
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads()))
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
 
 
 def _add_data(commands: Any) -> None:
@@ -211,7 +215,7 @@ def _add_train(commands: Any) -> None:
 def _run_train(options: argparse.Namespace) -> None:
     if options.epochs < 1:
         raise InvalidSize(f"{options.epochs} is not a number of epochs; give 1 or more")
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    _prepare_mxnet()
     settings.configure(data=options.data)
     term = models.find_term(options.term)
     recipe = training.Recipe(term.name, epochs=options.epochs, seed=options.seed)
