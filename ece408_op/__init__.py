@@ -8,10 +8,11 @@ __version__ = "0.1.0"
 
 from . import errors, settings
 from .api import Convolution
+from .checkpoint import load_checkpoint
 from .mxnet_import import register_with_mxnet
 from .op_log import op_times
 from .problem import ConvProblem
 
-__all__ = ["ConvProblem", "Convolution", "errors", "op_times", "settings"]
+__all__ = ["ConvProblem", "Convolution", "errors", "load_checkpoint", "op_times", "settings"]
 
 register_with_mxnet()

@@ -1,4 +1,4 @@
-"""The course's terms, their networks, and checkpoints in MXNet's format."""
+"""The course's terms, their networks, and the models that come with the package."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import resources
-from ..cachedir import atomic_path
-from ..errors import CheckpointMismatch, CheckpointMissing, UnknownModel
+from .. import checkpoint, resources
+from ..checkpoint import Checkpoint
+from ..errors import CheckpointMissing, UnknownModel
 from ..mxnet_import import load_mxnet
 
 BASELINE = "baseline"
@@ -54,6 +54,20 @@ def find_term(name: str) -> Term:
     return TERMS[name]
 
 
+def term_of(model: str) -> Term:
+    """The term to take when only a model is named: the one that has it, else the default one."""
+    having = [term for term in TERMS.values() if model in term.models]
+    return having[0] if len(having) == 1 else TERMS[DEFAULT_TERM]
+
+
+def check_model(term: Term, model: str) -> None:
+    """Raise `UnknownModel` unless the term has this model."""
+    if model not in term.models:
+        raise UnknownModel(
+            f"unknown model {model!r}; term {term.name} has: {', '.join(term.models)}"
+        )
+
+
 def network(term: Term, convolution: str = "Convolution") -> Any:
     """The term's network as a Symbol.
 
@@ -79,16 +93,6 @@ def network(term: Term, convolution: str = "Convolution") -> Any:
     return sym.SoftmaxOutput(net, name="softmax")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A network with its parameters, and the prefix of the files that they came from."""
-
-    prefix: Path
-    symbol: Any
-    arg_params: dict[str, Any]
-    aux_params: dict[str, Any]
-
-
 def load_model(term: Term, model: str, folder: Path | None = None) -> Checkpoint:
     """A term's model, from `folder` or from those that come with the package.
 
@@ -97,10 +101,7 @@ def load_model(term: Term, model: str, folder: Path | None = None) -> Checkpoint
 
     Raises `UnknownModel`, `CheckpointMissing` or `CheckpointMismatch`.
     """
-    if model not in term.models:
-        raise UnknownModel(
-            f"unknown model {model!r}; term {term.name} has: {', '.join(term.models)}"
-        )
+    check_model(term, model)
     folder = folder or resources.models_dir() / term.name
     prefix = folder / model
     symbol_file = folder / f"{model}-symbol.json"
@@ -109,10 +110,10 @@ def load_model(term: Term, model: str, folder: Path | None = None) -> Checkpoint
             f"no model {model}: {symbol_file} is not there; give the folder of its checkpoint, "
             "or install the package anew"
         )
-    checkpoint = _read(prefix, symbol_file, _parameter_file(folder, model))
+    loaded = checkpoint.read(prefix, symbol_file, _parameter_file(folder, model))
     image = (1, 1, term.image_size, term.image_size)
-    check_parameters(checkpoint, {"data": image})
-    return checkpoint
+    checkpoint.check_parameters(loaded, {"data": image})
+    return loaded
 
 
 def _parameter_file(folder: Path, model: str) -> Path:
@@ -125,76 +126,3 @@ def _parameter_file(folder: Path, model: str) -> Path:
         f"no parameters for model {model}: {folder / model}-0001.params (or another epoch) is "
         "not there"
     )
-
-
-def _read(prefix: Path, symbol_file: Path, parameter_file: Path) -> Checkpoint:
-    mx = load_mxnet()
-    try:
-        symbol = mx.sym.load(str(symbol_file))
-    # MXNet's message may quote bytes that are no text, a ValueError then.
-    except (mx.MXNetError, ValueError) as error:
-        raise CheckpointMismatch(
-            f"{symbol_file} is not a network that MXNet can read: {_first_line(error)}"
-        ) from error
-    try:
-        arrays = mx.nd.load(str(parameter_file))
-    except (mx.MXNetError, ValueError) as error:
-        raise CheckpointMismatch(
-            f"{parameter_file} is not a parameter file, or is cut short; copy it anew"
-        ) from error
-    if not isinstance(arrays, dict):
-        raise CheckpointMismatch(f"{parameter_file} holds arrays without names; expected a dict")
-    params: dict[str, dict[str, Any]] = {"arg": {}, "aux": {}}
-    for key, array in arrays.items():
-        kind, _, name = key.partition(":")
-        if kind not in params or not name:
-            raise CheckpointMismatch(f"{parameter_file} holds {key!r}; expected arg:NAME, aux:NAME")
-        params[kind][name] = array.astype("float32")
-    return Checkpoint(prefix, symbol, params["arg"], params["aux"])
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
-def check_parameters(checkpoint: Checkpoint, inputs: dict[str, tuple[int, ...]]) -> None:
-    """Raise `CheckpointMismatch` unless every parameter is there with the shape that it needs."""
-    mx = load_mxnet()
-    symbol = checkpoint.symbol
-    try:
-        shapes, _, aux_shapes = symbol.infer_shape_partial(**inputs)
-    except (mx.MXNetError, TypeError, ValueError) as error:
-        raise CheckpointMismatch(
-            f"{checkpoint.prefix}: the network does not take input of {inputs}: "
-            f"{_first_line(error)}"
-        ) from error
-    wanted = dict(zip(symbol.list_arguments(), shapes))
-    wanted.update(zip(symbol.list_auxiliary_states(), aux_shapes))
-    given = {**checkpoint.arg_params, **checkpoint.aux_params}
-    for name, shape in wanted.items():
-        if name in inputs or name.endswith("_label"):
-            continue
-        if name not in given:
-            raise CheckpointMismatch(
-                f"{checkpoint.prefix}: parameter {name} is missing from the parameter file"
-            )
-        if given[name].shape != shape:
-            raise CheckpointMismatch(
-                f"{checkpoint.prefix}: parameter {name} has shape {given[name].shape}, but the "
-                f"network needs {shape}"
-            )
-
-
-def save_parameters(path: Path, arg_params: dict[str, Any]) -> None:
-    """Write a parameter file in MXNet's format, as float16: half the size, the same answers."""
-    mx = load_mxnet()
-    with atomic_path(path) as temporary:
-        arrays = {f"arg:{name}": value.astype("float16") for name, value in arg_params.items()}
-        mx.nd.save(str(temporary), arrays)
-
-
-def save_symbol(path: Path, symbol: Any) -> None:
-    """Write a network in MXNet's format."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(symbol.tojson() + "\n", encoding="utf-8")
