@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import traceback
@@ -10,8 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tqdm import tqdm
+
 from . import __version__, dispatch, run_time, settings
-from .course import data, fetch, milestone, models, training
+from .cachedir import atomic_path
+from .course import data, fetch, milestone, model_card, models, training
 from .course.milestone import MILESTONES, Milestone
 from .errors import Ece408Error, InvalidSize
 
@@ -38,11 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def execute(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code. An error is one line on stderr."""
+    """Run the command line; returns its exit code. An error is one line on stderr.
+
+    A command returns an exit code of its own, or `None` for 0.
+    """
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
-        return 0
+        with settings.override():
+            return options.run(options) or 0
     except KeyboardInterrupt:
         return _fail(options, "interrupted", EXIT_INTERRUPTED)
     except Ece408Error as error:
@@ -81,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     for each in MILESTONES.values():
         _add_milestone(commands, each)
     _add_data(commands)
+    _add_models(commands)
     _add_train(commands)
     return parser
 
@@ -111,15 +119,15 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
     )
     parser.add_argument(
         "--term",
-        default=models.DEFAULT_TERM,
-        help=f"configuration of the course: {', '.join(models.TERMS)} (default: %(default)s)",
+        help=f"configuration of the course: {', '.join(models.TERMS)} (default: the only one "
+        f"that has the model, or {models.DEFAULT_TERM})",
     )
     parser.add_argument(
         "--batch-size",
         metavar="N",
         help="images in one forward pass (default: all; fewer need less memory)",
     )
-    if each.own_operator:
+    if each.own_operator and not each.on_gpu:
         parser.add_argument(
             "--backend",
             metavar="NAME",
@@ -143,8 +151,8 @@ def _run_milestone(options: argparse.Namespace) -> None:
     settings.configure(threads=options.threads, data=options.data)
     _prepare_mxnet(options.threads)
     if options.milestone.own_operator:
-        settings.configure(backend=options.backend)
-        dispatch.check_settings()
+        backend = "cuda" if options.milestone.on_gpu else options.backend
+        settings.configure(backend=backend)
     request = milestone.make_request(
         options.milestone,
         options.arguments,
@@ -193,11 +201,42 @@ def _run_data(options: argparse.Namespace) -> None:
             print(folder)
 
 
+def _add_models(commands: Any) -> None:
+    parser = _add_command(commands, "models", "measure the models that come with the package")
+    parser.add_argument("--term", action="append", help="only this term's (may be repeated)")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, help="write models/README.md's text to FILE as well"
+    )
+    _add_data_option(parser)
+    parser.set_defaults(run=_run_models)
+
+
+def _run_models(options: argparse.Namespace) -> None:
+    _prepare_mxnet()
+    settings.configure(data=options.data)
+    terms = [models.find_term(name) for name in options.term or models.TERMS]
+    chosen = [(term, model) for term in terms for model in term.models]
+    progress = tqdm(chosen, unit="model", disable=None)
+    cards = [model_card.measure(term, model) for term, model in progress]
+    print(model_card.table(cards))
+    if options.write is not None:
+        with atomic_path(options.write) as temporary:
+            temporary.write_text(model_card.document(cards), encoding="utf-8")
+
+
 def _add_train(commands: Any) -> None:
     parser = _add_command(commands, "train", "train a term's model on the CPU, with MXNet")
-    parser.add_argument("term", help=f"one of: {', '.join(models.TERMS)}")
+    parser.add_argument("term", metavar="TERM", help=f"one of: {', '.join(models.TERMS)}")
+    parser.add_argument(
+        "--model",
+        default=models.BASELINE,
+        help="a model with parameters of its own (default: %(default)s, whose parameters the "
+        "term's other models share)",
+    )
     recipe = training.Recipe(models.DEFAULT_TERM)
-    parser.add_argument("--epochs", type=int, default=recipe.epochs, help="default: %(default)s")
+    parser.add_argument(
+        "--epochs", type=int, help=f"passes over the training images (default: {recipe.epochs})"
+    )
     parser.add_argument("--seed", type=int, default=recipe.seed, help="default: %(default)s")
     parser.add_argument(
         "--out",
@@ -213,13 +252,15 @@ def _add_train(commands: Any) -> None:
 
 
 def _run_train(options: argparse.Namespace) -> None:
-    if options.epochs < 1:
+    if options.epochs is not None and options.epochs < 1:
         raise InvalidSize(f"{options.epochs} is not a number of epochs; give 1 or more")
     _prepare_mxnet()
     settings.configure(data=options.data)
     term = models.find_term(options.term)
-    recipe = training.Recipe(term.name, epochs=options.epochs, seed=options.seed)
-    work = settings.cache() / "training" / term.name
+    recipe = training.recipe_for(term, options.model)
+    epochs = options.epochs or recipe.epochs
+    recipe = dataclasses.replace(recipe, epochs=epochs, seed=options.seed)
+    work = settings.cache() / "training" / f"{term.name}-{recipe.model}"
     if options.restart:
         training.discard(work)
     trained = training.train(recipe, work)

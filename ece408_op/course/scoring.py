@@ -22,6 +22,7 @@ def evaluate(
     images: np.ndarray,
     labels: np.ndarray,
     batch_size: int,
+    on_gpu: bool = False,
 ) -> Any:
     """MXNet's accuracy metric for a network on images, uint8 (N, H, W), and labels, uint8 (N,).
 
@@ -29,18 +30,45 @@ def evaluate(
     image counts once. The metric's `get()[1]` is the accuracy; printed, it is the course's line.
     """
     mx = load_mxnet()
-    module = mx.mod.Module(symbol, context=mx.cpu())
-    module.bind(
-        [("data", (batch_size, 1, *images.shape[1:]))],
-        [("softmax_label", (batch_size,))],
-        for_training=False,
-    )
-    module.set_params(arg_params, aux_params)
+    context = mx.gpu() if on_gpu else mx.cpu()
+    module = _bind(symbol, arg_params, aux_params, (batch_size, 1, *images.shape[1:]), context)
     metric = mx.metric.Accuracy()
     for batch in _batches(images, labels, batch_size):
         module.forward(batch, is_train=False)
         module.update_metric(metric, batch.label)
     return metric
+
+
+def answers(
+    symbol: Any,
+    arg_params: dict[str, Any],
+    aux_params: dict[str, Any],
+    images: np.ndarray,
+    batch_size: int,
+) -> np.ndarray:
+    """The class that the network gives each image, int64 (N,), images being uint8 (N, H, W)."""
+    mx = load_mxnet()
+    shape = (batch_size, 1, *images.shape[1:])
+    module = _bind(symbol, arg_params, aux_params, shape, mx.cpu())
+    found = []
+    for batch in _batches(images, np.zeros(len(images)), batch_size):
+        module.forward(batch, is_train=False)
+        found.append(module.get_outputs()[0].asnumpy().argmax(axis=1))
+    return np.concatenate(found)
+
+
+def _bind(
+    symbol: Any,
+    arg_params: dict[str, Any],
+    aux_params: dict[str, Any],
+    shape: tuple[int, ...],
+    context: Any,
+) -> Any:
+    """A module of its own: in one that has run, oneDNN may go on with the old parameters."""
+    module = load_mxnet().mod.Module(symbol, context=context)
+    module.bind([("data", shape)], [("softmax_label", shape[:1])], for_training=False)
+    module.set_params(arg_params, aux_params)
+    return module
 
 
 def _batches(images: np.ndarray, labels: np.ndarray, batch_size: int) -> Iterator[Any]:

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from ece408_op import resources
+from ece408_op import errors, resources
 from ece408_op.course import models, scoring
 from ece408_op.errors import CheckpointMismatch, CheckpointMissing, UnknownModel
 
@@ -56,8 +56,9 @@ def test_stock_mxnet_opens_the_baseline_and_agrees(mx, run_python, rng):
         module.bind([("data", (3, 1, 70, 70))], for_training=False)
         module.set_params(checkpoint.arg_params, checkpoint.aux_params)
         batch = mx.io.DataBatch([mx.nd.array(scoring.as_input(pixels))])
-        module.forward(batch, is_train=False)
-        answers = module.get_outputs()[0].asnumpy()
+        with errors.surfaced():
+            module.forward(batch, is_train=False)
+            answers = module.get_outputs()[0].asnumpy()
         np.testing.assert_allclose(answers, eval(result.stdout), rtol=1e-4, atol=1e-6)
 
 
