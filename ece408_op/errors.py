@@ -106,6 +106,12 @@ class OperatorFailed(Ece408Error):
     exit_code = 17
 
 
+class NoUsableGpu(Ece408Error):
+    """There is no GPU, or a part of what it takes to compute on it is missing."""
+
+    exit_code = 18
+
+
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
 

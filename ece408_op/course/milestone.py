@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import errors
+from .. import dispatch, errors
 from ..errors import InvalidSize, UnknownModel
 from ..interruptible import run_interruptibly
 from ..op_log import OpTime, op_times
-from . import data, footprint, models, scoring
+from . import data, footprint, gpu_check, models, scoring
 from .models import BASELINE, Term
 
 TEST_IMAGES = 10000
@@ -20,18 +20,23 @@ TEST_IMAGES = 10000
 
 @dataclass(frozen=True)
 class Milestone:
-    """One script of the course: its name, what it shows, and whose convolution it runs."""
+    """One script of the course: its name, what it shows, whose convolution it runs, and where."""
 
     name: str
     title: str
     own_operator: bool
+    on_gpu: bool = False
 
 
 MILESTONES = {
     milestone.name: milestone
     for milestone in (
         Milestone("m1.1", "MXNet's own convolution, on the CPU", own_operator=False),
+        Milestone("m1.2", "MXNet's own convolution (cuDNN), on the GPU", False, on_gpu=True),
         Milestone("m2.1", "our operator's convolution, on the CPU", own_operator=True),
+        Milestone("m3.1", "our operator's convolution, on the GPU", True, on_gpu=True),
+        Milestone("m4.1", "our fastest CUDA kernel for each layer", True, on_gpu=True),
+        Milestone("final", "our fastest CUDA kernel for each layer, as handed in", True, True),
     )
 }
 
@@ -56,6 +61,8 @@ def make_request(
 ) -> Request:
     """A request from the course's arguments, `[model] [size]`: a number is the size.
 
+    Without `term`, a model that only one term has picks that term.
+
     Raises `UnknownModel` or `InvalidSize`.
     """
     words = [text for text in arguments if not _looks_like_number(text)]
@@ -66,7 +73,10 @@ def make_request(
         raise InvalidSize(f"{words[1]!r} is not a size; give a whole number from 1 to 10000")
     if len(numbers) > 1:
         raise UnknownModel(f"{numbers[0]!r} is not a model; give the model first, then the size")
-    found = models.find_term(term or models.DEFAULT_TERM)
+    if term is None:
+        found = models.term_of(words[0]) if words else models.TERMS[models.DEFAULT_TERM]
+    else:
+        found = models.find_term(term)
     default = found.default_model if milestone.own_operator else BASELINE
     model = words[0] if words else default
     _check_model(milestone, found, model)
@@ -111,8 +121,13 @@ def _check_model(milestone: Milestone, term: Term, model: str) -> None:
 def run(milestone: Milestone, request: Request) -> float:
     """Run a milestone, with the course's lines on stdout; returns the accuracy.
 
-    Raises the errors of the data, the checkpoint, the memory check and the operator.
+    Raises `NoUsableGpu`, and the errors of the settings, the data, the checkpoint, the memory
+    check and the operator.
     """
+    if milestone.on_gpu:
+        gpu_check.require(milestone.own_operator)
+    if milestone.own_operator:
+        dispatch.check_settings()
     size = request.term.image_size
     with _stage("Loading fashion-mnist data..."):
         images, labels = data.load("t10k", size, limit=request.size)
@@ -129,6 +144,7 @@ def run(milestone: Milestone, request: Request) -> float:
                 images,
                 labels,
                 request.batch_size,
+                on_gpu=milestone.on_gpu and not milestone.own_operator,
             )
         )
         accuracy = float(metric.get()[1])

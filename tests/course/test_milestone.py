@@ -4,7 +4,10 @@ import re
 
 import pytest
 
+from ece408_op import resources
+from ece408_op.course import data, scoring
 from ece408_op.course.milestone import MILESTONES, make_request
+from ece408_op.course.models import BASELINE, TERMS, load_model, network
 from ece408_op.errors import InvalidSize, UnknownModel
 
 pytestmark = pytest.mark.usefixtures("fashion_mnist")
@@ -40,13 +43,35 @@ def test_an_op_time_line_for_every_call_and_one_correctness(run_ece408):
     assert result.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
+MODELS = [(term, model) for term in TERMS.values() for model in term.models if model != BASELINE]
+
+
+def _stated_correctness(term, model):
+    """The row of models/README.md: correctness at 100, 1000 and 10000."""
+    text = (resources.models_dir() / "README.md").read_text()
+    row = re.search(rf"^\| {term.name} \| {model} \| (.*?) \| (.*?) \| (.*?) \|", text, re.M)
+    return dict(zip(("100", "1000", "10000"), row.groups()))
+
+
+@pytest.mark.parametrize(("term", "model"), MODELS, ids=lambda value: getattr(value, "name", value))
 @pytest.mark.parametrize("size", ["100", "1000", "10000"])
-def test_correctness_equals_mxnets_own(run_ece408, size):
-    batch = ("--batch-size", "2500")
-    native = run_ece408("m1.1", size, *batch).stdout
-    ours = run_ece408("m2.1", size, *batch).stdout
-    accuracy = re.search(r"'accuracy': ([\d.]+)\}", native).group(1)
-    assert ours.endswith(f"Correctness: {accuracy} Model: ece408\n")
+def test_correctness_equals_mxnets_own_and_what_is_stated(run_ece408, term, model, size):
+    common = (size, "--batch-size", "2500", "--term", term.name)
+    ours = run_ece408("m2.1", model, *common).stdout
+    stated = _stated_correctness(term, model)[size]
+    assert ours.endswith(f"Correctness: {stated} Model: {model}\n")
+    if model != "ece408-low":
+        native = run_ece408("m1.1", *common).stdout
+        assert native.endswith(f"EvalMetric: {{'accuracy': {stated}}}\n")
+
+
+def test_the_weak_model_scores_the_same_through_mxnets_own_convolution(mx):
+    term = TERMS["2017fa"]
+    images, labels = data.load("t10k", term.image_size)
+    loaded = load_model(term, "ece408-low")
+    answers = scoring.answers(network(term), loaded.arg_params, {}, images, 2500)
+    for size, stated in _stated_correctness(term, "ece408-low").items():
+        assert str((answers == labels)[: int(size)].mean()) == stated
 
 
 @pytest.mark.parametrize(
@@ -82,6 +107,20 @@ def test_both_argument_forms(name, arguments, model, size):
 def test_wrong_arguments(arguments, error, message):
     with pytest.raises(error, match=re.escape(message)):
         make_request(MILESTONES["m2.1"], arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "term", "expected"),
+    [
+        (["ece408-low", "1000"], None, ("2017fa", "ece408-low")),
+        ([], "2017fa", ("2017fa", "ece408-high")),
+        (["ece408"], None, ("2019fa", "ece408")),
+        (["ece408"], "2018sp", ("2018sp", "ece408")),
+    ],
+)
+def test_a_model_that_only_one_term_has_picks_the_term(arguments, term, expected):
+    request = make_request(MILESTONES["m2.1"], arguments, term=term)
+    assert (request.term.name, request.model) == expected
 
 
 def test_a_batch_is_at_most_the_size():
