@@ -9,7 +9,7 @@ import numpy
 from . import layout_guard
 from .attributes import ConvAttributes
 from .errors import InvalidProblem
-from .inference import UNKNOWN, infer_shapes, infer_types
+from .inference import infer_shapes, infer_storage, infer_types
 from .mxnet_import import load_mxnet
 
 
@@ -33,13 +33,14 @@ def Convolution(
     out: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """MXNet's 2-D Convolution, computed by the kernels of this package.
+    """MXNet's Convolution in two dimensions or one, computed by the kernels of this package.
 
     Takes NDArrays and returns one, or Symbols and returns one; for Symbols, weight and bias are
-    made as variables when they are not given. data is (B, C, H, W), weight (M, C / num_group,
-    KH, KW), bias (M,), the result (B, M, OH, OW). Arguments are those of MXNet's Convolution
-    (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and `backend`, which picks who
-    computes this layer.
+    made as variables when they are not given; arrays of MXNet's NumPy interface give such an
+    array. data is (B, C, H, W), weight (M, C / num_group, KH, KW), bias (M,), the result
+    (B, M, OH, OW); with a kernel of one number data is (B, C, W), and so on. Arguments are those
+    of MXNet's Convolution (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and
+    `backend`, which picks who computes this layer.
 
     Raises `InvalidProblem` and `UnsupportedProblem` before anything is computed; a failure in
     the computation itself surfaces as `errors.surfaced` describes.
@@ -61,9 +62,20 @@ def Convolution(
     attributes = {key: str(value) for key, value in given.items() if value is not None}
     parsed = ConvAttributes.parse(attributes)
     mx = load_mxnet()
+    numpy_interface = isinstance(data, (mx.np.ndarray, mx.sym.numpy._Symbol))
+    arrays = [_as_classic(array) for array in (data, weight, bias)]
+    out = _as_classic(out)
     if isinstance(data, mx.sym.Symbol):
-        return _symbol(mx, parsed, attributes, [data, weight, bias], name, attr, out)
-    return _ndarray(mx, parsed, attributes, [data, weight, bias], name, out)
+        result = _symbol(mx, parsed, attributes, arrays, name, attr, out)
+    else:
+        result = _ndarray(mx, parsed, attributes, arrays, name, out)
+    return result.as_np_ndarray() if numpy_interface else result
+
+
+def _as_classic(array: Any) -> Any:
+    """An array or Symbol of MXNet's NumPy interface as a classic one, sharing its memory."""
+    convert = getattr(array, "as_nd_ndarray", None)
+    return array if convert is None else convert()
 
 
 def _ndarray(
@@ -73,13 +85,22 @@ def _ndarray(
     for role, array in inputs:
         if not isinstance(array, mx.nd.NDArray):
             raise InvalidProblem(f"{role} is a {type(array).__name__}; expected an NDArray")
+    roles = [role for role, _ in inputs]
+    infer_storage(roles, [array.stype for _, array in inputs])
     shapes, _ = infer_shapes(parsed, [array.shape for _, array in inputs])
     types = [numpy.dtype(array.dtype).name for _, array in inputs]
-    dtype = infer_types([role for role, _ in inputs], types)
+    dtype = infer_types(roles, types)
     parsed.problem(shapes[0], dtype or "float32")
-    guarded = [layout_guard.plain_input(mx.nd, array) for _, array in inputs]
-    result = mx.nd.Custom(*guarded, op_type="ece408_conv", layer=name or "", out=out, **attributes)
-    return layout_guard.plain_input(mx.nd, result) if mx.autograd.is_recording() else result
+    data, *parameters = (array for _, array in inputs)
+    result = mx.nd.Custom(
+        layout_guard.plain_data(mx.nd, data),
+        *(layout_guard.plain_parameter(mx.nd, array) for array in parameters),
+        op_type="ece408_conv",
+        layer=name or "",
+        out=out,
+        **attributes,
+    )
+    return layout_guard.plain_data(mx.nd, result) if mx.autograd.is_recording() else result
 
 
 def _symbol(
@@ -96,36 +117,29 @@ def _symbol(
     name = mx.name.NameManager.current.get(name, "convolution")
     # The names below are complete: a prefix in force has been applied already.
     with mx.name.NameManager():
-        inputs = _inputs(parsed, _with_variables(mx, parsed, symbols, name))
-        guarded = [
-            layout_guard.plain_input(
-                mx.sym, symbol, 1 if role == "bias" else 4, f"{name}_{role}_plain"
-            )
-            for role, symbol in inputs
-        ]
+        (_, data), *parameters = _inputs(parsed, _with_variables(mx, parsed, symbols, name))
         result = mx.sym.Custom(
-            *guarded,
+            layout_guard.plain_data(mx.sym, data, name=f"{name}_data_plain"),
+            *(
+                layout_guard.plain_parameter(mx.sym, symbol, name=f"{name}_{role}_plain")
+                for role, symbol in parameters
+            ),
             op_type="ece408_conv",
             name=f"{name}_conv",
             layer=name,
             attr=attr,
             **attributes,
         )
-        return layout_guard.plain_gradient(mx.sym, result, name)
+        return layout_guard.plain_gradient(mx.sym, result, name=name)
 
 
 def _with_variables(mx: Any, parsed: ConvAttributes, symbols: list, name: str) -> list:
     """data, weight and bias, variables made for those of the last two that are not given."""
     data, weight, bias = symbols
-    weight_shape = infer_shapes(parsed, [[], []])[0][1]
-    known = tuple(0 if size == UNKNOWN else size for size in weight_shape)
     if weight is None:
-        weight = mx.sym.Variable(f"{name}_weight", shape=known)
-    elif weight.attr("__shape__") is None and weight.get_children() is None:
-        # The guard keeps MXNet from inferring the shape of a variable behind it.
-        weight._set_attr(__shape__=str(known))
+        weight = mx.sym.Variable(f"{name}_weight")
     if bias is None and not parsed.no_bias:
-        bias = mx.sym.Variable(f"{name}_bias", shape=(parsed.num_filter,))
+        bias = mx.sym.Variable(f"{name}_bias")
     return [data, weight, bias]
 
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import InvalidProblem, UnsupportedProblem
 from .problem import ConvProblem, Pair
 
 _IGNORED = ("workspace", "cudnn_tune", "cudnn_off")
 _UNSET = ("None", "_Null", "()", "")
+_LAYOUTS = {1: "NCW", 2: "NCHW"}
+# For the axis that a one-dimensional convolution lacks: what makes it do nothing.
+_HEIGHT_OF_ONE_DIMENSION = {"kernel": 1, "stride": 1, "pad": 0, "dilate": 1}
 
 
 @dataclass(frozen=True)
 class ConvAttributes:
     """What a convolution is told besides its arrays, under MXNet's names.
 
-    `layer` and `backend` are this package's own: the layer's name for the log of op times, and
-    the backend that shall compute this layer, or `None` for the one in the settings.
+    A one-dimensional convolution, `spatial` being 1, is the two-dimensional one on images of
+    height 1, and its attributes are kept as such. `layer` and `backend` are this package's own:
+    the layer's name for the log of op times, and the backend that shall compute this layer, or
+    `None` for the one in the settings.
     """
 
     kernel: Pair
@@ -30,6 +36,7 @@ class ConvAttributes:
     no_bias: bool = False
     layer: str = ""
     backend: str | None = None
+    spatial: int = 2
 
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> ConvAttributes:
@@ -38,37 +45,47 @@ class ConvAttributes:
         `workspace`, `cudnn_tune` and `cudnn_off` mean nothing here and are ignored, and so are
         names of the form `__name__`, which belong to MXNet. Raises `InvalidProblem` for an
         unknown name, a value of the wrong kind, or when kernel or num_filter is not given, and
-        `UnsupportedProblem` for a layout other than NCHW.
+        `UnsupportedProblem` for a layout other than NCHW (NCW), or three dimensions.
         """
-        fields: dict[str, object] = {}
-        for name, text in attributes.items():
-            text = str(text).strip()
-            if name in _IGNORED or name.startswith("__") or text in _UNSET:
+        given = {name: str(text).strip() for name, text in attributes.items()}
+        fields: dict[str, Any] = {}
+        for name, text in given.items():
+            if name in _IGNORED or name.startswith("__") or text in _UNSET or name == "layout":
                 continue
-            if name == "layout":
-                if text != "NCHW":
-                    raise UnsupportedProblem(f"layout {text} is not supported; use NCHW")
-            elif name in _PARSERS:
-                fields[name] = _PARSERS[name](name, text)
-            else:
+            if name not in _PARSERS:
                 raise InvalidProblem(
                     f"unknown attribute {name}={text}; there are: {', '.join(_PARSERS)}"
                 )
+            fields[name] = _PARSERS[name](name, text)
         for name in ("kernel", "num_filter"):
             if name not in fields:
                 raise InvalidProblem(f"required attribute {name} is not given")
-        return cls(**fields)  # type: ignore[arg-type]
+        spatial = len(fields["kernel"])
+        _check_dimensions(given.get("layout", "None"), spatial)
+        for name in _HEIGHT_OF_ONE_DIMENSION:
+            if name in fields:
+                fields[name] = _as_pair(name, fields[name], spatial)
+        return cls(**fields, spatial=spatial)
+
+    @property
+    def layout(self) -> str:
+        """How data is laid out, by MXNet's names."""
+        return _LAYOUTS[self.spatial]
 
     def problem(self, x_shape: Sequence[int], dtype: str) -> ConvProblem:
-        """The convolution of these attributes on x of shape (B, C, H, W).
+        """The convolution of these attributes on x of shape (B, C, H, W), or (B, C, W).
 
         Raises `InvalidProblem` when there is none.
         """
-        if len(x_shape) != 4:
+        if len(x_shape) != 2 + self.spatial:
             raise InvalidProblem(
-                f"data has shape {tuple(x_shape)}; a 2-D convolution needs 4 dimensions, NCHW"
+                f"data has shape {tuple(x_shape)}; a {self.spatial}-D convolution needs "
+                f"{2 + self.spatial} dimensions, {self.layout}"
             )
-        batch, channels, height, width = (int(size) for size in x_shape)
+        sizes = [int(size) for size in x_shape]
+        if self.spatial == 1:
+            sizes.insert(2, 1)
+        batch, channels, height, width = sizes
         return ConvProblem(
             batch=batch,
             channels=channels,
@@ -85,17 +102,33 @@ class ConvAttributes:
         )
 
 
-def _pair(name: str, text: str) -> Pair:
+def _check_dimensions(layout: str, spatial: int) -> None:
+    if spatial not in _LAYOUTS:
+        raise UnsupportedProblem(
+            f"a kernel of {spatial} dimensions is not supported; only 1-D and 2-D convolutions are"
+        )
+    if layout not in (*_UNSET, _LAYOUTS[spatial]):
+        raise UnsupportedProblem(
+            f"layout {layout} is not supported for a {spatial}-D convolution; use "
+            f"{_LAYOUTS[spatial]}"
+        )
+
+
+def _as_pair(name: str, value: tuple[int, ...], spatial: int) -> Pair:
+    if len(value) != spatial:
+        raise InvalidProblem(
+            f"{name}={value} has {len(value)} numbers, but the kernel has {spatial}"
+        )
+    return (_HEIGHT_OF_ONE_DIMENSION[name], value[0]) if spatial == 1 else (value[0], value[1])
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
     value = _literal(name, text)
     if isinstance(value, int):
         value = (value,)
     if not isinstance(value, (tuple, list)) or not all(isinstance(v, int) for v in value):
-        raise InvalidProblem(f"{name}={text} is not a pair of whole numbers such as (5, 5)")
-    if len(value) != 2:
-        raise UnsupportedProblem(
-            f"{name}={text} has {len(value)} numbers; only 2-D convolutions are supported"
-        )
-    return (value[0], value[1])
+        raise InvalidProblem(f"{name}={text} is not a tuple of whole numbers such as (5, 5)")
+    return tuple(value)
 
 
 def _whole(name: str, text: str) -> int:
@@ -125,11 +158,11 @@ def _literal(name: str, text: str) -> object:
 
 
 _PARSERS = {
-    "kernel": _pair,
+    "kernel": _numbers,
     "num_filter": _whole,
-    "stride": _pair,
-    "dilate": _pair,
-    "pad": _pair,
+    "stride": _numbers,
+    "dilate": _numbers,
+    "pad": _numbers,
     "num_group": _whole,
     "no_bias": _flag,
     "layer": _text,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .attributes import ConvAttributes
-from .errors import InvalidProblem
+from .errors import InvalidProblem, UnsupportedProblem
 from .problem import ConvProblem
 
 UNKNOWN = -1
+# MXNet's wheels are built with 32-bit sizes.
+_MOST_ELEMENTS = 2**31 - 1
 Shape = list[int]
 
 
@@ -21,23 +24,27 @@ def infer_shapes(
     returned, a size that is not known is -1 (0 is read as the same). The weight's shape follows
     from the attributes and data's channels, and data's channels from the weight's.
 
-    Raises `InvalidProblem` when the shapes contradict each other or the attributes.
+    Raises `InvalidProblem` when the shapes contradict each other or the attributes, and
+    `UnsupportedProblem` for an output beyond what an array of MXNet can hold.
     """
-    x_shape = _rank4("data", given[0])
-    w_shape = _rank4("weight", given[1])
+    x_shape = _sizes("data", given[0], attributes)
+    w_shape = _sizes("weight", given[1], attributes)
     if x_shape[1] == UNKNOWN and w_shape[1] != UNKNOWN:
         x_shape[1] = w_shape[1] * attributes.num_group
     problem = _smallest_problem(attributes, x_shape)
-    batch, channels, height, width = (size != UNKNOWN for size in x_shape)
+    known = [size != UNKNOWN for size in x_shape]
+    # A one-dimensional problem's images have a height of 1 that its arrays do not show.
+    drop = slice(2, 4 - attributes.spatial)
     needed = [
         x_shape,
-        _hide(problem.w_shape, (True, channels, True, True)),
+        _hide(_without(problem.w_shape, drop), [True, known[1], *[True] * attributes.spatial]),
         list(problem.bias_shape),
     ][: len(given)]
     for name, shape, need in zip(("weight", "bias"), given[1:], needed[1:]):
         _check(name, shape, need, x_shape)
-    output = _hide(problem.y_shape, (batch, True, height, width))
-    if not given[0] and not channels:
+    output = _hide(_without(problem.y_shape, drop), [known[0], True, *known[2:]])
+    _check_size("output", output)
+    if not given[0] and not known[1]:
         needed[0] = []
     return needed, output
 
@@ -54,20 +61,46 @@ def infer_types(names: Sequence[str], given: Sequence[str | None]) -> str | None
     return known.pop() if known else None
 
 
-def _rank4(name: str, shape: Sequence[int]) -> Shape:
+def infer_storage(names: Sequence[str], given: Sequence[str]) -> None:
+    """Raise `UnsupportedProblem` unless all arrays are dense, which MXNet calls `default`."""
+    for name, storage in zip(names, given):
+        if storage not in ("default", "undefined"):
+            raise UnsupportedProblem(
+                f"{name} has storage type {storage}; only dense arrays are supported, so convert "
+                "it with tostype('default')"
+            )
+
+
+def _sizes(name: str, shape: Sequence[int], attributes: ConvAttributes) -> Shape:
+    rank = 2 + attributes.spatial
     if not shape:
-        return [UNKNOWN] * 4
-    if len(shape) != 4:
+        return [UNKNOWN] * rank
+    if len(shape) != rank:
         raise InvalidProblem(
-            f"{name} has shape {tuple(shape)}; a 2-D convolution needs 4 dimensions, NCHW"
+            f"{name} has shape {tuple(shape)}; a {attributes.spatial}-D convolution needs {rank} "
+            f"dimensions, data being {attributes.layout}"
         )
     return [UNKNOWN if size in (UNKNOWN, 0) else int(size) for size in shape]
+
+
+def _without(shape: Sequence[int], drop: slice) -> list[int]:
+    kept = list(shape)
+    del kept[drop]
+    return kept
+
+
+def _check_size(name: str, shape: Shape) -> None:
+    if UNKNOWN not in shape and math.prod(shape) > _MOST_ELEMENTS:
+        raise UnsupportedProblem(
+            f"{name} of shape {tuple(shape)} has {math.prod(shape)} elements, and MXNet's arrays "
+            f"end at {_MOST_ELEMENTS}; use a smaller batch"
+        )
 
 
 def _smallest_problem(attributes: ConvAttributes, x_shape: Shape) -> ConvProblem:
     """The problem on x, the smallest sizes that fit standing in for those that are unknown."""
     extents = [d * (k - 1) + 1 for d, k in zip(attributes.dilate, attributes.kernel)]
-    stand_ins = (1, attributes.num_group, *extents)
+    stand_ins = (1, attributes.num_group, *extents[2 - attributes.spatial :])
     return attributes.problem(
         [smallest if size == UNKNOWN else size for size, smallest in zip(x_shape, stand_ins)],
         "float32",

@@ -6,28 +6,34 @@ copy before the operator, on a thread of its own, reads it: silent wrong results
 pass through data and weight, in the backward pass through the gradient of the output. Module and
 Executor, and a hybridized net with static_alloc, do not do it; imperative code and a CachedOp do.
 
-Both guards are operators of MXNet that compute on plain arrays and so convert what they read.
+The guards are operators of MXNet that compute on plain arrays and so convert what they read.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+_INFINITY = float("inf")
 
-def plain_input(namespace: Any, array: Any, ndim: int | None = None, name: str = "") -> Any:
+
+def plain_data(namespace: Any, array: Any, **name: str) -> Any:
     """The same values in plain layout; `namespace` is `mx.nd` or `mx.sym`.
 
     Reshape converts where identity and multiplication by 1 hand the blocked layout on. In a
-    graph, an array that is plain already is not copied. A Symbol's `ndim` must be given.
+    graph, an array that is plain already is not copied.
     """
-    keywords = {"name": name} if name else {}
-    return namespace.reshape(array, shape=(0,) * (ndim or array.ndim), **keywords)
+    return namespace.reshape(array, shape=(-2,), **name)
 
 
-def plain_gradient(namespace: Any, symbol: Any, name: str) -> Any:
+def plain_parameter(namespace: Any, array: Any, **name: str) -> Any:
+    """The same values in plain layout, always copied; shapes are inferred through it both ways."""
+    return namespace.clip(array, a_min=-_INFINITY, a_max=_INFINITY, **name)
+
+
+def plain_gradient(namespace: Any, array: Any, **name: str) -> Any:
     """The same values, by an operator whose gradient is in plain layout whatever it is given.
 
     In a CachedOp, operators that may compute their gradient in place (reshape, identity, cast)
     leave it in blocked layout. Clip's is never in place, and its forward pass always is.
     """
-    return namespace.clip(symbol, a_min=float("-inf"), a_max=float("inf"), name=name)
+    return namespace.clip(array, a_min=-_INFINITY, a_max=_INFINITY, **name)

@@ -16,6 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from . import fork_safety
 from .errors import Ece408Error, MXNetMissing
 
 
@@ -90,6 +91,7 @@ def _prepare() -> None:
 def _register() -> None:
     importlib.import_module("ece408_op.operator")
     _silence_reported_errors(importlib.import_module("mxnet.operator"))
+    fork_safety.install(importlib.import_module("mxnet"))
 
 
 def _silence_reported_errors(mxnet_operator: Any) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from . import dispatch, errors
+from . import dispatch, errors, fork_safety
 from .attributes import ConvAttributes
 from .errors import Ece408Error
-from .inference import infer_shapes, infer_types
+from .inference import infer_shapes, infer_storage, infer_types
 from .memory import pointer
 from .problem import ConvProblem
 
@@ -113,9 +113,17 @@ class ConvolutionProp(mx.operator.CustomOpProp):
         except Ece408Error as error:
             raise errors.remember(error) from None
 
+    def infer_storage_type(self, in_stype):  # type: ignore[no-untyped-def]
+        try:
+            infer_storage(self.list_arguments(), in_stype)
+        except Ece408Error as error:
+            raise errors.remember(error) from None
+        return super().infer_storage_type(in_stype)
+
     def declare_backward_dependency(self, out_grad, in_data, out_data):  # type: ignore[no-untyped-def]
         return [out_grad[0], in_data[0], in_data[1]]
 
     def create_operator(self, ctx, in_shapes, in_dtypes):  # type: ignore[no-untyped-def]
+        fork_safety.note_use()
         device = "gpu" if ctx.device_type == "gpu" else "cpu"
         return ConvolutionOp(self._attributes, device)

@@ -106,7 +106,7 @@ def test_op_times_name_the_layer(mx, arrays):
         ({}, {"kernel": (10, 2)}, errors.InvalidProblem, "more than the padded input's 9x8"),
         ({}, {"num_filter": 5}, errors.InvalidProblem, r"weight has shape \(4, 3, 3, 2\), but"),
         ({}, {"layout": "NHWC"}, errors.UnsupportedProblem, "layout NHWC is not supported"),
-        ({}, {"kernel": (2, 3, 2)}, errors.UnsupportedProblem, "only 2-D"),
+        ({}, {"kernel": (2, 3, 2)}, errors.UnsupportedProblem, "3 dimensions is not"),
     ],
 )
 def test_wrong_calls_fail_at_once(arrays, changes, keywords, error, message):

@@ -55,7 +55,8 @@ def test_flags(text, value):
         ({**REQUIRED, "strides": "(1, 1)"}, r"unknown attribute strides=\(1, 1\); there are: "),
         ({**REQUIRED, "num_filter": "many"}, "num_filter=many is not a number"),
         ({**REQUIRED, "num_filter": "2.5"}, "num_filter=2.5 is not a whole number"),
-        ({**REQUIRED, "kernel": "(3, 'a')"}, "is not a pair of whole numbers"),
+        ({**REQUIRED, "kernel": "(3, 'a')"}, "is not a tuple of whole numbers"),
+        ({**REQUIRED, "stride": "(2,)"}, r"stride=\(2,\) has 1 numbers, but the kernel has 2"),
         ({**REQUIRED, "no_bias": "maybe"}, "no_bias=maybe is neither True nor False"),
     ],
 )
@@ -67,10 +68,26 @@ def test_wrong_attributes(attributes, message):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("layout", "NHWC", "layout NHWC is not supported; use NCHW"),
-        ("kernel", "(3, 3, 3)", "only 2-D convolutions are supported"),
+        ("layout", "NHWC", "layout NHWC is not supported for a 2-D convolution; use NCHW"),
+        ("kernel", "(3, 3, 3)", "a kernel of 3 dimensions is not supported"),
     ],
 )
 def test_unsupported_attributes(name, value, message):
     with pytest.raises(UnsupportedProblem, match=message):
         ConvAttributes.parse({**REQUIRED, name: value})
+
+
+def test_one_dimension_is_two_with_a_height_of_one():
+    parsed = ConvAttributes.parse(
+        {
+            "kernel": "(3,)",
+            "num_filter": "4",
+            "stride": "(2,)",
+            "pad": "1",
+            "dilate": "[2]",
+            "layout": "NCW",
+        }
+    )
+    assert parsed == ConvAttributes((1, 3), 4, (1, 2), (1, 2), (0, 1), spatial=1)
+    problem = parsed.problem((2, 5, 20), "float32")
+    assert str(problem) == "b2,c5,h1,w20,m4,k1x3,s1x2,p0x1,d1x2,bias"

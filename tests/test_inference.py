@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ece408_op.attributes import ConvAttributes
-from ece408_op.errors import InvalidProblem
-from ece408_op.inference import infer_shapes, infer_types
+from ece408_op.errors import InvalidProblem, UnsupportedProblem
+from ece408_op.inference import infer_shapes, infer_storage, infer_types
 
 PLAIN = ConvAttributes((5, 3), 8)
 GROUPED = ConvAttributes((3, 3), 8, stride=(2, 1), pad=(1, 0), num_group=2, no_bias=True)
@@ -58,6 +58,28 @@ def test_contradictions(given, message):
 def test_channels_that_groups_do_not_divide():
     with pytest.raises(InvalidProblem, match="num_group 2 must divide both the 5 input channels"):
         infer_shapes(GROUPED, [[2, 5, 20, 21], []])
+
+
+def test_one_dimension():
+    attributes = ConvAttributes((1, 3), 8, stride=(1, 2), num_group=2, spatial=1)
+    inputs, output = infer_shapes(attributes, [[2, 6, 21], [], []])
+    assert inputs == [[2, 6, 21], [8, 3, 3], [8]]
+    assert output == [2, 8, 10]
+    inputs, output = infer_shapes(attributes, [[], [8, 3, 3], []])
+    assert inputs == [[-1, 6, -1], [8, 3, 3], [8]]
+    assert output == [-1, 8, -1]
+
+
+def test_an_output_larger_than_mxnets_arrays():
+    attributes = ConvAttributes((1, 1), 1 << 12, no_bias=True)
+    with pytest.raises(UnsupportedProblem, match="has 2147483648 elements, and MXNet's arrays end"):
+        infer_shapes(attributes, [[1, 1, 1 << 10, 1 << 9], []])
+
+
+def test_storage():
+    infer_storage(("data", "weight"), ["default", "undefined"])
+    with pytest.raises(UnsupportedProblem, match="weight has storage type row_sparse"):
+        infer_storage(("data", "weight"), ["default", "row_sparse"])
 
 
 def test_types():
