@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 import traceback
@@ -13,11 +14,12 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from . import __version__, dispatch, run_time, settings
+from . import __version__, cache, dispatch, doctor, run_time, settings
 from .cachedir import atomic_path
 from .course import data, fetch, milestone, model_card, models, training
 from .course.milestone import MILESTONES, Milestone
 from .errors import Ece408Error, InvalidSize
+from .swap import swap_checkpoint
 
 EXIT_UNEXPECTED = 1
 EXIT_INTERRUPTED = 130
@@ -88,8 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     for each in MILESTONES.values():
         _add_milestone(commands, each)
     _add_data(commands)
+    _add_swap(commands)
     _add_models(commands)
     _add_train(commands)
+    _add_doctor(commands)
+    _add_cache(commands)
     return parser
 
 
@@ -199,6 +204,78 @@ def _run_data(options: argparse.Namespace) -> None:
     else:
         for folder in dict.fromkeys(data.locate(kind) for kind in data.KINDS):
             print(folder)
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "doctor",
+        "tell what is installed and usable here, and what to do about the rest",
+        epilog="exit codes: 0: all milestones can run (save perhaps m1.2, which needs an MXNet "
+        f"built for the GPU: the last line says so); {doctor.EXIT_CPU_ONLY}: only those on the "
+        f"CPU can; {doctor.EXIT_NOTHING}: not even those can",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=_run_doctor)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    diagnosis = doctor.diagnose()
+    print(json.dumps(diagnosis.json(), indent=2) if options.json else diagnosis.text())
+    return diagnosis.exit_code
+
+
+def _add_cache(commands: Any) -> None:
+    parser = _add_command(commands, "cache", "list or remove what is kept in the cache folder")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "clear"),
+        default="list",
+        help="list: print size, number of files and path of each kind of content; clear: remove "
+        "it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "kinds",
+        nargs="*",
+        metavar="KIND",
+        help=f"only these: {', '.join(cache.KINDS)} (default: all)",
+    )
+    parser.set_defaults(run=_run_cache)
+
+
+def _run_cache(options: argparse.Namespace) -> None:
+    if options.action == "clear":
+        entries, verb = cache.clear(options.kinds), "removed "
+    else:
+        entries, verb = cache.entries(options.kinds), ""
+    for entry in entries:
+        size = entry.size_bytes / (1 << 20)
+        print(f"{verb}{size:9.1f} MiB {entry.files:5} files  {entry.path}")
+    if not entries:
+        print(f"ece408: nothing to {options.action} in {settings.cache()}", file=sys.stderr)
+
+
+def _add_swap(commands: Any) -> None:
+    title = "put our operator into a saved checkpoint, in the place of MXNet's Convolution"
+    parser = _add_command(commands, "swap", title)
+    parser.add_argument("prefix", metavar="PREFIX", help="reads PREFIX-symbol.json")
+    parser.add_argument("epoch", metavar="EPOCH", type=int, help="and PREFIX-EPOCH.params")
+    parser.add_argument("out", metavar="OUT", help="writes the same under the prefix OUT")
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        action="append",
+        help="only this layer, or those a pattern such as 'conv*' fits (may be repeated)",
+    )
+    parser.add_argument("--backend", metavar="NAME", help="who computes the swapped layers")
+    parser.set_defaults(run=_run_swap)
+
+
+def _run_swap(options: argparse.Namespace) -> None:
+    print(
+        swap_checkpoint(options.prefix, options.epoch, options.out, options.backend, options.only)
+    )
 
 
 def _add_models(commands: Any) -> None:

@@ -138,7 +138,7 @@ def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
 
 def test_version_and_help(run_ece408):
     assert run_ece408("--version").stdout == f"ece408_op {__version__}\n"
-    for arguments in ([], ["m1.1"], ["m2.1"], ["train"], ["data"]):
+    for arguments in ([], ["m1.1"], ["m2.1"], ["train"], ["data"], ["doctor"], ["cache"]):
         result = run_ece408(*arguments, "--help")
         assert result.returncode == 0
         assert result.stdout.startswith("usage: ece408")

@@ -22,24 +22,34 @@ def cache_folder() -> Path:
     return settings.cache() / "fashion-mnist"
 
 
-def locate(kind: str) -> Path:
-    """The folder with the images and labels of `kind`, "t10k" or "train".
+def find(kind: str) -> Path | None:
+    """The folder with the images and labels of `kind`, "t10k" or "train"; nothing is fetched.
 
-    The folder the user named, and then only that; else the distribution's package, the cache,
-    or a download into the cache. Only the presence of the files is checked.
+    The folder the user named, and then only that; else the distribution's package or the cache.
+    `None` when neither has both files. Only the presence of the files is checked.
 
-    Raises `DataMissing` when the user's folder lacks a file, `DownloadFailed` when there is no
-    copy and none can be had, `CacheUnwritable`, and `InvalidSetting` for an unknown `kind`.
+    Raises `DataMissing` when the user's folder lacks a file, `InvalidSetting` for an unknown
+    `kind`.
     """
     named = settings.data()
     if named is not None:
         _require(kind, named)
         return named
-    for folder in (PACKAGE_FOLDER, cache_folder()):
-        if not _missing(kind, folder):
-            return folder
-    fetch(cache_folder(), (kind,))
-    return cache_folder()
+    folders = (PACKAGE_FOLDER, cache_folder())
+    return next((folder for folder in folders if not _missing(kind, folder)), None)
+
+
+def locate(kind: str) -> Path:
+    """As `find`, but what is nowhere is fetched into the cache.
+
+    Raises the errors of `find`, `CacheUnwritable`, and `DownloadFailed` when there is no copy
+    and none can be had.
+    """
+    folder = find(kind)
+    if folder is None:
+        fetch(cache_folder(), (kind,))
+        folder = cache_folder()
+    return folder
 
 
 def load(

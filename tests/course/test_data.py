@@ -201,6 +201,16 @@ def test_a_package_folder_without_all_files_is_passed_over(fake, no_fetch):
     assert data.locate("train") == data.PACKAGE_FOLDER
 
 
+def test_find_fetches_nothing(fake, no_fetch):
+    assert data.find("t10k") is None
+    assert not fake.exists()
+    write_files(data.cache_folder(), "t10k")
+    assert data.find("t10k") == fake / "fashion-mnist"
+    assert data.find("train") is None
+    with pytest.raises(InvalidSetting, match="'test'"):
+        data.find("test")
+
+
 def test_what_is_nowhere_is_fetched_into_the_cache(fake, monkeypatch):
     fetched = []
 

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import struct
+import subprocess
+
+import pytest
+
+from ece408_op.backends import native
+from ece408_op.fatbin import architectures, runs_on
+from ece408_op.gpu import find_nvcc
+
+KERNEL = "__global__ void twice(float *x) { x[threadIdx.x] *= 2; }\n"
+PTX, CODE = 1, 2
+EXACT, FAMILY = 0x100000, 0x200000
+
+
+def entry(kind, number, flags=0, payload=bytes(24)):
+    header = struct.pack("<HHIQ", kind, 0x101, 64, len(payload)).ljust(28, b"\0")
+    return (header + struct.pack("<I8xI", number, flags)).ljust(64, b"\0") + payload
+
+
+def container(*entries):
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def elf(**sections):
+    """A 64-bit ELF file with nothing but these sections; a dot before a name is `_dot_`."""
+    sections = {name.replace("_dot_", "."): content for name, content in sections.items()}
+    names = b"\0" + b"\0".join(name.encode() for name in [*sections, ".shstrtab"]) + b"\0"
+    body, headers = b"", []
+    for name, content in [*sections.items(), (".shstrtab", names)]:
+        at = names.index(name.encode() + b"\0")
+        headers.append(struct.pack("<I20xQQ24x", at, 64 + len(body), len(content)))
+        body += content
+    table = struct.pack("<Q", 64 + len(body))
+    start = (b"\x7fELF\x02\x01".ljust(0x28, b"\0") + table).ljust(0x3A, b"\0")
+    counts = struct.pack("<HHH", 64, len(headers), len(headers) - 1)
+    return start + counts + body + b"".join(headers)
+
+
+@pytest.fixture
+def library(tmp_path):
+    def write(content):
+        path = tmp_path / "lib.so"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def test_every_container_and_entry_is_read_once_in_order(library):
+    fatbin = (
+        container(entry(CODE, 100), entry(CODE, 86))
+        + bytes(8)
+        + container(entry(PTX, 86), entry(CODE, 86), entry(CODE, 75))
+    )
+    path = library(elf(_dot_text=b"code", _dot_nv_fatbin=fatbin))
+    assert architectures(path) == ["sm_75", "sm_86", "sm_100", "compute_86"]
+    assert architectures(str(path)) == architectures(path)
+
+
+def test_code_for_one_gpu_or_family_has_nvccs_suffix(library):
+    fatbin = container(entry(CODE, 90, EXACT), entry(CODE, 100, FAMILY), entry(CODE, 90))
+    path = library(elf(_dot_nv_fatbin=fatbin))
+    assert architectures(path) == ["sm_90", "sm_90a", "sm_100f"]
+
+
+def test_relocatable_code_counts_and_other_sections_do_not(library):
+    path = library(
+        elf(
+            __nv_relfatbin=container(entry(CODE, 80)),
+            _dot_data=container(entry(CODE, 70)),
+            _dot_nvFatBinSegment=container(entry(CODE, 60)),
+        )
+    )
+    assert architectures(path) == ["sm_80"]
+
+
+def test_a_library_without_gpu_code_has_none(library):
+    assert architectures(library(elf(_dot_text=b"code"))) == []
+    assert architectures(native.LIBRARY) == []
+
+
+def test_a_header_without_sizes_ends_the_search(library):
+    empty = struct.pack("<IHHQ", 0xBA55ED50, 1, 0, 0)
+    fatbin = empty + container(struct.pack("<HHIQ", CODE, 0x101, 0, 0) + bytes(48))
+    assert architectures(library(elf(_dot_nv_fatbin=fatbin))) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01 32 bits", b"#!/bin/sh\n" * 20])
+def test_other_files_are_refused(library, content):
+    with pytest.raises(ValueError, match=r"ELF|empty"):
+        architectures(library(content))
+
+
+def test_a_truncated_library_is_refused(library):
+    whole = elf(_dot_nv_fatbin=container(entry(CODE, 80)))
+    with pytest.raises(ValueError, match=r"lib\.so is a damaged ELF file"):
+        architectures(library(whole[:-70]))
+
+
+def test_a_missing_library_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        architectures(tmp_path / "lib.so")
+
+
+def test_what_nvcc_makes(tmp_path):
+    nvcc = find_nvcc()
+    if nvcc is None:
+        pytest.skip("nvcc is not installed")
+    (tmp_path / "k.cu").write_text(KERNEL)
+    wanted = ["arch=compute_75,code=sm_75", "arch=compute_90,code=[sm_90,compute_90]"]
+    command = [str(nvcc), "-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
+    for each in [*wanted, "arch=compute_90a,code=sm_90a"]:
+        command += ["-gencode", each]
+    result = subprocess.run([*command, "-o", "k.so", "k.cu"], cwd=tmp_path, capture_output=True)
+    if result.returncode != 0:
+        pytest.skip(f"this nvcc does not make such a library: {result.stderr.decode()[:200]}")
+    assert architectures(tmp_path / "k.so") == ["sm_75", "sm_90", "sm_90a", "compute_90"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "capability", "expected"),
+    [
+        ("sm_80", (8, 0), True),
+        ("sm_80", (8, 6), True),
+        ("sm_86", (8, 0), False),
+        ("sm_86", (9, 0), False),
+        ("compute_70", (9, 0), True),
+        ("compute_90", (8, 9), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_120a", (12, 1), False),
+        ("compute_90a", (10, 0), False),
+        ("sm_100f", (10, 3), True),
+        ("sm_103f", (10, 0), False),
+        ("compute_100f", (12, 0), False),
+    ],
+)
+def test_where_code_runs(architecture, capability, expected):
+    assert runs_on(architecture, capability) is expected
+
+
+def test_an_architecture_must_be_one():
+    with pytest.raises(ValueError, match="'gfx90a' is not an architecture such as sm_80"):
+        runs_on("gfx90a", (9, 0))
