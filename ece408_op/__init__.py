@@ -4,6 +4,8 @@ Importing this package makes the operator `ece408_conv` known to MXNet, at once 
 loaded already, otherwise as soon as it is imported; MXNet itself is not imported by it.
 """
 
+from typing import Any
+
 __version__ = "0.1.0"
 
 from . import errors, settings
@@ -12,7 +14,29 @@ from .checkpoint import load_checkpoint
 from .mxnet_import import register_with_mxnet
 from .op_log import op_times
 from .problem import ConvProblem
+from .swap import swap, swap_checkpoint
 
-__all__ = ["ConvProblem", "Convolution", "errors", "load_checkpoint", "op_times", "settings"]
+__all__ = [
+    "ConvProblem",
+    "Convolution",
+    "errors",
+    "load_checkpoint",
+    "op_times",
+    "settings",
+    "swap",
+    "swap_checkpoint",
+]
 
 register_with_mxnet()
+
+
+def __getattr__(name: str) -> Any:
+    # Layers are classes of Gluon's and need MXNet to exist.
+    if name in ("Conv1D", "Conv2D"):
+        from .mxnet_import import load_mxnet
+
+        load_mxnet()
+        from . import gluon_layers
+
+        return getattr(gluon_layers, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,113 @@
+"""The operator over many calls, on many threads, and across forks."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import ece408_op
+
+ATTRIBUTES = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
+
+
+def _status(name):
+    """A number from /proc/self/status: VmRSS in KiB, or Threads."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(f"{name}:"))
+
+
+def test_ten_thousand_calls_without_growth(mx):
+    x, w = mx.nd.ones((1, 3, 8, 8)), mx.nd.ones((4, 3, 3, 3))
+
+    def call(times):
+        for _ in range(times):
+            ece408_op.Convolution(x, w, **ATTRIBUTES).wait_to_read()
+
+    call(1000)
+    memory, threads = _status("VmRSS"), _status("Threads")
+    call(10000)
+    assert _status("Threads") <= threads + 1
+    # Room for the allocator; 10000 leaked outputs alone would be 5760 KiB.
+    assert _status("VmRSS") <= memory + 4096
+
+
+def test_eight_threads_at_once(mx, rng):
+    inputs = [
+        (rng.integers(-3, 4, (2, 3, 9 + i, 8)), rng.integers(-3, 4, (4, 3, 3, 3))) for i in range(8)
+    ]
+    expected = [
+        mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), **ATTRIBUTES).asnumpy() for x, w in inputs
+    ]
+    wrong, failures = [], []
+
+    def work(i):
+        try:
+            for _ in range(50):
+                x, w = (mx.nd.array(array) for array in inputs[i])
+                y = ece408_op.Convolution(x, w, **ATTRIBUTES)
+                if not np.array_equal(y.asnumpy(), expected[i]):
+                    wrong.append(i)
+        except Exception as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+    assert not failures
+
+
+FORKING = """
+import os, sys
+import ece408_op, mxnet as mx, numpy as np
+x, w = mx.nd.ones((64, 8, 40, 40)), mx.nd.ones((16, 8, 3, 3))
+
+def convolve(x, backend="reference"):  # slow: it is still at work when the fork comes
+    return ece408_op.Convolution(
+        x, w, kernel=(3, 3), num_filter=16, no_bias=True, backend=backend
+    )
+"""
+
+DATA_LOADER = """
+class Images(mx.gluon.data.Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, i):
+        return np.full((8, 40, 40), i, dtype=np.float32)
+
+for _ in range(3):
+    pending = [convolve(x) for _ in range(5)]          # in flight while the workers are forked
+    loader = mx.gluon.data.DataLoader(Images(), batch_size=4, num_workers=2)
+    sums = [float(convolve(batch, "cpu").max().asscalar()) for batch in loader]
+    assert sums == [72.0 * 3, 72.0 * 7, 72.0 * 11], sums
+    assert all(float(y.min().asscalar()) == 72 for y in pending)
+print("ok")
+"""
+
+CHILD = """
+pending = [convolve(x) for _ in range(5)]
+child = os.fork()
+if child == 0:
+    from ece408_op import settings
+    from ece408_op.backends.cpu import CpuBackend
+    from ece408_op.problem import ConvProblem
+    problem = ConvProblem.parse("b4,c2,h9,w9,m3,k3")
+    arrays = [np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape)]
+    y = np.empty(problem.y_shape, np.float32)
+    CpuBackend().forward(problem, *(a.ctypes.data for a in arrays), None, y.ctypes.data, False)
+    os._exit(0 if settings.threads() == 1 and (y == 18).all() else 1)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert all(float(y.min().asscalar()) == 72 for y in pending)
+print("ok")
+"""
+
+
+@pytest.mark.parametrize("code", [DATA_LOADER, CHILD], ids=["data_loader", "child_computes"])
+def test_forks_while_an_operator_is_in_flight(run_python, code):
+    result = run_python(FORKING + code)
+    assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
