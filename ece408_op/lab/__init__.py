@@ -1,0 +1,1 @@
+"""Checking and timing, for any kernel and any network."""

@@ -1,0 +1,171 @@
+"""The networks of MXNet's model zoo before and after `swap`: agreement and times."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..mxnet_import import load_mxnet
+from ..op_log import OpTimes, op_times
+from ..swap import SwapReport, swap, swap_symbol
+
+# The side of the square images that each network takes.
+NETWORKS = {
+    "alexnet": 224,
+    "densenet121": 224,
+    "inceptionv3": 299,
+    "mobilenet1.0": 224,
+    "mobilenetv2_1.0": 224,
+    "resnet18_v1": 224,
+    "resnet18_v2": 224,
+    "squeezenet1.0": 224,
+    "vgg11": 224,
+}
+
+
+def build(name: str, batch: int = 1, seed: int = 408) -> tuple[Any, Any]:
+    """A network of the zoo with random weights, and an input for it, (batch, 3, side, side).
+
+    The last layer is scaled so that the largest output has magnitude 1.
+    """
+    mx = load_mxnet()
+    mx.random.seed(seed)
+    net = mx.gluon.model_zoo.vision.get_model(name, prefix=f"{name.replace('.', '_')}_")
+    net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
+    side = NETWORKS[name]
+    x = mx.nd.random.uniform(-1, 1, shape=(batch, 3, side, side))
+    largest = float(net(x).abs().max().asscalar())
+    weights = [p for key, p in net.collect_params().items() if key.endswith("weight")]
+    weights[-1].set_data(weights[-1].data() / largest)
+    return net, x
+
+
+def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """max |found - expected| / max |expected|; infinite where `found` is not finite."""
+    if not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def layer_errors(symbol: Any, swapped: Any, layers: list[str], params: dict, x: Any) -> dict:
+    """For each swapped layer by name, and for the network's "output", the `error` of swapping.
+
+    Both networks run as a whole, so errors add up from layer to layer.
+    """
+    expected = _outputs(symbol, layers, params, x)
+    with errors.surfaced():
+        found = _outputs(swapped, layers, params, x)
+    return {name: error(found[name], expected[name]) for name in expected}
+
+
+def _outputs(symbol: Any, layers: list[str], params: dict, x: Any) -> dict[str, np.ndarray]:
+    mx = load_mxnet()
+    internals = symbol.get_internals()
+    group = mx.sym.Group([*(internals[f"{name}_output"] for name in layers), symbol])
+    arguments, states = group.list_arguments(), group.list_auxiliary_states()
+    with _environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+        executor = group.bind(
+            mx.cpu(),
+            {name: x if name == "data" else params[name] for name in arguments},
+            aux_states={name: params[name] for name in states},
+        )
+    executor.forward(is_train=False)
+    return {name: y.asnumpy() for name, y in zip([*layers, "output"], executor.outputs)}
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set variables that MXNet reads when it binds.
+
+    Its fusion of layers gives wrong values for an inner output that is asked for as well.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One network before and after `swap`, hybridized; times are medians in milliseconds.
+
+    `errors` is per mode (imperative, hybridized) at the network's output, `layer_errors` at
+    each swapped layer; `log` holds the op times of one warm forward pass.
+    """
+
+    name: str
+    batch: int
+    report: SwapReport
+    errors: dict[str, float]
+    layer_errors: dict[str, float]
+    native_ms: float
+    ours_ms: float
+    log: OpTimes
+
+
+def compare(name: str, batch: int = 1, repeat: int = 5) -> Comparison:
+    """Swap one network of the zoo and measure."""
+    mx = load_mxnet()
+    net, x = build(name, batch)
+    symbol = net(mx.sym.Variable("data"))
+    params = {p.name: p.data() for p in net.collect_params().values()}
+    swapped, report = swap_symbol(symbol)
+    at_layers = layer_errors(symbol, swapped, report.swapped, params, x)
+    expected = net(x).asnumpy()
+    net.hybridize()
+    native_ms = _median_ms(net, x, repeat)
+    swap(net)
+    found = {}
+    for mode, active in (("imperative", False), ("hybridized", True)):
+        net.hybridize(active)
+        with errors.surfaced():
+            found[mode] = error(net(x).asnumpy(), expected)
+    ours_ms = _median_ms(net, x, repeat)
+    with op_times() as log:
+        net(x).wait_to_read()
+    return Comparison(name, batch, report, found, at_layers, native_ms, ours_ms, log)
+
+
+def _median_ms(net: Any, x: Any, repeat: int) -> float:
+    samples = []
+    for _ in range(repeat + 1):
+        start = time.perf_counter()
+        net(x).wait_to_read()
+        samples.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(samples[1:])
+
+
+def table(comparisons: list[Comparison]) -> str:
+    """The comparisons as a Markdown table, then a table of every swapped layer."""
+    lines = [
+        "| network | batch | layers swapped | left | worst layer error | output error "
+        "| MXNet ms | ours ms |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in comparisons:
+        lines.append(
+            f"| {each.name} | {each.batch} | {len(each.report.swapped)} | {len(each.report.left)} "
+            f"| {max(each.layer_errors.values()):.1e} | {max(each.errors.values()):.1e} "
+            f"| {each.native_ms:.1f} | {each.ours_ms:.1f} |"
+        )
+    for each in comparisons:
+        lines += ["", f"## {each.name}, batch {each.batch}", ""]
+        lines += ["| layer | problem | kernel | ms |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| {entry.layer} | `{entry.problem}` | {entry.kernel} | {entry.milliseconds:.3f} |"
+            for entry in each.log
+        ]
+    return "\n".join(lines)

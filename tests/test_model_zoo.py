@@ -1,0 +1,67 @@
+"""MXNet's model zoo before and after `swap`: every layer, every way to run it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op import dispatch
+from ece408_op.errors import surfaced
+from ece408_op.lab import zoo
+from ece408_op.swap import swap_symbol
+
+LIMIT = 1e-4
+# Enough kinds of layers for every run; the others take minutes.
+QUICK = ("mobilenetv2_1.0", "resnet18_v2", "squeezenet1.0")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+         for name in zoo.NETWORKS]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_of_the_zoo(mx, name, tmp_path):
+    found = zoo.compare(name, repeat=1)
+    assert not found.report.left
+    assert len(found.log) == len(found.report.swapped) > 0
+    assert set(found.layer_errors) == {*found.report.swapped, "output"}
+    assert max(found.layer_errors.values()) <= LIMIT
+    assert max(found.errors.values()) <= LIMIT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_of_the_zoo_exported(mx, name, tmp_path):
+    net, x = zoo.build(name)
+    expected = net(x).asnumpy()
+    assert 0.5 < np.abs(expected).max() < 2
+    ece408_op.swap(net)
+    net.hybridize()
+    with surfaced():
+        net(x).wait_to_read()
+        net.export(str(tmp_path / "net"))
+        block = mx.gluon.SymbolBlock.imports(
+            str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+        )
+        assert zoo.error(block(x).asnumpy(), expected) <= LIMIT
+
+
+def test_one_corrupted_layer_is_found(mx, monkeypatch):
+    """The comparison itself: an operator that is off in one layer must not pass."""
+    net, x = zoo.build("squeezenet1.0")
+    symbol = net(mx.sym.Variable("data"))
+    params = {p.name: p.data() for p in net.collect_params().values()}
+    swapped, report = swap_symbol(symbol)
+    spoilt = report.swapped[7]
+    forward = dispatch.forward
+
+    def corrupted(problem, layer, x, w, bias, y, accumulate):
+        forward(problem, layer, x, w, bias, y, accumulate)
+        if layer.name == spoilt:
+            first = (ctypes.c_float * 100).from_address(y)
+            first[:] = [value + 0.01 for value in first]
+
+    monkeypatch.setattr(dispatch, "forward", corrupted)
+    found = zoo.layer_errors(symbol, swapped, report.swapped, params, x)
+    assert found[spoilt] > LIMIT
+    assert all(found[name] <= LIMIT for name in report.swapped[:7])
