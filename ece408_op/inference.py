@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .attributes import ConvAttributes
 from .errors import InvalidProblem, UnsupportedProblem
-from .problem import ConvProblem
+from .problem import ITEM_BYTES, ConvProblem
 
 UNKNOWN = -1
 # MXNet's wheels are built with 32-bit sizes.
@@ -52,12 +52,14 @@ def infer_shapes(
 def infer_types(names: Sequence[str], given: Sequence[str | None]) -> str | None:
     """The one dtype that all arrays share, or `None` if no input's is known yet.
 
-    Raises `InvalidProblem` when inputs of different dtypes are given.
+    Raises `InvalidProblem` for inputs of different dtypes, or of one that is not supported.
     """
     known = {dtype for dtype in given if dtype is not None}
     if len(known) > 1:
         listed = ", ".join(f"{name} {dtype}" for name, dtype in zip(names, given) if dtype)
         raise InvalidProblem(f"the inputs are of different types ({listed}); cast them to one")
+    for dtype in known - ITEM_BYTES.keys():
+        raise InvalidProblem(f"dtype {dtype} is not supported; use one of {', '.join(ITEM_BYTES)}")
     return known.pop() if known else None
 
 

@@ -140,20 +140,34 @@ def test_a_wrong_attribute_ends_in_an_error_not_in_a_crash(run_python):
     assert result.returncode == 0
 
 
+@pytest.mark.parametrize("entry", ["custom", "entry"])
 @pytest.mark.parametrize(
-    ("shape", "attributes", "message"),
+    ("attributes", "bind", "message"),
     [
-        ((2, 3, 9), {}, "a 2-D convolution needs 4 dimensions"),
-        ((2, 3, 2, 8), {}, "more than the padded input's 2x8"),
-        (SHAPE, {"num_group": 2}, "num_group 2 must divide"),
+        ({}, {"data": (2, 3, 9)}, "a 2-D convolution needs 4 dimensions"),
+        ({}, {"data": (2, 3, 2, 8)}, "more than the padded input's 2x8"),
+        ({"num_group": 2}, {"data": SHAPE}, "num_group 2 must divide"),
+        ({}, {"data": SHAPE, "c_weight": (4, 5, 3, 2)}, r"weight has shape \(4, 5, 3, 2\), but"),
+        (
+            {},
+            {"data": SHAPE, "type_dict": {"data": "float32", "c_weight": "float64"}},
+            "data float32, weight float64",
+        ),
+        ({}, {"data": SHAPE, "type_dict": {"data": "int32"}}, "dtype int32 is not supported"),
     ],
+    ids=["rank", "kernel", "groups", "weight", "types", "dtype"],
 )
 def test_a_bind_that_cannot_be_says_why_and_keeps_stdout_clean(
-    mx, capfd, shape, attributes, message
+    mx, capfd, entry, attributes, bind, message
 ):
-    symbol = _custom(mx, **attributes)
+    if entry == "custom":
+        symbol = _custom(mx, **attributes)
+    else:
+        symbol = ece408_op.Convolution(
+            mx.sym.Variable("data"), kernel=(3, 2), num_filter=4, name="c", **attributes
+        )
     with pytest.raises(errors.InvalidProblem, match=message), surfaced():
-        symbol.simple_bind(mx.cpu(), data=shape)
+        symbol.simple_bind(mx.cpu(), **bind).forward()
     assert "InvalidProblem" not in capfd.readouterr().out
 
 
