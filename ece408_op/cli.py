@@ -16,7 +16,18 @@ from tqdm import tqdm
 
 from . import __version__, cache, dispatch, doctor, run_time, settings
 from .cachedir import atomic_path
-from .course import data, fetch, milestone, model_card, models, training
+from .course import (
+    comparison,
+    comparison_files,
+    comparison_plot,
+    comparison_table,
+    data,
+    fetch,
+    milestone,
+    model_card,
+    models,
+    training,
+)
 from .course.milestone import MILESTONES, Milestone
 from .errors import Ece408Error, InvalidSize
 from .swap import swap_checkpoint
@@ -89,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for each in MILESTONES.values():
         _add_milestone(commands, each)
+    _add_compare(commands)
     _add_data(commands)
     _add_swap(commands)
     _add_models(commands)
@@ -167,6 +179,83 @@ def _run_milestone(options: argparse.Namespace) -> None:
     )
     milestone.run(options.milestone, request)
     print(run_time.summary(), file=sys.stderr)
+
+
+def _add_compare(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "compare",
+        "run all milestones that this machine can run, and print their figures in one table",
+        epilog="Each run is a process of its own. What cannot run for want of a GPU is listed with "
+        "the reason. Exit code: 0, or 1 when a run failed for another reason.",
+    )
+    parser.add_argument(
+        "size", nargs="?", metavar="SIZE", help="number of test images, 1 to 10000 (default: 10000)"
+    )
+    terms = parser.add_mutually_exclusive_group()
+    terms.add_argument(
+        "--term",
+        action="append",
+        help=f"configuration of the course: {', '.join(models.TERMS)} (default: "
+        f"{models.DEFAULT_TERM}; may be repeated)",
+    )
+    terms.add_argument("--all-terms", action="store_true", help="every configuration")
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        help="images in one forward pass (default: all; fewer need less memory)",
+    )
+    parser.add_argument(
+        "--backend",
+        metavar="NAME",
+        help=f"who computes our operator on the CPU: {', '.join(dispatch.backend_names())} "
+        "(default: ECE408_BACKEND, or the fastest)",
+    )
+    parser.add_argument(
+        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
+    )
+    _add_data_option(parser)
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=int,
+        default=1,
+        help="make every run N times and give the median of each figure (default: 1)",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write machine, versions and every run to FILE"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help=f"draw op times and program times to FILE ({', '.join(comparison_plot.SUFFIXES)})",
+    )
+    parser.set_defaults(run=_run_compare)
+
+
+def _run_compare(options: argparse.Namespace) -> int:
+    if options.repeat < 1:
+        raise InvalidSize(f"{options.repeat} is not a number of runs; give 1 or more")
+    settings.configure(backend=options.backend, threads=options.threads, data=options.data)
+    dispatch.check_settings()
+    names = models.TERMS if options.all_terms else options.term or [models.DEFAULT_TERM]
+    asked = comparison.Options(
+        options.size, options.batch_size, options.backend, options.threads, options.data
+    )
+    jobs = comparison.plan([models.find_term(name) for name in dict.fromkeys(names)], asked)
+    if options.plot is not None:
+        comparison_plot.check(options.plot)
+    for path in filter(None, (options.json, options.plot)):
+        comparison_files.check_writable(path)
+    comparison.prepare_data(jobs)
+    rows = comparison.compare(jobs, options.repeat)
+    print(comparison_table.table(rows), flush=True)
+    if options.json is not None:
+        comparison_files.write_json(options.json, rows, asked)
+    if options.plot is not None and not comparison_plot.write_plot(options.plot, rows):
+        print(f"ece408: no run has figures to draw to {options.plot}", file=sys.stderr)
+    return EXIT_UNEXPECTED if any(row.summary.failed for row in rows) else 0
 
 
 def _prepare_mxnet(threads: str | None = None) -> None:

@@ -12,6 +12,11 @@ import pytest
 from ece408_op import __version__, errors, resources
 from ece408_op.cli import execute
 
+COMMANDS = (
+    *("m1.1", "m1.2", "m2.1", "m3.1", "m4.1", "final", "compare", "doctor", "data", "cache"),
+    *("swap", "models", "train"),
+)
+
 
 def _assert_one_line(result, code, message):
     error = result.stderr.splitlines()[-1]
@@ -138,7 +143,7 @@ def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
 
 def test_version_and_help(run_ece408):
     assert run_ece408("--version").stdout == f"ece408_op {__version__}\n"
-    for arguments in ([], ["m1.1"], ["m2.1"], ["train"], ["data"], ["doctor"], ["cache"]):
+    for arguments in ([], *([name] for name in COMMANDS)):
         result = run_ece408(*arguments, "--help")
         assert result.returncode == 0
         assert result.stdout.startswith("usage: ece408")

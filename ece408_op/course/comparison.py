@@ -1,0 +1,255 @@
+"""The milestones that this machine can run, side by side: what to run, the runs, their figures.
+
+Each run is a process of its own, because program time and peak memory are a process's, and what
+it prints is all that is known of it: the course's lines on stdout and the run time on stderr.
+
+Linux starts a process's peak memory with that of the process it was forked from. This one must
+stay smaller than any run, so it does not import MXNet before they are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from ..errors import NoUsableGpu
+from . import data
+from .milestone import MILESTONES, Milestone, Request, make_request
+from .models import BASELINE, Term
+
+Runner = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+_ERROR = "ece408: error: "
+_SECONDS_TO_END = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every run is given, as on the command line; `None` leaves it to the milestone."""
+
+    size: str | None = None
+    batch_size: str | None = None
+    backend: str | None = None
+    threads: str | None = None
+    data: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to make: its milestone, what that is asked for, and the command that runs it."""
+
+    milestone: Milestone
+    request: Request
+    command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.milestone.name} {self.request.model} ({self.request.term.name})"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The figures of one run, or the error it ended with.
+
+    `op_seconds` is wall seconds of each layer of ours, all batches together; empty for MXNet's
+    own convolution, which reports none. `elapsed_s` is wall seconds of the whole process and
+    `peak_bytes` its largest resident set. `error` is one line; figures are then absent.
+    """
+
+    script: str
+    term: str
+    model: str
+    size: int
+    accuracy: float | None = None
+    op_seconds: tuple[float, ...] = ()
+    elapsed_s: float | None = None
+    peak_bytes: int | None = None
+    exit_code: int = 0
+    error: str | None = None
+
+    @property
+    def lacks_gpu(self) -> bool:
+        """Whether it could not run for want of a GPU or what it takes to compute on it."""
+        return self.exit_code == NoUsableGpu.exit_code
+
+    @property
+    def failed(self) -> bool:
+        """Whether it went wrong in any other way."""
+        return self.error is not None and not self.lacks_gpu
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one job, in the order they were made; a run that fails is the last one."""
+
+    samples: tuple[Run, ...]
+
+    @property
+    def summary(self) -> Run:
+        """The run that failed, or a run with the median of each figure."""
+        last = self.samples[-1]
+        if last.error is not None or len(self.samples) == 1:
+            return last
+        layers = zip(*(run.op_seconds for run in self.samples))
+        return dataclasses.replace(
+            last,
+            accuracy=_median(run.accuracy for run in self.samples),
+            op_seconds=tuple(map(statistics.median, layers)),
+            elapsed_s=_median(run.elapsed_s for run in self.samples),
+            peak_bytes=round(_median(run.peak_bytes for run in self.samples)),
+        )
+
+
+def plan(terms: Sequence[Term], options: Options) -> list[Job]:
+    """The runs of a comparison: every milestone with each of a term's models that it runs.
+
+    Raises `InvalidSize` for a number of images or a batch size that cannot be used.
+    """
+    return [
+        _job(term, milestone, model, options)
+        for term in terms
+        for milestone in MILESTONES.values()
+        for model in term.models
+        if milestone.own_operator == (model != BASELINE)
+    ]
+
+
+def _job(term: Term, milestone: Milestone, model: str, options: Options) -> Job:
+    # An empty size must not turn into all images, as a missing one does.
+    arguments = [model] if options.size is None else [model, options.size]
+    request = make_request(milestone, arguments, term.name, options.batch_size)
+    command = [sys.executable, "-m", "ece408_op", milestone.name, model, str(request.size)]
+    given = {
+        "--term": term.name,
+        "--batch-size": options.batch_size,
+        "--backend": options.backend if milestone.own_operator and not milestone.on_gpu else None,
+        "--threads": options.threads,
+        "--data": options.data,
+    }
+    for option, value in given.items():
+        # In one word, so that a value that begins with a dash stays a value.
+        command += [] if value is None else [f"{option}={value}"]
+    return Job(milestone, request, tuple(command))
+
+
+def prepare_data(jobs: Sequence[Job]) -> None:
+    """Fetch and resize what the runs will load, which is nothing to charge the first one with.
+
+    Raises the errors of `data.load`.
+    """
+    for size in dict.fromkeys(job.request.term.image_size for job in jobs):
+        data.load("t10k", size)
+
+
+def run_process(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; when Ctrl-C interrupts the wait, it ends before we do."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        try:
+            stdout, stderr = process.communicate()
+        except BaseException:
+            _end(process)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process, with a chance to remove its temporary files."""
+    try:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_END)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def compare(jobs: Sequence[Job], repeat: int = 1, runner: Runner | None = None) -> list[Row]:
+    """Make every run `repeat` times and return a row for each job, in the order of the jobs.
+
+    Repeats go in rounds, so that a machine that slows down for a while slows all rows alike. A
+    job that has failed is not repeated. `runner` runs a command, by default as `run_process`.
+    Shows progress on stderr when that is a terminal.
+    """
+    runner = runner or run_process
+    samples: list[list[Run]] = [[] for _ in jobs]
+    with tqdm(total=repeat * len(jobs), unit="run", disable=None) as progress:
+        for _ in range(repeat):
+            for job, runs in zip(jobs, samples):
+                progress.set_description(str(job))
+                if not runs or runs[-1].error is None:
+                    runs.append(read_run(job, runner(job.command)))
+                progress.update()
+    return [Row(tuple(runs)) for runs in samples]
+
+
+def read_run(job: Job, result: subprocess.CompletedProcess[str]) -> Run:
+    """What a run's exit code and output say; output that cannot be read is an error of the run."""
+    request = job.request
+    run = Run(job.milestone.name, request.term.name, request.model, request.size)
+    if result.returncode:
+        return dataclasses.replace(run, exit_code=result.returncode, error=_reason(result))
+    try:
+        layers = len(request.term.filters) if job.milestone.own_operator else 0
+        return dataclasses.replace(
+            run,
+            accuracy=float(_find(r"^(?:Correctness:|EvalMetric: .*:) ([\d.e-]+)", result.stdout)),
+            op_seconds=_op_seconds(result.stdout, layers),
+            elapsed_s=_seconds(_find(r"([\d:.]+)elapsed", result.stderr)),
+            peak_bytes=int(_find(r"(\d+)maxresident\)k", result.stderr)) << 10,
+        )
+    except ValueError as error:
+        return dataclasses.replace(run, error=f"cannot read what it printed: {error}")
+
+
+def _find(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.M)
+    if found is None:
+        raise ValueError(f"nothing like {pattern}")
+    return found[1]
+
+
+def _op_seconds(stdout: str, layers: int) -> tuple[float, ...]:
+    """Seconds of each layer, summed over the batches, through which the layers take turns."""
+    lines = [float(text) for text in re.findall(r"^Op Time: ([\d.]+)$", stdout, re.M)]
+    if bool(lines) != bool(layers) or (layers and len(lines) % layers):
+        raise ValueError(f"{len(lines)} op times for {layers} layers")
+    return tuple(sum(lines[layer::layers]) for layer in range(layers))
+
+
+def _seconds(clock: str) -> float:
+    """Seconds from GNU time's m:ss.ss or h:mm:ss."""
+    seconds = 0.0
+    for part in clock.split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds
+
+
+def _reason(result: subprocess.CompletedProcess[str]) -> str:
+    """One line on why a run failed: its own error, else its last words."""
+    if result.returncode == -signal.SIGKILL:
+        return "killed (SIGKILL), perhaps for want of memory; --batch-size 1000 takes less"
+    if result.returncode < 0:
+        number = -result.returncode
+        return f"ended by signal {number} ({signal.strsignal(number)})"
+    lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+    errors = [line[len(_ERROR) :] for line in lines if line.startswith(_ERROR)]
+    return (errors or lines or [f"exit code {result.returncode}, without a word"])[-1]
+
+
+def _median(figures: Iterable[float | None]) -> float:
+    return statistics.median(figure for figure in figures if figure is not None)

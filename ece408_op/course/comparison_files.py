@@ -1,0 +1,95 @@
+"""The files of a comparison: checked before its runs, and its figures as JSON after them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..cachedir import atomic_path, ensure_folder, writing
+from ..errors import MXNetMissing, NoUsableGpu
+from ..gpu import find_driver
+from ..mxnet_import import load_mxnet
+from .comparison import Options, Row
+
+
+def check_writable(path: Path) -> None:
+    """Create the folder of a file to be written, and raise `CacheUnwritable` if that is no use.
+
+    What is there already must be a file: a device such as /dev/null would be replaced.
+    """
+    ensure_folder(path.parent)
+    with writing(path):
+        if path.exists() and not path.is_file():
+            raise FileExistsError("something that is not a file has this name")
+
+
+def write_json(path: Path, rows: Sequence[Row], options: Options) -> None:
+    """Write `document` to `path`, as a whole or not at all. Raises `CacheUnwritable`."""
+    text = json.dumps(document(rows, options), indent=2) + "\n"
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def document(rows: Sequence[Row], options: Options) -> dict[str, Any]:
+    """The comparison as strings, numbers, lists and dicts.
+
+    "runs" has an entry for each row, with the medians, and every run it was made of under
+    "samples"; names and units are those of `Run`. "options" is what the command line asked for,
+    "date" is local time with its distance from UTC.
+    """
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "machine": machine(),
+        "options": dataclasses.asdict(options),
+        "runs": [
+            {
+                **dataclasses.asdict(row.summary),
+                "samples": [dataclasses.asdict(run) for run in row.samples],
+            }
+            for row in rows
+        ],
+    }
+
+
+def machine() -> dict[str, Any]:
+    """CPU model, usable cores, GPUs, and versions; MXNet's is `None` where it does not import."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": _gpu_names(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "mxnet": _mxnet_version(),
+        "ece408_op": __version__,
+    }
+
+
+def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _gpu_names() -> list[str]:
+    try:
+        return [gpu.name for gpu in find_driver().gpus]
+    except NoUsableGpu:
+        return []
+
+
+def _mxnet_version() -> str | None:
+    try:
+        return str(load_mxnet().__version__)
+    except MXNetMissing:
+        return None
