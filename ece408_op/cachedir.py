@@ -56,6 +56,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{unique}{path.suffix}")
     try:
         with writing(path):
+            if path.exists() and not path.is_file():
+                raise OSError("it is not a regular file")
             # Unlike tempfile's, this file has the permissions that the user's umask asks for.
             temporary.touch(exist_ok=False)
             yield temporary

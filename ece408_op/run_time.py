@@ -19,10 +19,16 @@ def summary() -> str:
     busy = usage.ru_utime + usage.ru_stime
     return (
         f"{usage.ru_utime:.2f}user {usage.ru_stime:.2f}system {_clock(elapsed)}elapsed "
-        f"{100 * busy / elapsed:.0f}%CPU (0avgtext+0avgdata {usage.ru_maxrss}maxresident)k\n"
+        f"{100 * busy / elapsed:.0f}%CPU (0avgtext+0avgdata {_peak_kib()}maxresident)k\n"
         f"{usage.ru_inblock}inputs+{usage.ru_oublock}outputs "
         f"({usage.ru_majflt}major+{usage.ru_minflt}minor)pagefaults {usage.ru_nswap}swaps"
     )
+
+
+def _peak_kib() -> int:
+    """Largest resident set so far; the kernel's ru_maxrss starts at that of the parent process."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _elapsed_seconds() -> float:
