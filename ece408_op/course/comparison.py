@@ -2,9 +2,6 @@
 
 Each run is a process of its own, because program time and peak memory are a process's, and what
 it prints is all that is known of it: the course's lines on stdout and the run time on stderr.
-
-Linux starts a process's peak memory with that of the process it was forked from. This one must
-stay smaller than any run, so it does not import MXNet before they are over.
 """
 
 from __future__ import annotations

@@ -418,18 +418,6 @@ def test_each_size_of_images_is_prepared_once(monkeypatch):
     assert sizes == [("t10k", 70), ("t10k", 28)]
 
 
-def test_mxnet_is_not_loaded_before_the_runs_are_over(run_python, tmp_path):
-    """A process's peak memory begins with its parent's."""
-    code = (
-        "import sys; from ece408_op.cli import execute; from ece408_op.course import comparison;"
-        "comparison.prepare_data = lambda jobs: None;"
-        "comparison.compare = lambda *a: sys.exit('mxnet' in sys.modules and 'too early');"
-        f"execute(['compare', '5', '--plot', {str(tmp_path / 'plot.png')!r}])"
-    )
-    result = run_python(code)
-    assert (result.returncode, result.stderr) == (0, "")
-
-
 def test_compare_for_real(run_ece408, fashion_mnist, tmp_path):
     files = ("--json", str(tmp_path / "runs.json"), "--plot", str(tmp_path / "plot.png"))
     result = run_ece408("compare", "50", "--threads", "1", *files)
