@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import statistics
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from ..machine import machine
 from ..mxnet_import import load_mxnet
 from ..op_log import OpTimes, op_times
 from ..swap import SwapReport, swap, swap_symbol
@@ -100,7 +102,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One network before and after `swap`, hybridized; times are medians in milliseconds.
+    """One network before and after `swap`, hybridized; times are samples in milliseconds.
 
     `errors` is per mode (imperative, hybridized) at the network's output, `layer_errors` at
     each swapped layer; `log` holds the op times of one warm forward pass.
@@ -111,8 +113,8 @@ class Comparison:
     report: SwapReport
     errors: dict[str, float]
     layer_errors: dict[str, float]
-    native_ms: float
-    ours_ms: float
+    native_ms: list[float]
+    ours_ms: list[float]
     log: OpTimes
 
 
@@ -126,26 +128,27 @@ def compare(name: str, batch: int = 1, repeat: int = 5) -> Comparison:
     at_layers = layer_errors(symbol, swapped, report.swapped, params, x)
     expected = net(x).asnumpy()
     net.hybridize()
-    native_ms = _median_ms(net, x, repeat)
+    native_ms = _samples_ms(net, x, repeat)
     swap(net)
     found = {}
     for mode, active in (("imperative", False), ("hybridized", True)):
         net.hybridize(active)
         with errors.surfaced():
             found[mode] = error(net(x).asnumpy(), expected)
-    ours_ms = _median_ms(net, x, repeat)
+    ours_ms = _samples_ms(net, x, repeat)
     with op_times() as log:
         net(x).wait_to_read()
     return Comparison(name, batch, report, found, at_layers, native_ms, ours_ms, log)
 
 
-def _median_ms(net: Any, x: Any, repeat: int) -> float:
+def _samples_ms(net: Any, x: Any, repeat: int) -> list[float]:
+    """Wall time of `repeat` forward passes after one that warms up."""
     samples = []
     for _ in range(repeat + 1):
         start = time.perf_counter()
         net(x).wait_to_read()
         samples.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(samples[1:])
+    return samples[1:]
 
 
 def table(comparisons: list[Comparison]) -> str:
@@ -159,7 +162,7 @@ def table(comparisons: list[Comparison]) -> str:
         lines.append(
             f"| {each.name} | {each.batch} | {len(each.report.swapped)} | {len(each.report.left)} "
             f"| {max(each.layer_errors.values()):.1e} | {max(each.errors.values()):.1e} "
-            f"| {each.native_ms:.1f} | {each.ours_ms:.1f} |"
+            f"| {statistics.median(each.native_ms):.1f} | {statistics.median(each.ours_ms):.1f} |"
         )
     for each in comparisons:
         lines += ["", f"## {each.name}, batch {each.batch}", ""]
@@ -169,3 +172,33 @@ def table(comparisons: list[Comparison]) -> str:
             for entry in each.log
         ]
     return "\n".join(lines)
+
+
+def document(comparisons: list[Comparison]) -> dict[str, Any]:
+    """The comparisons as strings, numbers, lists and dicts, with machine, versions and date."""
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "machine": machine(),
+        "networks": [
+            {
+                "name": each.name,
+                "batch": each.batch,
+                "swapped": each.report.swapped,
+                "left": each.report.left,
+                "errors": each.errors,
+                "layer_errors": each.layer_errors,
+                "native_ms": each.native_ms,
+                "ours_ms": each.ours_ms,
+                "layers": [
+                    {
+                        "layer": t.layer,
+                        "problem": str(t.problem),
+                        "kernel": t.kernel,
+                        "ms": t.milliseconds,
+                    }
+                    for t in each.log
+                ],
+            }
+            for each in comparisons
+        ],
+    }

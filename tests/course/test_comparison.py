@@ -24,6 +24,7 @@ from ece408_op.course.comparison import Options, Row, Run, plan, read_run
 from ece408_op.course.milestone import MILESTONES
 from ece408_op.course.models import BASELINE, TERMS
 from ece408_op.errors import CacheUnwritable, InvalidSetting, InvalidSize, NoUsableGpu
+from ece408_op.machine import cpu_model
 
 NATIVE = """\
 Loading fashion-mnist data... done
@@ -289,7 +290,7 @@ def test_json(tmp_path, mx):
 def test_cpu_model(tmp_path, text, model):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(text)
-    assert comparison_files._cpu_model(cpuinfo) == (model or platform.machine())
+    assert cpu_model(cpuinfo) == (model or platform.machine())
 
 
 @pytest.mark.parametrize(
