@@ -26,11 +26,12 @@ COMMON = (
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
 LINK = ("-shared", "-fopenmp", "-Wl,--as-needed")
 FIXED = {"reference": ("-ffp-contract=off",), "dispatch": ()}
-AVX2 = ("-mavx2", "-mfma")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (
     *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", *AVX2),
     "-mprefer-vector-width=512",
 )
+PER_ISA = ("direct", "general")
 # Instruction set: floats in a vector, and the compiler's options.
 ISAS = {"baseline": (4, ()), "avx2": (8, AVX2), "avx512": (16, AVX512)}
 DATA_FILES = ("*.cpp", "*.h", "*.cu", "*.cuh", "*.md", "*.json", "*.params")
@@ -74,7 +75,8 @@ def objects(compiler: list[str]) -> dict[str, tuple[Path, tuple[str, ...]]]:
     plan = {name: (SOURCES / f"{name}.cpp", options) for name, options in FIXED.items()}
     for isa, (lanes, options) in isas.items():
         own = (f"-DECE408_ISA={isa}", f"-DECE408_LANES={lanes}", *options)
-        plan[f"direct_{isa}"] = (SOURCES / "direct.cpp", own)
+        for name in PER_ISA:
+            plan[f"{name}_{isa}"] = (SOURCES / f"{name}.cpp", own)
     return plan
 
 
@@ -136,7 +138,7 @@ setup(
     ext_modules=[
         Extension(
             LIBRARY,
-            sources=[str(SOURCES / f"{name}.cpp") for name in (*FIXED, "direct")],
+            sources=[str(SOURCES / f"{name}.cpp") for name in (*FIXED, *PER_ISA)],
         )
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},

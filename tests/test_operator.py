@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import errors
+from ece408_op import dispatch, errors
 from ece408_op.backends import Backend
+from ece408_op.backends.reference import ReferenceBackend
 from ece408_op.errors import surfaced
 
 SHAPE = (2, 3, 9, 8)
@@ -182,8 +183,6 @@ class _Failing(Backend):
 
 
 def test_a_failure_while_running_surfaces_and_later_calls_work(mx, monkeypatch, capfd, rng):
-    from ece408_op import dispatch
-
     executor = _bind(mx, _custom(mx), rng, "null", data=SHAPE)
     with monkeypatch.context() as patch:
         patch.setitem(dispatch._BACKENDS, "failing", _Failing())
@@ -204,10 +203,36 @@ def test_the_backend_asked_for_computes(mx, rng):
         assert [entry.backend for entry in log] == [backend]
 
 
-def test_a_backend_that_cannot_is_an_error_that_says_so(mx, rng):
-    executor = _bind(mx, _custom(mx, backend="cpu", stride=(2, 2)), rng, "null", data=SHAPE)
-    with pytest.raises(errors.UnsupportedProblem, match="backend cpu: stride"), surfaced():
+class _Forwardless(_Failing):
+    name = "forwardless"
+
+    def supports(self, problem, direction):
+        return f"stride {problem.stride}: not in this backend"
+
+
+def test_a_backend_that_cannot_is_an_error_that_says_so(mx, rng, monkeypatch):
+    monkeypatch.setitem(dispatch._BACKENDS, "forwardless", _Forwardless())
+    symbol = _custom(mx, backend="forwardless", stride=(2, 2))
+    executor = _bind(mx, symbol, rng, "null", data=SHAPE)
+    message = r"cannot compute forward of b2,.*; backend forwardless: stride \(2, 2\): not in"
+    with pytest.raises(errors.UnsupportedProblem, match=message), surfaced():
         executor.forward()[0].wait_to_read()
+
+
+def test_a_gradient_that_a_backend_lacks_goes_to_another_visibly(mx, rng, monkeypatch):
+    class NoGradients(ReferenceBackend):
+        name = "no gradients"
+
+        def supports(self, problem, direction):
+            return None if direction == "forward" else "forward only"
+
+    monkeypatch.setitem(dispatch._BACKENDS, "no gradients", NoGradients())
+    executor = _bind(mx, _custom(mx, backend="no gradients"), rng, "write", data=SHAPE)
+    with surfaced(), ece408_op.op_times() as log:
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones(executor.outputs[0].shape))
+        mx.nd.waitall()
+    assert [entry.backend for entry in log] == ["no gradients", "cpu", "cpu"]
 
 
 def test_unknown_backend(mx, rng):

@@ -1,4 +1,4 @@
-"""The fast CPU kernels: what `kernels/cpu/direct.cpp` computes, on the best instruction set."""
+"""The fast CPU kernels, on the best instruction set: `direct` for what it does, else `general`."""
 
 from __future__ import annotations
 
@@ -9,47 +9,74 @@ from . import Backend, native
 
 
 class CpuBackend(Backend):
-    """Forward passes in float32 with stride 1, no padding, dilation 1 and one group.
+    """Every problem in every direction; float16 is summed in float32.
 
     `settings.isa` forces an instruction set and `settings.threads` gives the number of threads;
-    no result depends on the latter.
+    no result depends on the latter. All methods raise `InvalidSetting` for an instruction set
+    that this CPU lacks, and `NotEnoughMemory`.
     """
 
     name = "cpu"
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
-        if direction != "forward":
-            return f"direction {direction}: the cpu kernels have forward only"
-        if problem.dtype != "float32":
-            return f"dtype {problem.dtype}: the cpu kernels have float32 only"
-        for attribute, only in (
-            ("stride", (1, 1)),
-            ("pad", (0, 0)),
-            ("dilate", (1, 1)),
-            ("groups", 1),
-        ):
-            value = getattr(problem, attribute)
-            if value != only:
-                number = only if isinstance(only, int) else only[0]
-                return f"{attribute} {value}: the cpu kernels have {attribute} {number} only"
         return None
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> str:
-        """As `Backend.forward`; `InvalidSetting` for an instruction set this CPU lacks."""
-        self.require(problem, "forward")
         self.require_bias(problem, bias)
-        isa = _isa()
-        native.run(
-            "direct_forward",
-            problem,
-            *(x, w, bias, y),
-            accumulate=accumulate,
-            threads=settings.threads(),
-            isa=isa,
-        )
-        return f"direct_{isa}"
+        kernel = "direct" if _is_direct(problem) else "general"
+        return _run(kernel, "forward", problem, x, w, bias, y, accumulate=accumulate)
+
+    def backward_data(
+        self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
+    ) -> str:
+        return _run("general", "backward_data", problem, w, dy, dx, accumulate=accumulate)
+
+    def backward_weight(
+        self,
+        problem: ConvProblem,
+        x: int,
+        dy: int,
+        dw: int | None,
+        dbias: int | None,
+        accumulate_w: bool,
+        accumulate_bias: bool,
+    ) -> str:
+        kernel = f"general_{_isa()}"
+        if dw is not None:
+            _run("general", "backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
+        if dbias is not None:
+            # Reads dy once and adds: the plain loop is as fast as memory is.
+            native.run(
+                "reference_backward_bias",
+                problem,
+                *(dy, dbias),
+                accumulate=accumulate_bias,
+                threads=settings.threads(),
+            )
+        return kernel
+
+
+def _is_direct(problem: ConvProblem) -> bool:
+    """Whether the kernel `direct` computes this: the course's layers, 1x1, and the like."""
+    plain = (problem.stride, problem.pad, problem.dilate) == ((1, 1), (0, 0), (1, 1))
+    return plain and problem.groups == 1 and problem.dtype == "float32"
+
+
+def _run(
+    kernel: str, direction: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
+) -> str:
+    isa = _isa()
+    native.run(
+        f"{kernel}_{direction}",
+        problem,
+        *arrays,
+        accumulate=accumulate,
+        threads=settings.threads(),
+        isa=isa,
+    )
+    return f"{kernel}_{isa}"
 
 
 def _isa() -> str:

@@ -19,9 +19,9 @@ from ..errors import (
 from ..problem import ConvProblem
 
 LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
-SUFFIXES = {"float32": "f32", "float64": "f64"}
+SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 _ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {
@@ -61,8 +61,15 @@ def _declare(library: ctypes.CDLL, name: str, arrays: int, numbers: int) -> None
 
 def _declare_all(library: ctypes.CDLL) -> None:
     library.ece408_isa_supported.argtypes = [ctypes.c_int]
+    library.ece408_half_to_float.argtypes = [ctypes.c_uint16]
+    library.ece408_half_to_float.restype = ctypes.c_float
+    library.ece408_float_to_half.argtypes = [ctypes.c_float]
+    library.ece408_float_to_half.restype = ctypes.c_uint16
     _declare(library, "ece408_direct_forward_f32", arrays=4, numbers=3)
     for suffix in SUFFIXES.values():
+        _declare(library, f"ece408_general_forward_{suffix}", arrays=4, numbers=3)
+        _declare(library, f"ece408_general_backward_data_{suffix}", arrays=3, numbers=3)
+        _declare(library, f"ece408_general_backward_weight_{suffix}", arrays=3, numbers=3)
         _declare(library, f"ece408_reference_forward_{suffix}", arrays=4, numbers=2)
         _declare(library, f"ece408_reference_backward_data_{suffix}", arrays=3, numbers=2)
         _declare(library, f"ece408_reference_backward_weight_{suffix}", arrays=3, numbers=2)

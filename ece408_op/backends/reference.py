@@ -8,7 +8,7 @@ from . import Backend, native
 
 
 class ReferenceBackend(Backend):
-    """float32 and float64; any stride, pad, dilate and groups; slow and obviously right.
+    """Every problem: any stride, pad, dilate, groups and dtype; slow and obviously right.
 
     No result depends on the number of threads, which `settings.threads` gives.
     """
@@ -16,8 +16,6 @@ class ReferenceBackend(Backend):
     name = "reference"
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
-        if problem.dtype not in native.SUFFIXES:
-            return f"dtype {problem.dtype}: the reference has {' and '.join(native.SUFFIXES)} only"
         return None
 
     def forward(

@@ -5,6 +5,7 @@
  *   w, dw      (filters, channels / groups, kernel_h, kernel_w)
  *   bias,dbias (filters)
  *   y, dy      (batch, filters, out_height, out_width)
+ * Types are f32, f64 and f16, the bits of IEEE half precision, summed in float by the fast kernels.
  * They need the alignment of their element only, and must not overlap. Nothing outside them is
  * read or written. With `accumulate` nonzero the result is added to what the output holds;
  * otherwise the output's old contents are not read. `threads` is the most OpenMP threads used;
@@ -18,7 +19,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 1
+#define ECE408_ABI_VERSION 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,6 +56,18 @@ ECE408_EXPORT int ece408_direct_forward_f32(const ece408_problem* problem, const
                                             const float* w, const float* bias, float* y,
                                             int accumulate, int threads, int isa);
 
+/* Any convolution, in all directions. `bias` may be null. */
+#define ECE408_GENERAL(T, suffix)                                                                \
+    ECE408_EXPORT int ece408_general_forward_##suffix(                                           \
+        const ece408_problem* problem, const T* x, const T* w, const T* bias, T* y,              \
+        int accumulate, int threads, int isa);                                                   \
+    ECE408_EXPORT int ece408_general_backward_data_##suffix(                                     \
+        const ece408_problem* problem, const T* w, const T* dy, T* dx, int accumulate,           \
+        int threads, int isa);                                                                   \
+    ECE408_EXPORT int ece408_general_backward_weight_##suffix(                                   \
+        const ece408_problem* problem, const T* x, const T* dy, T* dw, int accumulate,           \
+        int threads, int isa);
+
 /* The textbook loops, any convolution, sums in double. `bias` may be null. */
 #define ECE408_REFERENCE(T, suffix)                                                              \
     ECE408_EXPORT int ece408_reference_forward_##suffix(                                         \
@@ -69,8 +82,15 @@ ECE408_EXPORT int ece408_direct_forward_f32(const ece408_problem* problem, const
     ECE408_EXPORT int ece408_reference_backward_bias_##suffix(                                   \
         const ece408_problem* problem, const T* dy, T* dbias, int accumulate, int threads);
 
-ECE408_REFERENCE(float, f32)
-ECE408_REFERENCE(double, f64)
+#define ECE408_ALL(T, suffix) ECE408_GENERAL(T, suffix) ECE408_REFERENCE(T, suffix)
+
+ECE408_ALL(float, f32)
+ECE408_ALL(double, f64)
+ECE408_ALL(uint16_t, f16)
+
+/* The conversions of half precision in portable code, as the baseline kernels and the reference use it. */
+ECE408_EXPORT float ece408_half_to_float(uint16_t bits);
+ECE408_EXPORT uint16_t ece408_float_to_half(float value);
 
 #ifdef __cplusplus
 }

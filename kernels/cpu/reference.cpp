@@ -1,14 +1,33 @@
 // The textbook loops, one output element at a time, sums in double: the oracle of every other
 // kernel. Each element's sum is taken by one thread in one fixed order, so that no result
 // depends on the number of threads. Compiled without contraction of a * b + c.
+#include "half.h"
 #include "shape.h"
 
 namespace ece408 {
 namespace {
 
+double get(float value) { return value; }
+double get(double value) { return value; }
+double get(Half value) { return portable_to_float(value); }
+
+// The nearest float, but of the two next to an inexact value the one with an odd last bit:
+// rounded to half, that gives what rounding the double at once would.
+float odd_float(double value) {
+    const float nearest = static_cast<float>(value);
+    if (nearest == value || nearest != nearest) return nearest;
+    uint32_t bits = bits_of_float(nearest);
+    if ((nearest < 0 ? -nearest : nearest) > (value < 0 ? -value : value)) --bits;
+    return float_of_bits(bits | 1u);
+}
+
+void round_to(double value, float* out) { *out = static_cast<float>(value); }
+void round_to(double value, double* out) { *out = value; }
+void round_to(double value, Half* out) { *out = portable_to_half(odd_float(value)); }
+
 template <class T>
 void put(T* out, double sum, bool accumulate) {
-    *out = static_cast<T>(accumulate ? *out + sum : sum);
+    round_to(accumulate ? get(*out) + sum : sum, out);
 }
 
 // Row (or column) of x that tap `tap` of output row `out` reads; may lie outside x.
@@ -51,8 +70,8 @@ double output_element(const Shape& s, const T* x, const T* w, int64_t b, int64_t
             for (int64_t q = 0; q < s.kernel_w; ++q) {
                 const int64_t col = input_at(j, q, s.stride_w, s.pad_w, s.dilate_w);
                 if (!inside(col, s.width)) continue;
-                sum += static_cast<double>(x[x_index(s, b, first_channel + c, row, col)]) *
-                       w[w_index(s, m, c, p, q)];
+                sum += get(x[x_index(s, b, first_channel + c, row, col)]) *
+                       get(w[w_index(s, m, c, p, q)]);
             }
         }
     return sum;
@@ -67,7 +86,7 @@ void forward(const Shape& s, const T* x, const T* w, const T* bias, T* y, bool a
             for (int64_t i = 0; i < s.out_height; ++i)
                 for (int64_t j = 0; j < s.out_width; ++j) {
                     const double sum = output_element(s, x, w, b, m, i, j);
-                    put(&y[y_index(s, b, m, i, j)], bias ? bias[m] + sum : sum, accumulate);
+                    put(&y[y_index(s, b, m, i, j)], bias ? get(bias[m]) + sum : sum, accumulate);
                 }
 }
 
@@ -84,8 +103,8 @@ double input_gradient(const Shape& s, const T* w, const T* dy, int64_t b, int64_
             for (int64_t q = 0; q < s.kernel_w; ++q) {
                 const int64_t j = output_at(v, q, s.stride_w, s.pad_w, s.dilate_w, s.out_width);
                 if (j < 0) continue;
-                sum += static_cast<double>(dy[y_index(s, b, m, i, j)]) *
-                       w[w_index(s, m, c % s.group_channels, p, q)];
+                sum += get(dy[y_index(s, b, m, i, j)]) *
+                       get(w[w_index(s, m, c % s.group_channels, p, q)]);
             }
         }
     return sum;
@@ -115,8 +134,8 @@ double weight_gradient(const Shape& s, const T* x, const T* dy, int64_t m, int64
             for (int64_t j = 0; j < s.out_width; ++j) {
                 const int64_t col = input_at(j, q, s.stride_w, s.pad_w, s.dilate_w);
                 if (!inside(col, s.width)) continue;
-                sum += static_cast<double>(dy[y_index(s, b, m, i, j)]) *
-                       x[x_index(s, b, channel, row, col)];
+                sum += get(dy[y_index(s, b, m, i, j)]) *
+                       get(x[x_index(s, b, channel, row, col)]);
             }
         }
     return sum;
@@ -141,7 +160,7 @@ void backward_bias(const Shape& s, const T* dy, T* dbias, bool accumulate, int t
         double sum = 0;
         for (int64_t b = 0; b < s.batch; ++b)
             for (int64_t i = 0; i < s.out_height; ++i)
-                for (int64_t j = 0; j < s.out_width; ++j) sum += dy[y_index(s, b, m, i, j)];
+                for (int64_t j = 0; j < s.out_width; ++j) sum += get(dy[y_index(s, b, m, i, j)]);
         put(&dbias[m], sum, accumulate);
     }
 }
@@ -153,33 +172,50 @@ bool usable(const ece408_problem* problem, int threads) {
 }  // namespace
 }  // namespace ece408
 
-#define ECE408_DEFINE_REFERENCE(T, suffix)                                                       \
+#define ECE408_DEFINE_REFERENCE(T, Stored, suffix)                                               \
     int ece408_reference_forward_##suffix(const ece408_problem* problem, const T* x, const T* w, \
                                           const T* bias, T* y, int accumulate, int threads) {    \
+        using S = ece408::Stored;                                                                \
         if (!ece408::usable(problem, threads) || !x || !w || !y) return ECE408_INVALID;          \
-        ece408::forward(ece408::derive(*problem), x, w, bias, y, accumulate != 0, threads);      \
+        ece408::forward(ece408::derive(*problem), reinterpret_cast<const S*>(x),                 \
+                        reinterpret_cast<const S*>(w), reinterpret_cast<const S*>(bias),         \
+                        reinterpret_cast<S*>(y), accumulate != 0, threads);                      \
         return ECE408_OK;                                                                        \
     }                                                                                            \
     int ece408_reference_backward_data_##suffix(const ece408_problem* problem, const T* w,       \
                                                 const T* dy, T* dx, int accumulate,              \
                                                 int threads) {                                   \
+        using S = ece408::Stored;                                                                \
         if (!ece408::usable(problem, threads) || !w || !dy || !dx) return ECE408_INVALID;        \
-        ece408::backward_data(ece408::derive(*problem), w, dy, dx, accumulate != 0, threads);    \
+        ece408::backward_data(ece408::derive(*problem), reinterpret_cast<const S*>(w),           \
+                              reinterpret_cast<const S*>(dy), reinterpret_cast<S*>(dx),          \
+                              accumulate != 0, threads);                                         \
         return ECE408_OK;                                                                        \
     }                                                                                            \
     int ece408_reference_backward_weight_##suffix(const ece408_problem* problem, const T* x,     \
                                                   const T* dy, T* dw, int accumulate,            \
                                                   int threads) {                                 \
+        using S = ece408::Stored;                                                                \
         if (!ece408::usable(problem, threads) || !x || !dy || !dw) return ECE408_INVALID;        \
-        ece408::backward_weight(ece408::derive(*problem), x, dy, dw, accumulate != 0, threads);  \
+        ece408::backward_weight(ece408::derive(*problem), reinterpret_cast<const S*>(x),         \
+                                reinterpret_cast<const S*>(dy), reinterpret_cast<S*>(dw),        \
+                                accumulate != 0, threads);                                       \
         return ECE408_OK;                                                                        \
     }                                                                                            \
     int ece408_reference_backward_bias_##suffix(const ece408_problem* problem, const T* dy,      \
                                                 T* dbias, int accumulate, int threads) {         \
+        using S = ece408::Stored;                                                                \
         if (!ece408::usable(problem, threads) || !dy || !dbias) return ECE408_INVALID;           \
-        ece408::backward_bias(ece408::derive(*problem), dy, dbias, accumulate != 0, threads);    \
+        ece408::backward_bias(ece408::derive(*problem), reinterpret_cast<const S*>(dy),          \
+                              reinterpret_cast<S*>(dbias), accumulate != 0, threads);            \
         return ECE408_OK;                                                                        \
     }
 
-ECE408_DEFINE_REFERENCE(float, f32)
-ECE408_DEFINE_REFERENCE(double, f64)
+namespace ece408 {
+using Float = float;
+using Double = double;
+}  // namespace ece408
+
+ECE408_DEFINE_REFERENCE(float, Float, f32)
+ECE408_DEFINE_REFERENCE(double, Double, f64)
+ECE408_DEFINE_REFERENCE(uint16_t, Half, f16)

@@ -20,7 +20,7 @@ from ece408_op import settings
 from ece408_op.backends import native
 from ece408_op.backends.cpu import CpuBackend
 from ece408_op.backends.reference import ReferenceBackend
-from ece408_op.errors import InvalidSetting, UnsupportedProblem
+from ece408_op.errors import InvalidSetting
 from ece408_op.problem import ConvProblem
 
 KERNELS = [(k, k) for k in (1, 2, 3, 4, 5, 7, 9)] + [(1, 4), (1, 7), (5, 1), (3, 1), (2, 5)]
@@ -147,39 +147,6 @@ def test_names_the_kernel_that_ran(isa, rng):
     y = np.empty(problem.y_shape, "float32")
     at = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
     assert cpu.forward(problem, *at, False) == f"direct_{isa}"
-
-
-@pytest.mark.parametrize(
-    ("extra", "reason"),
-    [
-        ("s2x2", "stride (2, 2): the cpu kernels have stride 1 only"),
-        ("s1x2", "stride (1, 2): the cpu kernels have stride 1 only"),
-        ("p0x1", "pad (0, 1): the cpu kernels have pad 0 only"),
-        ("d2x1", "dilate (2, 1): the cpu kernels have dilate 1 only"),
-        ("g2", "groups 2: the cpu kernels have groups 1 only"),
-        ("float64", "dtype float64: the cpu kernels have float32 only"),
-        ("float16", "dtype float16: the cpu kernels have float32 only"),
-    ],
-)
-def test_refuses_what_it_cannot_do(extra, reason):
-    problem = ConvProblem.parse(f"b1,c2,h9,w9,m2,k3,{extra}")
-    assert cpu.supports(problem, "forward") == reason
-    with pytest.raises(UnsupportedProblem) as caught:
-        cpu.forward(problem, 1, 1, None, 1, False)
-    assert reason in str(caught.value)
-    assert str(problem) in str(caught.value)
-
-
-def test_refuses_backward():
-    problem = ConvProblem.parse("b1,c2,h9,w9,m2,k3")
-    assert cpu.supports(problem, "forward") is None
-    for direction in ("backward_data", "backward_weight"):
-        reason = f"direction {direction}: the cpu kernels have forward only"
-        assert cpu.supports(problem, direction) == reason
-    with pytest.raises(UnsupportedProblem, match="backward_data"):
-        cpu.backward_data(problem, 1, 1, 1, False)
-    with pytest.raises(UnsupportedProblem, match="backward_weight"):
-        cpu.backward_weight(problem, 1, 1, 1, None, False, False)
 
 
 def test_an_instruction_set_the_cpu_lacks(monkeypatch):

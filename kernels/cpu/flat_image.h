@@ -1,0 +1,96 @@
+// An image laid out so that a convolution is a sum of shifted copies of it.
+//
+// Each channel is padded, and its rows and columns are split by their phase modulo the stride, so
+// that the pixels which one tap reads for all output pixels lie side by side, row after row:
+//
+//     y[i, j] = sum over c, p, q of w[c, p, q] * flat[tap(c, p, q) + i * row + j]
+//
+// Rows are a little longer than the output's; what is computed in between is left out at the end.
+// The gradient for x is such a sum as well, of dy with zeros between its pixels.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "half.h"
+
+namespace ece408 {
+namespace {
+
+// A convolution over images of one group's channels. Source pixels lie `spread` apart, zeros in
+// between (1: no zeros); a negative pad leaves out the border.
+struct Sweep {
+    int64_t batch, groups;
+    int64_t in_channels, out_channels;  // of one group
+    int64_t height, width;              // of a source image
+    int64_t out_height, out_width;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, dilate_h, dilate_w;
+    int64_t pad_h, pad_w, spread_h, spread_w;
+};
+
+struct FlatImage {
+    int64_t row;      // pixels in a row
+    int64_t phase;    // pixels of one phase's plane
+    int64_t channel;  // pixels of a channel, all phases
+    int64_t length;   // from the first output pixel's place to behind the last one's
+};
+
+inline FlatImage flat_image(const Sweep& s) {
+    FlatImage f;
+    f.row = s.out_width + (s.kernel_w - 1) * s.dilate_w / s.stride_w;
+    const int64_t rows = s.out_height + (s.kernel_h - 1) * s.dilate_h / s.stride_h;
+    f.phase = rows * f.row;
+    f.channel = f.phase * s.stride_h * s.stride_w;
+    f.length = (s.out_height - 1) * f.row + s.out_width;
+    return f;
+}
+
+// Where tap (p, q) of a channel finds the pixel of output (0, 0).
+inline int64_t tap_offset(const Sweep& s, const FlatImage& f, int64_t p, int64_t q) {
+    const int64_t y = p * s.dilate_h, x = q * s.dilate_w;
+    const int64_t phase = y % s.stride_h * s.stride_w + x % s.stride_w;
+    return phase * f.phase + y / s.stride_h * f.row + x / s.stride_w;
+}
+
+// Index in the source of padded coordinate `at`, or -1 for a zero.
+inline int64_t source_index(int64_t at, int64_t pad, int64_t spread, int64_t size) {
+    const int64_t i = at - pad;
+    if (i < 0 || i % spread != 0 || i / spread >= size) return -1;
+    return i / spread;
+}
+
+template <class T, class Sum>
+void fill_row(const Sweep& s, const T* source, int64_t first, int64_t count, Sum* out) {
+    if (s.stride_w == 1 && s.spread_w == 1) {
+        for (int64_t k = 0; k < count; ++k) out[k] = 0;
+        const int64_t begin = s.pad_w > 0 ? s.pad_w : 0;
+        int64_t end = s.pad_w + s.width;
+        if (end > count) end = count;
+        for (int64_t k = begin; k < end; ++k) out[k] = widen(source[k - s.pad_w]);
+        return;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+        const int64_t x = source_index(first + k * s.stride_w, s.pad_w, s.spread_w, s.width);
+        out[k] = x < 0 ? Sum(0) : widen(source[x]);
+    }
+}
+
+// One channel of a source image into its place.
+template <class T, class Sum>
+void fill_channel(const Sweep& s, const FlatImage& f, const T* source, Sum* out) {
+    const int64_t rows = f.phase / f.row;
+    for (int64_t phase_y = 0; phase_y < s.stride_h; ++phase_y)
+        for (int64_t phase_x = 0; phase_x < s.stride_w; ++phase_x)
+            for (int64_t k = 0; k < rows; ++k, out += f.row) {
+                const int64_t y =
+                    source_index(phase_y + k * s.stride_h, s.pad_h, s.spread_h, s.height);
+                if (y < 0)
+                    memset(out, 0, static_cast<size_t>(f.row) * sizeof(Sum));
+                else
+                    fill_row(s, source + y * s.width, phase_x, f.row, out);
+            }
+}
+
+}  // namespace
+}  // namespace ece408

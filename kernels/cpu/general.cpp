@@ -1,0 +1,124 @@
+// Any convolution, forward and backward, in three types. It is compiled once per instruction set,
+// with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the table
+// at the end is not local.
+#include "general.h"
+
+#include "shape.h"
+#include "sweep.h"
+#include "weight_sums.h"
+
+#include <type_traits>
+
+namespace ece408 {
+namespace {
+
+Sweep forward_sweep(const Shape& s) {
+    Sweep sweep;
+    sweep.batch = s.batch;
+    sweep.groups = s.groups;
+    sweep.in_channels = s.group_channels;
+    sweep.out_channels = s.group_filters;
+    sweep.height = s.height;
+    sweep.width = s.width;
+    sweep.out_height = s.out_height;
+    sweep.out_width = s.out_width;
+    sweep.kernel_h = s.kernel_h;
+    sweep.kernel_w = s.kernel_w;
+    sweep.stride_h = s.stride_h;
+    sweep.stride_w = s.stride_w;
+    sweep.dilate_h = s.dilate_h;
+    sweep.dilate_w = s.dilate_w;
+    sweep.pad_h = s.pad_h;
+    sweep.pad_w = s.pad_w;
+    sweep.spread_h = sweep.spread_w = 1;
+    return sweep;
+}
+
+// x's gradient: dy, spread by the stride, swept with the kernel turned round, so that each pixel
+// of x meets every output that read it.
+Sweep backward_sweep(const Shape& s) {
+    Sweep sweep = forward_sweep(s);
+    sweep.in_channels = s.group_filters;
+    sweep.out_channels = s.group_channels;
+    sweep.height = s.out_height;
+    sweep.width = s.out_width;
+    sweep.out_height = s.height;
+    sweep.out_width = s.width;
+    sweep.stride_h = sweep.stride_w = 1;
+    sweep.pad_h = (s.kernel_h - 1) * s.dilate_h - s.pad_h;
+    sweep.pad_w = (s.kernel_w - 1) * s.dilate_w - s.pad_w;
+    sweep.spread_h = s.stride_h;
+    sweep.spread_w = s.stride_w;
+    return sweep;
+}
+
+template <class T, class WeightAt>
+int sweep(const Sweep& s, WeightAt weight_at, const T* source, const T* bias, T* out,
+          bool accumulate, int threads) {
+    using Sum = typename Number<T>::Sum;
+    SweepPlan<Sum> plan = {};
+    bool done = make_plan(s, weight_at, &plan);
+    done = done && run_sweep<T, Sum>(plan, source, bias, out, accumulate, threads);
+    free(plan.taps);
+    free(plan.weights);
+    return done ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+template <class T>
+const T* typed(const T* p) { return p; }
+template <class T>
+T* typed(T* p) { return p; }
+const Half* typed(const uint16_t* p) { return reinterpret_cast<const Half*>(p); }
+Half* typed(uint16_t* p) { return reinterpret_cast<Half*>(p); }
+
+template <class T>
+int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
+            bool accumulate, int threads) {
+    const Shape s = derive(problem);
+    const auto* weights = typed(w);
+    auto weight_at = [&](int64_t g, int64_t m, int64_t c, int64_t p, int64_t q) {
+        const int64_t filter = g * s.group_filters + m;
+        return widen(weights[((filter * s.group_channels + c) * s.kernel_h + p) * s.kernel_w + q]);
+    };
+    return sweep(forward_sweep(s), weight_at, typed(x), typed(bias), typed(y), accumulate,
+                 threads);
+}
+
+template <class T>
+int backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
+                  int threads) {
+    const Shape s = derive(problem);
+    const auto* weights = typed(w);
+    auto weight_at = [&](int64_t g, int64_t c, int64_t m, int64_t p, int64_t q) {
+        const int64_t filter = g * s.group_filters + m;
+        const int64_t turned = (s.kernel_h - 1 - p) * s.kernel_w + s.kernel_w - 1 - q;
+        const int64_t window = s.kernel_h * s.kernel_w;
+        return widen(weights[(filter * s.group_channels + c) * window + turned]);
+    };
+    const decltype(typed(dy)) none = nullptr;
+    return sweep(backward_sweep(s), weight_at, typed(dy), none, typed(dx), accumulate, threads);
+}
+
+template <class T>
+int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw,
+                    bool accumulate, int threads) {
+    using Stored = typename std::remove_pointer<decltype(typed(dw))>::type;
+    using Sum = typename Number<Stored>::Sum;
+    const Sweep s = forward_sweep(derive(problem));
+    const bool done = run_weight_sums<Stored, Sum>(s, typed(x), typed(dy), typed(dw), accumulate,
+                                                   threads);
+    return done ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+}  // namespace
+
+#define ECE408_JOIN_(a, b) a##b
+#define ECE408_JOIN(a, b) ECE408_JOIN_(a, b)
+
+extern const GeneralKernels ECE408_JOIN(general_, ECE408_ISA) = {
+    {forward<float>, backward_data<float>, backward_weight<float>},
+    {forward<double>, backward_data<double>, backward_weight<double>},
+    {forward<uint16_t>, backward_data<uint16_t>, backward_weight<uint16_t>},
+};
+
+}  // namespace ece408

@@ -1,0 +1,215 @@
+// The sum of shifted images (see flat_image.h) for every output channel: forward passes of any
+// convolution, and gradients for x.
+//
+// A register tile holds a few output channels by a few vectors of pixels. Sums are taken in
+// blocks of kTapBlock taps, so that long ones lose less to rounding. Threads take whole images,
+// or, of few images, first channels to lay out and then stretches of output.
+#pragma once
+
+#include <stdlib.h>
+
+#include "flat_image.h"
+#include "lanes.h"
+
+namespace ece408 {
+namespace {
+
+constexpr int64_t kTapBlock = 256;
+// Output pixels that a thread computes at a time, for one block of channels.
+constexpr int64_t kStretch = 2048;
+
+template <class Sum, int MT, int VT>
+__attribute__((noinline)) void sum_tile(const Sum* flat, const int64_t* taps, int64_t count,
+                                        const Sum* weight, bool add, Sum* out, int64_t step) {
+    using L = Lanes<Sum>;
+    typename L::Vec sum[MT][VT] = {};
+    for (int64_t t = 0; t < count; ++t) {
+        typename L::Vec in[VT];
+#pragma GCC unroll 16
+        for (int v = 0; v < VT; ++v) in[v] = L::load(flat + taps[t] + v * L::count);
+#pragma GCC unroll 16
+        for (int m = 0; m < MT; ++m) {
+            const typename L::Vec factor = L::broadcast(*weight++);
+#pragma GCC unroll 16
+            for (int v = 0; v < VT; ++v) sum[m][v] += in[v] * factor;
+        }
+    }
+    for (int m = 0; m < MT; ++m)
+        for (int v = 0; v < VT; ++v) {
+            Sum* place = out + m * step + v * L::count;
+            L::store(place, add ? L::load(place) + sum[m][v] : sum[m][v]);
+        }
+}
+
+template <class Sum>
+using SumTile = void (*)(const Sum*, const int64_t*, int64_t, const Sum*, bool, Sum*, int64_t);
+
+template <class Sum, int MT, int VT>
+SumTile<Sum> pick_sum_vectors(int vectors) {
+    if constexpr (VT > 1) {
+        if (vectors < VT) return pick_sum_vectors<Sum, MT, VT - 1>(vectors);
+    }
+    return sum_tile<Sum, MT, VT>;
+}
+
+template <class Sum, int MT = kTileFilters>
+SumTile<Sum> pick_sum_tile(int filters, int vectors) {
+    if constexpr (MT > 1) {
+        if (filters < MT) return pick_sum_tile<Sum, MT - 1>(filters, vectors);
+    }
+    return pick_sum_vectors<Sum, MT, kTileVectors>(vectors);
+}
+
+// What is prepared once for a call and shared by its threads.
+template <class Sum>
+struct SweepPlan {
+    Sweep sweep;
+    FlatImage flat;
+    int64_t blocks;        // of output channels, in a group
+    int64_t rows_at_once;  // output rows of a stretch
+    int64_t stretches;
+    int64_t image_size;    // of a laid-out image, with room to read past its end
+    int64_t* taps;         // of a group: offsets in the laid-out group
+    Sum* weights;          // [group][block][tap][channel of block]
+};
+
+inline int64_t block_start(int64_t total, int64_t blocks, int64_t block) {
+    return total * block / blocks;
+}
+
+template <class Sum>
+int64_t stretch_pixels(const SweepPlan<Sum>& plan) {
+    return round_up(plan.rows_at_once * plan.flat.row, kTileVectors * Lanes<Sum>::count);
+}
+
+template <class Sum>
+int64_t group_taps(const Sweep& s) {
+    return s.in_channels * s.kernel_h * s.kernel_w;
+}
+
+// `weight_at(group, out channel, in channel, p, q)` gives each weight. False without memory.
+template <class Sum, class WeightAt>
+bool make_plan(const Sweep& s, WeightAt weight_at, SweepPlan<Sum>* plan) {
+    plan->sweep = s;
+    plan->flat = flat_image(s);
+    plan->blocks = (s.out_channels + kTileFilters - 1) / kTileFilters;
+    const int64_t rows = kStretch / plan->flat.row;
+    plan->rows_at_once = rows < 1 ? 1 : rows > s.out_height ? s.out_height : rows;
+    plan->stretches = (s.out_height + plan->rows_at_once - 1) / plan->rows_at_once;
+    plan->image_size =
+        s.groups * s.in_channels * plan->flat.channel + stretch_pixels(*plan);
+    const int64_t taps = group_taps<Sum>(s);
+    const int64_t weights = s.groups * s.out_channels * taps;
+    plan->taps = static_cast<int64_t*>(malloc(static_cast<size_t>(taps) * sizeof(int64_t)));
+    plan->weights = static_cast<Sum*>(malloc(static_cast<size_t>(weights) * sizeof(Sum)));
+    if (!plan->taps || !plan->weights) return false;
+    int64_t* tap = plan->taps;
+    for (int64_t c = 0; c < s.in_channels; ++c)
+        for (int64_t p = 0; p < s.kernel_h; ++p)
+            for (int64_t q = 0; q < s.kernel_w; ++q)
+                *tap++ = c * plan->flat.channel + tap_offset(s, plan->flat, p, q);
+    Sum* weight = plan->weights;
+    for (int64_t g = 0; g < s.groups; ++g)
+        for (int64_t block = 0; block < plan->blocks; ++block) {
+            const int64_t begin = block_start(s.out_channels, plan->blocks, block);
+            const int64_t end = block_start(s.out_channels, plan->blocks, block + 1);
+            for (int64_t c = 0; c < s.in_channels; ++c)
+                for (int64_t p = 0; p < s.kernel_h; ++p)
+                    for (int64_t q = 0; q < s.kernel_w; ++q)
+                        for (int64_t m = begin; m < end; ++m) *weight++ = weight_at(g, m, c, p, q);
+        }
+    return true;
+}
+
+// Sums of one block of channels over one stretch, into `sums`, then rounded into the output.
+template <class T, class Sum>
+void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, int64_t block,
+                 int64_t stretch, const T* bias, bool accumulate, Sum* sums, T* out) {
+    const Sweep& s = plan.sweep;
+    const int64_t lanes = Lanes<Sum>::count, row = plan.flat.row;
+    const int64_t begin = block_start(s.out_channels, plan.blocks, block);
+    const int filters = static_cast<int>(block_start(s.out_channels, plan.blocks, block + 1) - begin);
+    const int64_t taps = group_taps<Sum>(s), step = stretch_pixels(plan);
+    const Sum* weights = plan.weights + (group * s.out_channels + begin) * taps;
+    const int64_t first_row = stretch * plan.rows_at_once;
+    int64_t rows = s.out_height - first_row;
+    if (rows > plan.rows_at_once) rows = plan.rows_at_once;
+    const int64_t vectors = ((rows - 1) * row + s.out_width + lanes - 1) / lanes;
+    const Sum* flat = image + group * s.in_channels * plan.flat.channel + first_row * row;
+    for (int64_t t = 0; t < taps; t += kTapBlock) {
+        const int64_t count = taps - t < kTapBlock ? taps - t : kTapBlock;
+        for (int64_t v = 0; v < vectors; v += kTileVectors) {
+            const int64_t left = vectors - v;
+            const int wide = static_cast<int>(left < kTileVectors ? left : kTileVectors);
+            pick_sum_tile<Sum>(filters, wide)(flat + v * lanes, plan.taps + t, count,
+                                              weights + t * filters, t > 0, sums + v * lanes, step);
+        }
+    }
+    const int64_t plane = s.out_height * s.out_width;
+    for (int m = 0; m < filters; ++m) {
+        const int64_t channel = group * s.out_channels + begin + m;
+        const Sum offset = bias ? widen(bias[channel]) : Sum(0);
+        for (int64_t i = 0; i < rows; ++i) {
+            T* to = out + channel * plane + (first_row + i) * s.out_width;
+            const Sum* from = sums + m * step + i * row;
+            if (accumulate)
+                for (int64_t j = 0; j < s.out_width; ++j)
+                    narrow(widen(to[j]) + (from[j] + offset), to + j);
+            else
+                for (int64_t j = 0; j < s.out_width; ++j) narrow(from[j] + offset, to + j);
+        }
+    }
+}
+
+// The whole sweep. Returns false if there is no memory, and then has written nothing.
+template <class T, class Sum>
+bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* out,
+               bool accumulate, int threads) {
+    const Sweep& s = plan.sweep;
+    const int64_t channels = s.groups * s.in_channels, pixels = s.height * s.width;
+    const int64_t out_size = s.groups * s.out_channels * s.out_height * s.out_width;
+    const int64_t units = s.groups * plan.blocks * plan.stretches;
+    const bool by_image = s.batch >= 2 * threads || threads == 1;
+    const int64_t sums_size = kTileFilters * stretch_pixels(plan);
+    const int64_t images = by_image ? threads : 1;
+    const size_t floats = static_cast<size_t>(images * plan.image_size + threads * sums_size);
+    Sum* memory = static_cast<Sum*>(calloc(floats, sizeof(Sum)));
+    if (!memory) return false;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t thread = 0; thread < (by_image ? threads : 0); ++thread) {
+            Sum* image = memory + thread * plan.image_size;
+            Sum* sums = memory + images * plan.image_size + thread * sums_size;
+            for (int64_t b = block_start(s.batch, threads, thread);
+                 b < block_start(s.batch, threads, thread + 1); ++b) {
+                for (int64_t c = 0; c < channels; ++c)
+                    fill_channel(s, plan.flat, source + (b * channels + c) * pixels,
+                                 image + c * plan.flat.channel);
+                for (int64_t unit = 0; unit < units; ++unit)
+                    run_stretch(plan, image, unit / plan.stretches / plan.blocks,
+                                unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
+                                accumulate, sums, out + b * out_size);
+            }
+        }
+        for (int64_t b = 0; b < (by_image ? 0 : s.batch); ++b) {
+#pragma omp for schedule(static)
+            for (int64_t c = 0; c < channels; ++c)
+                fill_channel(s, plan.flat, source + (b * channels + c) * pixels,
+                             memory + c * plan.flat.channel);
+#pragma omp for schedule(static)
+            for (int64_t part = 0; part < threads; ++part)
+                for (int64_t unit = block_start(units, threads, part);
+                     unit < block_start(units, threads, part + 1); ++unit)
+                    run_stretch(plan, memory, unit / plan.stretches / plan.blocks,
+                                unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
+                                accumulate, memory + plan.image_size + part * sums_size,
+                                out + b * out_size);
+        }
+    }
+    free(memory);
+    return true;
+}
+
+}  // namespace
+}  // namespace ece408

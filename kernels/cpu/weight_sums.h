@@ -1,0 +1,141 @@
+// The gradient for the weights: dot products of dy with shifted images (see flat_image.h).
+//
+// dy is laid out with the images' row length, zeros between its rows, so that each weight's
+// gradient is one dot product per image over two flat runs. Threads divide the weights among
+// themselves and take the images in order, so that no sum depends on their number; a sum is
+// carried from image to image in double.
+#pragma once
+
+#include <stdlib.h>
+
+#include "flat_image.h"
+#include "lanes.h"
+#include "sweep.h"
+
+namespace ece408 {
+namespace {
+
+constexpr int kDotFilters = 4;
+constexpr int kDotTaps = ECE408_LANES == 16 ? 4 : 2;
+// Vectors after which a partial sum in the sums' own type ends.
+constexpr int64_t kDotBlock = 64;
+
+template <class Sum, int MT, int NT>
+__attribute__((noinline)) void dot_tile(const Sum* dy, int64_t step, const Sum* flat,
+                                        const int64_t* taps, int64_t vectors, double* out,
+                                        int64_t out_step) {
+    using L = Lanes<Sum>;
+    for (int64_t begin = 0; begin < vectors; begin += kDotBlock) {
+        const int64_t end = begin + kDotBlock < vectors ? begin + kDotBlock : vectors;
+        typename L::Vec sum[MT][NT] = {};
+        for (int64_t v = begin; v < end; ++v) {
+            typename L::Vec in[NT];
+#pragma GCC unroll 16
+            for (int n = 0; n < NT; ++n) in[n] = L::load(flat + taps[n] + v * L::count);
+#pragma GCC unroll 16
+            for (int m = 0; m < MT; ++m) {
+                const typename L::Vec factor = L::load(dy + m * step + v * L::count);
+#pragma GCC unroll 16
+                for (int n = 0; n < NT; ++n) sum[m][n] += factor * in[n];
+            }
+        }
+        for (int m = 0; m < MT; ++m)
+            for (int n = 0; n < NT; ++n) out[m * out_step + n] += L::sum(sum[m][n]);
+    }
+}
+
+template <class Sum>
+using DotTile = void (*)(const Sum*, int64_t, const Sum*, const int64_t*, int64_t, double*,
+                         int64_t);
+
+template <class Sum, int MT = kDotFilters, int NT = kDotTaps>
+DotTile<Sum> pick_dot_tile(int filters, int taps) {
+    if constexpr (MT > 1) {
+        if (filters < MT) return pick_dot_tile<Sum, MT - 1, NT>(filters, taps);
+    }
+    if constexpr (NT > 1) {
+        if (taps < NT) return pick_dot_tile<Sum, MT, NT - 1>(filters, taps);
+    }
+    return dot_tile<Sum, MT, NT>;
+}
+
+template <class T, class Sum>
+void fill_gradient(const Sweep& s, const FlatImage& f, const T* dy, Sum* out) {
+    for (int64_t i = 0; i < s.out_height; ++i)
+        for (int64_t j = 0; j < s.out_width; ++j)
+            out[i * f.row + j] = widen(dy[i * s.out_width + j]);
+}
+
+// The gradients of up to kDotFilters filters with one input channel, for one image.
+template <class Sum>
+void add_dots(const Sweep& s, const FlatImage& f, const Sum* image, const Sum* gradient,
+              int64_t gradient_size, int64_t unit, const int64_t* taps, double* totals) {
+    const int64_t blocks = (s.out_channels + kDotFilters - 1) / kDotFilters;
+    const int64_t c = unit % s.in_channels, block = unit / s.in_channels % blocks;
+    const int64_t group = unit / s.in_channels / blocks;
+    const int64_t first = block * kDotFilters, window = s.kernel_h * s.kernel_w;
+    const int64_t left = s.out_channels - first;
+    const int filters = static_cast<int>(left < kDotFilters ? left : kDotFilters);
+    const int64_t filter = group * s.out_channels + first;
+    const int64_t vectors = (f.length + Lanes<Sum>::count - 1) / Lanes<Sum>::count;
+    const Sum* flat = image + (group * s.in_channels + c) * f.channel;
+    for (int64_t t = 0; t < window; t += kDotTaps) {
+        const int wide = static_cast<int>(window - t < kDotTaps ? window - t : kDotTaps);
+        pick_dot_tile<Sum>(filters, wide)(gradient + filter * gradient_size, gradient_size, flat,
+                                          taps + t, vectors,
+                                          totals + (filter * s.in_channels + c) * window + t,
+                                          s.in_channels * window);
+    }
+}
+
+// Returns false if there is no memory, and then has written nothing.
+template <class T, class Sum>
+bool run_weight_sums(const Sweep& s, const T* x, const T* dy, T* dw, bool accumulate,
+                     int threads) {
+    const FlatImage f = flat_image(s);
+    const int64_t channels = s.groups * s.in_channels, filters = s.groups * s.out_channels;
+    const int64_t window = s.kernel_h * s.kernel_w, weights = filters * s.in_channels * window;
+    const int64_t blocks = (s.out_channels + kDotFilters - 1) / kDotFilters;
+    const int64_t units = s.groups * blocks * s.in_channels;
+    const int64_t gradient_size = round_up(f.length, Lanes<Sum>::count);
+    const int64_t image_size = channels * f.channel + Lanes<Sum>::count;
+    const int64_t out_pixels = s.out_height * s.out_width;
+    double* totals = static_cast<double*>(calloc(static_cast<size_t>(weights), sizeof(double)));
+    int64_t* taps = static_cast<int64_t*>(malloc(static_cast<size_t>(window) * sizeof(int64_t)));
+    Sum* image = static_cast<Sum*>(
+        calloc(static_cast<size_t>(image_size + filters * gradient_size), sizeof(Sum)));
+    const bool ready = totals && taps && image;
+    if (ready) {
+        Sum* gradient = image + image_size;
+        for (int64_t t = 0; t < window; ++t)
+            taps[t] = tap_offset(s, f, t / s.kernel_w, t % s.kernel_w);
+#pragma omp parallel num_threads(threads)
+        {
+            for (int64_t b = 0; b < s.batch; ++b) {
+#pragma omp for schedule(static) nowait
+                for (int64_t c = 0; c < channels; ++c)
+                    fill_channel(s, f, x + (b * channels + c) * s.height * s.width,
+                                 image + c * f.channel);
+#pragma omp for schedule(static)
+                for (int64_t m = 0; m < filters; ++m)
+                    fill_gradient(s, f, dy + (b * filters + m) * out_pixels,
+                                  gradient + m * gradient_size);
+#pragma omp for schedule(static)
+                for (int64_t unit = 0; unit < units; ++unit)
+                    add_dots(s, f, image, gradient, gradient_size, unit, taps, totals);
+            }
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < weights; ++i) {
+                const Sum total = static_cast<Sum>(totals[i]);
+                narrow(accumulate ? static_cast<Sum>(widen(dw[i]) + totals[i]) : total, dw + i);
+            }
+        }
+    }
+    free(image);
+    free(taps);
+    free(totals);
+    return ready;
+}
+
+}  // namespace
+}  // namespace ece408
