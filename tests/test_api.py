@@ -104,6 +104,7 @@ def test_op_times_name_the_layer(mx, arrays):
         ({}, {"no_bias": True}, errors.InvalidProblem, "bias is given although no_bias is True"),
         ({"data": [1, 2]}, {}, errors.InvalidProblem, "data is a list; expected an NDArray"),
         ({}, {"kernel": (10, 2)}, errors.InvalidProblem, "more than the padded input's 9x8"),
+        ({}, {"num_group": 2}, errors.InvalidProblem, "num_group 2 must divide both the 3 input"),
         ({}, {"num_filter": 5}, errors.InvalidProblem, r"weight has shape \(4, 3, 3, 2\), but"),
         ({}, {"layout": "NHWC"}, errors.UnsupportedProblem, "layout NHWC is not supported"),
         ({}, {"kernel": (2, 3, 2)}, errors.UnsupportedProblem, "3 dimensions is not"),
@@ -114,6 +115,20 @@ def test_wrong_calls_fail_at_once(arrays, changes, keywords, error, message):
         ece408_op.Convolution(
             **{**arrays, **changes}, **{"kernel": (3, 2), "num_filter": 4, **keywords}
         )
+
+
+def test_shapes_that_do_not_fit_fail_at_once(mx, arrays):
+    with pytest.raises(errors.InvalidProblem, match="a 2-D convolution needs 4 dimensions"):
+        ece408_op.Convolution(
+            **{**arrays, "data": mx.nd.ones((3, 9, 8))}, kernel=(3, 2), num_filter=4
+        )
+    with pytest.raises(errors.InvalidProblem, match=r"weight has shape .* need \(4, 5, 3, 2\)"):
+        ece408_op.Convolution(
+            **{**arrays, "data": mx.nd.ones((2, 5, 9, 8))}, kernel=(3, 2), num_filter=4
+        )
+    sparse = arrays["weight"].reshape((4, 18)).tostype("row_sparse")
+    with pytest.raises(errors.UnsupportedProblem, match="weight has storage type row_sparse"):
+        ece408_op.Convolution(**{**arrays, "weight": sparse}, kernel=(3, 2), num_filter=4)
 
 
 def test_mixed_types_fail_at_once(arrays):

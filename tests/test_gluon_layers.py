@@ -111,6 +111,16 @@ def test_errors_reach_the_user(mx, keywords, shape, error, message, hybridize):
         layer(mx.nd.ones(shape)).wait_to_read()
 
 
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_an_input_of_another_type_than_the_parameters(mx, hybridize):
+    layer = ece408_op.Conv2D(4, 3, in_channels=3)
+    layer.initialize()
+    layer.hybridize(hybridize)
+    message = "data float64, weight float32"
+    with pytest.raises(errors.InvalidProblem, match=message), errors.surfaced():
+        layer(mx.nd.ones(SHAPE, dtype="float64")).wait_to_read()
+
+
 def test_layouts_that_are_not_supported(mx):
     with pytest.raises(errors.UnsupportedProblem, match="layout NHWC is not supported"):
         ece408_op.Conv2D(4, 3, layout="NHWC")

@@ -67,6 +67,18 @@ def test_forward_and_gradients_equal_mxnets(mx, no_bias):
             np.testing.assert_array_equal(ours, native)
 
 
+def test_an_executor_reshaped_to_another_batch(mx, rng):
+    executor = _bind(mx, _custom(mx), rng, "write", data=SHAPE)
+    native = _native(mx)
+    for batch in (5, 1, 3):
+        executor = executor.reshape(data=(batch, *SHAPE[1:]), allow_up_sizing=True)
+        executor.arg_dict["data"][:] = rng.integers(-3, 4, (batch, *SHAPE[1:]))
+        with surfaced():
+            found = executor.forward()[0].asnumpy()
+        expected = native.bind(mx.cpu(), executor.arg_dict).forward()[0].asnumpy()
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_gradients_that_nobody_wants_are_not_computed(mx, rng):
     executor = _bind(mx, _custom(mx), rng, {"data": "null", "c_weight": "write", "c_bias": "null"},
                      data=SHAPE)  # fmt: skip
