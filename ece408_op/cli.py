@@ -132,7 +132,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         "arguments",
         nargs="*",
         metavar="[MODEL] [SIZE]",
-        help="SIZE: number of test images, 1 to 10000 (default: 10000); MODEL: one of the term's",
+        help="SIZE: number of test images, 1 to 10000 (default: 10000); MODEL: " + _models_of(each),
     )
     parser.add_argument(
         "--term",
@@ -162,6 +162,16 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         help="folder with the model's checkpoint (default: the one that comes with the package)",
     )
     parser.set_defaults(run=_run_milestone, milestone=each)
+
+
+def _models_of(each: Milestone) -> str:
+    """What a milestone can be asked to run, term by term."""
+    if not each.own_operator:
+        return models.BASELINE
+    return ", ".join(
+        f"{' or '.join(m for m in term.models if m != models.BASELINE)} ({term.name})"
+        for term in models.TERMS.values()
+    )
 
 
 def _run_milestone(options: argparse.Namespace) -> None:
