@@ -10,7 +10,7 @@ import numpy as np
 
 from . import dispatch, errors, fork_safety
 from .attributes import ConvAttributes
-from .errors import Ece408Error
+from .errors import Ece408Error, InvalidProblem
 from .inference import infer_shapes, infer_storage, infer_types
 from .memory import pointer
 from .problem import ConvProblem
@@ -89,6 +89,8 @@ class ConvolutionProp(mx.operator.CustomOpProp):
             self._attributes = ConvAttributes.parse(attributes)
         except Ece408Error as error:
             self._error = error
+        except Exception as error:
+            self._error = InvalidProblem(f"the attributes cannot be read: {error!r}")
 
     def list_arguments(self) -> list[str]:
         inputs = ["data", "weight", "bias"]

@@ -153,6 +153,22 @@ def test_a_wrong_attribute_ends_in_an_error_not_in_a_crash(run_python):
     assert result.returncode == 0
 
 
+def test_no_attribute_whatever_crashes(run_python):
+    """Not even one that Python's own parser gives up on."""
+    code = (
+        "from ece408_op.operator import ConvolutionProp\n"
+        "for kernel in ('(' * 100000, '\\0', 'None', '(3, 3) * 2', '-', '9' * 5000):\n"
+        "    prop = ConvolutionProp(kernel=kernel, num_filter='4')\n"
+        "    try:\n"
+        "        prop.infer_shape([[1, 1, 9, 9], [], []])\n"
+        "    except Exception as error:\n"
+        "        print(type(error).__name__)\n"
+    )
+    result = run_python("import ece408_op, mxnet\n" + code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["InvalidProblem"] * 6
+
+
 @pytest.mark.parametrize("entry", ["custom", "entry"])
 @pytest.mark.parametrize(
     ("attributes", "bind", "message"),
