@@ -223,6 +223,29 @@ def test_a_failure_while_running_surfaces_and_later_calls_work(mx, monkeypatch, 
         assert np.isfinite(executor.forward()[0].asnumpy()).all()
 
 
+def test_a_failure_in_the_backward_pass_surfaces_too(mx, monkeypatch, capfd, rng):
+    executor = _bind(mx, _custom(mx), rng, "write", data=SHAPE)
+    head = mx.nd.ones(executor.forward(is_train=True)[0].shape)
+    mx.nd.waitall()
+
+    def failing(*arguments, **keywords):
+        raise MemoryError("no room for gradients")
+
+    def step():
+        with surfaced():
+            executor.forward(is_train=True)
+            executor.backward(head)
+            return executor.grad_arrays[0].asnumpy()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "backward_data", failing)
+        with pytest.raises(errors.OperatorFailed, match="no room for gradients") as caught:
+            step()
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert "Traceback" not in capfd.readouterr().out
+    assert np.isfinite(step()).all()
+
+
 def test_the_backend_asked_for_computes(mx, rng):
     for backend in ("reference", "cpu"):
         executor = _bind(mx, _custom(mx, backend=backend), rng, "null", data=SHAPE)
