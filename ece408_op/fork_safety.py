@@ -7,16 +7,23 @@ the threads of OpenMP are gone, so that a parallel region would wait for them.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from typing import Any
 
 from . import settings
+
+# How long operators must have stopped being deleted: MXNet's threads do that in Python too,
+# after the work that they did has been reported as done.
+_QUIET_S = 0.03
+_GLANCE_S = 0.003
 
 _in_use = False
 
 
 def note_use() -> None:
-    """Call when an operator is created: from then on forks wait for MXNet's work to end."""
+    """Call when an operator is created or runs: the next fork waits for MXNet's work to end."""
     global _in_use
     _in_use = True
 
@@ -25,11 +32,21 @@ def install(mxnet: Any) -> None:
     """Have every fork of this process wait first, and its children compute on one thread."""
 
     def wait() -> None:
-        if _in_use:
-            try:
-                mxnet.nd.waitall()
-            except mxnet.MXNetError:
-                # Not the fork's to report: an operator's failure is kept by `errors`.
-                return
+        global _in_use
+        if not _in_use:
+            return
+        _in_use = False
+        # A failure is not the fork's to report: an operator's is kept by `errors`.
+        with contextlib.suppress(mxnet.MXNetError):
+            mxnet.nd.waitall()
+        _wait_for_deletions(mxnet.operator._registry.ref_holder)
 
     os.register_at_fork(before=wait, after_in_child=lambda: settings.configure(threads=1))
+
+
+def _wait_for_deletions(operators: dict[int, Any]) -> None:
+    count, since = len(operators), time.monotonic()
+    while time.monotonic() - since < _QUIET_S:
+        time.sleep(_GLANCE_S)
+        if len(operators) != count:
+            count, since = len(operators), time.monotonic()

@@ -29,6 +29,7 @@ class ConvolutionOp(mx.operator.CustomOp):
     def forward(self, is_train, req, in_data, out_data, aux):  # type: ignore[no-untyped-def]
         if req[0] == "null":
             return
+        fork_safety.note_use()
         try:
             x, w, *bias = (pointer(array) for array in in_data)
             dispatch.forward(
@@ -44,6 +45,7 @@ class ConvolutionOp(mx.operator.CustomOp):
             raise errors.remember(error) from error
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):  # type: ignore[no-untyped-def]
+        fork_safety.note_use()
         try:
             self._backward(req, pointer(out_grad[0]), in_data, in_grad)
         except Exception as error:
