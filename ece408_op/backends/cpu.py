@@ -25,7 +25,7 @@ class CpuBackend(Backend):
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> str:
         self.require_bias(problem, bias)
-        kernel = "direct" if _is_direct(problem) else "general"
+        kernel = "direct" if _is_direct(problem, native.LANES[_isa()]) else "general"
         return _run(kernel, "forward", problem, x, w, bias, y, accumulate=accumulate)
 
     def backward_data(
@@ -58,10 +58,11 @@ class CpuBackend(Backend):
         return kernel
 
 
-def _is_direct(problem: ConvProblem) -> bool:
+def _is_direct(problem: ConvProblem, lanes: int) -> bool:
     """Whether the kernel `direct` computes this: the course's layers, 1x1, and the like."""
     plain = (problem.stride, problem.pad, problem.dilate) == ((1, 1), (0, 0), (1, 1))
-    return plain and problem.groups == 1 and problem.dtype == "float32"
+    row = problem.out_width * (problem.out_height if problem.kernel == (1, 1) else 1)
+    return plain and problem.groups == 1 and problem.dtype == "float32" and row >= lanes
 
 
 def _run(

@@ -1,6 +1,7 @@
-// The fast forward pass for stride 1, no padding, dilation 1 and one group: what surrounds the
-// register tile of tile.h. It is compiled once per instruction set, with ECE408_ISA its name and
-// ECE408_LANES the floats in one of its vectors, and only the function at the end is not local.
+// The fast forward pass for stride 1, no padding, dilation 1, one group and output rows of at
+// least a vector: what surrounds the register tile of tile.h. It is compiled once per instruction
+// set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the
+// function at the end is not local.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
 // output plane. Threads take whole images, or, of few images, stretches of that list.
@@ -8,30 +9,35 @@
 
 #include <stdlib.h>
 
+#include "pages.h"
 #include "shape.h"
 #include "tile.h"
 
 namespace ece408 {
 namespace {
 
-// The output plane cut into vectors. A plane at least a vector wide is one flat run, and its last
-// vector is moved back to end with the plane, so its first `first` lanes are its neighbour's. In
-// a narrower plane each row is one vector with only `out_width` lanes.
+// Layers whose sums are this short write so much per product that output bound for memory goes
+// past the caches: a line that the caches take in would be read before it is overwritten.
+constexpr int64_t kStreamedTaps = 64;
+
+// The output plane, one flat run, cut into vectors. The last one is moved back to end with the
+// plane, so its first `first` lanes are its neighbour's.
 struct Vectors {
     int64_t count;
     int64_t* in;
     int64_t* out;
     int* split;
     int first;  // of the last vector
-    bool narrow;
 };
 
 struct Plan {
     Shape shape;
     Vectors vectors;
     float* packed;
-    int64_t blocks, groups;  // of filters; of vectors
-    Tile tiles[kForms][kMaxFilters + 1][kMaxVectors + 1];
+    int64_t blocks;  // of filters
+    // The tiles of a block: `wide` of `size` + 1 vectors, then the others of `size`.
+    int64_t tiles, size, wide;
+    bool streams;
     void* memory;
 };
 
@@ -42,27 +48,53 @@ int64_t part_start(int64_t total, int64_t parts, int64_t part) { return total * 
 
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
-int64_t count_vectors(const Shape& s) {
-    if (s.out_width < kLanes) return s.out_height;
-    return divide_up(s.out_height * s.out_width, kLanes);
+// Without a window to slide, an image is one row of pixels.
+Shape one_row_if_1x1(const ece408_problem& problem) {
+    ece408_problem p = problem;
+    if (p.kernel_h == 1 && p.kernel_w == 1) {
+        p.width *= p.height;
+        p.height = 1;
+    }
+    return derive(p);
 }
 
 void fill_vectors(const Shape& s, Vectors* vectors) {
     const int64_t plane = s.out_height * s.out_width;
-    vectors->narrow = s.out_width < kLanes;
-    vectors->first = 0;
+    vectors->first = static_cast<int>(vectors->count * kLanes - plane);
     for (int64_t v = 0; v < vectors->count; ++v) {
-        int64_t start = v * (vectors->narrow ? s.out_width : kLanes);
-        if (!vectors->narrow && start + kLanes > plane) {
-            vectors->first = static_cast<int>(start + kLanes - plane);
-            start = plane - kLanes;
-        }
+        const int64_t start = v < vectors->count - 1 ? v * kLanes : plane - kLanes;
         const int64_t row = start / s.out_width, column = start % s.out_width;
         const int64_t left = s.out_width - column;
         vectors->in[v] = row * s.width + column;
         vectors->out[v] = start;
         vectors->split[v] = static_cast<int>(left < kLanes ? left : kLanes);
     }
+}
+
+// Cycles of a tile for one tap, as multiply-adds that keep one unit busy: at least what loads its
+// operands and what hides the latency of a sum, and a share of its start and end.
+int64_t tile_cost(int64_t filters, int64_t vectors) {
+    int64_t cost = filters * vectors;
+    const int64_t loads = filters + 2 * vectors, latency = 8;
+    if (cost < loads) cost = loads;
+    if (cost < latency) cost = latency;
+    return cost + 2;
+}
+
+// The blocks of filters that make a plane cheapest.
+int64_t choose_blocks(int64_t filters) {
+    int64_t best = 0, best_cost = 0;
+    for (int64_t most = kMaxFilters; most > 0; --most) {
+        const int64_t blocks = divide_up(filters, most), large = divide_up(filters, blocks);
+        const int64_t vectors = most_vectors(static_cast<int>(large));
+        // Of 12 vectors, which every tile's size divides.
+        const int64_t cost = blocks * tile_cost(large, vectors) * 12 / vectors;
+        if (best == 0 || cost < best_cost) {
+            best = blocks;
+            best_cost = cost;
+        }
+    }
+    return best;
 }
 
 // Filter block after filter block: its biases, then its weights as [c][p][q][filter of block].
@@ -78,21 +110,11 @@ void pack_weights(const Plan& plan, const float* w, const float* bias) {
     }
 }
 
-void pick_tiles(Plan* plan) {
-    const int64_t kernel_w = plan->shape.kernel_w;
-    for (int m = 1; m <= kMaxFilters; ++m)
-        for (int v = 1; v <= kMaxVectors; ++v) {
-            plan->tiles[kPlain][m][v] = pick_tile<kPlain>(kernel_w, m, v);
-            plan->tiles[kStraddle][m][v] = pick_tile<kStraddle>(kernel_w, m, v);
-            plan->tiles[kNarrow][m][v] = pick_tile<kNarrow>(kernel_w, m, v);
-        }
-}
-
 // False if there is no memory. The caller frees plan->memory.
 bool make_plan(const ece408_problem& problem, const float* w, const float* bias, Plan* plan) {
-    plan->shape = derive(problem);
+    plan->shape = one_row_if_1x1(problem);
     const Shape& s = plan->shape;
-    const int64_t count = count_vectors(s);
+    const int64_t count = divide_up(s.out_height * s.out_width, kLanes);
     const size_t packed_floats = static_cast<size_t>(s.filters * (1 + taps(s)));
     const size_t per_vector = 2 * sizeof(int64_t) + sizeof(int);
     plan->memory = malloc(static_cast<size_t>(count) * per_vector + packed_floats * sizeof(float));
@@ -102,22 +124,21 @@ bool make_plan(const ece408_problem& problem, const float* w, const float* bias,
     plan->vectors.out = plan->vectors.in + count;
     plan->vectors.split = reinterpret_cast<int*>(plan->vectors.out + count);
     plan->packed = reinterpret_cast<float*>(plan->vectors.split + count);
-    plan->blocks = divide_up(s.filters, kMaxFilters);
-    plan->groups = divide_up(count, kMaxVectors);
+    plan->blocks = choose_blocks(s.filters);
+    plan->tiles =
+        divide_up(count, most_vectors(static_cast<int>(divide_up(s.filters, plan->blocks))));
+    plan->size = count / plan->tiles;
+    plan->wide = count % plan->tiles;
     fill_vectors(s, &plan->vectors);
     pack_weights(*plan, w, bias);
-    pick_tiles(plan);
     return true;
 }
 
-Form form_of(const Vectors& vectors, int64_t begin, int64_t end) {
-    if (vectors.narrow) return kNarrow;
-    for (int64_t v = begin; v < end; ++v)
-        if (vectors.split[v] < kLanes) return kStraddle;
-    return kPlain;
+int64_t first_vector(const Plan& plan, int64_t tile) {
+    return tile * plan.size + (tile < plan.wide ? tile : plan.wide);
 }
 
-// Moves a tile's results from scratch to the output, only the lanes that are the tile's own.
+// Moves the results of vectors from scratch to the output, only the lanes that are their own.
 void put(const Plan& plan, const float* scratch, float* y, int64_t filters, int64_t begin,
          int64_t end, bool accumulate) {
     const Vectors& vectors = plan.vectors;
@@ -126,41 +147,92 @@ void put(const Plan& plan, const float* scratch, float* y, int64_t filters, int6
         for (int64_t v = begin; v < end; ++v, scratch += kLanes) {
             float* to = y + m * plane + vectors.out[v];
             const int first = v == vectors.count - 1 ? vectors.first : 0;
-            const int last = vectors.narrow ? vectors.split[v] : kLanes;
-            for (int lane = first; lane < last; ++lane)
+            for (int lane = first; lane < kLanes; ++lane)
                 to[lane] = accumulate ? to[lane] + scratch[lane] : scratch[lane];
         }
 }
 
-// Tile `index` of an image. A tile that may not simply overwrite what lies under its vectors goes
-// by way of a scratch array: threads must not meet on the lanes that two vectors share.
-void run_tile(const Plan& plan, const float* x, float* y, int64_t index, bool accumulate) {
-    const Shape& s = plan.shape;
-    const Vectors& vectors = plan.vectors;
-    const int64_t block = index / plan.groups, group = index % plan.groups;
-    const int64_t m = part_start(s.filters, plan.blocks, block);
-    const int64_t filters = part_start(s.filters, plan.blocks, block + 1) - m;
-    const int64_t begin = part_start(vectors.count, plan.groups, group);
-    const int64_t end = part_start(vectors.count, plan.groups, group + 1);
-    const int64_t plane = s.out_height * s.out_width;
-    const Form form = form_of(vectors, begin, end);
-    const Tile tile = plan.tiles[form][filters][end - begin];
-    TileArgs args = {s.channels, s.height, s.width, s.kernel_h, s.kernel_w, x,
-                     plan.packed + m * (1 + taps(s)), vectors.in + begin, vectors.split + begin,
-                     y + m * plane, vectors.out + begin, plane};
-    const bool shares_lanes = vectors.first > 0 && end == vectors.count;
-    if (!accumulate && form != kNarrow && !shares_lanes) {
-        tile(args);
-        return;
+// Some tiles of one filter block of one image.
+struct Stretch {
+    const Plan& plan;
+    StripArgs args;
+    int64_t filters;
+    float* y;  // of the block
+
+    Stretch(const Plan& plan, const float* x, float* image_y, int64_t block) : plan(plan) {
+        const Shape& s = plan.shape;
+        const int64_t m = part_start(s.filters, plan.blocks, block);
+        filters = part_start(s.filters, plan.blocks, block + 1) - m;
+        const int64_t plane = s.out_height * s.out_width;
+        y = image_y + m * plane;
+        args = {s.channels, s.height, s.width, s.kernel_h, s.kernel_w, x,
+                plan.packed + m * (1 + taps(s)), 0, nullptr, nullptr, y, nullptr, plane,
+                false, nullptr};
     }
-    float scratch[kMaxFilters * kMaxVectors * kLanes];
-    int64_t out[kMaxVectors];
-    for (int v = 0; v < kMaxVectors; ++v) out[v] = v * kLanes;
-    args.y = scratch;
-    args.out = out;
-    args.filter_step = (end - begin) * kLanes;
-    tile(args);
-    put(plan, scratch, y + m * plane, filters, begin, end, accumulate);
+
+    void set(int64_t vector, int64_t tiles) {
+        args.in = plan.vectors.in + vector;
+        args.out = plan.vectors.out + vector;
+        args.split = plan.vectors.split + vector;
+        args.tiles = tiles;
+    }
+
+    template <bool Stream>
+    void strip_of(int64_t begin, int64_t end, int64_t vectors) {
+        if (begin >= end) return;
+        set(first_vector(plan, begin), end - begin);
+        args.head = begin == 0;
+        pick_strip<Stream>(args.kernel_w, static_cast<int>(filters),
+                           static_cast<int>(vectors))(args);
+    }
+
+    template <bool Stream>
+    void run(int64_t begin, int64_t end) {
+        const int64_t turn = plan.wide < begin ? begin : plan.wide < end ? plan.wide : end;
+        strip_of<Stream>(begin, turn, plan.size + 1);
+        strip_of<Stream>(turn, end, plan.size);
+    }
+
+    // Tile by tile by way of a scratch array: for tiles that may not simply overwrite what lies
+    // under their vectors.
+    void run_apart(int64_t begin, int64_t end, bool accumulate) {
+        float scratch[kMaxFilters * 4 * kLanes];
+        static const int64_t places[4] = {0, kLanes, 2 * kLanes, 3 * kLanes};
+        for (int64_t tile = begin; tile < end; ++tile) {
+            const int64_t first = first_vector(plan, tile), last = first_vector(plan, tile + 1);
+            set(first, 1);
+            StripArgs apart = args;
+            apart.y = scratch;
+            apart.out = places;
+            apart.filter_step = (last - first) * kLanes;
+            pick_strip<false>(args.kernel_w, static_cast<int>(filters),
+                              static_cast<int>(last - first))(apart);
+            put(plan, scratch, y, filters, first, last, accumulate);
+        }
+    }
+
+    // The whole plane, past the caches, but for the last tile.
+    void run_streamed() {
+#if ECE408_STREAMS
+        alignas(64) float carried[kMaxFilters * kLanes] = {};
+        args.carried = carried;
+        run<true>(0, plan.tiles - 1);
+        const int64_t out = first_vector(plan, plan.tiles - 1) * kLanes;
+        for (int64_t m = 0; m < filters && plan.tiles > 1; ++m)
+            finish_stream(y + m * args.filter_step, out, carried + m * kLanes);
+        run_apart(plan.tiles - 1, plan.tiles, false);
+#endif
+    }
+};
+
+void run_tiles(const Plan& plan, const float* x, float* y, int64_t block, int64_t begin,
+               int64_t end, bool accumulate) {
+    Stretch stretch(plan, x, y, block);
+    if (accumulate) return stretch.run_apart(begin, end, true);
+    // Threads must not meet on the lanes that two vectors share.
+    const bool apart = end == plan.tiles && plan.vectors.first > 0;
+    stretch.run<false>(begin, end - apart);
+    if (apart) stretch.run_apart(end - 1, end, false);
 }
 
 // Parts to cut one image's tiles into, so that every thread has a few to take.
@@ -173,16 +245,34 @@ void run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const Shape& s = plan.shape;
     const int64_t x_image = s.channels * s.height * s.width;
     const int64_t y_image = s.filters * s.out_height * s.out_width;
-    const int64_t tiles = plan.blocks * plan.groups;
+    const int64_t tiles = plan.blocks * plan.tiles;
     const int64_t parts = count_parts(s.batch, tiles, threads);
     const int64_t units = s.batch * parts;
     const int team = static_cast<int>(threads < units ? threads : units);
-#pragma omp parallel for num_threads(team) schedule(dynamic)
-    for (int64_t unit = 0; unit < units; ++unit) {
-        const int64_t image = unit / parts, part = unit % parts;
-        const int64_t end = part_start(tiles, parts, part + 1);
-        for (int64_t index = part_start(tiles, parts, part); index < end; ++index)
-            run_tile(plan, x + image * x_image, y + image * y_image, index, accumulate);
+    const bool streams = ECE408_STREAMS && parts == 1 && !accumulate &&
+                         taps(s) <= kStreamedTaps && exceeds_caches(s.batch * y_image);
+    if (!accumulate) want_huge_pages(y, s.batch * y_image);
+#pragma omp parallel num_threads(team)
+    {
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t unit = 0; unit < units; ++unit) {
+            const float* image_x = x + unit / parts * x_image;
+            float* image_y = y + unit / parts * y_image;
+            const int64_t part = unit % parts, end = part_start(tiles, parts, part + 1);
+            int64_t next = 0;
+            for (int64_t tile = part_start(tiles, parts, part); tile < end; tile = next) {
+                const int64_t block = tile / plan.tiles, start = block * plan.tiles;
+                next = start + plan.tiles < end ? start + plan.tiles : end;
+                if (streams)
+                    Stretch(plan, image_x, image_y, block).run_streamed();
+                else
+                    run_tiles(plan, image_x, image_y, block, tile - start, next - start,
+                              accumulate);
+            }
+        }
+#if ECE408_STREAMS
+        finish_streams();
+#endif
     }
 }
 
@@ -194,6 +284,7 @@ void run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
 int ECE408_NAME(direct_forward_, ECE408_ISA)(const ece408_problem& problem, const float* x,
                                              const float* w, const float* bias, float* y,
                                              bool accumulate, int threads) {
+    if (!direct_suits(problem, kLanes)) return ECE408_UNSUPPORTED;
     Plan plan;
     if (!make_plan(problem, w, bias, &plan)) return ECE408_NO_MEMORY;
     run(plan, x, y, accumulate, threads);

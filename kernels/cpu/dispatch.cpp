@@ -54,11 +54,6 @@ int refusal(const ece408_problem* problem, bool arrays, int threads, int isa) {
     return cpu_has(isa) ? ECE408_OK : ECE408_UNSUPPORTED;
 }
 
-bool direct_does(const ece408_problem& p) {
-    return p.stride_h == 1 && p.stride_w == 1 && p.pad_h == 0 && p.pad_w == 0 &&
-           p.dilate_h == 1 && p.dilate_w == 1 && p.groups == 1;
-}
-
 }  // namespace
 }  // namespace ece408
 
@@ -70,7 +65,7 @@ int ece408_direct_forward_f32(const ece408_problem* problem, const float* x, con
                               const float* bias, float* y, int accumulate, int threads, int isa) {
     if (!problem || !x || !w || !y || threads < 1 || !ece408::valid(*problem))
         return ECE408_INVALID;
-    if (!ece408::direct_does(*problem) || !ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
     return ece408::direct_forward(isa)(*problem, x, w, bias, y, accumulate != 0, threads);
 }
 

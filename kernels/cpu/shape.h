@@ -41,5 +41,13 @@ inline Shape derive(const ece408_problem& p) {
     return s;
 }
 
+// Whether the kernel `direct` computes this with vectors of so many lanes.
+inline bool direct_suits(const ece408_problem& p, int64_t lanes) {
+    const bool plain = p.stride_h == 1 && p.stride_w == 1 && p.pad_h == 0 && p.pad_w == 0 &&
+                       p.dilate_h == 1 && p.dilate_w == 1 && p.groups == 1;
+    const bool flat = p.kernel_h == 1 && p.kernel_w == 1;
+    return plain && (flat ? p.height * p.width : p.width - p.kernel_w + 1) >= lanes;
+}
+
 }  // namespace
 }  // namespace ece408

@@ -1,5 +1,5 @@
 // The register tile: MT filters by VT vectors of output pixels, summed over all channels and taps
-// without touching the output.
+// without touching the output. A strip is a run of such tiles along the output plane.
 //
 // The output plane is taken as one flat run of vectors. Lane l of a vector that starts at output
 // (i, j) reads x at row i + p, column j + q + l, which is contiguous until the vector crosses
@@ -25,125 +25,179 @@
 namespace ece408 {
 namespace {
 
-// How a vector of input pixels is loaded.
-enum Form {
-    kPlain,     // all lanes in one row
-    kStraddle,  // lanes from `split` on are in the next row
-    kNarrow,    // lanes from `split` on do not exist: the row is shorter than a vector
-    kForms
-};
-
-struct TileArgs {
+struct StripArgs {
     int64_t channels, height, width, kernel_h, kernel_w;
-    const float* x;          // one image
-    const float* packed;     // MT biases, then the weights as [c][p][q][MT]
-    const int64_t* in;       // per vector: where its first lane's window starts in a channel of x
-    const int* split;        // per vector: see Form
-    float* y;                // the first filter's output
-    const int64_t* out;      // per vector: where its first lane goes in y
-    int64_t filter_step;     // floats from one filter's output to the next
+    const float* x;       // one image
+    const float* packed;  // MT biases, then the weights as [c][p][q][MT]
+    int64_t tiles;        // of VT vectors each, one after the other
+    const int64_t* in;    // per vector: where its first lane's window starts in a channel of x
+    const int* split;     // per vector: its first lane in the next row, or kLanes
+    float* y;             // the first filter's output
+    const int64_t* out;   // per vector: where its first lane goes in y
+    int64_t filter_step;  // floats from one filter's output to the next
+    // Of a streamed strip only: whether it starts the plane, and the last vector of each filter.
+    bool head;
+    float* carried;
 };
-
-template <Form F>
-inline Vec load_pixels(const float* p, Mask mask, int64_t skip) {
-    if (F == kNarrow) return load_only(mask, p);
-    if (F == kStraddle) return load_over(load(p), mask, p + skip);
-    return load(p);
-}
 
 // One tap: a vector of input pixels each, times one weight per filter.
-template <Form F, int MT, int VT>
-__attribute__((always_inline)) inline void add_tap(const float* (&pixel)[VT],
+template <bool Straddle, int MT, int VT>
+__attribute__((always_inline)) inline void add_tap(const float* (&pixel)[VT], int64_t q,
                                                    const Mask (&mask)[VT],
                                                    const int64_t (&skip)[VT],
-                                                   const float*& weight, Vec (&sum)[MT][VT]) {
+                                                   const float* weight, Vec (&sum)[MT][VT]) {
     Vec in[VT];
     ECE408_UNROLL
-    for (int v = 0; v < VT; ++v) in[v] = load_pixels<F>(pixel[v]++, mask[v], skip[v]);
+    for (int v = 0; v < VT; ++v) {
+        in[v] = load(pixel[v] + q);
+        if (Straddle) in[v] = load_over(in[v], mask[v], pixel[v] + q + skip[v]);
+    }
     ECE408_UNROLL
     for (int m = 0; m < MT; ++m) {
-        const Vec factor = broadcast(*weight++);
+        const Vec factor = broadcast(weight[m]);
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(in[v], factor, sum[m][v]);
     }
 }
 
 // KW is the kernel's width as a constant, or 0 to take it from the arguments.
-template <Form F, int KW, int MT, int VT>
-__attribute__((noinline)) void tile(const TileArgs& args) {
+template <bool Straddle, int KW, int MT, int VT>
+__attribute__((always_inline)) inline void add_taps(const StripArgs& args, const int64_t* in,
+                                                    const int* split, Vec (&sum)[MT][VT]) {
     const int64_t kernel_w = KW ? KW : args.kernel_w;
-    const float* weight = args.packed;
+    const float* weight = args.packed + MT;
     const float* pixel[VT];
     Mask mask[VT];
     int64_t skip[VT];
-    Vec sum[MT][VT];
     ECE408_UNROLL
     for (int v = 0; v < VT; ++v) {
-        pixel[v] = args.x + args.in[v];
-        mask[v] = F == kNarrow ? lanes_below(args.split[v]) : lanes_from(args.split[v]);
-        skip[v] = args.split[v] < kLanes ? kernel_w - 1 : 0;
+        pixel[v] = args.x + in[v];
+        mask[v] = lanes_from(split[v]);
+        // A load that a mask of no lanes suppresses may have any address.
+        skip[v] = kMasksSuppress || split[v] < kLanes ? kernel_w - 1 : 0;
     }
-    ECE408_UNROLL
-    for (int m = 0; m < MT; ++m) {
-        const Vec bias = broadcast(*weight++);
-        ECE408_UNROLL
-        for (int v = 0; v < VT; ++v) sum[m][v] = bias;
-    }
-    const int64_t next_row = args.width - kernel_w;
     const int64_t next_channel = (args.height - args.kernel_h) * args.width;
     for (int64_t c = 0; c < args.channels; ++c) {
         for (int64_t p = 0; p < args.kernel_h; ++p) {
             if constexpr (KW != 0) {
                 ECE408_UNROLL
-                for (int q = 0; q < KW; ++q) add_tap<F>(pixel, mask, skip, weight, sum);
+                for (int q = 0; q < KW; ++q)
+                    add_tap<Straddle>(pixel, q, mask, skip, weight + q * MT, sum);
             } else {
                 for (int64_t q = 0; q < kernel_w; ++q)
-                    add_tap<F>(pixel, mask, skip, weight, sum);
+                    add_tap<Straddle>(pixel, q, mask, skip, weight + q * MT, sum);
             }
+            weight += kernel_w * MT;
             ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) pixel[v] += next_row;
+            for (int v = 0; v < VT; ++v) pixel[v] += args.width;
         }
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) pixel[v] += next_channel;
     }
+}
+
+template <int MT, int VT>
+__attribute__((always_inline)) inline void store_tile(const StripArgs& args, const int64_t* out,
+                                                      const Vec (&sum)[MT][VT]) {
     ECE408_UNROLL
     for (int m = 0; m < MT; ++m) {
         ECE408_UNROLL
-        for (int v = 0; v < VT; ++v) store(args.y + m * args.filter_step + args.out[v], sum[m][v]);
+        for (int v = 0; v < VT; ++v) store(args.y + m * args.filter_step + out[v], sum[m][v]);
     }
 }
 
-using Tile = void (*)(const TileArgs&);
-
-template <Form F, int KW, int MT, int VT>
-Tile pick_vectors(int vectors) {
-    if constexpr (VT > 1) {
-        if (vectors < VT) return pick_vectors<F, KW, MT, VT - 1>(vectors);
-    }
-    return tile<F, KW, MT, VT>;
-}
-
-template <Form F, int KW, int MT>
-Tile pick_filters(int filters, int vectors) {
-    if constexpr (MT > 1) {
-        if (filters < MT) return pick_filters<F, KW, MT - 1>(filters, vectors);
-    }
-    return pick_vectors<F, KW, MT, kMaxVectors>(vectors);
-}
-
-// The tile of the run-time size given, filters <= kMaxFilters and vectors <= kMaxVectors. The
-// usual kernel widths have code of their own; narrow planes are not worth that.
-template <Form F>
-Tile pick_tile(int64_t kernel_w, int filters, int vectors) {
-    if constexpr (F != kNarrow) {
-        switch (kernel_w) {
-            case 1: return pick_filters<F, 1, kMaxFilters>(filters, vectors);
-            case 3: return pick_filters<F, 3, kMaxFilters>(filters, vectors);
-            case 5: return pick_filters<F, 5, kMaxFilters>(filters, vectors);
-            case 7: return pick_filters<F, 7, kMaxFilters>(filters, vectors);
+#if ECE408_STREAMS
+// Writes whole cache lines past the caches, wherever the plane starts: a line is the end of one
+// vector and the start of the next, so each filter's last vector is carried to the next tile.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void stream_tile(const StripArgs& args, int64_t out,
+                                                       bool head, const Vec (&sum)[MT][VT]) {
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        float* plane = args.y + m * args.filter_step;
+        const int shift = floats_past_line(plane);
+        const Lines lines = lines_after(shift);
+        float* to = plane - shift + out;
+        Vec before = load(args.carried + m * kLanes);
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) {
+            const Vec line = across(before, lines, sum[m][v]);
+            if (v == 0 && head)
+                store_only(lanes_from(shift), to, line);
+            else
+                stream(to + v * kLanes, line);
+            before = sum[m][v];
         }
+        store(args.carried + m * kLanes, before);
     }
-    return pick_filters<F, 0, kMaxFilters>(filters, vectors);
+}
+
+// What a streamed strip that ended before output `out` still carries of a filter's plane.
+inline void finish_stream(float* plane, int64_t out, const float* carried) {
+    const int shift = floats_past_line(plane);
+    const Vec last = load(carried);
+    store_only(lanes_below(shift), plane - shift + out, across(last, lines_after(shift), last));
+}
+#endif
+
+template <int KW, int MT, int VT, bool Stream>
+__attribute__((noinline)) void strip(const StripArgs& args) {
+    for (int64_t tile = 0; tile < args.tiles; ++tile) {
+        const int64_t* in = args.in + tile * VT;
+        const int* split = args.split + tile * VT;
+        Vec sum[MT][VT];
+        ECE408_UNROLL
+        for (int m = 0; m < MT; ++m) {
+            const Vec bias = broadcast(args.packed[m]);
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) sum[m][v] = bias;
+        }
+        bool straddles = kMasksSuppress;
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) straddles |= split[v] < kLanes;
+        if (straddles)
+            add_taps<true, KW>(args, in, split, sum);
+        else
+            add_taps<false, KW>(args, in, split, sum);
+#if ECE408_STREAMS
+        if constexpr (Stream) {
+            stream_tile(args, args.out[tile * VT], args.head && tile == 0, sum);
+            continue;
+        }
+#endif
+        store_tile(args, args.out + tile * VT, sum);
+    }
+}
+
+using Strip = void (*)(const StripArgs&);
+
+template <int KW, int MT, int VT, bool Stream>
+Strip pick_vectors(int vectors) {
+    if constexpr (VT > 1) {
+        if (vectors < VT) return pick_vectors<KW, MT, VT - 1, Stream>(vectors);
+    }
+    return strip<KW, MT, VT, Stream>;
+}
+
+template <int KW, int MT, bool Stream>
+Strip pick_filters(int filters, int vectors) {
+    if constexpr (MT > 1) {
+        if (filters < MT) return pick_filters<KW, MT - 1, Stream>(filters, vectors);
+    }
+    return pick_vectors<KW, MT, most_vectors(MT), Stream>(vectors);
+}
+
+// The strip of tiles of the run-time size given, filters <= kMaxFilters and vectors <=
+// most_vectors(filters). The usual kernel widths have code of their own.
+template <bool Stream>
+Strip pick_strip(int64_t kernel_w, int filters, int vectors) {
+    switch (kernel_w) {
+        case 1: return pick_filters<1, kMaxFilters, Stream>(filters, vectors);
+        case 3: return pick_filters<3, kMaxFilters, Stream>(filters, vectors);
+        case 5: return pick_filters<5, kMaxFilters, Stream>(filters, vectors);
+        case 7: return pick_filters<7, kMaxFilters, Stream>(filters, vectors);
+        default: return pick_filters<0, kMaxFilters, Stream>(filters, vectors);
+    }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // the linker must not merge the copies.
 #pragma once
 
+#include <stdint.h>
 #include <string.h>
 
 #if ECE408_LANES > 4
@@ -18,8 +19,13 @@ constexpr int kLanes = ECE408_LANES;
 
 #if ECE408_LANES == 16
 
-// 32 registers: 24 sums, 3 inputs, 1 weight.
-constexpr int kMaxFilters = 8, kMaxVectors = 3;
+#define ECE408_STREAMS 1
+// A masked load does not touch what its mask leaves out.
+constexpr bool kMasksSuppress = true;
+
+// 32 registers: at most 24 sums, 4 inputs, 1 weight.
+constexpr int kMaxFilters = 12;
+constexpr int most_vectors(int filters) { return filters > 8 ? 2 : filters > 6 ? 3 : 4; }
 
 using Vec = __m512;
 using Mask = __mmask16;
@@ -30,15 +36,36 @@ inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline Vec load_over(Vec under, Mask mask, const float* p) {
     return _mm512_mask_loadu_ps(under, mask, p);
 }
-inline Vec load_only(Mask mask, const float* p) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline void store_only(Mask mask, float* p, Vec v) { _mm512_mask_storeu_ps(p, mask, v); }
+
+// Past the caches, to a multiple of 64 bytes.
+inline void stream(float* p, Vec v) { _mm512_stream_ps(p, v); }
+inline int floats_past_line(const float* p) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(p) / sizeof(float) % kLanes);
+}
+// Of two vectors in a row, the one that starts `shift` lanes before the second.
+using Lines = __m512i;
+inline Lines lines_after(int shift) {
+    const __m512i lane =
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_add_epi32(lane, _mm512_set1_epi32(kLanes - shift));
+}
+inline Vec across(Vec first, Lines lines, Vec second) {
+    return _mm512_permutex2var_ps(first, lines, second);
+}
+inline void finish_streams() { _mm_sfence(); }
 
 #elif ECE408_LANES == 8
 
+#define ECE408_STREAMS 0
+constexpr bool kMasksSuppress = false;
+
 // 16 registers: 12 sums, 2 inputs, 1 weight, 1 mask.
-constexpr int kMaxFilters = 6, kMaxVectors = 2;
+constexpr int kMaxFilters = 6;
+constexpr int most_vectors(int) { return 2; }
 
 using Vec = __m256;
 using Mask = __m256i;
@@ -47,29 +74,27 @@ inline Mask lanes_from(int first) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(first - 1));
 }
-inline Mask lanes_below(int count) {
-    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane);
-}
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
 inline Vec load_over(Vec under, Mask mask, const float* p) {
     return _mm256_blendv_ps(under, _mm256_loadu_ps(p), _mm256_castsi256_ps(mask));
 }
-inline Vec load_only(Mask mask, const float* p) { return _mm256_maskload_ps(p, mask); }
 inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
 inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 
 #elif ECE408_LANES == 4
 
+#define ECE408_STREAMS 0
+constexpr bool kMasksSuppress = false;
+
 // 16 registers, and the product needs one too: 8 sums, 2 inputs, 1 weight.
-constexpr int kMaxFilters = 4, kMaxVectors = 2;
+constexpr int kMaxFilters = 4;
+constexpr int most_vectors(int) { return 2; }
 
 typedef float Vec __attribute__((vector_size(16)));
 typedef int32_t Mask __attribute__((vector_size(16)));
 
 inline Mask lanes_from(int first) { return Mask{0, 1, 2, 3} >= first; }
-inline Mask lanes_below(int count) { return Mask{0, 1, 2, 3} < count; }
 inline Vec load(const float* p) {
     Vec v;
     memcpy(&v, p, sizeof v);
@@ -77,12 +102,6 @@ inline Vec load(const float* p) {
 }
 inline Vec load_over(Vec under, Mask mask, const float* p) {
     return (Vec)((mask & (Mask)load(p)) | (~mask & (Mask)under));
-}
-inline Vec load_only(Mask mask, const float* p) {
-    Vec v{};
-    for (int lane = 0; lane < 4; ++lane)
-        if (mask[lane]) v[lane] = p[lane];
-    return v;
 }
 inline Vec broadcast(float value) { return Vec{value, value, value, value}; }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return sum + a * b; }

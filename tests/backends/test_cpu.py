@@ -141,12 +141,25 @@ def test_infinities_and_nans_stay_where_they_belong(isa, rng):
     np.testing.assert_array_equal(np.isfinite(forward(cpu, problem, x, w)), expected)
 
 
-def test_names_the_kernel_that_ran(isa, rng):
-    problem = ConvProblem.parse("b1,c1,h5,w5,m1,k3")
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize("text", ["b170,c1,h70,w70,m12,k5", "b61,c2,h75,w63,m37,k4x5,bias"])
+def test_outputs_larger_than_the_cache(isa, text, side, rng):
+    """They are written past it, whole lines at a time, wherever their planes start."""
+    problem = ConvProblem.parse(text)
+    assert 4 * np.prod(problem.y_shape) > 32 << 20
+    check_exact(problem, rng, side=side)
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel"),
+    [("b1,c1,h5,w24,m1,k3", "direct"), ("b1,c1,h5,w5,m1,k3", "general")],
+)
+def test_names_the_kernel_that_ran(isa, text, kernel, rng):
+    problem = ConvProblem.parse(text)
     x, w, _ = inputs(problem, rng)
     y = np.empty(problem.y_shape, "float32")
     at = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
-    assert cpu.forward(problem, *at, False) == f"direct_{isa}"
+    assert cpu.forward(problem, *at, False) == f"{kernel}_{isa}"
 
 
 def test_an_instruction_set_the_cpu_lacks(monkeypatch):

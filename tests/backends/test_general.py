@@ -180,7 +180,7 @@ def test_error_against_float64(isa, text, rng):
 
 
 def test_names_the_kernel_that_ran(isa):
-    plain = ConvProblem.parse("b1,c1,h9,w9,m2,k3")
+    plain = ConvProblem.parse("b1,c1,h9,w25,m2,k3")
     x, w, dy = _real(plain, np.random.default_rng(1))
     at = [a.ctypes.data for a in (x, w, dy)]
     assert cpu.forward(plain, at[0], at[1], None, at[2], False) == f"direct_{isa}"
