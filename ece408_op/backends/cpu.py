@@ -58,11 +58,18 @@ class CpuBackend(Backend):
         return kernel
 
 
+# Output pixels from which on `direct` is faster for a 1x1 kernel.
+_DIRECT_1X1 = 256
+
+
 def _is_direct(problem: ConvProblem, lanes: int) -> bool:
-    """Whether the kernel `direct` computes this: the course's layers, 1x1, and the like."""
+    """Whether the kernel `direct` computes this: the course's layers, large 1x1, and the like."""
     plain = (problem.stride, problem.pad, problem.dilate) == ((1, 1), (0, 0), (1, 1))
-    row = problem.out_width * (problem.out_height if problem.kernel == (1, 1) else 1)
-    return plain and problem.groups == 1 and problem.dtype == "float32" and row >= lanes
+    if not plain or problem.groups != 1 or problem.dtype != "float32":
+        return False
+    if problem.kernel == (1, 1):
+        return problem.out_height * problem.out_width >= _DIRECT_1X1
+    return problem.out_width >= lanes
 
 
 def _run(

@@ -3,6 +3,7 @@
 // at the end is not local.
 #include "general.h"
 
+#include "deep.h"
 #include "shape.h"
 #include "sweep.h"
 #include "weight_sums.h"
@@ -52,6 +53,12 @@ Sweep backward_sweep(const Shape& s) {
     return sweep;
 }
 
+// Whether filters are better lanes than pixels: enough of them, and sums that pay for the
+// transposition of the result.
+bool is_deep(int64_t filters, int64_t channels, int64_t window) {
+    return filters >= ECE408_LANES && channels * window >= 128;
+}
+
 template <class T, class WeightAt>
 int sweep(const Sweep& s, WeightAt weight_at, const T* source, const T* bias, T* out,
           bool accumulate, int threads) {
@@ -62,6 +69,15 @@ int sweep(const Sweep& s, WeightAt weight_at, const T* source, const T* bias, T*
     free(plan.taps);
     free(plan.weights);
     return done ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+template <class T>
+int deep(bool ready, const Deep& d, const DeepWeights<T>& weights, const T* source, const T* bias, T* out,
+         bool accumulate, int threads) {
+    using Sum = typename Number<T>::Sum;
+    ready = ready && run_deep<T, Sum>(d, weights, source, bias, out, accumulate, threads);
+    free(d.memory);
+    return ready ? ECE408_OK : ECE408_NO_MEMORY;
 }
 
 template <class T>
@@ -80,8 +96,16 @@ int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias
         const int64_t filter = g * s.group_filters + m;
         return widen(weights[((filter * s.group_channels + c) * s.kernel_h + p) * s.kernel_w + q]);
     };
-    return sweep(forward_sweep(s), weight_at, typed(x), typed(bias), typed(y), accumulate,
-                 threads);
+    const Sweep across = forward_sweep(s);
+    if (is_deep(s.group_filters, s.group_channels, s.kernel_h * s.kernel_w)) {
+        const int64_t filter = s.group_channels * s.kernel_h * s.kernel_w;
+        Deep d;
+        return deep(deep_forward(across, &d), d,
+                    {weights, s.group_filters * filter, filter, s.kernel_h * s.kernel_w,
+                     s.kernel_w},
+                    typed(x), typed(bias), typed(y), accumulate, threads);
+    }
+    return sweep(across, weight_at, typed(x), typed(bias), typed(y), accumulate, threads);
 }
 
 template <class T>
@@ -89,13 +113,20 @@ int backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx,
                   int threads) {
     const Shape s = derive(problem);
     const auto* weights = typed(w);
+    const decltype(typed(dy)) none = nullptr;
+    if (is_deep(s.group_channels, s.group_filters, s.kernel_h * s.kernel_w)) {
+        const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
+        Deep d;
+        return deep(deep_backward(forward_sweep(s), &d), d,
+                    {weights, s.group_filters * filter, window, filter, s.kernel_w}, typed(dy),
+                    none, typed(dx), accumulate, threads);
+    }
     auto weight_at = [&](int64_t g, int64_t c, int64_t m, int64_t p, int64_t q) {
         const int64_t filter = g * s.group_filters + m;
         const int64_t turned = (s.kernel_h - 1 - p) * s.kernel_w + s.kernel_w - 1 - q;
         const int64_t window = s.kernel_h * s.kernel_w;
         return widen(weights[(filter * s.group_channels + c) * window + turned]);
     };
-    const decltype(typed(dy)) none = nullptr;
     return sweep(backward_sweep(s), weight_at, typed(dy), none, typed(dx), accumulate, threads);
 }
 

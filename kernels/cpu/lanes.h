@@ -14,7 +14,8 @@ struct Lanes {
 
     static Vec load(const T* p) { return *reinterpret_cast<const Unaligned*>(p); }
     static void store(T* p, Vec v) { *reinterpret_cast<Unaligned*>(p) = v; }
-    static Vec broadcast(T value) { return Vec{} + value; }
+    // Less zero is the value itself, and compiles to nothing; plus zero is not, for -0.
+    static Vec broadcast(T value) { return value - Vec{}; }
     static T sum(Vec v) {
         T total = 0;
         for (int64_t lane = 0; lane < count; ++lane) total += v[lane];

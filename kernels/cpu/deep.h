@@ -1,0 +1,432 @@
+// Convolutions with many filters and long sums: lanes are filters, pixels are broadcast.
+//
+// A register tile holds a few neighbouring output pixels by one or two vectors of filters. Every
+// lane is used whatever the size of the plane and its stride, for the price of a transposition at
+// the end, so this is for sums long enough to pay for it; sweep.h has pixels as lanes.
+//
+// The source is padded once per image; a tap is a displacement in it. The gradient for x of a
+// strided convolution is one such sum for each residue of x's rows and columns modulo the stride,
+// with only the taps that reach it, so that no zeros are multiplied.
+#pragma once
+
+#include <stdlib.h>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "flat_image.h"
+#include "lanes.h"
+
+namespace ece408 {
+namespace {
+
+// Vectors of filters, and pixels, of a tile.
+constexpr int kDeepVectors = 2;
+constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
+// Products after which a partial sum ends, so that long sums lose less to rounding.
+constexpr int64_t kDeepBlock = 256;
+// Pixels that a thread computes at a time, for one block of filters.
+constexpr int64_t kDeepStretch = 256;
+
+// The output pixels (row + i * row_step, column + j * column_step), and the taps they sum.
+struct Phase {
+    int64_t row, column, rows, columns;
+    int64_t taps, first_tap;  // in DeepPlan::window: this phase's part
+};
+
+struct DeepTap {
+    int64_t p, q;          // of the kernel
+    int64_t down, across;  // from pixel (i, j) of the phase, the source's (i * step + down, ...)
+};
+
+// A sum over channels and taps for images of one group's channels.
+struct Deep {
+    int64_t batch, groups, in_channels, out_channels;
+    int64_t height, width, out_height, out_width;
+    int64_t step_h, step_w;          // of the source from output pixel to output pixel
+    int64_t out_step_h, out_step_w;  // of the output from pixel to pixel of a phase
+    int64_t top, left, rows, row;    // the padded source: its border and its size
+    int64_t window;                  // taps of all phases
+    int64_t phases;
+    Phase* phase;
+    DeepTap* tap;
+    void* memory;
+};
+
+// False without memory. The caller frees deep->memory.
+inline bool allocate(Deep* deep, int64_t phases, int64_t window) {
+    const size_t bytes = static_cast<size_t>(phases) * sizeof(Phase) +
+                         static_cast<size_t>(window) * sizeof(DeepTap);
+    deep->memory = malloc(bytes);
+    deep->phase = static_cast<Phase*>(deep->memory);
+    deep->tap = reinterpret_cast<DeepTap*>(deep->phase + phases);
+    deep->phases = phases;
+    deep->window = 0;
+    return deep->memory != nullptr;
+}
+
+// The border and size of the padded source, from all taps.
+inline void pad_source(Deep* d) {
+    int64_t low_h = 0, low_w = 0, high_h = d->height - 1, high_w = d->width - 1;
+    for (int64_t n = 0; n < d->phases; ++n) {
+        const Phase& phase = d->phase[n];
+        for (int64_t t = phase.first_tap; t < phase.first_tap + phase.taps; ++t) {
+            const DeepTap& tap = d->tap[t];
+            const int64_t last_h = (phase.rows - 1) * d->step_h + tap.down;
+            const int64_t last_w = (phase.columns - 1) * d->step_w + tap.across;
+            if (tap.down < low_h) low_h = tap.down;
+            if (tap.across < low_w) low_w = tap.across;
+            if (last_h > high_h) high_h = last_h;
+            if (last_w > high_w) high_w = last_w;
+        }
+    }
+    d->top = -low_h;
+    d->left = -low_w;
+    d->rows = high_h - low_h + 1;
+    d->row = high_w - low_w + 1;
+}
+
+inline bool deep_forward(const Sweep& s, Deep* d) {
+    if (!allocate(d, 1, s.kernel_h * s.kernel_w)) return false;
+    d->batch = s.batch, d->groups = s.groups;
+    d->in_channels = s.in_channels, d->out_channels = s.out_channels;
+    d->height = s.height, d->width = s.width;
+    d->out_height = s.out_height, d->out_width = s.out_width;
+    d->step_h = s.stride_h, d->step_w = s.stride_w;
+    d->out_step_h = d->out_step_w = 1;
+    for (int64_t p = 0; p < s.kernel_h; ++p)
+        for (int64_t q = 0; q < s.kernel_w; ++q)
+            d->tap[d->window++] = {p, q, p * s.dilate_h - s.pad_h, q * s.dilate_w - s.pad_w};
+    d->phase[0] = {0, 0, s.out_height, s.out_width, d->window, 0};
+    pad_source(d);
+    return true;
+}
+
+inline int64_t floor_divide(int64_t a, int64_t b) { return (a - ((a % b + b) % b)) / b; }
+
+// `s` describes the forward pass; this, the gradient for its source.
+inline bool deep_backward(const Sweep& s, Deep* d) {
+    if (!allocate(d, s.stride_h * s.stride_w, s.kernel_h * s.kernel_w)) return false;
+    d->batch = s.batch, d->groups = s.groups;
+    d->in_channels = s.out_channels, d->out_channels = s.in_channels;
+    d->height = s.out_height, d->width = s.out_width;
+    d->out_height = s.height, d->out_width = s.width;
+    d->step_h = d->step_w = 1;
+    d->out_step_h = s.stride_h, d->out_step_w = s.stride_w;
+    for (int64_t n = 0; n < d->phases; ++n) {
+        Phase& phase = d->phase[n];
+        phase = {n / s.stride_w, n % s.stride_w, 0, 0, 0, d->window};
+        phase.rows = (s.height - phase.row + s.stride_h - 1) / s.stride_h;
+        phase.columns = (s.width - phase.column + s.stride_w - 1) / s.stride_w;
+        for (int64_t p = 0; p < s.kernel_h; ++p)
+            for (int64_t q = 0; q < s.kernel_w; ++q) {
+                const int64_t y = phase.row + s.pad_h - p * s.dilate_h;
+                const int64_t x = phase.column + s.pad_w - q * s.dilate_w;
+                if (y % s.stride_h != 0 || x % s.stride_w != 0) continue;
+                d->tap[d->window++] = {p, q, floor_divide(y, s.stride_h),
+                                       floor_divide(x, s.stride_w)};
+            }
+        phase.taps = d->window - phase.first_tap;
+        if (phase.rows < 0) phase.rows = 0;
+        if (phase.columns < 0) phase.columns = 0;
+    }
+    pad_source(d);
+    return true;
+}
+
+template <class Sum, int MV, int P, int STEP>
+__attribute__((noinline)) void deep_tile(const Sum* pixel, int64_t step, const int64_t* taps,
+                                         int64_t count, const Sum* weight, bool add, Sum* out) {
+    using L = Lanes<Sum>;
+    const int64_t next = STEP ? STEP : step;
+    typename L::Vec sum[P][MV] = {};
+    for (int64_t t = 0; t < count; ++t) {
+        const Sum* at = pixel + taps[t];
+        typename L::Vec w[MV];
+#pragma GCC unroll 2
+        for (int v = 0; v < MV; ++v) w[v] = L::load(weight + (t * MV + v) * L::count);
+#pragma GCC unroll 16
+        for (int p = 0; p < P; ++p) {
+            const typename L::Vec x = L::broadcast(at[p * next]);
+#pragma GCC unroll 2
+            for (int v = 0; v < MV; ++v) sum[p][v] += w[v] * x;
+        }
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p)
+#pragma GCC unroll 2
+        for (int v = 0; v < MV; ++v) {
+            Sum* place = out + (p * MV + v) * L::count;
+            L::store(place, add ? L::load(place) + sum[p][v] : sum[p][v]);
+        }
+}
+
+template <class Sum>
+using DeepTile = void (*)(const Sum*, int64_t, const int64_t*, int64_t, const Sum*, bool, Sum*);
+
+template <class Sum, int MV, int STEP, int P = kDeepPixels>
+DeepTile<Sum> pick_deep_pixels(int64_t pixels) {
+    if constexpr (P > 1) {
+        if (pixels < P) return pick_deep_pixels<Sum, MV, STEP, P - 1>(pixels);
+    }
+    return deep_tile<Sum, MV, P, STEP>;
+}
+
+template <class Sum>
+DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t step, int64_t pixels) {
+    if (vectors == 1) return pick_deep_pixels<Sum, 1, 0>(pixels);
+    if (step == 1) return pick_deep_pixels<Sum, 2, 1>(pixels);
+    return pick_deep_pixels<Sum, 2, 0>(pixels);
+}
+
+// Where the weight for filter m (a lane) and channel c of a group lies: first + group * group_step
+// + m * filter_step + c * channel_step + p * kernel_w + q.
+template <class T>
+struct DeepWeights {
+    const T* first;
+    int64_t group_step, filter_step, channel_step, kernel_w;
+};
+
+// out[k * wide + m] = rows[m * step + k] for k < count, zeros where m >= filters.
+template <class T, class Sum>
+void interleave(const T* rows, int64_t step, int64_t filters, int64_t wide, int64_t count,
+                Sum* out) {
+    for (int64_t m = 0; m < wide; ++m)
+        for (int64_t k = 0; k < count; ++k)
+            out[k * wide + m] = m < filters ? widen(rows[m * step + k]) : Sum(0);
+}
+
+#if defined(__SSE2__)
+inline void interleave(const float* rows, int64_t step, int64_t filters, int64_t wide,
+                       int64_t count, float* out) {
+    const int64_t square_filters = filters / 4 * 4, square_count = count / 4 * 4;
+    for (int64_t k = 0; k < square_count; k += 4)
+        for (int64_t m = 0; m < square_filters; m += 4) {
+            const float* from = rows + m * step + k;
+            __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + step);
+            __m128 c = _mm_loadu_ps(from + 2 * step), d = _mm_loadu_ps(from + 3 * step);
+            _MM_TRANSPOSE4_PS(a, b, c, d);
+            float* to = out + k * wide + m;
+            _mm_storeu_ps(to, a);
+            _mm_storeu_ps(to + wide, b);
+            _mm_storeu_ps(to + 2 * wide, c);
+            _mm_storeu_ps(to + 3 * wide, d);
+        }
+    for (int64_t k = 0; k < count; ++k)
+        for (int64_t m = k < square_count ? square_filters : 0; m < wide; ++m)
+            out[k * wide + m] = m < filters ? rows[m * step + k] : 0.0f;
+}
+#endif
+
+// What is prepared once for a call and shared by its threads.
+template <class T, class Sum>
+struct DeepPlan {
+    const Deep& deep;
+    DeepWeights<T> weights;
+    int64_t blocks;   // of filters, in a group
+    int64_t* offset;  // per phase [channel][tap]: from pixel (0, 0)'s place in the padded source
+
+    int64_t channel() const { return deep.rows * deep.row; }
+    int64_t image() const { return deep.groups * deep.in_channels * channel(); }
+    int64_t first(int64_t block) const { return block * kDeepVectors * Lanes<Sum>::count; }
+    int64_t filters(int64_t block) const {
+        const int64_t left = deep.out_channels - first(block);
+        const int64_t most = kDeepVectors * Lanes<Sum>::count;
+        return left < most ? left : most;
+    }
+    int64_t vectors(int64_t block) const {
+        return (filters(block) + Lanes<Sum>::count - 1) / Lanes<Sum>::count;
+    }
+    // Packed weights of a whole block, all phases.
+    int64_t packed() const {
+        return deep.in_channels * deep.window * kDeepVectors * Lanes<Sum>::count;
+    }
+    int64_t stretch_rows(const Phase& phase) const {
+        const int64_t rows = kDeepStretch / (phase.columns > 0 ? phase.columns : 1);
+        return rows < 1 ? 1 : rows;
+    }
+    int64_t sums() const {
+        const int64_t pixels = deep.out_width > kDeepStretch ? deep.out_width : kDeepStretch;
+        return pixels * kDeepVectors * Lanes<Sum>::count;
+    }
+
+    void fill_offsets() {
+        for (int64_t n = 0; n < deep.phases; ++n) {
+            const Phase& phase = deep.phase[n];
+            int64_t* next = offset + deep.in_channels * phase.first_tap;
+            for (int64_t c = 0; c < deep.in_channels; ++c)
+                for (int64_t t = 0; t < phase.taps; ++t) {
+                    const DeepTap& tap = deep.tap[phase.first_tap + t];
+                    *next++ = c * channel() + (deep.top + tap.down) * deep.row + deep.left +
+                              tap.across;
+                }
+        }
+    }
+
+    // A block's weights as [phase][channel][tap][filter], zeros for filters that do not exist.
+    void pack(int64_t unit, Sum* out) const {
+        const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
+        const T* first = weights.first + unit / blocks * weights.group_step +
+                         this->first(block) * weights.filter_step;
+        const bool whole = deep.phases == 1;
+        if (whole && weights.channel_step == deep.window) {
+            interleave(first, weights.filter_step, filters(block), wide,
+                       deep.in_channels * deep.window, out);
+            return;
+        }
+        for (int64_t n = 0; n < deep.phases; ++n) {
+            const Phase& phase = deep.phase[n];
+            const DeepTap* taps = deep.tap + phase.first_tap;
+            for (int64_t c = 0; c < deep.in_channels; ++c, out += phase.taps * wide) {
+                const T* from = first + c * weights.channel_step;
+                if (whole) {
+                    interleave(from, weights.filter_step, filters(block), wide, phase.taps, out);
+                    continue;
+                }
+                for (int64_t t = 0; t < phase.taps; ++t)
+                    interleave(from + taps[t].p * weights.kernel_w + taps[t].q,
+                               weights.filter_step, filters(block), wide, 1, out + t * wide);
+            }
+        }
+    }
+
+    void pad(const T* source, Sum* out) const {
+        const size_t border = static_cast<size_t>(deep.row) * sizeof(Sum);
+        for (int64_t y = 0; y < deep.rows; ++y, out += deep.row) {
+            memset(out, 0, border);
+            const int64_t from = y - deep.top;
+            if (from < 0 || from >= deep.height) continue;
+            for (int64_t x = 0; x < deep.width; ++x)
+                out[deep.left + x] = widen(source[from * deep.width + x]);
+        }
+    }
+
+    // Rows [begin, end) of a phase for one block of filters, into `sums` and then the output.
+    void run_rows(const Sum* image, int64_t group, int64_t block, const Phase& phase,
+                  int64_t begin, int64_t end, const Sum* packed, const T* bias, bool accumulate,
+                  Sum* sums, T* y) const {
+        const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
+        const int64_t tiles = (phase.columns + kDeepPixels - 1) / kDeepPixels;
+        const int64_t products = deep.in_channels * phase.taps;
+        const Sum* weights = packed + deep.in_channels * phase.first_tap * wide;
+        const int64_t* offsets = offset + deep.in_channels * phase.first_tap;
+        image += group * deep.in_channels * channel();
+        int64_t done = 0;
+        do {
+            const int64_t left = products - done;
+            const int64_t count = left < kDeepBlock ? left : kDeepBlock;
+            Sum* out = sums;
+            for (int64_t i = begin; i < end; ++i)
+                for (int64_t tile = 0; tile < tiles; ++tile) {
+                    const int64_t j = phase.columns * tile / tiles;
+                    const int64_t pixels = phase.columns * (tile + 1) / tiles - j;
+                    const Sum* at = image + i * deep.step_h * deep.row + j * deep.step_w;
+                    pick_deep_tile<Sum>(vectors, deep.step_w, pixels)(
+                        at, deep.step_w, offsets + done, count, weights + done * wide, done > 0,
+                        out);
+                    out += pixels * wide;
+                }
+            done += count;
+        } while (done < products);
+        const int64_t filter = group * deep.out_channels + first(block);
+        for (int64_t m = 0; m < filters(block); ++m) {
+            const Sum start = bias ? static_cast<Sum>(widen(bias[filter + m])) : Sum(0);
+            const Sum* from = sums + m;
+            for (int64_t i = begin; i < end; ++i) {
+                T* to = y + ((filter + m) * deep.out_height + phase.row + i * deep.out_step_h) *
+                                deep.out_width + phase.column;
+                for (int64_t j = 0; j < phase.columns; ++j, from += wide, to += deep.out_step_w) {
+                    const Sum value = *from + start;
+                    narrow(accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
+                }
+            }
+        }
+    }
+
+    // Slice `slice` of `slices` of a block's output rows.
+    void run_block(const Sum* image, int64_t unit, int64_t slice, int64_t slices,
+                   const Sum* packed, const T* bias, bool accumulate, Sum* sums, T* y) const {
+        for (int64_t n = 0; n < deep.phases; ++n) {
+            const Phase& phase = deep.phase[n];
+            const int64_t rows = stretch_rows(phase), end = phase.rows * (slice + 1) / slices;
+            if (phase.columns == 0) continue;
+            for (int64_t i = phase.rows * slice / slices; i < end; i += rows)
+                run_rows(image, unit / blocks, unit % blocks, phase, i,
+                         i + rows < end ? i + rows : end, packed, bias, accumulate, sums, y);
+        }
+    }
+};
+
+// Returns false if there is no memory, and then has written nothing. Threads take whole images,
+// or, of few images, first channels to pad and then blocks of filters.
+template <class T, class Sum>
+bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, const T* bias,
+              T* out, bool accumulate, int threads) {
+    DeepPlan<T, Sum> plan = {deep, weights, 0, nullptr};
+    const int64_t most = kDeepVectors * Lanes<Sum>::count;
+    plan.blocks = (deep.out_channels + most - 1) / most;
+    const int64_t channels = deep.groups * deep.in_channels, pixels = deep.height * deep.width;
+    const int64_t out_image =
+        deep.groups * deep.out_channels * deep.out_height * deep.out_width;
+    const int64_t units = deep.groups * plan.blocks;
+    const bool by_image = deep.batch >= 2 * threads || threads == 1;
+    // Blocks of filters that threads cannot share evenly are cut by rows as well.
+    const int64_t slices = units % threads == 0 || units >= 8 * threads ? 1 : threads;
+    const int64_t images = by_image ? threads : 1;
+    const int64_t packs = by_image ? units : threads;
+    const size_t sums =
+        static_cast<size_t>(images * plan.image() + threads * plan.sums() + packs * plan.packed());
+    const size_t offsets = static_cast<size_t>(deep.in_channels * deep.window);
+    Sum* memory = static_cast<Sum*>(malloc(sums * sizeof(Sum)));
+    plan.offset = static_cast<int64_t*>(malloc(offsets * sizeof(int64_t) + 1));
+    const bool ready = memory && plan.offset;
+    if (ready) {
+        plan.fill_offsets();
+        Sum* scratch = memory + images * plan.image();
+        Sum* packed = scratch + threads * plan.sums();
+#pragma omp parallel num_threads(threads)
+        {
+#pragma omp for schedule(dynamic)
+            for (int64_t unit = 0; unit < (by_image ? units : 0); ++unit)
+                plan.pack(unit, packed + unit * plan.packed());
+#pragma omp for schedule(static)
+            for (int64_t part = 0; part < (by_image ? threads : 0); ++part) {
+                Sum* image = memory + part * plan.image();
+                for (int64_t b = deep.batch * part / threads; b < deep.batch * (part + 1) / threads;
+                     ++b) {
+                    for (int64_t c = 0; c < channels; ++c)
+                        plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
+                    for (int64_t unit = 0; unit < units; ++unit)
+                        plan.run_block(image, unit, 0, 1, packed + unit * plan.packed(), bias,
+                                       accumulate, scratch + part * plan.sums(),
+                                       out + b * out_image);
+                }
+            }
+            for (int64_t b = 0; b < (by_image ? 0 : deep.batch); ++b) {
+#pragma omp for schedule(static)
+                for (int64_t c = 0; c < channels; ++c)
+                    plan.pad(source + (b * channels + c) * pixels, memory + c * plan.channel());
+#pragma omp for schedule(static)
+                for (int64_t part = 0; part < threads; ++part) {
+                    Sum* own = packed + part * plan.packed();
+                    int64_t packed_unit = -1;
+                    for (int64_t at = units * slices * part / threads;
+                         at < units * slices * (part + 1) / threads; ++at) {
+                        const int64_t unit = at / slices;
+                        if (unit != packed_unit) plan.pack(unit, own);
+                        packed_unit = unit;
+                        plan.run_block(memory, unit, at % slices, slices, own, bias, accumulate,
+                                       scratch + part * plan.sums(), out + b * out_image);
+                    }
+                }
+            }
+        }
+    }
+    free(plan.offset);
+    free(memory);
+    return ready;
+}
+
+}  // namespace
+}  // namespace ece408
