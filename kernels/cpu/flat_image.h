@@ -70,6 +70,18 @@ void fill_row(const Sweep& s, const T* source, int64_t first, int64_t count, Sum
         for (int64_t k = begin; k < end; ++k) out[k] = widen(source[k - s.pad_w]);
         return;
     }
+    if (s.spread_w == 1) {
+        // Pixel k is source[from + k * stride_w]; those outside are zeros.
+        const int64_t from = first - s.pad_w;
+        int64_t begin = from < 0 ? (-from + s.stride_w - 1) / s.stride_w : 0;
+        int64_t end = s.width > from ? (s.width - from + s.stride_w - 1) / s.stride_w : 0;
+        if (end > count) end = count;
+        if (begin > end) begin = end;
+        for (int64_t k = 0; k < begin; ++k) out[k] = 0;
+        for (int64_t k = begin; k < end; ++k) out[k] = widen(source[from + k * s.stride_w]);
+        for (int64_t k = end; k < count; ++k) out[k] = 0;
+        return;
+    }
     for (int64_t k = 0; k < count; ++k) {
         const int64_t x = source_index(first + k * s.stride_w, s.pad_w, s.spread_w, s.width);
         out[k] = x < 0 ? Sum(0) : widen(source[x]);

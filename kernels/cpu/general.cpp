@@ -4,6 +4,7 @@
 #include "general.h"
 
 #include "deep.h"
+#include "deep_weight.h"
 #include "shape.h"
 #include "sweep.h"
 #include "weight_sums.h"
@@ -54,9 +55,11 @@ Sweep backward_sweep(const Shape& s) {
 }
 
 // Whether filters are better lanes than pixels: enough of them, and sums that pay for the
-// transposition of the result.
-bool is_deep(int64_t filters, int64_t channels, int64_t window) {
-    return filters >= ECE408_LANES && channels * window >= 128;
+// transposition of the result; with a stride, pixels as lanes must be laid out first.
+bool is_deep(const Shape& s, int64_t filters, int64_t channels) {
+    const bool strided = s.stride_h > 1 || s.stride_w > 1;
+    return filters >= ECE408_LANES &&
+           channels * s.kernel_h * s.kernel_w >= (strided ? 48 : 128);
 }
 
 template <class T, class WeightAt>
@@ -97,7 +100,7 @@ int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias
         return widen(weights[((filter * s.group_channels + c) * s.kernel_h + p) * s.kernel_w + q]);
     };
     const Sweep across = forward_sweep(s);
-    if (is_deep(s.group_filters, s.group_channels, s.kernel_h * s.kernel_w)) {
+    if (is_deep(s, s.group_filters, s.group_channels)) {
         const int64_t filter = s.group_channels * s.kernel_h * s.kernel_w;
         Deep d;
         return deep(deep_forward(across, &d), d,
@@ -114,7 +117,7 @@ int backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx,
     const Shape s = derive(problem);
     const auto* weights = typed(w);
     const decltype(typed(dy)) none = nullptr;
-    if (is_deep(s.group_channels, s.group_filters, s.kernel_h * s.kernel_w)) {
+    if (is_deep(s, s.group_channels, s.group_filters)) {
         const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
         Deep d;
         return deep(deep_backward(forward_sweep(s), &d), d,
@@ -136,8 +139,10 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
     using Stored = typename std::remove_pointer<decltype(typed(dw))>::type;
     using Sum = typename Number<Stored>::Sum;
     const Sweep s = forward_sweep(derive(problem));
-    const bool done = run_weight_sums<Stored, Sum>(s, typed(x), typed(dy), typed(dw), accumulate,
-                                                   threads);
+    const bool done =
+        s.out_channels >= kDeepLeastFilters
+            ? run_deep_weight<Stored, Sum>(s, typed(x), typed(dy), typed(dw), accumulate, threads)
+            : run_weight_sums<Stored, Sum>(s, typed(x), typed(dy), typed(dw), accumulate, threads);
     return done ? ECE408_OK : ECE408_NO_MEMORY;
 }
 

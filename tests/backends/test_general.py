@@ -35,6 +35,15 @@ PROBLEMS = [
     "b2,c4,h9,w7,m8,k2x1,s3x2,p2x2,d2x1,g4",
     "b1,c2,h50,w60,m3,k7x7,s4x5,p3x0",
     "b1,c300,h5,w6,m9,k1x1,p1x1",
+    # Many filters or channels, for which the lanes are filters.
+    "b3,c14,h9,w17,m37,k3x3,s2x2,p1x1,bias",
+    "b2,c40,h8,w15,m50,k2x3,s3x2,p2x1,d2x1,g2",
+    "b5,c16,h7,w7,m33,k3x3,p1x1",
+    "b1,c70,h6,w30,m20,k1x2,d1x3,bias",
+    "b1,c30,h5,w5,m20,k3x3,s2x1,p4x3",
+    "b2,c17,h11,w10,m64,k2x2,s3x3",
+    "b9,c16,h2,w3,m16,k2x2,p3x2",
+    "b2,c20,h20,w300,m16,k3x3,p1x1",
 ]
 DIRECTIONS = ("forward", "backward_data", "backward_weight", "backward_bias")
 

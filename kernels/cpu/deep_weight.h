@@ -1,0 +1,241 @@
+// The gradient for the weights of many filters: lanes are filters, as in deep.h.
+//
+// Padded images lie with their channels side by side, so that those of one kernel row's taps are
+// a run; dy lies with its filters side by side. A register tile is a few neighbours of such a run
+// by one or two vectors of filters, summed over pixels. Threads divide the tiles among themselves
+// and take the pixels in order, so that no sum depends on their number; a sum is carried on in
+// double after kOuterBlock products.
+#pragma once
+
+#include <stdlib.h>
+
+#include "deep.h"
+
+namespace ece408 {
+namespace {
+
+// With fewer filters most lanes would be idle.
+constexpr int64_t kDeepLeastFilters = 8;
+// Products after which a partial sum ends, if they make whole rows.
+constexpr int64_t kOuterBlock = 512;
+// Pixels of dy for which images are laid out at once.
+constexpr int64_t kDeepPixelsAtOnce = 1024;
+
+// `value`, at least 1 and at most `most`.
+inline int64_t most_of(int64_t value, int64_t most) {
+    return value < 1 ? 1 : value > most ? most : value;
+}
+
+// Pixels of some images: how far it is from column to column, row to row and image to image, in
+// the padded images; dy's pixels lie side by side.
+struct OuterPixels {
+    int64_t images, rows, columns;
+    int64_t column_step, row_step, image_step;
+    int64_t dy_step, dy_image_step;
+};
+
+template <class Sum, int MV, int N>
+__attribute__((noinline)) void outer_tile(const Sum* x, const Sum* dy, const OuterPixels& pixels,
+                                          double* out) {
+    using L = Lanes<Sum>;
+    typename L::Vec sum[N][MV] = {};
+    for (int64_t b = 0; b < pixels.images; ++b) {
+        const Sum* gradient = dy + b * pixels.dy_image_step;
+        for (int64_t i = 0; i < pixels.rows; ++i) {
+            const Sum* at = x + b * pixels.image_step + i * pixels.row_step;
+            for (int64_t j = 0; j < pixels.columns; ++j) {
+                typename L::Vec from[MV];
+#pragma GCC unroll 2
+                for (int v = 0; v < MV; ++v) from[v] = L::load(gradient + v * L::count);
+#pragma GCC unroll 16
+                for (int n = 0; n < N; ++n) {
+                    const typename L::Vec factor = L::broadcast(at[n]);
+#pragma GCC unroll 2
+                    for (int v = 0; v < MV; ++v) sum[n][v] += from[v] * factor;
+                }
+                gradient += pixels.dy_step;
+                at += pixels.column_step;
+            }
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        for (int v = 0; v < MV; ++v)
+            for (int64_t lane = 0; lane < L::count; ++lane) *out++ += sum[n][v][lane];
+}
+
+template <class Sum>
+using OuterTile = void (*)(const Sum*, const Sum*, const OuterPixels&, double*);
+
+template <class Sum, int MV, int N = kDeepPixels>
+OuterTile<Sum> pick_outer_tile(int64_t run) {
+    if constexpr (N > 1) {
+        if (run < N) return pick_outer_tile<Sum, MV, N - 1>(run);
+    }
+    return outer_tile<Sum, MV, N>;
+}
+
+// The sums of one tile: rows of the kernel, then of each the runs, then blocks of filters.
+struct OuterUnit {
+    int64_t group, p, q, begin, count;  // count neighbours from `begin` of the run at tap (p, q)
+    int64_t block;
+};
+
+struct OuterPlan {
+    Sweep s;
+    int64_t runs, run;       // per kernel row: how many, and how long each is
+    int64_t pieces, blocks;  // of a run; of filters
+    int64_t lanes;           // filters of a block
+    int64_t rows, row;       // of a padded image
+    int64_t images;          // laid out at once
+
+    int64_t units() const { return s.groups * s.kernel_h * runs * pieces * blocks; }
+    int64_t image() const { return s.groups * rows * row * s.in_channels; }
+    int64_t gradient() const { return s.groups * blocks * s.out_height * s.out_width * lanes; }
+    OuterUnit unit(int64_t index) const {
+        OuterUnit u;
+        u.block = index % blocks;
+        const int64_t piece = index / blocks % pieces;
+        u.begin = run * piece / pieces;
+        u.count = run * (piece + 1) / pieces - u.begin;
+        index /= blocks * pieces;
+        u.q = index % runs;
+        u.p = index / runs % s.kernel_h;
+        u.group = index / runs / s.kernel_h;
+        return u;
+    }
+};
+
+inline OuterPlan plan_outer(const Sweep& s, int64_t lanes) {
+    OuterPlan plan = {};
+    plan.s = s;
+    // Without dilation a kernel row's taps and their channels are one run of neighbours.
+    plan.runs = s.dilate_w == 1 ? 1 : s.kernel_w;
+    plan.run = s.in_channels * (s.dilate_w == 1 ? s.kernel_w : 1);
+    plan.pieces = (plan.run + kDeepPixels - 1) / kDeepPixels;
+    plan.lanes = s.out_channels > lanes ? kDeepVectors * lanes : lanes;
+    plan.blocks = (s.out_channels + plan.lanes - 1) / plan.lanes;
+    plan.rows = (s.out_height - 1) * s.stride_h + (s.kernel_h - 1) * s.dilate_h + 1;
+    plan.row = (s.out_width - 1) * s.stride_w + (s.kernel_w - 1) * s.dilate_w + 1;
+    plan.images = kDeepPixelsAtOnce / (s.out_height * s.out_width);
+    if (plan.images < 1) plan.images = 1;
+    if (plan.images > s.batch) plan.images = s.batch;
+    return plan;
+}
+
+// Row `y` of a group's padded image as [column][channel].
+template <class T, class Sum>
+void lay_out_row(const OuterPlan& plan, const T* source, int64_t y, Sum* out) {
+    const Sweep& s = plan.s;
+    memset(out, 0, static_cast<size_t>(plan.row * s.in_channels) * sizeof(Sum));
+    const int64_t from = y - s.pad_h;
+    if (from < 0 || from >= s.height) return;
+    const int64_t begin = s.pad_w;
+    const int64_t end = s.pad_w + s.width < plan.row ? s.pad_w + s.width : plan.row;
+    for (int64_t c = 0; c < s.in_channels; ++c) {
+        const T* line = source + (c * s.height + from) * s.width - s.pad_w;
+        for (int64_t x = begin; x < end; ++x) out[x * s.in_channels + c] = widen(line[x]);
+    }
+}
+
+// A block of filters of one row of dy as [column][filter], zeros for filters that do not exist.
+template <class T, class Sum>
+void lay_out_gradient(const OuterPlan& plan, const T* dy, int64_t block, int64_t i, Sum* out) {
+    const Sweep& s = plan.s;
+    for (int64_t lane = 0; lane < plan.lanes; ++lane) {
+        const int64_t m = block * plan.lanes + lane;
+        const T* line = dy + (m * s.out_height + i) * s.out_width;
+        for (int64_t j = 0; j < s.out_width; ++j)
+            out[j * plan.lanes + lane] = m < s.out_channels ? widen(line[j]) : Sum(0);
+    }
+}
+
+// Adds one tile's products over all pixels of `count` images to its totals.
+template <class Sum>
+void add_outer(const OuterPlan& plan, const OuterUnit& u, const Sum* images, const Sum* gradients,
+               int64_t count, double* totals) {
+    const Sweep& s = plan.s;
+    const int64_t vectors = plan.lanes / Lanes<Sum>::count;
+    const auto tile = vectors == 1 ? pick_outer_tile<Sum, 1>(u.count)
+                                   : pick_outer_tile<Sum, kDeepVectors>(u.count);
+    const int64_t plane = s.out_height * s.out_width;
+    const Sum* x = images + u.group * plan.rows * plan.row * s.in_channels +
+                   (u.p * s.dilate_h * plan.row + u.q * s.dilate_w) * s.in_channels + u.begin;
+    const Sum* dy = gradients + (u.group * plan.blocks + u.block) * plane * plan.lanes;
+    OuterPixels some = {1, 1, s.out_width, s.stride_w * s.in_channels,
+                        s.stride_h * plan.row * s.in_channels, plan.image(), plan.lanes,
+                        plan.gradient()};
+    const int64_t rows = most_of(kOuterBlock / s.out_width, s.out_height);
+    const int64_t at_once = rows == s.out_height ? most_of(kOuterBlock / plane, count) : 1;
+    for (int64_t b = 0; b < count; b += at_once)
+        for (int64_t i = 0; i < s.out_height; i += rows) {
+            some.images = most_of(count - b, at_once);
+            some.rows = most_of(s.out_height - i, rows);
+            tile(x + b * some.image_step + i * some.row_step,
+                 dy + b * some.dy_image_step + i * s.out_width * plan.lanes, some, totals);
+        }
+}
+
+template <class T>
+void put_outer(const OuterPlan& plan, const OuterUnit& u, const double* totals, bool accumulate,
+               T* dw) {
+    using Sum = typename Number<T>::Sum;
+    const Sweep& s = plan.s;
+    for (int64_t n = 0; n < u.count; ++n) {
+        const int64_t q = u.q + (u.begin + n) / s.in_channels, c = (u.begin + n) % s.in_channels;
+        for (int64_t lane = 0; lane < plan.lanes; ++lane) {
+            const int64_t m = u.block * plan.lanes + lane;
+            if (m >= s.out_channels) break;
+            const int64_t filter = u.group * s.out_channels + m;
+            T* to = dw + ((filter * s.in_channels + c) * s.kernel_h + u.p) * s.kernel_w + q;
+            const double total = totals[n * plan.lanes + lane];
+            narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
+        }
+    }
+}
+
+// Returns false if there is no memory, and then has written nothing.
+template <class T, class Sum>
+bool run_deep_weight(const Sweep& s, const T* x, const T* dy, T* dw, bool accumulate,
+                     int threads) {
+    const OuterPlan plan = plan_outer(s, Lanes<Sum>::count);
+    const int64_t tile = kDeepPixels * plan.lanes, units = plan.units();
+    const size_t sums = static_cast<size_t>(plan.images * (plan.image() + plan.gradient()));
+    double* totals = static_cast<double*>(calloc(static_cast<size_t>(units * tile), sizeof *totals));
+    Sum* images = static_cast<Sum*>(malloc(sums * sizeof(Sum)));
+    const bool ready = totals && images;
+    if (ready) {
+        Sum* gradients = images + plan.images * plan.image();
+        const int64_t x_group = s.in_channels * s.height * s.width;
+        const int64_t dy_group = s.out_channels * s.out_height * s.out_width;
+#pragma omp parallel num_threads(threads)
+        for (int64_t first = 0; first < s.batch; first += plan.images) {
+            const int64_t count =
+                s.batch - first < plan.images ? s.batch - first : plan.images;
+#pragma omp for schedule(static) nowait
+            for (int64_t at = 0; at < count * s.groups * plan.rows; ++at) {
+                const int64_t of = first * s.groups + at / plan.rows;
+                lay_out_row(plan, x + of * x_group, at % plan.rows,
+                            images + at * plan.row * s.in_channels);
+            }
+#pragma omp for schedule(static)
+            for (int64_t at = 0; at < count * s.groups * plan.blocks * s.out_height; ++at) {
+                const int64_t block = at / s.out_height % plan.blocks;
+                const int64_t of = first * s.groups + at / s.out_height / plan.blocks;
+                lay_out_gradient(plan, dy + of * dy_group, block, at % s.out_height,
+                                 gradients + at * s.out_width * plan.lanes);
+            }
+#pragma omp for schedule(static)
+            for (int64_t unit = 0; unit < units; ++unit)
+                add_outer(plan, plan.unit(unit), images, gradients, count, totals + unit * tile);
+        }
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t unit = 0; unit < units; ++unit)
+            put_outer(plan, plan.unit(unit), totals + unit * tile, accumulate, dw);
+    }
+    free(images);
+    free(totals);
+    return ready;
+}
+
+}  // namespace
+}  // namespace ece408
