@@ -112,6 +112,12 @@ class NoUsableGpu(Ece408Error):
     exit_code = 18
 
 
+class WrongResult(Ece408Error):
+    """A kernel that was to be timed computes something other than a convolution."""
+
+    exit_code = 23
+
+
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
 

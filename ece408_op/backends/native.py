@@ -21,10 +21,10 @@ from ..problem import ConvProblem
 LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
 SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 # Floats in a vector of each instruction set.
 LANES = {"avx512": 16, "avx2": 8, "baseline": 4}
-_ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
+ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {
     1: InvalidProblem,
@@ -67,6 +67,11 @@ def _declare_all(library: ctypes.CDLL) -> None:
     library.ece408_half_to_float.restype = ctypes.c_float
     library.ece408_float_to_half.argtypes = [ctypes.c_float]
     library.ece408_float_to_half.restype = ctypes.c_uint16
+    library.ece408_ceiling_multiply_adds.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+    library.ece408_ceiling_multiply_adds.restype = ctypes.c_double
+    for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
+        arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+        getattr(library, name).argtypes = arguments
     _declare(library, "ece408_direct_forward_f32", arrays=4, numbers=3)
     for suffix in SUFFIXES.values():
         _declare(library, f"ece408_general_forward_{suffix}", arrays=4, numbers=3)
@@ -110,7 +115,7 @@ def library() -> ctypes.CDLL:
 def isas() -> tuple[str, ...]:
     """Instruction sets that library and CPU have, best first. Raises `KernelsMissing`."""
     supported = library().ece408_isa_supported
-    return tuple(name for name, code in _ISA_CODES.items() if supported(code))
+    return tuple(name for name, code in ISA_CODES.items() if supported(code))
 
 
 def run(
@@ -126,7 +131,7 @@ def run(
     Raises `KernelsMissing`, `InvalidProblem`, `UnsupportedProblem` and `NotEnoughMemory`.
     """
     name = f"ece408_{function}_{SUFFIXES[problem.dtype]}"
-    codes = () if isa is None else (_ISA_CODES[isa],)
+    codes = () if isa is None else (ISA_CODES[isa],)
     call = getattr(library(), name)
     status = call(_Problem.of(problem), *arrays, bool(accumulate), threads, *codes)
     if status:

@@ -82,14 +82,17 @@ struct OuterUnit {
 
 struct OuterPlan {
     Sweep s;
-    int64_t runs, run;       // per kernel row: how many, and how long each is
+    int64_t fold;            // rows of the kernel that lie side by side in a laid-out pixel
+    int64_t runs, run;       // per fold: how many, and how long each is
     int64_t pieces, blocks;  // of a run; of filters
     int64_t lanes;           // filters of a block
-    int64_t rows, row;       // of a padded image
+    int64_t rows, row;       // of a laid-out image
     int64_t images;          // laid out at once
 
-    int64_t units() const { return s.groups * s.kernel_h * runs * pieces * blocks; }
-    int64_t image() const { return s.groups * rows * row * s.in_channels; }
+    int64_t folds() const { return s.kernel_h / fold; }
+    int64_t units() const { return s.groups * folds() * runs * pieces * blocks; }
+    int64_t pixel() const { return fold * s.in_channels; }
+    int64_t image() const { return s.groups * rows * row * pixel(); }
     int64_t gradient() const { return s.groups * blocks * s.out_height * s.out_width * lanes; }
     OuterUnit unit(int64_t index) const {
         OuterUnit u;
@@ -99,8 +102,8 @@ struct OuterPlan {
         u.count = run * (piece + 1) / pieces - u.begin;
         index /= blocks * pieces;
         u.q = index % runs;
-        u.p = index / runs % s.kernel_h;
-        u.group = index / runs / s.kernel_h;
+        u.p = index / runs % folds();
+        u.group = index / runs / folds();
         return u;
     }
 };
@@ -108,13 +111,16 @@ struct OuterPlan {
 inline OuterPlan plan_outer(const Sweep& s, int64_t lanes) {
     OuterPlan plan = {};
     plan.s = s;
+    // Of few channels, whole columns of the kernel's window are laid out side by side.
+    plan.fold = s.in_channels * s.kernel_w < kDeepPixels ? s.kernel_h : 1;
     // Without dilation a kernel row's taps and their channels are one run of neighbours.
     plan.runs = s.dilate_w == 1 ? 1 : s.kernel_w;
-    plan.run = s.in_channels * (s.dilate_w == 1 ? s.kernel_w : 1);
+    plan.run = plan.pixel() * (s.dilate_w == 1 ? s.kernel_w : 1);
     plan.pieces = (plan.run + kDeepPixels - 1) / kDeepPixels;
     plan.lanes = s.out_channels > lanes ? kDeepVectors * lanes : lanes;
     plan.blocks = (s.out_channels + plan.lanes - 1) / plan.lanes;
-    plan.rows = (s.out_height - 1) * s.stride_h + (s.kernel_h - 1) * s.dilate_h + 1;
+    plan.rows = plan.fold > 1 ? s.out_height
+                              : (s.out_height - 1) * s.stride_h + (s.kernel_h - 1) * s.dilate_h + 1;
     plan.row = (s.out_width - 1) * s.stride_w + (s.kernel_w - 1) * s.dilate_w + 1;
     plan.images = kDeepPixelsAtOnce / (s.out_height * s.out_width);
     if (plan.images < 1) plan.images = 1;
@@ -122,31 +128,34 @@ inline OuterPlan plan_outer(const Sweep& s, int64_t lanes) {
     return plan;
 }
 
-// Row `y` of a group's padded image as [column][channel].
+// Row `y` of a group's laid-out image as [column][row of the fold][channel].
 template <class T, class Sum>
 void lay_out_row(const OuterPlan& plan, const T* source, int64_t y, Sum* out) {
     const Sweep& s = plan.s;
-    memset(out, 0, static_cast<size_t>(plan.row * s.in_channels) * sizeof(Sum));
-    const int64_t from = y - s.pad_h;
-    if (from < 0 || from >= s.height) return;
+    memset(out, 0, static_cast<size_t>(plan.row * plan.pixel()) * sizeof(Sum));
     const int64_t begin = s.pad_w;
     const int64_t end = s.pad_w + s.width < plan.row ? s.pad_w + s.width : plan.row;
-    for (int64_t c = 0; c < s.in_channels; ++c) {
-        const T* line = source + (c * s.height + from) * s.width - s.pad_w;
-        for (int64_t x = begin; x < end; ++x) out[x * s.in_channels + c] = widen(line[x]);
+    for (int64_t p = 0; p < plan.fold; ++p) {
+        const int64_t at = plan.fold > 1 ? y * s.stride_h + p * s.dilate_h : y;
+        const int64_t from = at - s.pad_h;
+        if (from < 0 || from >= s.height) continue;
+        for (int64_t c = 0; c < s.in_channels; ++c) {
+            const T* line = source + (c * s.height + from) * s.width - s.pad_w;
+            Sum* to = out + p * s.in_channels + c;
+            for (int64_t x = begin; x < end; ++x) to[x * plan.pixel()] = widen(line[x]);
+        }
     }
 }
 
-// A block of filters of one row of dy as [column][filter], zeros for filters that do not exist.
+// A block of filters of some pixels of dy as [pixel][filter], zeros for filters that do not exist.
 template <class T, class Sum>
-void lay_out_gradient(const OuterPlan& plan, const T* dy, int64_t block, int64_t i, Sum* out) {
+void lay_out_gradient(const OuterPlan& plan, const T* dy, int64_t block, int64_t first_pixel,
+                      int64_t pixels, Sum* out) {
     const Sweep& s = plan.s;
-    for (int64_t lane = 0; lane < plan.lanes; ++lane) {
-        const int64_t m = block * plan.lanes + lane;
-        const T* line = dy + (m * s.out_height + i) * s.out_width;
-        for (int64_t j = 0; j < s.out_width; ++j)
-            out[j * plan.lanes + lane] = m < s.out_channels ? widen(line[j]) : Sum(0);
-    }
+    const int64_t plane = s.out_height * s.out_width, m = block * plan.lanes;
+    const int64_t left = s.out_channels - m;
+    interleave(dy + m * plane + first_pixel, plane, left < plan.lanes ? left : plan.lanes,
+               plan.lanes, pixels, out);
 }
 
 // Adds one tile's products over all pixels of `count` images to its totals.
@@ -158,11 +167,12 @@ void add_outer(const OuterPlan& plan, const OuterUnit& u, const Sum* images, con
     const auto tile = vectors == 1 ? pick_outer_tile<Sum, 1>(u.count)
                                    : pick_outer_tile<Sum, kDeepVectors>(u.count);
     const int64_t plane = s.out_height * s.out_width;
-    const Sum* x = images + u.group * plan.rows * plan.row * s.in_channels +
-                   (u.p * s.dilate_h * plan.row + u.q * s.dilate_w) * s.in_channels + u.begin;
+    const Sum* x = images + u.group * plan.rows * plan.row * plan.pixel() +
+                   (u.p * s.dilate_h * plan.row + u.q * s.dilate_w) * plan.pixel() + u.begin;
     const Sum* dy = gradients + (u.group * plan.blocks + u.block) * plane * plan.lanes;
-    OuterPixels some = {1, 1, s.out_width, s.stride_w * s.in_channels,
-                        s.stride_h * plan.row * s.in_channels, plan.image(), plan.lanes,
+    const int64_t row_step = plan.fold > 1 ? 1 : s.stride_h;
+    OuterPixels some = {1, 1, s.out_width, s.stride_w * plan.pixel(),
+                        row_step * plan.row * plan.pixel(), plan.image(), plan.lanes,
                         plan.gradient()};
     const int64_t rows = most_of(kOuterBlock / s.out_width, s.out_height);
     const int64_t at_once = rows == s.out_height ? most_of(kOuterBlock / plane, count) : 1;
@@ -181,12 +191,13 @@ void put_outer(const OuterPlan& plan, const OuterUnit& u, const double* totals, 
     using Sum = typename Number<T>::Sum;
     const Sweep& s = plan.s;
     for (int64_t n = 0; n < u.count; ++n) {
-        const int64_t q = u.q + (u.begin + n) / s.in_channels, c = (u.begin + n) % s.in_channels;
+        const int64_t at = u.begin + n, q = u.q + at / plan.pixel(), c = at % s.in_channels;
+        const int64_t p = u.p + at % plan.pixel() / s.in_channels;
         for (int64_t lane = 0; lane < plan.lanes; ++lane) {
             const int64_t m = u.block * plan.lanes + lane;
             if (m >= s.out_channels) break;
             const int64_t filter = u.group * s.out_channels + m;
-            T* to = dw + ((filter * s.in_channels + c) * s.kernel_h + u.p) * s.kernel_w + q;
+            T* to = dw + ((filter * s.in_channels + c) * s.kernel_h + p) * s.kernel_w + q;
             const double total = totals[n * plan.lanes + lane];
             narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
         }
@@ -215,13 +226,14 @@ bool run_deep_weight(const Sweep& s, const T* x, const T* dy, T* dw, bool accumu
             for (int64_t at = 0; at < count * s.groups * plan.rows; ++at) {
                 const int64_t of = first * s.groups + at / plan.rows;
                 lay_out_row(plan, x + of * x_group, at % plan.rows,
-                            images + at * plan.row * s.in_channels);
+                            images + at * plan.row * plan.pixel());
             }
 #pragma omp for schedule(static)
             for (int64_t at = 0; at < count * s.groups * plan.blocks * s.out_height; ++at) {
                 const int64_t block = at / s.out_height % plan.blocks;
                 const int64_t of = first * s.groups + at / s.out_height / plan.blocks;
-                lay_out_gradient(plan, dy + of * dy_group, block, at % s.out_height,
+                lay_out_gradient(plan, dy + of * dy_group, block,
+                                 at % s.out_height * s.out_width, s.out_width,
                                  gradients + at * s.out_width * plan.lanes);
             }
 #pragma omp for schedule(static)

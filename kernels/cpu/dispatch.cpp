@@ -4,6 +4,7 @@
 #include <cpuid.h>
 #endif
 
+#include "ceilings.h"
 #include "direct.h"
 #include "general.h"
 #include "shape.h"
@@ -28,6 +29,15 @@ const GeneralKernels& general(int isa) {
     return general_baseline;
 }
 
+const Ceilings& ceilings(int isa) {
+#if defined(__x86_64__)
+    if (isa == ECE408_AVX2) return ceilings_avx2;
+    if (isa == ECE408_AVX512) return ceilings_avx512;
+#endif
+    (void)isa;
+    return ceilings_baseline;
+}
+
 #if defined(__x86_64__)
 // The compilers' own check knows no F16C before GCC 11; it is bit 29 of leaf 1's ECX.
 bool cpu_has_f16c() {
@@ -48,9 +58,19 @@ bool cpu_has(int isa) {
     return isa == ECE408_BASELINE;
 }
 
-// What keeps a call of the general kernels from running, or ECE408_OK.
-int refusal(const ece408_problem* problem, bool arrays, int threads, int isa) {
-    if (!problem || !arrays || threads < 1 || !valid(*problem)) return ECE408_INVALID;
+// Threads that have enough to do: waking one costs as much as some millions of operations.
+int useful_threads(const ece408_problem& problem, int threads) {
+    const Shape s = derive(problem);
+    const double products = static_cast<double>(s.batch) * s.filters * s.out_height * s.out_width *
+                            s.group_channels * s.kernel_h * s.kernel_w;
+    const double most = 1 + products / (1 << 20);
+    return most < threads ? static_cast<int>(most) : threads;
+}
+
+// What keeps a call from running, or ECE408_OK and then the threads it should use.
+int admit(const ece408_problem* problem, bool arrays, int isa, int* threads) {
+    if (!problem || !arrays || *threads < 1 || !valid(*problem)) return ECE408_INVALID;
+    *threads = useful_threads(*problem, *threads);
     return cpu_has(isa) ? ECE408_OK : ECE408_UNSUPPORTED;
 }
 
@@ -63,9 +83,8 @@ int ece408_isa_supported(int isa) { return ece408::cpu_has(isa) ? 1 : 0; }
 
 int ece408_direct_forward_f32(const ece408_problem* problem, const float* x, const float* w,
                               const float* bias, float* y, int accumulate, int threads, int isa) {
-    if (!problem || !x || !w || !y || threads < 1 || !ece408::valid(*problem))
-        return ECE408_INVALID;
-    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    const int status = ece408::admit(problem, x && w && y, isa, &threads);
+    if (status != ECE408_OK) return status;
     return ece408::direct_forward(isa)(*problem, x, w, bias, y, accumulate != 0, threads);
 }
 
@@ -73,7 +92,7 @@ int ece408_direct_forward_f32(const ece408_problem* problem, const float* x, con
     int ece408_general_forward_##suffix(const ece408_problem* problem, const T* x, const T* w,   \
                                         const T* bias, T* y, int accumulate, int threads,        \
                                         int isa) {                                               \
-        const int status = ece408::refusal(problem, x && w && y, threads, isa);                  \
+        const int status = ece408::admit(problem, x && w && y, isa, &threads);                   \
         if (status != ECE408_OK) return status;                                                  \
         return ece408::general(isa).suffix.forward(*problem, x, w, bias, y, accumulate != 0,     \
                                                    threads);                                     \
@@ -81,7 +100,7 @@ int ece408_direct_forward_f32(const ece408_problem* problem, const float* x, con
     int ece408_general_backward_data_##suffix(const ece408_problem* problem, const T* w,         \
                                               const T* dy, T* dx, int accumulate, int threads,   \
                                               int isa) {                                         \
-        const int status = ece408::refusal(problem, w && dy && dx, threads, isa);                \
+        const int status = ece408::admit(problem, w && dy && dx, isa, &threads);                 \
         if (status != ECE408_OK) return status;                                                  \
         return ece408::general(isa).suffix.backward_data(*problem, w, dy, dx, accumulate != 0,   \
                                                          threads);                               \
@@ -89,7 +108,7 @@ int ece408_direct_forward_f32(const ece408_problem* problem, const float* x, con
     int ece408_general_backward_weight_##suffix(const ece408_problem* problem, const T* x,       \
                                                 const T* dy, T* dw, int accumulate, int threads, \
                                                 int isa) {                                       \
-        const int status = ece408::refusal(problem, x && dy && dw, threads, isa);                \
+        const int status = ece408::admit(problem, x && dy && dw, isa, &threads);                 \
         if (status != ECE408_OK) return status;                                                  \
         return ece408::general(isa).suffix.backward_weight(*problem, x, dy, dw, accumulate != 0, \
                                                            threads);                             \
@@ -98,6 +117,23 @@ int ece408_direct_forward_f32(const ece408_problem* problem, const float* x, con
 ECE408_DEFINE_GENERAL(float, f32)
 ECE408_DEFINE_GENERAL(double, f64)
 ECE408_DEFINE_GENERAL(uint16_t, f16)
+
+double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return 0;
+    return ece408::ceilings(isa).multiply_adds(thousands, threads);
+}
+
+int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ece408::ceilings(isa).store_all(to, floats, threads);
+    return ECE408_OK;
+}
+
+int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ece408::ceilings(isa).read_all(from, floats, threads);
+    return ECE408_OK;
+}
 
 float ece408_half_to_float(uint16_t bits) { return ece408::portable_to_float({bits}); }
 

@@ -8,8 +8,8 @@
  * Types are f32, f64 and f16, the bits of IEEE half precision, summed in float by the fast kernels.
  * They need the alignment of their element only, and must not overlap. Nothing outside them is
  * read or written. With `accumulate` nonzero the result is added to what the output holds;
- * otherwise the output's old contents are not read. `threads` is the most OpenMP threads used;
- * no result depends on it, to the last bit. Functions are thread-safe and keep no state.
+ * otherwise the output's old contents are not read. `threads` is the most OpenMP threads used,
+ * small problems use fewer; no result depends on it, to the last bit. Functions are thread-safe and keep no state.
  */
 #ifndef ECE408_H
 #define ECE408_H
@@ -19,7 +19,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 2
+#define ECE408_ABI_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -91,6 +91,14 @@ ECE408_ALL(uint16_t, f16)
 /* The conversions of half precision in portable code, as the baseline kernels and the reference use it. */
 ECE408_EXPORT float ece408_half_to_float(uint16_t bits);
 ECE408_EXPORT uint16_t ece408_float_to_half(float value);
+
+/* What the machine can do, for benchmarks; arrays aligned to 64 bytes. The first does so many
+ * thousand rounds of multiply-adds and returns the floating-point operations that were; the others
+ * write, past the caches, and read so many floats once. An instruction set that is not there gives
+ * 0 operations and ECE408_UNSUPPORTED. */
+ECE408_EXPORT double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa);
+ECE408_EXPORT int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa);
+ECE408_EXPORT int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa);
 
 #ifdef __cplusplus
 }

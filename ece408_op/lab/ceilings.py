@@ -1,0 +1,73 @@
+"""What the machine itself can do: the ceilings that a benchmark's floors come from."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backends import native
+from ..problem import ConvProblem
+
+_ROUNDS = 2000  # thousands of rounds of multiply-adds: tens of milliseconds
+_FLOATS = 1 << 26  # 256 MiB: no cache holds it
+_REPEAT = 5
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Multiply-adds in GFLOP/s; stores past the caches and reads in GB/s, on memory touched."""
+
+    gflops: float
+    store_gbs: float
+    read_gbs: float
+
+    def compute_ms(self, problem: ConvProblem) -> float:
+        """Milliseconds that the multiply-adds of a problem take at the ceiling."""
+        return problem.flops / self.gflops / 1e6
+
+    def memory_ms(self, problem: ConvProblem) -> float:
+        """Milliseconds to read each input once and write each output once."""
+        written = 4 * int(np.prod(problem.y_shape))
+        read = problem.bytes - written
+        return (written / self.store_gbs + read / self.read_gbs) / 1e6
+
+    def floor_ms(self, problem: ConvProblem) -> float:
+        """The larger of the two: no kernel is faster."""
+        return max(self.compute_ms(problem), self.memory_ms(problem))
+
+
+def measure(isa: str, threads: int) -> Ceilings:
+    """The median of some runs of each, with one instruction set's vectors."""
+    library, code = native.library(), native.ISA_CODES[isa]
+    memory = np.ones(_FLOATS + _ALIGNMENT, np.float32)
+    start = memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
+    operations = library.ece408_ceiling_multiply_adds(_ROUNDS, threads, code)
+
+    def multiply_adds() -> None:
+        library.ece408_ceiling_multiply_adds(_ROUNDS, threads, code)
+
+    def stores() -> None:
+        library.ece408_ceiling_stores(start, _FLOATS, threads, code)
+
+    def reads() -> None:
+        library.ece408_ceiling_reads(start, _FLOATS, threads, code)
+
+    return Ceilings(
+        operations / _median_s(multiply_adds) / 1e9,
+        4 * _FLOATS / _median_s(stores) / 1e9,
+        4 * _FLOATS / _median_s(reads) / 1e9,
+    )
+
+
+def _median_s(run: Callable[[], None]) -> float:
+    samples = []
+    for _ in range(_REPEAT):
+        begin = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - begin)
+    return statistics.median(samples)

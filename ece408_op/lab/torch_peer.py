@@ -1,0 +1,86 @@
+"""PyTorch's convolution on the CPU, in a process of its own: reads requests, answers with times.
+
+It runs under whichever Python has PyTorch, so it imports nothing of this package. A line of stdin
+is a JSON object: {"shape": {"x": [...], "w": [...], "y": [...]}} makes room for inputs and is
+answered with {}, {"shape": null} frees them; {"run": [layout, direction]} computes once and is
+answered with {"ms": ...}. The first line of stdout gives the version.
+
+PyTorch takes a new output for every call. So that it is measured on memory that has been touched
+before, as the others are, the C library is told to keep what is freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_NEVER = 2**31 - 1
+_LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
+
+
+def keep_freed_memory() -> bool:
+    """Whether the C library took the advice."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        return False
+    return bool(library.mallopt(_MMAP_MAX, 0) and library.mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+class Inputs:
+    """Random arrays of one shape in every layout, made when a layout is first asked for."""
+
+    def __init__(self, shape: dict[str, Any]) -> None:
+        self._shape = shape
+        self._made: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if layout not in self._made:
+            self._made[layout] = self._make(_LAYOUTS[layout])
+        return self._made[layout]
+
+    def _make(self, layout: torch.memory_format) -> tuple[torch.Tensor, ...]:
+        sizes = (self._shape["x"], self._shape["w"], self._shape["y"])
+        x, w, dy = (torch.rand(size).contiguous(memory_format=layout) for size in sizes)
+        return x, w, dy
+
+
+def compute(inputs: Inputs, layout: str, direction: str) -> float:
+    """Milliseconds of one pass."""
+    x, w, dy = inputs.of(layout)
+    start = time.perf_counter()
+    if direction == "forward":
+        torch.nn.functional.conv2d(x, w)
+    else:
+        torch.ops.aten.convolution_backward(
+            dy, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+        )
+    return 1e3 * (time.perf_counter() - start)
+
+
+def main() -> None:
+    kept = keep_freed_memory()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_grad_enabled(False)
+    print(json.dumps({"torch": torch.__version__, "keeps_memory": kept}), flush=True)
+    inputs: Inputs | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "shape" in request:
+            inputs = None
+            inputs = Inputs(request["shape"]) if request["shape"] else None
+            answer: dict[str, Any] = {}
+        else:
+            assert inputs is not None
+            answer = {"ms": compute(inputs, *request["run"])}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

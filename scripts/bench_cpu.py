@@ -1,0 +1,110 @@
+"""Time the CPU kernels beside MXNet's Convolution and PyTorch's, outputs checked first."""
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ece408_op import settings
+from ece408_op.backends import native
+from ece408_op.errors import Ece408Error, InvalidSetting
+from ece408_op.lab import ceilings, cpu_bench, cpu_table, results, shapes
+from ece408_op.problem import ConvProblem
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "shapes",
+        nargs="*",
+        metavar="SHAPE",
+        help=f"of {', '.join(shapes.SHAPES)}, or problems such as b100,c12,h33,w33,m24,k5 "
+        "(default: all, and five that nobody tuned for)",
+    )
+    parser.add_argument("--batch", type=int, default=shapes.BATCH, help="images (default: 10000)")
+    parser.add_argument(
+        "--small-batch",
+        type=int,
+        default=1000,
+        help="images for gradients, instruction sets and threads (default: 1000)",
+    )
+    parser.add_argument("--samples", type=int, default=20, help="timed runs (default: 20)")
+    parser.add_argument("--threads", type=int, help="threads of all (default: the usable cores)")
+    parser.add_argument("--forward-only", action="store_true", help="only the first tables")
+    parser.add_argument(
+        "--torch-python",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="a Python with PyTorch (default: this one)",
+    )
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    parser.add_argument(
+        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
+    )
+    return parser.parse_args()
+
+
+def torch_peer(options):
+    """PyTorch's process; None, with the reason on stderr, if there is none."""
+    if options.no_torch:
+        return None
+    try:
+        return cpu_bench.TorchPeer(options.torch_python)
+    except InvalidSetting as error:
+        print(f"bench_cpu: without PyTorch: {error}", file=sys.stderr)
+        return None
+
+
+def measure(options, peer):
+    """The document that the tables are made of."""
+    named = options.shapes or list(shapes.SHAPES)
+    listed = [(name, shapes.find(name, options.batch)) for name in named]
+    unlisted = {} if options.shapes else cpu_bench.UNLISTED
+    others = [(text, ConvProblem.parse(f"b{options.batch},{text}")) for text in unlisted]
+    small = [(name, dataclasses.replace(p, batch=options.small_batch)) for name, p in listed]
+    if options.forward_only:
+        small = []
+    turns = options.samples + 2
+    total = turns * (len(listed) + len(others) + 2 * len(small))
+    document = {"threads": settings.threads(), "samples": options.samples}
+    document["torch"] = peer and peer.version
+    isa = native.isas()[0]
+    document["ceilings"] = dataclasses.asdict(ceilings.measure(isa, settings.threads()))
+    with tqdm(total=total, unit="turn", disable=None) as progress:
+
+        def run(name, problem, measured, *arguments):
+            progress.set_description(name)
+            found = measured(problem, *arguments, options.samples, progress.update)
+            return {"name": name, "problem": str(problem), **found}
+
+        document["forward"] = [run(n, p, cpu_bench.forward, peer) for n, p in listed]
+        document["unlisted"] = [
+            {**run(n, p, cpu_bench.forward, peer), "nearest": unlisted[n]} for n, p in others
+        ]
+        document["backward"] = [run(n, p, cpu_bench.backward, peer) for n, p in small]
+        document["variants"] = [run(n, p, cpu_bench.variants, native.isas()) for n, p in small]
+    return document
+
+
+def main():
+    options = parse()
+    if options.threads:
+        settings.configure(threads=options.threads)
+    # MXNet reads it once, when it is imported.
+    os.environ["OMP_NUM_THREADS"] = str(settings.threads())
+    peer = torch_peer(options)
+    document = measure(options, peer)
+    print(cpu_table.tables(document))
+    if options.write:
+        results.write(options.write, "CPU kernels", cpu_table.tables(document), document)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Ece408Error as error:
+        print(f"bench_cpu: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
