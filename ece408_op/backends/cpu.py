@@ -25,13 +25,14 @@ class CpuBackend(Backend):
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> str:
         self.require_bias(problem, bias)
-        kernel = "direct" if _is_direct(problem, native.LANES[_isa()]) else "general"
+        kernel = "direct" if _forward_is_direct(problem, native.LANES[_isa()]) else "general"
         return _run(kernel, "forward", problem, x, w, bias, y, accumulate=accumulate)
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
     ) -> str:
-        return _run("general", "backward_data", problem, w, dy, dx, accumulate=accumulate)
+        kernel = "direct" if _backward_is_direct(problem, native.LANES[_isa()]) else "general"
+        return _run(kernel, "backward_data", problem, w, dy, dx, accumulate=accumulate)
 
     def backward_weight(
         self,
@@ -58,18 +59,38 @@ class CpuBackend(Backend):
         return kernel
 
 
-# Output pixels from which on `direct` is faster for a 1x1 kernel.
+# Output pixels from which on `direct` is faster for a 1x1 kernel, and products of a sum up to
+# which it is for padded images; kernels/cpu/deep.h, with filters as lanes, has the others.
 _DIRECT_1X1 = 256
+_DIRECT_PADDED = 128
 
 
-def _is_direct(problem: ConvProblem, lanes: int) -> bool:
-    """Whether the kernel `direct` computes this: the course's layers, large 1x1, and the like."""
-    plain = (problem.stride, problem.pad, problem.dilate) == ((1, 1), (0, 0), (1, 1))
-    if not plain or problem.groups != 1 or problem.dtype != "float32":
+def _forward_is_direct(problem: ConvProblem, lanes: int) -> bool:
+    """The course's layers, large 1x1 ones, padded ones of few channels or filters."""
+    if not _has_unit_steps(problem):
         return False
+    if problem.pad != (0, 0):
+        few = problem.filters < lanes or _products(problem, problem.channels) < _DIRECT_PADDED
+        return few and problem.out_width >= lanes
     if problem.kernel == (1, 1):
         return problem.out_height * problem.out_width >= _DIRECT_1X1
     return problem.out_width >= lanes
+
+
+def _backward_is_direct(problem: ConvProblem, lanes: int) -> bool:
+    """The gradient for x is a padded convolution of dy with as many filters as x has channels."""
+    fits = all(pad < kernel for pad, kernel in zip(problem.pad, problem.kernel))
+    few = problem.channels < lanes or _products(problem, problem.filters) < _DIRECT_PADDED
+    return _has_unit_steps(problem) and fits and few and problem.width >= lanes
+
+
+def _has_unit_steps(problem: ConvProblem) -> bool:
+    unit = (problem.stride, problem.dilate, problem.groups) == ((1, 1), (1, 1), 1)
+    return unit and problem.dtype == "float32"
+
+
+def _products(problem: ConvProblem, channels: int) -> int:
+    return channels * problem.kernel[0] * problem.kernel[1]
 
 
 def _run(

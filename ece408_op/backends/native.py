@@ -73,6 +73,7 @@ def _declare_all(library: ctypes.CDLL) -> None:
         arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
         getattr(library, name).argtypes = arguments
     _declare(library, "ece408_direct_forward_f32", arrays=4, numbers=3)
+    _declare(library, "ece408_direct_backward_data_f32", arrays=3, numbers=3)
     for suffix in SUFFIXES.values():
         _declare(library, f"ece408_general_forward_{suffix}", arrays=4, numbers=3)
         _declare(library, f"ece408_general_backward_data_{suffix}", arrays=3, numbers=3)

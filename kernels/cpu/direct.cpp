@@ -1,13 +1,18 @@
-// The fast forward pass for stride 1, no padding, dilation 1, one group and output rows of at
-// least a vector: what surrounds the register tile of tile.h. It is compiled once per instruction
-// set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the
-// function at the end is not local.
+// Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, forward
+// and the gradient for x: what surrounds the register tile of tile.h. It is compiled once per
+// instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and
+// only the functions at the end are not local.
+//
+// The tile knows no padding: an image that has some is copied with its border first. The gradient
+// for x is such a convolution of dy, with the kernel turned round and channels and filters swapped.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
 // output plane. Threads take whole images, or, of few images, stretches of that list.
 #include "direct.h"
 
+#include <omp.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "pages.h"
 #include "shape.h"
@@ -30,8 +35,25 @@ struct Vectors {
     int first;  // of the last vector
 };
 
-struct Plan {
+// A convolution of padded images: shape.height and shape.width are those with the border.
+struct Layer {
     Shape shape;
+    int64_t height, width, top, left;  // of the image in it
+    const float* weights;
+    bool turned;  // weights are (channels, filters, ...), the kernel turned round
+
+    bool padded() const { return height != shape.height || width != shape.width; }
+    float weight(int64_t m, int64_t c, int64_t p, int64_t q) const {
+        if (!turned)
+            return weights[((m * shape.channels + c) * shape.kernel_h + p) * shape.kernel_w + q];
+        const int64_t row = (c * shape.filters + m) * shape.kernel_h + shape.kernel_h - 1 - p;
+        return weights[row * shape.kernel_w + shape.kernel_w - 1 - q];
+    }
+};
+
+struct Plan {
+    Layer layer;
+    Shape shape;  // the layer's
     Vectors vectors;
     float* packed;
     int64_t blocks;  // of filters
@@ -48,14 +70,30 @@ int64_t part_start(int64_t total, int64_t parts, int64_t part) { return total * 
 
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
-// Without a window to slide, an image is one row of pixels.
-Shape one_row_if_1x1(const ece408_problem& problem) {
+Layer forward_layer(const ece408_problem& problem, const float* w) {
     ece408_problem p = problem;
-    if (p.kernel_h == 1 && p.kernel_w == 1) {
+    // Without a window to slide, an image is one row of pixels.
+    if (p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0) {
         p.width *= p.height;
         p.height = 1;
     }
-    return derive(p);
+    Layer layer = {derive(p), p.height, p.width, p.pad_h, p.pad_w, w, false};
+    layer.shape.height += 2 * p.pad_h;
+    layer.shape.width += 2 * p.pad_w;
+    return layer;
+}
+
+Layer backward_layer(const ece408_problem& problem, const float* w) {
+    const Shape s = derive(problem);
+    Layer layer = {s, s.out_height, s.out_width, s.kernel_h - 1 - s.pad_h,
+                   s.kernel_w - 1 - s.pad_w, w, true};
+    layer.shape.channels = s.filters;
+    layer.shape.filters = s.channels;
+    layer.shape.height = s.height + s.kernel_h - 1;
+    layer.shape.width = s.width + s.kernel_w - 1;
+    layer.shape.out_height = s.height;
+    layer.shape.out_width = s.width;
+    return layer;
 }
 
 void fill_vectors(const Shape& s, Vectors* vectors) {
@@ -98,21 +136,24 @@ int64_t choose_blocks(int64_t filters) {
 }
 
 // Filter block after filter block: its biases, then its weights as [c][p][q][filter of block].
-void pack_weights(const Plan& plan, const float* w, const float* bias) {
+void pack_weights(const Plan& plan, const float* bias) {
     const Shape& s = plan.shape;
     float* next = plan.packed;
     for (int64_t block = 0; block < plan.blocks; ++block) {
         const int64_t begin = part_start(s.filters, plan.blocks, block);
         const int64_t end = part_start(s.filters, plan.blocks, block + 1);
         for (int64_t m = begin; m < end; ++m) *next++ = bias ? bias[m] : 0.0f;
-        for (int64_t tap = 0; tap < taps(s); ++tap)
-            for (int64_t m = begin; m < end; ++m) *next++ = w[m * taps(s) + tap];
+        for (int64_t c = 0; c < s.channels; ++c)
+            for (int64_t p = 0; p < s.kernel_h; ++p)
+                for (int64_t q = 0; q < s.kernel_w; ++q)
+                    for (int64_t m = begin; m < end; ++m) *next++ = plan.layer.weight(m, c, p, q);
     }
 }
 
 // False if there is no memory. The caller frees plan->memory.
-bool make_plan(const ece408_problem& problem, const float* w, const float* bias, Plan* plan) {
-    plan->shape = one_row_if_1x1(problem);
+bool make_plan(const Layer& layer, const float* bias, Plan* plan) {
+    plan->layer = layer;
+    plan->shape = layer.shape;
     const Shape& s = plan->shape;
     const int64_t count = divide_up(s.out_height * s.out_width, kLanes);
     const size_t packed_floats = static_cast<size_t>(s.filters * (1 + taps(s)));
@@ -130,7 +171,7 @@ bool make_plan(const ece408_problem& problem, const float* w, const float* bias,
     plan->size = count / plan->tiles;
     plan->wide = count % plan->tiles;
     fill_vectors(s, &plan->vectors);
-    pack_weights(*plan, w, bias);
+    pack_weights(*plan, bias);
     return true;
 }
 
@@ -241,39 +282,86 @@ int64_t count_parts(int64_t batch, int64_t tiles, int threads) {
     return wanted < tiles ? wanted : tiles;
 }
 
-void run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
+int64_t padded_size(const Plan& plan) {
+    return plan.shape.channels * plan.shape.height * plan.shape.width;
+}
+
+// A channel of an image into the middle of zeros.
+void pad_channel(const Plan& plan, const float* from, float* to) {
+    const Layer& layer = plan.layer;
+    const int64_t row = plan.shape.width;
+    memset(to, 0, static_cast<size_t>(plan.shape.height * row) * sizeof(float));
+    for (int64_t y = 0; y < layer.height; ++y)
+        memcpy(to + (layer.top + y) * row + layer.left, from + y * layer.width,
+               static_cast<size_t>(layer.width) * sizeof(float));
+}
+
+// The tiles [begin, end) of an image, numbered through its filter blocks.
+void run_part(const Plan& plan, const float* x, float* y, int64_t begin, int64_t end,
+              bool accumulate, bool streams) {
+    int64_t next = 0;
+    for (int64_t tile = begin; tile < end; tile = next) {
+        const int64_t block = tile / plan.tiles, start = block * plan.tiles;
+        next = start + plan.tiles < end ? start + plan.tiles : end;
+        if (streams)
+            Stretch(plan, x, y, block).run_streamed();
+        else
+            run_tiles(plan, x, y, block, tile - start, next - start, accumulate);
+    }
+}
+
+// Whole images have a padded copy per thread, parts of images one per image. False without memory.
+bool run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
     const Shape& s = plan.shape;
-    const int64_t x_image = s.channels * s.height * s.width;
+    const Layer& layer = plan.layer;
+    const int64_t pixels = layer.height * layer.width;
     const int64_t y_image = s.filters * s.out_height * s.out_width;
     const int64_t tiles = plan.blocks * plan.tiles;
     const int64_t parts = count_parts(s.batch, tiles, threads);
-    const int64_t units = s.batch * parts;
+    const int64_t units = s.batch * parts, padded = padded_size(plan);
     const int team = static_cast<int>(threads < units ? threads : units);
     const bool streams = ECE408_STREAMS && parts == 1 && !accumulate &&
                          taps(s) <= kStreamedTaps && exceeds_caches(s.batch * y_image);
+    float* copies = nullptr;
+    if (layer.padded()) {
+        const int64_t count = parts == 1 ? team : s.batch;
+        copies = static_cast<float*>(malloc(static_cast<size_t>(count * padded) * sizeof(float)));
+        if (!copies) return false;
+    }
     if (!accumulate) want_huge_pages(y, s.batch * y_image);
 #pragma omp parallel num_threads(team)
     {
+#pragma omp for schedule(static)
+        for (int64_t c = 0; c < (copies && parts > 1 ? s.batch * s.channels : 0); ++c)
+            pad_channel(plan, x + c * pixels, copies + c * s.height * s.width);
 #pragma omp for schedule(dynamic) nowait
         for (int64_t unit = 0; unit < units; ++unit) {
-            const float* image_x = x + unit / parts * x_image;
-            float* image_y = y + unit / parts * y_image;
-            const int64_t part = unit % parts, end = part_start(tiles, parts, part + 1);
-            int64_t next = 0;
-            for (int64_t tile = part_start(tiles, parts, part); tile < end; tile = next) {
-                const int64_t block = tile / plan.tiles, start = block * plan.tiles;
-                next = start + plan.tiles < end ? start + plan.tiles : end;
-                if (streams)
-                    Stretch(plan, image_x, image_y, block).run_streamed();
-                else
-                    run_tiles(plan, image_x, image_y, block, tile - start, next - start,
-                              accumulate);
+            const int64_t b = unit / parts, part = unit % parts;
+            const float* image = x + b * s.channels * pixels;
+            if (copies) {
+                float* own = copies + (parts == 1 ? omp_get_thread_num() : b) * padded;
+                for (int64_t c = 0; c < s.channels && parts == 1; ++c)
+                    pad_channel(plan, image + c * pixels, own + c * s.height * s.width);
+                image = own;
             }
+            run_part(plan, image, y + b * y_image, part_start(tiles, parts, part),
+                     part_start(tiles, parts, part + 1), accumulate, streams);
         }
 #if ECE408_STREAMS
         finish_streams();
 #endif
     }
+    free(copies);
+    return true;
+}
+
+int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
+              int threads) {
+    Plan plan;
+    if (!make_plan(layer, bias, &plan)) return ECE408_NO_MEMORY;
+    const bool done = run(plan, x, y, accumulate, threads);
+    free(plan.memory);
+    return done ? ECE408_OK : ECE408_NO_MEMORY;
 }
 
 }  // namespace
@@ -285,11 +373,14 @@ int ECE408_NAME(direct_forward_, ECE408_ISA)(const ece408_problem& problem, cons
                                              const float* w, const float* bias, float* y,
                                              bool accumulate, int threads) {
     if (!direct_suits(problem, kLanes)) return ECE408_UNSUPPORTED;
-    Plan plan;
-    if (!make_plan(problem, w, bias, &plan)) return ECE408_NO_MEMORY;
-    run(plan, x, y, accumulate, threads);
-    free(plan.memory);
-    return ECE408_OK;
+    return run_layer(forward_layer(problem, w), x, bias, y, accumulate, threads);
+}
+
+int ECE408_NAME(direct_backward_data_, ECE408_ISA)(const ece408_problem& problem, const float* w,
+                                                   const float* dy, float* dx, bool accumulate,
+                                                   int threads) {
+    if (!direct_suits_backward(problem, kLanes)) return ECE408_UNSUPPORTED;
+    return run_layer(backward_layer(problem, w), dy, nullptr, dx, accumulate, threads);
 }
 
 }  // namespace ece408

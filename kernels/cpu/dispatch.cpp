@@ -20,6 +20,14 @@ DirectForward* direct_forward(int isa) {
     return isa == ECE408_BASELINE ? direct_forward_baseline : nullptr;
 }
 
+DirectBackward* direct_backward_data(int isa) {
+#if defined(__x86_64__)
+    if (isa == ECE408_AVX2) return direct_backward_data_avx2;
+    if (isa == ECE408_AVX512) return direct_backward_data_avx512;
+#endif
+    return isa == ECE408_BASELINE ? direct_backward_data_baseline : nullptr;
+}
+
 const GeneralKernels& general(int isa) {
 #if defined(__x86_64__)
     if (isa == ECE408_AVX2) return general_avx2;
@@ -86,6 +94,14 @@ int ece408_direct_forward_f32(const ece408_problem* problem, const float* x, con
     const int status = ece408::admit(problem, x && w && y, isa, &threads);
     if (status != ECE408_OK) return status;
     return ece408::direct_forward(isa)(*problem, x, w, bias, y, accumulate != 0, threads);
+}
+
+int ece408_direct_backward_data_f32(const ece408_problem* problem, const float* w,
+                                    const float* dy, float* dx, int accumulate, int threads,
+                                    int isa) {
+    const int status = ece408::admit(problem, w && dy && dx, isa, &threads);
+    if (status != ECE408_OK) return status;
+    return ece408::direct_backward_data(isa)(*problem, w, dy, dx, accumulate != 0, threads);
 }
 
 #define ECE408_DEFINE_GENERAL(T, suffix)                                                         \

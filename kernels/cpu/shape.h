@@ -41,12 +41,21 @@ inline Shape derive(const ece408_problem& p) {
     return s;
 }
 
-// Whether the kernel `direct` computes this with vectors of so many lanes.
+inline bool has_unit_steps(const ece408_problem& p) {
+    return p.stride_h == 1 && p.stride_w == 1 && p.dilate_h == 1 && p.dilate_w == 1 &&
+           p.groups == 1;
+}
+
+// Whether the kernel `direct` computes this with vectors of so many lanes: forward,
 inline bool direct_suits(const ece408_problem& p, int64_t lanes) {
-    const bool plain = p.stride_h == 1 && p.stride_w == 1 && p.pad_h == 0 && p.pad_w == 0 &&
-                       p.dilate_h == 1 && p.dilate_w == 1 && p.groups == 1;
-    const bool flat = p.kernel_h == 1 && p.kernel_w == 1;
-    return plain && (flat ? p.height * p.width : p.width - p.kernel_w + 1) >= lanes;
+    const bool flat = p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
+    const int64_t row = flat ? p.height * p.width : p.width + 2 * p.pad_w - p.kernel_w + 1;
+    return has_unit_steps(p) && row >= lanes;
+}
+
+// and the gradient for x.
+inline bool direct_suits_backward(const ece408_problem& p, int64_t lanes) {
+    return has_unit_steps(p) && p.width >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
 }
 
 }  // namespace
