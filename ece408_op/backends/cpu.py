@@ -63,14 +63,17 @@ class CpuBackend(Backend):
 # which it is for padded images; kernels/cpu/deep.h, with filters as lanes, has the others.
 _DIRECT_1X1 = 256
 _DIRECT_PADDED = 128
+# Products of a sum from which on it is taken in blocks, which lose less to rounding.
+_LONG = 1024
 
 
 def _forward_is_direct(problem: ConvProblem, lanes: int) -> bool:
     """The course's layers, large 1x1 ones, padded ones of few channels or filters."""
-    if not _has_unit_steps(problem):
+    products = _products(problem, problem.channels)
+    if not _has_unit_steps(problem) or products > _LONG:
         return False
     if problem.pad != (0, 0):
-        few = problem.filters < lanes or _products(problem, problem.channels) < _DIRECT_PADDED
+        few = problem.filters < lanes or products < _DIRECT_PADDED
         return few and problem.out_width >= lanes
     if problem.kernel == (1, 1):
         return problem.out_height * problem.out_width >= _DIRECT_1X1
@@ -80,7 +83,8 @@ def _forward_is_direct(problem: ConvProblem, lanes: int) -> bool:
 def _backward_is_direct(problem: ConvProblem, lanes: int) -> bool:
     """The gradient for x is a padded convolution of dy with as many filters as x has channels."""
     fits = all(pad < kernel for pad, kernel in zip(problem.pad, problem.kernel))
-    few = problem.channels < lanes or _products(problem, problem.filters) < _DIRECT_PADDED
+    products = _products(problem, problem.filters)
+    few = products <= _LONG and (problem.channels < lanes or products < _DIRECT_PADDED)
     return _has_unit_steps(problem) and fits and few and problem.width >= lanes
 
 

@@ -181,7 +181,14 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
 
 @pytest.mark.parametrize(
     "text",
-    ["b2,c64,h14,w14,m16,k3,p1x1", "b1,c512,h9,w9,m8,k3,p1x1", "b8,c3,h60,w60,m8,k7,s2x2,p3x3"],
+    [
+        "b2,c64,h14,w14,m16,k3,p1x1",
+        "b1,c512,h9,w9,m8,k3,p1x1",
+        "b8,c3,h60,w60,m8,k7,s2x2,p3x3",
+        "b1,c3,h26,w26,m512,k3,p1x1",
+        "b1,c512,h20,w20,m4,k3",
+        "b1,c2000,h17,w17,m20,k1",
+    ],
 )
 def test_error_against_float64(isa, text, rng):
     problem = ConvProblem.parse(text)
@@ -198,7 +205,7 @@ def test_names_the_kernel_that_ran(isa):
     at = [a.ctypes.data for a in (x, w, dy)]
     assert cpu.forward(plain, at[0], at[1], None, at[2], False) == f"direct_{isa}"
     assert cpu.backward_data(plain, at[1], at[2], at[0], False) == f"direct_{isa}"
-    padded = ConvProblem.parse("b1,c1,h7,w7,m2,k3,p1x1")
+    padded = ConvProblem.parse("b1,c1,h3,w3,m2,k3,p1x1")
     assert cpu.forward(padded, at[0], at[1], None, at[2], False) == f"general_{isa}"
 
 
