@@ -8,7 +8,7 @@ SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/*)
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 
-.PHONY: run test test-slow lint format train clean help
+.PHONY: run test test-slow test-sanitized lint format train clean help
 
 run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
 	$(PY) scripts/m1.1.py $(ARGS)
@@ -24,6 +24,17 @@ test: lint  ## set up, check style and types, run the tests
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 	$(PY) -m pytest -q -m slow
+
+# The interpreter is not built with the sanitizer, so its library must be there first; leaks are
+# the interpreter's own, and OpenMP's threads stay.
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -O1
+test-sanitized: $(VENV)/.installed-test  ## the CPU kernels' tests under ASan and UBSan
+	$(PY) -m pip install --quiet 'setuptools>=77.0.3,<85'
+	CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" $(PY) setup.py --quiet build_ext --force \
+	    --build-lib build/sanitized --build-temp build/sanitized-objects
+	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	    ECE408_TEST_LIBRARY=build/sanitized/ece408_op/backends/libece408_cpu.so \
+	    $(PY) -m pytest -q tests/backends
 
 lint: $(VENV)/.installed-test  ## style and types
 	$(VENV)/bin/ruff check .

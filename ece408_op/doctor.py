@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Union
 
-from . import dispatch, fatbin, gpu, resources, settings
+from . import cores, dispatch, fatbin, gpu, resources, settings
 from .backends import native
 from .course import data, footprint, models, resize
 from .course.milestone import MILESTONES, TEST_IMAGES
@@ -384,35 +384,12 @@ def _needed_bytes() -> int:
 
 
 def _cores() -> Finding:
-    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    if quota is None:
-        return Finding("cores", OK, f"{usable} usable, no CPU quota")
-    detail = f"{usable} usable, CPU quota of {quota:g}"
-    if quota >= usable:
+    allowed, quota = len(os.sched_getaffinity(0)), cores.granted()
+    limit = "no CPU quota" if quota is None else f"CPU quota of {quota:g}"
+    detail = f"{allowed} usable, {limit}: {settings.threads()} threads"
+    if settings.threads() <= cores.usable():
         return Finding("cores", OK, detail)
-    hint = f"more threads than that wait for each other: set ECE408_THREADS={max(1, int(quota))}"
-    return Finding("cores", NOTE, detail, hint)
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that the container grants (control groups 1 and 2); `None`: no limit."""
-    cgroup = root / "sys/fs/cgroup"
-    version_2 = _words(cgroup / "cpu.max")
-    version_1 = [
-        *_words(cgroup / "cpu/cpu.cfs_quota_us"),
-        *_words(cgroup / "cpu/cpu.cfs_period_us"),
-    ]
-    for words in (version_2, version_1):
-        if len(words) == 2 and words[0] not in ("max", "-1"):
-            return int(words[0]) / int(words[1])
-    return None
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
+    return Finding("cores", NOTE, detail, f"set ECE408_THREADS={cores.usable()} or leave it unset")
 
 
 def _cache_folder() -> Finding:

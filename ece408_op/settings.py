@@ -5,7 +5,7 @@ setting     environment         meaning
 ==========  ==================  ==========================================================
 backend     ECE408_BACKEND      which backend computes: reference, cpu; default: by device
 isa         ECE408_ISA          instruction set of the CPU kernels: avx512, avx2, baseline
-threads     ECE408_THREADS      threads of the CPU kernels; default: the usable cores
+threads     ECE408_THREADS      threads of the CPU kernels; default: the cores there are
 data        ECE408_DATA         folder with Fashion-MNIST's idx files
 cache       ECE408_CACHE        folder for what is made once: data, resized images
 ==========  ==================  ==========================================================
@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import cores
 from .errors import InvalidSetting, InvalidSize
 
 _VARIABLES = {
@@ -91,9 +92,9 @@ def parse_threads(text: str) -> int:
 
 
 def threads() -> int:
-    """Threads the CPU kernels use: the setting, or the cores this process may run on."""
+    """Threads the CPU kernels use: the setting, or the cores this process has."""
     text = _lookup("threads")
-    return len(os.sched_getaffinity(0)) if text is None else parse_threads(text)
+    return cores.usable() if text is None else parse_threads(text)
 
 
 def data() -> Path | None:

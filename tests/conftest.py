@@ -3,13 +3,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ece408_op import errors
+from ece408_op.backends import native
 from ece408_op.errors import DownloadFailed
 from ece408_op.mxnet_import import load_mxnet
+
+# A build of the CPU kernels other than the installed one, such as one with sanitizers.
+if "ECE408_TEST_LIBRARY" in os.environ:
+    native.LIBRARY = Path(os.environ["ECE408_TEST_LIBRARY"]).resolve()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ece408_op import doctor, gpu
+from ece408_op import cores, doctor, gpu
 from ece408_op.backends import native
 from ece408_op.cli import execute
 from ece408_op.course import data, footprint, idx, models
@@ -390,36 +390,18 @@ def test_little_memory(machine, monkeypatch):
 
 
 def test_cores_and_quota(machine, monkeypatch):
+    monkeypatch.delenv("ECE408_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    for quota, status, detail in (
-        (None, OK, "8 usable, no CPU quota"),
-        (8.0, OK, "8 usable, CPU quota of 8"),
-        (2.5, NOTE, "8 usable, CPU quota of 2.5"),
-        (0.5, NOTE, "8 usable, CPU quota of 0.5"),
+    for quota, detail in (
+        (None, "8 usable, no CPU quota: 8 threads"),
+        (2.5, "8 usable, CPU quota of 2.5: 2 threads"),
     ):
-        monkeypatch.setattr(doctor, "cpu_quota", lambda quota=quota: quota)
-        found = _finding("cores")
-        assert (found.status, found.detail) == (status, detail)
-    assert found.hint.endswith("set ECE408_THREADS=1")
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({}, None),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "250000 100000\n"}, 2.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
-        ({"cpu/cpu.cfs_quota_us": "50000\n"}, None),
-    ],
-)
-def test_the_quota_of_both_kinds_of_control_group(tmp_path, files, quota):
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert doctor.cpu_quota(tmp_path) == quota
+        monkeypatch.setattr(cores, "granted", lambda quota=quota: quota)
+        assert _finding("cores") == Finding("cores", OK, detail)
+    monkeypatch.setenv("ECE408_THREADS", "4")
+    found = _finding("cores")
+    assert (found.status, found.detail) == (NOTE, "8 usable, CPU quota of 2.5: 4 threads")
+    assert found.hint == "set ECE408_THREADS=2 or leave it unset"
 
 
 def test_a_cache_that_cannot_be_written(machine, tmp_path, monkeypatch):

@@ -43,6 +43,7 @@ class TorchPeer:
     """
 
     def __init__(self, python: str) -> None:
+        self._python = python
         threads = str(settings.threads())
         command = [python, str(Path(__file__).with_name("torch_peer.py"))]
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
@@ -69,9 +70,8 @@ class TorchPeer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            command = self._process.args[0]  # type: ignore[index]
             raise InvalidSetting(
-                f"{command} ended; it needs PyTorch and memory: pip install torch, or --no-torch"
+                f"{self._python} ended; it needs PyTorch and memory: pip install torch, or --no-torch"
             )
         return json.loads(line)
 
@@ -158,9 +158,8 @@ def _float64(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     wide = dataclasses.replace(problem, dtype="float64")
     arrays = [np.ascontiguousarray(a, "float64") for a in (x, w)]
     y = np.empty(wide.y_shape)
-    ReferenceBackend().forward(
-        wide, *(a.ctypes.data for a in arrays), None, y.ctypes.data, accumulate=False
-    )
+    at_x, at_w = (a.ctypes.data for a in arrays)
+    ReferenceBackend().forward(wide, at_x, at_w, None, y.ctypes.data, accumulate=False)
     return y
 
 

@@ -1,0 +1,40 @@
+"""The default number of threads follows the cores that there are and the container's quota."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ece408_op import cores, settings
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "250000 100000\n"}, 2.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "50000\n"}, None),
+    ],
+)
+def test_the_quota_of_both_kinds_of_control_group(tmp_path, files, quota):
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert cores.cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"), [(None, 8), (16.0, 8), (8.0, 8), (2.5, 2), (1.0, 1), (0.5, 1)]
+)
+def test_threads_by_default(monkeypatch, quota, threads):
+    monkeypatch.delenv("ECE408_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(cores, "granted", lambda: quota)
+    assert settings.threads() == threads
+    with settings.override(threads=5):
+        assert settings.threads() == 5
