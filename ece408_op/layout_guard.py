@@ -4,7 +4,7 @@ On the CPU, oneDNN's operators leave their results, and weights they have used, 
 layouts. MXNet 1.9 gives a custom operator a temporary plain copy of such an array and frees the
 copy before the operator, on a thread of its own, reads it: silent wrong results, in the forward
 pass through data and weight, in the backward pass through the gradient of the output. Module and
-Executor, and a hybridized net with static_alloc, do not do it; imperative code and a CachedOp do.
+Executor do not do it (see bare_graphs); imperative code and a CachedOp, even a static one, do.
 
 The guards are operators of MXNet that compute on plain arrays and so convert what they read.
 """

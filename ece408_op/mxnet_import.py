@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import fork_safety
+from . import bare_graphs, fork_safety
 from .errors import Ece408Error, MXNetMissing
 
 
@@ -91,7 +91,9 @@ def _prepare() -> None:
 def _register() -> None:
     importlib.import_module("ece408_op.operator")
     _silence_reported_errors(importlib.import_module("mxnet.operator"))
-    fork_safety.install(importlib.import_module("mxnet"))
+    mxnet = importlib.import_module("mxnet")
+    fork_safety.install(mxnet)
+    bare_graphs.install(mxnet)
 
 
 def _silence_reported_errors(mxnet_operator: Any) -> None:

@@ -71,7 +71,7 @@ class TorchPeer:
         line = self._process.stdout.readline()
         if not line:
             raise InvalidSetting(
-                f"{self._python} ended; it needs PyTorch and memory: pip install torch, or --no-torch"
+                f"{self._python} ended; it needs PyTorch and memory, or use --no-torch"
             )
         return json.loads(line)
 
