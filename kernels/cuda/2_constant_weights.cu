@@ -1,0 +1,36 @@
+// 2. Weights in constant memory, whose cache hands one value to a whole warp at once.
+//
+// Changed against 1_naive.cu: w is a __constant__ array that is filled before the launch. A block
+// works on one filter, so that all threads of a warp read the same weight.
+//
+// Measured: not yet.
+#include "output.cuh"
+
+constexpr int kMostWeights = 16384;  // constant memory has 64 KiB
+
+__constant__ float weights[kMostWeights];
+
+extern "C" __global__ void convolve(float *y, const float *x, const float *bias, int batch,
+                                    int filters, int channels, int height, int width, int kernel_h,
+                                    int kernel_w) {
+    const int out_h = height - kernel_h + 1, out_w = width - kernel_w + 1;
+    const unsigned pixels = out_h * out_w;
+    const unsigned blocks = (pixels + blockDim.x - 1) / blockDim.x;  // for one filter of an image
+    const unsigned pixel = blockIdx.x % blocks * blockDim.x + threadIdx.x;
+    if (pixel >= pixels) return;
+    const int j = pixel % out_w;
+    const int i = pixel / out_w;
+    const int m = blockIdx.x / blocks % filters;
+    const int b = blockIdx.x / blocks / filters;
+
+    float sum = 0;
+    for (int c = 0; c < channels; c++) {
+        for (int p = 0; p < kernel_h; p++) {
+            for (int q = 0; q < kernel_w; q++) {
+                sum += x[((b * channels + c) * height + i + p) * width + j + q] *
+                       weights[((m * channels + c) * kernel_h + p) * kernel_w + q];
+            }
+        }
+    }
+    store(y + (b * filters + m) * pixels + pixel, sum, bias, m);
+}

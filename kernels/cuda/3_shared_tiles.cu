@@ -1,0 +1,56 @@
+// 3. Shared-memory tiles: a block loads the pixels that its outputs have in common once.
+//
+// Changed against 2_constant_weights.cu: a block computes TILE_H x TILE_W outputs of one filter
+// and, channel by channel, first copies the (TILE_H + kernel_h - 1) x (TILE_W + kernel_w - 1)
+// pixels under them, tile and halo, into shared memory.
+//
+// Measured: not yet.
+#include "output.cuh"
+
+#ifndef TILE_H
+#define TILE_H 8
+#endif
+#ifndef TILE_W
+#define TILE_W 32
+#endif
+
+constexpr int kMostWeights = 16384;  // constant memory has 64 KiB
+
+__constant__ float weights[kMostWeights];
+
+extern "C" __global__ void convolve(float *y, const float *x, const float *bias, int batch,
+                                    int filters, int channels, int height, int width, int kernel_h,
+                                    int kernel_w) {
+    extern __shared__ float tile[];
+    const int out_h = height - kernel_h + 1, out_w = width - kernel_w + 1;
+    const int tile_h = TILE_H + kernel_h - 1, tile_w = TILE_W + kernel_w - 1;
+    const int across = (out_w + TILE_W - 1) / TILE_W, down = (out_h + TILE_H - 1) / TILE_H;
+    unsigned block = blockIdx.x;
+    const int j0 = block % across * TILE_W;
+    block /= across;
+    const int i0 = block % down * TILE_H;
+    block /= down;
+    const int m = block % filters, b = block / filters;
+
+    float sum = 0;
+    for (int c = 0; c < channels; c++) {
+        const float *plane = x + (b * channels + c) * height * width;
+        __syncthreads();
+        for (int r = threadIdx.y; r < tile_h && i0 + r < height; r += TILE_H) {
+            for (int s = threadIdx.x; s < tile_w && j0 + s < width; s += TILE_W) {
+                tile[r * tile_w + s] = plane[(i0 + r) * width + j0 + s];
+            }
+        }
+        __syncthreads();
+        for (int p = 0; p < kernel_h; p++) {
+            for (int q = 0; q < kernel_w; q++) {
+                sum += tile[(threadIdx.y + p) * tile_w + threadIdx.x + q] *
+                       weights[((m * channels + c) * kernel_h + p) * kernel_w + q];
+            }
+        }
+    }
+    const int i = i0 + threadIdx.y, j = j0 + threadIdx.x;
+    if (i < out_h && j < out_w) {
+        store(y + ((b * filters + m) * out_h + i) * out_w + j, sum, bias, m);
+    }
+}
