@@ -26,7 +26,8 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
 
 def compile_plan(source: str, defines: Defines, architecture: str, cache_folder: Path) -> bytes:
-    """Machine code (a cubin) of kernels/cuda/`source` for an architecture such as "90".
+    """Machine code (a cubin) of kernels/cuda/`source` for an architecture such as "90"; a source
+    given by an absolute path may include the headers there as well.
 
     It is compiled once for each text of the source and its headers, macros, options, architecture
     and version of nvcc, however many threads and processes ask for it, and kept in `cache_folder`.
@@ -82,7 +83,7 @@ def _options(defines: Defines, architecture: str) -> tuple[str, ...]:
 
 
 def _texts(folder: Path, source: str) -> list[str]:
-    """The text of a source and of all headers beside it that it includes, each once."""
+    """The text of a source and of all headers in the folder that it includes, each once."""
     names, texts = [source], []
     for name in names:
         text = (folder / name).read_text(encoding="utf-8")
@@ -95,7 +96,8 @@ def compile_source(nvcc: Path, path: Path, options: tuple[str, ...]) -> bytes:
     """The cubin that nvcc makes of the file. Raises `KernelCompileFailed`."""
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
         output = Path(folder) / "kernel.cubin"
-        command = [str(nvcc), "-cubin", *options, "-o", str(output), str(path)]
+        headers = f"-I{kernels_dir() / 'cuda'}"
+        command = [str(nvcc), "-cubin", *options, headers, "-o", str(output), str(path)]
         result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if result.returncode == 0:
             return output.read_bytes()

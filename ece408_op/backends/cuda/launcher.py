@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ... import settings
@@ -13,7 +14,6 @@ from . import catalog
 from .compiler import compile_plan
 from .plan import Capability, Defines, Launch, Plan, architecture
 
-CACHE_KIND = "cuda-kernels"
 # What a block can have without asking for more.
 _USUAL_SHARED_BYTES = 48 << 10
 
@@ -36,6 +36,11 @@ def load(plan: Plan, capability: Capability) -> LoadedPlan:
     return LoadedPlan(plan, module)
 
 
+def cache_folder() -> Path:
+    """Where compiled kernels are kept; not necessarily there yet."""
+    return settings.cache() / "cuda-kernels"
+
+
 class _Module:
     """One source compiled with its macros, on one GPU."""
 
@@ -54,13 +59,13 @@ class _Module:
         with self._loading:
             if self._module is not None:
                 return
-            name = architecture(catalog.get(plan.kernel).architectures, capability)
+            name = architecture(catalog.ARCHITECTURES, capability)
             if name is None:
                 raise GpuFailed(
                     f"kernel {plan.kernel} has no code for compute capability "
                     f"{capability[0]}.{capability[1]}; choose another kernel"
                 )
-            binary = compile_plan(plan.source, plan.defines, name, settings.cache() / CACHE_KIND)
+            binary = compile_plan(plan.source, plan.defines, name, cache_folder())
             try:
                 module = cuda.module_from_buffer(binary)
             except cuda.Error as error:
