@@ -83,12 +83,15 @@ def _options(defines: Defines, architecture: str) -> tuple[str, ...]:
 
 
 def _texts(folder: Path, source: str) -> list[str]:
-    """The text of a source and of all headers in the folder that it includes, each once."""
-    names, texts = [source], []
-    for name in names:
-        text = (folder / name).read_text(encoding="utf-8")
+    """The text of a source and of all headers that it includes from its folder or ours."""
+    paths, texts = [folder / source], []
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
         texts.append(text)
-        names += [header for header in _INCLUDE.findall(text) if header not in names]
+        for name in _INCLUDE.findall(text):
+            # One that is nowhere is nvcc's to complain about.
+            found = [place / name for place in (path.parent, folder) if (place / name).is_file()]
+            paths += [header for header in found[:1] if header not in paths]
     return texts
 
 
