@@ -17,6 +17,7 @@ from ..backends.cuda.device import BEGIN, COMPUTED, Gpu, Lane
 from ..backends.cuda.plan import Kernel, Launch, Plan
 from ..backends.reference import ReferenceBackend
 from ..problem import ConvProblem
+from .checker import largest_error
 
 _WARM_UP = 3
 _CHECKED_IMAGES = 8
@@ -67,11 +68,11 @@ class Bench:
             before = self._checked(loaded, pointers, lane)
             times = [self._once(loaded, pointers, lane) for _ in range(_WARM_UP + samples)]
             after = self._checked(loaded, pointers, lane)
-        return Timing(
-            [1e3 * seconds for seconds in times[_WARM_UP:]],
-            max(before[0], after[0]),
-            before[1] or after[1],
-        )
+        error, failure = max(before[0], after[0]), before[1] or after[1]
+        # A NaN is not at most anything.
+        if failure is None and not error <= largest_error(kernel, self.problem):
+            failure = f"the relative L2 error is {error:.1e}"
+        return Timing([1e3 * seconds for seconds in times[_WARM_UP:]], error, failure)
 
     def _once(self, loaded: Any, pointers: dict[str, int], lane: Lane) -> float:
         lane.mark(BEGIN)
