@@ -18,10 +18,10 @@
 #define QUAD 4  // channels of a quad of k values, 4 or 2; with 2, a quad has two taps of each
 #endif
 #ifndef WARPS
-#define WARPS 7
+#define WARPS 4
 #endif
 #ifndef TILES
-#define TILES 4  // tiles of 16 pixels that a warp works on at once
+#define TILES 2  // tiles of 16 pixels that a warp works on at once
 #endif
 #ifndef FILTER_TILES
 #define FILTER_TILES 3  // tiles of 8 filters that a block works on

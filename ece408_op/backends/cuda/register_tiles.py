@@ -24,7 +24,9 @@ class Tile:
     filters: int
 
 
-def choose_tile(problem: ConvProblem, most_filters: int, per_sum: float = 1) -> Tile | None:
+def choose_tile(
+    problem: ConvProblem, most_filters: int, per_sum: float = 1, most_rows: int = 16
+) -> Tile | None:
     """The largest tile that fits into registers, `per_sum` of them for each sum; or `None`."""
     blocks = divide_up(problem.filters, most_filters)
     filters = divide_up(problem.filters, blocks)
@@ -33,7 +35,7 @@ def choose_tile(problem: ConvProblem, most_filters: int, per_sum: float = 1) -> 
     rows = int((_REGISTERS - (kh - 1) * kw) / (filters * per_sum + kw))
     if rows < 1:
         return Tile(1, 2) if kh * kw + 2 * per_sum <= _REGISTERS else None
-    strips = divide_up(problem.out_height, min(rows, problem.out_height))
+    strips = divide_up(problem.out_height, min(rows, most_rows, problem.out_height))
     return Tile(divide_up(problem.out_height, strips), filters)
 
 
@@ -92,7 +94,7 @@ def half(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) 
 
 
 def one_channel(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tile = choose_tile(problem, 4) or Tile(1, 2)
+    tile = choose_tile(problem, 2, most_rows=6) or Tile(1, 2)
     defines = _defines(problem, accumulate, tile)
     grid = (divide_up(_columns(problem, tile), _THREADS), 1, 1)
     launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))

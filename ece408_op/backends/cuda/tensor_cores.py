@@ -10,14 +10,16 @@ from .plan import Capability, Kernel, Launch, Plan, divide_up
 from .register_tiles import shape_defines
 from .runtime_shapes import not_plain, output_defines
 
-# What a block can have on every architecture from sm_80 on.
-_SHARED_BYTES = 99 << 10
+# Shared memory in KiB that a processor has, of which each block takes 1 KiB for itself.
+_SHARED_KIB = {(8, 0): 164, (8, 7): 164, (9, 0): 228, (10, 0): 228, (10, 3): 228}
+_LEAST_SHARED_KIB = 100
 # The loop over taps is unrolled.
 _MOST_TAPS = 64
-_MOST_WARPS = 6
-_BLOCKS_PER_PROCESSOR = 2
-# Tiles of pixels that a warp works on, by tiles of filters.
-_PIXEL_TILES = {1: 6, 2: 4, 3: 3, 4: 2}
+# One warp for each scheduler: registers are dealt out evenly.
+_WARPS = 4
+_MOST_BLOCKS = 4
+# Tiles of pixels that a warp works on, by tiles of filters: what measured best.
+_PIXEL_TILES = {1: 6, 2: 4, 3: 2, 4: 2}
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Layout:
     filter_tiles: int
     strip_rows: int
     tiles: int
-    warps: int
+    blocks: int
     shared_bytes: int
 
 
@@ -42,31 +44,45 @@ def not_for_tensor_cores(problem: ConvProblem) -> str | None:
     taps = math.prod(problem.kernel)
     if taps > _MOST_TAPS:
         return f"its loop over taps is unrolled, for at most {_MOST_TAPS}, not {taps}"
-    if choose_layout(problem) is None:
-        nbytes = _shared_bytes(problem, _quad(problem), 1, 1)
+    nbytes, most = _shared_bytes(problem, _quad(problem), 1, 1), (_LEAST_SHARED_KIB - 1) << 10
+    if nbytes > most:
         return (
             f"weights of 8 filters and input of one row take {nbytes} bytes of shared memory, "
-            f"more than {_SHARED_BYTES}"
+            f"more than {most}"
         )
     return None
 
 
-def choose_layout(problem: ConvProblem) -> Layout | None:
-    """The most filters, then the most rows at a time that fit into shared memory."""
-    quad = _quad(problem)
+def choose_layout(problem: ConvProblem, capability: Capability) -> Layout:
+    """The most filters, then the most rows at a time, two blocks to a processor if that can be.
+
+    The problem must be one that `not_for_tensor_cores` has nothing against.
+    """
+    processor = _SHARED_KIB.get(capability, _LEAST_SHARED_KIB) << 10
     all_tiles = divide_up(problem.filters, 8)
-    for most in (4, 3, 2, 1):
-        filter_tiles = divide_up(all_tiles, divide_up(all_tiles, most))
-        for rows in range(problem.out_height, 0, -1):
-            nbytes = _shared_bytes(problem, quad, filter_tiles, rows)
-            if nbytes <= _SHARED_BYTES:
-                return _layout(problem, quad, filter_tiles, rows)
-    return None
+    for blocks in (2, 1):
+        limit = processor // blocks - 1024
+        for most in (4, 3, 2, 1):
+            filter_tiles = divide_up(all_tiles, divide_up(all_tiles, most))
+            rows = _most_rows(problem, filter_tiles, limit)
+            if rows >= min(problem.out_height, 4) or (blocks, most) == (1, 1):
+                return _layout(problem, filter_tiles, rows, processor)
+    raise AssertionError(f"{problem} does not fit")
 
 
-def tensor_cores(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    layout = choose_layout(problem)
-    assert layout is not None
+def _most_rows(problem: ConvProblem, filter_tiles: int, limit: int) -> int:
+    """Output rows whose input fits into shared memory beside the weights; 0 if none do."""
+    quad = _quad(problem)
+    for rows in range(problem.out_height, 0, -1):
+        if _shared_bytes(problem, quad, filter_tiles, rows) <= limit:
+            return rows
+    return 0
+
+
+def tensor_cores(
+    kernel: Kernel, problem: ConvProblem, capability: Capability, accumulate: bool
+) -> Plan:
+    layout = choose_layout(problem, capability)
     defines = (
         *shape_defines(problem),
         *output_defines(problem, accumulate),
@@ -74,31 +90,28 @@ def tensor_cores(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate
         ("FILTER_TILES", layout.filter_tiles),
         ("STRIP_ROWS", layout.strip_rows),
         ("TILES", layout.tiles),
-        ("WARPS", layout.warps),
-        ("MIN_BLOCKS", _BLOCKS_PER_PROCESSOR),
+        ("WARPS", _WARPS),
+        ("MIN_BLOCKS", layout.blocks),
     )
     units = problem.batch * divide_up(problem.out_height, layout.strip_rows)
     launch = Launch(
         "convolve",
         (units, divide_up(problem.filters, 8 * layout.filter_tiles), 1),
-        (32 * layout.warps, 1, 1),
+        (32 * _WARPS, 1, 1),
         ("y", "x", "w", "bias", problem.batch),
         layout.shared_bytes,
-        _BLOCKS_PER_PROCESSOR,
+        layout.blocks,
     )
     return Plan(kernel.name, kernel.source, defines, (launch,))
 
 
-def _layout(problem: ConvProblem, quad: int, filter_tiles: int, rows: int) -> Layout:
-    """The layout with strips of about equal height, and warps that share them evenly."""
-    strips = divide_up(problem.out_height, rows)
-    rows = divide_up(problem.out_height, strips)
-    tiles = _PIXEL_TILES[filter_tiles]
-    work = divide_up(divide_up(rows * problem.out_width, 16), tiles)
-    rounds = divide_up(work, _MOST_WARPS)
-    warps = max(2, divide_up(work, rounds))
+def _layout(problem: ConvProblem, filter_tiles: int, rows: int, processor: int) -> Layout:
+    """The layout with strips of about equal height, and as many blocks as fit on a processor."""
+    quad = _quad(problem)
+    rows = divide_up(problem.out_height, divide_up(problem.out_height, rows))
     nbytes = _shared_bytes(problem, quad, filter_tiles, rows)
-    return Layout(quad, filter_tiles, rows, tiles, warps, nbytes)
+    blocks = max(1, min(_MOST_BLOCKS, processor // (nbytes + 1024)))
+    return Layout(quad, filter_tiles, rows, _PIXEL_TILES[filter_tiles], blocks, nbytes)
 
 
 def _quad(problem: ConvProblem) -> int:
