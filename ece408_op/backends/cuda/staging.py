@@ -25,6 +25,7 @@ import numpy as np
 
 from ...errors import NotEnoughMemory
 from ...op_log import GpuTime
+from . import pages
 from .chunks import Division, Layout, divide
 from .device import BEGIN, COMPUTED, COPIED_IN, COPIED_OUT, Gpu, Lane
 from .plan import Plan
@@ -76,6 +77,9 @@ def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> GpuTime:
 
     Raises `NotEnoughMemory`, `GpuFailed`, and what loading a plan raises.
     """
+    for role in work.outputs:
+        if role in OVER_BATCH:
+            pages.advise_huge(work.addresses[role], work.nbytes(role, work.problem.batch))
     whole = _without_sums(work)
     parts = _equal_parts(work.problem.batch, len(gpus))
     outcomes = _run_all(lambda task: _compute_part(whole, *task, staging), list(zip(gpus, parts)))
