@@ -218,9 +218,9 @@ def test_a_kernel_that_does_not_compile(mx, tmp_path, monkeypatch):
     monkeypatch.setattr("ece408_op.backends.cuda.compiler.kernels_dir", lambda: broken)
     x, w = mx.nd.ones((2, 7, 19, 23)), mx.nd.ones((5, 7, 3, 2))
     options = {"kernel": (3, 2), "num_filter": 5, "no_bias": True, "stride": (3, 2)}
-    with settings.override(cache=tmp_path / "cache"):
-        with pytest.raises(errors.KernelCompileFailed) as caught, errors.surfaced():
-            ece408_op.Convolution(x, w, backend="cuda", **options).wait_to_read()
+    fresh = settings.override(cache=tmp_path / "cache")
+    with fresh, pytest.raises(errors.KernelCompileFailed) as caught, errors.surfaced():
+        ece408_op.Convolution(x, w, backend="cuda", **options).wait_to_read()
     assert f"{source}:{lines + 1}: identifier" in str(caught.value)
     assert "nvcc" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
@@ -266,7 +266,12 @@ import mxnet as mx
 from ece408_op import errors
 from ece408_op.backends.cuda import device
 
-SHAPES = [((4, 3, 20, 18), 8, 3), ((16, 1, 28, 28), 50, 5), ((9, 12, 33, 33), 24, 5), ((1, 5, 7, 9), 3, 2)]
+SHAPES = [
+    ((4, 3, 20, 18), 8, 3),
+    ((16, 1, 28, 28), 50, 5),
+    ((9, 12, 33, 33), 24, 5),
+    ((1, 5, 7, 9), 3, 2),
+]
 rng = np.random.default_rng(1)
 cases = []
 for shape, filters, kernel in SHAPES:
