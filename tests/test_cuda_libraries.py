@@ -48,11 +48,8 @@ def test_a_library_is_found_by_its_soname_afterwards(wheels, run_python):
     folder = wheels.folder / "nvidia" / "nvtx" / "lib"
     folder.mkdir(parents=True)
     library = folder / "libnvToolsExt.so.1"
-    subprocess.run(
-        [compiler, "-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libnvToolsExt.so.1"]
-        + ["-o", str(library)],
-        check=True,
-    )
+    options = ["-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libnvToolsExt.so.1"]
+    subprocess.run([compiler, *options, "-o", str(library)], check=True)
     (wheels.folder / "mxnet_cu117-1.9.1.dist-info").mkdir()
     (wheels.folder / "mxnet_cu117-1.9.1.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: mxnet-cu117\nVersion: 1.9.1\n"

@@ -46,7 +46,7 @@ def test_without_pycuda(monkeypatch):
     monkeypatch.setattr(device, "_gpus", {})
     monkeypatch.setitem(sys.modules, "pycuda", None)
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
-    with pytest.raises(NoUsableGpu, match="PyCUDA is not installed; pip install 'ece408_op.cuda"):
+    with pytest.raises(NoUsableGpu, match=r"PyCUDA is not installed; pip install 'ece408_op\[cuda"):
         device.get(0)
 
 
