@@ -13,25 +13,21 @@ that still thinks it knows where freed memory lies would copy to and from the wr
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TypeVar
 
 from ...errors import NotEnoughMemory
 from ...op_log import GpuTime
 from . import pages
-from .chunks import Division, Layout, divide
-from .device import BEGIN, COMPUTED, COPIED_IN, COPIED_OUT, Gpu, Lane
-from .plan import Plan
-from .work import OVER_BATCH, Step, Work, shape_of
+from .chunks import Division, divide
+from .device import Gpu, Lane
+from .lane_run import Interval, LaneRun, Loader, Outcome, array_at
+from .work import OVER_BATCH, Step, Work
 
-Interval = tuple[float, float]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -47,26 +43,11 @@ class Staging:
 
     budget: Callable[[Gpu], int]
     threads: int
-    load: Callable[[Gpu, Plan], Any]
+    load: Loader
 
     @property
     def most_lanes(self) -> int:
         return max(_FEWEST_LANES, min(self.threads, _MOST_LANES))
-
-
-@dataclass
-class _Outcome:
-    """What lanes leave behind: when copies and kernels ran, and sums over the batch by role."""
-
-    copies: list[Interval] = field(default_factory=list)
-    kernels: list[Interval] = field(default_factory=list)
-    sums: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def add(self, other: _Outcome) -> None:
-        self.copies += other.copies
-        self.kernels += other.kernels
-        for role, values in other.sums.items():
-            self.sums[role] = self.sums.get(role, 0.0) + values
 
 
 def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> GpuTime:
@@ -125,16 +106,19 @@ def _equal_parts(batch: int, most: int) -> list[tuple[int, int]]:
     return [(first, min(size, batch - first)) for first in range(0, batch, size)]
 
 
-def _compute_part(work: Work, gpu: Gpu, part: tuple[int, int], staging: Staging) -> _Outcome:
+def _compute_part(work: Work, gpu: Gpu, part: tuple[int, int], staging: Staging) -> Outcome:
     part_work = _part(work, *part)
     with contextlib.ExitStack() as stack:
         division, lanes = _reserve(stack, part_work, gpu, staging)
         chunks = division.chunks(part[1])
         lanes[0].start_clock()
         tasks = [(lane, chunks[n :: len(lanes)]) for n, lane in enumerate(lanes)]
-        total = _Outcome()
+        total = Outcome()
         for outcome in _run_all(
-            lambda task: _run_lane(part_work, division.layout, *task, lanes[0], staging), tasks
+            lambda task: LaneRun(part_work, division.layout, task[0], staging.load).run(
+                task[1], clock=lanes[0]
+            ),
+            tasks,
         ):
             total.add(outcome)
     return total
@@ -159,97 +143,15 @@ def _reserve(
             budget = division.device_bytes // 2
 
 
-def _run_lane(
-    work: Work,
-    layout: Layout,
-    lane: Lane,
-    chunks: list[tuple[int, int]],
-    clock: Lane,
-    staging: Staging,
-) -> _Outcome:
-    """All chunks of one lane, one after the other."""
-    outcome = _Outcome()
-    with lane.gpu.active():
-        for role in work.inputs:
-            if role not in OVER_BATCH:
-                _fill(work, layout, lane, role, 0, 1)
-                lane.copy_in(layout.offsets[role], work.nbytes(role, 1))
-        for first, images in chunks:
-            _run_chunk(work, layout, lane, first, images, staging)
-            begin, copied_in, computed, copied_out = lane.times(clock)
-            outcome.copies += [(begin, copied_in), (computed, copied_out)]
-            outcome.kernels.append((copied_in, computed))
-            for role in work.outputs:
-                _empty(work, layout, lane, role, first, images, outcome.sums)
-    return outcome
-
-
-def _run_chunk(
-    work: Work, layout: Layout, lane: Lane, first: int, images: int, staging: Staging
-) -> None:
-    moving = [role for role in work.inputs if role in OVER_BATCH]
-    for role in moving:
-        _fill(work, layout, lane, role, first, images)
-    loaded = [staging.load(lane.gpu, plan) for plan in work.plans(lane.gpu.capability, images)]
-    pointers = {role: lane.device + offset for role, offset in layout.offsets.items()}
-    with contextlib.ExitStack() as stack:
-        for each in loaded:
-            if each.plan.constants:
-                # Other lanes' launches would overwrite the module's constants.
-                stack.enter_context(each.lock)
-        lane.mark(BEGIN)
-        for role in moving:
-            lane.copy_in(layout.offsets[role], work.nbytes(role, images))
-        lane.mark(COPIED_IN)
-        for each in loaded:
-            lane.launch(each, pointers)
-        lane.mark(COMPUTED)
-        for role in work.outputs:
-            lane.copy_out(layout.offsets[role], work.nbytes(role, images))
-        lane.mark(COPIED_OUT)
-        lane.wait()
-
-
-def _fill(work: Work, layout: Layout, lane: Lane, role: str, first: int, images: int) -> None:
-    """Copy a role's part of the caller's array into page-locked memory."""
-    source = work.addresses[role] + work.nbytes(role, first) * (role in OVER_BATCH)
-    ctypes.memmove(lane.host + layout.offsets[role], source, work.nbytes(role, images))
-
-
-def _empty(
-    work: Work,
-    layout: Layout,
-    lane: Lane,
-    role: str,
-    first: int,
-    images: int,
-    sums: dict[str, np.ndarray],
-) -> None:
-    """Copy a result out of page-locked memory to the caller's array, or add it to the sums."""
-    source = lane.host + layout.offsets[role]
-    if role in OVER_BATCH:
-        target = work.addresses[role] + work.nbytes(role, first)
-        ctypes.memmove(target, source, work.nbytes(role, images))
-    else:
-        sums[role] = sums.get(role, 0.0) + _array(work, role, source).astype(np.float64)
-
-
-def _write_sums(work: Work, outcomes: Sequence[_Outcome]) -> None:
+def _write_sums(work: Work, outcomes: Sequence[Outcome]) -> None:
     """Write what the lanes summed in float64 to the caller's arrays, or add it to them."""
-    total = _Outcome()
+    total = Outcome()
     for outcome in outcomes:
         total.add(outcome)
     accumulate = dict(zip(work.outputs, (step.accumulate for step in work.steps)))
     for role, values in total.sums.items():
-        target = _array(work, role, work.addresses[role])
+        target = array_at(work, role, work.addresses[role])
         target[...] = values + target if accumulate[role] else values
-
-
-def _array(work: Work, role: str, address: int) -> np.ndarray:
-    """The memory at an address as the array of a role that is not cut along the batch."""
-    memory = (ctypes.c_ubyte * work.nbytes(role, 1)).from_address(address)
-    flat = np.ctypeslib.as_array(memory).view(work.problem.dtype)
-    return flat.reshape(shape_of(work.problem, role))
 
 
 def covered(intervals: Iterable[Interval]) -> float:
