@@ -42,8 +42,9 @@ def test_the_default_is_the_fast_kernel_for_the_courses_layers():
     def default(name, capability):
         return catalog.default(SHAPES[name], "forward", capability).name
 
-    assert default("fa19_1", (9, 0)) == "12_one_channel"
-    assert default("fa19_2", (9, 0)) == "11_3xtf32"
+    assert default("fa19_1", (9, 0)) == default("fa19_1", (7, 5)) == "13_column_pairs"
+    assert default("fa19_2", (9, 0)) == "14_wgmma"
+    assert default("k7_2", (9, 0)) == default("fa19_2", (8, 0)) == "11_3xtf32"
     assert default("fa19_2", (7, 5)) == "6_register_tiles"
 
 
@@ -111,6 +112,7 @@ def test_one_compile_serves_every_batch(kernel):
         ("11_3xtf32", "b1,c512,h20,w20,m8,k3", "bytes of shared memory, more than"),
         ("12_one_channel", "b1,c2,h20,w20,m1,k3", "one input channel only, not 2"),
         ("12_one_channel", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
+        ("13_column_pairs", "b1,c1,h20,w21,m2,k3", "even widths only, not 21 and 19"),
     ],
 )
 def test_what_a_kernel_does_not_claim_it_rejects_with_the_reason(kernel, problem, reason):

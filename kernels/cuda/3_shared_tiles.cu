@@ -1,18 +1,11 @@
 // 3. Shared-memory tiles: a block loads the pixels that its outputs have in common once.
 //
-// Changed against 2_constant_weights.cu: a block computes TILE_H x TILE_W outputs of one filter
-// and, channel by channel, first copies the (TILE_H + kernel_h - 1) x (TILE_W + kernel_w - 1)
-// pixels under them, tile and halo, into shared memory.
+// Changed against 2_constant_weights.cu: a block computes a tile of outputs of one filter, one
+// for each thread, and, channel by channel, first copies the pixels under them, the tile and a halo
+// of kernel_h - 1 rows and kernel_w - 1 columns, into shared memory.
 //
 // Measured: not yet.
 #include "output.cuh"
-
-#ifndef TILE_H
-#define TILE_H 8
-#endif
-#ifndef TILE_W
-#define TILE_W 32
-#endif
 
 constexpr int kMostWeights = 16384;  // constant memory has 64 KiB
 
@@ -23,12 +16,14 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *bias,
                                     int kernel_w) {
     extern __shared__ float tile[];
     const int out_h = height - kernel_h + 1, out_w = width - kernel_w + 1;
-    const int tile_h = TILE_H + kernel_h - 1, tile_w = TILE_W + kernel_w - 1;
-    const int across = (out_w + TILE_W - 1) / TILE_W, down = (out_h + TILE_H - 1) / TILE_H;
+    const int threads_h = blockDim.y, threads_w = blockDim.x;
+    const int tile_h = threads_h + kernel_h - 1, tile_w = threads_w + kernel_w - 1;
+    const int across = (out_w + threads_w - 1) / threads_w;
+    const int down = (out_h + threads_h - 1) / threads_h;
     unsigned block = blockIdx.x;
-    const int j0 = block % across * TILE_W;
+    const int j0 = block % across * threads_w;
     block /= across;
-    const int i0 = block % down * TILE_H;
+    const int i0 = block % down * threads_h;
     block /= down;
     const int m = block % filters, b = block / filters;
 
@@ -36,8 +31,8 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *bias,
     for (int c = 0; c < channels; c++) {
         const float *plane = x + (b * channels + c) * height * width;
         __syncthreads();
-        for (int r = threadIdx.y; r < tile_h && i0 + r < height; r += TILE_H) {
-            for (int s = threadIdx.x; s < tile_w && j0 + s < width; s += TILE_W) {
+        for (int r = threadIdx.y; r < tile_h && i0 + r < height; r += threads_h) {
+            for (int s = threadIdx.x; s < tile_w && j0 + s < width; s += threads_w) {
                 tile[r * tile_w + s] = plane[(i0 + r) * width + j0 + s];
             }
         }

@@ -146,6 +146,28 @@ KERNELS = (
         planner=register_tiles.one_channel,
     ),
     Kernel(
+        name="13_column_pairs",
+        source="13_column_pairs.cu",
+        direction="forward",
+        float32_accurate=True,
+        precision="float32",
+        architectures=ARCHITECTURES,
+        summary="one input channel, columns loaded and stored in pairs",
+        rejection=register_tiles.odd_width,
+        planner=register_tiles.column_pairs,
+    ),
+    Kernel(
+        name="14_wgmma",
+        source="14_wgmma.cu",
+        direction="forward",
+        float32_accurate=True,
+        precision="float32",
+        architectures=("90a",),
+        summary="11 with Hopper's asynchronous tensor cores",
+        rejection=tensor_cores.not_for_wgmma,
+        planner=tensor_cores.wgmma,
+    ),
+    Kernel(
         name="general",
         source="general.cu",
         direction="forward",
@@ -193,7 +215,9 @@ KERNELS = (
 # Of the kernels that do not reject a problem, the first one here is the one to use; none of them
 # is less accurate than float32.
 _PREFERENCE = (
+    "13_column_pairs",
     "12_one_channel",
+    "14_wgmma",
     "11_3xtf32",
     "6_register_tiles",
     "general",
@@ -201,6 +225,8 @@ _PREFERENCE = (
     "general_backward_weight",
     "general_backward_bias",
 )
+# Unless this says that a later one is faster.
+_PREFERRED = {"14_wgmma": tensor_cores.prefers_wgmma}
 _BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
 
@@ -209,6 +235,15 @@ def get(name: str) -> Kernel:
     if name not in _BY_NAME:
         raise InvalidSetting(f"unknown CUDA kernel {name!r}; there are: {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
+
+
+def _always(problem: ConvProblem) -> bool:
+    return True
+
+
+def architectures(name: str) -> tuple[str, ...]:
+    """What a kernel's source is for; a source beside the catalog is for every architecture."""
+    return _BY_NAME[name].architectures if name in _BY_NAME else ARCHITECTURES
 
 
 def default(problem: ConvProblem, direction: str, capability: Capability) -> Kernel:
@@ -221,6 +256,6 @@ def default(problem: ConvProblem, direction: str, capability: Capability) -> Ker
     for kernel in map(get, _PREFERENCE):
         if kernel.direction == direction:
             reason = kernel.rejects(problem, capability)
-            if reason is None:
+            if reason is None and _PREFERRED.get(kernel.name, _always)(problem):
                 return kernel
     raise UnsupportedProblem(f"no CUDA kernel computes {direction} of {problem}: {reason}")

@@ -59,7 +59,7 @@ class _Module:
         with self._loading:
             if self._module is not None:
                 return
-            name = architecture(catalog.ARCHITECTURES, capability)
+            name = architecture(catalog.architectures(plan.kernel), capability)
             if name is None:
                 raise GpuFailed(
                     f"kernel {plan.kernel} has no code for compute capability "

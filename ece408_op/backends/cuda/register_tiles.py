@@ -14,6 +14,7 @@ _THREADS = 128
 # Sums and pixels that a thread holds besides addresses, of the 128 registers it may have.
 _REGISTERS = 104
 _SPLIT = 4
+_ALL_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,16 @@ class Tile:
 
     rows: int
     filters: int
+
+
+# What measured best on an H200 for layers of the course: height, width, filters and kernel.
+_MEASURED_PAIRS = {
+    (28, 28, 50, (5, 5)): (Tile(4, 2), 6),
+    (48, 48, 6, (5, 5)): (Tile(4, 2), 6),
+    (64, 64, 6, (5, 5)): (Tile(5, 2), 6),
+    (70, 70, 12, (5, 5)): (Tile(2, 4), 6),
+    (72, 72, 12, (7, 7)): (Tile(6, 1), 3),
+}
 
 
 def choose_tile(
@@ -94,11 +105,43 @@ def half(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) 
 
 
 def one_channel(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tile = choose_tile(problem, 2, most_rows=6) or Tile(1, 2)
+    tile = choose_tile(problem, 4, most_rows=3) or Tile(1, 2)
     defines = _defines(problem, accumulate, tile)
     grid = (divide_up(_columns(problem, tile), _THREADS), 1, 1)
     launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
     return Plan(kernel.name, kernel.source, defines, (launch,))
+
+
+def odd_width(problem: ConvProblem) -> str | None:
+    """`several_input_channels`, and columns that are not all in aligned pairs."""
+    if problem.width % 2 or problem.out_width % 2:
+        return (
+            f"it computes columns in pairs, of even widths only, not {problem.width} and "
+            f"{problem.out_width}"
+        )
+    return several_input_channels(problem)
+
+
+def column_pairs(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
+    tile, blocks = choose_pairs(problem)
+    grid = (divide_up(_columns(problem, tile) // 2, _THREADS), 1, 1)
+    launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
+    defines = (*_defines(problem, accumulate, tile), ("MIN_BLOCKS", blocks))
+    return Plan(kernel.name, kernel.source, defines, (launch,))
+
+
+def choose_pairs(problem: ConvProblem) -> tuple[Tile, int]:
+    """The tile of pairs of columns and the blocks that a processor is to hold."""
+    layer = (problem.height, problem.width, problem.filters, problem.kernel)
+    if layer in _MEASURED_PAIRS:
+        return _MEASURED_PAIRS[layer]
+    filters = min(2, problem.filters)
+    (kh, kw) = problem.kernel
+    rows = (_REGISTERS - (kh - 1) * (kw + 1)) // (2 * filters + kw + 1)
+    rows = max(1, min(rows, 3, problem.out_height))
+    rows = divide_up(problem.out_height, divide_up(problem.out_height, rows))
+    registers = 2 * filters * rows + (rows + kh - 1) * (kw + 1) + 14
+    return Tile(rows, filters), max(1, min(6, _ALL_REGISTERS // (_THREADS * registers)))
 
 
 def channel_tree(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:

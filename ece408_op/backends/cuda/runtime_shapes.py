@@ -10,7 +10,6 @@ from .plan import Capability, ConstantCopy, Defines, Kernel, Launch, Plan, divid
 _THREADS = 256
 _CONSTANT_BYTES = 64 << 10
 _SHARED_BYTES = 48 << 10
-_TILE_H, _TILE_W = 8, 32
 _TILE = 16
 _COLUMN_BYTES = 256 << 20
 
@@ -58,10 +57,9 @@ def naive(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool)
 
 
 def constant_weights(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    blocks = divide_up(problem.out_height * problem.out_width, _THREADS)
     launch = Launch(
         "convolve",
-        (blocks * problem.batch * problem.filters, 1, 1),
+        (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
         (_THREADS, 1, 1),
         ("y", "x", "bias", *_sizes(problem)),
     )
@@ -69,11 +67,12 @@ def constant_weights(kernel: Kernel, problem: ConvProblem, _: Capability, accumu
 
 
 def shared_tiles(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tiles = divide_up(problem.out_height, _TILE_H) * divide_up(problem.out_width, _TILE_W)
+    height, width = _tile(problem)
+    tiles = divide_up(problem.out_height, height) * divide_up(problem.out_width, width)
     launch = Launch(
         "convolve",
         (tiles * problem.batch * problem.filters, 1, 1),
-        (_TILE_W, _TILE_H, 1),
+        (width, height, 1),
         ("y", "x", "bias", *_sizes(problem)),
         _tile_bytes(problem),
     )
@@ -159,5 +158,13 @@ def _weight_bytes(problem: ConvProblem) -> int:
     return 4 * math.prod(problem.w_shape)
 
 
+def _tile(problem: ConvProblem) -> tuple[int, int]:
+    """Height and width of a tile of outputs, a thread for each: little left over at the borders."""
+    width = divide_up(problem.out_width, divide_up(problem.out_width, 32))
+    most = _THREADS // width
+    return divide_up(problem.out_height, divide_up(problem.out_height, most)), width
+
+
 def _tile_bytes(problem: ConvProblem) -> int:
-    return 4 * (_TILE_H + problem.kernel[0] - 1) * (_TILE_W + problem.kernel[1] - 1)
+    height, width = _tile(problem)
+    return 4 * (height + problem.kernel[0] - 1) * (width + problem.kernel[1] - 1)
