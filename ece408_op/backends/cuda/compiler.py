@@ -57,9 +57,9 @@ def require_nvcc() -> Path:
     nvcc = find_nvcc()
     if nvcc is None:
         raise NoUsableGpu(
-            "nvcc, which compiles the CUDA kernels, is not on PATH, in CUDA_HOME or in "
-            "/usr/local/cuda; install the CUDA toolkit or `pip install 'ece408_op[cuda]'`, or set "
-            "CUDA_HOME"
+            "nvcc, which compiles the CUDA kernels, is not on PATH, in CUDA_HOME, in "
+            "/usr/local/cuda or among pip's packages; install the CUDA toolkit or "
+            "`pip install nvidia-cuda-nvcc nvidia-cuda-cccl`, or set CUDA_HOME"
         )
     return nvcc
 
