@@ -95,15 +95,22 @@ def _ndarray(
     dtype = infer_types(roles, types)
     parsed.problem(shapes[0], dtype or "float32")
     data, *parameters = (array for _, array in inputs)
+    # Blocked layouts are the CPU's; a GPU may have no code for the guards.
+    guarded = data.context.device_type != "gpu"
+    if guarded:
+        data = layout_guard.plain_data(mx.nd, data)
+        parameters = [layout_guard.plain_parameter(mx.nd, array) for array in parameters]
     result = mx.nd.Custom(
-        layout_guard.plain_data(mx.nd, data),
-        *(layout_guard.plain_parameter(mx.nd, array) for array in parameters),
+        data,
+        *parameters,
         op_type="ece408_conv",
         layer=name or "",
         out=out,
         **attributes,
     )
-    return layout_guard.plain_data(mx.nd, result) if mx.autograd.is_recording() else result
+    if guarded and mx.autograd.is_recording():
+        return layout_guard.plain_data(mx.nd, result)
+    return result
 
 
 def _symbol(
