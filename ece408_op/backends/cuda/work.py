@@ -62,7 +62,9 @@ class Work:
 
         Raises `InvalidSetting` and `UnsupportedProblem`.
         """
-        problem = dataclasses.replace(self.problem, batch=images)
+        problem = self.problem
+        if images != problem.batch:
+            problem = dataclasses.replace(problem, batch=images)
         return [
             plan(problem, step.direction, capability, step.accumulate, self.kernel)
             for step in self.steps
