@@ -2,8 +2,9 @@
 //
 // Changed against 12_one_channel.cu: a thread owns two neighbouring columns. Their windows overlap,
 // so that it loads KERNEL_W + 1 pixels a row for both, in pairs, and it stores pairs: less than
-// half the accesses to memory. Widths must be even, so that all pairs are aligned; where the arrays
-// themselves are not, they are read and written one by one.
+// half the accesses to memory. Weights are fetched while the pixels are on their way. Widths must
+// be even, so that all pairs are aligned; where the arrays themselves are not, they are read and
+// written one by one.
 //
 // Measured: not yet.
 #ifndef CHANNELS  // by default the first convolution of term 2019fa
@@ -16,7 +17,7 @@
 #include "shape.cuh"
 
 #ifndef ROWS
-#define ROWS 2
+#define ROWS 3
 #endif
 #ifndef BLOCK_FILTERS
 #define BLOCK_FILTERS 4
@@ -25,7 +26,7 @@
 #define THREADS 128
 #endif
 #ifndef MIN_BLOCKS
-#define MIN_BLOCKS 6
+#define MIN_BLOCKS 4
 #endif
 
 constexpr int kStrips = divide_up(kOutH, ROWS);
@@ -68,12 +69,10 @@ __device__ __forceinline__ void store_pair(float *y, float2 sum, const float *bi
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     __shared__ __align__(16) float weights[kFilterBlocks][kTaps][BLOCK_FILTERS];
-    load_weights(weights, w);
-    __syncthreads();
     const unsigned index = blockIdx.x * THREADS + threadIdx.x;
     const int j = index % kPairs * 2, strip = index / kPairs % kStrips;
     const unsigned b = index / kPairs / kStrips;
-    if (b >= batch) return;
+    const bool active = b < batch;
     // The last strip is moved up to end with the image; the rows above `first` are not its own.
     const int first = strip * ROWS, i0 = min(first, kOutH - ROWS);
 
@@ -84,11 +83,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     for (int r = 0; r < ROWS + KERNEL_H - 1; r++) {
 #pragma unroll
         for (int q = 0; q < kWindow; q += 2) {
-            const float2 pair = load_pair(window + r * WIDTH + q, read_pairs);
+            const float *from = window + r * WIDTH + q;
+            const float2 pair = active ? load_pair(from, read_pairs) : float2();
             pixels[r][q] = pair.x;
             pixels[r][q + 1] = pair.y;
         }
     }
+    // While the pixels are on their way.
+    load_weights(weights, w);
+    __syncthreads();
+    if (!active) return;
     float *column = y + b * kOutImage + i0 * kOutW + j;
 #pragma unroll 1
     for (int block = 0; block < kFilterBlocks; block++) {
