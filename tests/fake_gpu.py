@@ -42,6 +42,8 @@ class FakeLane:
     def wait(self):
         pass
 
+    rest = wait
+
     def start_clock(self):
         self._started = time.perf_counter()
 

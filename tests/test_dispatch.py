@@ -10,6 +10,7 @@ from ece408_op import dispatch, op_log, settings
 from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend, device
 from ece408_op.dispatch import Layer
 from ece408_op.errors import InvalidSetting, NoUsableGpu, UnsupportedProblem
+from ece408_op.gpu import find_driver
 from ece408_op.op_log import GpuTime
 from ece408_op.problem import ConvProblem
 
@@ -44,10 +45,18 @@ def test_no_gpu_is_looked_for_before_there_is_something_to_compute(run_python):
 
 def test_without_pycuda(monkeypatch):
     monkeypatch.setattr(device, "_gpus", {})
+    monkeypatch.setattr(device, "find_driver", lambda: None)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     with pytest.raises(NoUsableGpu, match=r"PyCUDA is not installed; pip install 'ece408_op\[cuda"):
         device.get(0)
+
+
+def test_without_a_driver(monkeypatch):
+    monkeypatch.setattr(device, "_gpus", {})
+    monkeypatch.setattr(device, "find_driver", lambda: find_driver("libcuda-that-is-not-there.so"))
+    with pytest.raises(NoUsableGpu, match="no NVIDIA driver"):
+        StagedBackend().prepare(PROBLEM, "forward")
 
 
 @pytest.mark.parametrize(

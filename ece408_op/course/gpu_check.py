@@ -32,7 +32,7 @@ def choose_way(own_operator: bool) -> Way:
     """
     gpus = gpu.find_driver().gpus
     if own_operator:
-        _require_our_kernels(gpus)
+        require_our_kernels()
     reason = mxnet_gpu.reason_against()
     if reason is None:
         return Way(True, f"zero-copy: the whole network runs on {gpus[0].name}")
@@ -50,7 +50,9 @@ def _remedy(reason: str) -> str:
     return f"m3.1 and m4.1 run our kernels on this GPU, {_INSTEAD}"
 
 
-def _require_our_kernels(gpus: tuple[gpu.Gpu, ...]) -> None:
+def require_our_kernels() -> None:
+    """Raise `NoUsableGpu` unless what our CUDA kernels need is there, on the GPUs to be used."""
+    gpus = gpu.find_driver().gpus
     for index in settings.devices():
         if index >= len(gpus):
             raise NoUsableGpu(

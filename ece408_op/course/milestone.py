@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import dispatch, errors
+from .. import dispatch, errors, settings
 from ..errors import InvalidSize, UnknownModel
 from ..interruptible import run_interruptibly
 from ..op_log import OpTime, op_times
@@ -127,6 +127,8 @@ def run(milestone: Milestone, request: Request) -> float:
     if milestone.own_operator:
         dispatch.check_settings()
     way = gpu_check.choose_way(milestone.own_operator) if milestone.on_gpu else None
+    if way is None and milestone.own_operator and settings.backend() == "cuda":
+        gpu_check.require_our_kernels()
     if way is not None:
         print(f"ece408: {way.explanation}", file=sys.stderr)
     size = request.term.image_size

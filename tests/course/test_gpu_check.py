@@ -95,6 +95,17 @@ def test_where_mxnet_has_no_code_for_the_gpu(monkeypatch):
     assert reason in way.explanation
 
 
+def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys):
+    from ece408_op.cli import execute
+
+    def no_driver():
+        raise NoUsableGpu("no NVIDIA driver")
+
+    monkeypatch.setattr(gpu, "find_driver", no_driver)
+    assert execute(["m2.1", "5", "--backend", "cuda"]) == NoUsableGpu.exit_code
+    assert capsys.readouterr() == ("", "ece408: error: no NVIDIA driver\n")
+
+
 @pytest.mark.parametrize("name", GPU_MILESTONES)
 def test_a_machine_without_a_gpu_is_told_so(run_python, name):
     code = (

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import GpuFailed, NotEnoughMemory, NoUsableGpu
-from ...gpu import OLDEST_CAPABILITY
+from ...gpu import OLDEST_CAPABILITY, find_driver
 
 # Marks of a lane: before and after the copies in, after the kernels, after the copies out.
 BEGIN, COPIED_IN, COMPUTED, COPIED_OUT, _CLOCK = range(5)
@@ -66,6 +66,11 @@ class Lane:
         """Return when everything enqueued has ended. Raises `GpuFailed` if any of it failed."""
         with reported("a kernel"):
             self.stream.synchronize()
+
+    def rest(self) -> None:
+        """As `wait`, up to COPIED_OUT, and without keeping a core busy: a little later."""
+        with reported("a kernel"):
+            self.events[COPIED_OUT].synchronize()
 
     def start_clock(self) -> None:
         """Let the times of this lane and of others, given this one, count from now."""
@@ -238,8 +243,12 @@ class Gpu:
             self._idle += lanes
 
     def _new_lane(self) -> Lane:
+        flags = self.cuda.event_flags
         with reported(f"making a stream on {self}"):
-            events = tuple(self.cuda.Event() for _ in range(_CLOCK + 1))
+            events = tuple(
+                self.cuda.Event(flags.BLOCKING_SYNC if mark == COPIED_OUT else flags.DEFAULT)
+                for mark in range(_CLOCK + 1)
+            )
             return Lane(self, self.cuda.Stream(), events)
 
 
@@ -313,6 +322,8 @@ def _open(index: int) -> Gpu:
 
 def _driver() -> Any:
     """PyCUDA's driver module, initialised."""
+    # Without a driver PyCUDA warns before it fails, and does not say what is missing.
+    find_driver()
     try:
         cuda: Any = importlib.import_module("pycuda.driver")
         cuda.init()
@@ -321,7 +332,8 @@ def _driver() -> Any:
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise NoUsableGpu(
-            f"PyCUDA does not import ({reason}); is NVIDIA's driver installed? `ece408 doctor`"
+            f"PyCUDA does not import ({reason}); build it for this machine: pip install "
+            "--force-reinstall --no-cache-dir pycuda"
         ) from error
     except Exception as error:
         raise NoUsableGpu(

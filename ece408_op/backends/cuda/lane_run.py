@@ -109,7 +109,7 @@ class LaneRun:
             for move in size.outputs:
                 lane.copy_out(move.offset, move.nbytes)
             lane.mark(COPIED_OUT)
-            lane.wait()
+            lane.rest()
         for move in size.outputs:
             if move.stride:
                 move.empty(lane, first)
