@@ -4,7 +4,7 @@
 // pixels of x. Pixel (h, s) had a part in output (i, j) through tap (p, q) where
 // i * stride = h + pad - p * dilate, and likewise for j; where there is no such output, it is 0.
 //
-// Measured: not yet.
+// Measured: no, it is not on the ladder.
 #include "general.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads)
