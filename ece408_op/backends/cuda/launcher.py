@@ -50,6 +50,8 @@ class _Module:
         self._loading = threading.Lock()
         self._module: Any = None
         self._functions: dict[str, Any] = {}
+        # By function: what it has been allowed to have at most.
+        self._shared_bytes: dict[str, int] = {}
         self.processors = 0
 
     def require(self, plan: Plan, capability: Capability) -> None:
@@ -86,10 +88,10 @@ class _Module:
                 function = self._module.get_function(launch.function)
                 function.prepare(["P" if isinstance(a, str) else "i" for a in launch.arguments])
                 self._functions[launch.function] = function
-            if launch.shared_bytes > _USUAL_SHARED_BYTES:
-                function.set_attribute(
-                    function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes
-                )
+            if launch.shared_bytes > self._shared_bytes.get(launch.function, _USUAL_SHARED_BYTES):
+                attribute = function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+                function.set_attribute(attribute, launch.shared_bytes)
+                self._shared_bytes[launch.function] = launch.shared_bytes
         return function
 
     def address(self, symbol: str) -> int:
