@@ -74,7 +74,7 @@ def bench_all(options):
     path = options.write and options.write.with_name(options.write.name + ".json")
     document = cuda_report.load(path) if options.resume else {}
     found = document.get("results", {})
-    separator = " " if "=" in options.shapes or ",c" in options.shapes else ","
+    separator = " " if ",c" in options.shapes else ","
     problems = {name: shapes.find(name, options.batch) for name in options.shapes.split(separator)}
     kernels = [catalog.get(name) for name in options.kernels.split(",")]
     gpu = device.get(options.gpu)

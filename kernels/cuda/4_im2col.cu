@@ -4,9 +4,9 @@
 // Changed against 3_shared_tiles.cu: what is tiled in shared memory is no longer the image but two
 // matrices, (filters x channels*kernel_h*kernel_w) and (channels*kernel_h*kernel_w x pixels), so
 // that pixels are shared between filters as well. The second matrix takes kernel_h*kernel_w times
-// the memory of the image, and writing it the most time: `unroll` and `multiply` work on a few images
-// at a time. (Chellapilla,
-// Puri and Simard, High Performance Convolutional Neural Networks for Document Processing, 2006.)
+// the memory of the image, and writing it much of the time: `unroll` and `multiply` work on a few
+// images at a time. (Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks
+// for Document Processing, 2006.)
 //
 // Measured: fa19_1 12.08 ms (0.81x), fa19_2 32.86 ms (1.11x); batch 10000, NVIDIA H200.
 #include "output.cuh"
