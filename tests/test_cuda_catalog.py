@@ -48,6 +48,16 @@ def test_the_default_is_the_fast_kernel_for_the_courses_layers():
     assert default("fa19_2", (7, 5)) == "6_register_tiles"
 
 
+def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
+    for problem, kernel in [
+        ("b64,c64,h56,w56,m64,k3", "6_register_tiles"),
+        ("b256,c32,h32,w32,m64,k3", "14_wgmma"),
+        ("b16,c3,h224,w224,m64,k3", "11_3xtf32"),
+    ]:
+        chosen = catalog.default(ConvProblem.parse(problem), "forward", (9, 0))
+        assert chosen.name == kernel, problem
+
+
 def test_a_gpu_without_code_has_no_kernel():
     problem = SHAPES["fa19_1"]
     with pytest.raises(UnsupportedProblem, match=r"no code for compute capability 7\.0"):

@@ -226,7 +226,10 @@ _PREFERENCE = (
     "general_backward_bias",
 )
 # Unless this says that a later one is faster.
-_PREFERRED = {"14_wgmma": tensor_cores.prefers_wgmma}
+_PREFERRED = {
+    "14_wgmma": tensor_cores.prefers_wgmma,
+    "11_3xtf32": tensor_cores.prefers_3xtf32,
+}
 _BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
 
@@ -237,7 +240,7 @@ def get(name: str) -> Kernel:
     return _BY_NAME[name]
 
 
-def _always(problem: ConvProblem) -> bool:
+def _always(problem: ConvProblem, capability: Capability) -> bool:
     return True
 
 
@@ -256,6 +259,6 @@ def default(problem: ConvProblem, direction: str, capability: Capability) -> Ker
     for kernel in map(get, _PREFERENCE):
         if kernel.direction == direction:
             reason = kernel.rejects(problem, capability)
-            if reason is None and _PREFERRED.get(kernel.name, _always)(problem):
+            if reason is None and _PREFERRED.get(kernel.name, _always)(problem, capability):
                 return kernel
     raise UnsupportedProblem(f"no CUDA kernel computes {direction} of {problem}: {reason}")

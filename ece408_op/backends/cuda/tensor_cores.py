@@ -21,6 +21,9 @@ _WARPS = 4
 _MOST_BLOCKS = 4
 # wgmma's are warps by the four, and few registers each.
 _WGMMA_WARPS = 16
+# Where tensor cores are the faster choice: reads of each pixel at most, steps of k at least.
+_MOST_READS = 2.7
+_LEAST_WGMMA_STEPS = 16
 # Bytes of weights for each step of 8 k values and 8 filters; wgmma has both parts in memory.
 _WEIGHT_BYTES = 256
 _WGMMA_WEIGHT_BYTES = 512
@@ -102,11 +105,24 @@ def _layout(
     return Layout(_quad(problem), filter_tiles, rows, blocks, nbytes)
 
 
-def prefers_wgmma(problem: ConvProblem) -> bool:
-    """Whether 14_wgmma is faster than 11_3xtf32, as measured: where both parts of the weights leave
-    room for two blocks with whole images."""
-    layout = choose_layout(problem, (9, 0), _WGMMA_WEIGHT_BYTES)
-    return layout.blocks > 1 and layout.strip_rows == problem.out_height
+def prefers_3xtf32(problem: ConvProblem, capability: Capability) -> bool:
+    """Whether 11_3xtf32 is faster than 6_register_tiles, as measured."""
+    layout = choose_layout(problem, capability, _WEIGHT_BYTES)
+    return layout.blocks > 1 and _reads(problem, layout) <= _MOST_READS
+
+
+def prefers_wgmma(problem: ConvProblem, capability: Capability) -> bool:
+    """Whether 14_wgmma is faster than 11_3xtf32 and 6_register_tiles, as measured."""
+    layout = choose_layout(problem, capability, _WGMMA_WEIGHT_BYTES)
+    steps = math.prod(_steps(problem, layout.quad))
+    few_reads = _reads(problem, layout) <= _MOST_READS
+    return layout.blocks > 1 and few_reads and steps >= _LEAST_WGMMA_STEPS
+
+
+def _reads(problem: ConvProblem, layout: Layout) -> float:
+    """How often each pixel is read: for every block of filters, and again in a strip's halo."""
+    blocks = divide_up(problem.filters, 8 * layout.filter_tiles)
+    return blocks * (layout.strip_rows + problem.kernel[0] - 1) / layout.strip_rows
 
 
 def tensor_cores(
