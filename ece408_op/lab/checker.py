@@ -30,6 +30,8 @@ _ARRAYS = {
 # Largest relative L2 error against float64 on random numbers, by the arrays' type or, for less
 # accurate kernels, by precision.
 _LARGEST_ERROR = {"float64": 1e-14, "float32": 1e-6, "tf32": 1e-3, "float16": 2e-3}
+# A plain float32 sum's, times the square root of its terms, as measured on 25 to 588 of them.
+_RUNNING_SUM_ERROR = 1.8e-8
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,10 @@ def relative_error(gpu: Gpu, case: Case) -> float:
 
 
 def largest_error(kernel: Kernel, problem: ConvProblem) -> float:
-    """What `relative_error` may be for this kernel."""
-    return _LARGEST_ERROR[problem.dtype if kernel.float32_accurate else kernel.precision]
+    """What `relative_error` may be for this kernel: twice a running sum's, where that is more."""
+    most = _LARGEST_ERROR[problem.dtype if kernel.float32_accurate else kernel.precision]
+    running = _RUNNING_SUM_ERROR * math.sqrt(math.prod(problem.w_shape[1:]))
+    return max(most, 2 * running) if problem.dtype == "float32" else most
 
 
 def _failure(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> str | None:
