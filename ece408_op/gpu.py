@@ -16,6 +16,7 @@ _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
 # The oldest architecture that the CUDA kernels are compiled for.
 OLDEST_CAPABILITY = (7, 5)
+_USUAL_HOME = Path("/usr/local/cuda")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def find_nvcc() -> Path | None:
     on_path = shutil.which("nvcc")
     if on_path:
         return Path(on_path)
-    for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda", *_wheels()):
+    for home in (os.environ.get("CUDA_HOME"), _USUAL_HOME, *_wheels()):
         if home and os.access(Path(home) / "bin" / "nvcc", os.X_OK):
             return Path(home) / "bin" / "nvcc"
     return None
