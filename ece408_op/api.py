@@ -32,6 +32,7 @@ def Convolution(
     attr: dict[str, str] | None = None,
     out: Any = None,
     backend: str | None = None,
+    cuda_kernel: str | None = None,
 ) -> Any:
     """MXNet's Convolution in two dimensions or one, computed by the kernels of this package.
 
@@ -40,7 +41,8 @@ def Convolution(
     array. data is (B, C, H, W), weight (M, C / num_group, KH, KW), bias (M,), the result
     (B, M, OH, OW); with a kernel of one number data is (B, C, W), and so on. Arguments are those
     of MXNet's Convolution (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and
-    `backend`, which picks who computes this layer.
+    `backend`, which picks who computes this layer, and `cuda_kernel`, which picks the kernel of
+    backend `cuda`.
 
     Raises `InvalidProblem` and `UnsupportedProblem` before anything is computed; a failure in
     the computation itself surfaces as `errors.surfaced` describes.
@@ -58,6 +60,7 @@ def Convolution(
         "cudnn_off": cudnn_off,
         "layout": layout,
         "backend": backend,
+        "cuda_kernel": cuda_kernel,
     }
     attributes = {key: str(value) for key, value in given.items() if value is not None}
     parsed = ConvAttributes.parse(attributes)
@@ -92,15 +95,22 @@ def _ndarray(
     dtype = infer_types(roles, types)
     parsed.problem(shapes[0], dtype or "float32")
     data, *parameters = (array for _, array in inputs)
+    # Blocked layouts are the CPU's; a GPU may have no code for the guards.
+    guarded = data.context.device_type != "gpu"
+    if guarded:
+        data = layout_guard.plain_data(mx.nd, data)
+        parameters = [layout_guard.plain_parameter(mx.nd, array) for array in parameters]
     result = mx.nd.Custom(
-        layout_guard.plain_data(mx.nd, data),
-        *(layout_guard.plain_parameter(mx.nd, array) for array in parameters),
+        data,
+        *parameters,
         op_type="ece408_conv",
         layer=name or "",
         out=out,
         **attributes,
     )
-    return layout_guard.plain_data(mx.nd, result) if mx.autograd.is_recording() else result
+    if guarded and mx.autograd.is_recording():
+        return layout_guard.plain_data(mx.nd, result)
+    return result
 
 
 def _symbol(

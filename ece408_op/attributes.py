@@ -22,9 +22,9 @@ class ConvAttributes:
     """What a convolution is told besides its arrays, under MXNet's names.
 
     A one-dimensional convolution, `spatial` being 1, is the two-dimensional one on images of
-    height 1, and its attributes are kept as such. `layer` and `backend` are this package's own:
-    the layer's name for the log of op times, and the backend that shall compute this layer, or
-    `None` for the one in the settings.
+    height 1, and its attributes are kept as such. `layer`, `backend` and `cuda_kernel` are this
+    package's own: the layer's name for the log of op times, and the backend and the CUDA kernel
+    that shall compute this layer, or `None` for those in the settings.
     """
 
     kernel: Pair
@@ -36,6 +36,7 @@ class ConvAttributes:
     no_bias: bool = False
     layer: str = ""
     backend: str | None = None
+    cuda_kernel: str | None = None
     spatial: int = 2
 
     @classmethod
@@ -167,4 +168,5 @@ _PARSERS = {
     "no_bias": _flag,
     "layer": _text,
     "backend": _text,
+    "cuda_kernel": _text,
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from .cachedir import atomic_path
 from .errors import CheckpointMismatch, CheckpointMissing
+from .mxnet_gpu import refuse_current_context
 from .mxnet_import import load_mxnet
 
 # The operator that the course's students implemented inside MXNet.
@@ -32,8 +33,10 @@ def load_checkpoint(prefix: str | Path, epoch: int) -> tuple[Any, dict[str, Any]
     has, becomes `ece408_conv`. Returns the Symbol and the dicts of arguments and auxiliary
     states, with the types they are stored in.
 
-    Raises `CheckpointMissing` and `CheckpointMismatch`.
+    Raises `CheckpointMissing` and `CheckpointMismatch`, and `NoUsableGpu` under `with mx.gpu():`
+    where MXNet has no code for the GPU.
     """
+    refuse_current_context()
     symbol_file = Path(f"{prefix}-symbol.json")
     parameter_file = Path(f"{prefix}-{epoch:04d}.params")
     loaded = read(Path(prefix), symbol_file, parameter_file)

@@ -151,6 +151,13 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help=f"who computes: {', '.join(dispatch.backend_names())} (default: ECE408_BACKEND, "
             "or the fastest)",
         )
+    if each.own_operator:
+        parser.add_argument(
+            "--kernel",
+            metavar="NAME",
+            help="CUDA kernel of the forward pass (default: ECE408_KERNEL, or for each layer the "
+            "best that fits); kernels/README.md lists them",
+        )
     parser.add_argument(
         "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
     )
@@ -179,7 +186,7 @@ def _run_milestone(options: argparse.Namespace) -> None:
     _prepare_mxnet(options.threads)
     if options.milestone.own_operator:
         backend = "cuda" if options.milestone.on_gpu else options.backend
-        settings.configure(backend=backend)
+        settings.configure(backend=backend, kernel=options.kernel)
     request = milestone.make_request(
         options.milestone,
         options.arguments,

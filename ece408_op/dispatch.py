@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import Callable
@@ -9,34 +10,56 @@ from typing import Callable
 from . import op_log, settings
 from .backends import Backend
 from .backends.cpu import CpuBackend
+from .backends.cuda import CudaBackend, StagedBackend, ZeroCopyBackend
+from .backends.cuda.work import forward_kernel
 from .backends.reference import ReferenceBackend
 from .errors import InvalidSetting, UnsupportedProblem
 from .problem import ConvProblem
 
-_BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (CpuBackend(), ReferenceBackend())
-}
-# For arrays on a device: the backends that can reach them, the one to prefer first.
-_BY_DEVICE = {"cpu": ("cpu", "reference")}
-
 
 @dataclass(frozen=True)
 class Layer:
-    """Who is calling: the layer's name, where its arrays are, and the backend asked for."""
+    """Who is calling: the layer's name, where its arrays are, and what it asks for.
+
+    Arrays are on the CPU, or on the GPU of number `index`. `backend` and `cuda_kernel` are names,
+    or `None` for what the settings say.
+    """
 
     name: str = ""
     device: str = "cpu"
     backend: str | None = None
+    index: int = 0
+    cuda_kernel: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.device}({self.index})" if self.device == "gpu" else self.device
+
+
+# How to make a backend for a layer, by the device that its arrays are on.
+_BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
+    "cpu": {
+        "cpu": lambda layer: CpuBackend(),
+        "reference": lambda layer: ReferenceBackend(),
+        "cuda": lambda layer: StagedBackend(_kernel(layer)),
+    },
+    "gpu": {"cuda": lambda layer: ZeroCopyBackend(layer.index, _kernel(layer))},
+}
+# Of those, the ones that are taken without being asked for, the one to prefer first.
+_DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
+
+
+def _kernel(layer: Layer) -> str | None:
+    return layer.cuda_kernel or settings.kernel()
 
 
 def backend_names() -> tuple[str, ...]:
     """The names that `--backend`, ECE408_BACKEND and the operator's attribute can have."""
-    return tuple(_BACKENDS)
+    return tuple(_BACKENDS["cpu"])
 
 
 def check_name(backend: str) -> None:
     """Raise `InvalidSetting` unless there is a backend of this name."""
-    if backend not in _BACKENDS:
+    if backend not in backend_names():
         raise InvalidSetting(
             f"unknown backend {backend!r}; choose one of {', '.join(backend_names())}"
         )
@@ -49,6 +72,11 @@ def check_settings() -> None:
         check_name(backend)
     settings.isa()
     settings.threads()
+    settings.devices()
+    settings.gpu_memory()
+    kernel = settings.kernel()
+    if kernel is not None:
+        forward_kernel(kernel)
 
 
 def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
@@ -60,20 +88,41 @@ def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
 
     Raises `InvalidSetting` for an unknown name and `UnsupportedProblem` when none can compute it.
     """
-    candidates = _BY_DEVICE.get(layer.device, ())
+    reachable = _BACKENDS[layer.device]
+    candidates = _DEFAULTS[layer.device]
     requested = layer.backend or settings.backend()
     if requested is not None:
         check_name(requested)
         candidates = (requested,) if direction == "forward" else (requested, *candidates)
     reasons = []
     for name in candidates:
-        reason = _BACKENDS[name].supports(problem, direction)
+        if name not in reachable:
+            reasons.append(f"backend {name} does not reach arrays on {layer}")
+            continue
+        backend = reachable[name](layer)
+        reason = backend.supports(problem, direction)
         if reason is None:
-            return _BACKENDS[name]
+            return backend
         reasons.append(f"backend {name}: {reason}")
-    if not candidates:
-        reasons.append(f"no backend reaches arrays on {layer.device}; put them on mx.cpu()")
     raise UnsupportedProblem(f"cannot compute {direction} of {problem}; {'; '.join(reasons)}")
+
+
+def prepare(problem: ConvProblem, layer: Layer) -> None:
+    """Do ahead of the first forward pass what it would spend time on, where there is such a thing.
+
+    Raises what `forward` raises.
+    """
+    backend = select(problem, layer, "forward")
+    if isinstance(backend, CudaBackend):
+        # The name of a layer makes no difference.
+        _prepare_once(problem, layer.device, layer.index, _kernel(layer))
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepare_once(problem: ConvProblem, device: str, index: int, kernel: str | None) -> None:
+    backend = _BACKENDS[device]["cuda"](Layer(device=device, index=index, cuda_kernel=kernel))
+    assert isinstance(backend, CudaBackend)
+    backend.prepare(problem, "forward")
 
 
 def forward(
@@ -131,4 +180,7 @@ def _timed(
     start = time.perf_counter()
     kernel = call(backend)
     seconds = time.perf_counter() - start
-    op_log.publish(op_log.OpTime(layer.name, problem, direction, backend.name, kernel, seconds))
+    busy = op_log.take_gpu_time()
+    op_log.publish(
+        op_log.OpTime(layer.name, problem, direction, backend.name, kernel, seconds, busy)
+    )

@@ -112,6 +112,18 @@ class NoUsableGpu(Ece408Error):
     exit_code = 18
 
 
+class KernelCompileFailed(Ece408Error):
+    """nvcc refused a kernel: the text has the file, the line and the command."""
+
+    exit_code = 19
+
+
+class GpuFailed(Ece408Error):
+    """The GPU or its driver reported a failure while a kernel or a copy of ours ran."""
+
+    exit_code = 22
+
+
 class WrongResult(Ece408Error):
     """A kernel that was to be timed computes something other than a convolution."""
 

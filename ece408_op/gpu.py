@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import shutil
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
 # The oldest architecture that the CUDA kernels are compiled for.
 OLDEST_CAPABILITY = (7, 5)
+_USUAL_HOME = Path("/usr/local/cuda")
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,21 @@ def _check(status: int, function: str) -> None:
 
 
 def find_nvcc() -> Path | None:
-    """CUDA's compiler: on the PATH, in CUDA_HOME or in its usual folder; `None` without one."""
+    """CUDA's compiler: on the PATH, in CUDA_HOME, in its usual folder or from a wheel of pip's.
+
+    `None` without one.
+    """
     on_path = shutil.which("nvcc")
     if on_path:
         return Path(on_path)
-    for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
+    for home in (os.environ.get("CUDA_HOME"), _USUAL_HOME, *_wheels()):
         if home and os.access(Path(home) / "bin" / "nvcc", os.X_OK):
             return Path(home) / "bin" / "nvcc"
     return None
+
+
+def _wheels() -> list[Path]:
+    """Folders in which pip's wheels of CUDA lie, the newest version first."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return sorted((home for each in folders for home in Path(each).glob("cu[0-9]*")), reverse=True)

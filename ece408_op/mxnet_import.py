@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import bare_graphs, fork_safety
+from . import bare_graphs, cuda_libraries, fork_safety
 from .errors import Ece408Error, MXNetMissing
 
 
@@ -36,7 +36,8 @@ def load_mxnet() -> Any:
     except (AttributeError, OSError) as error:
         raise MXNetMissing(
             f"MXNet does not import ({error}); it needs NumPy 1.x up to 1.26 and its own "
-            "libraries: pip install --force-reinstall 'ece408_op[cpu]'"
+            "libraries: pip install --force-reinstall 'ece408_op[cpu]' (its CUDA build also needs "
+            "NVIDIA's driver, and the libraries that 'ece408_op[cu117]' brings)"
         ) from error
 
 
@@ -80,7 +81,11 @@ class _PreparingLoader(Loader):
 
 
 def _prepare() -> None:
-    """Give MXNet 1.9 the names it expects of NumPy (before 1.24) and Python (before 3.12)."""
+    """Give MXNet 1.9 the names it expects of NumPy (before 1.24) and Python (before 3.12).
+
+    Its CUDA build also gets the libraries that it is linked to.
+    """
+    cuda_libraries.preload()
     if sys.version_info >= (3, 12):
         importlib.import_module("setuptools")  # provides distutils
     numpy: Any = importlib.import_module("numpy")

@@ -11,10 +11,22 @@ from .problem import ConvProblem
 
 
 @dataclass(frozen=True)
+class GpuTime:
+    """How long, within one call, any kernel ran and any copy over the bus was under way.
+
+    Copies and kernels overlap, so the two may add up to more than the call took.
+    """
+
+    kernel_seconds: float
+    copy_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class OpTime:
     """One call of a backend.
 
-    `seconds` is wall time around the backend's call, its device idle before and after.
+    `seconds` is wall time around the backend's call, its device idle before and after; `gpu` is
+    what kept a GPU busy meanwhile, or `None` when none computed.
     """
 
     layer: str
@@ -23,6 +35,7 @@ class OpTime:
     backend: str
     kernel: str
     seconds: float
+    gpu: GpuTime | None = None
 
     @property
     def milliseconds(self) -> float:
@@ -80,6 +93,21 @@ def op_times(on_call: Callable[[OpTime], object] | None = None) -> Iterator[OpTi
     finally:
         with _lock:
             _listeners.remove(listen)
+
+
+_thread = threading.local()
+
+
+def note_gpu_time(times: GpuTime) -> None:
+    """For backends: what kept the GPU busy in the call that is under way on this thread."""
+    _thread.gpu = times
+
+
+def take_gpu_time() -> GpuTime | None:
+    """What the last call on this thread has noted, which is forgotten; `None` if nothing."""
+    noted = getattr(_thread, "gpu", None)
+    _thread.gpu = None
+    return noted
 
 
 def publish(entry: OpTime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +22,10 @@ OP_TYPE = "ece408_conv"
 class ConvolutionOp(mx.operator.CustomOp):
     """One convolution layer at work. Errors are kept in `errors` for the caller of MXNet."""
 
-    def __init__(self, attributes: ConvAttributes, device: str) -> None:
+    def __init__(self, attributes: ConvAttributes, layer: dispatch.Layer) -> None:
         super().__init__()
         self._attributes = attributes
-        self._layer = dispatch.Layer(attributes.layer, device, attributes.backend)
+        self._layer = layer
 
     def forward(self, is_train, req, in_data, out_data, aux):  # type: ignore[no-untyped-def]
         if req[0] == "null":
@@ -129,5 +130,15 @@ class ConvolutionProp(mx.operator.CustomOpProp):
 
     def create_operator(self, ctx, in_shapes, in_dtypes):  # type: ignore[no-untyped-def]
         fork_safety.note_use()
-        device = "gpu" if ctx.device_type == "gpu" else "cpu"
-        return ConvolutionOp(self._attributes, device)
+        given = self._attributes
+        device, index = ("gpu", ctx.device_id) if ctx.device_type == "gpu" else ("cpu", 0)
+        layer = dispatch.Layer(given.layer, device, given.backend, index, given.cuda_kernel)
+        # Here nobody hears of an error; the forward pass meets it again.
+        with contextlib.suppress(Ece408Error):
+            dispatch.prepare(given.problem(in_shapes[0], _dtype_name(in_dtypes[0])), layer)
+        return ConvolutionOp(given, layer)
+
+
+def _dtype_name(dtype: Any) -> str:
+    """A type's name, from the number that MXNet has for it, or from NumPy's type."""
+    return np.dtype(mx.ndarray.ndarray._DTYPE_MX_TO_NP.get(dtype, dtype)).name

@@ -3,7 +3,11 @@
 ==========  ==================  ==========================================================
 setting     environment         meaning
 ==========  ==================  ==========================================================
-backend     ECE408_BACKEND      which backend computes: reference, cpu; default: by device
+backend     ECE408_BACKEND      who computes: cpu, cuda, reference; default: by device
+kernel      ECE408_KERNEL       CUDA kernel of the forward pass; default: the best that fits
+devices     ECE408_DEVICES      GPUs for arrays on the CPU, such as 0,1; default: 0
+gpu_memory  ECE408_GPU_MEMORY   most of a GPU's memory for arrays on the CPU, such as 512M or
+                                2G; default: half of what is free
 isa         ECE408_ISA          instruction set of the CPU kernels: avx512, avx2, baseline
 threads     ECE408_THREADS      threads of the CPU kernels; default: the cores there are
 data        ECE408_DATA         folder with Fashion-MNIST's idx files
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,11 +30,15 @@ from .errors import InvalidSetting, InvalidSize
 
 _VARIABLES = {
     "backend": "ECE408_BACKEND",
+    "kernel": "ECE408_KERNEL",
+    "devices": "ECE408_DEVICES",
+    "gpu_memory": "ECE408_GPU_MEMORY",
     "isa": "ECE408_ISA",
     "threads": "ECE408_THREADS",
     "data": "ECE408_DATA",
     "cache": "ECE408_CACHE",
 }
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 ISAS = ("avx512", "avx2", "baseline")
 
 _overrides: dict[str, str] = {}
@@ -68,6 +77,36 @@ def override(**values: str | int | Path | None) -> Iterator[None]:
 def backend() -> str | None:
     """Name of the backend asked for, or `None` for the device's own."""
     return _lookup("backend")
+
+
+def kernel() -> str | None:
+    """Name of the CUDA kernel asked for, or `None` for the best."""
+    return _lookup("kernel")
+
+
+def devices() -> tuple[int, ...]:
+    """Numbers of the GPUs that compute for arrays on the CPU. Raises `InvalidSetting`."""
+    text = _lookup("devices") or "0"
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise InvalidSetting(
+            f"{text!r} is not a list of GPUs (ECE408_DEVICES); give numbers such as 0,1, each once"
+        )
+    return tuple(map(int, parts))
+
+
+def gpu_memory() -> int | None:
+    """Bytes of a GPU's memory to use at most, or `None`. Raises `InvalidSetting`."""
+    text = _lookup("gpu_memory")
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d*)([KMG]?)(?:i?B)?", text.strip(), re.I)
+    if match is None:
+        raise InvalidSetting(
+            f"{text!r} is not an amount of memory (ECE408_GPU_MEMORY); give a number of bytes, or "
+            "one with K, M or G, such as 512M"
+        )
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def isa() -> str | None:

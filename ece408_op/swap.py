@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -11,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Callable
 
-from . import checkpoint, dispatch
+from . import checkpoint, dispatch, mxnet_gpu
 from .attributes import ConvAttributes
 from .cachedir import atomic_path
 from .errors import Ece408Error, InvalidSetting
@@ -81,20 +82,31 @@ def swap(model: Any, backend: str | None = None, only: str | Iterable[str] | Non
 
     What was swapped, and what was left and why, is returned as a `SwapReport` for a net, and
     logged (logger `ece408_op`, level INFO) in both cases. Raises `InvalidSetting` for an unknown
-    backend, an `only` that fits nothing, or a `model` that is neither.
+    backend, an `only` that fits nothing, or a `model` that is neither, and `NoUsableGpu` under
+    `with mx.gpu():`, or for a net there, where MXNet has no code for the GPU.
     """
     mx = load_mxnet()
+    mxnet_gpu.refuse_current_context()
     if isinstance(model, mx.sym.Symbol):
         symbol, report = swap_symbol(model, backend, only)
         _log.info("%s", report)
         return symbol
     if isinstance(model, mx.gluon.Block):
+        mxnet_gpu.refuse_networks(_contexts(model))
         report = _swap_net(mx, model, _Choice(backend, only))
         _log.info("%s", report)
         return report
     raise InvalidSetting(
         f"cannot swap a {type(model).__name__}; give a Symbol, a Gluon net, or use swap_checkpoint"
     )
+
+
+def _contexts(net: Any) -> Iterator[Any]:
+    """Where the parameters of a net are, or will be."""
+    for parameter in net.collect_params().values():
+        # One that is not initialised is nowhere yet.
+        with contextlib.suppress(RuntimeError):
+            yield from parameter.list_ctx()
 
 
 def swap_checkpoint(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import pytest
 
 from ece408_op import errors
 from ece408_op.backends import native
-from ece408_op.errors import DownloadFailed
+from ece408_op.backends.cuda import device
+from ece408_op.errors import DownloadFailed, NoUsableGpu
 from ece408_op.mxnet_import import load_mxnet
 
 # A build of the CPU kernels other than the installed one, such as one with sanitizers.
@@ -35,6 +37,22 @@ def _no_failure_left_behind():
     errors.take_failure()
     yield
     errors.take_failure()
+
+
+@functools.lru_cache(maxsize=1)
+def _why_no_gpu():
+    """Why CUDA kernels cannot run here, or `None`."""
+    try:
+        device.get(0)
+    except NoUsableGpu as error:
+        return str(error)
+    return None
+
+
+def pytest_runtest_setup(item):
+    """Skip tests marked gpu, with the reason, where there is no GPU to run them on."""
+    if item.get_closest_marker("gpu") and _why_no_gpu():
+        pytest.skip(_why_no_gpu())
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,6 @@ def machine(tools, tmp_path, monkeypatch):
     (kernels / "cuda").mkdir(parents=True)
     (kernels / "cuda" / "1_naive.cu").touch()
     monkeypatch.setattr(doctor.resources, "kernels_dir", lambda: kernels)
-    monkeypatch.setattr(doctor.dispatch, "backend_names", lambda: ("cpu", "cuda"))
     monkeypatch.setattr(gpu, "find_driver", lambda: gpu.Driver("13.0", (H200,)))
     monkeypatch.setattr(doctor, "load_mxnet", lambda: _mxnet(cuda=False))
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "2026.1")
@@ -303,8 +302,6 @@ def test_the_compiler_is_cxx_or_a_usual_one(machine, tools, monkeypatch):
 def test_without_cuda_kernels(machine, monkeypatch):
     (doctor.resources.kernels_dir() / "cuda" / "1_naive.cu").unlink()
     assert _finding("CUDA kernels").hint == "run pip install again"
-    monkeypatch.setattr(doctor.dispatch, "backend_names", lambda: ("cpu", "reference"))
-    assert _finding("CUDA kernels").detail == "this version has none"
     assert not doctor.diagnose().gpu_ready
 
 

@@ -213,7 +213,7 @@ class _Failing(Backend):
 def test_a_failure_while_running_surfaces_and_later_calls_work(mx, monkeypatch, capfd, rng):
     executor = _bind(mx, _custom(mx), rng, "null", data=SHAPE)
     with monkeypatch.context() as patch:
-        patch.setitem(dispatch._BACKENDS, "failing", _Failing())
+        patch.setitem(dispatch._BACKENDS["cpu"], "failing", lambda layer: _Failing())
         patch.setenv("ECE408_BACKEND", "failing")
         with pytest.raises(errors.OperatorFailed, match="inside a kernel") as caught, surfaced():
             executor.forward()[0].asnumpy()
@@ -262,7 +262,7 @@ class _Forwardless(_Failing):
 
 
 def test_a_backend_that_cannot_is_an_error_that_says_so(mx, rng, monkeypatch):
-    monkeypatch.setitem(dispatch._BACKENDS, "forwardless", _Forwardless())
+    monkeypatch.setitem(dispatch._BACKENDS["cpu"], "forwardless", lambda layer: _Forwardless())
     symbol = _custom(mx, backend="forwardless", stride=(2, 2))
     executor = _bind(mx, symbol, rng, "null", data=SHAPE)
     message = r"cannot compute forward of b2,.*; backend forwardless: stride \(2, 2\): not in"
@@ -277,7 +277,7 @@ def test_a_gradient_that_a_backend_lacks_goes_to_another_visibly(mx, rng, monkey
         def supports(self, problem, direction):
             return None if direction == "forward" else "forward only"
 
-    monkeypatch.setitem(dispatch._BACKENDS, "no gradients", NoGradients())
+    monkeypatch.setitem(dispatch._BACKENDS["cpu"], "no gradients", lambda layer: NoGradients())
     executor = _bind(mx, _custom(mx, backend="no gradients"), rng, "write", data=SHAPE)
     with surfaced(), ece408_op.op_times() as log:
         executor.forward(is_train=True)

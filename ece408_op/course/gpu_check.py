@@ -1,42 +1,73 @@
-"""Whether the GPU milestones can run here, and if not, why and what to do."""
+"""Whether the GPU milestones can run here and in which way, and if not, why and what to do."""
 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 
-from .. import dispatch
+from .. import gpu, mxnet_gpu, settings
 from ..errors import NoUsableGpu
-from ..gpu import OLDEST_CAPABILITY, find_driver, find_nvcc
-from ..mxnet_import import load_mxnet
+from ..gpu import OLDEST_CAPABILITY, find_nvcc
 
 _INSTEAD = "m1.1 and m2.1 run on the CPU"
 
 
-def require(own_operator: bool) -> None:
-    """Raise `NoUsableGpu`, with the way out, unless what a GPU milestone needs is there.
+@dataclass(frozen=True)
+class Way:
+    """Where a GPU milestone's network runs: on the GPU as a whole, or only its convolutions.
 
-    That is a GPU with its driver, and for our operator PyCUDA and nvcc, for MXNet's own a build
-    of MXNet for CUDA.
+    `explanation` is a sentence on it for whoever runs the milestone.
     """
-    gpus = find_driver().gpus
+
+    network_on_gpu: bool
+    explanation: str
+
+
+def choose_way(own_operator: bool) -> Way:
+    """The way that works: zero-copy under MXNet's `gpu()` where MXNet can run there, else staged.
+
+    Raises `NoUsableGpu`, with the way out, unless what a GPU milestone needs is there. That is a
+    GPU with its driver, and for our operator PyCUDA and nvcc, for MXNet's own a build of MXNet
+    with code for this GPU.
+    """
+    gpus = gpu.find_driver().gpus
     if own_operator:
-        _require_our_kernels(max(gpu.capability for gpu in gpus))
-    elif not load_mxnet().runtime.Features().is_enabled("CUDA"):
-        raise NoUsableGpu(
-            "this MXNet is built for the CPU only; uninstall mxnet and pip install "
-            f"'ece408_op[cu117]', or stay with the CPU: {_INSTEAD}"
+        require_our_kernels()
+    reason = mxnet_gpu.reason_against()
+    if reason is None:
+        return Way(True, f"zero-copy: the whole network runs on {gpus[0].name}")
+    if not own_operator:
+        raise NoUsableGpu(f"{reason}; {_remedy(reason)}")
+    used = ", ".join(dict.fromkeys(gpus[index].name for index in settings.devices()))
+    return Way(False, f"staged: convolutions run on {used}, the rest on the CPU, for {reason}")
+
+
+def _remedy(reason: str) -> str:
+    if "CPU only" in reason:
+        return (
+            "uninstall mxnet and pip install 'ece408_op[cu117]', or stay with the CPU: " + _INSTEAD
         )
+    return f"m3.1 and m4.1 run our kernels on this GPU, {_INSTEAD}"
 
 
-def _require_our_kernels(capability: tuple[int, int]) -> None:
+def require_our_kernels() -> None:
+    """Raise `NoUsableGpu` unless what our CUDA kernels need is there, on the GPUs to be used."""
+    gpus = gpu.find_driver().gpus
+    for index in settings.devices():
+        if index >= len(gpus):
+            raise NoUsableGpu(
+                f"there is no GPU {index} (ECE408_DEVICES); there are {len(gpus)}, numbered from 0"
+            )
+        _require_capability(gpus[index].capability)
+    if importlib.util.find_spec("pycuda") is None:
+        raise NoUsableGpu("PyCUDA is not installed; pip install 'ece408_op[cuda]'")
+    if find_nvcc() is None:
+        raise NoUsableGpu("nvcc is not found; install the CUDA toolkit, or set CUDA_HOME to it")
+
+
+def _require_capability(capability: tuple[int, int]) -> None:
     if capability < OLDEST_CAPABILITY:
         found, oldest = (".".join(map(str, pair)) for pair in (capability, OLDEST_CAPABILITY))
         raise NoUsableGpu(
             f"the GPU has compute capability {found}, the CUDA kernels need {oldest}; {_INSTEAD}"
         )
-    if importlib.util.find_spec("pycuda") is None:
-        raise NoUsableGpu("PyCUDA is not installed; pip install 'ece408_op[cuda]'")
-    if find_nvcc() is None:
-        raise NoUsableGpu("nvcc is not found; install the CUDA toolkit, or set CUDA_HOME to it")
-    if "cuda" not in dispatch.backend_names():
-        raise NoUsableGpu(f"this version has no CUDA kernels; {_INSTEAD}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import dispatch, errors
+from .. import dispatch, errors, settings
 from ..errors import InvalidSize, UnknownModel
 from ..interruptible import run_interruptibly
 from ..op_log import OpTime, op_times
@@ -124,10 +124,13 @@ def run(milestone: Milestone, request: Request) -> float:
     Raises `NoUsableGpu`, and the errors of the settings, the data, the checkpoint, the memory
     check and the operator.
     """
-    if milestone.on_gpu:
-        gpu_check.require(milestone.own_operator)
     if milestone.own_operator:
         dispatch.check_settings()
+    way = gpu_check.choose_way(milestone.own_operator) if milestone.on_gpu else None
+    if way is None and milestone.own_operator and settings.backend() == "cuda":
+        gpu_check.require_our_kernels()
+    if way is not None:
+        print(f"ece408: {way.explanation}", file=sys.stderr)
     size = request.term.image_size
     with _stage("Loading fashion-mnist data..."):
         images, labels = data.load("t10k", size, limit=request.size)
@@ -144,7 +147,7 @@ def run(milestone: Milestone, request: Request) -> float:
                 images,
                 labels,
                 request.batch_size,
-                on_gpu=milestone.on_gpu and not milestone.own_operator,
+                on_gpu=way is not None and way.network_on_gpu,
             )
         )
         accuracy = float(metric.get()[1])
@@ -169,6 +172,15 @@ def _stage(text: str) -> Iterator[None]:
 
 def _print_op_time(entry: OpTime) -> None:
     _say(f"Op Time: {entry.seconds:.6f}")
+    if entry.gpu is not None:
+        shares = [
+            f"{what} {1e3 * seconds:.3f} ms ({seconds / entry.seconds:.0%})"
+            for what, seconds in (
+                ("kernel", entry.gpu.kernel_seconds),
+                ("copies", entry.gpu.copy_seconds),
+            )
+        ]
+        print(f"ece408: {entry.layer} by {entry.kernel}: {', '.join(shares)}", file=sys.stderr)
 
 
 def _say(text: str) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from ece408_op import gpu, mxnet_gpu
 from ece408_op.course import gpu_check
 from ece408_op.course.milestone import MILESTONES
 from ece408_op.errors import NoUsableGpu
@@ -12,9 +14,17 @@ from ece408_op.gpu import Driver, Gpu, find_driver
 GPU_MILESTONES = [name for name, milestone in MILESTONES.items() if milestone.on_gpu]
 
 
-def _pretend(monkeypatch, capability=(9, 0), pycuda=True, nvcc="/cuda/bin/nvcc", **features):
+def _pretend(monkeypatch, capability=(9, 0), pycuda=True, nvcc="/cuda/bin/nvcc", mxnet=None):
+    """A machine with one GPU; `mxnet` is what its MXNet for CUDA has code for, if it is that."""
     driver = Driver("13.0", (Gpu(0, "a GPU", capability, 1 << 37),))
-    monkeypatch.setattr(gpu_check, "find_driver", lambda: driver)
+    monkeypatch.setattr(gpu, "find_driver", lambda: driver)
+    features = SimpleNamespace(is_enabled=lambda name: mxnet is not None)
+    fake = SimpleNamespace(
+        runtime=SimpleNamespace(Features=lambda: features),
+        libinfo=SimpleNamespace(find_lib_path=lambda: ["libmxnet.so"]),
+    )
+    monkeypatch.setattr(mxnet_gpu, "load_mxnet", lambda: fake)
+    monkeypatch.setattr(mxnet_gpu.fatbin, "architectures", lambda library: mxnet)
     monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: pycuda or None)
     monkeypatch.setattr(gpu_check, "find_nvcc", lambda: nvcc)
 
@@ -40,22 +50,67 @@ def test_no_driver():
 def test_what_our_kernels_lack(monkeypatch, missing, message):
     _pretend(monkeypatch, **missing)
     with pytest.raises(NoUsableGpu, match=re.escape(message)):
-        gpu_check.require(own_operator=True)
+        gpu_check.choose_way(own_operator=True)
 
 
-def test_mxnets_cpu_build_has_no_gpu_convolution(mx, monkeypatch):
-    if mx.runtime.Features().is_enabled("CUDA"):
-        pytest.skip("this MXNet is built for CUDA")
+def test_a_gpu_that_is_asked_for_and_not_there(monkeypatch):
+    _pretend(monkeypatch)
+    monkeypatch.setenv("ECE408_DEVICES", "0,3")
+    with pytest.raises(NoUsableGpu, match=r"no GPU 3 \(ECE408_DEVICES\); there are 1, numbered"):
+        gpu_check.choose_way(own_operator=True)
+
+
+def test_mxnets_cpu_build_has_no_gpu_convolution(monkeypatch):
     _pretend(monkeypatch)
     with pytest.raises(NoUsableGpu, match=r"built for the CPU only; .* 'ece408_op\[cu117\]'"):
-        gpu_check.require(own_operator=False)
+        gpu_check.choose_way(own_operator=False)
+
+
+def test_with_mxnets_cpu_build_our_operator_is_staged(monkeypatch):
+    _pretend(monkeypatch)
+    way = gpu_check.choose_way(own_operator=True)
+    assert not way.network_on_gpu
+    assert way.explanation == (
+        "staged: convolutions run on a GPU, the rest on the CPU, for this MXNet is built for the "
+        "CPU only"
+    )
+
+
+def test_where_mxnet_has_code_for_the_gpu_networks_run_there(monkeypatch):
+    _pretend(monkeypatch, capability=(8, 9), mxnet=("sm_50", "sm_86"))
+    for own_operator in (False, True):
+        way = gpu_check.choose_way(own_operator)
+        assert way.network_on_gpu
+        assert way.explanation == "zero-copy: the whole network runs on a GPU"
+
+
+def test_where_mxnet_has_no_code_for_the_gpu(monkeypatch):
+    _pretend(monkeypatch, mxnet=("sm_50", "sm_86"))
+    reason = "machine code for sm_50, sm_86, and GPU 0, a GPU, is sm_90: MXNet's own layers fail"
+    with pytest.raises(NoUsableGpu, match=f"{reason}.*; m3.1 and m4.1 run our kernels on this GPU"):
+        gpu_check.choose_way(own_operator=False)
+    way = gpu_check.choose_way(own_operator=True)
+    assert not way.network_on_gpu
+    assert way.explanation.startswith("staged: ")
+    assert reason in way.explanation
+
+
+def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys):
+    from ece408_op.cli import execute
+
+    def no_driver():
+        raise NoUsableGpu("no NVIDIA driver")
+
+    monkeypatch.setattr(gpu, "find_driver", no_driver)
+    assert execute(["m2.1", "5", "--backend", "cuda"]) == NoUsableGpu.exit_code
+    assert capsys.readouterr() == ("", "ece408: error: no NVIDIA driver\n")
 
 
 @pytest.mark.parametrize("name", GPU_MILESTONES)
 def test_a_machine_without_a_gpu_is_told_so(run_python, name):
     code = (
-        "from ece408_op.course import gpu_check; from ece408_op.gpu import find_driver;"
-        "gpu_check.find_driver = lambda: find_driver('libcuda-that-is-not-there.so');"
+        "from ece408_op import gpu; find = gpu.find_driver;"
+        "gpu.find_driver = lambda: find('libcuda-that-is-not-there.so');"
         f"from ece408_op.cli import main; main([{name!r}, '10'])"
     )
     result = run_python(code)

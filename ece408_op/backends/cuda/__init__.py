@@ -1,0 +1,126 @@
+"""CUDA kernels, for arrays on the GPU (zero-copy) and for arrays on the host (staged).
+
+Nothing of CUDA is imported, and no GPU looked for, before there is something to compute.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from ... import op_log, settings
+from ...op_log import GpuTime
+from ...problem import ConvProblem
+from .. import Backend
+from . import device, loading, staging, work, zero_copy
+from .device import Gpu
+from .staging import Staging
+from .work import Work
+
+# Of what is free of a GPU's memory, staging uses at most this share unless it is told.
+_SHARE_OF_FREE = 0.5
+
+
+class CudaBackend(Backend):
+    """Every problem in every direction, on one way in; `kernel` asks for a forward kernel by name.
+
+    All methods raise `NoUsableGpu`, `KernelCompileFailed`, `GpuFailed`, `NotEnoughMemory`, and
+    `InvalidSetting` for a kernel that there is not, besides what `Backend` says.
+    """
+
+    name = "cuda"
+
+    def __init__(self, kernel: str | None = None) -> None:
+        self._kernel = kernel
+
+    @abstractmethod
+    def gpus(self) -> list[Gpu]:
+        """The GPUs that compute."""
+
+    @abstractmethod
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> GpuTime:
+        """Do the work."""
+
+    @abstractmethod
+    def prepare(self, problem: ConvProblem, direction: str) -> None:
+        """Do now what the first call would spend time on: compile, load, allocate."""
+
+    def supports(self, problem: ConvProblem, direction: str) -> str | None:
+        if self._kernel is None:
+            return None
+        reasons = (
+            work.rejection(problem, direction, gpu.capability, self._kernel) for gpu in self.gpus()
+        )
+        return next(filter(None, reasons), None)
+
+    def forward(
+        self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
+    ) -> str:
+        self.require_bias(problem, bias)
+        return self._run(work.forward(problem, x, w, bias, y, accumulate, self._kernel))
+
+    def backward_data(
+        self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
+    ) -> str:
+        return self._run(work.backward_data(problem, w, dy, dx, accumulate))
+
+    def backward_weight(
+        self,
+        problem: ConvProblem,
+        x: int,
+        dy: int,
+        dw: int | None,
+        dbias: int | None,
+        accumulate_w: bool,
+        accumulate_bias: bool,
+    ) -> str:
+        return self._run(
+            work.backward_weight(problem, x, dy, dw, dbias, accumulate_w, accumulate_bias)
+        )
+
+    def _run(self, asked: Work) -> str:
+        gpus = self.gpus()
+        op_log.note_gpu_time(self._compute(asked, gpus))
+        return asked.name(gpus[0].capability)
+
+
+class ZeroCopyBackend(CudaBackend):
+    """For arrays in the memory of the GPU of this number."""
+
+    def __init__(self, index: int, kernel: str | None = None) -> None:
+        super().__init__(kernel)
+        self._index = index
+
+    def gpus(self) -> list[Gpu]:
+        return [device.get(self._index)]
+
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> GpuTime:
+        return zero_copy.compute(asked, gpus[0])
+
+    def prepare(self, problem: ConvProblem, direction: str) -> None:
+        zero_copy.prepare(work.example(problem, direction, self._kernel), *self.gpus())
+
+
+class StagedBackend(CudaBackend):
+    """For arrays in the host's memory, on the GPUs that `settings.devices` names."""
+
+    def gpus(self) -> list[Gpu]:
+        return [device.get(index) for index in settings.devices()]
+
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> GpuTime:
+        return staging.compute(asked, gpus, _staging())
+
+    def prepare(self, problem: ConvProblem, direction: str) -> None:
+        asked = work.example(problem, direction, self._kernel)
+        staging.prepare(asked, self.gpus(), _staging())
+
+
+def _staging() -> Staging:
+    return Staging(_budget, settings.threads(), loading.load)
+
+
+def _budget(gpu: Gpu) -> int:
+    """Bytes of the GPU's memory that staging may use: the setting, or a share of what is free."""
+    asked = settings.gpu_memory()
+    if asked is not None:
+        return asked
+    return int(_SHARE_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes()))

@@ -1,0 +1,115 @@
+"""What it takes to compute one problem with one kernel: pure descriptions, no CUDA needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Union
+
+from ...problem import ConvProblem
+
+Capability = tuple[int, int]
+Grid = tuple[int, int, int]
+Defines = tuple[tuple[str, Union[str, int]], ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a function of the compiled source.
+
+    `arguments` are, in the function's order, names of arrays ("x", "w", "bias", "y", "dx", "dw",
+    "dy", "dbias", "workspace"), which become pointers (a bias that is not there becomes NULL),
+    and numbers, which become 32-bit integers. `shared_bytes` is dynamic shared memory for each
+    block. A launch of persistent blocks has `blocks_per_processor`: grid[0] then is the most
+    blocks that there is work for, and no more are launched than the GPU holds at once.
+    """
+
+    function: str
+    grid: Grid
+    block: Grid
+    arguments: tuple[str | int, ...]
+    shared_bytes: int = 0
+    blocks_per_processor: int = 0
+
+
+@dataclass(frozen=True)
+class ConstantCopy:
+    """A copy on the GPU of an array's `nbytes` bytes into a `__constant__` variable, `symbol`."""
+
+    symbol: str
+    array: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel computes a problem: its source in kernels/cuda, the macros it is compiled
+    with, and what to enqueue, copies first. Macros do not depend on the batch.
+
+    `workspace_bytes` is memory on the GPU that the launches share; its contents do not matter.
+    """
+
+    kernel: str
+    source: str
+    defines: Defines
+    launches: tuple[Launch, ...]
+    constants: tuple[ConstantCopy, ...] = ()
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An entry of the catalog.
+
+    `direction` is "forward", "backward_data", "backward_weight" or "backward_bias". `precision`
+    is that of the arithmetic: "float32" (of general kernels: the arrays' own, at least float32),
+    "tf32" or "float16"; `float32_accurate` says that results are as accurate as plain float32
+    arithmetic gives them. `architectures` are what the source is for, as nvcc names them without
+    the sm_. Every kernel can add to what its output holds.
+    """
+
+    name: str
+    source: str
+    direction: str
+    float32_accurate: bool
+    precision: str
+    architectures: tuple[str, ...]
+    summary: str
+    rejection: Callable[[ConvProblem], str | None]
+    planner: Callable[[Kernel, ConvProblem, Capability, bool], Plan]
+
+    def rejects(self, problem: ConvProblem, capability: Capability) -> str | None:
+        """Why this kernel cannot compute the problem on a GPU of this capability, or `None`."""
+        if architecture(self.architectures, capability) is None:
+            return (
+                f"it has no code for compute capability {capability[0]}.{capability[1]}, only for "
+                f"{', '.join(f'sm_{name}' for name in self.architectures)}"
+            )
+        return self.rejection(problem)
+
+    def plan(self, problem: ConvProblem, capability: Capability, accumulate: bool) -> Plan:
+        """How to compute a problem that `rejects` has nothing against.
+
+        With `accumulate` the result is added to the output, else overwrites it.
+        """
+        return self.planner(self, problem, capability, accumulate)
+
+
+def architecture(names: tuple[str, ...], capability: Capability) -> str | None:
+    """The newest of the architectures, such as "86", whose code a GPU of this capability runs.
+
+    Machine code runs on later GPUs of the same major version only; a name that ends in "a" is for
+    exactly one capability.
+    """
+    major, minor = capability
+    fitting = []
+    for name in names:
+        number = int(name.rstrip("a"))
+        exact = not name.endswith("a") or number % 10 == minor
+        if number // 10 == major and number % 10 <= minor and exact:
+            fitting.append((number, name))
+    return max(fitting)[1] if fitting else None
+
+
+def divide_up(count: int, size: int) -> int:
+    """How many parts of `size` cover `count`."""
+    return -(-count // size)

@@ -1,0 +1,191 @@
+"""What one call computes, by the roles of its arrays: the common ground of both ways in."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...errors import InvalidSetting, UnsupportedProblem
+from ...problem import ITEM_BYTES, ConvProblem
+from . import catalog
+from .plan import Capability, Kernel, Plan
+
+_NAIVE = "1_naive"
+# Arrays that are cut along the batch, and those that serve the whole of it.
+OVER_BATCH = ("x", "y", "dx", "dy")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One direction to compute; with `accumulate` its result is added to what is there."""
+
+    direction: str
+    accumulate: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """The steps of one call on the arrays at `addresses`, by role: "x", "w", "bias", "y" and
+    their gradients "dx", "dw", "dbias", "dy".
+
+    `outputs` are the roles that are written. `kernel` is the name of the kernel for the forward
+    pass, or `None` for the catalog's choice.
+    """
+
+    problem: ConvProblem
+    steps: tuple[Step, ...]
+    addresses: Mapping[str, int]
+    outputs: tuple[str, ...]
+    kernel: str | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The roles that are read: also an output that is added to image by image."""
+        added = any(step.accumulate for step in self.steps)
+        return tuple(
+            role
+            for role in self.addresses
+            if role not in self.outputs or (added and role in OVER_BATCH)
+        )
+
+    def nbytes(self, role: str, images: int) -> int:
+        """Size of an array in bytes, of a batch of so many images."""
+        shape = shape_of(self.problem, role)
+        count = images * math.prod(shape[1:]) if role in OVER_BATCH else math.prod(shape)
+        return count * ITEM_BYTES[self.problem.dtype]
+
+    def plans(self, capability: Capability, images: int) -> list[Plan]:
+        """How to compute each step for so many images.
+
+        Raises `InvalidSetting` and `UnsupportedProblem`.
+        """
+        problem = self.problem
+        if images != problem.batch:
+            problem = dataclasses.replace(problem, batch=images)
+        return [
+            plan(problem, step.direction, capability, step.accumulate, self.kernel)
+            for step in self.steps
+        ]
+
+    def name(self, capability: Capability) -> str:
+        """What ran, for the log: the kernels' names, and a word where none but the naive fits."""
+        names = []
+        for each, step in zip(self.plans(capability, self.problem.batch), self.steps):
+            alone = each.kernel == _NAIVE and (self.kernel is None or step.direction != "forward")
+            names.append(f"{each.kernel} (no faster one fits)" if alone else each.kernel)
+        return "+".join(dict.fromkeys(names))
+
+
+def forward(
+    problem: ConvProblem,
+    x: int,
+    w: int,
+    bias: int | None,
+    y: int,
+    accumulate: bool,
+    kernel: str | None,
+) -> Work:
+    """The forward pass."""
+    addresses = {"x": x, "w": w, "y": y}
+    if bias is not None:
+        addresses["bias"] = bias
+    return Work(problem, (Step("forward", accumulate),), addresses, ("y",), kernel)
+
+
+def backward_data(problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool) -> Work:
+    """The gradient for x."""
+    addresses = {"w": w, "dy": dy, "dx": dx}
+    return Work(problem, (Step("backward_data", accumulate),), addresses, ("dx",))
+
+
+def backward_weight(
+    problem: ConvProblem,
+    x: int,
+    dy: int,
+    dw: int | None,
+    dbias: int | None,
+    accumulate_w: bool,
+    accumulate_bias: bool,
+) -> Work:
+    """The gradients for w and the bias, each unless it is `None`."""
+    addresses, steps = {"dy": dy}, []
+    if dw is not None:
+        addresses |= {"x": x, "dw": dw}
+        steps.append(Step("backward_weight", accumulate_w))
+    if dbias is not None:
+        addresses["dbias"] = dbias
+        steps.append(Step("backward_bias", accumulate_bias))
+    outputs = tuple(role for role in ("dw", "dbias") if role in addresses)
+    return Work(problem, tuple(steps), addresses, outputs)
+
+
+def example(problem: ConvProblem, direction: str, kernel: str | None) -> Work:
+    """The work of one direction without its arrays, to prepare for it."""
+    bias = 0 if problem.bias else None
+    if direction == "forward":
+        return forward(problem, 0, 0, bias, 0, False, kernel)
+    if direction == "backward_data":
+        return backward_data(problem, 0, 0, 0, False)
+    return backward_weight(problem, 0, 0, 0, bias, False, False)
+
+
+def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
+    """The shape of the array in a role; a gradient has that of what it is the gradient for."""
+    shapes = {
+        "x": problem.x_shape,
+        "y": problem.y_shape,
+        "w": problem.w_shape,
+        "bias": problem.bias_shape,
+    }
+    return shapes[role[1:] if role.startswith("d") else role]
+
+
+def rejection(
+    problem: ConvProblem, direction: str, capability: Capability, kernel: str | None
+) -> str | None:
+    """Why the kernel of this name cannot compute it, or `None`; without a name, `None`."""
+    named = _named(direction, kernel)
+    reason = None if named is None else named.rejects(problem, capability)
+    return None if reason is None else f"kernel {kernel}: {reason}"
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(
+    problem: ConvProblem,
+    direction: str,
+    capability: Capability,
+    accumulate: bool,
+    kernel: str | None,
+) -> Plan:
+    """How the kernel of this name, or the catalog's choice, computes one direction.
+
+    Raises `InvalidSetting` for a name that no kernel has, and `UnsupportedProblem` when it is of
+    a kernel that cannot compute this.
+    """
+    reason = rejection(problem, direction, capability, kernel)
+    if reason is not None:
+        raise UnsupportedProblem(
+            f"cannot compute {direction} of {problem}; {reason}; without --kernel (ECE408_KERNEL) "
+            "the best one is chosen"
+        )
+    chosen = _named(direction, kernel) or catalog.default(problem, direction, capability)
+    return chosen.plan(problem, capability, accumulate)
+
+
+def _named(direction: str, kernel: str | None) -> Kernel | None:
+    """The kernel asked for, if this is the forward pass: gradients have kernels of their own."""
+    if kernel is None or direction != "forward":
+        return None
+    return forward_kernel(kernel)
+
+
+def forward_kernel(name: str) -> Kernel:
+    """The kernel of this name. Raises `InvalidSetting` unless there is one for the forward pass."""
+    kernel = catalog.get(name)
+    if kernel.direction != "forward":
+        names = ", ".join(each.name for each in catalog.KERNELS if each.direction == "forward")
+        raise InvalidSetting(f"kernel {name} is for gradients; choose one of {names}")
+    return kernel

@@ -1,0 +1,46 @@
+"""Arrays that are on the GPU already, as under MXNet's `gpu()` context: kernels work in place."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from ...op_log import GpuTime
+from .device import BEGIN, COMPUTED, Gpu
+from .loading import load
+from .work import Work
+
+
+def compute(work: Work, gpu: Gpu) -> GpuTime:
+    """Do the work on addresses on this GPU; returns, when it is done, what kept the GPU busy.
+
+    MXNet starts an operator when its inputs are complete, and knows nothing of the work that is
+    enqueued here: so it is waited for. Raises `NotEnoughMemory` when a kernel's workspace does
+    not fit, `GpuFailed`, and what compiling raises.
+    """
+    with gpu.active(), contextlib.ExitStack() as stack:
+        loaded = _load(work, gpu)
+        lane = stack.enter_context(gpu.lane(max(each.plan.workspace_bytes for each in loaded)))
+        pointers = {**work.addresses, "workspace": lane.device}
+        for each in loaded:
+            if each.plan.constants:
+                # Launches on other threads would overwrite the module's constants.
+                stack.enter_context(each.lock)
+        lane.mark(BEGIN)
+        for each in loaded:
+            lane.launch(each, pointers)
+        lane.mark(COMPUTED)
+        lane.wait()
+        return GpuTime(kernel_seconds=lane.seconds(BEGIN, COMPUTED))
+
+
+def prepare(work: Work, gpu: Gpu) -> None:
+    """Compile, load and allocate what `compute` will need. Raises what it raises."""
+    with gpu.active():
+        loaded = _load(work, gpu)
+        with gpu.lane(max(each.plan.workspace_bytes for each in loaded)):
+            pass
+
+
+def _load(work: Work, gpu: Gpu) -> list[Any]:
+    return [load(gpu, plan) for plan in work.plans(gpu.capability, work.problem.batch)]

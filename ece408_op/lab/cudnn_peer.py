@@ -1,0 +1,66 @@
+"""cuDNN through PyTorch, in a process of its own: reads problems, answers with times.
+
+It runs under whichever Python has PyTorch, so it imports nothing of this package. Each line of
+stdin is a JSON object with batch, channels, height, width, filters, kernel and samples; each line
+of stdout is the answer, {variant: {"samples_ms": [...], "error": ...} or {"failure": ...}}; the
+first line says which versions there are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+WARM_UP = 3
+CHECKED_IMAGES = 4
+
+
+def measure(request: dict[str, Any], channels_last: bool, tf32: bool) -> dict[str, Any]:
+    """Times and the relative L2 error of one layout, with or without TF32."""
+    torch.backends.cudnn.allow_tf32 = tf32
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    shape = [request[key] for key in ("batch", "channels", "height", "width")]
+    kernel = [request["filters"], request["channels"], *request["kernel"]]
+    x = (torch.rand(shape, device="cuda") - 0.5).contiguous(memory_format=layout)
+    w = (torch.rand(kernel, device="cuda") - 0.5).contiguous(memory_format=layout)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    samples = []
+    for _ in range(WARM_UP + request["samples"]):
+        begin.record()
+        y = torch.nn.functional.conv2d(x, w)
+        end.record()
+        torch.cuda.synchronize()
+        samples.append(begin.elapsed_time(end))
+    few = x[-CHECKED_IMAGES:].double(), w.double()
+    expected = torch.nn.functional.conv2d(*few)
+    error = (y[-CHECKED_IMAGES:].double() - expected).norm() / expected.norm()
+    return {"samples_ms": samples[WARM_UP:], "error": float(error)}
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Every layout with and without TF32."""
+    answers = {}
+    for channels_last in (False, True):
+        for tf32 in (False, True):
+            name = f"{'NHWC' if channels_last else 'NCHW'} {'tf32' if tf32 else 'float32'}"
+            try:
+                answers[name] = measure(request, channels_last, tf32)
+            except RuntimeError as error:
+                answers[name] = {"failure": str(error).splitlines()[0]}
+            torch.cuda.empty_cache()
+    return answers
+
+
+def main() -> None:
+    torch.backends.cudnn.benchmark = True
+    versions = {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    print(json.dumps(versions), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+// What the general kernels share: types, the layer's shape, and a tile of a matrix product whose
+// factors are functions. By default the layer has everything: stride, padding, dilation, groups.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#ifndef ELEMENT
+#define ELEMENT float  // of the arrays: float, double or __half
+#endif
+#ifndef SUM
+#define SUM float  // of the arithmetic: double for double, else float
+#endif
+#ifndef CHANNELS
+#define CHANNELS 12
+#endif
+#ifndef HEIGHT
+#define HEIGHT 33
+#endif
+#ifndef WIDTH
+#define WIDTH 33
+#endif
+#ifndef FILTERS
+#define FILTERS 24
+#endif
+#ifndef KERNEL_H
+#define KERNEL_H 3
+#endif
+#ifndef KERNEL_W
+#define KERNEL_W 3
+#endif
+#ifndef STRIDE_H
+#define STRIDE_H 2
+#endif
+#ifndef STRIDE_W
+#define STRIDE_W 2
+#endif
+#ifndef PAD_H
+#define PAD_H 1
+#endif
+#ifndef PAD_W
+#define PAD_W 1
+#endif
+#ifndef DILATE_H
+#define DILATE_H 2
+#endif
+#ifndef DILATE_W
+#define DILATE_W 2
+#endif
+#ifndef GROUPS
+#define GROUPS 3
+#endif
+#ifndef BIAS
+#define BIAS 0  // 1: bias[filter] is added
+#endif
+#ifndef ACCUMULATE
+#define ACCUMULATE 0  // 1: the result is added to what the output holds, 0: overwrites it
+#endif
+
+// A block has THREADS_R x THREADS_C threads of PER_ROW x PER_COLUMN elements of the product.
+#ifndef THREADS_R
+#define THREADS_R 4
+#endif
+#ifndef THREADS_C
+#define THREADS_C 64
+#endif
+#ifndef PER_ROW
+#define PER_ROW 4
+#endif
+#ifndef PER_COLUMN
+#define PER_COLUMN 4
+#endif
+#ifndef DEPTH_STEP
+#define DEPTH_STEP 8
+#endif
+
+constexpr int kOutH = (HEIGHT + 2 * PAD_H - DILATE_H * (KERNEL_H - 1) - 1) / STRIDE_H + 1;
+constexpr int kOutW = (WIDTH + 2 * PAD_W - DILATE_W * (KERNEL_W - 1) - 1) / STRIDE_W + 1;
+constexpr int kTaps = KERNEL_H * KERNEL_W;
+constexpr unsigned kPlane = HEIGHT * WIDTH;    // pixels of a channel
+constexpr unsigned kOutPlane = kOutH * kOutW;  // pixels of a filter's output
+constexpr int kGroupChannels = CHANNELS / GROUPS;
+constexpr int kGroupFilters = FILTERS / GROUPS;
+constexpr int kThreads = THREADS_R * THREADS_C;
+constexpr int kTileRows = THREADS_R * PER_ROW;
+constexpr int kTileColumns = THREADS_C * PER_COLUMN;
+
+using Sums = SUM[PER_ROW][PER_COLUMN];
+
+__host__ __device__ constexpr int divide_up(int count, int size) {
+    return count / size + (count % size != 0);
+}
+
+__device__ __forceinline__ SUM load(const ELEMENT *from) { return SUM(*from); }
+
+// Write one element of the output, rounded once.
+__device__ __forceinline__ void store(ELEMENT *to, SUM sum) {
+    if (ACCUMULATE) sum += SUM(*to);
+    *to = ELEMENT(sum);
+}
+
+// The element of x that a window's tap reads; zero in the padding. `image` is one channel.
+__device__ __forceinline__ SUM pixel(const ELEMENT *channel, int i, int j, int p, int q) {
+    const int h = i * STRIDE_H - PAD_H + p * DILATE_H, s = j * STRIDE_W - PAD_W + q * DILATE_W;
+    const bool inside = unsigned(h) < HEIGHT && unsigned(s) < WIDTH;
+    return inside ? load(channel + h * WIDTH + s) : SUM(0);
+}
+
+// sums = sum over k in [begin, end) of row(r, k) * column(k, c), for this thread's r, c of the
+// block's tile. With ROW_OF_K neighbouring threads load neighbouring k of `column`, else c.
+template <bool ROW_OF_K, class Row, class Column>
+__device__ void multiply(Sums &sums, int begin, int end, Row row, Column column) {
+    __shared__ SUM rows[DEPTH_STEP][kTileRows + 1], columns[DEPTH_STEP][kTileColumns + 1];
+    const int thread = threadIdx.x, tr = thread / THREADS_C, tc = thread % THREADS_C;
+    for (int k0 = begin; k0 < end; k0 += DEPTH_STEP) {
+        __syncthreads();
+        for (int i = thread; i < kTileRows * DEPTH_STEP; i += kThreads) {
+            const int k = i % DEPTH_STEP, r = i / DEPTH_STEP;
+            rows[k][r] = k0 + k < end ? row(r, k0 + k) : SUM(0);
+        }
+#pragma unroll
+        for (int i = thread; i < kTileColumns * DEPTH_STEP; i += kThreads) {
+            const int k = ROW_OF_K ? i % DEPTH_STEP : i / kTileColumns;
+            const int c = ROW_OF_K ? i / DEPTH_STEP : i % kTileColumns;
+            columns[k][c] = k0 + k < end ? column(k0 + k, c) : SUM(0);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < DEPTH_STEP; k++) {
+#pragma unroll
+            for (int r = 0; r < PER_ROW; r++) {
+#pragma unroll
+                for (int c = 0; c < PER_COLUMN; c++) {
+                    sums[r][c] += rows[k][tr * PER_ROW + r] * columns[k][tc + c * THREADS_C];
+                }
+            }
+        }
+    }
+}
+
+// Calls f(sum, r, c) for each of this thread's elements of the tile.
+template <class F>
+__device__ __forceinline__ void for_each(const Sums &sums, F f) {
+#pragma unroll
+    for (int r = 0; r < PER_ROW; r++) {
+#pragma unroll
+        for (int c = 0; c < PER_COLUMN; c++) {
+            f(sums[r][c], threadIdx.x / THREADS_C * PER_ROW + r,
+              threadIdx.x % THREADS_C + c * THREADS_C);
+        }
+    }
+}

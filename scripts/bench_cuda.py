@@ -1,0 +1,131 @@
+"""Time every CUDA kernel on every shape, beside cuDNN, and check what they compute."""
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ece408_op.backends.cuda import catalog, device
+from ece408_op.errors import Ece408Error
+from ece408_op.lab import cuda_bench, cuda_report, cudnn, ladder_docs, results, shapes
+from ece408_op.resources import kernels_dir
+
+FORWARD = [kernel for kernel in catalog.KERNELS if kernel.direction == "forward"]
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--shapes",
+        default=",".join(shapes.SHAPES),
+        help=f"of {', '.join(shapes.SHAPES)}, or problems such as b100,c12,h33,w33,m24,k5 "
+        "separated by spaces (default: all)",
+    )
+    parser.add_argument(
+        "--kernels",
+        default=",".join(kernel.name for kernel in FORWARD),
+        help="separated by commas (default: all)",
+    )
+    parser.add_argument("--batch", type=int, help="images at once (default: 10000)")
+    parser.add_argument("--samples", type=int, default=20, help="timed runs of each (default: 20)")
+    parser.add_argument("--gpu", type=int, default=0, help="number of the GPU (default: 0)")
+    parser.add_argument(
+        "--peer-python",
+        default="python3",
+        metavar="PYTHON",
+        help="a Python with PyTorch, for cuDNN's times (default: python3)",
+    )
+    parser.add_argument("--no-peer", action="store_true", help="leave cuDNN out")
+    parser.add_argument(
+        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what PREFIX.json has and measure the rest"
+    )
+    parser.add_argument(
+        "--headers", action="store_true",
+        help="write the times in PREFIX.json into the kernels' headers and README, and end",
+    )  # fmt: skip
+    options = parser.parse_args()
+    if (options.resume or options.headers) and not options.write:
+        parser.error("--resume and --headers need --write PREFIX")
+    return options
+
+
+def measure_shape(gpu, name, problem, kernels, peer, samples, entry, on_kernel):
+    """Fill in what `entry`, one shape's results, does not have yet."""
+    wanted = [
+        kernel
+        for kernel in kernels
+        if kernel.name not in entry["kernels"] and kernel.rejects(problem, gpu.capability) is None
+    ]
+    with cuda_bench.bench(gpu, problem) as bench:
+        for kernel in wanted:
+            entry["kernels"][kernel.name] = vars(bench.time(kernel, samples))
+            on_kernel()
+        if peer is not None and not entry["cudnn"]:
+            entry["cudnn"] = peer.measure(problem, samples)
+
+
+def bench_all(options):
+    """The results as a document; written after every shape."""
+    path = options.write and options.write.with_name(options.write.name + ".json")
+    document = cuda_report.load(path) if options.resume else {}
+    found = document.get("results", {})
+    separator = " " if ",c" in options.shapes else ","
+    problems = {name: shapes.find(name, options.batch) for name in options.shapes.split(separator)}
+    kernels = [catalog.get(name) for name in options.kernels.split(",")]
+    gpu = device.get(options.gpu)
+    with contextlib.ExitStack() as stack:
+        peer = None if options.no_peer else stack.enter_context(cudnn.peer(options.peer_python))
+        versions = peer.versions if peer else document.get("peer", {})
+        progress = stack.enter_context(
+            tqdm(total=len(problems) * len(kernels), unit="kernel", disable=None)
+        )
+        for name, problem in problems.items():
+            entry = found.get(name)
+            if entry is None or entry["batch"] != problem.batch:
+                entry = found[name] = {"batch": problem.batch, "kernels": {}, "cudnn": {}}
+            measure_shape(
+                gpu, name, problem, kernels, peer, options.samples, entry, progress.update
+            )
+            if options.write:
+                content = {"peer": versions, "samples": options.samples, "results": found}
+                results.write(
+                    options.write, "CUDA kernels", _text(versions, options, found), content
+                )
+    return found, versions
+
+
+def _text(versions, options, found):
+    about = ", ".join(f"{key} {value}" for key, value in versions.items())
+    return f"{options.samples} samples each. cuDNN by {about}.\n\n{cuda_report.tables(found)}"
+
+
+def main():
+    options = parse()
+    try:
+        if options.headers:
+            document = cuda_report.load(options.write.with_name(options.write.name + ".json"))
+            for path in ladder_docs.update(kernels_dir(), document):
+                print(path, file=sys.stderr)
+            return
+        found, versions = bench_all(options)
+    except Ece408Error as error:
+        print(f"bench_cuda: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(_text(versions, options, found))
+    failures = [
+        f"{shape} {kernel}: {timing['failure']}"
+        for shape, entry in found.items()
+        for kernel, timing in entry["kernels"].items()
+        if timing["failure"]
+    ]
+    print("\n".join(failures), file=sys.stderr)
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The operator on a GPU: all milestones staged, and zero-copy beside MXNet's own Convolution."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ece408_op import mxnet_gpu
+from ece408_op.errors import Ece408Error
+from ece408_op.lab import results, shapes, staged_milestones, zero_copy_bench
+from ece408_op.mxnet_import import load_mxnet
+
+SMALL_BATCHES = (1, 100)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "part",
+        choices=("staged", "zero-copy"),
+        help="staged: every milestone of every term; zero-copy: needs MXNet's CUDA build",
+    )
+    parser.add_argument(
+        "--size", type=int, default=10000, help="images of the milestones (default: 10000)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=20, help="timed calls of each shape (default: 20)"
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
+    )
+    options = parser.parse_args()
+    try:
+        part = staged if options.part == "staged" else zero_copy
+        title, table, content = part(options)
+        print(table)
+        if options.write:
+            results.write(options.write, title, table, content)
+    except Ece408Error as error:
+        print(f"bench_gpu_operator: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def staged(options):
+    rows = staged_milestones.measure(options.size)
+    title = f"Milestones on {options.size} images"
+    return title, staged_milestones.table(rows), staged_milestones.document(rows)
+
+
+def zero_copy(options):
+    if not load_mxnet().runtime.Features().is_enabled("CUDA"):
+        sys.exit(f"bench_gpu_operator: {mxnet_gpu.reason_against()}")
+    cases = dict(shapes.SHAPES)
+    for batch in SMALL_BATCHES:
+        for name in ("fa19_1", "fa19_2"):
+            cases[f"{name}, batch {batch}"] = shapes.find(name, batch)
+    rows = [
+        zero_copy_bench.measure(name, problem, options.samples)
+        for name, problem in tqdm(cases.items(), unit="shape", disable=None)
+    ]
+    title = "Zero-copy: our operator and MXNet's Convolution on MXNet's GPU arrays"
+    return title, zero_copy_bench.table(rows), zero_copy_bench.document(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Check every CUDA kernel: exact on whole numbers, close on real ones, nothing else written."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ece408_op.backends.cuda import catalog, device
+from ece408_op.errors import Ece408Error
+from ece408_op.lab import cuda_proof, results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "kernels",
+        nargs="*",
+        metavar="KERNEL",
+        help=f"of {', '.join(kernel.name for kernel in catalog.KERNELS)} (default: all)",
+    )
+    parser.add_argument("--gpu", type=int, default=0, help="number of the GPU (default: 0)")
+    parser.add_argument(
+        "--random", type=int, default=200, help="random problems for each kernel (default: 200)"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="leave out the course's shapes and real numbers"
+    )
+    parser.add_argument(
+        "--bare", action="store_true", help="without guard zones, for compute-sanitizer to watch"
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
+    )
+    options = parser.parse_args()
+    try:
+        kernels = [catalog.get(name) for name in options.kernels] or catalog.KERNELS
+        gpu = device.get(options.gpu)
+        proofs = [
+            cuda_proof.prove(gpu, kernel, options.random, not options.small, options.bare)
+            for kernel in tqdm(kernels, unit="kernel", disable=None)
+        ]
+    except Ece408Error as error:
+        print(f"check_cuda: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(cuda_proof.table(proofs))
+    if options.write:
+        results.write(
+            options.write,
+            "CUDA kernels checked",
+            cuda_proof.table(proofs),
+            {"kernels": cuda_proof.document(proofs)},
+        )
+    sys.exit(any(proof.failures for proof in proofs))
+
+
+if __name__ == "__main__":
+    main()

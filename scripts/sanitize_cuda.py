@@ -1,0 +1,82 @@
+"""Run every CUDA kernel on small problems under compute-sanitizer's four tools."""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ece408_op.backends.cuda import catalog
+from ece408_op.lab import results
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+CHECK = Path(__file__).with_name("check_cuda.py")
+
+
+def find_sanitizer():
+    found = shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+    )
+    if found is None:
+        sys.exit(
+            "sanitize_cuda: compute-sanitizer is not on PATH or in /usr/local/cuda/bin; install "
+            "the CUDA toolkit"
+        )
+    return found
+
+
+def run_tool(tool, sanitizer, kernels, random):
+    """What the tool says at its end, whether the results were right, and all that was printed."""
+    command = [sanitizer, "--tool", tool, sys.executable, str(CHECK), *kernels]
+    command += ["--small", "--bare", "--random", str(random)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    output = result.stdout + result.stderr
+    summaries = re.findall(r"^=+ (.*SUMMARY: .*)$", output, re.M)
+    return {
+        "tool": tool,
+        "summary": summaries[-1] if summaries else "no summary",
+        "clean": bool(summaries) and bool(re.search(r"SUMMARY: 0 (errors|hazards)", summaries[-1])),
+        "results_right": result.returncode == 0,
+        "output": output,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="(default: all)")
+    parser.add_argument(
+        "--random", type=int, default=6, help="random problems for each kernel (default: 6)"
+    )
+    parser.add_argument("--tools", default=",".join(TOOLS), help="(default: all four)")
+    parser.add_argument(
+        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
+    )
+    options = parser.parse_args()
+    kernels = options.kernels or [kernel.name for kernel in catalog.KERNELS]
+    sanitizer, tools = find_sanitizer(), options.tools.split(",")
+    with ThreadPoolExecutor(len(tools)) as pool:
+        ran = list(pool.map(lambda tool: run_tool(tool, sanitizer, kernels, options.random), tools))
+    lines = [
+        f"{len(kernels)} kernels, {options.random} random problems each: {', '.join(kernels)}.\n",
+        "| tool | what it says | results |",
+        "| --- | --- | --- |",
+    ]
+    for each in ran:
+        right = "right" if each["results_right"] else "wrong, or the program failed"
+        lines.append(f"| {each['tool']} | {each['summary']} | {right} |")
+    table = "\n".join(lines)
+    print(table)
+    bad = [each for each in ran if not (each["clean"] and each["results_right"])]
+    for each in bad:
+        print(f"\n{each['tool']}:\n{each['output'][-4000:]}", file=sys.stderr)
+    if options.write:
+        kept = [{key: each[key] for key in each if key != "output"} for each in ran]
+        content = {"kernels": kernels, "random": options.random, "tools": kept}
+        results.write(options.write, "CUDA kernels under compute-sanitizer", table, content)
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

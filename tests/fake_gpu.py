@@ -1,0 +1,106 @@
+"""A GPU that is none: its memory is the host's, and its kernels are the reference backend's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+
+from ece408_op.backends.cuda.device import BEGIN, COPIED_OUT
+from ece408_op.backends.reference import ReferenceBackend
+from ece408_op.errors import NotEnoughMemory
+
+MARGIN = 4096
+POISON = 0xFF  # four of these bytes are a NaN
+
+
+class FakeLane:
+    """A lane whose copies and launches happen at once."""
+
+    def __init__(self, gpu, device_bytes, host_bytes):
+        self.gpu = gpu
+        self._device = np.full(device_bytes + MARGIN, POISON, np.uint8)
+        self._host = np.full(host_bytes + MARGIN, POISON, np.uint8)
+        self.device, self.host = self._device.ctypes.data, self._host.ctypes.data
+        self._marks = {}
+        self._started = 0.0
+
+    def copy_in(self, offset, nbytes):
+        self._device[offset : offset + nbytes] = self._host[offset : offset + nbytes]
+
+    def copy_out(self, offset, nbytes):
+        self._host[offset : offset + nbytes] = self._device[offset : offset + nbytes]
+
+    def launch(self, loaded, pointers):
+        loaded.launch(pointers, None)
+
+    def mark(self, event):
+        self._marks[event] = time.perf_counter()
+
+    def wait(self):
+        pass
+
+    rest = wait
+
+    def start_clock(self):
+        self._started = time.perf_counter()
+
+    def times(self, clock):
+        return tuple(self._marks[e] - clock._started for e in range(BEGIN, COPIED_OUT + 1))
+
+    def intact(self, device_bytes, host_bytes):
+        """Whether nothing was written past what was asked for."""
+        return (self._device[device_bytes:] == POISON).all() and (
+            self._host[host_bytes:] == POISON
+        ).all()
+
+
+class FakeGpu:
+    """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked."""
+
+    capability = (9, 0)
+
+    def __init__(self, memory=1 << 40):
+        self.memory = memory
+        self.staging = threading.Lock()
+        self.requests = []
+
+    @contextlib.contextmanager
+    def active(self):
+        yield
+
+    @contextlib.contextmanager
+    def lanes(self, count, device_bytes, host_bytes, limit):
+        assert count * device_bytes <= limit
+        self.requests.append((count, device_bytes))
+        if count * device_bytes > self.memory:
+            raise NotEnoughMemory("the fake GPU is full")
+        lanes = [FakeLane(self, device_bytes, host_bytes) for _ in range(count)]
+        yield lanes
+        assert all(lane.intact(device_bytes, host_bytes) for lane in lanes)
+
+
+class FakeLoaded:
+    """A plan of the catalog's, computed by the reference backend for the problem given."""
+
+    def __init__(self, plan, problem, direction, accumulate):
+        self.plan = plan
+        self.lock = threading.Lock()
+        self._problem, self._direction = problem, direction
+        self._accumulate = accumulate
+
+    def launch(self, pointers, stream):
+        p, add, reference = self._problem, self._accumulate, ReferenceBackend()
+        if self._direction == "forward":
+            arrays = (pointers[role] for role in ("x", "w"))
+            reference.forward(p, *arrays, pointers.get("bias"), pointers["y"], add)
+        elif self._direction == "backward_data":
+            reference.backward_data(p, pointers["w"], pointers["dy"], pointers["dx"], add)
+        elif self._direction == "backward_weight":
+            x, dy, dw = (pointers[role] for role in ("x", "dy", "dw"))
+            reference.backward_weight(p, x, dy, dw, None, add, False)
+        else:
+            dy, dbias = pointers["dy"], pointers["dbias"]
+            reference.backward_weight(p, 0, dy, None, dbias, False, add)

@@ -1,0 +1,128 @@
+"""nvcc and the cache of what it made; without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ece408_op import gpu
+from ece408_op.backends.cuda import catalog, compiler
+from ece408_op.errors import KernelCompileFailed, NoUsableGpu
+
+TASKS = [
+    (kernel.source, architecture)
+    for kernel in catalog.KERNELS
+    for architecture in kernel.architectures
+]
+
+
+@pytest.fixture(scope="session")
+def nvcc():
+    """Skip, with the reason, where there is no nvcc; in CI that is a failure."""
+    found = gpu.find_nvcc()
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI has no nvcc; pip install '.[test]' brings one")
+        pytest.skip("there is no nvcc; pip install '.[test]' brings one")
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path, nvcc):
+    return tmp_path / "kernels"
+
+
+def test_every_source_compiles_alone_for_every_architecture_that_it_claims(tmp_path, nvcc):
+    def compile_one(task):
+        source, architecture = task
+        try:
+            compiler.compile_plan(source, (), architecture, tmp_path)
+        except KernelCompileFailed as error:
+            return f"{source} for sm_{architecture}: {error}"
+        return None
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        failures = [failure for failure in pool.map(compile_one, TASKS) if failure]
+    assert not failures, "\n".join(failures)
+
+
+def _count_compiles(monkeypatch):
+    calls = []
+    real = compiler.compile_source
+
+    def counting(*arguments):
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(compiler, "compile_source", counting)
+    return calls
+
+
+def test_the_same_is_compiled_once(folder, monkeypatch):
+    calls = _count_compiles(monkeypatch)
+    first = compiler.compile_plan("1_naive.cu", (), "90", folder)
+    assert compiler.compile_plan("1_naive.cu", (), "90", folder) == first
+    assert len(calls) == 1
+    for defines, architecture in [((("BIAS", 1),), "90"), ((), "80")]:
+        compiler.compile_plan("1_naive.cu", defines, architecture, folder)
+    assert len(calls) == 3
+
+
+def test_a_changed_header_or_compiler_is_compiled_anew(folder, tmp_path, monkeypatch):
+    calls = _count_compiles(monkeypatch)
+    source, header = tmp_path / "own.cu", tmp_path / "own.cuh"
+    source.write_text('#include "own.cuh"\nextern "C" __global__ void f(int *y) { *y = VALUE; }\n')
+    binaries = []
+    for value in (1, 2):
+        header.write_text(f"#define VALUE {value}\n")
+        binaries.append(compiler.compile_plan(str(source), (), "90", folder))
+    assert binaries[0] != binaries[1]
+    monkeypatch.setattr(compiler, "nvcc_version", lambda nvcc: "another")
+    compiler.compile_plan(str(source), (), "90", folder)
+    assert len(calls) == 3
+
+
+def test_threads_that_ask_at_once_share_one_compile(folder, monkeypatch):
+    calls = _count_compiles(monkeypatch)
+    gate = threading.Barrier(4)
+
+    def ask(_):
+        gate.wait()
+        return compiler.compile_plan("1_naive.cu", (), "75", folder)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(ask, range(4)))) == 1
+    assert len(calls) == 1
+    assert not [path for path in folder.iterdir() if path.name.startswith(".") and path.is_file()]
+
+
+def test_a_source_that_does_not_compile_is_named_with_its_line(folder, tmp_path):
+    source = tmp_path / "broken.cu"
+    source.write_text('extern "C" __global__ void f(float *y) {\n    *y = nowhere;\n}\n')
+    with pytest.raises(KernelCompileFailed) as caught:
+        compiler.compile_plan(str(source), (("BIAS", 1),), "90", folder)
+    text = str(caught.value)
+    assert text.startswith(f'{source}:2: identifier "nowhere" is undefined')
+    assert "nvcc -cubin" in text
+    assert "-DBIAS=1" in text
+    assert "\n" not in text
+    assert not list(folder.glob("*.cubin"))
+
+
+def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "find_nvcc", lambda: None)
+    with pytest.raises(NoUsableGpu, match="nvcc, which compiles the CUDA kernels, is not on PATH"):
+        compiler.compile_plan("1_naive.cu", (), "90", tmp_path)
+
+
+def test_an_nvcc_that_does_not_run_is_said(tmp_path):
+    broken = tmp_path / "nvcc"
+    for text, reason in itertools.zip_longest(("", "#!/bin/sh\nexit 3\n"), ("run", "with 3")):
+        broken.write_text(text)
+        broken.chmod(0o755 if text else 0o644)
+        with pytest.raises(NoUsableGpu, match=reason):
+            compiler.nvcc_version.__wrapped__(broken)

@@ -1,0 +1,61 @@
+"""The CUDA kernels on a GPU, by the checker that scripts/check_cuda.py runs; and wrong ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ece408_op.backends.cuda import catalog, device
+from ece408_op.errors import NoUsableGpu
+from ece408_op.lab import checker, cuda_bench, cuda_proof
+from ece408_op.lab.checker import Case
+from ece408_op.problem import ConvProblem
+
+pytestmark = pytest.mark.gpu
+WRONG = sorted((Path(__file__).parent / "wrong_kernels").glob("*.cu"))
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    try:
+        return device.get(0)
+    except NoUsableGpu as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)
+def test_right_on_the_courses_shapes_and_random_ones(gpu, kernel):
+    proof = cuda_proof.prove(gpu, kernel, random=24)
+    assert not proof.failures, "\n".join(proof.failures)
+    assert proof.random == 24
+    assert proof.course > 0
+
+
+@pytest.mark.parametrize("source", WRONG, ids=lambda path: path.stem)
+def test_wrong_kernels_are_rejected(gpu, source):
+    wrong = dataclasses.replace(catalog.get("1_naive"), source=str(source))
+    # No bias: a wrong kernel may not know of it, and should be caught by what it does.
+    problem = ConvProblem.parse("b3,c2,h9,w14,m5,k3x4")
+    failure = checker.exact_failure(gpu, Case(wrong, problem))
+    error = checker.relative_error(gpu, Case(wrong, problem)) if failure is None else None
+    assert failure is not None or not error <= checker.largest_error(wrong, problem)
+
+
+def test_the_benchmark_checks_what_it_times(gpu):
+    naive = catalog.get("1_naive")
+    wrong = dataclasses.replace(naive, source=str(WRONG[0].with_name("misses_last_column.cu")))
+    with cuda_bench.bench(gpu, ConvProblem.parse("b20,c2,h9,w14,m5,k3x4")) as bench:
+        right, refused = bench.time(naive, 5), bench.time(wrong, 5)
+    assert right.failure is None
+    assert len(right.samples_ms) == 5
+    assert 0 < right.error < 1e-6
+    assert "elements are not finite" in str(refused.failure)
+
+
+def test_a_batch_that_needs_several_chunks_of_columns(gpu):
+    """im2col's workspace is bounded, so that it works through a batch in pieces."""
+    kernel, problem = catalog.get("4_im2col"), ConvProblem.parse("b700,c1,h70,w70,m2,k5")
+    assert len(kernel.plan(problem, gpu.capability, False).launches) == 4
+    assert checker.exact_failure(gpu, Case(kernel, problem)) is None

@@ -1,0 +1,102 @@
+"""Which backend computes for arrays on which device, and the settings of the CUDA backend."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ece408_op import dispatch, op_log, settings
+from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend, device
+from ece408_op.dispatch import Layer
+from ece408_op.errors import InvalidSetting, NoUsableGpu, UnsupportedProblem
+from ece408_op.gpu import find_driver
+from ece408_op.op_log import GpuTime
+from ece408_op.problem import ConvProblem
+
+PROBLEM = ConvProblem.parse("b2,c1,h9,w9,m4,k3")
+
+
+def test_each_device_has_its_own_way_in():
+    assert dispatch.select(PROBLEM, Layer(), "forward").name == "cpu"
+    staged = dispatch.select(PROBLEM, Layer(backend="cuda"), "forward")
+    assert isinstance(staged, StagedBackend)
+    for direction in ("forward", "backward_data", "backward_weight"):
+        in_place = dispatch.select(PROBLEM, Layer(device="gpu", index=1), direction)
+        assert isinstance(in_place, ZeroCopyBackend)
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_arrays_on_a_gpu_are_not_given_to_the_cpu(name):
+    layer = Layer(device="gpu", index=1, backend=name)
+    with pytest.raises(UnsupportedProblem, match=rf"backend {name} does not reach .* gpu\(1\)"):
+        dispatch.select(PROBLEM, layer, "forward")
+
+
+def test_no_gpu_is_looked_for_before_there_is_something_to_compute(run_python):
+    code = (
+        "import sys; from ece408_op import dispatch; from ece408_op.problem import ConvProblem\n"
+        "layer = dispatch.Layer(backend='cuda')\n"
+        "dispatch.select(ConvProblem.parse('b2,c1,h9,w9,m4,k3'), layer, 'forward')\n"
+        "assert not any(name.split('.')[0] == 'pycuda' for name in sys.modules)\n"
+    )
+    assert run_python(code).returncode == 0
+
+
+def test_without_pycuda(monkeypatch):
+    monkeypatch.setattr(device, "_gpus", {})
+    monkeypatch.setattr(device, "find_driver", lambda: None)
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+    with pytest.raises(NoUsableGpu, match=r"PyCUDA is not installed; pip install 'ece408_op\[cuda"):
+        device.get(0)
+
+
+def test_without_a_driver(monkeypatch):
+    monkeypatch.setattr(device, "_gpus", {})
+    monkeypatch.setattr(device, "find_driver", lambda: find_driver("libcuda-that-is-not-there.so"))
+    with pytest.raises(NoUsableGpu, match="no NVIDIA driver"):
+        StagedBackend().prepare(PROBLEM, "forward")
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("1", 1), ("64M", 64 << 20), ("2G", 2 << 30), ("512MiB", 512 << 20), ("3kb", 3 << 10)],
+)
+def test_amounts_of_memory(monkeypatch, text, nbytes):
+    monkeypatch.setenv("ECE408_GPU_MEMORY", text)
+    assert settings.gpu_memory() == nbytes
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "64X", "half", "1.5G", "50%"])
+def test_what_is_no_amount_of_memory(monkeypatch, text):
+    monkeypatch.setenv("ECE408_GPU_MEMORY", text)
+    with pytest.raises(InvalidSetting, match=r"is not an amount of memory \(ECE408_GPU_MEMORY\)"):
+        dispatch.check_settings()
+
+
+def test_lists_of_gpus(monkeypatch):
+    assert settings.devices() == (0,)
+    monkeypatch.setenv("ECE408_DEVICES", "2, 0")
+    assert settings.devices() == (2, 0)
+
+
+@pytest.mark.parametrize("text", [",", "0,", "a", "-1", "0,0", "1,01"])
+def test_what_is_no_list_of_gpus(monkeypatch, text):
+    monkeypatch.setenv("ECE408_DEVICES", text)
+    with pytest.raises(InvalidSetting, match=r"is not a list of GPUs \(ECE408_DEVICES\)"):
+        dispatch.check_settings()
+
+
+@pytest.mark.parametrize("name", ["0_magic", "general_backward_data"])
+def test_what_is_no_forward_kernel(monkeypatch, name):
+    monkeypatch.setenv("ECE408_KERNEL", name)
+    with pytest.raises(InvalidSetting, match=f"{name}.*choose one of|unknown.*{name}"):
+        dispatch.check_settings()
+
+
+def test_gpu_times_are_those_of_the_call_on_this_thread():
+    assert op_log.take_gpu_time() is None
+    op_log.note_gpu_time(GpuTime(1.5))
+    assert op_log.take_gpu_time() == GpuTime(1.5, 0.0)
+    assert op_log.take_gpu_time() is None

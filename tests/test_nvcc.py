@@ -1,0 +1,48 @@
+"""Where CUDA's compiler is looked for."""
+
+from __future__ import annotations
+
+import importlib.machinery
+
+import pytest
+
+from ece408_op import gpu
+
+
+def _nvcc(home):
+    path = home / "bin" / "nvcc"
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o755)
+    return path
+
+
+@pytest.fixture
+def wheels(tmp_path, monkeypatch):
+    """The folder of pip's wheels of CUDA; there is no nvcc yet, neither there nor elsewhere."""
+    folder = tmp_path / "site" / "nvidia"
+    spec = importlib.machinery.ModuleSpec("nvidia", None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(gpu, "_USUAL_HOME", tmp_path / "usual")
+    return folder
+
+
+def test_each_place_in_its_turn(wheels, tmp_path, monkeypatch):
+    assert gpu.find_nvcc() is None
+    _nvcc(wheels / "cu12")
+    newest = _nvcc(wheels / "cu13")
+    assert gpu.find_nvcc() == newest
+    usual = _nvcc(tmp_path / "usual")
+    assert gpu.find_nvcc() == usual
+    named = _nvcc(tmp_path / "named")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "named"))
+    assert gpu.find_nvcc() == named
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: "/on/the/path/nvcc")
+    assert str(gpu.find_nvcc()) == "/on/the/path/nvcc"
+
+
+def test_without_any_wheel(wheels, monkeypatch):
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    assert gpu.find_nvcc() is None

@@ -1,0 +1,22 @@
+// Wrong: one thread more than there are elements writes.
+#include "output.cuh"
+
+extern "C" __global__ void convolve(float *y, const float *x, const float *w, const float *bias,
+                                    int batch, int filters, int channels, int height, int width,
+                                    int kernel_h, int kernel_w) {
+    const int out_h = height - kernel_h + 1, out_w = width - kernel_w + 1;
+    const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index > (unsigned)batch * filters * out_h * out_w) return;
+    const int j = index % out_w, i = index / out_w % out_h;
+    const int m = index / (out_w * out_h) % filters, b = index / (out_w * out_h) / filters;
+    float sum = 0;
+    for (int c = 0; c < channels; c++) {
+        for (int p = 0; p < kernel_h; p++) {
+            for (int q = 0; q < kernel_w; q++) {
+                sum += x[((b * channels + c) * height + i + p) * width + j + q] *
+                       w[((m * channels + c) * kernel_h + p) * kernel_w + q];
+            }
+        }
+    }
+    y[index] = sum;
+}
