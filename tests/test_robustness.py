@@ -28,7 +28,8 @@ def test_ten_thousand_calls_without_growth(mx):
     call(1000)
     memory, threads = _status("VmRSS"), _status("Threads")
     call(10000)
-    assert _status("Threads") <= threads + 1
+    # MXNet makes another thread whenever all are busy, which on a loaded machine is a few times.
+    assert _status("Threads") <= threads + 8
     # Room for the allocator; 10000 leaked outputs alone would be 5760 KiB.
     assert _status("VmRSS") <= memory + 4096
 
