@@ -16,7 +16,7 @@ from ece408_op import __version__
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def source(tmp_path_factory):
     """A copy of the checkout, without what was built in it."""
     built = shutil.ignore_patterns(".*", "build", "*.so", "*.egg-info", "__pycache__")
@@ -62,8 +62,8 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist):
     assert all(path.startswith(str(site)) for path in where.stdout.split())
 
 
-def test_no_compiler_is_said_in_one_line(tmp_path):
-    result = _pip_wheel(ROOT, tmp_path, CXX="/nowhere/c++")
+def test_no_compiler_is_said_in_one_line(source, tmp_path):
+    result = _pip_wheel(source, tmp_path, CXX="/nowhere/c++")
     assert result.returncode != 0
     lines = [line for line in result.stderr.splitlines() if "needs a C++ compiler" in line]
     assert len(lines) == 1
