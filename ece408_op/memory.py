@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 from .mxnet_import import load_mxnet
@@ -14,7 +15,12 @@ def pointer(array: Any) -> int:
     Nothing is waited for: inside an operator's forward and backward the arrays are complete,
     elsewhere call `array.wait_to_read()` first. The address is good as long as the array is.
     """
-    base = load_mxnet().base
+    base = _base()
     address = ctypes.c_void_p()
     base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return address.value or 0
+
+
+@functools.lru_cache(maxsize=1)
+def _base() -> Any:
+    return load_mxnet().base

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +74,12 @@ class ConvolutionOp(mx.operator.CustomOp):
             )
 
     def _problem(self, x: Any) -> ConvProblem:
-        return self._attributes.problem(x.shape, np.dtype(x.dtype).name)
+        return _problem(self._attributes, x.shape, x.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _problem(attributes: ConvAttributes, x_shape: tuple[int, ...], dtype: type) -> ConvProblem:
+    return attributes.problem(x_shape, np.dtype(dtype).name)
 
 
 @mx.operator.register(OP_TYPE)

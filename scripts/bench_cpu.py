@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from tqdm import tqdm
 
 from ece408_op import settings
 from ece408_op.backends import native
+from ece408_op.cachedir import atomic_path
 from ece408_op.errors import Ece408Error, InvalidSetting
 from ece408_op.lab import ceilings, cpu_bench, cpu_table, results, shapes
 from ece408_op.problem import ConvProblem
@@ -44,7 +46,16 @@ def parse():
     parser.add_argument(
         "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--readme",
+        type=Path,
+        metavar="FILE",
+        help="only write the table of PREFIX.json into FILE, between its markers",
+    )
+    options = parser.parse_args()
+    if options.readme and not options.write:
+        parser.error("--readme needs --write PREFIX")
+    return options
 
 
 def torch_peer(options):
@@ -71,8 +82,7 @@ def measure(options, peer):
     total = turns * (len(listed) + len(others) + 2 * len(small))
     document = {"threads": settings.threads(), "samples": options.samples}
     document["torch"] = peer and peer.version
-    isa = native.isas()[0]
-    document["ceilings"] = dataclasses.asdict(ceilings.measure(isa, settings.threads()))
+    top = ceilings.measure(native.isas()[0], settings.threads())
     with tqdm(total=total, unit="turn", disable=None) as progress:
 
         def run(name, problem, measured, *arguments):
@@ -86,15 +96,29 @@ def measure(options, peer):
         ]
         document["backward"] = [run(n, p, cpu_bench.backward, peer) for n, p in small]
         document["variants"] = [run(n, p, cpu_bench.variants, native.isas()) for n, p in small]
+    top = top.best(ceilings.measure(native.isas()[0], settings.threads()))
+    document["ceilings"] = dataclasses.asdict(top)
     return document
+
+
+def update_readme(options):
+    """The README's table from results that are there."""
+    results_file = options.write.with_name(options.write.name + ".json")
+    document = json.loads(results_file.read_text(encoding="utf-8"))
+    text = cpu_table.with_table(options.readme.read_text(encoding="utf-8"), document)
+    with atomic_path(options.readme) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def main():
     options = parse()
+    if options.readme:
+        return update_readme(options)
     if options.threads:
         settings.configure(threads=options.threads)
-    # MXNet reads it once, when it is imported.
+    # MXNet reads these once, when it is imported.
     os.environ["OMP_NUM_THREADS"] = str(settings.threads())
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
     peer = torch_peer(options)
     document = measure(options, peer)
     print(cpu_table.tables(document))

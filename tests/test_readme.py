@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from ece408_op import errors
 from ece408_op.cli import _parser
+from ece408_op.lab import cpu_table
 from ece408_op.settings import _VARIABLES
 
-TEXT = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text()
 
 
 def test_the_python_examples_run(mx, capsys):
@@ -60,3 +63,8 @@ def test_every_exit_code_is_listed():
     listed = TEXT[TEXT.index("## Exit codes") : TEXT.index("## Development")]
     for error in _all_errors():
         assert re.search(rf"\b{error.exit_code} ", listed), error
+
+
+def test_the_table_of_times_is_what_was_measured():
+    document = json.loads((ROOT / "docs" / "results" / "cpu.json").read_text())
+    assert cpu_table.with_table(TEXT, document) == TEXT

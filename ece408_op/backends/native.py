@@ -44,12 +44,14 @@ class _Problem(ctypes.Structure):
         )
     ]
 
-    @classmethod
-    def of(cls, problem: ConvProblem) -> _Problem:
-        return cls(
-            *(problem.batch, problem.channels, problem.height, problem.width, problem.filters),
-            *(*problem.kernel, *problem.stride, *problem.pad, *problem.dilate, problem.groups),
-        )
+
+@functools.lru_cache(maxsize=4096)
+def _native(problem: ConvProblem) -> _Problem:
+    """The library reads it only, so that calls may share it."""
+    return _Problem(
+        *(problem.batch, problem.channels, problem.height, problem.width, problem.filters),
+        *(*problem.kernel, *problem.stride, *problem.pad, *problem.dilate, problem.groups),
+    )
 
 
 def _declare(library: ctypes.CDLL, name: str, arrays: int, numbers: int) -> None:
@@ -134,7 +136,7 @@ def run(
     name = f"ece408_{function}_{SUFFIXES[problem.dtype]}"
     codes = () if isa is None else (ISA_CODES[isa],)
     call = getattr(library(), name)
-    status = call(_Problem.of(problem), *arrays, bool(accumulate), threads, *codes)
+    status = call(_native(problem), *arrays, bool(accumulate), threads, *codes)
     if status:
         error = _FAILURES.get(status, Ece408Error)
         raise error(f"{name} failed with status {status} ({error.__name__}) on {problem}")

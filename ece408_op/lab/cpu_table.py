@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from ..errors import InvalidSetting
 from ..problem import ConvProblem
 from .ceilings import Ceilings
 
@@ -122,6 +123,15 @@ def readme_table(document: dict[str, Any]) -> str:
         rows.append([entry["name"], f"`{problem}`", f"{ours:.0f} ms", share, native[1], torch[1]])
     head = ["layer", "problem", "time", "of the floor", "MXNet takes", "PyTorch takes"]
     return _table(head, rows)
+
+
+def with_table(text: str, document: dict[str, Any]) -> str:
+    """The README's text with its table made anew. Raises `InvalidSetting` without the markers."""
+    if text.count(README_BEGIN) != 1 or text.count(README_END) != 1:
+        raise InvalidSetting(f"the text lacks the lines {README_BEGIN} and {README_END}")
+    before, rest = text.split(README_BEGIN)
+    after = rest.split(README_END)[1]
+    return f"{before}{README_BEGIN}\n{readme_table(document)}\n{README_END}{after}"
 
 
 def _peer(milliseconds: float | None, ours: float) -> tuple[str, str]:

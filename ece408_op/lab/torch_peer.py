@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-_NEVER = 2**31 - 1
+_NEVER = -1
 _LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 

@@ -1,9 +1,14 @@
-"""The networks of MXNet's model zoo before and after `swap`: agreement and times."""
+"""The networks of MXNet's model zoo before and after `swap`: agreement and times.
+
+Whole networks take turns with their swapped twins. Their convolutions are also timed one by one:
+ours by the log of op times, MXNet's own bound alone, without a bias both, since within a network
+MXNet's operators cannot be timed without slowing it down.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
+import dataclasses
 import os
 import statistics
 import time
@@ -14,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..machine import machine
 from ..mxnet_import import load_mxnet
 from ..op_log import OpTimes, op_times
+from ..problem import ConvProblem
 from ..swap import SwapReport, swap, swap_symbol
+from . import cpu_bench
 
 # The side of the square images that each network takes.
 NETWORKS = {
@@ -105,7 +111,8 @@ class Comparison:
     """One network before and after `swap`, hybridized; times are samples in milliseconds.
 
     `errors` is per mode (imperative, hybridized) at the network's output, `layer_errors` at
-    each swapped layer; `log` holds the op times of one warm forward pass.
+    each swapped layer; `log` holds the op times of one warm forward pass, and `alone` for each
+    of its problems the samples of MXNet's and of our convolution by itself.
     """
 
     name: str
@@ -116,6 +123,11 @@ class Comparison:
     native_ms: list[float]
     ours_ms: list[float]
     log: OpTimes
+    alone: dict[str, dict[str, list[float]]]
+
+    def convolutions_ms(self, whose: str) -> float:
+        """Medians of the network's convolutions by themselves, "mxnet" or "ours", added up."""
+        return sum(statistics.median(self.alone[str(t.problem)][whose]) for t in self.log)
 
 
 def compare(name: str, batch: int = 1, repeat: int = 5) -> Comparison:
@@ -128,77 +140,103 @@ def compare(name: str, batch: int = 1, repeat: int = 5) -> Comparison:
     at_layers = layer_errors(symbol, swapped, report.swapped, params, x)
     expected = net(x).asnumpy()
     net.hybridize()
-    native_ms = _samples_ms(net, x, repeat)
-    swap(net)
+    ours, _ = build(name, batch)
+    swap(ours)
     found = {}
     for mode, active in (("imperative", False), ("hybridized", True)):
-        net.hybridize(active)
+        ours.hybridize(active)
         with errors.surfaced():
-            found[mode] = error(net(x).asnumpy(), expected)
-    ours_ms = _samples_ms(net, x, repeat)
+            found[mode] = error(ours(x).asnumpy(), expected)
+    native_ms, ours_ms = _in_turns([net, ours], x, repeat)
     with op_times() as log:
-        net(x).wait_to_read()
-    return Comparison(name, batch, report, found, at_layers, native_ms, ours_ms, log)
+        ours(x).wait_to_read()
+    alone = {str(p): _alone(p, repeat) for p in dict.fromkeys(t.problem for t in log)}
+    return Comparison(name, batch, report, found, at_layers, native_ms, ours_ms, log, alone)
 
 
-def _samples_ms(net: Any, x: Any, repeat: int) -> list[float]:
-    """Wall time of `repeat` forward passes after one that warms up."""
-    samples = []
-    for _ in range(repeat + 1):
-        start = time.perf_counter()
-        net(x).wait_to_read()
-        samples.append(1e3 * (time.perf_counter() - start))
-    return samples[1:]
+def _in_turns(nets: list[Any], x: Any, repeat: int) -> list[list[float]]:
+    """Wall times of `repeat` forward passes of each net, after one that warms up."""
+    samples: list[list[float]] = [[] for _ in nets]
+    for turn in range(repeat + 1):
+        for net, times in zip(nets, samples):
+            start = time.perf_counter()
+            net(x).wait_to_read()
+            if turn > 0:
+                times.append(1e3 * (time.perf_counter() - start))
+    return samples
+
+
+def _alone(problem: ConvProblem, repeat: int) -> dict[str, list[float]]:
+    """Times of one convolution, MXNet's bound alone and ours by its op time, in turns."""
+    problem = dataclasses.replace(problem, bias=False)
+    x, w = cpu_bench.inputs(problem)
+    native, ours = (cpu_bench.bind(problem, x, w, ours=own) for own in (False, True))
+    times: dict[str, list[float]] = {"mxnet": [], "ours": []}
+    for turn in range(repeat + 1):
+        elapsed = native.forward()
+        with op_times() as log:
+            ours.forward()
+        if turn > 0:
+            times["mxnet"].append(elapsed)
+            times["ours"].append(log[0].milliseconds)
+    return times
 
 
 def table(comparisons: list[Comparison]) -> str:
     """The comparisons as a Markdown table, then a table of every swapped layer."""
     lines = [
         "| network | batch | layers swapped | left | worst layer error | output error "
-        "| MXNet ms | ours ms |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| convolutions: MXNet ms | ours ms | times MXNet's speed "
+        "| network: MXNet ms | ours ms | times MXNet's speed |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in comparisons:
+        alone = [each.convolutions_ms(whose) for whose in ("mxnet", "ours")]
+        whole = [statistics.median(samples) for samples in (each.native_ms, each.ours_ms)]
+        cells = [f"{a:.1f} | {b:.1f} | {a / b:.2f}" for a, b in (alone, whole)]
         lines.append(
             f"| {each.name} | {each.batch} | {len(each.report.swapped)} | {len(each.report.left)} "
             f"| {max(each.layer_errors.values()):.1e} | {max(each.errors.values()):.1e} "
-            f"| {statistics.median(each.native_ms):.1f} | {statistics.median(each.ours_ms):.1f} |"
+            f"| {cells[0]} | {cells[1]} |"
         )
     for each in comparisons:
         lines += ["", f"## {each.name}, batch {each.batch}", ""]
-        lines += ["| layer | problem | kernel | ms |", "| --- | --- | --- | --- |"]
         lines += [
-            f"| {entry.layer} | `{entry.problem}` | {entry.kernel} | {entry.milliseconds:.3f} |"
-            for entry in each.log
+            "| layer | problem | kernel | ms | alone, ms | MXNet's alone, ms |",
+            "| --- | --- | --- | --- | --- | --- |",
         ]
+        for entry in each.log:
+            times = each.alone[str(entry.problem)]
+            ours, native = (statistics.median(times[whose]) for whose in ("ours", "mxnet"))
+            lines.append(
+                f"| {entry.layer} | `{entry.problem}` | {entry.kernel} | {entry.milliseconds:.3f} "
+                f"| {ours:.3f} | {native:.3f} |"
+            )
     return "\n".join(lines)
 
 
-def document(comparisons: list[Comparison]) -> dict[str, Any]:
-    """The comparisons as strings, numbers, lists and dicts, with machine, versions and date."""
-    return {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "machine": machine(),
-        "networks": [
-            {
-                "name": each.name,
-                "batch": each.batch,
-                "swapped": each.report.swapped,
-                "left": each.report.left,
-                "errors": each.errors,
-                "layer_errors": each.layer_errors,
-                "native_ms": each.native_ms,
-                "ours_ms": each.ours_ms,
-                "layers": [
-                    {
-                        "layer": t.layer,
-                        "problem": str(t.problem),
-                        "kernel": t.kernel,
-                        "ms": t.milliseconds,
-                    }
-                    for t in each.log
-                ],
-            }
-            for each in comparisons
-        ],
-    }
+def records(comparisons: list[Comparison]) -> list[dict[str, Any]]:
+    """The comparisons as strings, numbers, lists and dicts."""
+    return [
+        {
+            "name": each.name,
+            "batch": each.batch,
+            "swapped": each.report.swapped,
+            "left": each.report.left,
+            "errors": each.errors,
+            "layer_errors": each.layer_errors,
+            "native_ms": each.native_ms,
+            "ours_ms": each.ours_ms,
+            "alone_ms": each.alone,
+            "layers": [
+                {
+                    "layer": t.layer,
+                    "problem": str(t.problem),
+                    "kernel": t.kernel,
+                    "ms": t.milliseconds,
+                }
+                for t in each.log
+            ],
+        }
+        for each in comparisons
+    ]
