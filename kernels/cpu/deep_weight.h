@@ -211,7 +211,8 @@ bool run_deep_weight(const Sweep& s, const T* x, const T* dy, T* dw, bool accumu
     const OuterPlan plan = plan_outer(s, Lanes<Sum>::count);
     const int64_t tile = kDeepPixels * plan.lanes, units = plan.units();
     const size_t sums = static_cast<size_t>(plan.images * (plan.image() + plan.gradient()));
-    double* totals = static_cast<double*>(calloc(static_cast<size_t>(units * tile), sizeof *totals));
+    const size_t count_totals = static_cast<size_t>(units * tile);
+    double* totals = static_cast<double*>(calloc(count_totals, sizeof(double)));
     Sum* images = static_cast<Sum*>(malloc(sums * sizeof(Sum)));
     const bool ready = totals && images;
     if (ready) {

@@ -266,12 +266,13 @@ struct Stretch {
     }
 };
 
+// `whole`: the image is one thread's.
 void run_tiles(const Plan& plan, const float* x, float* y, int64_t block, int64_t begin,
-               int64_t end, bool accumulate) {
+               int64_t end, bool accumulate, bool whole) {
     Stretch stretch(plan, x, y, block);
     if (accumulate) return stretch.run_apart(begin, end, true);
-    // Threads must not meet on the lanes that two vectors share.
-    const bool apart = end == plan.tiles && plan.vectors.first > 0;
+    // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
+    const bool apart = !whole && end == plan.tiles && plan.vectors.first > 0;
     stretch.run<false>(begin, end - apart);
     if (apart) stretch.run_apart(end - 1, end, false);
 }
@@ -298,7 +299,7 @@ void pad_channel(const Plan& plan, const float* from, float* to) {
 
 // The tiles [begin, end) of an image, numbered through its filter blocks.
 void run_part(const Plan& plan, const float* x, float* y, int64_t begin, int64_t end,
-              bool accumulate, bool streams) {
+              bool accumulate, bool streams, bool whole) {
     int64_t next = 0;
     for (int64_t tile = begin; tile < end; tile = next) {
         const int64_t block = tile / plan.tiles, start = block * plan.tiles;
@@ -306,7 +307,7 @@ void run_part(const Plan& plan, const float* x, float* y, int64_t begin, int64_t
         if (streams)
             Stretch(plan, x, y, block).run_streamed();
         else
-            run_tiles(plan, x, y, block, tile - start, next - start, accumulate);
+            run_tiles(plan, x, y, block, tile - start, next - start, accumulate, whole);
     }
 }
 
@@ -345,7 +346,7 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
                 image = own;
             }
             run_part(plan, image, y + b * y_image, part_start(tiles, parts, part),
-                     part_start(tiles, parts, part + 1), accumulate, streams);
+                     part_start(tiles, parts, part + 1), accumulate, streams, parts == 1);
         }
 #if ECE408_STREAMS
         finish_streams();

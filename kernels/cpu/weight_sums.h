@@ -1,4 +1,5 @@
-// The gradient for the weights of few filters: dot products of dy with shifted images (see flat_image.h).
+// The gradient for the weights of few filters: dot products of dy with shifted images (see
+// flat_image.h).
 //
 // dy is laid out with the images' row length, zeros between its rows, so that each weight's
 // gradient is one dot product per image over two flat runs. Threads divide the weights among
