@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pages.h"
 #include "shape.h"
 #include "tile.h"
 
@@ -62,6 +61,12 @@ struct Plan {
     bool streams;
     void* memory;
 };
+
+// Whether so many floats are more than a core's share of the last cache, so that they will not be
+// there any more when they are read.
+bool exceeds_caches(int64_t floats) {
+    return floats * static_cast<int64_t>(sizeof(float)) > int64_t{32} << 20;
+}
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -329,7 +334,6 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
         copies = static_cast<float*>(malloc(static_cast<size_t>(count * padded) * sizeof(float)));
         if (!copies) return false;
     }
-    if (!accumulate) want_huge_pages(y, s.batch * y_image);
 #pragma omp parallel num_threads(team)
     {
 #pragma omp for schedule(static)
