@@ -141,10 +141,10 @@ class ConvolutionProp(mx.operator.CustomOpProp):
         layer = dispatch.Layer(given.layer, device, given.backend, index, given.cuda_kernel)
         # Here nobody hears of an error; the forward pass meets it again.
         with contextlib.suppress(Ece408Error):
-            dispatch.prepare(given.problem(in_shapes[0], _dtype_name(in_dtypes[0])), layer)
+            dispatch.prepare(_problem(given, tuple(in_shapes[0]), _numpy_type(in_dtypes[0])), layer)
         return ConvolutionOp(given, layer)
 
 
-def _dtype_name(dtype: Any) -> str:
-    """A type's name, from the number that MXNet has for it, or from NumPy's type."""
-    return np.dtype(mx.ndarray.ndarray._DTYPE_MX_TO_NP.get(dtype, dtype)).name
+def _numpy_type(dtype: Any) -> Any:
+    """NumPy's type for the number that MXNet has for it, or the type itself."""
+    return mx.ndarray.ndarray._DTYPE_MX_TO_NP.get(dtype, dtype)
