@@ -1,4 +1,7 @@
-"""The fast CPU kernels, on the best instruction set: `direct` for what it does, else `general`."""
+"""The fast CPU kernels, on the best instruction set.
+
+`direct` and `winograd` for what they do, else `general`.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class CpuBackend(Backend):
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> str:
         self.require_bias(problem, bias)
-        kernel = "direct" if _forward_is_direct(problem, native.LANES[_isa()]) else "general"
+        kernel = _forward_kernel(problem, native.LANES[_isa()])
         return _run(kernel, "forward", problem, x, w, bias, y, accumulate=accumulate)
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
     ) -> str:
-        kernel = "direct" if _backward_is_direct(problem, native.LANES[_isa()]) else "general"
+        kernel = _backward_kernel(problem, native.LANES[_isa()])
         return _run(kernel, "backward_data", problem, w, dy, dx, accumulate=accumulate)
 
     def backward_weight(
@@ -65,6 +68,26 @@ _DIRECT_1X1 = 256
 _DIRECT_PADDED = 128
 # Products of a sum from which on it is taken in blocks, which lose less to rounding.
 _LONG = 1024
+# Products of a sum from which on fewer of them pay for what `winograd` does besides.
+_PAIRED = 75
+
+
+def _forward_kernel(problem: ConvProblem, lanes: int) -> str:
+    if not _forward_is_direct(problem, lanes):
+        return "general"
+    return _direct_or_winograd(problem, _products(problem, problem.channels))
+
+
+def _backward_kernel(problem: ConvProblem, lanes: int) -> str:
+    if not _backward_is_direct(problem, lanes):
+        return "general"
+    return _direct_or_winograd(problem, _products(problem, problem.filters))
+
+
+def _direct_or_winograd(problem: ConvProblem, products: int) -> str:
+    """`winograd` takes kernels of odd height, two output rows at a time."""
+    paired = problem.kernel[0] % 2 == 1 and problem.kernel[0] > 1
+    return "winograd" if paired and products >= _PAIRED else "direct"
 
 
 def _forward_is_direct(problem: ConvProblem, lanes: int) -> bool:

@@ -21,7 +21,7 @@ from ..problem import ConvProblem
 LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
 SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
-_ABI_VERSION = 3
+_ABI_VERSION = 4
 # Floats in a vector of each instruction set.
 LANES = {"avx512": 16, "avx2": 8, "baseline": 4}
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
@@ -74,8 +74,9 @@ def _declare_all(library: ctypes.CDLL) -> None:
     for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
         arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
         getattr(library, name).argtypes = arguments
-    _declare(library, "ece408_direct_forward_f32", arrays=4, numbers=3)
-    _declare(library, "ece408_direct_backward_data_f32", arrays=3, numbers=3)
+    for kernel in ("direct", "winograd"):
+        _declare(library, f"ece408_{kernel}_forward_f32", arrays=4, numbers=3)
+        _declare(library, f"ece408_{kernel}_backward_data_f32", arrays=3, numbers=3)
     for suffix in SUFFIXES.values():
         _declare(library, f"ece408_general_forward_{suffix}", arrays=4, numbers=3)
         _declare(library, f"ece408_general_backward_data_{suffix}", arrays=3, numbers=3)

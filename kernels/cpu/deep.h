@@ -6,7 +6,9 @@
 //
 // The source is padded once per image; a tap is a displacement in it. The gradient for x of a
 // strided convolution is one such sum for each residue of x's rows and columns modulo the stride,
-// with only the taps that reach it, so that no zeros are multiplied.
+// with only the taps that reach it, so that no zeros are multiplied. Without strides, higher
+// kernels take two output rows at a time with fewer products, as row_pairs.h explains: then the
+// source is four domains instead, and there is one such sum for each.
 #pragma once
 
 #include <stdlib.h>
@@ -17,6 +19,7 @@
 
 #include "flat_image.h"
 #include "lanes.h"
+#include "row_pairs.h"
 
 namespace ece408 {
 namespace {
@@ -28,6 +31,8 @@ constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 constexpr int64_t kDeepBlock = 256;
 // Pixels that a thread computes at a time, for one block of filters.
 constexpr int64_t kDeepStretch = 256;
+// The largest window, in taps, that is taken by pairs of rows.
+constexpr int64_t kDeepPairTaps = 25;
 
 // The output pixels (row + i * row_step, column + j * column_step), and the taps they sum.
 struct Phase {
@@ -49,6 +54,9 @@ struct Deep {
     int64_t top, left, rows, row;    // the padded source: its border and its size
     int64_t window;                  // taps of all phases
     int64_t phases;
+    bool by_pairs;
+    RowPairs pairs;     // then: how rows are taken,
+    int64_t direction;  // and the step from a tap's row of the weights to the next tap's
     Phase* phase;
     DeepTap* tap;
     void* memory;
@@ -63,6 +71,7 @@ inline bool allocate(Deep* deep, int64_t phases, int64_t window) {
     deep->tap = reinterpret_cast<DeepTap*>(deep->phase + phases);
     deep->phases = phases;
     deep->window = 0;
+    deep->by_pairs = false;
     return deep->memory != nullptr;
 }
 
@@ -132,6 +141,34 @@ inline bool deep_backward(const Sweep& s, Deep* d) {
         if (phase.columns < 0) phase.columns = 0;
     }
     pad_source(d);
+    return true;
+}
+
+// Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains.
+inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
+    const RowPairs pairs = row_pairs(s.kernel_h, s.out_height);
+    if (!allocate(d, kDomains, pairs.tap_rows() * s.kernel_w)) return false;
+    d->by_pairs = true;
+    d->pairs = pairs;
+    d->direction = turned ? -1 : 1;
+    d->batch = s.batch, d->groups = s.groups;
+    d->in_channels = s.in_channels, d->out_channels = s.out_channels;
+    d->height = s.height, d->width = s.width;
+    d->out_height = s.out_height, d->out_width = s.out_width;
+    d->step_h = d->step_w = d->out_step_h = d->out_step_w = 1;
+    d->top = s.pad_h, d->left = s.pad_w;
+    d->rows = kDomains * pairs.starts();
+    d->row = s.out_width + (s.kernel_w - 1) * s.dilate_w;
+    for (int t = 0; t < kDomains; ++t) {
+        Phase& phase = d->phase[t];
+        phase = {0, 0, pairs.pairs, s.out_width, 0, d->window};
+        for (int64_t g = pairs.first_group(t); g < pairs.groups; ++g)
+            for (int64_t q = 0; q < s.kernel_w; ++q)
+                d->tap[d->window++] = {turned ? s.kernel_h - 1 - 2 * g : 2 * g,
+                                       turned ? s.kernel_w - 1 - q : q, t * pairs.starts() + g,
+                                       q * s.dilate_w};
+        phase.taps = d->window - phase.first_tap;
+    }
     return true;
 }
 
@@ -247,6 +284,9 @@ struct DeepPlan {
         return rows < 1 ? 1 : rows;
     }
     int64_t sums() const {
+        return (deep.by_pairs ? kDomains : 1) * phase_sums();
+    }
+    int64_t phase_sums() const {
         const int64_t pixels = deep.out_width > kDeepStretch ? deep.out_width : kDeepStretch;
         return pixels * kDeepVectors * Lanes<Sum>::count;
     }
@@ -258,8 +298,9 @@ struct DeepPlan {
             for (int64_t c = 0; c < deep.in_channels; ++c)
                 for (int64_t t = 0; t < phase.taps; ++t) {
                     const DeepTap& tap = deep.tap[phase.first_tap + t];
-                    *next++ = c * channel() + (deep.top + tap.down) * deep.row + deep.left +
-                              tap.across;
+                    const int64_t border =
+                        deep.by_pairs ? 0 : deep.top * deep.row + deep.left;
+                    *next++ = c * channel() + border + tap.down * deep.row + tap.across;
                 }
         }
     }
@@ -269,6 +310,7 @@ struct DeepPlan {
         const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
         const T* first = weights.first + unit / blocks * weights.group_step +
                          this->first(block) * weights.filter_step;
+        if (deep.by_pairs) return pack_pairs(block, first, out);
         const bool whole = deep.phases == 1;
         if (whole && weights.channel_step == deep.window) {
             interleave(first, weights.filter_step, filters(block), wide,
@@ -291,7 +333,73 @@ struct DeepPlan {
         }
     }
 
+    // The same for domains, whose weights are sums of up to three taps. A few channels at a time.
+    void pack_pairs(int64_t block, const T* first, Sum* out) const {
+        constexpr int64_t kChannels = 4;
+        Sum taps[kChannels * kDeepPairTaps * kDeepVectors * Lanes<Sum>::count];
+        const int64_t wide = vectors(block) * Lanes<Sum>::count;
+        const int64_t window = deep.pairs.kernel_h * weights.kernel_w;
+        const bool together = weights.channel_step == window;
+        for (int64_t c = 0; c < deep.in_channels; c += kChannels) {
+            const int64_t left = deep.in_channels - c, count = left < kChannels ? left : kChannels;
+            const T* from = first + c * weights.channel_step;
+            for (int64_t i = 0; i < (together ? 1 : count); ++i)
+                interleave(from + i * weights.channel_step, weights.filter_step, filters(block),
+                           wide, together ? count * window : window, taps + i * window * wide);
+            for (int64_t i = 0; i < count; ++i)
+                combine_taps(c + i, taps + i * window * wide, wide, out);
+        }
+    }
+
+    // One channel's weights for all domains, from its taps as [p][q][filter].
+    void combine_taps(int64_t c, const Sum* taps, int64_t wide, Sum* out) const {
+        for (int t = 0; t < kDomains; ++t) {
+            const Phase& phase = deep.phase[t];
+            Sum* to = out + (deep.in_channels * phase.first_tap + c * phase.taps) * wide;
+            for (int64_t k = 0; k < phase.taps; ++k, to += wide) {
+                const DeepTap& tap = deep.tap[phase.first_tap + k];
+                const Sum* g0 = taps + (tap.p * weights.kernel_w + tap.q) * wide;
+                const int64_t next = deep.direction * weights.kernel_w * wide;
+                const int64_t group = tap.down - t * deep.pairs.starts();
+                if (deep.pairs.has_third(group))
+                    for (int64_t m = 0; m < wide; ++m)
+                        to[m] = domain_weight<Sum>(t, g0[m], g0[next + m], g0[2 * next + m]);
+                else
+                    for (int64_t m = 0; m < wide; ++m)
+                        to[m] = domain_weight<Sum>(t, g0[m], g0[next + m], Sum(0));
+            }
+        }
+    }
+
+    // A channel's domains, one under the other.
+    void transform(const T* source, Sum* out) const {
+        const int64_t starts = deep.pairs.starts(), step = starts * deep.row;
+        memset(out, 0, static_cast<size_t>(channel()) * sizeof(Sum));
+        for (int64_t start = 0; start < starts; ++start, out += deep.row) {
+            const T* d[4];
+            bool inside = true;
+            for (int64_t r = 0; r < 4; ++r) {
+                const int64_t from = 2 * start + r - deep.top;
+                const bool there = from >= 0 && from < deep.height;
+                d[r] = there ? source + from * deep.width : nullptr;
+                inside = inside && there;
+            }
+            Sum* to = out + deep.left;
+            if (inside)
+                for (int64_t x = 0; x < deep.width; ++x)
+                    to_domains(widen(d[0][x]), widen(d[1][x]), widen(d[2][x]), widen(d[3][x]),
+                               to + x, step);
+            else
+                for (int64_t x = 0; x < deep.width; ++x)
+                    to_domains(value(d[0], x), value(d[1], x), value(d[2], x), value(d[3], x),
+                               to + x, step);
+        }
+    }
+
+    static Sum value(const T* row, int64_t x) { return row ? widen(row[x]) : Sum(0); }
+
     void pad(const T* source, Sum* out) const {
+        if (deep.by_pairs) return transform(source, out);
         const size_t border = static_cast<size_t>(deep.row) * sizeof(Sum);
         for (int64_t y = 0; y < deep.rows; ++y, out += deep.row) {
             memset(out, 0, border);
@@ -302,10 +410,9 @@ struct DeepPlan {
         }
     }
 
-    // Rows [begin, end) of a phase for one block of filters, into `sums` and then the output.
-    void run_rows(const Sum* image, int64_t group, int64_t block, const Phase& phase,
-                  int64_t begin, int64_t end, const Sum* packed, const T* bias, bool accumulate,
-                  Sum* sums, T* y) const {
+    // The sums of rows [begin, end) of a phase for one block of filters, as [row][pixel][filter].
+    void sum_rows(const Sum* image, int64_t group, int64_t block, const Phase& phase,
+                  int64_t begin, int64_t end, const Sum* packed, Sum* sums) const {
         const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
         const int64_t tiles = (phase.columns + kDeepPixels - 1) / kDeepPixels;
         const int64_t products = deep.in_channels * phase.taps;
@@ -329,13 +436,19 @@ struct DeepPlan {
                 }
             done += count;
         } while (done < products);
+    }
+
+    // They become rows [begin, end) of a phase of the output.
+    void write_rows(int64_t group, int64_t block, const Phase& phase, int64_t begin, int64_t end,
+                    const T* bias, bool accumulate, const Sum* sums, T* y) const {
+        const int64_t wide = vectors(block) * Lanes<Sum>::count;
         const int64_t filter = group * deep.out_channels + first(block);
         for (int64_t m = 0; m < filters(block); ++m) {
             const Sum start = bias ? static_cast<Sum>(widen(bias[filter + m])) : Sum(0);
             const Sum* from = sums + m;
             for (int64_t i = begin; i < end; ++i) {
-                T* to = y + ((filter + m) * deep.out_height + phase.row + i * deep.out_step_h) *
-                                deep.out_width + phase.column;
+                const int64_t row = phase.row + i * (deep.by_pairs ? 2 : deep.out_step_h);
+                T* to = y + ((filter + m) * deep.out_height + row) * deep.out_width + phase.column;
                 for (int64_t j = 0; j < phase.columns; ++j, from += wide, to += deep.out_step_w) {
                     const Sum value = *from + start;
                     narrow(accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
@@ -344,16 +457,45 @@ struct DeepPlan {
         }
     }
 
+    void run_rows(const Sum* image, int64_t group, int64_t block, const Phase& phase,
+                  int64_t begin, int64_t end, const Sum* packed, const T* bias, bool accumulate,
+                  Sum* sums, T* y) const {
+        sum_rows(image, group, block, phase, begin, end, packed, sums);
+        write_rows(group, block, phase, begin, end, bias, accumulate, sums, y);
+    }
+
+    // Pairs [begin, end) of output rows.
+    void run_pairs(const Sum* image, int64_t group, int64_t block, int64_t begin, int64_t end,
+                   const Sum* packed, const T* bias, bool accumulate, Sum* sums, T* y) const {
+        const int64_t wide = vectors(block) * Lanes<Sum>::count, step = phase_sums();
+        for (int t = 0; t < kDomains; ++t)
+            sum_rows(image, group, block, deep.phase[t], begin, end, packed, sums + t * step);
+        for (int64_t i = 0; i < (end - begin) * deep.out_width * wide; ++i)
+            to_rows(sums + i, step);
+        for (int64_t odd = 0; odd < 2; ++odd) {
+            // Every second row of the output, as many as there are.
+            const Phase rows = {odd, 0, (deep.out_height + 1 - odd) / 2, deep.out_width, 0, 0};
+            write_rows(group, block, rows, begin, end < rows.rows ? end : rows.rows, bias,
+                       accumulate, sums + odd * step, y);
+        }
+    }
+
     // Slice `slice` of `slices` of a block's output rows.
     void run_block(const Sum* image, int64_t unit, int64_t slice, int64_t slices,
                    const Sum* packed, const T* bias, bool accumulate, Sum* sums, T* y) const {
-        for (int64_t n = 0; n < deep.phases; ++n) {
+        const int64_t group = unit / blocks, block = unit % blocks;
+        for (int64_t n = 0; n < (deep.by_pairs ? 1 : deep.phases); ++n) {
             const Phase& phase = deep.phase[n];
             const int64_t rows = stretch_rows(phase), end = phase.rows * (slice + 1) / slices;
             if (phase.columns == 0) continue;
-            for (int64_t i = phase.rows * slice / slices; i < end; i += rows)
-                run_rows(image, unit / blocks, unit % blocks, phase, i,
-                         i + rows < end ? i + rows : end, packed, bias, accumulate, sums, y);
+            for (int64_t i = phase.rows * slice / slices; i < end; i += rows) {
+                const int64_t next = i + rows < end ? i + rows : end;
+                if (deep.by_pairs)
+                    run_pairs(image, group, block, i, next, packed, bias, accumulate, sums, y);
+                else
+                    run_rows(image, group, block, phase, i, next, packed, bias, accumulate, sums,
+                             y);
+            }
         }
     }
 };

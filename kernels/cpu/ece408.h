@@ -19,7 +19,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 3
+#define ECE408_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,6 +62,15 @@ ECE408_EXPORT int ece408_direct_forward_f32(const ece408_problem* problem, const
 ECE408_EXPORT int ece408_direct_backward_data_f32(const ece408_problem* problem, const float* w,
                                                   const float* dy, float* dx, int accumulate,
                                                   int threads, int isa);
+
+/* The same for kernels of three, five and so on rows, with three tenths fewer products. Whole
+ * numbers are exact while the products of a sum times the largest |x| and |w| stay below 2^21. */
+ECE408_EXPORT int ece408_winograd_forward_f32(const ece408_problem* problem, const float* x,
+                                              const float* w, const float* bias, float* y,
+                                              int accumulate, int threads, int isa);
+ECE408_EXPORT int ece408_winograd_backward_data_f32(const ece408_problem* problem, const float* w,
+                                                    const float* dy, float* dx, int accumulate,
+                                                    int threads, int isa);
 
 /* Any convolution, in all directions. `bias` may be null. */
 #define ECE408_GENERAL(T, suffix)                                                                \

@@ -54,12 +54,25 @@ Sweep backward_sweep(const Shape& s) {
     return sweep;
 }
 
+// Pixels of a batch from which on its convolutions are taken by pairs of rows.
+constexpr int64_t kPairPixels = 100;
+
 // Whether filters are better lanes than pixels: enough of them, and sums that pay for the
 // transposition of the result; with a stride, pixels as lanes must be laid out first.
 bool is_deep(const Shape& s, int64_t filters, int64_t channels) {
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
     return filters >= ECE408_LANES &&
            channels * s.kernel_h * s.kernel_w >= (strided ? 48 : 128);
+}
+
+// Whether a deep sum is worth taking two output rows at a time: without strides, and with pixels
+// enough to pay for a third more weights.
+bool by_pairs(const Shape& s) {
+    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1;
+    const int64_t reach = (s.kernel_w - 1) * s.dilate_w;
+    const bool fits = has_row_pairs(s.kernel_h) && s.kernel_h * s.kernel_w <= kDeepPairTaps;
+    return plain && fits && s.pad_h < s.kernel_h && s.pad_w <= reach &&
+           s.batch * s.out_height * s.out_width >= kPairPixels;
 }
 
 template <class T, class WeightAt>
@@ -75,8 +88,8 @@ int sweep(const Sweep& s, WeightAt weight_at, const T* source, const T* bias, T*
 }
 
 template <class T>
-int deep(bool ready, const Deep& d, const DeepWeights<T>& weights, const T* source, const T* bias, T* out,
-         bool accumulate, int threads) {
+int deep(bool ready, const Deep& d, const DeepWeights<T>& weights, const T* source,
+         const T* bias, T* out, bool accumulate, int threads) {
     using Sum = typename Number<T>::Sum;
     ready = ready && run_deep<T, Sum>(d, weights, source, bias, out, accumulate, threads);
     free(d.memory);
@@ -103,7 +116,9 @@ int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias
     if (is_deep(s, s.group_filters, s.group_channels)) {
         const int64_t filter = s.group_channels * s.kernel_h * s.kernel_w;
         Deep d;
-        return deep(deep_forward(across, &d), d,
+        const bool ready =
+            by_pairs(s) ? deep_by_pairs(across, false, &d) : deep_forward(across, &d);
+        return deep(ready, d,
                     {weights, s.group_filters * filter, filter, s.kernel_h * s.kernel_w,
                      s.kernel_w},
                     typed(x), typed(bias), typed(y), accumulate, threads);
@@ -120,7 +135,9 @@ int backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx,
     if (is_deep(s, s.group_channels, s.group_filters)) {
         const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
         Deep d;
-        return deep(deep_backward(forward_sweep(s), &d), d,
+        const bool ready = by_pairs(s) ? deep_by_pairs(backward_sweep(s), true, &d)
+                                       : deep_backward(forward_sweep(s), &d);
+        return deep(ready, d,
                     {weights, s.group_filters * filter, window, filter, s.kernel_w}, typed(dy),
                     none, typed(dx), accumulate, threads);
     }

@@ -60,7 +60,6 @@ __attribute__((always_inline)) inline void add_tap(const float* (&pixel)[VT], in
     }
 }
 
-// KW is the kernel's width as a constant, or 0 to take it from the arguments.
 template <bool Straddle, int KW, int MT, int VT>
 __attribute__((always_inline)) inline void add_taps(const StripArgs& args, const int64_t* in,
                                                     const int* split, Vec (&sum)[MT][VT]) {
@@ -94,6 +93,19 @@ __attribute__((always_inline)) inline void add_taps(const StripArgs& args, const
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) pixel[v] += next_channel;
     }
+}
+
+// KW is the kernel's width as a constant, or 0 to take it from the arguments.
+template <int KW, int MT, int VT>
+__attribute__((always_inline)) inline void add_window(const StripArgs& args, const int64_t* in,
+                                                      const int* split, Vec (&sum)[MT][VT]) {
+    bool straddles = kMasksSuppress;
+    ECE408_UNROLL
+    for (int v = 0; v < VT; ++v) straddles |= split[v] < kLanes;
+    if (straddles)
+        add_taps<true, KW>(args, in, split, sum);
+    else
+        add_taps<false, KW>(args, in, split, sum);
 }
 
 template <int MT, int VT>
@@ -140,63 +152,60 @@ inline void finish_stream(float* plane, int64_t out, const float* carried) {
 }
 #endif
 
-template <int KW, int MT, int VT, bool Stream>
-__attribute__((noinline)) void strip(const StripArgs& args) {
-    for (int64_t tile = 0; tile < args.tiles; ++tile) {
-        const int64_t* in = args.in + tile * VT;
-        const int* split = args.split + tile * VT;
-        Vec sum[MT][VT];
-        ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
-            const Vec bias = broadcast(args.packed[m]);
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) sum[m][v] = bias;
-        }
-        bool straddles = kMasksSuppress;
-        ECE408_UNROLL
-        for (int v = 0; v < VT; ++v) straddles |= split[v] < kLanes;
-        if (straddles)
-            add_taps<true, KW>(args, in, split, sum);
-        else
-            add_taps<false, KW>(args, in, split, sum);
-#if ECE408_STREAMS
-        if constexpr (Stream) {
-            stream_tile(args, args.out[tile * VT], args.head && tile == 0, sum);
-            continue;
-        }
-#endif
-        store_tile(args, args.out + tile * VT, sum);
-    }
-}
-
-using Strip = void (*)(const StripArgs&);
-
-template <int KW, int MT, int VT, bool Stream>
-Strip pick_vectors(int vectors) {
-    if constexpr (VT > 1) {
-        if (vectors < VT) return pick_vectors<KW, MT, VT - 1, Stream>(vectors);
-    }
-    return strip<KW, MT, VT, Stream>;
-}
-
-template <int KW, int MT, bool Stream>
-Strip pick_filters(int filters, int vectors) {
-    if constexpr (MT > 1) {
-        if (filters < MT) return pick_filters<KW, MT - 1, Stream>(filters, vectors);
-    }
-    return pick_vectors<KW, MT, most_vectors(MT), Stream>(vectors);
-}
-
-// The strip of tiles of the run-time size given, filters <= kMaxFilters and vectors <=
-// most_vectors(filters). The usual kernel widths have code of their own.
 template <bool Stream>
-Strip pick_strip(int64_t kernel_w, int filters, int vectors) {
+struct Strip {
+    using Function = void(const StripArgs&);
+
+    template <int KW, int MT, int VT>
+    __attribute__((noinline)) static void run(const StripArgs& args) {
+        for (int64_t tile = 0; tile < args.tiles; ++tile) {
+            const int64_t* in = args.in + tile * VT;
+            const int* split = args.split + tile * VT;
+            Vec sum[MT][VT];
+            ECE408_UNROLL
+            for (int m = 0; m < MT; ++m) {
+                const Vec bias = broadcast(args.packed[m]);
+                ECE408_UNROLL
+                for (int v = 0; v < VT; ++v) sum[m][v] = bias;
+            }
+            add_window<KW>(args, in, split, sum);
+#if ECE408_STREAMS
+            if constexpr (Stream) {
+                stream_tile(args, args.out[tile * VT], args.head && tile == 0, sum);
+                continue;
+            }
+#endif
+            store_tile(args, args.out + tile * VT, sum);
+        }
+    }
+};
+
+template <class Family, int KW, int MT, int VT>
+typename Family::Function* pick_vectors(int vectors) {
+    if constexpr (VT > 1) {
+        if (vectors < VT) return pick_vectors<Family, KW, MT, VT - 1>(vectors);
+    }
+    return &Family::template run<KW, MT, VT>;
+}
+
+template <class Family, int KW, int MT = kMaxFilters>
+typename Family::Function* pick_filters(int filters, int vectors) {
+    if constexpr (MT > 1) {
+        if (filters < MT) return pick_filters<Family, KW, MT - 1>(filters, vectors);
+    }
+    return pick_vectors<Family, KW, MT, most_vectors(MT)>(vectors);
+}
+
+// The function of a family for a tile of the run-time size given, filters <= kMaxFilters and
+// vectors <= most_vectors(filters). The usual kernel widths have code of their own.
+template <class Family>
+typename Family::Function* pick_tile(int64_t kernel_w, int filters, int vectors) {
     switch (kernel_w) {
-        case 1: return pick_filters<1, kMaxFilters, Stream>(filters, vectors);
-        case 3: return pick_filters<3, kMaxFilters, Stream>(filters, vectors);
-        case 5: return pick_filters<5, kMaxFilters, Stream>(filters, vectors);
-        case 7: return pick_filters<7, kMaxFilters, Stream>(filters, vectors);
-        default: return pick_filters<0, kMaxFilters, Stream>(filters, vectors);
+        case 1: return pick_filters<Family, 1>(filters, vectors);
+        case 3: return pick_filters<Family, 3>(filters, vectors);
+        case 5: return pick_filters<Family, 5>(filters, vectors);
+        case 7: return pick_filters<Family, 7>(filters, vectors);
+        default: return pick_filters<Family, 0>(filters, vectors);
     }
 }
 

@@ -40,6 +40,10 @@ inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline void store_only(Mask mask, float* p, Vec v) { _mm512_mask_storeu_ps(p, mask, v); }
+inline void put_lanes(int begin, int end, float* p, Vec v, bool add) {
+    const Mask mask = lanes_from(begin) & lanes_below(end);
+    store_only(mask, p, add ? _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, p)) : v);
+}
 
 // Past the caches, to a multiple of 64 bytes.
 inline void stream(float* p, Vec v) { _mm512_stream_ps(p, v); }
@@ -107,6 +111,16 @@ inline Vec broadcast(float value) { return Vec{value, value, value, value}; }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return sum + a * b; }
 inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 
+#endif
+
+#if ECE408_LANES < 16
+// Only the lanes [begin, end): into p, or added to what it holds.
+inline void put_lanes(int begin, int end, float* p, Vec v, bool add) {
+    if (!add && begin == 0 && end == kLanes) return store(p, v);
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int lane = begin; lane < end; ++lane) p[lane] = add ? p[lane] + lanes[lane] : lanes[lane];
+}
 #endif
 
 }  // namespace

@@ -23,6 +23,7 @@ from ece408_op.backends.reference import ReferenceBackend
 from ece408_op.errors import InvalidSetting
 from ece408_op.problem import ConvProblem
 
+SHORT, LONG = 3, 26  # channels, of sums that `direct` takes, and of those that `winograd` may
 KERNELS = [(k, k) for k in (1, 2, 3, 4, 5, 7, 9)] + [(1, 4), (1, 7), (5, 1), (3, 1), (2, 5)]
 COURSE = ["b2,c1,h28,w28,m50,k5", "b2,c1,h70,w70,m12,k5", "b2,c12,h33,w33,m24,k7"]
 
@@ -45,26 +46,29 @@ def real_inputs(problem, rng):
 
 @pytest.mark.parametrize("side", ["start", "end"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels(isa, kernel, side, rng):
+@pytest.mark.parametrize("channels", [SHORT, LONG])
+def test_kernels(isa, kernel, side, channels, rng):
     for size in ((9, 9), (11, 25), (23, 18), (10, 47)):
-        problem = ConvProblem(2, 3, *size, filters=7, kernel=kernel)
+        problem = ConvProblem(2, channels, *size, filters=7, kernel=kernel)
         check_exact(problem, rng, side=side)
         check_exact(replace(problem, bias=True), rng, accumulate=True, side=side)
 
 
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (2, 6), (4, 1)])
-def test_every_output_width_up_to_40(isa, kernel, rng):
+@pytest.mark.parametrize("channels", [2, LONG])
+def test_every_output_width_up_to_40(isa, kernel, channels, rng):
     for width in range(1, 41):
         for height in (1, 2, 5):
             size = (height + kernel[0] - 1, width + kernel[1] - 1)
-            problem = ConvProblem(1, 2, *size, filters=5, kernel=kernel)
+            problem = ConvProblem(1, channels, *size, filters=5, kernel=kernel)
             check_exact(problem, rng, accumulate=bool(width % 2))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_number_of_filters_up_to_30(isa, bias, rng):
     for filters in range(1, 31):
-        check_exact(ConvProblem(2, 2, 8, 21, filters=filters, kernel=(3, 5), bias=bias), rng)
+        for channels in (2, 6):
+            check_exact(ConvProblem(2, channels, 8, 21, filters, (3, 5), bias=bias), rng)
         check_exact(ConvProblem(1, 1, 6, 7, filters=filters, kernel=(3, 4), bias=bias), rng)
 
 
@@ -86,7 +90,7 @@ def test_any_supported_problem(data):
     kernel = (number(1, 9), number(1, 9))
     problem = ConvProblem(
         batch=number(1, 4),
-        channels=number(1, 5),
+        channels=data.draw(st.sampled_from([1, 2, 3, 4, 5, LONG])),
         height=kernel[0] + number(0, 30),
         width=kernel[1] + number(0, 40),
         filters=number(1, 20),
@@ -100,7 +104,7 @@ def test_any_supported_problem(data):
         check_exact(problem, np.random.default_rng(number(0, 999)), accumulate, side)
 
 
-@pytest.mark.parametrize("text", [*COURSE, "b1,c3,h40,w40,m9,k3", "b3,c2,h9,w9,m5,k3"])
+@pytest.mark.parametrize("text", [*COURSE, "b1,c3,h40,w40,m9,k3", "b1,c30,h40,w40,m9,k3"])
 def test_results_do_not_depend_on_threads(isa, text, rng):
     problem = ConvProblem.parse(text)
     x, w = real_inputs(problem, rng)
@@ -132,11 +136,19 @@ def test_calls_from_several_threads_at_once(isa, rng):
         np.testing.assert_array_equal(y, forward(reference, problem, x, w))
 
 
-def test_infinities_and_nans_stay_where_they_belong(isa, rng):
-    """A lane that is not its own pixel's must not leak into it, not even times zero."""
-    problem = ConvProblem.parse("b1,c1,h9,w24,m2,k3x3")
+@pytest.mark.parametrize("row", range(4, 8))
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("b1,c1,h9,w24,m2,k3x3", "b1,c26,h9,w24,m2,k3x3", "b1,c26,h12,w24,m2,k5x3"),
+        *("b1,c26,h9,w24,m2,k4x3", "b1,c26,h14,w24,m40,k3x3,p1x1"),
+    ],
+)
+def test_infinities_and_nans_stay_where_they_belong(isa, text, row, rng):
+    """A pixel must not leak into outputs that do not read it, not even times zero."""
+    problem = ConvProblem.parse(text)
     x, w = real_inputs(problem, rng)
-    x[0, 0, 4, 11], x[0, 0, 8, 23] = np.inf, np.nan
+    x[0, 0, row, 11], x[0, 0, 8, 23] = np.inf, np.nan
     expected = np.isfinite(oracle.forward(problem, x, w, None))
     np.testing.assert_array_equal(np.isfinite(forward(cpu, problem, x, w)), expected)
 
@@ -152,7 +164,12 @@ def test_outputs_larger_than_the_cache(isa, text, side, rng):
 
 @pytest.mark.parametrize(
     ("text", "kernel"),
-    [("b1,c1,h5,w24,m1,k3", "direct"), ("b1,c1,h5,w5,m1,k3", "general")],
+    [
+        ("b1,c1,h5,w24,m1,k3", "direct"),
+        ("b1,c3,h5,w24,m1,k5", "winograd"),
+        ("b1,c30,h6,w24,m1,k4", "direct"),
+        ("b1,c1,h5,w5,m1,k3", "general"),
+    ],
 )
 def test_names_the_kernel_that_ran(isa, text, kernel, rng):
     problem = ConvProblem.parse(text)

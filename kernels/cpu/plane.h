@@ -1,0 +1,145 @@
+// What the kernels with pixels as lanes share: a convolution of stride 1 as they see it, and an
+// output plane cut into vectors, these into register tiles.
+#pragma once
+
+#include <stdlib.h>
+
+#include "shape.h"
+#include "vector.h"
+
+namespace ece408 {
+namespace {
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Where part `part` begins when `total` things are cut into `parts` as even as can be.
+inline int64_t part_start(int64_t total, int64_t parts, int64_t part) {
+    return total * part / parts;
+}
+
+// A convolution of padded images: shape.height and shape.width are those with the border.
+struct Layer {
+    Shape shape;
+    int64_t height, width, top, left;  // of the image in it
+    const float* weights;
+    bool turned;  // weights are (channels, filters, ...), the kernel turned round
+
+    bool padded() const { return height != shape.height || width != shape.width; }
+    float weight(int64_t m, int64_t c, int64_t p, int64_t q) const {
+        if (!turned)
+            return weights[((m * shape.channels + c) * shape.kernel_h + p) * shape.kernel_w + q];
+        const int64_t row = (c * shape.filters + m) * shape.kernel_h + shape.kernel_h - 1 - p;
+        return weights[row * shape.kernel_w + shape.kernel_w - 1 - q];
+    }
+};
+
+inline Layer forward_layer(const ece408_problem& problem, const float* w) {
+    ece408_problem p = problem;
+    // Without a window to slide, an image is one row of pixels.
+    if (p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0) {
+        p.width *= p.height;
+        p.height = 1;
+    }
+    Layer layer = {derive(p), p.height, p.width, p.pad_h, p.pad_w, w, false};
+    layer.shape.height += 2 * p.pad_h;
+    layer.shape.width += 2 * p.pad_w;
+    return layer;
+}
+
+// The gradient for x: a convolution of dy, channels and filters swapped.
+inline Layer backward_layer(const ece408_problem& problem, const float* w) {
+    const Shape s = derive(problem);
+    Layer layer = {s, s.out_height, s.out_width, s.kernel_h - 1 - s.pad_h,
+                   s.kernel_w - 1 - s.pad_w, w, true};
+    layer.shape.channels = s.filters;
+    layer.shape.filters = s.channels;
+    layer.shape.height = s.height + s.kernel_h - 1;
+    layer.shape.width = s.width + s.kernel_w - 1;
+    layer.shape.out_height = s.height;
+    layer.shape.out_width = s.width;
+    return layer;
+}
+
+// Cycles of a tile for one tap, as multiply-adds that keep one unit busy: at least what loads its
+// operands and what hides the latency of a sum, and a share of its start and end.
+inline int64_t tile_cost(int64_t filters, int64_t vectors) {
+    int64_t cost = filters * vectors;
+    const int64_t loads = filters + 2 * vectors, latency = 8;
+    if (cost < loads) cost = loads;
+    if (cost < latency) cost = latency;
+    return cost + 2;
+}
+
+// The blocks of filters that make a plane cheapest.
+inline int64_t choose_blocks(int64_t filters) {
+    int64_t best = 0, best_cost = 0;
+    for (int64_t most = kMaxFilters; most > 0; --most) {
+        const int64_t blocks = divide_up(filters, most), large = divide_up(filters, blocks);
+        const int64_t vectors = most_vectors(static_cast<int>(large));
+        // Of 12 vectors, which every tile's size divides.
+        const int64_t cost = blocks * tile_cost(large, vectors) * 12 / vectors;
+        if (best == 0 || cost < best_cost) {
+            best = blocks;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+// The output planes of an image as register tiles: blocks of filters, and in each of these the
+// plane, one flat run, cut into vectors. The last vector is moved back to end with the plane, so
+// its first `first` lanes are its neighbour's.
+struct Tiling {
+    int64_t plane, blocks, filters;
+    // The tiles of a block: `wide` of `size` + 1 vectors, then the others of `size`.
+    int64_t tiles, size, wide;
+    int64_t count;  // vectors
+    int64_t* in;    // per vector: where its first lane's window starts in a channel of the image
+    int64_t* out;   // its first lane in the plane
+    int* split;     // its first lane in the next row, or kLanes
+    int first;
+
+    int64_t all() const { return blocks * tiles; }
+    int64_t first_vector(int64_t tile) const {
+        return tile * size + (tile < wide ? tile : wide);
+    }
+    int64_t first_filter(int64_t block) const { return part_start(filters, blocks, block); }
+};
+
+// For rows of out_width outputs over an image with rows of `width`. False if there is no memory.
+// The caller frees tiling->in.
+inline bool make_tiling(int64_t out_height, int64_t out_width, int64_t width, int64_t filters,
+                        Tiling* t) {
+    t->plane = out_height * out_width;
+    t->filters = filters;
+    t->count = divide_up(t->plane, kLanes);
+    const size_t count = static_cast<size_t>(t->count);
+    t->in = static_cast<int64_t*>(malloc(count * (2 * sizeof(int64_t) + sizeof(int))));
+    if (!t->in) return false;
+    t->out = t->in + count;
+    t->split = reinterpret_cast<int*>(t->out + count);
+    t->blocks = choose_blocks(filters);
+    t->tiles =
+        divide_up(t->count, most_vectors(static_cast<int>(divide_up(filters, t->blocks))));
+    t->size = t->count / t->tiles;
+    t->wide = t->count % t->tiles;
+    t->first = static_cast<int>(t->count * kLanes - t->plane);
+    for (int64_t v = 0; v < t->count; ++v) {
+        const int64_t start = v < t->count - 1 ? v * kLanes : t->plane - kLanes;
+        const int64_t row = start / out_width, column = start % out_width;
+        const int64_t left = out_width - column;
+        t->in[v] = row * width + column;
+        t->out[v] = start;
+        t->split[v] = static_cast<int>(left < kLanes ? left : kLanes);
+    }
+    return true;
+}
+
+// Parts to cut one image's tiles into, so that every thread has a few to take.
+inline int64_t count_parts(int64_t batch, int64_t tiles, int threads) {
+    const int64_t wanted = threads > 1 ? divide_up(4 * static_cast<int64_t>(threads), batch) : 1;
+    return wanted < tiles ? wanted : tiles;
+}
+
+}  // namespace
+}  // namespace ece408

@@ -1,0 +1,74 @@
+// Two output rows at a time with three tenths fewer products: Winograd's F(2, 3) along the columns
+// only (A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2016; S. Winograd,
+// "Arithmetic Complexity of Computations", 1980).
+//
+// Two output rows that follow each other, y0 and y1, of three taps g and four input rows d are
+//
+//     y0 = Z0 + Z1 + Z2     Z0 = g0 (d0 - d2)                  Z1 = (g0 + g1 + g2) / 2 (d1 + d2)
+//     y1 = Z1 - Z2 - Z3     Z2 = (g0 - g1 + g2) / 2 (d2 - d1)  Z3 = g2 (d1 - d3)
+//
+// 4 products for 6, and of two taps, g2 = 0, 3 for 4. A kernel of odd height is cut into groups of
+// two taps and a last one of three: 7 products for 10 with five taps, 10 for 14 with seven. All
+// groups begin at an even tap, so the differences and sums of rows are the same for all groups,
+// filters and output rows, and are made once per image; they are four images of half the height,
+// domains here, and each Z is an ordinary convolution of one of them. Sums over groups, columns and
+// channels are taken of the Z, so y is put together once for all of them.
+//
+// The only fractions are halves: whole numbers stay exact, as long as they are small enough. No
+// row of the image meets an output that its own window does not reach, so that infinities stay
+// where they belong; of a kernel of even height, whose last group has two taps, d2 would.
+#pragma once
+
+#include <stdint.h>
+
+namespace ece408 {
+namespace {
+
+constexpr int kDomains = 4;
+
+struct RowPairs {
+    int64_t kernel_h, groups, pairs;  // groups of taps, pairs of output rows
+
+    int64_t starts() const { return pairs + groups - 1; }  // rows of a domain
+    bool has_third(int64_t group) const { return group == groups - 1; }
+    // Z3 is of the third tap only.
+    int64_t first_group(int t) const { return t < 3 ? 0 : groups - 1; }
+    // Rows of weights, of all domains.
+    int64_t tap_rows() const { return 3 * groups + 1; }
+};
+
+inline bool has_row_pairs(int64_t kernel_h) { return kernel_h >= 3 && kernel_h % 2 == 1; }
+
+// For kernels of such heights.
+inline RowPairs row_pairs(int64_t kernel_h, int64_t out_height) {
+    return {kernel_h, kernel_h / 2, (out_height + 1) / 2};
+}
+
+// The factor of domain t for a group's taps. The last one's sign is turned, so that y1 is a sum.
+template <class Sum>
+inline Sum domain_weight(int t, Sum g0, Sum g1, Sum g2) {
+    if (t == 0) return g0;
+    if (t == 1) return Sum(0.5) * ((g0 + g2) + g1);
+    if (t == 2) return Sum(0.5) * ((g0 + g2) - g1);
+    return -g2;
+}
+
+// A column of four rows of the image, for domains that lie `step` apart.
+template <class Sum>
+inline void to_domains(Sum d0, Sum d1, Sum d2, Sum d3, Sum* out, int64_t step) {
+    out[0] = d0 - d2;
+    out[step] = d1 + d2;
+    out[2 * step] = d2 - d1;
+    out[3 * step] = d1 - d3;
+}
+
+// The sums of the four domains, `step` apart, become the two rows' in the places of the first two.
+template <class Sum>
+inline void to_rows(Sum* sums, int64_t step) {
+    const Sum z1 = sums[step], z2 = sums[2 * step];
+    sums[0] += z1 + z2;
+    sums[step] = (z1 - z2) + sums[3 * step];
+}
+
+}  // namespace
+}  // namespace ece408
