@@ -67,7 +67,9 @@ class CpuBackend(Backend):
 _DIRECT_1X1 = 256
 _DIRECT_PADDED = 128
 # Products of a sum from which on it is taken in blocks, which lose less to rounding.
-_LONG = 1024
+_LONG = 1536
+# Channels of x from which on the gradient for it fills register tiles.
+_TILED = 3
 # Products of a sum from which on fewer of them pay for what `winograd` does besides.
 _PAIRED = 75
 
@@ -107,8 +109,10 @@ def _backward_is_direct(problem: ConvProblem, lanes: int) -> bool:
     """The gradient for x is a padded convolution of dy with as many filters as x has channels."""
     fits = all(pad < kernel for pad, kernel in zip(problem.pad, problem.kernel))
     products = _products(problem, problem.filters)
-    few = products <= _LONG and (problem.channels < lanes or products < _DIRECT_PADDED)
-    return _has_unit_steps(problem) and fits and few and problem.width >= lanes
+    if not fits or products > _LONG or problem.channels < _TILED:
+        return False
+    few = problem.channels < lanes or products < _DIRECT_PADDED
+    return _has_unit_steps(problem) and few and problem.width >= lanes
 
 
 def _has_unit_steps(problem: ConvProblem) -> bool:

@@ -2,14 +2,15 @@
 //
 // Padded images lie with their channels side by side, so that those of one kernel row's taps are
 // a run; dy lies with its filters side by side. A register tile is a few neighbours of such a run
-// by one or two vectors of filters, summed over pixels. Threads divide the tiles among themselves
-// and take the pixels in order, so that no sum depends on their number; a sum is carried on in
-// double after kOuterBlock products.
+// by one or two vectors of filters, summed over pixels, and carried on in double after kOuterBlock
+// products. Threads take stretches of the batch, as many as weight_totals.h says, or of few images
+// divide the tiles of one stretch among themselves.
 #pragma once
 
 #include <stdlib.h>
 
 #include "deep.h"
+#include "weight_totals.h"
 
 namespace ece408 {
 namespace {
@@ -186,8 +187,8 @@ void add_outer(const OuterPlan& plan, const OuterUnit& u, const Sum* images, con
 }
 
 template <class T>
-void put_outer(const OuterPlan& plan, const OuterUnit& u, const double* totals, bool accumulate,
-               T* dw) {
+void put_outer(const OuterPlan& plan, const OuterUnit& u, const WeightTotals& totals, int64_t index,
+               bool accumulate, T* dw) {
     using Sum = typename Number<T>::Sum;
     const Sweep& s = plan.s;
     for (int64_t n = 0; n < u.count; ++n) {
@@ -198,9 +199,80 @@ void put_outer(const OuterPlan& plan, const OuterUnit& u, const double* totals, 
             if (m >= s.out_channels) break;
             const int64_t filter = u.group * s.out_channels + m;
             T* to = dw + ((filter * s.in_channels + c) * s.kernel_h + p) * s.kernel_w + q;
-            const double total = totals[n * plan.lanes + lane];
+            const double total = totals.total(index + n * plan.lanes + lane);
             narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
         }
+    }
+}
+
+// Images laid out at once, with room for `images` of them.
+template <class T, class Sum>
+struct OuterLayout {
+    const OuterPlan& plan;
+    const T* x;
+    const T* dy;
+    Sum* images;
+    Sum* gradients;
+
+    static size_t floats(const OuterPlan& plan) {
+        return static_cast<size_t>(plan.images * (plan.image() + plan.gradient()));
+    }
+    OuterLayout(const OuterPlan& plan, const T* x, const T* dy, Sum* memory)
+        : plan(plan), x(x), dy(dy), images(memory),
+          gradients(memory + plan.images * plan.image()) {}
+
+    // Of `count` images from `first` on: the rows, those of dy, and the tiles there are.
+    int64_t rows(int64_t count) const { return count * plan.s.groups * plan.rows; }
+    int64_t gradient_rows(int64_t count) const {
+        return count * plan.s.groups * plan.blocks * plan.s.out_height;
+    }
+    void row(int64_t first, int64_t at) const {
+        const Sweep& s = plan.s;
+        const int64_t of = first * s.groups + at / plan.rows;
+        lay_out_row(plan, x + of * s.in_channels * s.height * s.width, at % plan.rows,
+                    images + at * plan.row * plan.pixel());
+    }
+    void gradient_row(int64_t first, int64_t at) const {
+        const Sweep& s = plan.s;
+        const int64_t block = at / s.out_height % plan.blocks;
+        const int64_t of = first * s.groups + at / s.out_height / plan.blocks;
+        lay_out_gradient(plan, dy + of * s.out_channels * s.out_height * s.out_width, block,
+                         at % s.out_height * s.out_width, s.out_width,
+                         gradients + at * s.out_width * plan.lanes);
+    }
+    void tile(int64_t unit, int64_t count, double* totals) const {
+        add_outer(plan, plan.unit(unit), images, gradients, count,
+                  totals + unit * kDeepPixels * plan.lanes);
+    }
+};
+
+// Images [begin, end) by one thread.
+template <class T, class Sum>
+void add_stretch(const OuterLayout<T, Sum>& layout, int64_t begin, int64_t end, double* totals) {
+    const OuterPlan& plan = layout.plan;
+    for (int64_t first = begin; first < end; first += plan.images) {
+        const int64_t count = end - first < plan.images ? end - first : plan.images;
+        for (int64_t at = 0; at < layout.rows(count); ++at) layout.row(first, at);
+        for (int64_t at = 0; at < layout.gradient_rows(count); ++at)
+            layout.gradient_row(first, at);
+        for (int64_t unit = 0; unit < plan.units(); ++unit) layout.tile(unit, count, totals);
+    }
+}
+
+// All images by all threads of a team.
+template <class T, class Sum>
+void add_together(const OuterLayout<T, Sum>& layout, double* totals) {
+    const OuterPlan& plan = layout.plan;
+    for (int64_t first = 0; first < plan.s.batch; first += plan.images) {
+        const int64_t left = plan.s.batch - first;
+        const int64_t count = left < plan.images ? left : plan.images;
+#pragma omp for schedule(static) nowait
+        for (int64_t at = 0; at < layout.rows(count); ++at) layout.row(first, at);
+#pragma omp for schedule(static)
+        for (int64_t at = 0; at < layout.gradient_rows(count); ++at)
+            layout.gradient_row(first, at);
+#pragma omp for schedule(static)
+        for (int64_t unit = 0; unit < plan.units(); ++unit) layout.tile(unit, count, totals);
     }
 }
 
@@ -210,43 +282,25 @@ bool run_deep_weight(const Sweep& s, const T* x, const T* dy, T* dw, bool accumu
                      int threads) {
     const OuterPlan plan = plan_outer(s, Lanes<Sum>::count);
     const int64_t tile = kDeepPixels * plan.lanes, units = plan.units();
-    const size_t sums = static_cast<size_t>(plan.images * (plan.image() + plan.gradient()));
-    const size_t count_totals = static_cast<size_t>(units * tile);
-    double* totals = static_cast<double*>(calloc(count_totals, sizeof(double)));
-    Sum* images = static_cast<Sum*>(malloc(sums * sizeof(Sum)));
-    const bool ready = totals && images;
+    WeightTotals totals = weight_totals(units * tile, s.batch);
+    const int64_t floats = static_cast<int64_t>(OuterLayout<T, Sum>::floats(plan));
+    const int64_t layouts = totals.stretches > 1 ? threads : 1;
+    Sum* memory = static_cast<Sum*>(malloc(static_cast<size_t>(layouts * floats) * sizeof(Sum)));
+    const bool ready = totals.sums && memory;
+#pragma omp parallel num_threads(ready ? threads : 1)
     if (ready) {
-        Sum* gradients = images + plan.images * plan.image();
-        const int64_t x_group = s.in_channels * s.height * s.width;
-        const int64_t dy_group = s.out_channels * s.out_height * s.out_width;
-#pragma omp parallel num_threads(threads)
-        for (int64_t first = 0; first < s.batch; first += plan.images) {
-            const int64_t count =
-                s.batch - first < plan.images ? s.batch - first : plan.images;
-#pragma omp for schedule(static) nowait
-            for (int64_t at = 0; at < count * s.groups * plan.rows; ++at) {
-                const int64_t of = first * s.groups + at / plan.rows;
-                lay_out_row(plan, x + of * x_group, at % plan.rows,
-                            images + at * plan.row * plan.pixel());
-            }
+        const int64_t own = totals.stretches > 1 ? omp_get_thread_num() * floats : 0;
+        const OuterLayout<T, Sum> layout(plan, x, dy, memory + own);
+        if (totals.stretches == 1) add_together(layout, totals.sums);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < (totals.stretches > 1 ? totals.stretches : 0); ++i)
+            add_stretch(layout, totals.first_image(i), totals.first_image(i + 1), totals.of(i));
 #pragma omp for schedule(static)
-            for (int64_t at = 0; at < count * s.groups * plan.blocks * s.out_height; ++at) {
-                const int64_t block = at / s.out_height % plan.blocks;
-                const int64_t of = first * s.groups + at / s.out_height / plan.blocks;
-                lay_out_gradient(plan, dy + of * dy_group, block,
-                                 at % s.out_height * s.out_width, s.out_width,
-                                 gradients + at * s.out_width * plan.lanes);
-            }
-#pragma omp for schedule(static)
-            for (int64_t unit = 0; unit < units; ++unit)
-                add_outer(plan, plan.unit(unit), images, gradients, count, totals + unit * tile);
-        }
-#pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t unit = 0; unit < units; ++unit)
-            put_outer(plan, plan.unit(unit), totals + unit * tile, accumulate, dw);
+            put_outer(plan, plan.unit(unit), totals, unit * tile, accumulate, dw);
     }
-    free(images);
-    free(totals);
+    free(memory);
+    free(totals.sums);
     return ready;
 }
 

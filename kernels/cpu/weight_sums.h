@@ -2,9 +2,9 @@
 // flat_image.h).
 //
 // dy is laid out with the images' row length, zeros between its rows, so that each weight's
-// gradient is one dot product per image over two flat runs. Threads divide the weights among
-// themselves and take the images in order, so that no sum depends on their number; a sum is
-// carried from image to image in double.
+// gradient is one dot product per image over two flat runs, and carried from image to image in
+// double. Threads take stretches of the batch, as many as weight_totals.h says, or of few images
+// divide the weights among themselves.
 #pragma once
 
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 #include "flat_image.h"
 #include "lanes.h"
 #include "sweep.h"
+#include "weight_totals.h"
 
 namespace ece408 {
 namespace {
@@ -89,52 +90,92 @@ void add_dots(const Sweep& s, const FlatImage& f, const Sum* image, const Sum* g
     }
 }
 
+// An image and its dy, laid out.
+template <class T, class Sum>
+struct DotLayout {
+    const Sweep& s;
+    const FlatImage& f;
+    const T* x;
+    const T* dy;
+    const int64_t* taps;
+    Sum* image;
+
+    int64_t channels() const { return s.groups * s.in_channels; }
+    int64_t filters() const { return s.groups * s.out_channels; }
+    int64_t units() const {
+        return s.groups * ((s.out_channels + kDotFilters - 1) / kDotFilters) * s.in_channels;
+    }
+    int64_t gradient_size() const { return round_up(f.length, Lanes<Sum>::count); }
+    int64_t image_size() const { return channels() * f.channel + Lanes<Sum>::count; }
+    int64_t floats() const { return image_size() + filters() * gradient_size(); }
+
+    void channel(int64_t b, int64_t c) const {
+        fill_channel(s, f, x + (b * channels() + c) * s.height * s.width, image + c * f.channel);
+    }
+    void gradient(int64_t b, int64_t m) const {
+        fill_gradient(s, f, dy + (b * filters() + m) * s.out_height * s.out_width,
+                      image + image_size() + m * gradient_size());
+    }
+    void dots(int64_t unit, double* totals) const {
+        add_dots(s, f, image, image + image_size(), gradient_size(), unit, taps, totals);
+    }
+};
+
+// Images [begin, end) by one thread.
+template <class T, class Sum>
+void add_stretch(const DotLayout<T, Sum>& layout, int64_t begin, int64_t end, double* totals) {
+    for (int64_t b = begin; b < end; ++b) {
+        for (int64_t c = 0; c < layout.channels(); ++c) layout.channel(b, c);
+        for (int64_t m = 0; m < layout.filters(); ++m) layout.gradient(b, m);
+        for (int64_t unit = 0; unit < layout.units(); ++unit) layout.dots(unit, totals);
+    }
+}
+
+// All images by all threads of a team.
+template <class T, class Sum>
+void add_together(const DotLayout<T, Sum>& layout, double* totals) {
+    for (int64_t b = 0; b < layout.s.batch; ++b) {
+#pragma omp for schedule(static) nowait
+        for (int64_t c = 0; c < layout.channels(); ++c) layout.channel(b, c);
+#pragma omp for schedule(static)
+        for (int64_t m = 0; m < layout.filters(); ++m) layout.gradient(b, m);
+#pragma omp for schedule(static)
+        for (int64_t unit = 0; unit < layout.units(); ++unit) layout.dots(unit, totals);
+    }
+}
+
 // Returns false if there is no memory, and then has written nothing.
 template <class T, class Sum>
 bool run_weight_sums(const Sweep& s, const T* x, const T* dy, T* dw, bool accumulate,
                      int threads) {
     const FlatImage f = flat_image(s);
-    const int64_t channels = s.groups * s.in_channels, filters = s.groups * s.out_channels;
-    const int64_t window = s.kernel_h * s.kernel_w, weights = filters * s.in_channels * window;
-    const int64_t blocks = (s.out_channels + kDotFilters - 1) / kDotFilters;
-    const int64_t units = s.groups * blocks * s.in_channels;
-    const int64_t gradient_size = round_up(f.length, Lanes<Sum>::count);
-    const int64_t image_size = channels * f.channel + Lanes<Sum>::count;
-    const int64_t out_pixels = s.out_height * s.out_width;
-    double* totals = static_cast<double*>(calloc(static_cast<size_t>(weights), sizeof(double)));
+    const int64_t window = s.kernel_h * s.kernel_w;
+    const int64_t weights = s.groups * s.out_channels * s.in_channels * window;
+    WeightTotals totals = weight_totals(weights, s.batch);
     int64_t* taps = static_cast<int64_t*>(malloc(static_cast<size_t>(window) * sizeof(int64_t)));
-    Sum* image = static_cast<Sum*>(
-        calloc(static_cast<size_t>(image_size + filters * gradient_size), sizeof(Sum)));
-    const bool ready = totals && taps && image;
+    const int64_t floats = DotLayout<T, Sum>{s, f, x, dy, taps, nullptr}.floats();
+    const int64_t layouts = totals.stretches > 1 ? threads : 1;
+    Sum* memory = static_cast<Sum*>(calloc(static_cast<size_t>(layouts * floats), sizeof(Sum)));
+    const bool ready = totals.sums && taps && memory;
+    for (int64_t t = 0; t < (ready ? window : 0); ++t)
+        taps[t] = tap_offset(s, f, t / s.kernel_w, t % s.kernel_w);
+#pragma omp parallel num_threads(ready ? threads : 1)
     if (ready) {
-        Sum* gradient = image + image_size;
-        for (int64_t t = 0; t < window; ++t)
-            taps[t] = tap_offset(s, f, t / s.kernel_w, t % s.kernel_w);
-#pragma omp parallel num_threads(threads)
-        {
-            for (int64_t b = 0; b < s.batch; ++b) {
-#pragma omp for schedule(static) nowait
-                for (int64_t c = 0; c < channels; ++c)
-                    fill_channel(s, f, x + (b * channels + c) * s.height * s.width,
-                                 image + c * f.channel);
+        const int64_t own = totals.stretches > 1 ? omp_get_thread_num() * floats : 0;
+        const DotLayout<T, Sum> layout = {s, f, x, dy, taps, memory + own};
+        if (totals.stretches == 1) add_together(layout, totals.sums);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < (totals.stretches > 1 ? totals.stretches : 0); ++i)
+            add_stretch(layout, totals.first_image(i), totals.first_image(i + 1), totals.of(i));
 #pragma omp for schedule(static)
-                for (int64_t m = 0; m < filters; ++m)
-                    fill_gradient(s, f, dy + (b * filters + m) * out_pixels,
-                                  gradient + m * gradient_size);
-#pragma omp for schedule(static)
-                for (int64_t unit = 0; unit < units; ++unit)
-                    add_dots(s, f, image, gradient, gradient_size, unit, taps, totals);
-            }
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < weights; ++i) {
-                const Sum total = static_cast<Sum>(totals[i]);
-                narrow(accumulate ? static_cast<Sum>(widen(dw[i]) + totals[i]) : total, dw + i);
-            }
+        for (int64_t i = 0; i < weights; ++i) {
+            const double total = totals.total(i);
+            narrow(static_cast<Sum>(accumulate ? widen(dw[i]) + total : total), dw + i);
         }
     }
-    free(image);
+    free(memory);
     free(taps);
-    free(totals);
+    free(totals.sums);
     return ready;
 }
 

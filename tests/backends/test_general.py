@@ -44,6 +44,10 @@ PROBLEMS = [
     "b2,c17,h11,w10,m64,k2x2,s3x3",
     "b9,c16,h2,w3,m16,k2x2,p3x2",
     "b2,c20,h20,w300,m16,k3x3,p1x1",
+    "b3,c40,h13,w12,m30,k5x3,p2x1,d1x2,bias",
+    # Batches whose weight gradients are summed in stretches.
+    "b21,c3,h6,w7,m4,k3x3,p1x1",
+    "b35,c3,h6,w7,m12,k3x3,s2x1",
     # Rows of a vector and more, padded, for which the image is copied with its border.
     "b1,c3,h9,w33,m5,k3x3,p1x1,bias",
     "b9,c2,h7,w29,m13,k5x4,p3x2",
@@ -200,11 +204,13 @@ def test_error_against_float64(isa, text, rng):
 
 
 def test_names_the_kernel_that_ran(isa):
-    plain = ConvProblem.parse("b1,c1,h9,w25,m2,k3")
+    plain = ConvProblem.parse("b1,c3,h9,w25,m2,k3")
     x, w, dy = _real(plain, np.random.default_rng(1))
     at = [a.ctypes.data for a in (x, w, dy)]
     assert cpu.forward(plain, at[0], at[1], None, at[2], False) == f"direct_{isa}"
     assert cpu.backward_data(plain, at[1], at[2], at[0], False) == f"direct_{isa}"
+    shallow = ConvProblem.parse("b1,c1,h9,w25,m2,k3")
+    assert cpu.backward_data(shallow, at[1], at[2], at[0], False) == f"general_{isa}"
     padded = ConvProblem.parse("b1,c1,h3,w3,m2,k3,p1x1")
     assert cpu.forward(padded, at[0], at[1], None, at[2], False) == f"general_{isa}"
 

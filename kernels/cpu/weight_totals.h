@@ -1,0 +1,42 @@
+// The sums of a gradient for weights, in double, over stretches of the batch that threads take one
+// at a time: as many as the batch and the memory allow, whatever the number of threads, and added
+// up in order, so that no result depends on it.
+#pragma once
+
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+namespace ece408 {
+namespace {
+
+constexpr int64_t kMostStretches = 16;
+constexpr int64_t kTotalsBytes = 4 << 20;
+
+struct WeightTotals {
+    int64_t count, batch, stretches;
+    double* sums;  // per stretch; null without memory, and the caller's to free
+
+    int64_t first_image(int64_t stretch) const { return batch * stretch / stretches; }
+    double* of(int64_t stretch) const { return sums + stretch * count; }
+    double total(int64_t index) const {
+        double sum = 0;
+        for (int64_t i = 0; i < stretches; ++i) sum += sums[i * count + index];
+        return sum;
+    }
+};
+
+// Zeros, `count` for each stretch.
+inline WeightTotals weight_totals(int64_t count, int64_t batch) {
+    WeightTotals t = {count, batch, kMostStretches, nullptr};
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
+    if (t.stretches * bytes > kTotalsBytes) t.stretches = kTotalsBytes / bytes;
+    if (t.stretches > batch) t.stretches = batch;
+    // A few stretches would leave threads without work.
+    if (t.stretches < kMostStretches / 2) t.stretches = 1;
+    t.sums = static_cast<double*>(calloc(static_cast<size_t>(t.stretches * count), sizeof(double)));
+    return t;
+}
+
+}  // namespace
+}  // namespace ece408
