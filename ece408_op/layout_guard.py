@@ -26,8 +26,16 @@ def plain_data(namespace: Any, array: Any, **name: str) -> Any:
 
 
 def plain_parameter(namespace: Any, array: Any, **name: str) -> Any:
-    """The same values in plain layout, always copied; shapes are inferred through it both ways."""
-    return namespace.clip(array, a_min=-_INFINITY, a_max=_INFINITY, **name)
+    """The same values in plain layout, always copied; shapes are inferred through it both ways.
+
+    Multiplying the gradient by 1 copies several times faster than clip. Like other operators that
+    may work in place it hands on the layout of another operator's result, but an NDArray or a
+    graph's variable is never overwritten.
+    """
+    is_result = hasattr(array, "get_children") and array.get_children() is not None
+    if is_result:
+        return namespace.clip(array, a_min=-_INFINITY, a_max=_INFINITY, **name)
+    return namespace.contrib.gradientmultiplier(array, scalar=1.0, **name)
 
 
 def plain_gradient(namespace: Any, array: Any, **name: str) -> Any:

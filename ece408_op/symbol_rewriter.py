@@ -73,7 +73,10 @@ class Rewriter:
             self._guard("reshape", f"{name}_data_plain", data, {"shape": "(-2,)", **of_mxnet})
         ]
         for role, entry in zip(("weight", "bias"), parameters):
-            guarded.append(self._guard("clip", f"{name}_{role}_plain", entry, bounds))
+            variable = self._nodes[entry[0]]["op"] == "null"
+            op = "_contrib_gradientmultiplier" if variable else "clip"
+            own_attributes = {"scalar": "1.0", **of_mxnet} if variable else bounds
+            guarded.append(self._guard(op, f"{name}_{role}_plain", entry, own_attributes))
         # The output of the network keeps its name; elsewhere the layer keeps its attributes.
         names = (f"{name}_conv", name) if is_head else (name, f"{name}_plain")
         ours = {**node, "op": "Custom", "name": names[0], "attrs": {**kept, **own}}

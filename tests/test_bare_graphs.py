@@ -27,12 +27,20 @@ def _network(mx, convolution=ece408_op.Convolution):
 
 def test_guards_are_removed_and_names_stay(mx):
     symbol = _network(mx)
-    assert _operators(symbol).count("clip") == 6
+    assert _operators(symbol).count("clip") == 2
+    assert _operators(symbol).count("_contrib_gradientmultiplier") == 4
     found = bare_graphs.bare(symbol)
     assert _operators(found) == ["Convolution", "Custom", "Activation", "Custom", "Convolution"]
     assert found.list_arguments() == symbol.list_arguments()
     assert found.list_outputs() == symbol.list_outputs()
     assert bare_graphs.bare(found) is found
+
+
+def test_weights_that_are_computed_have_guards_that_do_not_work_in_place(mx):
+    weight = mx.sym.Variable("w", shape=(16, 16, 3, 3)) + 1
+    symbol = ece408_op.Convolution(mx.sym.Variable("data"), weight, **ATTRIBUTES)
+    assert _operators(symbol).count("clip") == 2
+    assert _operators(bare_graphs.bare(symbol)) == ["_plus_scalar", "Custom"]
 
 
 def test_other_clips_and_graphs_stay(mx):
