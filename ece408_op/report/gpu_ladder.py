@@ -1,0 +1,94 @@
+"""The CUDA kernels on a term's layers, beside cuDNN where a Python with PyTorch is given."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from ..backends.cuda import device
+from ..backends.cuda.plan import Kernel
+from ..gpu import find_driver
+from ..lab import cuda_bench, cudnn, gpu_ceilings
+from ..lab.cuda_report import LADDER
+from ..problem import ConvProblem
+from ..resources import kernels_dir
+from .ladder import Ladder, Step
+
+SAMPLES = 7
+
+
+def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladder:
+    """Times of the kernels alone, by CUDA events.
+
+    Raises `NoUsableGpu`, `NotEnoughMemory` and the errors of compiling and launching.
+    """
+    gpu = device.get(0)
+    timings: dict[str, dict[str, list[float]]] = {kernel.name: {} for kernel in LADDER}
+    notes = [f"Medians of {SAMPLES} runs of the kernel alone, by CUDA events."]
+    for layer, problem in layers.items():
+        with cuda_bench.bench(gpu, problem) as bench:
+            for kernel in LADDER:
+                reason = kernel.rejects(problem, gpu.capability)
+                if reason is not None:
+                    notes.append(f"{kernel.name} does not compute {layer}: {reason}.")
+                    continue
+                timing = bench.time(kernel, SAMPLES)
+                if timing.failure is None:
+                    timings[kernel.name][layer] = timing.samples_ms
+                else:
+                    notes.append(f"{kernel.name} failed on {layer}: {timing.failure}.")
+    top = gpu_ceilings.measure(gpu)
+    peers = _peers(layers, peer_python, notes)
+    seconds = {layer: _floor_s(problem, top) for layer, problem in layers.items()}
+    return Ladder(
+        device=find_driver().gpus[0].name,
+        batch=next(iter(layers.values())).batch,
+        layers={layer: str(problem) for layer, problem in layers.items()},
+        steps=tuple(_step(each, timings[each.name]) for each in LADDER if timings[each.name]),
+        peers=peers,
+        gflops={"TF32 tensor cores": top.tf32_gflops, "float32": top.fp32_gflops},
+        gbs={"copy": top.copy_gbs},
+        floors_ms={layer: 1e3 * each for layer, each in seconds.items()},
+        notes=tuple(notes),
+    )
+
+
+def _step(kernel: Kernel, samples_ms: dict[str, list[float]]) -> Step:
+    source = (kernels_dir() / "cuda" / kernel.source).read_text(encoding="utf-8")
+    accurate = kernel.float32_accurate
+    return Step(kernel.name, kernel.summary, accurate, samples_ms, what_changed(source))
+
+
+def what_changed(source: str) -> str:
+    """The paragraphs of a kernel's header between its title and what was once measured."""
+    head = itertools.takewhile(lambda line: line.startswith("//"), source.splitlines())
+    paragraphs = "\n".join(line[2:].strip() for line in head).split("\n\n")
+    return "\n\n".join(p for p in paragraphs[1:] if not p.startswith("Measured"))
+
+
+def _floor_s(problem: ConvProblem, top: Any) -> float:
+    """The larger of the time for the bytes and for the operations, three TF32 ones for one."""
+    rate = max(top.fp32_gflops, top.tf32_gflops / 3)
+    return max(problem.bytes / top.copy_gbs, problem.flops / rate) / 1e9
+
+
+def _peers(
+    layers: Mapping[str, ConvProblem], python: str | None, notes: list[str]
+) -> tuple[Step, ...]:
+    if python is None:
+        return ()
+    samples: dict[str, dict[str, list[float]]] = {}
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(cudnn.peer(python))
+        about = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
+        for layer, problem in layers.items():
+            for variant, timing in peer.measure(problem, SAMPLES).items():
+                if "samples_ms" in timing:
+                    samples.setdefault(variant, {})[layer] = timing["samples_ms"]
+    notes.append(f"cuDNN through PyTorch, in a process of its own ({about}).")
+    return tuple(
+        Step(f"cuDNN {variant}", "cuDNN through PyTorch", "float32" in variant, times)
+        for variant, times in samples.items()
+    )
