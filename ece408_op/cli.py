@@ -259,7 +259,7 @@ def _run_profile(options: argparse.Namespace) -> int:
         script = Path(options.script)
         return profiling.profile_script(script, options.arguments, asked, on_gpu)
     line = [options.script, *options.arguments]
-    inner = _parser().parse_args([*line, "--profile"])
+    inner = _parser().parse_args([options.script, "--profile", *options.arguments])
     inner.line, inner.tables_to = line, sys.stdout
     for name, value in dataclasses.asdict(asked).items():
         setattr(inner, name, getattr(inner, name) or value)

@@ -105,11 +105,9 @@ def from_json(text: str) -> Profile:
                 f"a profile of schema {found!r} cannot be read, only {SCHEMA}; record it again"
             )
         rows = (dict(zip(document["columns"], row)) for row in document["activities"])
-        return Profile(
-            tuple(Activity(**row) for row in rows),
-            **{name: document[name] for name in _PLAIN},
-            **{name: tuple(document[name]) for name in _TUPLES},
-        )
+        fields: dict[str, Any] = {name: document[name] for name in _PLAIN}
+        fields.update({name: tuple(document[name]) for name in _TUPLES})
+        return Profile(tuple(Activity(**row) for row in rows), **fields)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise InvalidSetting(f"this is no profile of ours ({error!r}); record it again") from error
 

@@ -69,8 +69,7 @@ def sections(profile: Profile) -> list[Section]:
     parts = (
         ("GPU activities", ON_GPU),
         ("CUDA API calls", (API,)),
-        ("MXNet operators", (OPERATOR,)),
-        ("Our operator, by layer and kernel", (OP_CALL,)),
+        ("Operators: MXNet's, and ours by layer and kernel", (OPERATOR, OP_CALL)),
     )
     found = (Section(title, summarize(profile.of_kinds(*kinds))) for title, kinds in parts)
     return [section for section in found if section.rows]
