@@ -33,7 +33,8 @@ class Activity:
     api: none
     operator: context, such as "cpu/0"
     op_call: layer, direction, backend, kernel, problem (the repro line), flops, bytes (each input
-        read once and each output written once)
+        read once and each output written once); on a GPU events_ms, what lies between events
+        before and after its kernels
 
     An activity on a GPU within one call of our operator also has that call's layer.
     """

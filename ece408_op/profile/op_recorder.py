@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from typing import Any
 
 from ..op_log import OpTime, op_times
 from .activities import OP_CALL, Activity
@@ -29,7 +30,7 @@ class OpRecorder:
     def _note(self, entry: OpTime) -> None:
         # Entries are published on the calling thread as soon as the call has ended.
         duration_ns = round(1e9 * entry.seconds)
-        details = {
+        details: dict[str, Any] = {
             "layer": entry.layer,
             "direction": entry.direction,
             "backend": entry.backend,
@@ -38,6 +39,8 @@ class OpRecorder:
             "flops": entry.problem.flops,
             "bytes": entry.problem.bytes,
         }
+        if entry.gpu is not None:
+            details["events_ms"] = 1e3 * entry.gpu.kernel_seconds
         self._activities.append(
             Activity(
                 OP_CALL,
