@@ -390,8 +390,8 @@ def _add_report(commands: Any) -> None:
     parser.add_argument(
         "--reuse",
         action="store_true",
-        help="write the report anew from what the last one in DIR measured, with your notes; "
-        "only what that lacks is run",
+        help="run nothing, but write the report anew, with your notes, from what the last one in "
+        "DIR has measured, there or on another machine",
     )
     parser.set_defaults(run=_run_report)
 
@@ -407,7 +407,10 @@ def _run_report(options: argparse.Namespace) -> int:
         options.peer_python,
     )
     try:
-        made = report_make.make(asked, options.output, options.reuse)
+        if options.reuse:
+            made = report_make.write(options.output)
+        else:
+            made = report_make.make(asked, options.output)
     except KeyboardInterrupt:
         kept, wanted = report_make.results_kept(asked, options.output)
         print(f"ece408: {kept} of {wanted} results are kept in {options.output}; the same command "

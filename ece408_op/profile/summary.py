@@ -17,15 +17,22 @@ def text(profile: Profile) -> str:
         f"{title}, exit code {profile.exit_code}" if profile.exit_code else title,
         *(f"{section.title}\n{tables.text(section.rows)}" for section in tables.sections(profile)),
     ]
-    if profile.kernel_figures and profile.ceilings is not None:
-        found = [_figure(each) for each in profile.kernel_figures]
-        rates = kernel_figures.table(found, GpuCeilings(**profile.ceilings))
+    rates = rates_table(profile)
+    if rates is not None:
         parts.append(f"Our kernels on the GPU\n{rates}")
     if profile.counters:
         counters = [ncu.Counters(**each) for each in profile.counters]
         parts.append(f"Hardware counters by ncu, of a run of their own\n{ncu.table(counters)}")
     parts += [f"Note: {note}" for note in profile.notes]
     return "\n\n".join(parts)
+
+
+def rates_table(profile: Profile) -> str | None:
+    """What our kernels achieve on the GPU, or `None` for a profile without their figures."""
+    if not profile.kernel_figures or profile.ceilings is None:
+        return None
+    found = [_figure(each) for each in profile.kernel_figures]
+    return kernel_figures.table(found, GpuCeilings(**profile.ceilings))
 
 
 def _figure(fields: Any) -> kernel_figures.Figure:

@@ -52,4 +52,5 @@ def _run(measurement: Measurement, runner: Runner) -> Result:
     profile = None
     if measurement.profile is not None and measurement.profile.is_file():
         profile = measurement.profile.read_text(encoding="utf-8")
+        measurement.profile.unlink()
     return Result(measurement.command, done.returncode, done.stdout, done.stderr, seconds, profile)

@@ -11,7 +11,7 @@ from ..course.comparison import Job, Run, read_run, reason
 from ..course.milestone import MILESTONES, Milestone
 from ..errors import InvalidSetting
 from ..problem import ConvProblem
-from ..profile import activities, tables
+from ..profile import activities, summary, tables
 from ..profile.activities import API, MEMCPY, ON_GPU, Profile
 from . import figures, ladder, plan, rendering
 from .cudnn_times import Recorded, recorded
@@ -52,7 +52,7 @@ class ProfileView:
     failure: str | None = None
     tables: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
-    figures: tuple[Mapping[str, Any], ...] = ()
+    rates: str | None = None
     timeline: str | None = None
     gpu_ms: float = 0.0
     copies_ms: float = 0.0
@@ -177,7 +177,7 @@ def _profile(script: str, result: Result, pictures: dict[str, str]) -> ProfileVi
     return ProfileView(
         tables=tuple((each.title, tables.text(each.rows)) for each in tables.sections(profile)),
         notes=profile.notes,
-        figures=profile.kernel_figures,
+        rates=summary.rates_table(profile),
         timeline=name if drawn is not None else None,
         gpu_ms=_sum_ms(profile, *ON_GPU),
         copies_ms=_sum_ms(profile, MEMCPY),

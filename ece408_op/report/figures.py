@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,8 @@ _NAMES = {
 _RESOLUTION = 1 / 3000
 _MOST_ROWS = 16
 _LABELLED = 0.06
-# Ceilings less than this factor apart are labelled together.
+_CHARACTERS = 95  # that fit the width of the time line
+# What is less than this factor apart on a logarithmic scale has one label.
 _CLOSE = 1.3
 
 
@@ -71,6 +73,7 @@ def _bars(axes: Any, ladder: Ladder, steps: Sequence[Step], layer: str) -> None:
         axes.barh(place, ms, color=colour, alpha=1.0 if step.accurate else 0.5)
         axes.annotate(_figure(ms), (ms, place), (4, 0), textcoords="offset points", va="center")
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, ladder.floors_ms[layer] / 2), high * 2.5)
     axes.axvline(ladder.floors_ms[layer], color=svg.RED, linestyle="--", linewidth=1)
@@ -102,6 +105,9 @@ def roofline(ladder: Ladder) -> str:
         axes.set(xscale="log", yscale="log", xlim=reach)
         axes.set_xlabel("arithmetic intensity, FLOP per byte")
         axes.set_ylabel("GFLOP/s")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+        axes.margins(y=0.12)
         axes.grid(which="major")
         axes.legend(loc="lower right")
         return svg.text(figure)
@@ -127,20 +133,21 @@ def _roofs(axes: Any, ladder: Ladder, reach: np.ndarray) -> None:
 
 
 def _points(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem, number: int) -> None:
-    colour = svg.SERIES[number % len(svg.SERIES)]
-    intensity, shown = problem.flops / problem.bytes, False
     best = ladder.fastest(layer)
-    for step in ladder.steps:
-        ms = step.median_ms(layer)
-        if ms is None:
-            continue
-        axes.plot(intensity, problem.flops / ms / 1e6, marker="o" if step.accurate else "^",
-                  linestyle="", color=colour, markersize=9 if step is best else 5,
-                  label=None if shown else layer)  # fmt: skip
-        shown = True
-        if step in (best, ladder.steps[0]):
-            axes.annotate(step.name, (intensity, problem.flops / ms / 1e6), (8, -3),
-                          textcoords="offset points")  # fmt: skip
+    timed = [(step.median_ms(layer), step) for step in ladder.steps]
+    found = sorted(((ms, step) for ms, step in timed if ms is not None), key=lambda pair: pair[0])
+    label: str | None = layer
+    last = 0.0
+    for ms, step in found:
+        at = problem.flops / problem.bytes, problem.flops / ms / 1e6
+        axes.plot(*at, marker="o" if step.accurate else "^", linestyle="", label=label,
+                  color=svg.SERIES[number % len(svg.SERIES)],
+                  markersize=9 if step is best else 5)  # fmt: skip
+        label = None
+        # Names of points that lie close would cover each other.
+        if ms > _CLOSE * last:
+            axes.annotate(step.name, at, (8, -3), textcoords="offset points", fontsize=8)
+            last = ms
 
 
 def timeline(profile: Profile) -> str | None:
@@ -178,7 +185,8 @@ def _rows(activities: Sequence[Activity]) -> dict[str, list[Activity]]:
         on_gpu = activity.kind in ON_GPU
         kind = "" if on_gpu else f"{_NAMES[activity.kind]}s, "
         rows.setdefault((not on_gpu, kind, activity.track), []).append(activity)
-    return {f"{row[1]}{row[2]}": rows[row] for row in sorted(rows)}
+    order = sorted(rows, key=lambda row: (row[0], row[1], _natural(row[2])))
+    return {f"{row[1]}{row[2]}": rows[row] for row in order}
 
 
 def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int, end: int) -> None:
@@ -189,7 +197,8 @@ def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int,
         bars = [((start - begin) / 1e6, (stop - start) / 1e6) for start, stop, _ in spans]
         drawn = {text.get_label() for text in axes.collections}
         label = _NAMES[kind] if _NAMES[kind] not in drawn else None
-        axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=_COLOURS[kind], label=label)
+        axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=_COLOURS[kind], label=label,
+                         edgecolors=svg.FAINT, linewidth=0.4)  # fmt: skip
         for start, stop, name in spans:
             if name is not None and stop - start > _LABELLED * whole:
                 centre = ((start + stop) / 2 - begin) / 1e6
@@ -202,21 +211,33 @@ def merged(
 ) -> list[tuple[int, int, str | None]]:
     """Start and end in ns, within the bounds, of what a bar each is for, with its one name.
 
-    Activities that overlap or are at most `gap` apart become one bar, whose name is `None` if
-    they have several.
+    Activities that overlap, or of which one lasts at most `gap` and is at most `gap` from the
+    other, share a bar, whose name is `None` if they have several.
     """
     spans: list[tuple[int, int, str | None]] = []
     for each in sorted(activities, key=lambda a: a.start_ns):
-        start, stop = max(each.start_ns, begin), min(each.end_ns, end)
-        if spans and start - spans[-1][1] <= gap:
-            first, last, name = spans[-1]
-            spans[-1] = (first, max(last, stop), name if name == each.name else None)
+        start, stop, name = max(each.start_ns, begin), min(each.end_ns, end), _label(each)
+        first, last, before = spans[-1] if spans else (0, 0, None)
+        short = stop - start <= gap or last - first <= gap
+        if spans and (start < last or (short and start - last <= gap)):
+            spans[-1] = (first, max(last, stop), name if name == before else None)
         else:
-            spans.append((start, stop, each.name))
+            spans.append((start, stop, name))
     return spans
+
+
+def _label(activity: Activity) -> str:
+    if activity.kind == OP_CALL:
+        return f"{activity.details['layer']} {activity.details['kernel']}"
+    return activity.name
 
 
 def _short(name: str, share: float) -> str:
     """As much of a name as fits a bar of this share of the width."""
-    room = int(share * 100)
+    room = int(share * _CHARACTERS)
     return name if len(name) <= room else name[: max(room - 1, 1)] + "…"
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A key to sort names by, in which 7 comes before 17."""
+    return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", text)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 from ..backends.cuda import device
 from ..backends.cuda.plan import Kernel
@@ -41,7 +40,6 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
                     notes.append(f"{kernel.name} failed on {layer}: {timing.failure}.")
     top = gpu_ceilings.measure(gpu)
     peers = _peers(layers, peer_python, notes)
-    seconds = {layer: _floor_s(problem, top) for layer, problem in layers.items()}
     return Ladder(
         device=find_driver().gpus[0].name,
         batch=next(iter(layers.values())).batch,
@@ -50,7 +48,7 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
         peers=peers,
         gflops={"TF32 tensor cores": top.tf32_gflops, "float32": top.fp32_gflops},
         gbs={"copy": top.copy_gbs},
-        floors_ms={layer: 1e3 * each for layer, each in seconds.items()},
+        floors_ms={layer: _floor_ms(problem, top) for layer, problem in layers.items()},
         notes=tuple(notes),
     )
 
@@ -68,10 +66,9 @@ def what_changed(source: str) -> str:
     return "\n\n".join(p for p in paragraphs[1:] if not p.startswith("Measured"))
 
 
-def _floor_s(problem: ConvProblem, top: Any) -> float:
-    """The larger of the time for the bytes and for the operations, three TF32 ones for one."""
-    rate = max(top.fp32_gflops, top.tf32_gflops / 3)
-    return max(problem.bytes / top.copy_gbs, problem.flops / rate) / 1e9
+def _floor_ms(problem: ConvProblem, top: gpu_ceilings.GpuCeilings) -> float:
+    """The larger of the times for the bytes and for the operations at float32 accuracy."""
+    return max(problem.bytes / top.copy_gbs, problem.flops / top.gflops("float32")) / 1e6
 
 
 def _peers(

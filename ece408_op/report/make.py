@@ -32,32 +32,53 @@ class Made:
     failures: tuple[str, ...]
 
 
-def make(options: Options, folder: Path, reuse: bool = False, runner: Runner = run_process) -> Made:
+def make(options: Options, folder: Path, runner: Runner = run_process) -> Made:
     """Run what a report needs and write it to `folder`.
 
-    Results are kept there as they come: a report that was interrupted goes on from them, and with
-    `reuse` so does one that was complete. What could be wrong with `folder` is found before
-    anything runs.
+    Results are kept there as they come, and a report that was interrupted goes on from them. What
+    could be wrong with `folder` is found before anything runs.
 
-    Raises `ReportUnwritable`, `NotesUnreadable`, `InvalidSetting` without the libraries of the
-    extra `report`, and the errors of loading Fashion-MNIST.
+    Raises what `measure` and `write` raise.
     """
-    svg.require()
-    page.require()
-    with _writing_to(folder):
-        _check_writable(folder)
-    notes.read(folder / MARKDOWN)
+    _check(folder)
+    measure(options, folder, runner)
+    return write(folder)
+
+
+def measure(options: Options, folder: Path, runner: Runner = run_process) -> None:
+    """Run what a report needs, and keep in `folder` what it is to be written from.
+
+    Raises `ReportUnwritable`, and the errors of loading Fashion-MNIST.
+    """
     store = Store(folder / _RESULTS)
     measurements = plan.plan(options, store.folder)
     comparison.prepare_data([each.job for each in measurements if each.job is not None])
-    with _writing_to(folder), locked(store.folder, f"write {folder / HTML}"):
-        store.open(options, reuse)
-        results = collect(measurements, store, runner)
-        # Anew, for who has written notes meanwhile.
-        found = notes.read(folder / MARKDOWN)
-        made = document.build(options, measurements, results, store.state, found)
-        files = _write(folder, made)
+    with _writing_to(folder), locked(store.folder, f"measure for {folder / HTML}"):
+        store.open(options)
+        collect(measurements, store, runner)
         store.finish()
+
+
+def write(folder: Path) -> Made:
+    """Write a report from what `measure` has kept in `folder`, here or on another machine.
+
+    Raises `ReportUnwritable`, also without complete results, `NotesUnreadable`, and
+    `InvalidSetting` without the libraries of the extra `report`.
+    """
+    _check(folder)
+    store = Store(folder / _RESULTS)
+    options = store.reopen()
+    found = {each: store.get(each) for each in plan.plan(options, store.folder)}
+    missing = [each.title for each, result in found.items() if result is None]
+    if missing:
+        raise ReportUnwritable(
+            f"the results in {store.folder} lack {', '.join(missing)}; run ece408 report without "
+            "--reuse"
+        )
+    results = {each.key: result for each, result in found.items() if result is not None}
+    made = document.build(options, list(found), results, store.state, notes.read(folder / MARKDOWN))
+    with _writing_to(folder):
+        files = _write_files(folder, made)
     return Made(files, made.failures)
 
 
@@ -68,7 +89,7 @@ def results_kept(options: Options, folder: Path) -> tuple[int, int]:
     return sum(store.find(each) is not None for each in measurements), len(measurements)
 
 
-def _write(folder: Path, made: Document) -> tuple[Path, ...]:
+def _write_files(folder: Path, made: Document) -> tuple[Path, ...]:
     texts = {folder / name: text for name, text in made.pictures.items()}
     texts[folder / MARKDOWN] = made.markdown
     for path, text in texts.items():
@@ -80,6 +101,15 @@ def _write(folder: Path, made: Document) -> tuple[Path, ...]:
 def _write_text(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def _check(folder: Path) -> None:
+    """Raise, before any work, what would keep a report from being written."""
+    svg.require()
+    page.require()
+    with _writing_to(folder):
+        _check_writable(folder)
+    notes.read(folder / MARKDOWN)
 
 
 def _check_writable(folder: Path) -> None:

@@ -25,6 +25,7 @@ def main() -> int:
     try:
         # MXNet reads it when it is imported, and by itself uses half of the cores.
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads()))
+        os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
         layers = ladder.problems(find_term(options.term), options.batch)
         if options.device == "cpu":
             measured = cpu_ladder.measure(layers)

@@ -34,7 +34,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(block=block, cell=cell, ms=ms, times=times, figure=figure)
+    environment.filters.update(block=block, cell=cell, ms=ms, times=times)
     return environment.get_template(template).render(**values)
 
 
@@ -60,12 +60,3 @@ def ms(value: float | None) -> str:
 def times(factor: float | None) -> str:
     """A factor such as 1.25x; nothing where there is none."""
     return "" if factor is None else f"{factor:.2f}x"
-
-
-def figure(value: Any) -> str:
-    """Any value of a table: numbers with four digits at most, lists with commas."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(figure, value))
-    return "" if value is None else cell(value)

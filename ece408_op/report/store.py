@@ -12,7 +12,8 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from ..cachedir import atomic_path
-from ..errors import NoUsableGpu
+from ..course.models import find_term
+from ..errors import NoUsableGpu, ReportUnwritable
 from ..machine import machine
 from .plan import Measurement, Options
 
@@ -61,31 +62,48 @@ class Store:
         self.folder = folder
         self.state: dict[str, Any] = {}
 
-    def open(self, options: Options, keep: bool) -> bool:
-        """Begin, or go on with, a report; returns whether earlier results are kept.
+    def open(self, options: Options) -> None:
+        """Begin a report, or go on with one that was interrupted.
 
-        They are those of a report that was interrupted, or with `keep` of any, if it was made on
-        the same machine with the same versions and options.
+        Its results are kept if it was made on the same machine, with the same versions and
+        options; other results are removed.
         """
         identity = _identity(options)
         before = self._read(_STATE)
-        same = before is not None and before["identity"] == identity
-        if before is not None and same and (keep or not before["finished"]):
+        if before is not None and before["identity"] == identity and not before["finished"]:
             self.state = before
-            return True
+            return
         for path in self.folder.glob("*.json"):
             path.unlink()
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         self.state = {"identity": identity, "date": now, "finished": False}
         self._write(_STATE, self.state)
-        return False
+
+    def reopen(self) -> Options:
+        """Take what is there as it is, wherever it was measured; returns what it was asked for.
+
+        Raises `ReportUnwritable` if there is no complete set of results.
+        """
+        before = self._read(_STATE)
+        if before is None or not before["finished"]:
+            raise ReportUnwritable(
+                f"no complete results in {self.folder}; run ece408 report without --reuse first"
+            )
+        self.state = before
+        asked = before["identity"]["options"]
+        return Options(
+            **{**asked, "term": find_term(asked["term"]), "sizes": tuple(asked["sizes"])}
+        )
 
     def find(self, measurement: Measurement) -> Result | None:
         """The result of this very command, unless it failed."""
+        found = self.get(measurement)
+        return found if found and found.ok and found.command == measurement.command else None
+
+    def get(self, measurement: Measurement) -> Result | None:
+        """The result of the measurement's key, whatever it is."""
         found = self._read(f"{measurement.key}.json")
-        if found is None or tuple(found["command"]) != measurement.command or found["returncode"]:
-            return None
-        return Result(**{**found, "command": measurement.command})
+        return None if found is None else Result(**{**found, "command": tuple(found["command"])})
 
     def add(self, measurement: Measurement, result: Result) -> None:
         """Keep a result. Raises `CacheUnwritable`."""
@@ -111,7 +129,10 @@ def _identity(options: Options) -> dict[str, Any]:
     """What results depend on, besides the command; all of it as JSON gives it back."""
     return {
         "machine": machine(),
-        "term": options.term.name,
-        "sizes": list(options.sizes),
+        "options": {
+            **dataclasses.asdict(options),
+            "term": options.term.name,
+            "sizes": list(options.sizes),
+        },
         "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
     }
