@@ -100,7 +100,7 @@ def time(ns: float) -> str:
         return f"{round(ns)}ns"
     unit, size = next((each for each in _UNITS if ns < 999.995 * each[1]), _UNITS[-1])
     places = _WIDTH - len(unit)
-    value = ns / size
+    value = max(1.0, ns / size)
     decimals = max(0, places - 1 - len(str(int(value))))
     # Rounding up may have made it a place longer, whose last digit is a zero.
     return f"{value:.{decimals}f}"[:places] + unit
