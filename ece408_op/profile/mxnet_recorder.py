@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ class MXNetRecorder:
         profiler.set_state("stop")
         profiler.dump(True)
         try:
-            return parse(json.loads(file.read_text(encoding="utf-8")), self._origin_ns)
+            # From its second file on, MXNet begins the list of events with a comma.
+            text = re.sub(r"\[\s*,", "[", file.read_text(encoding="utf-8"), count=1)
+            return parse(json.loads(text), self._origin_ns)
         except ValueError:
             self.notes.append("MXNet's operators are not recorded: the script used mx.profiler")
             return []
@@ -54,7 +57,10 @@ class MXNetRecorder:
         self._mxnet = mxnet
         self._folder = tempfile.TemporaryDirectory(prefix="ece408-profile-")
         mxnet.profiler.set_config(
-            profile_symbolic=True, profile_imperative=True, filename=str(self._file())
+            profile_symbolic=True,
+            profile_imperative=True,
+            continuous_dump=False,
+            filename=str(self._file()),
         )
         mxnet.profiler.set_state("run")
 
@@ -68,26 +74,27 @@ def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
     thread's enclose each other; microseconds of the system's clock."""
     devices: dict[int, str] = {}
     threads: dict[int, int] = {}
-    found = []
     begun: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    found = []
     for event in document["traceEvents"]:
         if event["ph"] == "M":
             devices[event["pid"]] = event["args"]["name"]
-        elif event["ph"] in "BE":
-            place = (event["pid"], event["tid"])
-            thread = threads.setdefault(event["tid"], len(threads) + 1)
-            if event["ph"] == "B":
-                begun.setdefault(place, []).append(event)
-            elif begun.get(place):
-                begin, device = begun[place].pop(), devices.get(event["pid"], "MXNet")
-                found.append(
-                    Activity(
-                        OPERATOR,
-                        begin["name"],
-                        1000 * begin["ts"] - origin_ns,
-                        1000 * (event["ts"] - begin["ts"]),
-                        f"MXNet {device} thread {thread}",
-                        {"context": device},
-                    )
+            continue
+        device = devices.get(event["pid"], f"device {event['pid']}")
+        thread = threads.setdefault(event["tid"], len(threads) + 1)
+        open_ones = begun.setdefault((event["pid"], event["tid"]), [])
+        if event["ph"] == "B":
+            open_ones.append(event)
+        elif event["ph"] == "E" and open_ones:
+            begin = open_ones.pop()
+            found.append(
+                Activity(
+                    OPERATOR,
+                    begin["name"],
+                    1000 * begin["ts"] - origin_ns,
+                    1000 * (event["ts"] - begin["ts"]),
+                    f"MXNet {device} thread {thread}",
+                    {"context": device},
                 )
+            )
     return found
