@@ -9,16 +9,13 @@ from subprocess import CompletedProcess
 
 from tqdm import tqdm
 
-from ..course.comparison import run_process
 from .plan import Measurement
 from .store import Result, Store
 
 Runner = Callable[[Sequence[str]], "CompletedProcess[str]"]
 
 
-def collect(
-    measurements: Sequence[Measurement], store: Store, runner: Runner = run_process
-) -> dict[str, Result]:
+def collect(measurements: Sequence[Measurement], store: Store, runner: Runner) -> dict[str, Result]:
     """Results by key; those that the store has are not made again.
 
     Shows progress on stderr when that is a terminal. Raises `CacheUnwritable`.

@@ -32,11 +32,12 @@ class Made:
     failures: tuple[str, ...]
 
 
-def make(options: Options, folder: Path, runner: Runner = run_process) -> Made:
+def make(options: Options, folder: Path, runner: Runner | None = None) -> Made:
     """Run what a report needs and write it to `folder`.
 
     Results are kept there as they come, and a report that was interrupted goes on from them. What
-    could be wrong with `folder` is found before anything runs.
+    could be wrong with `folder` is found before anything runs. `runner` runs a command, by
+    default as `comparison.run_process` does.
 
     Raises what `measure` and `write` raise.
     """
@@ -45,7 +46,7 @@ def make(options: Options, folder: Path, runner: Runner = run_process) -> Made:
     return write(folder)
 
 
-def measure(options: Options, folder: Path, runner: Runner = run_process) -> None:
+def measure(options: Options, folder: Path, runner: Runner | None = None) -> None:
     """Run what a report needs, and keep in `folder` what it is to be written from.
 
     Raises `ReportUnwritable`, and the errors of loading Fashion-MNIST.
@@ -55,7 +56,7 @@ def measure(options: Options, folder: Path, runner: Runner = run_process) -> Non
     comparison.prepare_data([each.job for each in measurements if each.job is not None])
     with _writing_to(folder), locked(store.folder, f"measure for {folder / HTML}"):
         store.open(options)
-        collect(measurements, store, runner)
+        collect(measurements, store, runner or run_process)
         store.finish()
 
 

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+from played import Player
+
+from ece408_op.course import comparison
+from ece408_op.course.models import TERMS
+from ece408_op.report import make, plan
+
+
+@pytest.fixture
+def player(monkeypatch):
+    """A `Player` without a GPU; the report's programs are run by it."""
+    played = Player()
+    monkeypatch.setattr(comparison, "prepare_data", lambda jobs: None)
+    monkeypatch.setattr(make, "run_process", played)
+    return played
+
+
+@pytest.fixture
+def options():
+    return plan.Options(TERMS["2019fa"], (100, 1000))
