@@ -51,6 +51,8 @@ def measure(options: Options, folder: Path, runner: Runner | None = None) -> Non
 
     Raises `ReportUnwritable`, and the errors of loading Fashion-MNIST.
     """
+    with _writing_to(folder):
+        _check_writable(folder)
     store = Store(folder / _RESULTS)
     measurements = plan.plan(options, store.folder)
     comparison.prepare_data([each.job for each in measurements if each.job is not None])
