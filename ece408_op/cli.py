@@ -357,8 +357,8 @@ def _add_report(commands: Any) -> None:
         "run all milestones that this machine can run, and write the report of them",
         epilog="Writes report.html, report.md and its pictures. Notes that you write into "
         "report.md, where it says so, stay when the report is made again. What an interrupted "
-        "report has measured is kept. Exit code: 0, or 1 when a run failed for another reason "
-        "than the lack of a GPU; the report then says which.",
+        "report has measured is kept. Exit code: 0, or 1 when a run failed that this machine "
+        "could make; the report then says which.",
     )
     parser.add_argument(
         "--output",

@@ -214,9 +214,9 @@ def _cudnn(options: Options, gpu: LadderView) -> Recorded | None:
 def _failures(
     measurements: Sequence[Measurement], results: Mapping[str, Result]
 ) -> tuple[str, ...]:
-    """What failed for another reason than the lack of a GPU."""
+    """What went wrong, and was not only impossible on this machine."""
     return tuple(
         f"{each.title}: {reason(results[each.key].completed)}"
         for each in measurements
-        if not results[each.key].ok and not results[each.key].lacks_gpu
+        if results[each.key].failed
     )

@@ -42,7 +42,9 @@ _NAMES = {
 }
 # What is closer than this share of the time line is drawn as one bar.
 _RESOLUTION = 1 / 3000
-_MOST_ROWS = 16
+_MOST_ROWS = 32
+# The rows below those of the GPU, in this order.
+_CPU_ROWS = (OP_CALL, OPERATOR, API)
 _LABELLED = 0.06
 _CHARACTERS = 95  # that fit the width of the time line
 # What is less than this factor apart on a logarithmic scale has one label.
@@ -133,21 +135,23 @@ def _roofs(axes: Any, ladder: Ladder, reach: np.ndarray) -> None:
 
 
 def _points(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem, number: int) -> None:
-    best = ladder.fastest(layer)
-    timed = [(step.median_ms(layer), step) for step in ladder.steps]
-    found = sorted(((ms, step) for ms, step in timed if ms is not None), key=lambda pair: pair[0])
-    label: str | None = layer
-    last = 0.0
-    for ms, step in found:
-        at = problem.flops / problem.bytes, problem.flops / ms / 1e6
-        axes.plot(*at, marker="o" if step.accurate else "^", linestyle="", label=label,
-                  color=svg.SERIES[number % len(svg.SERIES)],
-                  markersize=9 if step is best else 5)  # fmt: skip
-        label = None
-        # Names of points that lie close would cover each other.
-        if ms > _CLOSE * last:
-            axes.annotate(step.name, at, (8, -3), textcoords="offset points", fontsize=8)
-            last = ms
+    """Marks of a layer's steps, named right of them, or left if they are less accurate."""
+    colour, best = svg.SERIES[number % len(svg.SERIES)], ladder.fastest(layer)
+    axes.plot([], marker="o", linestyle="", color=colour, label=layer)
+    for accurate in (True, False):
+        timed = [(step.median_ms(layer), step) for step in ladder.steps]
+        found = [(ms, each) for ms, each in timed if ms is not None and each.accurate == accurate]
+        last = 0.0
+        for ms, step in sorted(found, key=lambda pair: pair[0]):
+            at = problem.flops / problem.bytes, problem.flops / ms / 1e6
+            axes.plot(*at, marker="o" if accurate else "^", linestyle="", color=colour,
+                      markersize=9 if step is best else 5)  # fmt: skip
+            # Names of points that lie close would cover each other.
+            if ms > _CLOSE * last:
+                axes.annotate(step.name, at, (8 if accurate else -8, -3), fontsize=8,
+                              textcoords="offset points",
+                              ha="left" if accurate else "right")  # fmt: skip
+                last = ms
 
 
 def timeline(profile: Profile) -> str | None:
@@ -161,11 +165,10 @@ def timeline(profile: Profile) -> str | None:
         return None
     begin, end = min(a.start_ns for a in focus), max(a.end_ns for a in focus)
     rows = _rows([a for a in profile.activities if a.start_ns <= end and a.end_ns >= begin])
-    kept = sorted(rows, key=lambda row: -sum(a.duration_ns for a in rows[row]))[:_MOST_ROWS]
-    labels = [label for label in rows if label in kept]
-    left_out = f"; the {len(kept)} busiest rows of {len(rows)}" if len(kept) < len(rows) else ""
+    labels = list(rows)[:_MOST_ROWS]
+    left_out = f"; the first {len(labels)} rows of {len(rows)}" if len(labels) < len(rows) else ""
     with svg.styled():
-        figure = svg.figure(_WIDE, 1.6 + 0.32 * len(labels))
+        figure = svg.figure(_WIDE, 1.6 + 0.26 * len(labels))
         axes = figure.subplots()
         for place, label in enumerate(labels):
             _draw_row(axes, place, rows[label], begin, end)
@@ -179,14 +182,15 @@ def timeline(profile: Profile) -> str | None:
 
 
 def _rows(activities: Sequence[Activity]) -> dict[str, list[Activity]]:
-    """Activities by row, those of the GPU first: its streams, and each kind of a thread's."""
-    rows: dict[tuple[bool, str, str], list[Activity]] = {}
+    """Activities by row: the GPU's streams, then our operator's, MXNet's and the API's threads."""
+    rows: dict[tuple[int, str, str], list[Activity]] = {}
     for activity in activities:
         on_gpu = activity.kind in ON_GPU
+        order = 0 if on_gpu else _CPU_ROWS.index(activity.kind) + 1
         kind = "" if on_gpu else f"{_NAMES[activity.kind]}s, "
-        rows.setdefault((not on_gpu, kind, activity.track), []).append(activity)
-    order = sorted(rows, key=lambda row: (row[0], row[1], _natural(row[2])))
-    return {f"{row[1]}{row[2]}": rows[row] for row in order}
+        rows.setdefault((order, kind, activity.track), []).append(activity)
+    ordered = sorted(rows, key=lambda row: (row[0], _natural(row[2])))
+    return {f"{row[1]}{row[2]}": rows[row] for row in ordered}
 
 
 def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int, end: int) -> None:
@@ -194,11 +198,15 @@ def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int,
     for kind in dict.fromkeys(activity.kind for activity in activities):
         of_kind = [activity for activity in activities if activity.kind == kind]
         spans = merged(of_kind, begin, end, int(whole * _RESOLUTION))
-        bars = [((start - begin) / 1e6, (stop - start) / 1e6) for start, stop, _ in spans]
+        # Shorter than they are, so that neighbours can be told apart.
+        bars = [
+            ((start - begin) / 1e6, (stop - start - min(whole / 800, (stop - start) / 4)) / 1e6)
+            for start, stop, _ in spans
+        ]
         drawn = {text.get_label() for text in axes.collections}
         label = _NAMES[kind] if _NAMES[kind] not in drawn else None
         axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=_COLOURS[kind], label=label,
-                         edgecolors=svg.FAINT, linewidth=0.4)  # fmt: skip
+                         edgecolors=_COLOURS[kind], linewidth=0.5)  # fmt: skip
         for start, stop, name in spans:
             if name is not None and stop - start > _LABELLED * whole:
                 centre = ((start + stop) / 2 - begin) / 1e6

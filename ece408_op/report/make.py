@@ -25,7 +25,7 @@ _RESULTS = "results"
 class Made:
     """The files that were written, and a line on each program that failed.
 
-    Programs that could not run for want of a GPU have not failed.
+    Programs that cannot run on this machine, for want of a GPU or of a profiler, have not failed.
     """
 
     files: tuple[Path, ...]

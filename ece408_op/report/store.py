@@ -13,11 +13,14 @@ from typing import Any
 
 from ..cachedir import atomic_path
 from ..course.models import find_term
-from ..errors import NoUsableGpu, ReportUnwritable
+from ..errors import NoUsableGpu, ProfilerMissing, ProfilingNotPermitted, ReportUnwritable
 from ..machine import machine
 from .plan import Measurement, Options
 
 _STATE = "state.json"
+_IMPOSSIBLE = tuple(
+    error.exit_code for error in (NoUsableGpu, ProfilerMissing, ProfilingNotPermitted)
+)
 # What changes figures; where data and cache lie does not.
 _SETTINGS = (
     *("ECE408_BACKEND", "ECE408_KERNEL", "ECE408_DEVICES", "ECE408_GPU_MEMORY"),
@@ -48,6 +51,11 @@ class Result:
     def lacks_gpu(self) -> bool:
         """Whether it could not run for want of a GPU or what it takes to compute on it."""
         return self.returncode == NoUsableGpu.exit_code
+
+    @property
+    def failed(self) -> bool:
+        """Whether it went wrong, and was not only impossible on this machine."""
+        return self.returncode not in (0, *_IMPOSSIBLE)
 
     @property
     def completed(self) -> CompletedProcess[str]:

@@ -217,6 +217,17 @@ def test_a_run_that_fails_is_said_in_place(player, options, tmp_path):
     assert "No profile of this run: 10000 images need 4 GiB." in section
 
 
+def test_without_a_profiler_the_rest_is_there(report, player, options, tmp_path):
+    player.gpu = True
+    player.instead["profile-m3.1"] = failing(26, "CUPTI for Python is not installed")
+    assert not make.make(options, tmp_path).failures
+    text = (tmp_path / "report.md").read_text()
+    reason = "CUPTI for Python is not installed."
+    assert f"No profile of this run: {reason}" in _section(text, "m3.1")
+    assert f"Both tables are missing here: {reason}" in text
+    assert "Correctness: 0.9031 Model: ece408" in _section(text, "m3.1")
+
+
 def test_sizes():
     assert plan.parse_sizes("1000, 10,1000") == (10, 1000)
     for text in ("", "0", "10001", "a", "10,,20", "-1"):

@@ -18,8 +18,8 @@ def _page(markdown, folder):
 
 
 @pytest.fixture
-def made(player, options, tmp_path):
-    player.gpu = True
+def made(drawing_player, options, tmp_path):
+    drawing_player.gpu = True
     make.make(options, tmp_path)
     return tmp_path / "report.html"
 
