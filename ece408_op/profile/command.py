@@ -15,7 +15,7 @@ from typing import TextIO
 from ..cachedir import atomic_path
 from ..course.comparison_files import check_writable
 from ..errors import Ece408Error, ScriptMissing
-from . import ncu, recording, summary, tables
+from . import layers, ncu, recording, summary, tables
 from .activities import Profile, to_json
 from .trace import to_trace
 
@@ -113,7 +113,7 @@ def profile(
     refusal: Ece408Error | None = None
     if counter is not None and outcome.failure is None:
         try:
-            counters = ncu.count(again, counter)
+            counters = layers.with_kernel_names(ncu.count(again, counter), found.activities)
             found = dataclasses.replace(found, counters=tuple(map(dataclasses.asdict, counters)))
         except Ece408Error as error:
             refusal = error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +35,7 @@ class CuptiRecorder:
     def __init__(self, origin_ns: int) -> None:
         self._cupti = load()
         self._origin_ns = origin_ns
-        self._lock = threading.Lock()
-        self._records: list[Activity] = []
+        self._delivered: list[list[Any]] = []
         self._offset_ns = 0
         kinds = self._cupti.ActivityKind
         self._kinds = [getattr(kinds, name) for name in _KINDS]
@@ -54,7 +52,9 @@ class CuptiRecorder:
     def start(self) -> None:
         """Begin. Raises `ProfilingNotPermitted`, and `ProfilerMissing` if CUPTI does not start."""
         try:
-            self._cupti.activity_register_callbacks(_buffer, self._completed)
+            # Records are read at the end: reading takes Python's lock, which the program needs.
+            # They keep the buffer that they lie in.
+            self._cupti.activity_register_callbacks(_buffer, self._delivered.append)
             for kind in self._kinds:
                 self._cupti.activity_enable(kind)
             self._offset_ns = self._clock_offset() - self._origin_ns
@@ -66,19 +66,16 @@ class CuptiRecorder:
         self._cupti.activity_flush_all(1)
         for kind in self._kinds:
             self._cupti.activity_disable(kind)
-        with self._lock:
-            return without_nested_calls(self._records)
+        records = (record for delivered in self._delivered for record in delivered)
+        return without_nested_calls(
+            [self._readers[r.kind](r) for r in records if r.kind in self._readers and r.end]
+        )
 
     def _clock_offset(self) -> int:
         """Nanoseconds from CUPTI's clock to the system's."""
         before = time.time_ns()
         stamp = self._cupti.get_timestamp()
         return (before + time.time_ns()) // 2 - stamp
-
-    def _completed(self, records: list[Any]) -> None:
-        read = [self._readers[r.kind](r) for r in records if r.kind in self._readers and r.end]
-        with self._lock:
-            self._records += read
 
     def _activity(self, kind: str, name: str, record: Any, track: str, **details: Any) -> Activity:
         start = record.start + self._offset_ns

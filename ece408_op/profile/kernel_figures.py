@@ -14,6 +14,7 @@ from ..backends.cuda import catalog
 from ..backends.cuda.staging import covered
 from ..lab.gpu_ceilings import GpuCeilings
 from .activities import KERNEL, OP_CALL, Activity
+from .layers import catalog_name
 from .occupancy import Limits, occupancy
 
 
@@ -99,7 +100,7 @@ def _figure(
 
 def _precision(kernel: str) -> str:
     """The precision of the kernel that the log of op times names, of several the first's."""
-    return catalog.get(kernel.split("+")[0].split(" ")[0]).precision
+    return catalog.get(catalog_name(kernel).split("+")[0]).precision
 
 
 def _functions(

@@ -24,18 +24,22 @@ _METRICS = {
     "warps_share": ("sm__warps_active.avg.pct_of_peak_sustained_active", 100),
     "possible_warps_share": ("sm__maximum_warps_per_active_cycle_pct", 100),
 }
+_REGISTERS = "launch__registers_per_thread"
 _USUAL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
 _NOT_PERMITTED = "ERR_NVGPUCTRPERM"
 
 
 @dataclass(frozen=True)
 class Counters:
-    """One function's counters: launches, and of one launch the medians of milliseconds, gigabytes
+    """One function's counters, functions of one name told apart by their block and registers:
+    launches, and of one launch the medians of milliseconds, gigabytes
     read from and written to the GPU's memory, and shares (0 to 1) of the peaks of that memory and
     of the multiprocessors, of the warps that could be active that were, and that could have been
     with as many blocks as fit."""
 
     name: str
+    block: tuple[int, ...]
+    registers: int
     launches: int
     milliseconds: float
     dram_read_gb: float
@@ -69,7 +73,7 @@ def count(command: Sequence[str], ncu: str) -> list[Counters]:
     """
     with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
         log = Path(folder) / "ncu.csv"
-        metrics = ",".join(metric for metric, _ in _METRICS.values())
+        metrics = ",".join([_REGISTERS, *(metric for metric, _ in _METRICS.values())])
         options = ["--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics]
         options += ["--clock-control", "none", "--target-processes", "all", "--log-file", str(log)]
         result = subprocess.run([ncu, *options, *command], capture_output=True, text=True)
@@ -94,20 +98,23 @@ def count(command: Sequence[str], ncu: str) -> list[Counters]:
 def parse(log: str) -> list[Counters]:
     """The counters in ncu's page "raw" as CSV, units in the line below the names."""
     lines = [line for line in log.splitlines() if line.startswith('"')]
-    by_name: dict[str, list[Mapping[str, str]]] = {}
+    by_function: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
     for row in csv.DictReader(io.StringIO("\n".join(lines))):
         if row["ID"]:
-            by_name.setdefault(row["Kernel Name"], []).append(row)
+            key = (row["Kernel Name"], row["Block Size"], row[_REGISTERS])
+            by_function.setdefault(key, []).append(row)
     found = [
         Counters(
             name,
+            tuple(map(int, block.strip("()").split(","))),
+            round(_number(registers)),
             len(rows),
             **{
                 attribute: statistics.median(_number(row[metric]) for row in rows) / divisor
                 for attribute, (metric, divisor) in _METRICS.items()
             },
         )
-        for name, rows in by_name.items()
+        for (name, block, registers), rows in by_function.items()
     ]
     return sorted(found, key=lambda each: -each.launches * each.milliseconds)
 

@@ -21,7 +21,9 @@ def text(profile: Profile) -> str:
     if rates is not None:
         parts.append(f"Our kernels on the GPU\n{rates}")
     if profile.counters:
-        counters = [ncu.Counters(**each) for each in profile.counters]
+        counters = [
+            ncu.Counters(**{**each, "block": tuple(each["block"])}) for each in profile.counters
+        ]
         parts.append(f"Hardware counters by ncu, of a run of their own\n{ncu.table(counters)}")
     parts += [f"Note: {note}" for note in profile.notes]
     return "\n\n".join(parts)
