@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ _NAMES = {
 }
 # What is closer than this share of the time line is drawn as one bar.
 _RESOLUTION = 1 / 3000
+_NEARLY_ALL = 0.95
 _MOST_ROWS = 32
 # The rows below those of the GPU, in this order.
 _CPU_ROWS = (OP_CALL, OPERATOR, API)
@@ -217,21 +218,28 @@ def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int,
 def merged(
     activities: Sequence[Activity], begin: int, end: int, gap: int
 ) -> list[tuple[int, int, str | None]]:
-    """Start and end in ns, within the bounds, of what a bar each is for, with its one name.
+    """Start and end in ns, within the bounds, of what a bar each is for, with its name.
 
     Activities that overlap, or of which one lasts at most `gap` and is at most `gap` from the
-    other, share a bar, whose name is `None` if they have several.
+    other, share a bar. Its name is that of what takes nearly all of its time, or `None`.
     """
-    spans: list[tuple[int, int, str | None]] = []
+    bars: list[tuple[int, int, dict[str, int]]] = []
     for each in sorted(activities, key=lambda a: a.start_ns):
         start, stop, name = max(each.start_ns, begin), min(each.end_ns, end), _label(each)
-        first, last, before = spans[-1] if spans else (0, 0, None)
+        first, last, names = bars[-1] if bars else (0, 0, {})
         short = stop - start <= gap or last - first <= gap
-        if spans and (start < last or (short and start - last <= gap)):
-            spans[-1] = (first, max(last, stop), name if name == before else None)
+        if bars and (start < last or (short and start - last <= gap)):
+            names[name] = names.get(name, 0) + stop - start
+            bars[-1] = (first, max(last, stop), names)
         else:
-            spans.append((start, stop, name))
-    return spans
+            bars.append((start, stop, {name: stop - start}))
+    return [(first, last, _dominant(names)) for first, last, names in bars]
+
+
+def _dominant(durations: Mapping[str, int]) -> str | None:
+    """The name with nearly all of the time."""
+    name = max(durations, key=lambda each: durations[each])
+    return name if durations[name] >= _NEARLY_ALL * sum(durations.values()) else None
 
 
 def _label(activity: Activity) -> str:
