@@ -181,7 +181,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         help="tell on stderr where the time went; so do the three options below, which also",
     )
     profiling.add_options(parser)
-    parser.set_defaults(run=_run_milestone, milestone=each, tables_to=sys.stderr)
+    parser.set_defaults(run=_run_milestone, milestone=each, tables_to=sys.stderr, no_gpu=False)
 
 
 def _models_of(each: Milestone) -> str:
@@ -225,6 +225,7 @@ def _profile_milestone(
     on_gpu = options.milestone.on_gpu or settings.backend() == "cuda"
     if on_gpu:
         gpu.find_driver()
+    on_gpu = on_gpu and not options.no_gpu
     line = profiling.without_options(options.line)
     again = [sys.executable, "-m", __package__, *line]
     outcome = profiling.profile(program, line, again, asked, on_gpu, options.tables_to)
@@ -243,7 +244,7 @@ def _add_profile(commands: Any) -> None:
     )
     profiling.add_options(parser)
     parser.add_argument(
-        "--no-gpu", action="store_true", help="of a script, leave out what it does on GPUs"
+        "--no-gpu", action="store_true", help="leave out what GPUs do: needs no CUPTI"
     )
     parser.add_argument("script", metavar="SCRIPT|MILESTONE", help="such as m3.1, or a Python file")
     parser.add_argument(
@@ -260,7 +261,7 @@ def _run_profile(options: argparse.Namespace) -> int:
         return profiling.profile_script(script, options.arguments, asked, on_gpu)
     line = [options.script, *options.arguments]
     inner = _parser().parse_args([options.script, "--profile", *options.arguments])
-    inner.line, inner.tables_to = line, sys.stdout
+    inner.line, inner.tables_to, inner.no_gpu = line, sys.stdout, options.no_gpu
     for name, value in dataclasses.asdict(asked).items():
         setattr(inner, name, getattr(inner, name) or value)
     return inner.run(inner) or 0

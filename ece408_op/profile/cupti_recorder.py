@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from .demangle import demangle
 from .op_recorder import thread_track
 
 _BUFFER_BYTES = 8 << 20
+_MOST_PENDING = 100_000
 _KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "DRIVER", "RUNTIME")
 # CUpti_ActivityMemcpyKind, as nvprof calls them.
 _DIRECTIONS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA",
@@ -35,7 +37,9 @@ class CuptiRecorder:
     def __init__(self, origin_ns: int) -> None:
         self._cupti = load()
         self._origin_ns = origin_ns
-        self._delivered: list[list[Any]] = []
+        self._lock = threading.Lock()
+        self._pending: list[Any] = []
+        self._activities: list[Activity] = []
         self._offset_ns = 0
         kinds = self._cupti.ActivityKind
         self._kinds = [getattr(kinds, name) for name in _KINDS]
@@ -52,9 +56,7 @@ class CuptiRecorder:
     def start(self) -> None:
         """Begin. Raises `ProfilingNotPermitted`, and `ProfilerMissing` if CUPTI does not start."""
         try:
-            # Records are read at the end: reading takes Python's lock, which the program needs.
-            # They keep the buffer that they lie in.
-            self._cupti.activity_register_callbacks(_buffer, self._delivered.append)
+            self._cupti.activity_register_callbacks(_buffer, self._completed)
             for kind in self._kinds:
                 self._cupti.activity_enable(kind)
             self._offset_ns = self._clock_offset() - self._origin_ns
@@ -66,16 +68,29 @@ class CuptiRecorder:
         self._cupti.activity_flush_all(1)
         for kind in self._kinds:
             self._cupti.activity_disable(kind)
-        records = (record for delivered in self._delivered for record in delivered)
-        return without_nested_calls(
-            [self._readers[r.kind](r) for r in records if r.kind in self._readers and r.end]
-        )
+        with self._lock:
+            self._read_pending()
+            return without_nested_calls(self._activities)
 
     def _clock_offset(self) -> int:
         """Nanoseconds from CUPTI's clock to the system's."""
         before = time.time_ns()
         stamp = self._cupti.get_timestamp()
         return (before + time.time_ns()) // 2 - stamp
+
+    def _completed(self, records: list[Any]) -> None:
+        # Reading takes Python's lock, which the program needs, so it waits for the program's end,
+        # unless memory would run short: records are large, and keep the buffer that they lie in.
+        with self._lock:
+            self._pending += records
+            if len(self._pending) >= _MOST_PENDING:
+                self._read_pending()
+
+    def _read_pending(self) -> None:
+        pending, self._pending = self._pending, []
+        self._activities += [
+            self._readers[r.kind](r) for r in pending if r.kind in self._readers and r.end
+        ]
 
     def _activity(self, kind: str, name: str, record: Any, track: str, **details: Any) -> Activity:
         start = record.start + self._offset_ns
@@ -121,7 +136,7 @@ def load() -> Any:
     if sys.version_info < _OLDEST_PYTHON:
         raise ProfilerMissing(
             f"profiling on the GPU needs Python 3.10 or later, this is {sys.version.split()[0]}; "
-            "on the CPU m1.1 and m2.1 can be profiled here"
+            "leave the GPU out with --no-gpu"
         )
     try:
         return importlib.import_module("cupti.cupti")
