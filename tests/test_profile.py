@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -542,7 +544,7 @@ def test_what_recorded_nothing_has_no_tables_and_no_files(run_ece408, tmp_path):
     script, file = tmp_path / "s.py", tmp_path / "p.json"
     script.write_text("print('hello')")
     result = run_ece408("profile", "--no-gpu", f"--json={file}", str(script))
-    assert (result.returncode, result.stdout) == (0, "hello\n")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "hello\n", "")
     assert not file.exists()
 
 
@@ -558,6 +560,22 @@ def test_bad_requests_are_one_line_before_anything_runs(run_ece408, script, tmp_
         assert (result.returncode, result.stdout) == (code, "")
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_leaves_nothing_behind(script, tmp_path):
+    (tmp_path / "helper.py").write_text(
+        "import os, signal, time\n"
+        "def end(arguments):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+    )
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "ece408_op", "profile", "--no-gpu", str(script)]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 130
+    assert result.stderr == "ece408: error: interrupted\n"
+    assert "Profile of" not in result.stdout
+    assert not list(scratch.iterdir())
 
 
 def test_a_milestones_own_output_stays_as_it_is(run_ece408, fashion_mnist, tmp_path):

@@ -6,6 +6,7 @@ and each output written once. What a kernel does beyond them counts against it.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from ..backends.cuda import catalog
 from ..backends.cuda.staging import covered
 from ..lab.gpu_ceilings import GpuCeilings
-from .activities import KERNEL, OP_CALL, Activity
+from .activities import KERNEL, OP_CALL, Activity, in_order
 from .layers import catalog_name
 from .occupancy import Limits, occupancy
 
@@ -62,10 +63,12 @@ def figures(
     """A figure for each layer, direction, kernel and problem that ran on a GPU, in that order of
     appearance; times are means over the calls. `limits_of` gives a GPU's limits by its number."""
     by_call: dict[tuple[str, ...], list[tuple[Activity, list[Activity]]]] = {}
-    kernels = [each for each in activities if each.kind == KERNEL and "layer" in each.details]
+    kernels = in_order(k for k in activities if k.kind == KERNEL and "layer" in k.details)
+    starts = [kernel.start_ns for kernel in kernels]
     for call in activities:
         if call.kind == OP_CALL:
-            within = [k for k in kernels if call.start_ns <= k.start_ns and k.end_ns <= call.end_ns]
+            first, end = (bisect.bisect_left(starts, at) for at in (call.start_ns, call.end_ns))
+            within = [k for k in kernels[first:end] if k.details["layer"] == call.details["layer"]]
             if within:
                 what = ("layer", "direction", "kernel", "problem")
                 key = tuple(call.details[name] for name in what)

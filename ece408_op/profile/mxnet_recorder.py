@@ -24,6 +24,7 @@ class MXNetRecorder:
         self._origin_ns = origin_ns
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._mxnet: Any = None
+        self._over = False
         self.notes: list[str] = []
 
     def start(self) -> None:
@@ -33,6 +34,7 @@ class MXNetRecorder:
         when_imported(self._begin)
 
     def stop(self) -> list[Activity]:
+        self._over = True
         if self._folder is None:
             return []
         profiler, file = self._mxnet.profiler, self._file()
@@ -53,7 +55,14 @@ class MXNetRecorder:
         finally:
             self._folder.cleanup()
 
+    def abandon(self) -> None:
+        """Leave nothing behind when the process is about to be ended without `stop`."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
     def _begin(self, mxnet: Any) -> None:
+        if self._over:
+            return
         self._mxnet = mxnet
         self._folder = tempfile.TemporaryDirectory(prefix="ece408-profile-")
         mxnet.profiler.set_config(

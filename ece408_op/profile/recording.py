@@ -44,6 +44,7 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
     try:
         program()
     except KeyboardInterrupt:
+        operators.abandon()
         raise
     except BaseException as error:
         failure = error
@@ -54,7 +55,8 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
         tuple(command),
         elapsed_s,
         exit_code(failure),
-        machine.machine(),
+        # This imports MXNet, which a program that left no trace may not have.
+        machine.machine() if activities else {},
         notes=tuple(operators.notes),
     )
     return Outcome(profile, failure)
