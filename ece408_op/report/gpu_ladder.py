@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from ..backends.cuda import device
 from ..backends.cuda.plan import Kernel
+from ..errors import Ece408Error
 from ..gpu import find_driver
 from ..lab import cuda_bench, cudnn, gpu_ceilings
 from ..lab.cuda_report import LADDER
@@ -21,7 +22,8 @@ SAMPLES = 7
 def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladder:
     """Times of the kernels alone, by CUDA events.
 
-    Raises `NoUsableGpu`, `NotEnoughMemory` and the errors of compiling and launching.
+    A kernel without a time is in the notes. Raises `NoUsableGpu`, `NotEnoughMemory`, and the errors
+    of measuring ceilings and of the peer.
     """
     gpu = device.get(0)
     timings: dict[str, dict[str, list[float]]] = {kernel.name: {} for kernel in LADDER}
@@ -29,28 +31,38 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
     for layer, problem in layers.items():
         with cuda_bench.bench(gpu, problem) as bench:
             for kernel in LADDER:
-                reason = kernel.rejects(problem, gpu.capability)
-                if reason is not None:
-                    notes.append(f"{kernel.name} does not compute {layer}: {reason}.")
-                    continue
-                timing = bench.time(kernel, SAMPLES)
-                if timing.failure is None:
-                    timings[kernel.name][layer] = timing.samples_ms
+                samples, reason = _time(bench, kernel)
+                if samples:
+                    timings[kernel.name][layer] = samples
                 else:
-                    notes.append(f"{kernel.name} failed on {layer}: {timing.failure}.")
+                    notes.append(f"{kernel.name} has no time on {layer}: {reason}.")
     top = gpu_ceilings.measure(gpu)
     peers = _peers(layers, peer_python, notes)
+    # Older GPUs have no tensor cores that take TF32.
+    rates = {"TF32 tensor cores": top.tf32_gflops, "float32": top.fp32_gflops}
     return Ladder(
         device=find_driver().gpus[0].name,
         batch=next(iter(layers.values())).batch,
         layers={layer: str(problem) for layer, problem in layers.items()},
         steps=tuple(_step(each, timings[each.name]) for each in LADDER if timings[each.name]),
         peers=peers,
-        gflops={"TF32 tensor cores": top.tf32_gflops, "float32": top.fp32_gflops},
+        gflops={name: rate for name, rate in rates.items() if rate},
         gbs={"copy": top.copy_gbs},
         floors_ms={layer: _floor_ms(problem, top) for layer, problem in layers.items()},
         notes=tuple(notes),
     )
+
+
+def _time(bench: cuda_bench.Bench, kernel: Kernel) -> tuple[list[float], str | None]:
+    """Milliseconds of each run, or none and the reason."""
+    reason = kernel.rejects(bench.problem, bench.gpu.capability)
+    if reason is not None:
+        return [], reason
+    try:
+        timing = bench.time(kernel, SAMPLES)
+    except Ece408Error as error:
+        return [], str(error)
+    return ([], timing.failure) if timing.failure else (timing.samples_ms, None)
 
 
 def _step(kernel: Kernel, samples_ms: dict[str, list[float]]) -> Step:
@@ -84,6 +96,8 @@ def _peers(
             for variant, timing in peer.measure(problem, SAMPLES).items():
                 if "samples_ms" in timing:
                     samples.setdefault(variant, {})[layer] = timing["samples_ms"]
+                else:
+                    notes.append(f"cuDNN {variant} has no time on {layer}: {timing['failure']}.")
     notes.append(f"cuDNN through PyTorch, in a process of its own ({about}).")
     return tuple(
         Step(f"cuDNN {variant}", "cuDNN through PyTorch", "float32" in variant, times)

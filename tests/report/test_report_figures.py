@@ -11,7 +11,6 @@ from played import played_ladder
 from ece408_op.course.models import TERMS
 from ece408_op.profile.activities import Activity, Profile
 from ece408_op.report import figures, ladder, svg
-from ece408_op.report.gpu_ladder import what_changed
 
 
 def _texts(picture):
@@ -112,12 +111,3 @@ def test_a_terms_layers_are_those_of_the_benchmarks(term, names):
     found = ladder.problems(TERMS[term], 7)
     assert [ladder.shape_name(each) for each in found.values()] == names
     assert all(each.batch == 7 for each in found.values())
-
-
-def test_what_a_kernel_changes_is_in_its_header():
-    header = (
-        "// 3. Tiles.\n//\n// Changed against 2: tiles\n// and halos.\n//\n// Measured: 1 ms.\n"
-    )
-    assert (
-        what_changed(f'{header}#include "x"\n// not this') == "Changed against 2: tiles\nand halos."
-    )
