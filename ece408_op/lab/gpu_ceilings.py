@@ -11,8 +11,8 @@ from ..backends.cuda.compiler import compile_plan
 from ..backends.cuda.device import BEGIN, COMPUTED, Gpu, Lane, immortal
 from ..backends.cuda.plan import Capability, architecture
 
-_SOURCE = "ceilings.cu"
-_ARCHITECTURES = ("75", "80", "86", "89", "90", "90a", "100", "120")
+SOURCE = "ceilings.cu"
+ARCHITECTURES = ("75", "80", "86", "89", "90", "90a", "100", "120")
 _COPY_BYTES = 1 << 30
 _THREADS = 256
 _BLOCKS_PER_PROCESSOR = 8
@@ -76,9 +76,9 @@ def measure(gpu: Gpu) -> GpuCeilings:
 def _module(capability: Capability) -> Any:
     import pycuda.driver as cuda
 
-    name = architecture(_ARCHITECTURES, capability)
+    name = architecture(ARCHITECTURES, capability)
     assert name is not None, "the GPU was opened, so there is code for it"
-    binary = compile_plan(_SOURCE, (), name, launcher.cache_folder())
+    binary = compile_plan(SOURCE, (), name, launcher.cache_folder())
     return immortal(cuda.module_from_buffer(binary))
 
 
