@@ -31,7 +31,10 @@ def test_both_tables():
     text = profile_proof.table([agreement], [cost])
     assert "| fa19_1 | 13_column_pairs | 1.9000 | 2.0000 | -5.00% |" in text
     assert text.endswith("| m3.1 100 | 1 | 11.0 | 12.1 | +10.0% |")
+    assert "staged" not in text
     assert "off by" not in profile_proof.table([], [cost])
+    staged = Agreement("m3.1, conv1", "13_column_pairs", None, 1.9, 2.1)
+    assert "Of a staged milestone" in profile_proof.table([staged], [])
 
 
 def test_a_failed_run_is_told_in_its_words(monkeypatch):

@@ -158,6 +158,12 @@ def table(agreements: Sequence[Agreement], costs: Sequence[Cost]) -> str:
             off = each.off(other)
             cells += ["", ""] if off is None else [f"{other:.4f}", f"{off:+.2%}"]
         lines.append(f"| {' | '.join(cells)} |")
+    if any(each.events_ms is None for each in agreements):
+        lines += [
+            "",
+            "Of a staged milestone, events lie before and after each chunk's kernels: what is between "
+            "them includes the wait for a late launch. The profile has the kernels alone.",
+        ]
     if costs:
         lines += ["", "| milestone | layer | op time, ms | with profile, ms | costs |"]
         lines += ["| --- | --- | --- | --- | --- |"]
