@@ -161,8 +161,8 @@ def table(agreements: Sequence[Agreement], costs: Sequence[Cost]) -> str:
     if any(each.events_ms is None for each in agreements):
         lines += [
             "",
-            "Of a staged milestone, events lie before and after each chunk's kernels: what is between "
-            "them includes the wait for a late launch. The profile has the kernels alone.",
+            "Of a staged milestone, events lie before and after each chunk's kernels: what is "
+            "between them includes the wait for a late launch. The profile has the kernels alone.",
         ]
     if costs:
         lines += ["", "| milestone | layer | op time, ms | with profile, ms | costs |"]
