@@ -20,7 +20,7 @@ from .notes import Sections
 from .plan import Measurement, Options
 from .store import Result
 
-_GPU_LINE = re.compile(r"^ece408: (\S+) by (\S+): kernel ([\d.]+) ms", re.M)
+_GPU_LINE = re.compile(r"^ece408: (\S*) by (.+?): kernel [\d.]+ ms", re.M)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _shown(measurement: Measurement, result: Result) -> Shown:
     assert measurement.job is not None
     job: Job = measurement.job
     words = " ".join(("ece408", *job.command[3:]))
-    kernels = tuple(f"{layer}: {name}" for layer, name, _ in _GPU_LINE.findall(result.stderr))
+    kernels = tuple(f"{layer}: {name}" for layer, name in _GPU_LINE.findall(result.stderr))
     output = "\n".join(part.rstrip() for part in (result.stdout, result.stderr) if part.strip())
     return Shown(words, output, read_run(job, result.completed), kernels)
 

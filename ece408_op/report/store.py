@@ -21,6 +21,12 @@ _STATE = "state.json"
 _IMPOSSIBLE = tuple(
     error.exit_code for error in (NoUsableGpu, ProfilerMissing, ProfilingNotPermitted)
 )
+# Settings of ours that change no figures.
+_PLACES = ("ECE408_DATA", "ECE408_CACHE")
+_OTHER_SETTINGS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_IMPOSSIBLE = tuple(
+    error.exit_code for error in (NoUsableGpu, ProfilerMissing, ProfilingNotPermitted)
+)
 # What changes figures; where data and cache lie does not.
 _SETTINGS = (
     *("ECE408_BACKEND", "ECE408_KERNEL", "ECE408_DEVICES", "ECE408_GPU_MEMORY"),
@@ -142,5 +148,10 @@ def _identity(options: Options) -> dict[str, Any]:
             "term": options.term.name,
             "sizes": list(options.sizes),
         },
-        "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
+        "settings": {name: os.environ[name] for name in sorted(os.environ) if _matters(name)},
     }
+
+
+def _matters(variable: str) -> bool:
+    ours = variable.startswith("ECE408_") and variable not in _PLACES
+    return ours or variable in _OTHER_SETTINGS

@@ -196,6 +196,14 @@ def test_other_options_do_not_go_on(player, options, tmp_path):
     assert kept == {"m2.1-100.json"}
 
 
+def test_settings_are_named_but_not_where_things_lie(report, monkeypatch):
+    monkeypatch.setenv("ECE408_ISA", "avx2")
+    monkeypatch.setenv("ECE408_DATA", "/somewhere")
+    section = _section(report(), "Machine and versions")
+    assert "| ECE408_ISA | avx2 |" in section
+    assert "/somewhere" not in section
+
+
 def test_written_anew_without_running_anything(report, player, tmp_path):
     text = report()
     player.commands.clear()
