@@ -12,6 +12,7 @@ import pytest
 from played import GPU_LINES, HEAD, NO_DRIVER, TIME, failing
 
 from ece408_op import cli
+from ece408_op.course.models import TERMS
 from ece408_op.errors import InvalidSetting, InvalidSize, NotesUnreadable, ReportUnwritable
 from ece408_op.report import ladder, make, plan
 
@@ -234,6 +235,12 @@ def test_without_a_profiler_the_rest_is_there(report, player, options, tmp_path)
     assert f"No profile of this run: {reason}" in _section(text, "m3.1")
     assert f"Both tables are missing here: {reason}" in text
     assert "Correctness: 0.9031 Model: ece408" in _section(text, "m3.1")
+
+
+def test_models_that_are_not_run_are_named(player, tmp_path):
+    make.make(plan.Options(TERMS["2017fa"], (100,)), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "Of this term's models, ece408-high is run; `ece408 compare` runs them all." in text
 
 
 def test_sizes():
