@@ -18,7 +18,9 @@ from .activities import API, KERNEL, MEMCPY, MEMSET, Activity, in_order
 from .demangle import demangle
 from .op_recorder import thread_track
 
-_BUFFER_BYTES = 8 << 20
+# Each thread gets a buffer at its first call, which takes a while if it is large: with 8 MiB the
+# op times of m3.1 doubled on an H200, with 256 KiB they grew by a quarter.
+_BUFFER_BYTES = 64 << 10
 _MOST_PENDING = 100_000
 _KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "DRIVER", "RUNTIME")
 # CUpti_ActivityMemcpyKind, as nvprof calls them.
