@@ -18,7 +18,7 @@ _THREADS = 256
 _BLOCKS_PER_PROCESSOR = 8
 _REPEAT = 5
 # Milliseconds of arithmetic, about, on any GPU there is.
-_ROUNDS = {"multiply_adds": 20_000, "tensor_products": 8_000}
+_ROUNDS = {"multiply_adds": 20_000, "tf32_products": 8_000, "half_products": 8_000}
 # Three products on the tensor cores stand for one at float32 accuracy.
 _PRODUCTS = 3
 
@@ -26,28 +26,30 @@ _PRODUCTS = 3
 @dataclass(frozen=True)
 class GpuCeilings:
     """Copies within the GPU's memory in GB/s, bytes read and written; float32 multiply-adds, and
-    TF32 products on the tensor cores (0 where there are none), in GFLOP/s."""
+    TF32 and half-precision products on the tensor cores (0 where there are none), in GFLOP/s."""
 
     copy_gbs: float
     fp32_gflops: float
     tf32_gflops: float
+    fp16_gflops: float = 0.0
 
     def gflops(self, precision: str) -> float:
-        """The fastest way to "float32", "tf32" or "float16" results that our kernels know.
+        """The fastest way to results of this precision: "float32", "tf32" or "float16".
 
-        Float32: multiply-adds, or three TF32 products for one; float16: multiply-adds in pairs,
-        or the TF32 rate.
+        Numbers of half the bits, two for one, give float32 accuracy in three products, and one of
+        them, scaled, is as accurate as TF32; so tensor cores count for every precision.
         """
-        if precision == "tf32":
-            return max(self.fp32_gflops, self.tf32_gflops)
-        if precision == "float16":
-            return max(2 * self.fp32_gflops, self.tf32_gflops)
-        return max(self.fp32_gflops, self.tf32_gflops / _PRODUCTS)
+        tensor = max(self.tf32_gflops, self.fp16_gflops)
+        if precision == "float32":
+            return max(self.fp32_gflops, tensor / _PRODUCTS)
+        pairs = 2 if precision == "float16" else 1
+        return max(pairs * self.fp32_gflops, tensor)
 
     def __str__(self) -> str:
         return (
             f"Measured ceilings: copies {self.copy_gbs:.0f} GB/s, float32 multiply-adds "
-            f"{self.fp32_gflops:.0f} GFLOP/s, TF32 products {self.tf32_gflops:.0f} GFLOP/s"
+            f"{self.fp32_gflops:.0f} GFLOP/s, on tensor cores TF32 {self.tf32_gflops:.0f} and half "
+            f"precision {self.fp16_gflops:.0f} GFLOP/s"
         )
 
 
