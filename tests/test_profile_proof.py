@@ -18,7 +18,7 @@ RECORDED = Path(__file__).parent / "data" / "profile_gpu.json"
 
 def test_a_milestones_kernels_are_held_against_its_events():
     found = profile_proof.of_milestone(activities.read(RECORDED))
-    assert [each.shape for each in found] == ["m3.1 1000, conv1", "m3.1 1000, conv2"]
+    assert [each.shape for each in found] == ["m3.1 100, conv1", "m3.1 100, conv2"]
     for each in found:
         assert each.profile_ms < each.recorded_events_ms
         assert each.off(each.recorded_events_ms) < 0
