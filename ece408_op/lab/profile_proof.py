@@ -65,7 +65,7 @@ def agree(shape: str) -> Agreement:
     recorder.start()
     _, recorded = launch(shape, _SAMPLES)
     durations: dict[str, list[float]] = {}
-    functions = {each.function for each in kernel.plan(shapes.find(shape), (9, 0), False).launches}
+    functions = _functions(kernel, shape)
     for activity in recorder.stop():
         if activity.kind == KERNEL and activity.name in functions:
             durations.setdefault(activity.name, []).append(activity.duration_ns / 1e6)
@@ -81,14 +81,18 @@ def launch(shape: str, samples: int) -> tuple[catalog.Kernel, cuda_bench.Timing]
         return kernel, bench.time(kernel, samples)
 
 
+def _functions(kernel: catalog.Kernel, shape: str) -> set[str]:
+    """Names of the functions that the kernel launches for a shape."""
+    plan = kernel.plan(shapes.find(shape), device.get(0).capability, False)
+    return {each.function for each in plan.launches}
+
+
 def with_ncu(found: Agreement, command: Sequence[str]) -> Agreement:
     """The same with ncu's median for the kernel's functions, which the command launches.
 
     Raises what `ncu.count` raises.
     """
-    problem = shapes.find(found.shape)
-    plan = catalog.get(found.kernel).plan(problem, device.get(0).capability, False)
-    functions = {each.function for each in plan.launches}
+    functions = _functions(catalog.get(found.kernel), found.shape)
     counted = [each for each in ncu.count(command, ncu.find()) if each.name in functions]
     return dataclasses.replace(found, ncu_ms=sum(each.milliseconds for each in counted))
 
