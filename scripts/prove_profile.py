@@ -26,6 +26,7 @@ def main():
     parser.add_argument(
         "--kernels", action="store_true", help="compare kernel times: needs a GPU, and ncu"
     )
+    parser.add_argument("--counters", metavar="SIZE", help="profile so many images with --ncu, too")
     parser.add_argument("--launch", metavar="SHAPE", help=argparse.SUPPRESS)
     parser.add_argument(
         "--write",
@@ -48,11 +49,15 @@ def prove(options):
     milestones = options.milestones or ["m3.1"]
     agreements = [compare(shape) for shape in SHAPES] if options.kernels else []
     text = []
-    for milestone in milestones:
-        output, profile, trace = profile_proof.profiled([milestone, options.size])
+    runs = [(milestone, options.size, False) for milestone in milestones]
+    if options.counters:
+        runs += [(milestone, options.counters, True) for milestone in milestones]
+    for milestone, size, counters in runs:
+        output, profile, trace = profile_proof.profiled([milestone, size], counters)
         agreements += profile_proof.of_milestone(profile)
-        text.append(f"`ece408 profile {milestone} {options.size}`:\n\n```\n{output.strip()}\n```")
-        if options.write:
+        command = f"ece408 profile {'--ncu ' if counters else ''}{milestone} {size}"
+        text.append(f"`{command}`:\n\n```\n{output.strip()}\n```")
+        if options.write and not counters:
             write(options.write, f"_{milestone}.json", to_json(profile))
             write(options.write, f"_{milestone}_trace.json", trace)
     # MXNet's own convolution reports no op times.

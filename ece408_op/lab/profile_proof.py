@@ -98,8 +98,8 @@ def with_ncu(found: Agreement, command: Sequence[str]) -> Agreement:
 
 
 def of_milestone(profile: Profile) -> list[Agreement]:
-    """For each layer of a profiled milestone, the time in which kernels ran, and the time between
-    events before and after every chunk's kernels."""
+    """For each layer of a profiled milestone, the time in which kernels ran, the time between
+    events before and after every chunk's kernels, and ncu's for all launches, where it has them."""
     found = []
     for figure in profile.kernel_figures:
         calls = [
@@ -107,9 +107,22 @@ def of_milestone(profile: Profile) -> list[Agreement]:
             for call in profile.of_kinds(OP_CALL)
             if call.details["layer"] == figure["layer"]
         ]
-        shape = f"{' '.join(profile.command)}, {figure['layer']}"
-        ms = statistics.mean(calls)
-        found.append(Agreement(shape, figure["kernel"], None, figure["milliseconds"], ms))
+        functions = {each["name"] for each in figure["functions"]}
+        counted = [
+            each["launches"] * each["milliseconds"]
+            for each in profile.counters
+            if each["name"] in functions
+        ]
+        found.append(
+            Agreement(
+                f"{' '.join(profile.command)}, {figure['layer']}",
+                figure["kernel"],
+                None,
+                figure["milliseconds"],
+                statistics.mean(calls),
+                sum(counted) if counted else None,
+            )
+        )
     return found
 
 
@@ -127,14 +140,16 @@ def cost(arguments: Sequence[str], runs: int) -> Cost:
     return Cost(tuple(arguments), tuple(times[False]), tuple(times[True]))
 
 
-def profiled(arguments: Sequence[str]) -> tuple[str, Profile, str]:
-    """What `ece408 profile` prints for a milestone, the profile, and its time line's text.
+def profiled(arguments: Sequence[str], counters: bool) -> tuple[str, Profile, str]:
+    """What `ece408 profile` prints for a milestone, the profile, and its time line's text; with
+    `counters`, ncu's too.
 
     Raises `OperatorFailed` when it fails.
     """
     with tempfile.TemporaryDirectory(prefix="ece408-proof-") as folder:
         json, trace = Path(folder) / "profile.json", Path(folder) / "trace.json"
-        output = _run(["profile", f"--json={json}", f"--trace={trace}", *arguments])
+        options = [f"--json={json}", f"--trace={trace}", *(["--ncu"] if counters else [])]
+        output = _run(["profile", *options, *arguments])
         return output, activities.read(json), trace.read_text(encoding="utf-8")
 
 
