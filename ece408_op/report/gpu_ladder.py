@@ -38,8 +38,12 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
                     notes.append(f"{kernel.name} has no time on {layer}: {reason}.")
     top = gpu_ceilings.measure(gpu)
     peers = _peers(layers, peer_python, notes)
-    # Older GPUs have no tensor cores that take TF32.
-    rates = {"TF32 tensor cores": top.tf32_gflops, "float32": top.fp32_gflops}
+    # Older GPUs lack some.
+    rates = {
+        "half precision on tensor cores": top.fp16_gflops,
+        "TF32 on tensor cores": top.tf32_gflops,
+        "float32": top.fp32_gflops,
+    }
     return Ladder(
         device=find_driver().gpus[0].name,
         batch=next(iter(layers.values())).batch,
@@ -75,7 +79,8 @@ def what_changed(source: str) -> str:
     """The paragraphs of a kernel's header between its title and what was once measured."""
     head = itertools.takewhile(lambda line: line.startswith("//"), source.splitlines())
     paragraphs = "\n".join(line[2:].strip() for line in head).split("\n\n")
-    return "\n\n".join(p for p in paragraphs[1:] if not p.startswith("Measured"))
+    told = (each for each in paragraphs[1:] if not each.startswith("Measured"))
+    return "\n\n".join(" ".join(each.split()) for each in told)
 
 
 def _floor_ms(problem: ConvProblem, top: gpu_ceilings.GpuCeilings) -> float:

@@ -8,6 +8,9 @@ from typing import Any
 
 from ..errors import InvalidSetting
 
+# What begins something in Markdown; an underscore within a word does not.
+_SPECIAL = re.compile(r"[\\*\[\]<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
 
 def require() -> Any:
     """The module jinja2. Raises `InvalidSetting` unless it imports."""
@@ -34,7 +37,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(block=block, cell=cell, ms=ms, times=times)
+    environment.filters.update(block=block, prose=prose, cell=cell, ms=ms, times=times)
     return environment.get_template(template).render(**values)
 
 
@@ -45,9 +48,16 @@ def block(text: str) -> str:
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
+def prose(text: str) -> str:
+    """Text that is no Markdown, but for code between backticks, so that it is shown as it is."""
+    parts = re.split(r"(`[^`\n]+`)", text)
+    return "".join(part if index % 2 else _SPECIAL.sub(r"\\\g<0>", part)
+                   for index, part in enumerate(parts))  # fmt: skip
+
+
 def cell(text: object) -> str:
-    """The text for a cell of a table."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+    """The text for a cell of a table, shown as it is."""
+    return prose(" ".join(str(text).split())).replace("|", "\\|")
 
 
 def ms(value: float | None) -> str:

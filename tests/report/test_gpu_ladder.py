@@ -92,7 +92,7 @@ def test_what_a_kernel_changes_is_in_its_header():
         "// 3. Tiles.\n//\n// Changed against 2: tiles\n// and halos.\n//\n// Measured: 1 ms.\n"
     )
     changed = what_changed(f'{header}#include "x"\n// not this')
-    assert changed == "Changed against 2: tiles\nand halos."
+    assert changed == "Changed against 2: tiles and halos."
 
 
 @pytest.mark.gpu

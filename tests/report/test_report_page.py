@@ -69,6 +69,14 @@ def test_what_is_no_picture_here_is_not_fetched(tmp_path, address):
     assert f"[picture not included: Mine {address}]" in html
 
 
+def test_text_that_is_no_markdown_is_shown_as_it_is(tmp_path):
+    text = "__constant__ a*b*c in 4_im2col.cu <x> [y](z) \\* _w_"
+    assert f"<p>{text}</p>".replace("<x>", "&lt;x&gt;") in _page(rendering.prose(text), tmp_path)
+    table = f"| a |\n| --- |\n| {rendering.cell(text + ' | d')} |"
+    assert f"<td>{text} | d</td>".replace("<x>", "&lt;x&gt;") in _page(table, tmp_path)
+    assert "<code>a*b*</code> *" in _page(rendering.prose("`a*b*` *"), tmp_path)
+
+
 def test_values_of_cells():
     assert rendering.cell("a | b\nc") == "a \\| b c"
     assert [rendering.ms(each) for each in (None, 0.1234, 12.34, 123.4)] == [
