@@ -10,6 +10,7 @@ from ..backends import native
 from ..errors import surfaced
 from ..lab import ceilings, cpu_bench
 from ..machine import cpu_model
+from ..op_log import op_times
 from ..problem import ConvProblem
 from .ladder import Ladder, Step
 
@@ -40,9 +41,12 @@ def measure(layers: Mapping[str, ConvProblem]) -> Ladder:
     isas = tuple(reversed(native.isas()))
     before = _ceilings(isas)
     samples: dict[str, dict[str, list[float]]] = {}
+    kernels = []
     for layer, problem in layers.items():
-        for name, times in _layer(problem, isas).items():
-            samples.setdefault(name, {})[layer] = times
+        times, names = _layer(problem, isas)
+        kernels.append(f"{layer} is computed by {', '.join(names)}.")
+        for name, each in times.items():
+            samples.setdefault(name, {})[layer] = each
     tops = {isa: top.best(before[isa]) for isa, top in _ceilings(isas).items()}
     best = tops[isas[-1]]
     problem = next(iter(layers.values()))
@@ -58,6 +62,7 @@ def measure(layers: Mapping[str, ConvProblem]) -> Ladder:
         notes=(
             f"{settings.threads()} threads; medians of {SAMPLES} runs, one of the textbook loops; "
             "outputs that have been written before.",
+            *kernels,
         ),
     )
 
@@ -66,8 +71,8 @@ def _ceilings(isas: tuple[str, ...]) -> dict[str, ceilings.Ceilings]:
     return {isa: ceilings.measure(isa, settings.threads()) for isa in isas}
 
 
-def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> dict[str, list[float]]:
-    """Milliseconds by contender; those that are checked raise `WrongResult`."""
+def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> tuple[dict[str, list[float]], list[str]]:
+    """Milliseconds by contender, and the kernels that ran; ours are checked (`WrongResult`)."""
     x, w = cpu_bench.inputs(problem)
     ours = cpu_bench.bind(problem, x, w, ours=True)
     native_one = cpu_bench.bind(problem, x, w, ours=False)
@@ -80,12 +85,13 @@ def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> dict[str, list[float]
         return sample
 
     contenders = {isa: forced(isa=isa) for isa in isas}
-    with surfaced():
+    with surfaced(), op_times() as log:
         for sample in contenders.values():
             ours.executor.outputs[0][:] = float("nan")
             sample()
             cpu_bench.check(problem, x, w, ours.executor.outputs[0])
+        names = list(dict.fromkeys(entry.kernel for entry in log))
         reference = [forced(backend="reference")()]
         contenders[_MXNET] = native_one.forward
         times = cpu_bench.interleaved(contenders, SAMPLES, lambda: None)
-    return {"reference": reference, **times}
+    return {"reference": reference, **times}, names

@@ -318,5 +318,6 @@ def test_a_real_report(fashion_mnist, tmp_path):
         assert re.search(r"^\| 20 \| (0\.\d+|1\.0) \|", section, re.M)
         assert "make up 90% of the time" in section
     steps = _section(text, "Optimisations")
+    assert "conv1 is computed by " in steps
     assert re.search(r"^\| reference \| .*? \| [\d.]+ \|  \| [\d.]+ \|  \|$", steps, re.M)
     assert re.search(r"^\| baseline \| .*? \| [\d.]+ \| [\d.]+x \|", steps, re.M)
