@@ -48,6 +48,7 @@ def main():
 def prove(options):
     milestones = options.milestones or ["m3.1"]
     agreements = [compare(shape) for shape in SHAPES] if options.kernels else []
+    totals = [profile_proof.total(shape) for shape in SHAPES] if options.kernels else []
     text = []
     runs = [(milestone, options.size, False) for milestone in milestones]
     if options.counters:
@@ -66,11 +67,12 @@ def prove(options):
         for milestone in milestones
         if milestone != "m1.1"
     ]
-    text.append(profile_proof.table(agreements, costs))
+    text.append(profile_proof.table(agreements, costs, totals))
     print("\n\n".join(text))
     if options.write:
         content = {
             "agreements": [dataclasses.asdict(each) for each in agreements],
+            "totals": [dataclasses.asdict(each) for each in totals],
             "costs": [dataclasses.asdict(each) for each in costs],
         }
         results.write(options.write, "Profiles", "\n\n".join(text), content)

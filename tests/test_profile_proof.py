@@ -10,7 +10,7 @@ import pytest
 from ece408_op import errors
 from ece408_op.backends.cuda import device
 from ece408_op.lab import gpu_ceilings, profile_proof
-from ece408_op.lab.profile_proof import Agreement, Cost
+from ece408_op.lab.profile_proof import Agreement, Cost, Total
 from ece408_op.profile import activities
 
 RECORDED = Path(__file__).parent / "data" / "profile_gpu.json"
@@ -33,6 +33,10 @@ def test_both_tables():
     assert text.endswith("| m3.1 100 | 1 | 11.0 | 12.1 | +10.0% |")
     assert "staged" not in text
     assert "off by" not in profile_proof.table([], [cost])
+    total = Total("fa19_2", "18_split_half", 20, ((19.0, 20.0), (19.8, 20.0), (19.9, 22.0)))
+    assert "| fa19_2 | 18_split_half | 20 | 19.8000 | 20.0000 | -1.00% |" in profile_proof.table(
+        [agreement], [cost], [total]
+    )
     staged = Agreement("m3.1, conv1", "13_column_pairs", None, 1.9, 2.1)
     assert "Of a staged milestone" in profile_proof.table([staged], [])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import re
 import statistics
 import sys
@@ -12,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..backends.cuda import catalog, device
+from ..backends.cuda import catalog, device, launcher
+from ..backends.cuda.plan import Plan
 from ..course import comparison
 from ..errors import OperatorFailed
+from ..problem import ConvProblem
 from ..profile import activities, ncu
 from ..profile.activities import KERNEL, OP_CALL, Profile
 from ..profile.cupti_recorder import CuptiRecorder
@@ -22,6 +26,8 @@ from . import cuda_bench, shapes
 
 _OP_TIME = re.compile(r"^Op Time: ([\d.]+)$", re.M)
 _SAMPLES = 20
+_ROUNDS = 6
+_SOME_NUMBER = 0x3D123456  # a float32 of 0.0357
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,22 @@ class Agreement:
     def off(self, other_ms: float | None) -> float | None:
         """By how much of it the profile differs from another time, 0.01 being 1 %."""
         return None if other_ms is None else self.profile_ms / other_ms - 1
+
+
+@dataclass(frozen=True)
+class Total:
+    """Milliseconds of so many launches of a kernel, one right after the other, arrays on the GPU:
+    by the profile, as the sum of its kernels, and between two events; a pair for each round."""
+
+    shape: str
+    kernel: str
+    launches: int
+    rounds_ms: tuple[tuple[float, float], ...]
+
+    def medians(self) -> tuple[float, float]:
+        """The median by the profile, and by the events."""
+        profile, events = zip(*self.rounds_ms)
+        return statistics.median(profile), statistics.median(events)
 
 
 @dataclass(frozen=True)
@@ -71,6 +93,52 @@ def agree(shape: str) -> Agreement:
             durations.setdefault(activity.name, []).append(activity.duration_ns / 1e6)
     profile_ms = sum(statistics.median(each[-_SAMPLES:]) for each in durations.values())
     return Agreement(shape, kernel.name, timing.median_ms, profile_ms, recorded.median_ms)
+
+
+def total(shape: str) -> Total:
+    """Time rounds of launches of the kernel chosen for a shape, by events and the profile at once.
+
+    A single launch would not do: between its events lies also what Python takes to launch it.
+    Raises what `CuptiRecorder` raises, and the errors of compiling, loading and launching.
+    """
+    recorder = CuptiRecorder(time.time_ns())
+    recorder.start()
+    gpu, problem = device.get(0), shapes.find(shape)
+    kernel = catalog.default(problem, "forward", gpu.capability)
+    events_ms = _rounds(gpu, problem, kernel.plan(problem, gpu.capability, False))
+    functions = _functions(kernel, shape)
+    found = [
+        activity.duration_ns / 1e6
+        for activity in recorder.stop()
+        if activity.kind == KERNEL and activity.name in functions
+    ]
+    step = len(found) // _ROUNDS
+    profile_ms = (sum(found[n * step : (n + 1) * step]) for n in range(_ROUNDS))
+    return Total(shape, kernel.name, _SAMPLES, tuple(zip(profile_ms, events_ms)))
+
+
+def _rounds(gpu: device.Gpu, problem: ConvProblem, plan: Plan) -> list[float]:
+    """Milliseconds between the events of each round, inputs being any constant."""
+    arrays = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
+    with gpu.active(), contextlib.ExitStack() as lanes:
+        pointers = {}
+        for name, shape in arrays.items():
+            size = math.prod(shape)
+            pointers[name] = lanes.enter_context(gpu.lane(4 * size)).device
+            gpu.cuda.memset_d32(pointers[name], _SOME_NUMBER, size)
+        loaded = launcher.load(plan, gpu.capability)
+        with loaded.lock, gpu.lane(plan.workspace_bytes) as lane:
+            pointers["workspace"] = lane.device
+            return [_round(lane, loaded, pointers) for _ in range(_ROUNDS)]
+
+
+def _round(lane: device.Lane, loaded: launcher.LoadedPlan, pointers: dict[str, int]) -> float:
+    lane.mark(device.BEGIN)
+    for _ in range(_SAMPLES):
+        lane.launch(loaded, pointers)
+    lane.mark(device.COMPUTED)
+    lane.wait()
+    return 1e3 * lane.seconds(device.BEGIN, device.COMPUTED)
 
 
 def launch(shape: str, samples: int) -> tuple[catalog.Kernel, cuda_bench.Timing]:
@@ -162,9 +230,26 @@ def _run(arguments: Sequence[str]) -> str:
     return result.stdout
 
 
-def table(agreements: Sequence[Agreement], costs: Sequence[Cost]) -> str:
-    """Both as Markdown, as far as there are any."""
+def table(
+    agreements: Sequence[Agreement], costs: Sequence[Cost], totals: Sequence[Total] = ()
+) -> str:
+    """All as Markdown, as far as there are any."""
     lines = []
+    if totals:
+        lines += ["| shape | kernel | launches | profile, ms | events, ms | off by |"]
+        lines += [f"|{' --- |' * 6}"]
+    for each_total in totals:
+        profile_ms, events_ms = each_total.medians()
+        cells = [each_total.shape, each_total.kernel, str(each_total.launches)]
+        cells += [f"{profile_ms:.4f}", f"{events_ms:.4f}", f"{profile_ms / events_ms - 1:+.2%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    if totals and agreements:
+        lines += [
+            "",
+            "One launch at a time, events around each, between which lies also what Python takes "
+            "to launch it:",
+            "",
+        ]
     if agreements:
         lines += [
             "| shape | kernel | profile, ms | events, without profile, ms | off by | events in the "
