@@ -46,11 +46,13 @@ class GpuCeilings:
         return max(pairs * self.fp32_gflops, tensor)
 
     def __str__(self) -> str:
-        return (
-            f"Measured ceilings: copies {self.copy_gbs:.0f} GB/s, float32 multiply-adds "
-            f"{self.fp32_gflops:.0f} GFLOP/s, on tensor cores TF32 {self.tf32_gflops:.0f} and half "
-            f"precision {self.fp16_gflops:.0f} GFLOP/s"
-        )
+        rates = {
+            "float32 multiply-adds": self.fp32_gflops,
+            "TF32 on tensor cores": self.tf32_gflops,
+            "half precision on tensor cores": self.fp16_gflops,
+        }
+        told = [f"{name} {rate:.0f} GFLOP/s" for name, rate in rates.items() if rate]
+        return f"Measured ceilings: {', '.join([f'copies {self.copy_gbs:.0f} GB/s', *told])}"
 
 
 def measure(gpu: Gpu) -> GpuCeilings:
