@@ -8,13 +8,13 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from . import __version__, cache, dispatch, doctor, run_time, settings
+from . import __version__, cache, dispatch, doctor, gpu, run_time, settings
 from .cachedir import atomic_path
 from .course import (
     comparison,
@@ -29,7 +29,10 @@ from .course import (
     training,
 )
 from .course.milestone import MILESTONES, Milestone
-from .errors import Ece408Error, InvalidSize
+from .errors import Ece408Error, InvalidSize, NoUsableGpu
+from .profile import command as profiling
+from .report import make as report_make
+from .report import plan as report_plan
 from .swap import swap_checkpoint
 
 EXIT_UNEXPECTED = 1
@@ -41,6 +44,7 @@ examples:
   ece408 m2.1                    our operator on all 10000
   ece408 m2.1 --batch-size 500   the same in batches, with less memory
   ece408 m2.1 100 --backend reference
+  ece408 profile m3.1 1000       where the time goes, in nvprof's columns
 """
 
 
@@ -60,6 +64,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     A command returns an exit code of its own, or `None` for 0.
     """
     options = _parser().parse_args(arguments)
+    options.line = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with settings.override():
             return options.run(options) or 0
@@ -100,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for each in MILESTONES.values():
         _add_milestone(commands, each)
+    _add_profile(commands)
     _add_compare(commands)
+    _add_report(commands)
     _add_data(commands)
     _add_swap(commands)
     _add_models(commands)
@@ -168,7 +175,13 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         type=Path,
         help="folder with the model's checkpoint (default: the one that comes with the package)",
     )
-    parser.set_defaults(run=_run_milestone, milestone=each)
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="tell on stderr where the time went; so do the three options below, which also",
+    )
+    profiling.add_options(parser)
+    parser.set_defaults(run=_run_milestone, milestone=each, tables_to=sys.stderr, no_gpu=False)
 
 
 def _models_of(each: Milestone) -> str:
@@ -194,8 +207,71 @@ def _run_milestone(options: argparse.Namespace) -> None:
         batch_size=options.batch_size,
         model_dir=options.model_dir,
     )
-    milestone.run(options.milestone, request)
-    print(run_time.summary(), file=sys.stderr)
+
+    def program() -> None:
+        milestone.run(options.milestone, request)
+        print(run_time.summary(), file=sys.stderr)
+
+    asked = profiling.wishes(options)
+    if options.profile or asked != profiling.Wishes():
+        _profile_milestone(options, asked, program)
+    else:
+        program()
+
+
+def _profile_milestone(
+    options: argparse.Namespace, asked: profiling.Wishes, program: Callable[[], None]
+) -> None:
+    on_gpu = options.milestone.on_gpu or settings.backend() == "cuda"
+    if on_gpu:
+        gpu.find_driver()
+    on_gpu = on_gpu and not options.no_gpu
+    line = profiling.without_options(options.line)
+    again = [sys.executable, "-m", __package__, *line]
+    outcome = profiling.profile(program, line, again, asked, on_gpu, options.tables_to)
+    if outcome.failure is not None:
+        raise outcome.failure
+
+
+def _add_profile(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "profile",
+        "run a milestone or a script, and tell where the time went, in nvprof's columns",
+        epilog="Prints tables to stdout after the script's own output: what the GPU did and the "
+        "calls of CUDA's API, operators of MXNet and calls of ours, and what our kernels achieve; "
+        "entries above the dashed line make up 90%% of the time. Exit code: the script's.",
+    )
+    profiling.add_options(parser)
+    parser.add_argument(
+        "--no-gpu", action="store_true", help="leave out what GPUs do: needs no CUPTI"
+    )
+    parser.add_argument("script", metavar="SCRIPT|MILESTONE", help="such as m3.1, or a Python file")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments and options"
+    )
+    parser.set_defaults(run=_run_profile)
+
+
+def _run_profile(options: argparse.Namespace) -> int:
+    asked = profiling.wishes(options)
+    if options.script not in MILESTONES:
+        on_gpu = not options.no_gpu and _has_gpu()
+        script = Path(options.script)
+        return profiling.profile_script(script, options.arguments, asked, on_gpu)
+    line = [options.script, *options.arguments]
+    inner = _parser().parse_args([options.script, "--profile", *options.arguments])
+    inner.line, inner.tables_to, inner.no_gpu = line, sys.stdout, options.no_gpu
+    for name, value in dataclasses.asdict(asked).items():
+        setattr(inner, name, getattr(inner, name) or value)
+    return inner.run(inner) or 0
+
+
+def _has_gpu() -> bool:
+    try:
+        return bool(gpu.find_driver().gpus)
+    except NoUsableGpu:
+        return False
 
 
 def _add_compare(commands: Any) -> None:
@@ -273,6 +349,79 @@ def _run_compare(options: argparse.Namespace) -> int:
     if options.plot is not None and not comparison_plot.write_plot(options.plot, rows):
         print(f"ece408: no run has figures to draw to {options.plot}", file=sys.stderr)
     return EXIT_UNEXPECTED if any(row.summary.failed for row in rows) else 0
+
+
+def _add_report(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "report",
+        "run all milestones that this machine can run, and write the report of them",
+        epilog="Writes report.html, report.md and its pictures. Notes that you write into "
+        "report.md, where it says so, stay when the report is made again. What an interrupted "
+        "report has measured is kept. Exit code: 0, or 1 when a run failed that this machine "
+        "could make; the report then says which.",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        default=Path("report"),
+        help="folder to write to (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--term",
+        default=models.DEFAULT_TERM,
+        help=f"configuration of the course: {', '.join(models.TERMS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sizes",
+        metavar="N,N",
+        default=report_plan.DEFAULT_SIZES,
+        help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
+    )
+    _add_data_option(parser)
+    parser.add_argument(
+        "--peer-python",
+        metavar="PYTHON",
+        help="a Python with PyTorch, for cuDNN's times on this GPU (default: without)",
+    )
+    parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="run nothing, but write the report anew, with your notes, from what the last one in "
+        "DIR has measured, there or on another machine",
+    )
+    parser.set_defaults(run=_run_report)
+
+
+def _run_report(options: argparse.Namespace) -> int:
+    settings.configure(threads=options.threads, data=options.data)
+    dispatch.check_settings()
+    asked = report_plan.Options(
+        models.find_term(options.term),
+        report_plan.parse_sizes(options.sizes),
+        options.threads,
+        options.data,
+        options.peer_python,
+    )
+    try:
+        if options.reuse:
+            made = report_make.write(options.output)
+        else:
+            made = report_make.make(asked, options.output)
+    except KeyboardInterrupt:
+        kept, wanted = report_make.results_kept(asked, options.output)
+        print(f"ece408: {kept} of {wanted} results are kept in {options.output}; the same command "
+              "goes on from them", file=sys.stderr)  # fmt: skip
+        raise
+    for path in made.files:
+        print(path)
+    for failure in made.failures:
+        print(f"ece408: {failure}", file=sys.stderr)
+    return EXIT_UNEXPECTED if made.failures else 0
 
 
 def _prepare_mxnet(threads: str | None = None) -> None:

@@ -130,6 +130,36 @@ class WrongResult(Ece408Error):
     exit_code = 23
 
 
+class ProfilerMissing(Ece408Error):
+    """What records or counts is not there or does not start: CUPTI for Python, or ncu."""
+
+    exit_code = 26
+
+
+class ProfilingNotPermitted(Ece408Error):
+    """The driver does not let this user profile the GPU."""
+
+    exit_code = 27
+
+
+class ScriptMissing(Ece408Error):
+    """What is to be profiled is neither a milestone nor a Python script that can be read."""
+
+    exit_code = 28
+
+
+class ReportUnwritable(Ece408Error):
+    """The folder of a report cannot be created or written."""
+
+    exit_code = 29
+
+
+class NotesUnreadable(Ece408Error):
+    """The notes in a report that is there already cannot be told from the rest of it."""
+
+    exit_code = 30
+
+
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
 

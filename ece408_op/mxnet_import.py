@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -47,6 +47,18 @@ def register_with_mxnet() -> None:
         _register()
     else:
         sys.meta_path.insert(0, _MXNetFinder())
+
+
+def when_imported(action: Callable[[Any], object]) -> None:
+    """Call `action` with the `mxnet` module: now if it is imported, else as soon as it is."""
+    module = sys.modules.get("mxnet")
+    if module is not None:
+        action(module)
+    else:
+        _when_imported.append(action)
+
+
+_when_imported: list[Callable[[Any], object]] = []
 
 
 class _MXNetFinder(MetaPathFinder):
@@ -99,6 +111,8 @@ def _register() -> None:
     mxnet = importlib.import_module("mxnet")
     fork_safety.install(mxnet)
     bare_graphs.install(mxnet)
+    while _when_imported:
+        _when_imported.pop()(mxnet)
 
 
 def _silence_reported_errors(mxnet_operator: Any) -> None:

@@ -28,6 +28,12 @@ def models_dir() -> Path:
     return folder
 
 
+def results_dir() -> Path | None:
+    """Folder of the checkout with what benchmarks wrote; an installed package has none."""
+    folder = _PACKAGE.parent / "docs" / "results"
+    return folder if folder.is_dir() else None
+
+
 def _find(name: str) -> Path | None:
     for folder in (_PACKAGE / name, _PACKAGE.parent / name):
         if folder.is_dir():

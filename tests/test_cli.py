@@ -14,7 +14,7 @@ from ece408_op.cli import execute
 
 COMMANDS = (
     *("m1.1", "m1.2", "m2.1", "m3.1", "m4.1", "final", "compare", "doctor", "data", "cache"),
-    *("swap", "models", "train"),
+    *("swap", "models", "train", "report", "profile"),
 )
 
 

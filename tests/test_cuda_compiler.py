@@ -12,12 +12,14 @@ import pytest
 from ece408_op import gpu
 from ece408_op.backends.cuda import catalog, compiler
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
+from ece408_op.lab import gpu_ceilings
 
 TASKS = [
     (kernel.source, architecture)
     for kernel in catalog.KERNELS
     for architecture in kernel.architectures
 ]
+TASKS += [(gpu_ceilings.SOURCE, architecture) for architecture in gpu_ceilings.ARCHITECTURES]
 
 
 @pytest.fixture(scope="session")

@@ -199,7 +199,7 @@ def read_run(job: Job, result: subprocess.CompletedProcess[str]) -> Run:
     request = job.request
     run = Run(job.milestone.name, request.term.name, request.model, request.size)
     if result.returncode:
-        return dataclasses.replace(run, exit_code=result.returncode, error=_reason(result))
+        return dataclasses.replace(run, exit_code=result.returncode, error=reason(result))
     try:
         layers = len(request.term.filters) if job.milestone.own_operator else 0
         return dataclasses.replace(
@@ -236,7 +236,7 @@ def _seconds(clock: str) -> float:
     return seconds
 
 
-def _reason(result: subprocess.CompletedProcess[str]) -> str:
+def reason(result: subprocess.CompletedProcess[str]) -> str:
     """One line on why a run failed: its own error, else its last words."""
     if result.returncode == -signal.SIGKILL:
         return "killed (SIGKILL), perhaps for want of memory; --batch-size 1000 takes less"

@@ -1,0 +1,109 @@
+"""Records MXNet's operators, on the CPU and the GPU, with MXNet's own profiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..mxnet_import import when_imported
+from .activities import OPERATOR, Activity
+
+
+class MXNetRecorder:
+    """Every operator from MXNet's import on, or `start` if that is later, to `stop`.
+
+    `origin_ns` is when the time line begins, in nanoseconds of the system's clock. `notes` says
+    after `stop` what is missing.
+    """
+
+    def __init__(self, origin_ns: int) -> None:
+        self._origin_ns = origin_ns
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._mxnet: Any = None
+        self._over = False
+        self.notes: list[str] = []
+
+    def start(self) -> None:
+        # By itself MXNet would run the operators of a network in one go, and record them as one.
+        for mode in ("INFERENCE", "TRAIN"):
+            os.environ.setdefault(f"MXNET_EXEC_BULK_EXEC_{mode}", "0")
+        when_imported(self._begin)
+
+    def stop(self) -> list[Activity]:
+        self._over = True
+        if self._folder is None:
+            return []
+        profiler, file = self._mxnet.profiler, self._file()
+        try:
+            # What is still computing belongs to the profile; what failed has been reported.
+            self._mxnet.nd.waitall()
+        except self._mxnet.base.MXNetError:
+            self.notes.append("an operator of MXNet's failed")
+        profiler.set_state("stop")
+        profiler.dump(True)
+        try:
+            # From its second file on, MXNet begins the list of events with a comma.
+            text = re.sub(r"\[\s*,", "[", file.read_text(encoding="utf-8"), count=1)
+            return parse(json.loads(text), self._origin_ns)
+        except ValueError:
+            self.notes.append("MXNet's operators are not recorded: the script used mx.profiler")
+            return []
+        finally:
+            self._folder.cleanup()
+
+    def abandon(self) -> None:
+        """Leave nothing behind when the process is about to be ended without `stop`."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _begin(self, mxnet: Any) -> None:
+        if self._over:
+            return
+        self._mxnet = mxnet
+        self._folder = tempfile.TemporaryDirectory(prefix="ece408-profile-")
+        mxnet.profiler.set_config(
+            profile_symbolic=True,
+            profile_imperative=True,
+            continuous_dump=False,
+            filename=str(self._file()),
+        )
+        mxnet.profiler.set_state("run")
+
+    def _file(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / "operators.json"
+
+
+def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
+    """The operators in what MXNet's profiler wrote: pairs of events, "B" and "E", of which a
+    thread's enclose each other; microseconds of the system's clock."""
+    devices: dict[int, str] = {}
+    threads: dict[int, int] = {}
+    begun: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    found = []
+    for event in document["traceEvents"]:
+        if event["ph"] == "M":
+            devices[event["pid"]] = event["args"]["name"]
+            continue
+        device = devices.get(event["pid"], f"device {event['pid']}")
+        thread = threads.setdefault(event["tid"], len(threads) + 1)
+        open_ones = begun.setdefault((event["pid"], event["tid"]), [])
+        if event["ph"] == "B":
+            open_ones.append(event)
+        elif event["ph"] == "E" and open_ones:
+            begin = open_ones.pop()
+            found.append(
+                Activity(
+                    OPERATOR,
+                    begin["name"],
+                    1000 * begin["ts"] - origin_ns,
+                    1000 * (event["ts"] - begin["ts"]),
+                    f"MXNet {device} thread {thread}",
+                    {"context": device},
+                )
+            )
+    return found

@@ -1,0 +1,141 @@
+"""Counters of the hardware, by NVIDIA's `ncu`, which runs the program once more under itself."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ProfilerMissing, ProfilingNotPermitted
+
+# What is asked for: the attribute of `Counters`, ncu's metric, and by what to divide its value.
+_METRICS = {
+    "milliseconds": ("gpu__time_duration.sum", 1e6),
+    "dram_read_gb": ("dram__bytes_read.sum", 1e9),
+    "dram_written_gb": ("dram__bytes_write.sum", 1e9),
+    "dram_share": ("dram__throughput.avg.pct_of_peak_sustained_elapsed", 100),
+    "sm_share": ("sm__throughput.avg.pct_of_peak_sustained_elapsed", 100),
+    "warps_share": ("sm__warps_active.avg.pct_of_peak_sustained_active", 100),
+    "possible_warps_share": ("sm__maximum_warps_per_active_cycle_pct", 100),
+}
+_REGISTERS = "launch__registers_per_thread"
+_USUAL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
+_NOT_PERMITTED = "ERR_NVGPUCTRPERM"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """One function's counters, functions of one name told apart by their block and registers:
+    launches, and of one launch the medians of milliseconds, gigabytes
+    read from and written to the GPU's memory, and shares (0 to 1) of the peaks of that memory and
+    of the multiprocessors, of the warps that could be active that were, and that could have been
+    with as many blocks as fit."""
+
+    name: str
+    block: tuple[int, ...]
+    registers: int
+    launches: int
+    milliseconds: float
+    dram_read_gb: float
+    dram_written_gb: float
+    dram_share: float
+    sm_share: float
+    warps_share: float
+    possible_warps_share: float
+
+
+def find() -> str:
+    """Where ncu is. Raises `ProfilerMissing` when it is nowhere."""
+    found = shutil.which("ncu")
+    if found:
+        return found
+    for folder in map(Path, _USUAL_FOLDERS):
+        for path in sorted(folder.glob("**/ncu"), reverse=True) if folder.is_dir() else ():
+            if path.is_file():
+                return str(path)
+    raise ProfilerMissing(
+        "ncu is not on PATH, in /usr/local/cuda/bin or in /opt/nvidia/nsight-compute; install "
+        "NVIDIA's Nsight Compute, or leave --ncu out"
+    )
+
+
+def count(command: Sequence[str], ncu: str) -> list[Counters]:
+    """The counters of all functions that a command launches, the one with the most time first.
+
+    Its output goes nowhere. Clocks stay as they are. Raises `ProfilingNotPermitted`, and
+    `ProfilerMissing` when ncu fails for another reason.
+    """
+    with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
+        log = Path(folder) / "ncu.csv"
+        metrics = ",".join([_REGISTERS, *(metric for metric, _ in _METRICS.values())])
+        options = ["--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics]
+        options += ["--clock-control", "none", "--target-processes", "all", "--log-file", str(log)]
+        result = subprocess.run([ncu, *options, *command], capture_output=True, text=True)
+        said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    if _NOT_PERMITTED in said + result.stderr:
+        raise ProfilingNotPermitted(
+            f"the driver does not let this user read the GPU's counters ({_NOT_PERMITTED}); run as "
+            "root, have it loaded with NVreg_RestrictProfilingToAdminUsers=0, or leave --ncu out"
+        )
+    found = parse(said)
+    if not found:
+        reason = next(
+            (line for line in reversed((said + result.stderr).splitlines()) if "==" in line), ""
+        )
+        raise ProfilerMissing(
+            f"ncu has counted nothing (exit code {result.returncode}): {reason.strip('= ')}; does "
+            "it run by itself?"
+        )
+    return found
+
+
+def parse(log: str) -> list[Counters]:
+    """The counters in ncu's page "raw" as CSV, units in the line below the names."""
+    lines = [line for line in log.splitlines() if line.startswith('"')]
+    by_function: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
+    for row in csv.DictReader(io.StringIO("\n".join(lines))):
+        if row["ID"]:
+            key = (row["Kernel Name"], row["Block Size"], row[_REGISTERS])
+            by_function.setdefault(key, []).append(row)
+    found = [
+        Counters(
+            name,
+            tuple(map(int, block.strip("()").split(","))),
+            round(_number(registers)),
+            len(rows),
+            **{
+                attribute: statistics.median(_number(row[metric]) for row in rows) / divisor
+                for attribute, (metric, divisor) in _METRICS.items()
+            },
+        )
+        for (name, block, registers), rows in by_function.items()
+    ]
+    return sorted(found, key=lambda each: -each.launches * each.milliseconds)
+
+
+def _number(text: str) -> float:
+    """A value of ncu's; it writes thousands apart, and "n/a" where the GPU has no such counter."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return float("nan")
+
+
+def table(found: Sequence[Counters]) -> str:
+    """The counters to read, a line for each function."""
+    lines = [
+        "launches  ms each  read GB  written GB  memory  processors  warps  of possible  function"
+    ]
+    lines += [
+        f"{c.launches:>8}  {c.milliseconds:>7.3f}  {c.dram_read_gb:>7.3f}  "
+        f"{c.dram_written_gb:>10.3f}  {c.dram_share:>6.0%}  {c.sm_share:>10.0%}  "
+        f"{c.warps_share:>5.0%}  {c.possible_warps_share:>11.0%}  {c.name}"
+        for c in found
+    ]
+    return "\n".join(lines)

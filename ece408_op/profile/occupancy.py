@@ -1,0 +1,77 @@
+"""How many warps of a kernel a multiprocessor holds at once, of the most that it can hold.
+
+The rules are those of "Multiprocessor Level" in NVIDIA's occupancy calculator: warps get registers
+in units of 256 from one of four equal parts of the register file, blocks get shared memory in units
+of 128 bytes and lose what the system reserves of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.cuda.plan import divide_up
+from ..errors import NoUsableGpu
+
+_WARP = 32
+_REGISTER_UNIT = 256
+_REGISTER_FILES = 4
+_SHARED_UNIT = 128
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one multiprocessor has: threads and blocks at once, 32-bit registers, and bytes of
+    shared memory, of which `reserved` go to the system for each block."""
+
+    threads: int
+    blocks: int
+    registers: int
+    shared: int
+    reserved: int
+
+
+# Of cuDeviceGetAttribute, in the order of `Limits`.
+_ATTRIBUTES = (39, 106, 82, 81, 111)
+
+
+@functools.cache
+def limits(device: int) -> Limits:
+    """The limits of the GPU of this number. Raises `NoUsableGpu` if the driver does not say."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    values = []
+    for field, attribute in zip(dataclasses.fields(Limits), _ATTRIBUTES):
+        value = ctypes.c_int()
+        status = cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        if status:
+            raise NoUsableGpu(
+                f"GPU {device} does not tell its {field.name} (cuDeviceGetAttribute gives "
+                f"{status}); is its driver older than CUDA 11?"
+            )
+        values.append(value.value)
+    return Limits(*values)
+
+
+def occupancy(kernel: Mapping[str, Any], gpu: Limits) -> float:
+    """The share (0 to 1) of a multiprocessor's warps that blocks of a kernel fill, the kernel
+    being the details of an activity."""
+    threads = kernel["block"][0] * kernel["block"][1] * kernel["block"][2]
+    warps = divide_up(threads, _WARP)
+    of_warp = _rounded_up(kernel["registers"] * _WARP, _REGISTER_UNIT)
+    fitting_warps = gpu.registers // _REGISTER_FILES // max(1, of_warp) * _REGISTER_FILES
+    shared = kernel["static_shared"] + kernel["dynamic_shared"] + gpu.reserved
+    blocks = min(
+        gpu.blocks,
+        gpu.threads // (warps * _WARP),
+        fitting_warps // warps,
+        gpu.shared // max(1, _rounded_up(shared, _SHARED_UNIT)),
+    )
+    return blocks * warps * _WARP / gpu.threads
+
+
+def _rounded_up(count: int, unit: int) -> int:
+    return divide_up(count, unit) * unit

@@ -1,0 +1,96 @@
+"""Runs a program with every recorder that can see something of it, and makes a profile of that."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import machine
+from ..backends.cuda import device
+from ..lab import gpu_ceilings
+from . import kernel_figures, occupancy
+from .activities import KERNEL, Activity, Profile
+from .cupti_recorder import CuptiRecorder
+from .layers import with_layers
+from .mxnet_recorder import MXNetRecorder
+from .op_recorder import OpRecorder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A recorded program: its profile, and what it raised, if anything."""
+
+    profile: Profile
+    failure: BaseException | None
+
+
+def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> Outcome:
+    """Call `program` and record MXNet's operators, our operator's calls and, with `gpu`, GPUs.
+
+    What the program raises, `SystemExit` too, comes back in the outcome; only `KeyboardInterrupt`
+    passes. Raises `ProfilerMissing` and `ProfilingNotPermitted` before the program begins.
+    """
+    origin_ns = time.time_ns()
+    operators = MXNetRecorder(origin_ns)
+    recorders: list[Any] = [CuptiRecorder(origin_ns)] if gpu else []
+    recorders += [operators, OpRecorder(origin_ns)]
+    for recorder in recorders:
+        recorder.start()
+    begin = time.perf_counter()
+    failure: BaseException | None = None
+    try:
+        program()
+    except KeyboardInterrupt:
+        operators.abandon()
+        raise
+    except BaseException as error:
+        failure = error
+    elapsed_s = time.perf_counter() - begin
+    activities = [activity for recorder in recorders for activity in recorder.stop()]
+    profile = Profile(
+        with_layers(activities),
+        tuple(command),
+        elapsed_s,
+        exit_code(failure),
+        # This imports MXNet, which a program that left no trace may not have.
+        machine.machine() if activities else {},
+        notes=tuple(operators.notes),
+    )
+    return Outcome(profile, failure)
+
+
+def exit_code(failure: BaseException | None) -> int:
+    """The exit code of a program that ended with this."""
+    if failure is None:
+        return 0
+    if isinstance(failure, SystemExit):
+        code = failure.code
+        return code if isinstance(code, int) else int(code is not None)
+    return getattr(failure, "exit_code", 1)
+
+
+def with_kernel_figures(profile: Profile) -> Profile:
+    """The profile with the figures of our kernels, if any ran on a GPU, and its ceilings.
+
+    Raises what measuring the ceilings raises: `NotEnoughMemory`, for one.
+    """
+    if not any("layer" in each.details for each in profile.of_kinds(KERNEL)):
+        return profile
+    ceilings = gpu_ceilings.measure(device.get(_busiest_gpu(profile.of_kinds(KERNEL))))
+    found = kernel_figures.figures(profile.activities, ceilings, occupancy.limits)
+    return dataclasses.replace(
+        profile,
+        kernel_figures=tuple(map(dataclasses.asdict, found)),
+        ceilings=dataclasses.asdict(ceilings),
+    )
+
+
+def _busiest_gpu(kernels: Sequence[Activity]) -> int:
+    times: dict[int, int] = {}
+    for kernel in kernels:
+        number = kernel.details["device"]
+        times[number] = times.get(number, 0) + kernel.duration_ns
+    return max(times, key=lambda number: times[number])

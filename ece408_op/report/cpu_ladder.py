@@ -1,0 +1,97 @@
+"""The CPU's kernels on a term's layers: the textbook loops, then each instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import settings
+from ..backends import native
+from ..errors import surfaced
+from ..lab import ceilings, cpu_bench
+from ..machine import cpu_model
+from ..op_log import op_times
+from ..problem import ConvProblem
+from .ladder import Ladder, Step
+
+SAMPLES = 5
+_IDEAS = {
+    "reference": "the textbook loops, sums in double precision",
+    "baseline": "tiles of filters by pixels in registers, vectors of 4 floats",
+    "avx2": "the same with vectors of 8 floats and fused multiply-adds",
+    "avx512": "the same with vectors of 16 floats",
+}
+_WHY = {
+    "reference": "One output element after the other, each a sum over channels and taps. Every "
+    "multiplication loads both of its operands, and there are no vectors.",
+    "baseline": "A thread computes some filters on some neighbouring vectors of pixels at once and "
+    "keeps their sums in registers: a pixel that is loaded serves several filters, a weight "
+    "several vectors. Outputs too large for the caches are stored past them.",
+    "avx2": "Twice the lanes, and one instruction for a multiplication and its addition.",
+    "avx512": "Twice the lanes again, and 32 registers instead of 16, which allow larger tiles.",
+}
+_MXNET = "MXNet's Convolution"
+
+
+def measure(layers: Mapping[str, ConvProblem]) -> Ladder:
+    """Times on arrays that have been used before, so that none pays for fresh pages.
+
+    Raises `WrongResult` for a kernel that computes something else, and the backends' errors.
+    """
+    isas = tuple(reversed(native.isas()))
+    before = _ceilings(isas)
+    samples: dict[str, dict[str, list[float]]] = {}
+    kernels = []
+    for layer, problem in layers.items():
+        times, names = _layer(problem, isas)
+        kernels.append(f"{layer} is computed by {', '.join(names)}.")
+        for name, each in times.items():
+            samples.setdefault(name, {})[layer] = each
+    tops = {isa: top.best(before[isa]) for isa, top in _ceilings(isas).items()}
+    best = tops[isas[-1]]
+    problem = next(iter(layers.values()))
+    return Ladder(
+        device=cpu_model(),
+        batch=problem.batch,
+        layers={layer: str(each) for layer, each in layers.items()},
+        steps=tuple(Step(n, _IDEAS[n], True, samples[n], _WHY[n]) for n in ("reference", *isas)),
+        peers=(Step(_MXNET, "oneDNN", True, samples[_MXNET]),),
+        gflops={isa: top.gflops for isa, top in tops.items()},
+        gbs={"reads": best.read_gbs, "stores": best.store_gbs},
+        floors_ms={layer: best.floor_ms(each) for layer, each in layers.items()},
+        notes=(
+            f"{settings.threads()} threads; medians of {SAMPLES} runs, one of the textbook loops; "
+            "outputs that have been written before.",
+            *kernels,
+        ),
+    )
+
+
+def _ceilings(isas: tuple[str, ...]) -> dict[str, ceilings.Ceilings]:
+    return {isa: ceilings.measure(isa, settings.threads()) for isa in isas}
+
+
+def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> tuple[dict[str, list[float]], list[str]]:
+    """Milliseconds by contender, and the kernels that ran; ours are checked (`WrongResult`)."""
+    x, w = cpu_bench.inputs(problem)
+    ours = cpu_bench.bind(problem, x, w, ours=True)
+    native_one = cpu_bench.bind(problem, x, w, ours=False)
+
+    def forced(**values: Any) -> cpu_bench.Sample:
+        def sample() -> float:
+            with settings.override(**values):
+                return ours.forward()
+
+        return sample
+
+    contenders = {isa: forced(isa=isa) for isa in isas}
+    with surfaced(), op_times() as log:
+        for sample in contenders.values():
+            ours.executor.outputs[0][:] = float("nan")
+            sample()
+            cpu_bench.check(problem, x, w, ours.executor.outputs[0])
+        names = list(dict.fromkeys(entry.kernel for entry in log))
+        reference = [forced(backend="reference")()]
+        contenders[_MXNET] = native_one.forward
+        times = cpu_bench.interleaved(contenders, SAMPLES, lambda: None)
+    return {"reference": reference, **times}, names

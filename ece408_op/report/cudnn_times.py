@@ -1,0 +1,44 @@
+"""cuDNN's times that are kept in the checkout, for reports from machines without cuDNN."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..course.models import Term
+from ..lab import cuda_report
+from ..resources import results_dir
+from . import ladder
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Median milliseconds by variant and layer, on another machine: its GPU, date, versions."""
+
+    gpu: str
+    date: str
+    versions: str
+    batch: int
+    times: Mapping[str, Mapping[str, float]]
+
+
+def recorded(term: Term) -> Recorded | None:
+    """The times for a term's layers; `None` where there is no checkout, or none for them."""
+    folder = results_dir()
+    if folder is None:
+        return None
+    document = cuda_report.load(folder / "cuda_bench.json")
+    found: dict[str, dict[str, float]] = {}
+    batch = 0
+    for layer, problem in ladder.problems(term, 1).items():
+        entry = document.get("results", {}).get(ladder.shape_name(problem), {})
+        for variant, timing in entry.get("cudnn", {}).items():
+            if "samples_ms" in timing:
+                batch = entry["batch"]
+                found.setdefault(variant, {})[layer] = statistics.median(timing["samples_ms"])
+    if not found:
+        return None
+    versions = ", ".join(f"{name} {value}" for name, value in document["peer"].items())
+    gpus = " and ".join(document["machine"]["gpus"])
+    return Recorded(gpus, document["date"], versions, batch, found)

@@ -1,0 +1,222 @@
+"""The report's text: what the programs printed, sorted into the course's sections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..course.comparison import Job, Run, read_run, reason
+from ..course.milestone import MILESTONES, Milestone
+from ..errors import InvalidSetting
+from ..problem import ConvProblem
+from ..profile import activities, summary, tables
+from ..profile.activities import API, MEMCPY, ON_GPU, Profile
+from . import figures, ladder, plan, rendering
+from .cudnn_times import Recorded, recorded
+from .ladder import Ladder
+from .notes import Sections
+from .plan import Measurement, Options
+from .store import Result
+
+_GPU_LINE = re.compile(r"^ece408: (\S*) by (.+?): kernel [\d.]+ ms", re.M)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One timed run: its command as a user would type it, what it printed, and its figures."""
+
+    command: str
+    output: str
+    run: Run
+    kernels: tuple[str, ...]
+
+    @property
+    def op_times(self) -> str:
+        """Milliseconds of each layer, or a dash for MXNet's own, which reports none."""
+        return ", ".join(f"{1e3 * seconds:.3f}" for seconds in self.run.op_seconds) or "-"
+
+    @property
+    def total_ms(self) -> float:
+        return 1e3 * sum(self.run.op_seconds)
+
+
+@dataclass(frozen=True)
+class ProfileView:
+    """A profile's tables as (title, text), its time line's file, and sums in milliseconds.
+
+    `failure` says why there is none; the rest is then empty.
+    """
+
+    failure: str | None = None
+    tables: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    rates: str | None = None
+    timeline: str | None = None
+    gpu_ms: float = 0.0
+    copies_ms: float = 0.0
+    api_ms: float = 0.0
+    largest_call: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A milestone: its timed runs, one for each size, and its profile if it is profiled.
+
+    `missing` says why it cannot run here, if it cannot.
+    """
+
+    milestone: Milestone
+    runs: tuple[Shown, ...]
+    missing: str | None
+    profile: ProfileView | None
+
+
+@dataclass(frozen=True)
+class LadderView:
+    """A ladder, the files of its pictures, or why there is none."""
+
+    device: str
+    failure: str | None = None
+    ladder: Ladder | None = None
+    bars: str | None = None
+    roofline: str | None = None
+
+    def rates(self, layer: str) -> tuple[float, float, float]:
+        """GFLOP/s, GB/s and share of the floor of a layer's fastest accurate step."""
+        assert self.ladder is not None
+        problem = ConvProblem.parse(self.ladder.layers[layer])
+        step = self.ladder.fastest(layer)
+        ms = step.median_ms(layer) if step else None
+        assert ms is not None
+        floor = self.ladder.floors_ms[layer]
+        return problem.flops / ms / 1e6, problem.bytes / ms / 1e6, floor / ms
+
+
+@dataclass(frozen=True)
+class Document:
+    """The report as Markdown, its pictures by file name, and what went wrong in its runs."""
+
+    title: str
+    markdown: str
+    pictures: Mapping[str, str]
+    failures: tuple[str, ...]
+
+
+def build(
+    options: Options,
+    measurements: Sequence[Measurement],
+    results: Mapping[str, Result],
+    state: Mapping[str, Any],
+    notes: Mapping[str, str],
+) -> Document:
+    """Sort out results into sections and draw the pictures.
+
+    `state` is `Store.state`, `notes` a student's, by section.
+    """
+    pictures: dict[str, str] = {}
+    by_key = {each.key: each for each in measurements}
+    sections = {name: _section(options, name, by_key, results, pictures) for name in MILESTONES}
+    ladders = [_ladder(device, results, pictures) for device in ("gpu", "cpu")]
+    title = f"Convolution in MXNet: milestone report, term {options.term.name}"
+    placed = Sections(notes)
+    markdown = rendering.render(
+        "report.md.j2",
+        title=title,
+        options=options,
+        state=state,
+        machine=state["identity"]["machine"],
+        settings=state["identity"]["settings"],
+        seconds=sum(result.seconds for result in results.values()),
+        sections=sections,
+        ladders=ladders,
+        layers=ladder.problems(options.term, options.sizes[-1]),
+        cudnn=_cudnn(options, ladders[0]),
+        notes=placed,
+    )
+    return Document(title, markdown, pictures, _failures(measurements, results))
+
+
+def _section(
+    options: Options,
+    script: str,
+    measurements: Mapping[str, Measurement],
+    results: Mapping[str, Result],
+    pictures: dict[str, str],
+) -> Section:
+    keys = [plan.run_key(script, size) for size in options.sizes]
+    runs = tuple(_shown(measurements[key], results[key]) for key in keys if key in results)
+    lacking = [shown.run.error for shown in runs if shown.run.lacks_gpu]
+    key = plan.profile_key(script)
+    profile = _profile(script, results[key], pictures) if key in results else None
+    return Section(MILESTONES[script], runs, lacking[0] if lacking else None, profile)
+
+
+def _shown(measurement: Measurement, result: Result) -> Shown:
+    assert measurement.job is not None
+    job: Job = measurement.job
+    words = " ".join(("ece408", *job.command[3:]))
+    kernels = tuple(f"{layer}: {name}" for layer, name in _GPU_LINE.findall(result.stderr))
+    output = "\n".join(part.rstrip() for part in (result.stdout, result.stderr) if part.strip())
+    return Shown(words, output, read_run(job, result.completed), kernels)
+
+
+def _profile(script: str, result: Result, pictures: dict[str, str]) -> ProfileView:
+    if result.profile is None or not result.ok:
+        return ProfileView(failure=reason(result.completed))
+    try:
+        profile = activities.from_json(result.profile)
+    except InvalidSetting as error:
+        return ProfileView(failure=str(error))
+    name = f"timeline_{script}.svg"
+    drawn = figures.timeline(profile)
+    if drawn is not None:
+        pictures[name] = drawn
+    api = tables.summarize(profile.of_kinds(API))
+    return ProfileView(
+        tables=tuple((each.title, tables.text(each.rows)) for each in tables.sections(profile)),
+        notes=profile.notes,
+        rates=summary.rates_table(profile),
+        timeline=name if drawn is not None else None,
+        gpu_ms=_sum_ms(profile, *ON_GPU),
+        copies_ms=_sum_ms(profile, MEMCPY),
+        api_ms=_sum_ms(profile, API),
+        largest_call=api[0].name if api else "",
+    )
+
+
+def _sum_ms(profile: Profile, *kinds: str) -> float:
+    return sum(each.duration_ns for each in profile.of_kinds(*kinds)) / 1e6
+
+
+def _ladder(device: str, results: Mapping[str, Result], pictures: dict[str, str]) -> LadderView:
+    result = results[plan.ladder_key(device)]
+    if not result.ok:
+        return LadderView(device, failure=reason(result.completed))
+    try:
+        measured = ladder.from_json(result.stdout.strip().splitlines()[-1])
+    except (InvalidSetting, IndexError) as error:
+        return LadderView(device, failure=f"its times cannot be read: {error}")
+    bars, roofline = f"ladder_{device}.svg", f"roofline_{device}.svg"
+    pictures[bars] = figures.ladder_bars(measured)
+    pictures[roofline] = figures.roofline(measured)
+    return LadderView(device, None, measured, bars, roofline)
+
+
+def _cudnn(options: Options, gpu: LadderView) -> Recorded | None:
+    """Recorded times of cuDNN, unless there are some of this very GPU."""
+    if gpu.ladder is not None and gpu.ladder.peers:
+        return None
+    return recorded(options.term)
+
+
+def _failures(
+    measurements: Sequence[Measurement], results: Mapping[str, Result]
+) -> tuple[str, ...]:
+    """What went wrong, and was not only impossible on this machine."""
+    return tuple(
+        f"{each.title}: {reason(results[each.key].completed)}"
+        for each in measurements
+        if results[each.key].failed
+    )

@@ -1,0 +1,112 @@
+"""Kernels of one device from the simplest to the fastest: their times, and what each step gained.
+
+Measured by `measure_ladder` in a process of its own, and handed on as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..course.models import Term
+from ..errors import InvalidSetting
+from ..lab.shapes import SHAPES
+from ..problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel: its idea in some words, and milliseconds of each timed run by layer.
+
+    `why` is a paragraph or two on what it changes and for what reason; it may be empty. A layer
+    that it cannot compute is not in `samples_ms`. `accurate` says that it is accurate to float32;
+    other steps are compared with the one before them, and nothing with them.
+    """
+
+    name: str
+    idea: str
+    accurate: bool
+    samples_ms: Mapping[str, list[float]]
+    why: str = ""
+
+    def median_ms(self, layer: str) -> float | None:
+        samples = self.samples_ms.get(layer)
+        return statistics.median(samples) if samples else None
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The steps on one device, and who else computed the same problems there.
+
+    `layers` are the problems in their one-line form. `gflops` and `gbs` are measured ceilings of
+    the device by name. `floors_ms` is, by layer, what the ceilings allow in float32. `notes` are
+    sentences on how it was measured and on what is missing.
+    """
+
+    device: str
+    batch: int
+    layers: Mapping[str, str]
+    steps: tuple[Step, ...]
+    peers: tuple[Step, ...]
+    gflops: Mapping[str, float]
+    gbs: Mapping[str, float]
+    floors_ms: Mapping[str, float]
+    notes: tuple[str, ...] = field(default=())
+
+    def effects(self, layer: str) -> dict[str, float]:
+        """By step: how many times faster it is on a layer than the accurate one before it."""
+        found: dict[str, float] = {}
+        before: float | None = None
+        for step in self.steps:
+            ms = step.median_ms(layer)
+            if ms is None:
+                continue
+            if before is not None:
+                found[step.name] = before / ms
+            before = ms if step.accurate else before
+        return found
+
+    def fastest(self, layer: str) -> Step | None:
+        """The fastest accurate step on a layer."""
+        timed = [(step.median_ms(layer), step) for step in self.steps if step.accurate]
+        found = [(ms, step) for ms, step in timed if ms is not None]
+        return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def to_json(ladder: Ladder) -> str:
+    """One line that `from_json` reads."""
+    return json.dumps(dataclasses.asdict(ladder))
+
+
+def from_json(text: str) -> Ladder:
+    """The ladder in a text of `to_json`'s. Raises `InvalidSetting` if it is none."""
+    try:
+        document: dict[str, Any] = json.loads(text)
+        for name in ("steps", "peers"):
+            document[name] = tuple(Step(**step) for step in document[name])
+        return Ladder(**{**document, "notes": tuple(document["notes"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidSetting(f"these are no times of kernels ({error!r}); measure anew") from error
+
+
+def problems(term: Term, batch: int) -> dict[str, ConvProblem]:
+    """The convolutions of a term's network, by layer."""
+    found: dict[str, ConvProblem] = {}
+    channels, side = 1, term.image_size
+    for index, filters in enumerate(term.filters, start=1):
+        found[f"conv{index}"] = ConvProblem(batch, channels, side, side, filters, (5, 5))
+        # Without padding a side loses four pixels; a pooling layer then halves it.
+        channels, side = filters, (side - 4) // 2
+    return found
+
+
+def shape_name(problem: ConvProblem) -> str | None:
+    """What the benchmarks call a problem, whatever its batch."""
+    for name, shape in SHAPES.items():
+        if dataclasses.replace(shape, batch=problem.batch) == problem:
+            return name
+    return None

@@ -1,0 +1,140 @@
+"""From the command line's options to report.html and report.md."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cachedir import atomic_path, ensure_folder, locked, writing
+from ..course import comparison
+from ..course.comparison import run_process
+from ..errors import CacheUnwritable, ReportUnwritable
+from . import document, notes, page, plan, svg
+from .collect import Runner, collect
+from .document import Document
+from .plan import Measurement, Options
+from .store import Store
+
+MARKDOWN, HTML = "report.md", "report.html"
+_RESULTS = "results"
+
+
+@dataclass(frozen=True)
+class Made:
+    """The files that were written, and a line on each program that failed.
+
+    Programs that cannot run on this machine, for want of a GPU or of a profiler, have not failed.
+    """
+
+    files: tuple[Path, ...]
+    failures: tuple[str, ...]
+
+
+def make(options: Options, folder: Path, runner: Runner | None = None) -> Made:
+    """Run what a report needs and write it to `folder`.
+
+    Results are kept there as they come, and a report that was interrupted goes on from them. What
+    could be wrong with `folder` is found before anything runs. `runner` runs a command, by
+    default as `comparison.run_process` does.
+
+    Raises what `measure` and `write` raise.
+    """
+    _check(folder)
+    measure(options, folder, runner)
+    return write(folder)
+
+
+def measure(options: Options, folder: Path, runner: Runner | None = None) -> None:
+    """Run what a report needs, and keep in `folder` what it is to be written from.
+
+    Raises `ReportUnwritable`, and the errors of loading Fashion-MNIST.
+    """
+    with _writing_to(folder):
+        _check_writable(folder)
+    store = Store(folder / _RESULTS)
+    measurements = plan.plan(options, store.folder)
+    comparison.prepare_data([each.job for each in measurements if each.job is not None])
+    with _writing_to(folder), locked(store.folder, f"measure for {folder / HTML}"):
+        store.open(options)
+        collect(measurements, store, runner or run_process)
+        store.finish()
+
+
+def write(folder: Path) -> Made:
+    """Write a report from what `measure` has kept in `folder`, here or on another machine.
+
+    Raises `ReportUnwritable`, also without complete results, `NotesUnreadable`, and
+    `InvalidSetting` without the libraries of the extra `report`.
+    """
+    _check(folder)
+    store = Store(folder / _RESULTS)
+    options = store.reopen()
+    found = {each: store.get(each) for each in plan.plan(options, store.folder)}
+    missing = [each.title for each, result in found.items() if result is None]
+    if missing:
+        raise ReportUnwritable(
+            f"the results in {store.folder} lack {', '.join(missing)}; run ece408 report without "
+            "--reuse"
+        )
+    results = {each.key: result for each, result in found.items() if result is not None}
+    made = document.build(options, list(found), results, store.state, notes.read(folder / MARKDOWN))
+    with _writing_to(folder):
+        files = _write_files(folder, made)
+    return Made(files, made.failures)
+
+
+def results_kept(options: Options, folder: Path) -> tuple[int, int]:
+    """How many programs have results that the next report goes on from, and of how many."""
+    store = Store(folder / _RESULTS)
+    measurements: Sequence[Measurement] = plan.plan(options, store.folder)
+    return sum(store.find(each) is not None for each in measurements), len(measurements)
+
+
+def _write_files(folder: Path, made: Document) -> tuple[Path, ...]:
+    texts = {folder / name: text for name, text in made.pictures.items()}
+    texts[folder / MARKDOWN] = made.markdown
+    for path, text in texts.items():
+        _write_text(path, text)
+    _write_text(folder / HTML, page.render(made.markdown, made.title, folder))
+    return folder / HTML, folder / MARKDOWN
+
+
+def _write_text(path: Path, text: str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _check(folder: Path) -> None:
+    """Raise, before any work, what would keep a report from being written."""
+    svg.require()
+    page.require()
+    with _writing_to(folder):
+        _check_writable(folder)
+    notes.read(folder / MARKDOWN)
+
+
+def _check_writable(folder: Path) -> None:
+    ensure_folder(folder / _RESULTS)
+    for path in (folder, folder / _RESULTS):
+        # A file system may refuse what permissions allow.
+        with atomic_path(path / ".probe"):
+            pass
+        (path / ".probe").unlink()
+    for name in (MARKDOWN, HTML):
+        with writing(folder / name):
+            if (folder / name).exists() and not (folder / name).is_file():
+                raise FileExistsError("something that is not a file has this name")
+
+
+@contextlib.contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except CacheUnwritable as error:
+        cause = error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+        raise ReportUnwritable(
+            f"cannot write the report to {folder}: {reason}; choose another folder with --output"
+        ) from error

@@ -1,0 +1,42 @@
+"""`python -m ece408_op.report.measure_ladder cpu|gpu`: a device's kernels, timed, as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from .. import settings
+from ..course.models import find_term
+from ..errors import Ece408Error
+from . import cpu_ladder, gpu_ladder, ladder
+
+
+def main() -> int:
+    """Print the times; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("device", choices=("cpu", "gpu"))
+    parser.add_argument("--term", required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--threads")
+    parser.add_argument("--peer-python")
+    options = parser.parse_args()
+    settings.configure(threads=options.threads)
+    try:
+        # MXNet reads it when it is imported, and by itself uses half of the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads()))
+        os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+        layers = ladder.problems(find_term(options.term), options.batch)
+        if options.device == "cpu":
+            measured = cpu_ladder.measure(layers)
+        else:
+            measured = gpu_ladder.measure(layers, options.peer_python)
+    except Ece408Error as error:
+        print(f"ece408: error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(ladder.to_json(measured))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The Markdown of a report as one HTML file that asks for nothing over the network."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import mimetypes
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidSetting
+from . import notes, rendering
+
+# Pictures of more than this are not taken into the page.
+_LARGEST_PICTURE = 8 << 20
+
+
+def require() -> None:
+    """Raise `InvalidSetting` unless what pages are made with imports."""
+    _markdown()
+    rendering.require()
+
+
+def _markdown() -> Any:
+    try:
+        parser = importlib.import_module("markdown_it").MarkdownIt
+    except ImportError as error:
+        raise InvalidSetting(
+            f"a report needs markdown-it-py, which does not import ({error}); "
+            "pip install 'ece408_op[report]'"
+        ) from error
+    # HTML in the text, a student's or a program's, stays text.
+    return parser("commonmark", {"html": False}).enable("table")
+
+
+def render(markdown: str, title: str, folder: Path) -> str:
+    """The page. Pictures are read from `folder`, to which their addresses are relative.
+
+    What is not a picture there becomes a link, so that opening the page fetches nothing. Raises
+    `InvalidSetting` without the libraries.
+    """
+    parser = _markdown()
+    tokens = parser.parse(notes.without_marks(markdown))
+    headings = _number_headings(tokens)
+    for token in tokens:
+        for child in token.children or ():
+            if child.type == "image":
+                _take_in(child, folder)
+    body = parser.renderer.render(tokens, parser.options, {})
+    return rendering.render("page.html.j2", title=title, headings=headings, body=body)
+
+
+def _number_headings(tokens: list[Any]) -> list[tuple[str, str]]:
+    """Give each section's heading an address; returns addresses and texts."""
+    headings: list[tuple[str, str]] = []
+    for token, content in zip(tokens, tokens[1:]):
+        if token.type == "heading_open" and token.tag == "h2":
+            words = re.sub(r"[^a-z0-9.]+", "-", content.content.lower()).strip("-")
+            address = f"{len(headings) + 1}-{words}"
+            token.attrSet("id", address)
+            headings.append((address, content.content))
+    return headings
+
+
+def _take_in(image: Any, folder: Path) -> None:
+    """Turn a picture's address into its contents, or the picture into its description."""
+    address = str(image.attrs["src"])
+    path = folder / address
+    kind = mimetypes.guess_type(path.name)[0] or ""
+    try:
+        local = path.resolve().is_relative_to(folder.resolve())
+        small = local and path.is_file() and path.stat().st_size <= _LARGEST_PICTURE
+        content = path.read_bytes() if small and kind.startswith("image/") else None
+    except OSError:
+        content = None
+    if content is not None:
+        image.attrSet("src", f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}")
+        return
+    image.type, image.tag = "text", ""
+    image.content = f"[picture not included: {image.content} {address}]"

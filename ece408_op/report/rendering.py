@@ -1,0 +1,72 @@
+"""The report's templates, and what turns values into Markdown."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+from ..errors import InvalidSetting
+
+# What begins something in Markdown; an underscore within a word does not.
+_SPECIAL = re.compile(r"[\\*\[\]<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
+
+def require() -> Any:
+    """The module jinja2. Raises `InvalidSetting` unless it imports."""
+    try:
+        return importlib.import_module("jinja2")
+    except ImportError as error:
+        raise InvalidSetting(
+            f"a report needs Jinja, which does not import ({error}); "
+            "pip install 'ece408_op[report]'"
+        ) from error
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of the folder templates/ with its values; in HTML, text is escaped.
+
+    A value that the template asks for and does not get is an error.
+    """
+    jinja2 = require()
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ece408_op.report"),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(block=block, prose=prose, cell=cell, ms=ms, times=times)
+    return environment.get_template(template).render(**values)
+
+
+def block(text: str) -> str:
+    """The text as a block of code, whatever it holds."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
+
+
+def prose(text: str) -> str:
+    """Text that is no Markdown, but for code between backticks, so that it is shown as it is."""
+    parts = re.split(r"(`[^`\n]+`)", text)
+    return "".join(part if index % 2 else _SPECIAL.sub(r"\\\g<0>", part)
+                   for index, part in enumerate(parts))  # fmt: skip
+
+
+def cell(text: object) -> str:
+    """The text for a cell of a table, shown as it is."""
+    return prose(" ".join(str(text).split())).replace("|", "\\|")
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds with three digits or more; nothing where there are none."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def times(factor: float | None) -> str:
+    """A factor such as 1.25x; nothing where there is none."""
+    return "" if factor is None else f"{factor:.2f}x"

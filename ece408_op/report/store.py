@@ -1,0 +1,157 @@
+"""What a report's programs printed, kept as each ends: an interrupted report goes on from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+from ..cachedir import atomic_path
+from ..course.models import find_term
+from ..errors import NoUsableGpu, ProfilerMissing, ProfilingNotPermitted, ReportUnwritable
+from ..machine import machine
+from .plan import Measurement, Options
+
+_STATE = "state.json"
+_IMPOSSIBLE = tuple(
+    error.exit_code for error in (NoUsableGpu, ProfilerMissing, ProfilingNotPermitted)
+)
+# Settings of ours that change no figures.
+_PLACES = ("ECE408_DATA", "ECE408_CACHE")
+_OTHER_SETTINGS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_IMPOSSIBLE = tuple(
+    error.exit_code for error in (NoUsableGpu, ProfilerMissing, ProfilingNotPermitted)
+)
+# What changes figures; where data and cache lie does not.
+_SETTINGS = (
+    *("ECE408_BACKEND", "ECE408_KERNEL", "ECE408_DEVICES", "ECE408_GPU_MEMORY"),
+    *("ECE408_ISA", "ECE408_THREADS", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a measurement's program ended, what it printed, and how long it took, in seconds.
+
+    `profile` is the JSON text that it wrote, if it was to write any. A program that was left out
+    for want of a GPU has the result of the one that found none.
+    """
+
+    command: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+    profile: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.returncode == 0
+
+    @property
+    def lacks_gpu(self) -> bool:
+        """Whether it could not run for want of a GPU or what it takes to compute on it."""
+        return self.returncode == NoUsableGpu.exit_code
+
+    @property
+    def failed(self) -> bool:
+        """Whether it went wrong, and was not only impossible on this machine."""
+        return self.returncode not in (0, *_IMPOSSIBLE)
+
+    @property
+    def completed(self) -> CompletedProcess[str]:
+        """The same for those who read what programs print."""
+        return CompletedProcess(self.command, self.returncode, self.stdout, self.stderr)
+
+
+class Store:
+    """Results by their measurement's key, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state: dict[str, Any] = {}
+
+    def open(self, options: Options) -> None:
+        """Begin a report, or go on with one that was interrupted.
+
+        Its results are kept if it was made on the same machine, with the same versions and
+        options; other results are removed.
+        """
+        identity = _identity(options)
+        before = self._read(_STATE)
+        if before is not None and before["identity"] == identity and not before["finished"]:
+            self.state = before
+            return
+        for path in self.folder.glob("*.json"):
+            path.unlink()
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        self.state = {"identity": identity, "date": now, "finished": False}
+        self._write(_STATE, self.state)
+
+    def reopen(self) -> Options:
+        """Take what is there as it is, wherever it was measured; returns what it was asked for.
+
+        Raises `ReportUnwritable` if there is no complete set of results.
+        """
+        before = self._read(_STATE)
+        if before is None or not before["finished"]:
+            raise ReportUnwritable(
+                f"no complete results in {self.folder}; run ece408 report without --reuse first"
+            )
+        self.state = before
+        asked = before["identity"]["options"]
+        return Options(
+            **{**asked, "term": find_term(asked["term"]), "sizes": tuple(asked["sizes"])}
+        )
+
+    def find(self, measurement: Measurement) -> Result | None:
+        """The result of this very command, unless it failed."""
+        found = self.get(measurement)
+        return found if found and found.ok and found.command == measurement.command else None
+
+    def get(self, measurement: Measurement) -> Result | None:
+        """The result of the measurement's key, whatever it is."""
+        found = self._read(f"{measurement.key}.json")
+        return None if found is None else Result(**{**found, "command": tuple(found["command"])})
+
+    def add(self, measurement: Measurement, result: Result) -> None:
+        """Keep a result. Raises `CacheUnwritable`."""
+        self._write(f"{measurement.key}.json", dataclasses.asdict(result))
+
+    def finish(self) -> None:
+        """Say that the report is complete: the next one begins anew."""
+        self.state["finished"] = True
+        self._write(_STATE, self.state)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            return json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        with atomic_path(self.folder / name) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _identity(options: Options) -> dict[str, Any]:
+    """What results depend on, besides the command; all of it as JSON gives it back."""
+    return {
+        "machine": machine(),
+        "options": {
+            **dataclasses.asdict(options),
+            "term": options.term.name,
+            "sizes": list(options.sizes),
+        },
+        "settings": {name: os.environ[name] for name in sorted(os.environ) if _matters(name)},
+    }
+
+
+def _matters(variable: str) -> bool:
+    ours = variable.startswith("ECE408_") and variable not in _PLACES
+    return ours or variable in _OTHER_SETTINGS

@@ -1,0 +1,93 @@
+"""Profiles of milestones, their kernel times beside events' and ncu's, and what profiling costs."""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+from ece408_op.cachedir import atomic_path
+from ece408_op.errors import Ece408Error
+from ece408_op.lab import profile_proof, results
+from ece408_op.profile.activities import to_json
+
+SHAPES = ("fa19_1", "fa19_2")
+LAUNCHES = 3
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "milestones", nargs="*", metavar="MILESTONE", help="to profile (default: m3.1)"
+    )
+    parser.add_argument("--size", default="10000", help="images (default: %(default)s)")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="to time with and without profile (default: 5)"
+    )
+    parser.add_argument(
+        "--kernels", action="store_true", help="compare kernel times: needs a GPU, and ncu"
+    )
+    parser.add_argument("--counters", metavar="SIZE", help="profile so many images with --ncu, too")
+    parser.add_argument("--launch", metavar="SHAPE", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="PREFIX",
+        help="write PREFIX.md and PREFIX.json, and of each milestone the profile and time line",
+    )
+    options = parser.parse_args()
+    try:
+        if options.launch:
+            profile_proof.launch(options.launch, LAUNCHES)
+        else:
+            prove(options)
+    except Ece408Error as error:
+        print(f"prove_profile: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def prove(options):
+    milestones = options.milestones or ["m3.1"]
+    agreements = [compare(shape) for shape in SHAPES] if options.kernels else []
+    totals = [profile_proof.total(shape) for shape in SHAPES] if options.kernels else []
+    text = []
+    runs = [(milestone, options.size, False) for milestone in milestones]
+    if options.counters:
+        runs += [(milestone, options.counters, True) for milestone in milestones]
+    for milestone, size, counters in runs:
+        output, profile, trace = profile_proof.profiled([milestone, size], counters)
+        agreements += profile_proof.of_milestone(profile)
+        command = f"ece408 profile {'--ncu ' if counters else ''}{milestone} {size}"
+        text.append(f"`{command}`:\n\n```\n{output.strip()}\n```")
+        if options.write and not counters:
+            write(options.write, f"_{milestone}.json", to_json(profile))
+            write(options.write, f"_{milestone}_trace.json", trace)
+    # MXNet's own convolution reports no op times.
+    costs = [
+        profile_proof.cost([milestone, options.size], options.runs)
+        for milestone in milestones
+        if milestone != "m1.1"
+    ]
+    text.append(profile_proof.table(agreements, costs, totals))
+    print("\n\n".join(text))
+    if options.write:
+        content = {
+            "agreements": [dataclasses.asdict(each) for each in agreements],
+            "totals": [dataclasses.asdict(each) for each in totals],
+            "costs": [dataclasses.asdict(each) for each in costs],
+        }
+        results.write(options.write, "Profiles", "\n\n".join(text), content)
+
+
+def compare(shape):
+    found = profile_proof.agree(shape)
+    command = [sys.executable, __file__, "--launch", shape]
+    return profile_proof.with_ncu(found, command)
+
+
+def write(prefix, suffix, text):
+    with atomic_path(prefix.with_name(prefix.name + suffix)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

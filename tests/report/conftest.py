@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+from played import Player
+
+from ece408_op.course import comparison
+from ece408_op.course.models import TERMS
+from ece408_op.report import figures, make, plan
+
+
+@pytest.fixture
+def drawing_player(monkeypatch):
+    """A `Player` without a GPU; the report's programs are run by it."""
+    played = Player()
+    monkeypatch.setattr(comparison, "prepare_data", lambda jobs: None)
+    monkeypatch.setattr(make, "run_process", played)
+    return played
+
+
+@pytest.fixture
+def player(drawing_player, monkeypatch):
+    """The same, without the time that drawing takes."""
+    for name in ("ladder_bars", "roofline", "timeline"):
+        monkeypatch.setattr(figures, name, lambda of: "<svg/>")
+    return drawing_player
+
+
+@pytest.fixture
+def options():
+    return plan.Options(TERMS["2019fa"], (100, 1000))

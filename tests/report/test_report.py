@@ -1,0 +1,323 @@
+"""`ece408 report`: its programs are played, save for one real run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from played import GPU_LINES, HEAD, NO_DRIVER, TIME, failing
+
+from ece408_op import cli
+from ece408_op.course.models import TERMS
+from ece408_op.errors import InvalidSetting, InvalidSize, NotesUnreadable, ReportUnwritable
+from ece408_op.report import ladder, make, plan
+
+
+def _section(text, title):
+    """What is below a heading of the second level, up to the next one."""
+    parts = re.split(r"^## ", text, flags=re.M)
+    return next(part for part in parts if part.startswith(title))
+
+
+@pytest.fixture
+def report(player, options, tmp_path):
+    """Makes a report; returns its Markdown."""
+
+    def made():
+        make.make(options, tmp_path)
+        return (tmp_path / "report.md").read_text()
+
+    return made
+
+
+def test_outputs_are_verbatim(report):
+    text = report()
+    assert f"```text\n{HEAD}EvalMetric: {{'accuracy': 0.9031}}\n{TIME}```" in text
+    ours = HEAD + "Op Time: 0.670709\nOp Time: 0.561799\nCorrectness: 0.9031 Model: ece408\n"
+    assert _section(text, "m2.1").count(f"```text\n{ours}{TIME}```") == 2
+    assert "`ece408 m2.1 ece408 100 --term=2019fa`" in text
+
+
+def test_op_times_by_size_with_correctness(report):
+    rows = re.findall(r"^\| (\d+) \| 0.9031 \| (.*?) \| (.*?) \| 4.53 \| 3179 \|$",
+                      _section(report(), "m2.1"), re.M)  # fmt: skip
+    times = ("670.709, 561.799", "1232.508")
+    assert rows == [("100", *times), ("1000", *times)]
+
+
+def test_what_cannot_run_is_said_in_place(report, player):
+    text = report()
+    for title in ("m1.2", "m3.1", "m4.1", "final"):
+        assert f"It cannot run here: {NO_DRIVER}." in _section(text, title)
+    assert f"Both tables are missing here: {NO_DRIVER}." in text
+    assert f"Not measured: {NO_DRIVER}." in text
+    # One program of each kind found that out; the others were not run for it.
+    scripts = [command[3] for command in player.commands]
+    assert [s for s in scripts if s in ("m1.2", "m3.1", "m4.1", "final", "gpu")] == ["m1.2", "m3.1"]
+
+
+def test_cudnns_times_are_labelled_as_another_machines(report):
+    section = _section(report(), "m1.2")
+    assert re.search(r"cuDNN's own times .* \*\*on another machine\*\* \(NVIDIA H200,", section)
+    assert re.search(r"through PyTorch .* not through MXNet", section, re.S)
+    assert re.search(r"^\| NCHW float32 \| [\d.]+ \| [\d.]+ \|$", section, re.M)
+
+
+def test_without_a_checkout_there_are_no_times_of_cudnn(report, monkeypatch):
+    monkeypatch.setattr("ece408_op.report.cudnn_times.results_dir", lambda: None)
+    assert "Times of cuDNN through PyTorch are not at hand either" in _section(report(), "m1.2")
+
+
+def test_on_a_gpu_both_tables_and_what_the_difference_is(report, player):
+    player.gpu = True
+    text = report()
+    section = _section(text, "m3.1")
+    gpu, calls = section.index("GPU activities, m3.1"), section.index("CUDA API calls, m3.1")
+    assert gpu < section.index("[CUDA memcpy HtoD]") < calls < section.index("cuStreamSynchronize")
+    assert section.count("the entries above make up 90% of the time") == 2
+    assert "A played note." in section
+    assert "Kernels: conv1: 13_column_pairs, conv2: 14_wgmma." in section
+    assert GPU_LINES + TIME in section
+    difference = _section(text, "Kernels and CUDA API calls")
+    assert "49.0 ms in sum, 40.0 ms of them copies" in difference
+    assert "the most of it in `cuStreamSynchronize`" in difference
+    # This GPU's cuDNN is in the ladder; nobody needs another machine's.
+    assert "another machine" not in text
+
+
+def test_the_effect_of_each_kernel(report, player):
+    player.gpu = True
+    section = _section(report(), "Optimisations")
+    assert "| 1_naive | the idea of 1_naive | 8.000 |  | 8.000 |  |" in section
+    assert (
+        "| 10_tf32 | the idea of 10_tf32 (less accurate than float32) | 1.000 | 8.00x |" in section
+    )
+    # Over 1_naive, the accurate one before it.
+    assert "Effect: conv1 2.000 ms (4.00x).\n" in section
+    assert (
+        "The idea of reference. Why reference.\n\nEffect: conv1 60.0 ms; conv2 60.0 ms.\n"
+        in section
+    )
+    assert re.search(
+        r"^\| conv1 \| 13_column_pairs \| \d+ \| \d+ \| 0.500 \| 25% \|$", section, re.M
+    )
+
+
+def test_pictures_lie_beside_the_text(report, tmp_path):
+    names = re.findall(r"!\[[^]]+\]\((.*?)\)", report())
+    assert set(names) == {"timeline_m1.1.svg", "timeline_m2.1.svg", "ladder_cpu.svg",
+                          "roofline_cpu.svg"}  # fmt: skip
+    assert all((tmp_path / name).is_file() for name in names)
+
+
+def test_notes_survive(report, tmp_path):
+    path = tmp_path / "report.md"
+    note = "## A heading\n\n\n| a | b |\n| --- | --- |\n| `c` | {{ d }} |"
+    first = report()
+    assert first.count("<!-- notes: ") == first.count("<!-- end of notes -->") > 10
+    path.write_text(first.replace("<!-- notes: m2.1 -->\n", f"<!-- notes: m2.1 -->\n{note}\n"))
+    second = report()
+    assert f"<!-- notes: m2.1 -->\n{note}\n<!-- end of notes -->" in second
+    assert report().count(note) == 1
+    html = (tmp_path / "report.html").read_text()
+    assert "<td><code>c</code></td>\n<td>{{ d }}</td>" in html
+    assert "<!--" not in html
+
+
+def test_notes_on_a_section_that_is_gone_are_kept(report, player, tmp_path):
+    path = tmp_path / "report.md"
+    player.gpu = True
+    text = report()
+    path.write_text(text.replace("<!-- notes: 1_naive -->\n", "<!-- notes: 1_naive -->\nSlow.\n"))
+    player.gpu = False
+    assert "<!-- notes: 1_naive -->\nSlow.\n<!-- end of notes -->" in _section(
+        report(), "Other notes"
+    )
+    player.gpu = True
+    text = report()
+    assert "Slow." in _section(text, "Optimisations")
+    assert "Other notes" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<!-- notes: a -->\nlost\n", "has notes on a without an end"),
+        ("<!-- end of notes -->\n", "line 1: '<!-- end of notes -->' is out of place"),
+        ("<!-- notes: a -->\n<!-- notes: b -->\n<!-- end of notes -->\n", "line 2"),
+        (2 * "<!-- notes: a -->\n<!-- end of notes -->\n", "line 3"),
+    ],
+)
+def test_notes_that_would_be_lost_stop_the_report(player, options, tmp_path, text, reason):
+    (tmp_path / "report.md").write_text(text)
+    with pytest.raises(NotesUnreadable, match=re.escape(reason)):
+        make.make(options, tmp_path)
+    assert not player.commands
+    assert (tmp_path / "report.md").read_text() == text
+
+
+def test_a_report_that_was_interrupted_goes_on(player, options, tmp_path):
+    def stop():
+        raise KeyboardInterrupt
+
+    player.instead["profile"] = stop
+    with pytest.raises(KeyboardInterrupt):
+        make.make(options, tmp_path)
+    ran = len(player.commands)
+    assert make.results_kept(options, tmp_path) == (3, 15)
+    assert not (tmp_path / "report.md").exists()
+    player.instead.clear()
+    player.commands.clear()
+    make.make(options, tmp_path)
+    timed = [command[3] for command in player.commands if "profile" not in command]
+    assert "m1.1" not in timed
+    assert "m2.1" not in timed
+    assert ran + len(player.commands) > 8
+    assert "EvalMetric" in (tmp_path / "report.md").read_text()
+
+
+def test_a_complete_report_begins_anew(report, player, tmp_path):
+    report()
+    count = len(player.commands)
+    report()
+    assert len(player.commands) == 2 * count
+    assert json.loads((tmp_path / "results" / "state.json").read_text())["finished"]
+
+
+def test_other_options_do_not_go_on(player, options, tmp_path):
+    player.instead["profile"] = failing(1, "not now")
+    make.make(options, tmp_path)
+    other = plan.Options(options.term, (100,))
+    make.make(other, tmp_path)
+    kept = {path.name for path in (tmp_path / "results").glob("m2.1*")}
+    assert kept == {"m2.1-100.json"}
+
+
+def test_settings_are_named_but_not_where_things_lie(report, monkeypatch):
+    monkeypatch.setenv("ECE408_ISA", "avx2")
+    monkeypatch.setenv("ECE408_DATA", "/somewhere")
+    section = _section(report(), "Machine and versions")
+    assert "| ECE408_ISA | avx2 |" in section
+    assert "/somewhere" not in section
+
+
+def test_written_anew_without_running_anything(report, player, tmp_path):
+    text = report()
+    player.commands.clear()
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.md").write_text(
+        text.replace("<!-- notes: results -->\n", "<!-- notes: results -->\nMine.\n")
+    )
+    make.write(tmp_path)
+    assert not player.commands
+    assert "<p>Mine.</p>" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_fails_is_said_in_place(player, options, tmp_path):
+    player.instead["m1.1"] = failing(12, "10000 images need 4 GiB")
+    made = make.make(options, tmp_path)
+    assert [f.partition(":")[0] for f in made.failures] == ["m1.1, 1000 images", "profile of m1.1"]
+    section = _section((tmp_path / "report.md").read_text(), "m1.1")
+    assert "| 1000 | failed: 10000 images need 4 GiB |" in section
+    assert "No profile of this run: 10000 images need 4 GiB." in section
+
+
+def test_without_a_profiler_the_rest_is_there(report, player, options, tmp_path):
+    player.gpu = True
+    player.instead["profile-m3.1"] = failing(26, "CUPTI for Python is not installed")
+    assert not make.make(options, tmp_path).failures
+    text = (tmp_path / "report.md").read_text()
+    reason = "CUPTI for Python is not installed."
+    assert f"No profile of this run: {reason}" in _section(text, "m3.1")
+    assert f"Both tables are missing here: {reason}" in text
+    assert "Correctness: 0.9031 Model: ece408" in _section(text, "m3.1")
+
+
+def test_models_that_are_not_run_are_named(player, tmp_path):
+    make.make(plan.Options(TERMS["2017fa"], (100,)), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "Of this term's models, ece408-high is run; `ece408 compare` runs them all." in text
+
+
+def test_sizes():
+    assert plan.parse_sizes("1000, 10,1000") == (10, 1000)
+    for text in ("", "0", "10001", "a", "10,,20", "-1"):
+        with pytest.raises(InvalidSize, match="is not a list of sizes"):
+            plan.parse_sizes(text)
+
+
+def test_what_cannot_be_read_back_is_no_ladder():
+    with pytest.raises(InvalidSetting, match="no times of kernels"):
+        ladder.from_json("{}")
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "results"])
+def test_something_in_the_way(player, options, tmp_path, name):
+    path = tmp_path / name
+    path.touch() if name == "results" else path.mkdir()
+    with pytest.raises(ReportUnwritable, match=r"cannot write the report to .*; choose another"):
+        make.make(options, tmp_path)
+    assert not player.commands
+
+
+def test_the_command(player, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "out")
+    assert cli.execute(["report", "--output", folder, "--sizes", "100"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [f"{folder}/report.html", f"{folder}/report.md"]
+    player.instead["m2.1"] = failing(17, "the operator failed")
+    assert cli.execute(["report", "--output", folder, "--sizes", "100"]) == 1
+    assert "ece408: m2.1, 100 images: the operator failed" in capsys.readouterr().err
+    for arguments, code, message in (
+        (["--output", str(tmp_path / "file" / "out")], 29, "cannot write the report to"),
+        (["--output", str(tmp_path / "new"), "--reuse"], 29, "no complete results in"),
+        (["--output", folder, "--sizes", "ten"], 3, "'ten' is not a list of sizes"),
+        (["--output", folder, "--term", "1999fa"], 4, "unknown term"),
+    ):
+        assert cli.execute(["report", *arguments]) == code
+        errors = capsys.readouterr().err.splitlines()
+        assert len(errors) == 1
+        assert errors[0].startswith("ece408: error: ")
+        assert message in errors[0]
+
+
+def test_ctrl_c_says_what_is_kept(player, tmp_path, capsys):
+    def stop():
+        raise KeyboardInterrupt
+
+    player.instead["m4.1"] = stop
+    player.gpu = True
+    arguments = ["report", "--output", str(tmp_path), "--sizes", "100"]
+    assert cli.execute(arguments) == 130
+    error = capsys.readouterr().err
+    assert f"ece408: 3 of 12 results are kept in {tmp_path}; the same command goes on" in error
+
+
+@pytest.mark.parametrize("module", ["jinja2", "markdown_it", "matplotlib.figure"])
+def test_without_a_library(player, options, tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InvalidSetting, match=r"pip install 'ece408_op\[report\]'"):
+        make.make(options, tmp_path)
+    assert not player.commands
+
+
+def test_a_real_report(fashion_mnist, tmp_path):
+    command = [sys.executable, "-m", "ece408_op", "report", "--sizes", "20", "--term", "2018sp"]
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True,
+                         env=hidden, timeout=300)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    text = (tmp_path / "report.md").read_text()
+    for script in ("m1.1", "m2.1"):
+        section = _section(text, script)
+        assert re.search(r"^\| 20 \| (0\.\d+|1\.0) \|", section, re.M)
+        assert "make up 90% of the time" in section
+    steps = _section(text, "Optimisations")
+    assert "conv1 is computed by " in steps
+    assert re.search(r"^\| reference \| .*? \| [\d.]+ \|  \| [\d.]+ \|  \|$", steps, re.M)
+    assert re.search(r"^\| baseline \| .*? \| [\d.]+ \| [\d.]+x \|", steps, re.M)
