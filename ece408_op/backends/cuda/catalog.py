@@ -212,11 +212,12 @@ KERNELS = (
         planner=general.backward_bias,
     ),
 )
-# Of the kernels that do not reject a problem, the first one here is the one to use; none of them
-# is less accurate than float32.
+# Of the kernels that do not reject a problem and are exact enough, the first one here is the one
+# to use.
 _PREFERENCE = (
     "13_column_pairs",
     "12_one_channel",
+    "10_tf32",
     "14_wgmma",
     "11_3xtf32",
     "6_register_tiles",
@@ -227,6 +228,7 @@ _PREFERENCE = (
 )
 # Unless this says that a later one is faster.
 _PREFERRED = {
+    "10_tf32": tensor_cores.prefers_tf32,
     "14_wgmma": tensor_cores.prefers_wgmma,
     "11_3xtf32": tensor_cores.prefers_3xtf32,
 }
@@ -249,15 +251,18 @@ def architectures(name: str) -> tuple[str, ...]:
     return _BY_NAME[name].architectures if name in _BY_NAME else ARCHITECTURES
 
 
-def default(problem: ConvProblem, direction: str, capability: Capability) -> Kernel:
-    """The best kernel at float32 accuracy for the problem, "forward", "backward_data",
-    "backward_weight" or "backward_bias", on a GPU of this compute capability.
+def default(
+    problem: ConvProblem, direction: str, capability: Capability, precision: str = "float32"
+) -> Kernel:
+    """The kernel that is best as far as one can tell without measuring, for the problem and
+    "forward", "backward_data", "backward_weight" or "backward_bias", on a GPU of this compute
+    capability. `precision`, one of `plan.PRECISIONS`, permits less exact ones to be it.
 
     Raises `UnsupportedProblem` on a GPU that no kernel has code for.
     """
     reason: str | None = f"there is no kernel for {direction}"
     for kernel in map(get, _PREFERENCE):
-        if kernel.direction == direction:
+        if kernel.direction == direction and kernel.permitted(precision):
             reason = kernel.rejects(problem, capability)
             if reason is None and _PREFERRED.get(kernel.name, _always)(problem, capability):
                 return kernel
