@@ -130,6 +130,12 @@ class WrongResult(Ece408Error):
     exit_code = 23
 
 
+class TuningFailed(Ece408Error):
+    """No CUDA kernel that could be tuned for a problem computes it right."""
+
+    exit_code = 24
+
+
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
 

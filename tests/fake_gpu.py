@@ -60,7 +60,7 @@ class FakeLane:
 class FakeGpu:
     """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked."""
 
-    capability = (9, 0)
+    name, capability, driver = "a fake GPU", (9, 0), 13000
 
     def __init__(self, memory=1 << 40):
         self.memory = memory

@@ -69,6 +69,8 @@ def _declare_all(library: ctypes.CDLL) -> None:
     library.ece408_half_to_float.restype = ctypes.c_float
     library.ece408_float_to_half.argtypes = [ctypes.c_float]
     library.ece408_float_to_half.restype = ctypes.c_uint16
+    library.ece408_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    library.ece408_copy.restype = None
     library.ece408_ceiling_multiply_adds.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
     library.ece408_ceiling_multiply_adds.restype = ctypes.c_double
     for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):

@@ -235,6 +235,11 @@ _PREFERRED = {
 _BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
 
+def find(name: str) -> Kernel | None:
+    """The kernel of this name, if there is one."""
+    return _BY_NAME.get(name)
+
+
 def get(name: str) -> Kernel:
     """The kernel of this name. Raises `InvalidSetting` when there is none."""
     if name not in _BY_NAME:
@@ -256,7 +261,7 @@ def default(
 ) -> Kernel:
     """The kernel that is best as far as one can tell without measuring, for the problem and
     "forward", "backward_data", "backward_weight" or "backward_bias", on a GPU of this compute
-    capability. `precision`, one of `plan.PRECISIONS`, permits less exact ones to be it.
+    capability. `precision`, one of `precision.PRECISIONS`, permits less exact ones to be it.
 
     Raises `UnsupportedProblem` on a GPU that no kernel has code for.
     """

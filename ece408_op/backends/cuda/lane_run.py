@@ -124,7 +124,7 @@ class LaneRun:
 
     def _size(self, images: int) -> _Size:
         work, gpu = self._work, self._lane.gpu
-        loaded = tuple(self._load(gpu, plan) for plan in work.plans(gpu.capability, images))
+        loaded = tuple(self._load(gpu, plan) for plan in work.plans(gpu, images))
         return _Size(
             inputs=tuple(self._move(r, images) for r in work.inputs if r in OVER_BATCH),
             outputs=tuple(self._move(role, images) for role in work.outputs),

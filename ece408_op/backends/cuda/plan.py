@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Callable, Union
+from typing import Callable, Protocol, Union
 
+from ...precision import PRECISIONS
 from ...problem import ConvProblem
 
 Capability = tuple[int, int]
@@ -13,8 +14,15 @@ Grid = tuple[int, int, int]
 Defines = tuple[tuple[str, Union[str, int]], ...]
 # What a kernel can be given to choose among its tiles: names and numbers, such as rows and filters.
 Tunables = tuple[tuple[str, int], ...]
-# How exact the arithmetic must be at least, the strictest first: each permits those before it.
-PRECISIONS = ("float32", "tf32", "float16")
+
+
+class Target(Protocol):
+    """A GPU as far as choosing a kernel for it goes: the name that its driver gives it, its
+    compute capability, and the newest CUDA version that the driver knows, such as 13000."""
+
+    name: str
+    capability: Capability
+    driver: int
 
 
 @dataclass(frozen=True)

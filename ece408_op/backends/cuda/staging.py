@@ -79,7 +79,7 @@ def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
         with contextlib.ExitStack() as stack:
             division, _ = _reserve(stack, _part(whole, first, count), gpu, staging)
             for images in {size for _, size in division.chunks(count)}:
-                for plan in whole.plans(gpu.capability, images):
+                for plan in whole.plans(gpu, images):
                     staging.load(gpu, plan)
 
 
@@ -132,7 +132,7 @@ def _reserve(
     stack.enter_context(gpu.active())
     budget = staging.budget(gpu)
     while True:
-        division = divide(work, gpu.capability, budget, staging.most_lanes)
+        division = divide(work, gpu, budget, staging.most_lanes)
         layout = division.layout
         request = (division.lanes, layout.device_bytes, layout.host_bytes, budget)
         try:
