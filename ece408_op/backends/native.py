@@ -123,6 +123,11 @@ def isas() -> tuple[str, ...]:
     return tuple(name for name, code in ISA_CODES.items() if supported(code))
 
 
+def copy(to: int, source: int, nbytes: int, threads: int) -> None:
+    """Copy bytes from one address to another with so many cores. Raises `KernelsMissing`."""
+    library().ece408_copy(to, source, nbytes, threads)
+
+
 def run(
     function: str,
     problem: ConvProblem,
