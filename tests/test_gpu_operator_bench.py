@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from subprocess import CompletedProcess
 
@@ -24,9 +25,14 @@ def _entry(layer, seconds, gpu):
 def test_a_milestone_says_what_the_gpu_did(capsys):
     milestone._print_op_time(_entry("conv1", 0.1, GpuTime(0.025, 0.05)))
     milestone._print_op_time(_entry("conv2", 0.25, None))
+    less_exact = dataclasses.replace(_entry("conv3", 0.1, GpuTime(0.01)), precision="tf32")
+    milestone._print_op_time(less_exact)
     out, err = capsys.readouterr()
-    assert out == "Op Time: 0.100000\nOp Time: 0.250000\n"
-    assert err == "ece408: conv1 by 1_naive: kernel 25.000 ms (25%), copies 50.000 ms (50%)\n"
+    assert out == "Op Time: 0.100000\nOp Time: 0.250000\nOp Time: 0.100000\n"
+    assert err.splitlines() == [
+        "ece408: conv1 by 1_naive: kernel 25.000 ms (25%), copies 50.000 ms (50%)",
+        "ece408: conv3 by 1_naive in tf32: kernel 10.000 ms (10%), copies 0.000 ms (0%)",
+    ]
 
 
 @pytest.fixture
