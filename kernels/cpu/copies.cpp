@@ -1,7 +1,12 @@
 // Host memory copied by all threads at once, for arrays on their way to a GPU and back: one thread
 // alone moves a fraction of what the bus does. Stores go past the caches, since neither the bus nor
-// the caller reads the copy soon.
+// the caller reads the copy soon. A fresh array's pages are made beforehand, by all threads as
+// well: two that meet in one page while they copy would both clear a page for it.
 #include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #include "ece408.h"
 
@@ -16,6 +21,12 @@ namespace {
 constexpr int64_t kLine = 64;
 // Less is not worth another thread.
 constexpr int64_t kLeastPart = 64 << 10;
+
+#if defined(__linux__)
+// Of Linux 5.14; older headers lack it, and older kernels refuse it.
+constexpr int kPopulateWrite = 23;
+constexpr int64_t kHugePage = 2 << 20;
+#endif
 
 int64_t to_line(const char* address) {
     return -reinterpret_cast<intptr_t>(address) & (kLine - 1);
@@ -54,4 +65,24 @@ void ece408_copy(void* to, const void* from, int64_t nbytes, int threads) {
         const int64_t end = part + 1 == parts ? nbytes : nbytes * (part + 1) / parts / kLine * kLine;
         copy_part(target + begin, source + begin, end - begin);
     }
+}
+
+void ece408_populate(void* address, int64_t nbytes, int threads) {
+#if defined(__linux__)
+    using namespace ece408;
+    if (nbytes < 1) return;
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    const int64_t begin = reinterpret_cast<intptr_t>(address) / page * page;
+    const int64_t end = (reinterpret_cast<intptr_t>(address) + nbytes + page - 1) / page * page;
+    const int64_t first = begin / kHugePage, last = (end - 1) / kHugePage;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t huge = first; huge <= last; ++huge) {
+        const int64_t from = huge == first ? begin : huge * kHugePage;
+        const int64_t to = huge == last ? end : (huge + 1) * kHugePage;
+        // Where it is refused, pages are made as they are written.
+        madvise(reinterpret_cast<void*>(from), to - from, kPopulateWrite);
+    }
+#else
+    (void)address, (void)nbytes, (void)threads;
+#endif
 }

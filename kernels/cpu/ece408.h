@@ -110,6 +110,10 @@ ECE408_EXPORT int ece408_ceiling_reads(const float* from, int64_t floats, int th
 /* Copies bytes by at most `threads` threads, past the caches; the two must not overlap. */
 ECE408_EXPORT void ece408_copy(void* to, const void* from, int64_t nbytes, int threads);
 
+/* Makes the memory of a fresh array, page by page, where the system can do so; what is in an array
+ * stays. */
+ECE408_EXPORT void ece408_populate(void* address, int64_t nbytes, int threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,7 +13,7 @@ from .work import OVER_BATCH, Work
 # Arrays begin at multiples of this many bytes, as those that CUDA allocates do.
 _ALIGNMENT = 256
 # A copy of this size takes the bus long enough to hide what starting it costs.
-_LARGEST_CHUNK_BYTES = 16 << 20
+_LARGEST_CHUNK_BYTES = 32 << 20
 _SMALLEST_CHUNK_BYTES = 1 << 20
 # Fewer lanes than this leave one direction of the bus, or the GPU, idle.
 _LANES_TO_OVERLAP = 4
