@@ -8,11 +8,11 @@ import json
 import math
 
 import pytest
-from fake_gpu import FakeGpu
+from fake_gpu import FakeGpu, tiled
 
 import ece408_op
 from ece408_op import settings
-from ece408_op.backends.cuda import compiler, device, tuned
+from ece408_op.backends.cuda import catalog, compiler, device, tuned
 from ece408_op.cli import execute
 from ece408_op.errors import GpuFailed, InvalidSize, TuningFailed
 from ece408_op.lab import tune_targets, tuner
@@ -110,7 +110,7 @@ def benches(monkeypatch, tmp_path):
         yield made[-1]
 
     monkeypatch.setattr(tuner, "bench", bench)
-    monkeypatch.setattr(tuner, "compile_all", lambda gpu, plans, on_each: None)
+    monkeypatch.setattr(tuner, "compile_all", lambda gpu, plans: None)
     monkeypatch.setattr(device, "get", lambda index: FakeGpu())
     monkeypatch.setattr(compiler, "require_nvcc", lambda: None)
     tuned.forget()
@@ -151,6 +151,25 @@ def test_the_fastest_right_one_of_each_precision_wins(benches):
     # Those near the best are timed at length, the slow ones are not.
     assert ("5_implicit_gemm", 20) in bench.timed
     assert ("1_naive", 20) not in bench.timed
+
+
+def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, monkeypatch):
+    near, slow = tiled("1_naive"), tiled("5_implicit_gemm")
+    monkeypatch.setattr(catalog, "KERNELS", (near, slow))
+
+    def time(self, kernel, samples, plan):
+        rows = dict(plan.defines).get("rows")
+        self.timed.append((kernel.name, rows))
+        return Timing([{None: 1.0, 1: 0.5, 2: 3.0}[rows] if kernel is near else 2.5], 1e-7, None)
+
+    monkeypatch.setattr(FakeBench, "time", time)
+    counted = []
+    _, (result,) = tuner.tune(FakeGpu(), FA19[0], ["float32"], lambda: counted.append(1))
+    assert (result.kernel, dict(result.tunables), result.ms) == ("1_naive", {"rows": 1}, 0.5)
+    assert len(counted) == len(tuner.candidates(FA19[0], FakeGpu(), "float32")) == 6
+    assert set(benches[0].timed) == {
+        *(("1_naive", None), ("1_naive", 1), ("1_naive", 2), ("5_implicit_gemm", None))
+    }
 
 
 def test_when_none_is_right_it_fails(benches, monkeypatch):

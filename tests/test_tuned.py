@@ -7,7 +7,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fake_gpu import FakeGpu
+from fake_gpu import FakeGpu, tiled
 
 from ece408_op import settings
 from ece408_op.backends.cuda import catalog, tuned, work
@@ -35,21 +35,6 @@ def _result(kernel, batch=10000, precision="float32", tunables=(), problem=PROBL
 def _best(gpu, batch=10000, precision="float32", **changes):
     problem = dataclasses.replace(PROBLEM, batch=batch, **changes)
     return tuned.best(problem, gpu, precision)
-
-
-def _with_tunables(capability):
-    """A kernel that has choices, a problem that it takes, and a choice that is not its own."""
-    for kernel in catalog.KERNELS:
-        for problem in SHAPES.values():
-            if kernel.choices is not None and kernel.rejects(problem, capability) is None:
-                plans = {
-                    kernel.plan(problem, capability, False, tunables): tunables
-                    for tunables in kernel.tunables(problem, capability)
-                }
-                plans.pop(kernel.plan(problem, capability, False))
-                if plans:
-                    return kernel, problem, plans.popitem()[1]
-    raise AssertionError("no kernel has choices")
 
 
 def test_without_results_the_catalog_has_the_choice(gpu):
@@ -80,15 +65,19 @@ def test_the_nearest_batch_decides(gpu):
     ]
 
 
-def test_tunables_reach_the_plan_and_must_be_valid(gpu):
-    kernel, problem, tunables = _with_tunables(gpu.capability)
-    tuned.save([_result(kernel.name, tunables=tunables, problem=problem)], gpu)
-    (plan,) = work.forward(problem, 0, 0, None, 0, False).plans(gpu, problem.batch)
-    assert plan == kernel.plan(problem, gpu.capability, False, tunables)
-    assert plan != kernel.plan(problem, gpu.capability, False)
-    invalid = (("no such tunable", 3),)
-    tuned.save([_result(kernel.name, tunables=invalid, problem=problem)], gpu)
-    assert tuned.best(problem, gpu, "float32").tunables == ()
+def test_tunables_reach_the_plan_and_must_be_valid(gpu, monkeypatch):
+    kernel = tiled("5_implicit_gemm")
+    monkeypatch.setitem(catalog._BY_NAME, kernel.name, kernel)
+    tunables = (("rows", 2),)
+    tuned.save([_result(kernel.name, tunables=tunables)], gpu)
+    (plan,) = work.forward(PROBLEM, 0, 0, None, 0, False).plans(gpu, PROBLEM.batch)
+    work.plan.cache_clear()
+    assert plan == kernel.plan(PROBLEM, gpu.capability, False, tunables)
+    assert plan != kernel.plan(PROBLEM, gpu.capability, False)
+    assert str(_best(gpu)) == "5_implicit_gemm rows=2"
+    for invalid in ((("rows", 3),), (("columns", 2),)):
+        tuned.save([_result(kernel.name, tunables=invalid)], gpu)
+        assert _best(gpu).kernel.name != kernel.name
 
 
 @pytest.mark.parametrize("kernel", ["99_from_the_future", "10_tf32", "13_column_pairs", "general"])

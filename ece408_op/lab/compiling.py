@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable
 
 from ..backends.cuda import catalog
 from ..backends.cuda.compiler import compile_plan
@@ -13,20 +12,15 @@ from ..backends.cuda.launcher import cache_folder
 from ..backends.cuda.plan import Plan, Target, architecture
 
 
-def compile_all(
-    gpu: Target, plans: Iterable[Plan], on_each: Callable[[], object] = lambda: None
-) -> None:
-    """Compile what the plans need on this GPU, on all cores; `on_each` is called after each.
-
-    Raises what `compile_plan` raises.
-    """
+def compile_all(gpu: Target, plans: Iterable[Plan]) -> None:
+    """Compile what the plans need on this GPU, on all cores. Raises what `compile_plan` raises."""
     wanted = {
         (plan.source, plan.defines, _architecture(plan, gpu), cache_folder()): None
         for plan in plans
     }
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for _ in pool.map(lambda arguments: compile_plan(*arguments), wanted):
-            on_each()
+            pass
 
 
 def _architecture(plan: Plan, gpu: Target) -> str:

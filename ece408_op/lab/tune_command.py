@@ -78,8 +78,8 @@ def _measure(
     gpu: Gpu, problem: ConvProblem, precisions: Sequence[str]
 ) -> tuple[list[Candidate], list[Result]]:
     loosest = max(precisions, key=precision.PRECISIONS.index)
-    count = 2 * len(tuner.candidates(problem, gpu, loosest))
-    with tqdm(total=count, desc=str(problem), unit="step", disable=None, leave=False) as progress:
+    count = len(tuner.candidates(problem, gpu, loosest))
+    with tqdm(total=count, desc=str(problem), unit="tile", disable=None, leave=False) as progress:
         return tuner.tune(gpu, problem, precisions, progress.update)
 
 

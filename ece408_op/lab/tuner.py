@@ -20,6 +20,8 @@ from ..problem import ConvProblem
 from .compiling import compile_all
 from .cuda_bench import Bench, Timing, bench
 
+# A kernel that is so many times slower than the best with its own tiles is not with others faster.
+_WORTH_ALL_TILES = 2.0
 # Every candidate is timed a little, and then those that are this close to the best at length.
 _FIRST_SAMPLES = 3
 _FINAL_SAMPLES = 20
@@ -65,29 +67,53 @@ def tune(
     precisions: Sequence[str],
     on_each: Callable[[], object] = lambda: None,
 ) -> tuple[list[Candidate], list[Result]]:
-    """Time all candidates for a float32 problem, and find the best for each of `precisions`.
+    """Find the best of all candidates for a float32 problem, for each of `precisions`.
 
-    Returns the candidates, the fastest first and those that compute something else last, and the
-    results. `on_each` is called when a candidate has been compiled, and when it has been timed.
+    Every kernel is timed with the tiles that it would choose itself, then those near the best of
+    a precision with all others, and what is near the best then at length. Returns what was timed,
+    the fastest first and what computes something else last, and the results. `on_each` is called
+    once for each candidate of the loosest precision, timed or passed over.
+
     Raises `TuningFailed` when no candidate computes what it should, `NotEnoughMemory`, and
     `NoUsableGpu` without nvcc.
     """
     problem = dataclasses.replace(problem, bias=False)
     loosest = max(precisions, key=PRECISIONS.index)
-    choices = candidates(problem, gpu, loosest)
-    plans = [_plan(choice, problem, gpu) for choice in choices]
-    # One that does not compile fails again, by itself, when it is to be timed.
-    with contextlib.suppress(KernelCompileFailed):
-        compile_all(gpu, plans, on_each)
+    first: list[Choice] = []
+    others: list[Choice] = []
+    for choice in candidates(problem, gpu, loosest):
+        (others if choice.tunables else first).append(choice)
     with bench(gpu, problem) as measure:
-        found = []
-        for choice in choices:
-            found.append(_timed(measure, choice, _FIRST_SAMPLES))
+        found = _timed_all(measure, first, on_each)
+        close = {
+            each.choice.kernel.name
+            for precision in precisions
+            for each in _near(found, precision, _WORTH_ALL_TILES)
+        }
+        rest = [choice for choice in others if choice.kernel.name in close]
+        for _ in range(len(others) - len(rest)):
             on_each()
+        found += _timed_all(measure, rest, on_each)
         for precision in precisions:
             found = _at_length(measure, found, precision)
     found.sort(key=_order)
     return found, [_result(problem, precision, found) for precision in precisions]
+
+
+def _timed_all(
+    measure: Bench, choices: Sequence[Choice], on_each: Callable[[], object]
+) -> list[Candidate]:
+    """The choices compiled side by side, and timed a little one by one."""
+    # One that does not compile fails again, by itself, when it is to be timed.
+    with contextlib.suppress(KernelCompileFailed):
+        compile_all(
+            measure.gpu, (_plan(choice, measure.problem, measure.gpu) for choice in choices)
+        )
+    found = []
+    for choice in choices:
+        found.append(_timed(measure, choice, _FIRST_SAMPLES))
+        on_each()
+    return found
 
 
 def _plan(choice: Choice, problem: ConvProblem, gpu: Target) -> Plan:
@@ -105,15 +131,18 @@ def _timed(measure: Bench, choice: Choice, samples: int) -> Candidate:
 
 def _at_length(measure: Bench, found: list[Candidate], precision: str) -> list[Candidate]:
     """The candidates with those that may be the best at this precision timed at length."""
-    right = sorted(_right(found, precision), key=_order)
-    limit = _CLOSE * right[0].timing.median_ms if right else 0.0
-    close = [each for each in right[:_MOST_FINALISTS] if each.timing.median_ms <= limit]
     again = {
         id(each): _timed(measure, each.choice, _FINAL_SAMPLES)
-        for each in close
+        for each in _near(found, precision, _CLOSE)[:_MOST_FINALISTS]
         if len(each.timing.samples_ms) < _FINAL_SAMPLES
     }
     return [again.get(id(each), each) for each in found]
+
+
+def _near(found: Sequence[Candidate], precision: str, factor: float) -> list[Candidate]:
+    """Those that are right and at most so many times slower than the best, in order."""
+    right = sorted(_right(found, precision), key=_order)
+    return [each for each in right if each.timing.median_ms <= factor * right[0].timing.median_ms]
 
 
 def _right(found: Sequence[Candidate], precision: str) -> list[Candidate]:
