@@ -33,7 +33,7 @@ STALLS = {
     "not_selected": "its turn",
 }
 _METRICS = {
-    "ms": "gpu__time_duration.sum",
+    "counted_ms": "gpu__time_duration.sum",
     "clock_ghz": "sm__cycles_elapsed.avg.per_second",
     "dram": "fbpa__dram_sectors.avg.pct_of_peak_sustained_elapsed",
     "read_gb": "dram__bytes_read.sum",
@@ -49,16 +49,20 @@ _METRICS = {
     **{name: _STALL.format(name) for name in STALLS},
 }
 _SHARES = ("dram", "to_l2", "issue", "fma", "tensor", "shared")
-_SCALES = {"ms": 1e-6, "clock_ghz": 1e-9, "read_gb": 1e-9, "written_gb": 1e-9}
+_SCALES = {"counted_ms": 1e-6, "clock_ghz": 1e-9, "read_gb": 1e-9, "written_gb": 1e-9}
 
 
 @dataclass(frozen=True)
 class Counted:
-    """One kernel on one shape: figures by the names in `_METRICS`, NaN where ncu has none."""
+    """One kernel on one shape: its milliseconds without ncu, those that the GPU takes at least to
+    read the inputs and write the outputs, and figures by the names in `_METRICS`, NaN where ncu
+    has none."""
 
     shape: str
     precision: str
     kernel: str
+    ms: float
+    floor_ms: float
     figures: dict[str, float]
 
 
@@ -89,9 +93,8 @@ def measure(shapes: list[str], precisions: list[str], gpu: int) -> list[Counted]
         ]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
-            lines = (result.stderr + log.read_text() if log.is_file() else result.stderr).split(
-                "\n"
-            )
+            logged = log.read_text(encoding="utf-8") if log.is_file() else ""
+            lines = (result.stderr + logged).splitlines()
             said = next((line for line in reversed(lines) if line.strip()), "nothing")
             raise GpuFailed(f"ncu ends with {result.returncode} and says: {said}")
         return parse(result.stdout, log.read_text(encoding="utf-8"))
@@ -103,13 +106,10 @@ def parse(ran: str, log: str) -> list[Counted]:
     found = []
     for run in json.loads(ran.splitlines()[-1]):
         launches, rows = rows[: run["launches"]], rows[run["launches"] :]
-        longest = max(({n: _number(row, n) for n in _METRICS} for row in launches), key=_ms)
-        found.append(Counted(run["shape"], run["precision"], run["kernel"], longest))
+        del run["launches"]
+        figures = [{name: _number(row, name) for name in _METRICS} for row in launches]
+        found.append(Counted(**run, figures=max(figures, key=lambda each: each["counted_ms"])))
     return found
-
-
-def _ms(figures: dict[str, float]) -> float:
-    return figures["ms"]
 
 
 def _number(row: dict[str, str], name: str) -> float:
@@ -123,17 +123,19 @@ def _number(row: dict[str, str], name: str) -> float:
 def table(rows: list[Counted]) -> str:
     """As Markdown."""
     lines = [
-        "Shares are of what the unit can do at most. Of waiting, what a warp spends most of its "
-        "time on, in cycles for each instruction that it issues.\n",
-        "| shape | kernel | ms | GHz | read GB | written GB | DRAM | way to L2 | issue | FMA | "
-        "tensor | shared memory | conflicts | warps | registers | waits for |",
-        "| --- | --- |" + " ---: |" * 13 + " --- |",
+        "The floor is what a copy of as many bytes takes on this GPU as the layer's inputs and "
+        "outputs have. Shares are of what a unit can do at most; of waiting, what a warp spends "
+        "most of its time on, in cycles for each instruction that it issues.\n",
+        "| shape | kernel | ms | floor ms | share | GHz | read GB | written GB | DRAM | "
+        "way to L2 | issue | FMA | tensor | shared memory | conflicts | warps | registers | waits for |",
+        "| --- | --- |" + " ---: |" * 15 + " --- |",
     ]
     for row in rows:
         f = row.figures
         shares = " | ".join(f"{f[name]:.0f} %" for name in _SHARES)
         lines.append(
-            f"| {row.shape} {row.precision} | {row.kernel} | {f['ms']:.3f} | "
+            f"| {row.shape} {row.precision} | {row.kernel} | {row.ms:.3f} | {row.floor_ms:.3f} | "
+            f"{100 * row.floor_ms / row.ms:.0f} % | "
             f"{f['clock_ghz']:.2f} | {f['read_gb']:.2f} | {f['written_gb']:.2f} | {shares} | "
             f"{f['conflicts']:.2g} | {f['warps']:.1f} | {f['registers']:.0f} | {_waits(f)} |"
         )
