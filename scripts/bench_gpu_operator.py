@@ -7,6 +7,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ece408_op import mxnet_gpu
+from ece408_op.course import models
 from ece408_op.errors import Ece408Error
 from ece408_op.lab import results, shapes, staged_milestones, staging_limits, zero_copy_bench
 from ece408_op.mxnet_import import load_mxnet
@@ -24,6 +25,9 @@ def main():
     )
     parser.add_argument(
         "--size", type=int, default=10000, help="images of the milestones (default: 10000)"
+    )
+    parser.add_argument(
+        "--term", action="append", help="only this term's milestones (may be repeated)"
     )
     parser.add_argument(
         "--samples", type=int, default=20, help="timed calls of each shape (default: 20)"
@@ -44,7 +48,8 @@ def main():
 
 
 def staged(options):
-    rows = staged_milestones.measure(options.size)
+    terms = [models.find_term(name) for name in options.term or models.TERMS]
+    rows = staged_milestones.measure(options.size, terms)
     title = f"Milestones on {options.size} images"
     return title, staged_milestones.table(rows), staged_milestones.document(rows)
 
