@@ -126,8 +126,8 @@ def table(rows: list[Counted]) -> str:
         "The floor is what a copy of as many bytes takes on this GPU as the layer's inputs and "
         "outputs have. Shares are of what a unit can do at most; of waiting, what a warp spends "
         "most of its time on, in cycles for each instruction that it issues.\n",
-        "| shape | kernel | ms | floor ms | share | GHz | read GB | written GB | DRAM | "
-        "way to L2 | issue | FMA | tensor | shared memory | conflicts | warps | registers | waits for |",
+        "| shape | kernel | ms | floor ms | share | GHz | read GB | written GB | DRAM | way to L2 "
+        "| issue | FMA | tensor | shared memory | conflicts | warps | registers | waits for |",
         "| --- | --- |" + " ---: |" * 15 + " --- |",
     ]
     for row in rows:
