@@ -65,10 +65,11 @@ def best(problem: ConvProblem, gpu: Target, precision: str) -> Choice:
     """The kernel and tunables for the forward pass, at least as exact as `precision`.
 
     They are those of the results for the same layer at the batch nearest to the problem's: from
-    the cache, else from the package, else as `catalog.default` has it. Raises `UnsupportedProblem`
-    on a GPU that no kernel has code for.
+    the cache, else from the package, else as `catalog.default` has it. Files are read once in the
+    life of a process, and again after it has written some. Raises `UnsupportedProblem` on a GPU
+    that no kernel has code for.
     """
-    return _best(problem, gpu.name, gpu.capability, gpu.driver, precision, _folder())
+    return _best(problem, gpu.name, gpu.capability, gpu.driver, precision)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -78,9 +79,8 @@ def _best(
     capability: Capability,
     driver: int,
     precision: str,
-    folder: Path,
 ) -> Choice:
-    for results in (_kept(_file(folder, name), name, capability, driver), _shipped(name)):
+    for results in (_kept(_file(_folder(), name), name, capability, driver), _shipped(name)):
         same = [each for each in results if each.precision == precision and _alike(each, problem)]
         for result in sorted(same, key=lambda each: _distance(each, problem)):
             choice = _choice(result, problem, capability)
