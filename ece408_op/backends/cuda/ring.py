@@ -22,6 +22,9 @@ from .device import BEGIN, COMPUTED, COPIED_IN, COPIED_OUT, Gpu, Lane
 from .plan import Plan
 from .work import OVER_BATCH, Work, shape_of
 
+# Bytes of huge pages enough to keep all cores busy, but not so long that the bus falls idle.
+_MADE_AHEAD = 64 << 20
+
 Interval = tuple[float, float]
 Loader = Callable[[Gpu, Plan], Any]
 
@@ -58,10 +61,6 @@ class _Move:
         """Copy the chunk that begins with image `first` into page-locked memory."""
         copy(lane.host + self.offset, self.address + first * self.stride, self.nbytes, threads)
 
-    def make(self, first: int, threads: int) -> None:
-        """Make the memory that a chunk of results goes to, where the caller's array is fresh."""
-        populate(self.address + first * self.stride, self.nbytes, threads)
-
     def empty(self, lane: Lane, first: int, threads: int) -> None:
         """Copy a chunk of results from page-locked memory to the caller's array."""
         copy(self.address + first * self.stride, lane.host + self.offset, self.nbytes, threads)
@@ -89,6 +88,8 @@ class Ring:
         self._gpu = lanes[0].gpu
         self._load = load
         self._threads = threads
+        # By address of an output: up to where its memory is made.
+        self._made: dict[int, int] = {}
         self._summed = [role for role in work.outputs if role not in OVER_BATCH]
 
     def run(self, chunks: Sequence[tuple[int, int]]) -> Outcome:
@@ -130,7 +131,7 @@ class Ring:
         """Wait for a chunk, making use of the time, and take its results."""
         taken = [move for move in size.outputs if move.stride]
         for move in taken:
-            move.make(first, self._threads)
+            self._make(move, first)
         lane.rest()
         for move in taken:
             move.empty(lane, first, self._threads)
@@ -140,6 +141,17 @@ class Ring:
         begin, copied_in, computed, copied_out = lane.times(self._lanes[0])
         outcome.copies += [(begin, copied_in), (computed, copied_out)]
         outcome.kernels.append((copied_in, computed))
+
+    def _make(self, move: _Move, first: int) -> None:
+        """Make the memory that results go to, where the caller's array is fresh: for the chunk that
+        begins with image `first`, and some for those after it."""
+        end = move.address + first * move.stride + move.nbytes
+        made = self._made.get(move.address, move.address)
+        if made < end:
+            whole = move.address + self._work.problem.batch * move.stride
+            ahead = min(end + _MADE_AHEAD, whole)
+            populate(made, ahead - made, self._threads)
+            self._made[move.address] = ahead
 
     def _send_constants(self, lane: Lane) -> None:
         """Bring to the GPU what all chunks share."""
