@@ -14,7 +14,6 @@ from ...problem import ITEM_BYTES, ConvProblem
 from . import catalog, tuned
 from .plan import Capability, Kernel, Plan, Target, Tunables
 
-_NAIVE = "1_naive"
 # Arrays that are cut along the batch, and those that serve the whole of it.
 OVER_BATCH = ("x", "y", "dx", "dy")
 
@@ -86,12 +85,9 @@ class Work:
         return max(found, key=PRECISIONS.index)
 
     def name(self, gpu: Target) -> str:
-        """What ran, for the log: the kernels' names, and a word where none but the naive fits."""
-        names = []
-        for each, step in zip(self.plans(gpu, self.problem.batch), self.steps):
-            alone = each.kernel == _NAIVE and (self.kernel is None or step.direction != "forward")
-            names.append(f"{each.kernel} (no faster one fits)" if alone else each.kernel)
-        return "+".join(dict.fromkeys(names))
+        """What ran, for the log: the kernels' names."""
+        plans = self.plans(gpu, self.problem.batch)
+        return "+".join(dict.fromkeys(each.kernel for each in plans))
 
 
 def forward(
