@@ -22,7 +22,7 @@ from .device import BEGIN, COMPUTED, COPIED_IN, COPIED_OUT, Gpu, Lane
 from .plan import Plan
 from .work import OVER_BATCH, Work, shape_of
 
-# Bytes of huge pages enough to keep all cores busy, but not so long that the bus falls idle.
+# Huge pages enough to keep all cores busy.
 _MADE_AHEAD = 64 << 20
 
 Interval = tuple[float, float]
