@@ -33,7 +33,7 @@ STALLS = {
     "not_selected": "its turn",
 }
 _METRICS = {
-    "counted_ms": "gpu__time_duration.sum",
+    "ms": "gpu__time_duration.sum",
     "clock_ghz": "sm__cycles_elapsed.avg.per_second",
     "dram": "fbpa__dram_sectors.avg.pct_of_peak_sustained_elapsed",
     "read_gb": "dram__bytes_read.sum",
@@ -49,19 +49,17 @@ _METRICS = {
     **{name: _STALL.format(name) for name in STALLS},
 }
 _SHARES = ("dram", "to_l2", "issue", "fma", "tensor", "shared")
-_SCALES = {"counted_ms": 1e-6, "clock_ghz": 1e-9, "read_gb": 1e-9, "written_gb": 1e-9}
+_SCALES = {"ms": 1e-6, "clock_ghz": 1e-9, "read_gb": 1e-9, "written_gb": 1e-9}
 
 
 @dataclass(frozen=True)
 class Counted:
-    """One kernel on one shape: its milliseconds without ncu, those that the GPU takes at least to
-    read the inputs and write the outputs, and figures by the names in `_METRICS`, NaN where ncu
-    has none."""
+    """One kernel on one shape: the milliseconds that the GPU takes at least to read the inputs and
+    write the outputs, and figures by the names in `_METRICS`, NaN where ncu has none."""
 
     shape: str
     precision: str
     kernel: str
-    ms: float
     floor_ms: float
     figures: dict[str, float]
 
@@ -108,7 +106,7 @@ def parse(ran: str, log: str) -> list[Counted]:
         launches, rows = rows[: run["launches"]], rows[run["launches"] :]
         del run["launches"]
         figures = [{name: _number(row, name) for name in _METRICS} for row in launches]
-        found.append(Counted(**run, figures=max(figures, key=lambda each: each["counted_ms"])))
+        found.append(Counted(**run, figures=max(figures, key=lambda each: each["ms"])))
     return found
 
 
@@ -123,9 +121,10 @@ def _number(row: dict[str, str], name: str) -> float:
 def table(rows: list[Counted]) -> str:
     """As Markdown."""
     lines = [
-        "The floor is what a copy of as many bytes takes on this GPU as the layer's inputs and "
-        "outputs have. Shares are of what a unit can do at most; of waiting, what a warp spends "
-        "most of its time on, in cycles for each instruction that it issues.\n",
+        "Of one launch, with nothing in the caches before. The floor is what a copy of as many "
+        "bytes takes on this GPU as the layer's inputs and outputs have. Shares are of what a unit "
+        "can do at most; of waiting, what a warp spends most of its time on, in cycles for each "
+        "instruction that it issues.\n",
         "| shape | kernel | ms | floor ms | share | GHz | read GB | written GB | DRAM | way to L2 "
         "| issue | FMA | tensor | shared memory | conflicts | warps | registers | waits for |",
         "| --- | --- |" + " ---: |" * 15 + " --- |",
@@ -134,8 +133,8 @@ def table(rows: list[Counted]) -> str:
         f = row.figures
         shares = " | ".join(f"{f[name]:.0f} %" for name in _SHARES)
         lines.append(
-            f"| {row.shape} {row.precision} | {row.kernel} | {row.ms:.3f} | {row.floor_ms:.3f} | "
-            f"{100 * row.floor_ms / row.ms:.0f} % | "
+            f"| {row.shape} {row.precision} | {row.kernel} | {f['ms']:.3f} | {row.floor_ms:.3f} | "
+            f"{100 * row.floor_ms / f['ms']:.0f} % | "
             f"{f['clock_ghz']:.2f} | {f['read_gb']:.2f} | {f['written_gb']:.2f} | {shares} | "
             f"{f['conflicts']:.2g} | {f['warps']:.1f} | {f['registers']:.0f} | {_waits(f)} |"
         )
