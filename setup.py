@@ -25,7 +25,7 @@ COMMON = (
 )
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
 LINK = ("-shared", "-fopenmp", "-Wl,--as-needed")
-FIXED = {"reference": ("-ffp-contract=off",), "dispatch": ()}
+FIXED = {"reference": ("-ffp-contract=off",), "dispatch": (), "copies": ()}
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (
     *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", *AVX2),

@@ -33,6 +33,7 @@ def Convolution(
     out: Any = None,
     backend: str | None = None,
     cuda_kernel: str | None = None,
+    precision: str | None = None,
 ) -> Any:
     """MXNet's Convolution in two dimensions or one, computed by the kernels of this package.
 
@@ -41,11 +42,13 @@ def Convolution(
     array. data is (B, C, H, W), weight (M, C / num_group, KH, KW), bias (M,), the result
     (B, M, OH, OW); with a kernel of one number data is (B, C, W), and so on. Arguments are those
     of MXNet's Convolution (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and
-    `backend`, which picks who computes this layer, and `cuda_kernel`, which picks the kernel of
-    backend `cuda`.
+    three of this package: `backend` picks who computes this layer, `cuda_kernel` the kernel of
+    backend `cuda`, and `precision`, one of "float32", "tf32" and "float16", permits the forward
+    pass in float32 to be less exact where that is faster; a backend that gains nothing by it
+    computes in float32 all the same.
 
-    Raises `InvalidProblem` and `UnsupportedProblem` before anything is computed; a failure in
-    the computation itself surfaces as `errors.surfaced` describes.
+    Raises `InvalidProblem`, `UnsupportedProblem` and `InvalidSetting` before anything is computed;
+    a failure in the computation itself surfaces as `errors.surfaced` describes.
     """
     given = {
         "kernel": kernel,
@@ -61,6 +64,7 @@ def Convolution(
         "layout": layout,
         "backend": backend,
         "cuda_kernel": cuda_kernel,
+        "precision": precision,
     }
     attributes = {key: str(value) for key, value in given.items() if value is not None}
     parsed = ConvAttributes.parse(attributes)

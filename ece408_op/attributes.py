@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import precision
 from .errors import InvalidProblem, UnsupportedProblem
 from .problem import ConvProblem, Pair
 
@@ -22,9 +23,10 @@ class ConvAttributes:
     """What a convolution is told besides its arrays, under MXNet's names.
 
     A one-dimensional convolution, `spatial` being 1, is the two-dimensional one on images of
-    height 1, and its attributes are kept as such. `layer`, `backend` and `cuda_kernel` are this
-    package's own: the layer's name for the log of op times, and the backend and the CUDA kernel
-    that shall compute this layer, or `None` for those in the settings.
+    height 1, and its attributes are kept as such. `layer`, `backend`, `cuda_kernel` and
+    `precision` are this package's own: the layer's name for the log of op times, and the backend
+    and the CUDA kernel that shall compute this layer, and how exactly at least, or `None` for
+    what the settings say.
     """
 
     kernel: Pair
@@ -37,6 +39,7 @@ class ConvAttributes:
     layer: str = ""
     backend: str | None = None
     cuda_kernel: str | None = None
+    precision: str | None = None
     spatial: int = 2
 
     @classmethod
@@ -46,7 +49,8 @@ class ConvAttributes:
         `workspace`, `cudnn_tune` and `cudnn_off` mean nothing here and are ignored, and so are
         names of the form `__name__`, which belong to MXNet. Raises `InvalidProblem` for an
         unknown name, a value of the wrong kind, or when kernel or num_filter is not given, and
-        `UnsupportedProblem` for a layout other than NCHW (NCW), or three dimensions.
+        `UnsupportedProblem` for a layout other than NCHW (NCW), or three dimensions, and
+        `InvalidSetting` for a precision that there is not.
         """
         given = {name: str(text).strip() for name, text in attributes.items()}
         fields: dict[str, Any] = {}
@@ -151,6 +155,10 @@ def _text(name: str, text: str) -> str:
     return text
 
 
+def _precision(name: str, text: str) -> str:
+    return precision.check(text)
+
+
 def _literal(name: str, text: str) -> object:
     try:
         return ast.literal_eval(text)
@@ -169,4 +177,5 @@ _PARSERS = {
     "layer": _text,
     "backend": _text,
     "cuda_kernel": _text,
+    "precision": _precision,
 }

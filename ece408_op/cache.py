@@ -17,7 +17,7 @@ from . import settings
 from .cachedir import writing
 from .errors import InvalidSetting
 
-KINDS = ("fashion-mnist", "resized", "training", "cuda-kernels")
+KINDS = ("fashion-mnist", "resized", "training", "cuda-kernels", "cuda-tuning")
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,11 @@ def read(prefix: Path, symbol_file: Path, parameter_file: Path) -> Checkpoint:
     for path in (symbol_file, parameter_file):
         if not path.is_file():
             raise CheckpointMissing(f"{path} is not there; check the folder, prefix and epoch")
-    return Checkpoint(prefix, _read_symbol(symbol_file), *_read_parameters(parameter_file))
+    return Checkpoint(prefix, read_symbol(symbol_file), *_read_parameters(parameter_file))
 
 
-def _read_symbol(path: Path) -> Any:
+def read_symbol(path: Path) -> Any:
+    """The network in a symbol file, whose operator may be `New`. Raises `CheckpointMismatch`."""
     mx = load_mxnet()
     try:
         return mx.sym.load_json(_replace_course_operator(path.read_text(encoding="utf-8")))

@@ -30,6 +30,8 @@ from .course import (
 )
 from .course.milestone import MILESTONES, Milestone
 from .errors import Ece408Error, InvalidSize, NoUsableGpu
+from .lab import tune_command
+from .precision import PRECISIONS
 from .profile import command as profiling
 from .report import make as report_make
 from .report import plan as report_plan
@@ -113,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_models(commands)
     _add_train(commands)
     _add_doctor(commands)
+    _add_tune(commands)
     _add_cache(commands)
     return parser
 
@@ -165,6 +168,12 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help="CUDA kernel of the forward pass (default: ECE408_KERNEL, or for each layer the "
             "best that fits); kernels/README.md lists them",
         )
+        parser.add_argument(
+            "--precision",
+            metavar="NAME",
+            help=f"how exact convolutions must be at least: {', '.join(PRECISIONS)} (default: "
+            "ECE408_PRECISION, or float32); CUDA kernels only gain by it",
+        )
     parser.add_argument(
         "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
     )
@@ -199,7 +208,7 @@ def _run_milestone(options: argparse.Namespace) -> None:
     _prepare_mxnet(options.threads)
     if options.milestone.own_operator:
         backend = "cuda" if options.milestone.on_gpu else options.backend
-        settings.configure(backend=backend, kernel=options.kernel)
+        settings.configure(backend=backend, kernel=options.kernel, precision=options.precision)
     request = milestone.make_request(
         options.milestone,
         options.arguments,
@@ -480,6 +489,67 @@ def _run_doctor(options: argparse.Namespace) -> int:
     return diagnosis.exit_code
 
 
+def _add_tune(commands: Any) -> None:
+    title = "measure which CUDA kernel, with which tiles, is the best for a network's layers here"
+    parser = _add_command(
+        commands,
+        "tune",
+        title,
+        epilog="What was measured before for the same GPU, driver and kernels is kept. Forward "
+        "passes use the results from then on.",
+    )
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="TERM|SHAPE|CHECKPOINT",
+        help=f"a term ({', '.join(models.TERMS)}), a shape such as fa19_1 or "
+        "b100,c12,h33,w33,m24,k5, or the prefix of a checkpoint (default: "
+        f"{models.DEFAULT_TERM})",
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=int, action="append", default=[],
+        help="images at once (may be repeated; default: a shape's own, otherwise 100 and 10000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image", metavar="CxHxW", help="the images of a checkpoint, such as 3x224x224"
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        action="append",
+        help=f"how exact kernels must be at least: {', '.join(PRECISIONS)} (may be repeated; "
+        "default: ECE408_PRECISION, or float32)",
+    )
+    parser.add_argument("--force", action="store_true", help="measure what has been measured")
+    parser.add_argument(
+        "--gpu", type=int, default=0, metavar="N", help="number of the GPU (default: 0)"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path,
+        help="add the results to FILE instead of the cache",
+    )  # fmt: skip
+    parser.set_defaults(run=_run_tune)
+
+
+def _run_tune(options: argparse.Namespace) -> None:
+    _prepare_mxnet()
+    tune_command.run(
+        tune_command.Request(
+            options.what or [models.DEFAULT_TERM],
+            options.batch,
+            options.image,
+            options.precision or [settings.precision()],
+            options.force or options.out is not None,
+            options.gpu,
+            options.json,
+            options.out,
+        )
+    )
+
+
 def _add_cache(commands: Any) -> None:
     parser = _add_command(commands, "cache", "list or remove what is kept in the cache folder")
     parser.add_argument(
@@ -524,13 +594,18 @@ def _add_swap(commands: Any) -> None:
         help="only this layer, or those a pattern such as 'conv*' fits (may be repeated)",
     )
     parser.add_argument("--backend", metavar="NAME", help="who computes the swapped layers")
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        help=f"how exact they must be at least: {', '.join(PRECISIONS)} (default: not written to "
+        "the checkpoint)",
+    )
     parser.set_defaults(run=_run_swap)
 
 
 def _run_swap(options: argparse.Namespace) -> None:
-    print(
-        swap_checkpoint(options.prefix, options.epoch, options.out, options.backend, options.only)
-    )
+    own = {"backend": options.backend, "only": options.only, "precision": options.precision}
+    print(swap_checkpoint(options.prefix, options.epoch, options.out, **own))
 
 
 def _add_models(commands: Any) -> None:

@@ -21,8 +21,8 @@ from .problem import ConvProblem
 class Layer:
     """Who is calling: the layer's name, where its arrays are, and what it asks for.
 
-    Arrays are on the CPU, or on the GPU of number `index`. `backend` and `cuda_kernel` are names,
-    or `None` for what the settings say.
+    Arrays are on the CPU, or on the GPU of number `index`. `backend`, `cuda_kernel` and
+    `precision` are names, or `None` for what the settings say.
     """
 
     name: str = ""
@@ -30,6 +30,7 @@ class Layer:
     backend: str | None = None
     index: int = 0
     cuda_kernel: str | None = None
+    precision: str | None = None
 
     def __str__(self) -> str:
         return f"{self.device}({self.index})" if self.device == "gpu" else self.device
@@ -40,9 +41,11 @@ _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
     "cpu": {
         "cpu": lambda layer: CpuBackend(),
         "reference": lambda layer: ReferenceBackend(),
-        "cuda": lambda layer: StagedBackend(_kernel(layer)),
+        "cuda": lambda layer: StagedBackend(_kernel(layer), _precision(layer)),
     },
-    "gpu": {"cuda": lambda layer: ZeroCopyBackend(layer.index, _kernel(layer))},
+    "gpu": {
+        "cuda": lambda layer: ZeroCopyBackend(layer.index, _kernel(layer), _precision(layer)),
+    },
 }
 # Of those, the ones that are taken without being asked for, the one to prefer first.
 _DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
@@ -50,6 +53,10 @@ _DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
 
 def _kernel(layer: Layer) -> str | None:
     return layer.cuda_kernel or settings.kernel()
+
+
+def _precision(layer: Layer) -> str:
+    return layer.precision or settings.precision()
 
 
 def backend_names() -> tuple[str, ...]:
@@ -73,6 +80,7 @@ def check_settings() -> None:
     settings.isa()
     settings.threads()
     settings.devices()
+    settings.precision()
     settings.gpu_memory()
     kernel = settings.kernel()
     if kernel is not None:
@@ -115,12 +123,15 @@ def prepare(problem: ConvProblem, layer: Layer) -> None:
     backend = select(problem, layer, "forward")
     if isinstance(backend, CudaBackend):
         # The name of a layer makes no difference.
-        _prepare_once(problem, layer.device, layer.index, _kernel(layer))
+        _prepare_once(
+            problem,
+            Layer("", layer.device, "cuda", layer.index, _kernel(layer), _precision(layer)),
+        )
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepare_once(problem: ConvProblem, device: str, index: int, kernel: str | None) -> None:
-    backend = _BACKENDS[device]["cuda"](Layer(device=device, index=index, cuda_kernel=kernel))
+def _prepare_once(problem: ConvProblem, layer: Layer) -> None:
+    backend = _BACKENDS[layer.device]["cuda"](layer)
     assert isinstance(backend, CudaBackend)
     backend.prepare(problem, "forward")
 
@@ -180,7 +191,9 @@ def _timed(
     start = time.perf_counter()
     kernel = call(backend)
     seconds = time.perf_counter() - start
-    busy = op_log.take_gpu_time()
+    busy, precision = op_log.take_gpu_time(), op_log.take_precision()
     op_log.publish(
-        op_log.OpTime(layer.name, problem, direction, backend.name, kernel, seconds, busy)
+        op_log.OpTime(
+            layer.name, problem, direction, backend.name, kernel, seconds, busy, precision
+        )
     )

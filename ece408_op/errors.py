@@ -130,6 +130,12 @@ class WrongResult(Ece408Error):
     exit_code = 23
 
 
+class TuningFailed(Ece408Error):
+    """No CUDA kernel that could be tuned for a problem computes it right."""
+
+    exit_code = 24
+
+
 class ProfilerMissing(Ece408Error):
     """What records or counts is not there or does not start: CUPTI for Python, or ncu."""
 

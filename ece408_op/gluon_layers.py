@@ -17,36 +17,51 @@ class _Computed:
     act: Any
     prefix: str
     backend: str | None = None
+    precision: str | None = None
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         name = "fwd" if isinstance(x, mx.sym.Symbol) else f"{self.prefix}fwd"
-        result = Convolution(x, weight, bias, name=name, backend=self.backend, **self._kwargs)
+        own: dict[str, Any] = {"backend": self.backend, "precision": self.precision}
+        result = Convolution(x, weight, bias, name=name, **own, **self._kwargs)
         return result if self.act is None else self.act(result)
 
 
 class Conv2D(_Computed, mx.gluon.nn.Conv2D):
     """`gluon.nn.Conv2D` with our kernels: the same arguments, parameters and parameter files.
 
-    `backend` picks who computes this layer. Raises `UnsupportedProblem` for a layout other than
-    NCHW, and what `Convolution` raises when it is called.
+    `backend` picks who computes this layer, and `precision` how exactly at least, as for
+    `Convolution`. Raises `UnsupportedProblem` for a layout other than NCHW, `InvalidSetting` for
+    a precision that there is not, and what `Convolution` raises when it is called.
     """
 
-    def __init__(self, *arguments: Any, backend: str | None = None, **keywords: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        backend: str | None = None,
+        precision: str | None = None,
+        **keywords: Any,
+    ) -> None:
         super().__init__(*arguments, **keywords)
-        self.backend = backend
+        self.backend, self.precision = backend, precision
         check_layer(self)
 
 
 class Conv1D(_Computed, mx.gluon.nn.Conv1D):
     """`gluon.nn.Conv1D` with our kernels; otherwise as `Conv2D`, for layout NCW."""
 
-    def __init__(self, *arguments: Any, backend: str | None = None, **keywords: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        backend: str | None = None,
+        precision: str | None = None,
+        **keywords: Any,
+    ) -> None:
         super().__init__(*arguments, **keywords)
-        self.backend = backend
+        self.backend, self.precision = backend, precision
         check_layer(self)
 
 
 def check_layer(layer: Any) -> None:
-    """Raise `InvalidProblem` or `UnsupportedProblem` unless `Convolution` can be this layer."""
+    """Raise what `Convolution` raises unless it can be this layer."""
     attributes = {name: str(value) for name, value in layer._kwargs.items()}
-    ConvAttributes.parse(attributes)
+    ConvAttributes.parse({**attributes, "precision": str(layer.precision)})

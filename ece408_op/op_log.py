@@ -26,7 +26,9 @@ class OpTime:
     """One call of a backend.
 
     `seconds` is wall time around the backend's call, its device idle before and after; `gpu` is
-    what kept a GPU busy meanwhile, or `None` when none computed.
+    what kept a GPU busy meanwhile, or `None` when none computed. `precision` is the arithmetic's,
+    "tf32" or "float16" where that was asked for and taken, and otherwise "float32": as exact as
+    the arrays' type allows, or float32 where that is more.
     """
 
     layer: str
@@ -36,6 +38,7 @@ class OpTime:
     kernel: str
     seconds: float
     gpu: GpuTime | None = None
+    precision: str = "float32"
 
     @property
     def milliseconds(self) -> float:
@@ -46,13 +49,14 @@ class OpTimes(list[OpTime]):
     """The calls of one `op_times` block in the order they ended; `str` gives a table."""
 
     def __str__(self) -> str:
-        header = ("layer", "direction", "backend", "kernel", "ms", "problem")
+        header = ("layer", "direction", "backend", "kernel", "precision", "ms", "problem")
         rows = [
             (
                 t.layer or "-",
                 t.direction,
                 t.backend,
                 t.kernel,
+                t.precision,
                 f"{t.milliseconds:.3f}",
                 str(t.problem),
             )
@@ -108,6 +112,18 @@ def take_gpu_time() -> GpuTime | None:
     noted = getattr(_thread, "gpu", None)
     _thread.gpu = None
     return noted
+
+
+def note_precision(precision: str) -> None:
+    """For backends: how exact the call was that is under way on this thread, if not float32."""
+    _thread.precision = precision
+
+
+def take_precision() -> str:
+    """What the last call on this thread has noted, which is forgotten; "float32" if nothing."""
+    noted = getattr(_thread, "precision", None)
+    _thread.precision = None
+    return noted or "float32"
 
 
 def publish(entry: OpTime) -> None:

@@ -138,7 +138,9 @@ class ConvolutionProp(mx.operator.CustomOpProp):
         fork_safety.note_use()
         given = self._attributes
         device, index = ("gpu", ctx.device_id) if ctx.device_type == "gpu" else ("cpu", 0)
-        layer = dispatch.Layer(given.layer, device, given.backend, index, given.cuda_kernel)
+        layer = dispatch.Layer(
+            given.layer, device, given.backend, index, given.cuda_kernel, given.precision
+        )
         # Here nobody hears of an error; the forward pass meets it again.
         with contextlib.suppress(Ece408Error):
             dispatch.prepare(_problem(given, tuple(in_shapes[0]), _numpy_type(in_dtypes[0])), layer)

@@ -6,6 +6,8 @@ setting     environment         meaning
 backend     ECE408_BACKEND      who computes: cpu, cuda, reference; default: by device
 kernel      ECE408_KERNEL       CUDA kernel of the forward pass; default: the best that fits
 devices     ECE408_DEVICES      GPUs for arrays on the CPU, such as 0,1; default: 0
+precision   ECE408_PRECISION    how exact a float32 forward pass must be at least: float32, tf32,
+                                float16; default: float32
 gpu_memory  ECE408_GPU_MEMORY   most of a GPU's memory for arrays on the CPU, such as 512M or
                                 2G; default: half of what is free
 isa         ECE408_ISA          instruction set of the CPU kernels: avx512, avx2, baseline
@@ -26,12 +28,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import cores
+from . import precision as precisions
 from .errors import InvalidSetting, InvalidSize
 
 _VARIABLES = {
     "backend": "ECE408_BACKEND",
     "kernel": "ECE408_KERNEL",
     "devices": "ECE408_DEVICES",
+    "precision": "ECE408_PRECISION",
     "gpu_memory": "ECE408_GPU_MEMORY",
     "isa": "ECE408_ISA",
     "threads": "ECE408_THREADS",
@@ -82,6 +86,11 @@ def backend() -> str | None:
 def kernel() -> str | None:
     """Name of the CUDA kernel asked for, or `None` for the best."""
     return _lookup("kernel")
+
+
+def precision() -> str:
+    """How exact the forward pass must be at least. Raises `InvalidSetting`."""
+    return precisions.check(_lookup("precision") or "float32")
 
 
 def devices() -> tuple[int, ...]:

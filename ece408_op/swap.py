@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from . import checkpoint, dispatch, mxnet_gpu
+from . import precision as precisions
 from .attributes import ConvAttributes
 from .cachedir import atomic_path
 from .errors import Ece408Error, InvalidSetting
@@ -38,10 +39,13 @@ class SwapReport:
 class _Choice:
     """Which layers the user wants, and the report of what became of them."""
 
-    def __init__(self, backend: str | None, only: str | Iterable[str] | None) -> None:
+    def __init__(
+        self, backend: str | None, only: str | Iterable[str] | None, precision: str | None
+    ) -> None:
         if backend is not None:
             dispatch.check_name(backend)
         self.backend = backend
+        self.precision = None if precision is None else precisions.check(precision)
         self.report = SwapReport()
         self._patterns = [only] if isinstance(only, str) else None if only is None else list(only)
 
@@ -72,28 +76,34 @@ class _Choice:
         return self.report
 
 
-def swap(model: Any, backend: str | None = None, only: str | Iterable[str] | None = None) -> Any:
+def swap(
+    model: Any,
+    backend: str | None = None,
+    only: str | Iterable[str] | None = None,
+    precision: str | None = None,
+) -> Any:
     """Put our operator in the place of every Convolution of `model` that it can compute.
 
     `model` is a Symbol, of which a swapped copy is returned, or a Gluon net, which is changed in
     place, hybridized or not, run before or not. Names of layers, arguments and outputs stay, and
     so do parameters and their files. `only` limits it to layers by name, or pattern as in a
-    shell; `backend` picks who computes them.
+    shell; `backend` picks who computes them, and `precision` how exactly at least, as for
+    `Convolution`.
 
     What was swapped, and what was left and why, is returned as a `SwapReport` for a net, and
     logged (logger `ece408_op`, level INFO) in both cases. Raises `InvalidSetting` for an unknown
-    backend, an `only` that fits nothing, or a `model` that is neither, and `NoUsableGpu` under
-    `with mx.gpu():`, or for a net there, where MXNet has no code for the GPU.
+    backend or precision, an `only` that fits nothing, or a `model` that is neither, and
+    `NoUsableGpu` under `with mx.gpu():`, or for a net there, where MXNet has no code for the GPU.
     """
     mx = load_mxnet()
     mxnet_gpu.refuse_current_context()
     if isinstance(model, mx.sym.Symbol):
-        symbol, report = swap_symbol(model, backend, only)
+        symbol, report = swap_symbol(model, backend, only, precision)
         _log.info("%s", report)
         return symbol
     if isinstance(model, mx.gluon.Block):
         mxnet_gpu.refuse_networks(_contexts(model))
-        report = _swap_net(mx, model, _Choice(backend, only))
+        report = _swap_net(mx, model, _Choice(backend, only, precision))
         _log.info("%s", report)
         return report
     raise InvalidSetting(
@@ -115,6 +125,7 @@ def swap_checkpoint(
     out: str | Path,
     backend: str | None = None,
     only: str | Iterable[str] | None = None,
+    precision: str | None = None,
 ) -> SwapReport:
     """Swap a saved checkpoint: reads PREFIX-symbol.json and PREFIX-EPOCH.params, writes OUT-...
 
@@ -122,7 +133,7 @@ def swap_checkpoint(
     `CacheUnwritable` when OUT cannot be written.
     """
     symbol, _, _ = checkpoint.load_checkpoint(prefix, epoch)
-    swapped, report = swap_symbol(symbol, backend, only)
+    swapped, report = swap_symbol(symbol, backend, only, precision)
     with atomic_path(Path(f"{out}-{epoch:04d}.params")) as temporary:
         shutil.copyfile(f"{prefix}-{epoch:04d}.params", temporary)
     checkpoint.save_symbol(Path(f"{out}-symbol.json"), swapped)
@@ -130,10 +141,13 @@ def swap_checkpoint(
 
 
 def swap_symbol(
-    symbol: Any, backend: str | None = None, only: str | Iterable[str] | None = None
+    symbol: Any,
+    backend: str | None = None,
+    only: str | Iterable[str] | None = None,
+    precision: str | None = None,
 ) -> tuple[Any, SwapReport]:
     """`swap` for a Symbol: the new Symbol and the report."""
-    choice = _Choice(backend, only)
+    choice = _Choice(backend, only, precision)
     swapped = _rewrite(symbol, choice)
     return swapped, choice.finish()
 
@@ -174,11 +188,11 @@ def _change(mx: Any, block: Any, choice: _Choice) -> Iterator[Callable[[], None]
     elif type(block) in ours:
         attributes = {name: str(value) for name, value in block._kwargs.items()}
         if choice.takes(block.name, attributes):
-            yield lambda: _become(block, ours[type(block)], choice.backend)
+            yield lambda: _become(block, ours[type(block)], choice)
     elif isinstance(block, nn.conv_layers._Conv) and type(block) not in ours.values():
         choice.leaves(block.name, f"it is a {type(block).__name__}")
 
 
-def _become(block: Any, layer: type, backend: str | None) -> None:
+def _become(block: Any, layer: type, choice: _Choice) -> None:
     block.__class__ = layer
-    block.backend = backend
+    block.backend, block.precision = choice.backend, choice.precision

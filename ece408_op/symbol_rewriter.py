@@ -14,9 +14,10 @@ _OTHER_OPERATORS = {
 
 
 class Choice(Protocol):
-    """Who decides which layers are swapped, and by which backend they are computed."""
+    """Who decides which layers are swapped, which backend computes them, and how exactly."""
 
     backend: str | None
+    precision: str | None
 
     def takes(self, name: str, attributes: dict[str, str]) -> bool: ...
 
@@ -65,8 +66,10 @@ class Rewriter:
         of_mxnet = {k: v for k, v in attributes.items() if k.startswith("__")}
         kept = {k: v for k, v in attributes.items() if k not in _DROPPED}
         own = {"op_type": "ece408_conv", "layer": name}
-        if self._choice.backend is not None:
-            own["backend"] = self._choice.backend
+        # What is not asked for is not written, so that files stay as they were.
+        for attribute in ("backend", "precision"):
+            if getattr(self._choice, attribute) is not None:
+                own[attribute] = getattr(self._choice, attribute)
         bounds = {"a_min": "-inf", "a_max": "inf", **of_mxnet}
         data, *parameters = node["inputs"]
         guarded = [

@@ -7,8 +7,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ece408_op import mxnet_gpu
+from ece408_op.course import models
 from ece408_op.errors import Ece408Error
-from ece408_op.lab import results, shapes, staged_milestones, zero_copy_bench
+from ece408_op.lab import results, shapes, staged_milestones, staging_limits, zero_copy_bench
 from ece408_op.mxnet_import import load_mxnet
 
 SMALL_BATCHES = (1, 100)
@@ -18,11 +19,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "part",
-        choices=("staged", "zero-copy"),
-        help="staged: every milestone of every term; zero-copy: needs MXNet's CUDA build",
+        choices=("staged", "limits", "zero-copy"),
+        help="staged: every milestone of every term; limits: what staged calls are made of; "
+        "zero-copy: needs MXNet's CUDA build",
     )
     parser.add_argument(
         "--size", type=int, default=10000, help="images of the milestones (default: 10000)"
+    )
+    parser.add_argument(
+        "--term", action="append", help="only this term's milestones (may be repeated)"
     )
     parser.add_argument(
         "--samples", type=int, default=20, help="timed calls of each shape (default: 20)"
@@ -32,7 +37,7 @@ def main():
     )
     options = parser.parse_args()
     try:
-        part = staged if options.part == "staged" else zero_copy
+        part = {"staged": staged, "limits": limits, "zero-copy": zero_copy}[options.part]
         title, table, content = part(options)
         print(table)
         if options.write:
@@ -43,9 +48,16 @@ def main():
 
 
 def staged(options):
-    rows = staged_milestones.measure(options.size)
+    terms = [models.find_term(name) for name in options.term or models.TERMS]
+    rows = staged_milestones.measure(options.size, terms)
     title = f"Milestones on {options.size} images"
     return title, staged_milestones.table(rows), staged_milestones.document(rows)
+
+
+def limits(options):
+    host, layers = staging_limits.measure()
+    content = staging_limits.document(host, layers)
+    return "What limits staged calls", staging_limits.table(host, layers), content
 
 
 def zero_copy(options):

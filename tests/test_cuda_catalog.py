@@ -42,20 +42,39 @@ def test_the_default_is_the_fast_kernel_for_the_courses_layers():
     def default(name, capability):
         return catalog.default(SHAPES[name], "forward", capability).name
 
-    assert default("fa19_1", (9, 0)) == default("fa19_1", (7, 5)) == "13_column_pairs"
-    assert default("fa19_2", (9, 0)) == "14_wgmma"
-    assert default("k7_2", (9, 0)) == default("fa19_2", (8, 0)) == "11_3xtf32"
+    assert default("fa19_1", (9, 0)) == "16_copy_engine"
+    assert default("fa19_1", (7, 5)) == "13_column_pairs"
+    assert default("k7_1", (9, 0)) == default("k7_1", (8, 6)) == "15_fewer_products"
+    assert default("fa19_2", (9, 0)) == default("k7_2", (9, 0)) == "18_split_half"
+    assert default("k7_2", (8, 0)) == default("fa19_2", (8, 0)) == "11_3xtf32"
     assert default("fa19_2", (7, 5)) == "6_register_tiles"
 
 
 def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
     for problem, kernel in [
         ("b64,c64,h56,w56,m64,k3", "6_register_tiles"),
-        ("b256,c32,h32,w32,m64,k3", "14_wgmma"),
+        ("b256,c32,h32,w32,m64,k3", "11_3xtf32"),
         ("b16,c3,h224,w224,m64,k3", "11_3xtf32"),
     ]:
-        chosen = catalog.default(ConvProblem.parse(problem), "forward", (9, 0))
+        chosen = catalog.default(ConvProblem.parse(problem), "forward", (8, 0))
         assert chosen.name == kernel, problem
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "b64,c64,h56,w56,m64,k3,p1x1",
+        "b64,c3,h224,w224,m64,k7,s2x2,p3x3",
+        "b64,c32,h33,w33,m24,k5,d2x2",
+        "b10000,c12,h33,w33,m24,k5",
+    ],
+)
+def test_hopper_takes_strides_padding_and_dilation_on_tensor_cores(problem):
+    names = [
+        catalog.default(ConvProblem.parse(problem), "forward", (9, 0), precision).name
+        for precision in ("float32", "tf32", "float16")
+    ]
+    assert names == ["18_split_half", "17_half_wgmma", "17_half_wgmma"]
 
 
 def test_a_gpu_without_code_has_no_kernel():
@@ -123,6 +142,13 @@ def test_one_compile_serves_every_batch(kernel):
         ("12_one_channel", "b1,c2,h20,w20,m1,k3", "one input channel only, not 2"),
         ("12_one_channel", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
         ("13_column_pairs", "b1,c1,h20,w21,m2,k3", "even widths only, not 21 and 19"),
+        ("15_fewer_products", "b1,c2,h20,w20,m2,k3", "one input channel only, not 2"),
+        ("15_fewer_products", "b1,c1,h20,w20,m2,k3x4", "odd widths from 3 only, not 4"),
+        ("15_fewer_products", "b1,c1,h20,w20,m2,k3x1", "odd widths from 3 only, not 1"),
+        ("15_fewer_products", "b1,c1,h20,w20,m2,k11x9", "registers for a kernel of 11x9"),
+        ("15_fewer_products", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
+        ("16_copy_engine", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes, not of 20x21 and 18x19"),
+        ("16_copy_engine", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
     ],
 )
 def test_what_a_kernel_does_not_claim_it_rejects_with_the_reason(kernel, problem, reason):

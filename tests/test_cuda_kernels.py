@@ -11,6 +11,7 @@ from ece408_op.backends.cuda import catalog, device
 from ece408_op.errors import NoUsableGpu
 from ece408_op.lab import checker, cuda_bench, cuda_proof
 from ece408_op.lab.checker import Case
+from ece408_op.lab.compiling import compile_all
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
@@ -31,6 +32,25 @@ def test_right_on_the_courses_shapes_and_random_ones(gpu, kernel):
     assert not proof.failures, "\n".join(proof.failures)
     assert proof.random == 24
     assert proof.course > 0
+
+
+TUNED = [kernel for kernel in catalog.KERNELS if kernel.choices is not None]
+
+
+@pytest.mark.parametrize("kernel", TUNED, ids=lambda kernel: kernel.name)
+def test_all_tiles_compute_the_same(gpu, kernel):
+    cases = [*checker.course_cases(kernel), *checker.random_cases(kernel, 4, seed=3)]
+    tried = [
+        dataclasses.replace(case, tunables=tunables, seed=seed)
+        for case in cases
+        if kernel.rejects(case.problem, gpu.capability) is None
+        for seed, tunables in enumerate(kernel.tunables(case.problem, gpu.capability))
+    ]
+    plans = (c.kernel.plan(c.problem, gpu.capability, c.accumulate, c.tunables) for c in tried)
+    compile_all(gpu, plans)
+    failures = [(c.problem, c.tunables, checker.exact_failure(gpu, c)) for c in tried]
+    assert tried
+    assert not [failure for failure in failures if failure[2] is not None]
 
 
 @pytest.mark.parametrize("source", WRONG, ids=lambda path: path.stem)

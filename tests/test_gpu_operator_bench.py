@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from subprocess import CompletedProcess
 
 import pytest
 
 from ece408_op.course import comparison, milestone
-from ece408_op.lab import staged_milestones
+from ece408_op.lab import staged_milestones, staging_limits
+from ece408_op.lab.staging_limits import Host, Layer
 from ece408_op.lab.zero_copy_bench import Row, document, table
 from ece408_op.op_log import GpuTime, OpTime
 from ece408_op.problem import ConvProblem
@@ -24,9 +26,14 @@ def _entry(layer, seconds, gpu):
 def test_a_milestone_says_what_the_gpu_did(capsys):
     milestone._print_op_time(_entry("conv1", 0.1, GpuTime(0.025, 0.05)))
     milestone._print_op_time(_entry("conv2", 0.25, None))
+    less_exact = dataclasses.replace(_entry("conv3", 0.1, GpuTime(0.01)), precision="tf32")
+    milestone._print_op_time(less_exact)
     out, err = capsys.readouterr()
-    assert out == "Op Time: 0.100000\nOp Time: 0.250000\n"
-    assert err == "ece408: conv1 by 1_naive: kernel 25.000 ms (25%), copies 50.000 ms (50%)\n"
+    assert out == "Op Time: 0.100000\nOp Time: 0.250000\nOp Time: 0.100000\n"
+    assert err.splitlines() == [
+        "ece408: conv1 by 1_naive: kernel 25.000 ms (25%), copies 50.000 ms (50%)",
+        "ece408: conv3 by 1_naive in tf32: kernel 10.000 ms (10%), copies 0.000 ms (0%)",
+    ]
 
 
 @pytest.fixture
@@ -84,3 +91,16 @@ def test_the_table_of_zero_copy():
         "500 | 0.25 |" in table([row])
     )
     json.dumps(document([row]))
+
+
+def test_limits_are_set_beside_the_floor():
+    host = [Host("to the GPU", "GB/s", (50.0, 54.0, 55.0))]
+    layers = [
+        Layer("fa19_1", (40.0, 42.0, 44.0), (80.0, 84.0, 90.0), 39.0, 40.0),
+        Layer("fa19_2", (18.0, 18.0, 18.0), (36.0, 36.0, 36.0), 14.0, 20.0),
+    ]
+    lines = staging_limits.table(host, layers).splitlines()
+    assert "| fa19_1 | 40.0 | 42.0 (1.05x) | 39.0 | 84.0 (2.10x) |" in lines
+    assert "| together | 60.0 | 60.0 (1.00x) | | 120.0 (2.00x) |" in lines
+    assert lines[-1] == "| to the GPU | 54.0 |"
+    json.dumps(staging_limits.document(host, layers))

@@ -22,5 +22,7 @@ def test_table_has_a_line_for_each_call():
     with op_times() as log:
         publish(ENTRY)
     header, row = str(log).splitlines()
-    assert header.split() == ["layer", "direction", "backend", "kernel", "ms", "problem"]
-    assert row.split() == ["conv1", "forward", "cpu", "fast", "1.500", "b2,c1,h9,w9,m3,k5x5"]
+    columns = ["layer", "direction", "backend", "kernel", "precision", "ms", "problem"]
+    assert header.split() == columns
+    problem = "b2,c1,h9,w9,m3,k5x5"
+    assert row.split() == ["conv1", "forward", "cpu", "fast", "float32", "1.500", problem]

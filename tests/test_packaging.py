@@ -54,13 +54,14 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist):
     run = subprocess.run([command, "m2.1", "50"], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Op Time: ") == 2
-    where = subprocess.run(
-        [python, "-c", "import ece408_op.resources as r; print(r.__file__, r.kernels_dir())"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+    code = (
+        "import ece408_op.resources as r; kernels = r.kernels_dir(); "
+        "print(r.__file__, kernels, *(kernels / 'tuned').glob('*.json'))"
     )
-    assert all(path.startswith(str(site)) for path in where.stdout.split())
+    where = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    paths = where.stdout.split()
+    assert all(path.startswith(str(site)) for path in paths)
+    assert len(paths) >= 3
 
 
 def test_no_compiler_is_said_in_one_line(source, tmp_path):

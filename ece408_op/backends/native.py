@@ -69,6 +69,10 @@ def _declare_all(library: ctypes.CDLL) -> None:
     library.ece408_half_to_float.restype = ctypes.c_float
     library.ece408_float_to_half.argtypes = [ctypes.c_float]
     library.ece408_float_to_half.restype = ctypes.c_uint16
+    library.ece408_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    library.ece408_copy.restype = None
+    library.ece408_populate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    library.ece408_populate.restype = None
     library.ece408_ceiling_multiply_adds.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
     library.ece408_ceiling_multiply_adds.restype = ctypes.c_double
     for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
@@ -120,6 +124,17 @@ def isas() -> tuple[str, ...]:
     """Instruction sets that library and CPU have, best first. Raises `KernelsMissing`."""
     supported = library().ece408_isa_supported
     return tuple(name for name, code in ISA_CODES.items() if supported(code))
+
+
+def copy(to: int, source: int, nbytes: int, threads: int) -> None:
+    """Copy bytes from one address to another with so many cores. Raises `KernelsMissing`."""
+    library().ece408_copy(to, source, nbytes, threads)
+
+
+def populate(address: int, nbytes: int, threads: int) -> None:
+    """Make a fresh array's memory with so many cores, before it is written. Raises
+    `KernelsMissing`."""
+    library().ece408_populate(address, nbytes, threads)
 
 
 def run(

@@ -180,7 +180,11 @@ def _print_op_time(entry: OpTime) -> None:
                 ("copies", entry.gpu.copy_seconds),
             )
         ]
-        print(f"ece408: {entry.layer} by {entry.kernel}: {', '.join(shares)}", file=sys.stderr)
+        exactness = "" if entry.precision == "float32" else f" in {entry.precision}"
+        print(
+            f"ece408: {entry.layer} by {entry.kernel}{exactness}: {', '.join(shares)}",
+            file=sys.stderr,
+        )
 
 
 def _say(text: str) -> None:

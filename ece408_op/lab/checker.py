@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.cuda.device import Gpu
-from ..backends.cuda.plan import Kernel
+from ..backends.cuda.plan import Kernel, Tunables
 from ..backends.reference import ReferenceBackend
 from ..errors import InvalidProblem
 from ..problem import ConvProblem
@@ -30,18 +30,22 @@ _ARRAYS = {
 # Largest relative L2 error against float64 on random numbers, by the arrays' type or, for less
 # accurate kernels, by precision.
 _LARGEST_ERROR = {"float64": 1e-14, "float32": 1e-6, "tf32": 1e-3, "float16": 2e-3}
+# What a kernel takes that takes strides, padding and dilation.
+_STRIDED = ConvProblem.parse("b1,c1,h9,w9,m1,k3x3,s2x2,p1x1,d2x2")
 # A plain float32 sum's, times the square root of its terms, as measured on 25 to 588 of them.
 _RUNNING_SUM_ERROR = 1.8e-8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a kernel: the problem, whether it adds to its output, and the numbers' seed."""
+    """One run of a kernel: the problem, whether it adds to its output, the numbers' seed, and
+    tunables unless they are the kernel's own choice."""
 
     kernel: Kernel
     problem: ConvProblem
     accumulate: bool = False
     seed: int = 0
+    tunables: Tunables = ()
 
 
 def course_cases(kernel: Kernel, batch: int = 3) -> list[Case]:
@@ -68,6 +72,7 @@ def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
 def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | None:
     """A problem of those that the general kernels take, or of the ladder's, if it exists."""
     everything = kernel.name.startswith("general")
+    windows = everything or kernel.rejection(_STRIDED) is None
 
     def pair(low: int, high: int) -> tuple[int, int]:
         a, b = rng.integers(low, high + 1, 2)
@@ -84,9 +89,9 @@ def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | N
             width=int(rng.integers(1, 2 * high if everything else high)),
             filters=groups * int(rng.choice([1, 2, 3, 5, 6, 8, 11, 17, 24, 37])),
             kernel=pair(1, 5 if everything else 7),
-            stride=pair(1, 3) if everything else (1, 1),
-            pad=pair(0, 3) if everything else (0, 0),
-            dilate=pair(1, 3) if everything else (1, 1),
+            stride=pair(1, 3) if windows else (1, 1),
+            pad=pair(0, 3) if windows else (0, 0),
+            dilate=pair(1, 3) if windows else (1, 1),
             groups=groups,
             bias=kernel.direction == "backward_bias" or bool(rng.integers(2)),
             dtype=str(rng.choice(["float32", "float64", "float16"])) if everything else "float32",
@@ -169,8 +174,10 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
 def _found(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> np.ndarray:
     output = _ARRAYS[case.kernel.direction][0]
     start = arrays[output] if case.accumulate else np.full_like(arrays[output], np.nan)
-    plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate)
-    return run(gpu, plan, {**arrays, output: start}, output, bare)
+    plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate, case.tunables)
+    # Kernels take other ways where arrays are not aligned to pairs or fours of elements.
+    offset = case.seed % 4 * arrays[output].itemsize
+    return run(gpu, plan, {**arrays, output: start}, output, bare, offset)
 
 
 def _expected(case: Case, arrays: dict[str, np.ndarray]) -> np.ndarray:

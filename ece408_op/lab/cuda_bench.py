@@ -74,6 +74,11 @@ class Bench:
             failure = f"the relative L2 error is {error:.1e}"
         return Timing([1e3 * seconds for seconds in times[_WARM_UP:]], error, failure)
 
+    def launch(self, loaded: launcher.LoadedPlan) -> None:
+        """One run, waited for."""
+        with loaded.lock, self.gpu.lane(loaded.plan.workspace_bytes) as lane:
+            self._once(loaded, {**self._pointers, "workspace": lane.device}, lane)
+
     def _once(self, loaded: Any, pointers: dict[str, int], lane: Lane) -> float:
         lane.mark(BEGIN)
         lane.launch(loaded, pointers)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..backends.cuda.compiler import compile_plan
 from ..backends.cuda.device import Gpu
-from ..backends.cuda.launcher import cache_folder
-from ..backends.cuda.plan import Kernel, architecture
+from ..backends.cuda.plan import Kernel
 from .checker import (
     Case,
     course_cases,
@@ -20,6 +15,7 @@ from .checker import (
     random_cases,
     relative_error,
 )
+from .compiling import compile_all
 
 
 @dataclass
@@ -44,7 +40,8 @@ def prove(
     proof = Proof(kernel.name)
     on_course = course_cases(kernel) if course else []
     drawn = random_cases(kernel, random)
-    compile_all(gpu, [*on_course, *drawn])
+    cases = [*on_course, *drawn]
+    compile_all(gpu, (c.kernel.plan(c.problem, gpu.capability, c.accumulate) for c in cases))
     for case in on_course:
         proof.course += _exact(gpu, case, bare, proof)
     for case in drawn:
@@ -64,18 +61,6 @@ def _exact(gpu: Gpu, case: Case, bare: bool, proof: Proof) -> bool:
         adding = ", adding" if case.accumulate else ""
         proof.failures.append(f"{case.problem}{adding}, seed {case.seed}: {failure}")
     return failure is None
-
-
-def compile_all(gpu: Gpu, cases: Iterable[Case]) -> None:
-    """Compile what the cases need, on all cores."""
-    wanted = set()
-    for case in cases:
-        plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate)
-        name = architecture(case.kernel.architectures, gpu.capability)
-        wanted.add((plan.source, plan.defines, name or "", cache_folder()))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for _ in pool.map(lambda arguments: compile_plan(*arguments), wanted):
-            pass
 
 
 def table(proofs: list[Proof]) -> str:

@@ -20,13 +20,19 @@ class StrayWrite(Exception):
 
 
 def run(
-    gpu: Gpu, plan: Plan, arrays: Mapping[str, np.ndarray], output: str, bare: bool = False
+    gpu: Gpu,
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    output: str,
+    bare: bool = False,
+    offset: int = 8,
 ) -> np.ndarray:
     """What the plan makes of the array `output`, whose contents it starts from.
 
-    Every array lies on the GPU between guard zones, aligned no better than its elements, and the
-    workspace is full of NaN. With `bare` each is an allocation of its own instead, and the output
-    and the workspace are left as they are allocated, for tools that watch accesses themselves.
+    Every array lies on the GPU between guard zones, `offset` bytes behind an aligned address, and
+    the workspace is full of NaN. With `bare` each is an allocation of its own instead, and the
+    output and the workspace are left as they are allocated, for tools that watch accesses
+    themselves.
 
     Raises `StrayWrite` when a guard zone or an input has changed afterwards, and the errors of
     compiling, loading and launching.
@@ -34,7 +40,8 @@ def run(
     sizes = {name: array.nbytes for name, array in arrays.items()}
     if plan.workspace_bytes:
         sizes["workspace"] = plan.workspace_bytes
-    with gpu.active(), (_separate if bare else _guarded)(gpu, sizes) as pointers:
+    memory = _separate(gpu, sizes) if bare else _guarded(gpu, sizes, offset)
+    with gpu.active(), memory as pointers:
         for name, array in arrays.items():
             if name != output or not bare or not np.isnan(array).all():
                 gpu.cuda.memcpy_htod(pointers[name], np.ascontiguousarray(array))
@@ -70,23 +77,23 @@ def _separate(gpu: Gpu, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 
 @contextlib.contextmanager
-def _guarded(gpu: Gpu, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Addresses in one block of poison, each a guard zone and 8 bytes off an aligned one."""
+def _guarded(gpu: Gpu, sizes: Mapping[str, int], offset: int) -> Iterator[dict[str, int]]:
+    """Addresses in one block of poison, each a guard zone and `offset` bytes off an aligned one."""
     offsets, end = {}, _GUARD_BYTES
     for name, size in sizes.items():
         # The workspace is the package's own and aligned; what a user gives need not be.
-        offsets[name] = end if name == "workspace" else end + 8
+        offsets[name] = end if name == "workspace" else end + offset
         end += (size // _GUARD_BYTES + 3) * _GUARD_BYTES
     with gpu.lane(end) as lane:
         gpu.cuda.memset_d8(lane.device, _POISON, end)
-        yield {name: lane.device + offset for name, offset in offsets.items()}
+        yield {name: lane.device + start for name, start in offsets.items()}
         everything = np.empty(end, np.uint8)
         gpu.cuda.memcpy_dtoh(everything, lane.device)
-    for name, offset in offsets.items():
-        everything[offset : offset + sizes[name]] = _POISON
+    for name, start in offsets.items():
+        everything[start : start + sizes[name]] = _POISON
     stray = np.flatnonzero(everything != _POISON)
     if stray.size:
-        distances = {name: int(stray[0]) - offset for name, offset in offsets.items()}
+        distances = {name: int(stray[0]) - start for name, start in offsets.items()}
         raise StrayWrite(
             f"the kernel wrote outside its arrays, first {distances} bytes from their starts"
         )

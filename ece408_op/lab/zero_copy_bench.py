@@ -100,7 +100,7 @@ def _bare_kernel(problem: ConvProblem, arrays: dict[str, Any], y: Any, launches:
     gpu = device.get(0)
     x, w = (pointer(array) for array in arrays.values())
     asked = work.forward(problem, x, w, None, pointer(y), False, None)
-    (plan,) = asked.plans(gpu.capability, problem.batch)
+    (plan,) = asked.plans(gpu, problem.batch)
     with gpu.active(), gpu.lane(plan.workspace_bytes) as lane:
         loaded = loading.load(gpu, plan)
         pointers = {**asked.addresses, "workspace": lane.device}

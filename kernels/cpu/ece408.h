@@ -116,6 +116,13 @@ ECE408_EXPORT double ece408_ceiling_multiply_adds(int64_t thousands, int threads
 ECE408_EXPORT int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa);
 ECE408_EXPORT int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa);
 
+/* Copies bytes by at most `threads` threads, past the caches; the two must not overlap. */
+ECE408_EXPORT void ece408_copy(void* to, const void* from, int64_t nbytes, int threads);
+
+/* Makes the memory of a fresh array, page by page, where the system can do so; what is in an array
+ * stays. */
+ECE408_EXPORT void ece408_populate(void* address, int64_t nbytes, int threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,5 @@
-// The layer that a file is compiled for: stride 1, no padding, one group. By default it is the
-// second convolution of term 2019fa.
+// The layer that a file is compiled for, of one group. By default it is the second convolution of
+// term 2019fa. Only those files that say so take strides, padding and dilation.
 #pragma once
 
 #ifndef CHANNELS
@@ -20,9 +20,27 @@
 #ifndef KERNEL_W
 #define KERNEL_W 5
 #endif
+#ifndef STRIDE_H
+#define STRIDE_H 1
+#endif
+#ifndef STRIDE_W
+#define STRIDE_W 1
+#endif
+#ifndef PAD_H
+#define PAD_H 0
+#endif
+#ifndef PAD_W
+#define PAD_W 0
+#endif
+#ifndef DILATE_H
+#define DILATE_H 1
+#endif
+#ifndef DILATE_W
+#define DILATE_W 1
+#endif
 
-constexpr int kOutH = HEIGHT - KERNEL_H + 1;
-constexpr int kOutW = WIDTH - KERNEL_W + 1;
+constexpr int kOutH = (HEIGHT + 2 * PAD_H - (KERNEL_H - 1) * DILATE_H - 1) / STRIDE_H + 1;
+constexpr int kOutW = (WIDTH + 2 * PAD_W - (KERNEL_W - 1) * DILATE_W - 1) / STRIDE_W + 1;
 constexpr int kTaps = KERNEL_H * KERNEL_W;
 constexpr unsigned kPlane = HEIGHT * WIDTH;       // pixels of a channel
 constexpr unsigned kOutPlane = kOutH * kOutW;     // pixels of a filter's output

@@ -21,7 +21,10 @@ _SHARE_OF_FREE = 0.5
 
 
 class CudaBackend(Backend):
-    """Every problem in every direction, on one way in; `kernel` asks for a forward kernel by name.
+    """Every problem in every direction, on one way in.
+
+    `kernel` asks for a forward kernel by name; without it, `precision` says how exact the forward
+    pass must be at least.
 
     All methods raise `NoUsableGpu`, `KernelCompileFailed`, `GpuFailed`, `NotEnoughMemory`, and
     `InvalidSetting` for a kernel that there is not, besides what `Backend` says.
@@ -29,8 +32,9 @@ class CudaBackend(Backend):
 
     name = "cuda"
 
-    def __init__(self, kernel: str | None = None) -> None:
+    def __init__(self, kernel: str | None = None, precision: str = "float32") -> None:
         self._kernel = kernel
+        self._precision = precision
 
     @abstractmethod
     def gpus(self) -> list[Gpu]:
@@ -56,7 +60,8 @@ class CudaBackend(Backend):
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> str:
         self.require_bias(problem, bias)
-        return self._run(work.forward(problem, x, w, bias, y, accumulate, self._kernel))
+        asked = work.forward(problem, x, w, bias, y, accumulate, self._kernel, self._precision)
+        return self._run(asked)
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
@@ -77,17 +82,21 @@ class CudaBackend(Backend):
             work.backward_weight(problem, x, dy, dw, dbias, accumulate_w, accumulate_bias)
         )
 
+    def _example(self, problem: ConvProblem, direction: str) -> Work:
+        return work.example(problem, direction, self._kernel, self._precision)
+
     def _run(self, asked: Work) -> str:
         gpus = self.gpus()
         op_log.note_gpu_time(self._compute(asked, gpus))
-        return asked.name(gpus[0].capability)
+        op_log.note_precision(asked.arithmetic(gpus[0]))
+        return asked.name(gpus[0])
 
 
 class ZeroCopyBackend(CudaBackend):
     """For arrays in the memory of the GPU of this number."""
 
-    def __init__(self, index: int, kernel: str | None = None) -> None:
-        super().__init__(kernel)
+    def __init__(self, index: int, kernel: str | None = None, precision: str = "float32") -> None:
+        super().__init__(kernel, precision)
         self._index = index
 
     def gpus(self) -> list[Gpu]:
@@ -97,7 +106,7 @@ class ZeroCopyBackend(CudaBackend):
         return zero_copy.compute(asked, gpus[0])
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
-        zero_copy.prepare(work.example(problem, direction, self._kernel), *self.gpus())
+        zero_copy.prepare(self._example(problem, direction), *self.gpus())
 
 
 class StagedBackend(CudaBackend):
@@ -110,8 +119,7 @@ class StagedBackend(CudaBackend):
         return staging.compute(asked, gpus, _staging())
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
-        asked = work.example(problem, direction, self._kernel)
-        staging.prepare(asked, self.gpus(), _staging())
+        staging.prepare(self._example(problem, direction), self.gpus(), _staging())
 
 
 def _staging() -> Staging:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ...errors import InvalidSetting, UnsupportedProblem
 from ...problem import ConvProblem
-from . import general, register_tiles, runtime_shapes, tensor_cores
+from . import general, half_strips, one_channel, register_tiles, runtime_shapes, tensor_cores
 from .plan import Capability, ConstantCopy, Kernel, Launch, Plan
 
 __all__ = ["KERNELS", "Capability", "ConstantCopy", "Kernel", "Launch", "Plan", "default", "get"]
 
 ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
 _TF32_ARCHITECTURES = ARCHITECTURES[1:]
+_COPY_ENGINE_ARCHITECTURES = ("90", "100", "120")
 
 KERNELS = (
     Kernel(
@@ -142,8 +143,8 @@ KERNELS = (
         precision="float32",
         architectures=ARCHITECTURES,
         summary="one input channel: its pixels stay in registers for all filters",
-        rejection=register_tiles.several_input_channels,
-        planner=register_tiles.one_channel,
+        rejection=one_channel.several_input_channels,
+        planner=one_channel.one_channel,
     ),
     Kernel(
         name="13_column_pairs",
@@ -153,8 +154,8 @@ KERNELS = (
         precision="float32",
         architectures=ARCHITECTURES,
         summary="one input channel, columns loaded and stored in pairs",
-        rejection=register_tiles.odd_width,
-        planner=register_tiles.column_pairs,
+        rejection=one_channel.odd_width,
+        planner=one_channel.column_pairs,
     ),
     Kernel(
         name="14_wgmma",
@@ -166,6 +167,54 @@ KERNELS = (
         summary="11 with Hopper's asynchronous tensor cores",
         rejection=tensor_cores.not_for_wgmma,
         planner=tensor_cores.wgmma,
+    ),
+    Kernel(
+        name="15_fewer_products",
+        source="15_fewer_products.cu",
+        direction="forward",
+        float32_accurate=True,
+        precision="float32",
+        architectures=ARCHITECTURES,
+        summary="one input channel, seven multiplications in place of ten (Winograd)",
+        rejection=one_channel.no_fewer_products,
+        planner=one_channel.fewer_products,
+        choices=one_channel.fewer_products_choices,
+    ),
+    Kernel(
+        name="16_copy_engine",
+        source="16_copy_engine.cu",
+        direction="forward",
+        float32_accurate=True,
+        precision="float32",
+        architectures=_COPY_ENGINE_ARCHITECTURES,
+        summary="15 with images and outputs moved by Hopper's copy engine",
+        rejection=one_channel.not_for_copies,
+        planner=one_channel.copy_engine,
+        choices=one_channel.copy_engine_choices,
+    ),
+    Kernel(
+        name="17_half_wgmma",
+        source="17_half_wgmma.cu",
+        direction="forward",
+        float32_accurate=False,
+        precision="tf32",
+        architectures=("90a",),
+        summary="half precision, as exact as TF32; a tap is a shift in shared memory",
+        rejection=half_strips.not_for_half,
+        planner=half_strips.half,
+        choices=half_strips.half_choices,
+    ),
+    Kernel(
+        name="18_split_half",
+        source="18_split_half.cu",
+        direction="forward",
+        float32_accurate=True,
+        precision="float32",
+        architectures=("90a",),
+        summary="17 at float32 accuracy: every factor in two halves",
+        rejection=half_strips.not_for_split,
+        planner=half_strips.split,
+        choices=half_strips.split_choices,
     ),
     Kernel(
         name="general",
@@ -212,11 +261,16 @@ KERNELS = (
         planner=general.backward_bias,
     ),
 )
-# Of the kernels that do not reject a problem, the first one here is the one to use; none of them
-# is less accurate than float32.
+# Of the kernels that do not reject a problem and are exact enough, the first one here is the one
+# to use.
 _PREFERENCE = (
+    "16_copy_engine",
+    "15_fewer_products",
     "13_column_pairs",
     "12_one_channel",
+    "17_half_wgmma",
+    "18_split_half",
+    "10_tf32",
     "14_wgmma",
     "11_3xtf32",
     "6_register_tiles",
@@ -227,10 +281,20 @@ _PREFERENCE = (
 )
 # Unless this says that a later one is faster.
 _PREFERRED = {
+    "16_copy_engine": one_channel.prefers_copies,
+    "15_fewer_products": one_channel.prefers_fewer_products,
+    "17_half_wgmma": half_strips.prefers_half,
+    "18_split_half": half_strips.prefers_split,
+    "10_tf32": tensor_cores.prefers_tf32,
     "14_wgmma": tensor_cores.prefers_wgmma,
     "11_3xtf32": tensor_cores.prefers_3xtf32,
 }
 _BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+
+
+def find(name: str) -> Kernel | None:
+    """The kernel of this name, if there is one."""
+    return _BY_NAME.get(name)
 
 
 def get(name: str) -> Kernel:
@@ -249,15 +313,18 @@ def architectures(name: str) -> tuple[str, ...]:
     return _BY_NAME[name].architectures if name in _BY_NAME else ARCHITECTURES
 
 
-def default(problem: ConvProblem, direction: str, capability: Capability) -> Kernel:
-    """The best kernel at float32 accuracy for the problem, "forward", "backward_data",
-    "backward_weight" or "backward_bias", on a GPU of this compute capability.
+def default(
+    problem: ConvProblem, direction: str, capability: Capability, precision: str = "float32"
+) -> Kernel:
+    """The kernel that is best as far as one can tell without measuring, for the problem and
+    "forward", "backward_data", "backward_weight" or "backward_bias", on a GPU of this compute
+    capability. `precision`, one of `precision.PRECISIONS`, permits less exact ones to be it.
 
     Raises `UnsupportedProblem` on a GPU that no kernel has code for.
     """
     reason: str | None = f"there is no kernel for {direction}"
     for kernel in map(get, _PREFERENCE):
-        if kernel.direction == direction:
+        if kernel.direction == direction and kernel.permitted(precision):
             reason = kernel.rejects(problem, capability)
             if reason is None and _PREFERRED.get(kernel.name, _always)(problem, capability):
                 return kernel

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import NotEnoughMemory
-from .plan import Capability
+from .plan import Target
 from .work import OVER_BATCH, Work
 
 # Arrays begin at multiples of this many bytes, as those that CUDA allocates do.
 _ALIGNMENT = 256
 # A copy of this size takes the bus long enough to hide what starting it costs.
-_LARGEST_CHUNK_BYTES = 16 << 20
+_LARGEST_CHUNK_BYTES = 32 << 20
 _SMALLEST_CHUNK_BYTES = 1 << 20
 # Fewer lanes than this leave one direction of the bus, or the GPU, idle.
 _LANES_TO_OVERLAP = 4
@@ -32,12 +32,12 @@ class Layout:
     device_bytes: int
 
     @classmethod
-    def of(cls, work: Work, images: int, capability: Capability) -> Layout:
+    def of(cls, work: Work, images: int, gpu: Target) -> Layout:
         offsets, end = {}, 0
         for role in work.addresses:
             offsets[role] = end
             end = _aligned(end + work.nbytes(role, images))
-        workspace = max(plan.workspace_bytes for plan in work.plans(capability, images))
+        workspace = max(plan.workspace_bytes for plan in work.plans(gpu, images))
         return cls(images, {**offsets, "workspace": end}, end, _aligned(end + workspace))
 
 
@@ -60,7 +60,7 @@ class Division:
 
 
 def divide(
-    work: Work, capability: Capability, budget: int, most_lanes: int, most_images: int | None = None
+    work: Work, gpu: Target, budget: int, most_lanes: int, most_images: int | None = None
 ) -> Division:
     """The chunks for a GPU with `budget` bytes to use: large ones, but enough of them to overlap.
 
@@ -69,7 +69,7 @@ def divide(
     batch = work.problem.batch
     images = min(_wanted_images(work, most_lanes), most_images or batch)
     while True:
-        layout = Layout.of(work, images, capability)
+        layout = Layout.of(work, images, gpu)
         wanted = min(most_lanes, -(-batch // images))
         lanes = min(wanted, budget // layout.device_bytes)
         small = layout.host_bytes <= _SMALLEST_CHUNK_BYTES

@@ -126,7 +126,8 @@ class Lane:
 
 
 class Gpu:
-    """One GPU: its number, name, compute capability such as (9, 0), and memory in bytes.
+    """One GPU: its number, name, compute capability such as (9, 0), memory in bytes, and the
+    newest CUDA version that its driver knows, such as 13000.
 
     Get one with `get`. Everything but the plain attributes needs its context to be current:
     work inside `with gpu.active()`.
@@ -138,6 +139,7 @@ class Gpu:
         self.index = index
         self.name: str = device.name()
         self.capability: tuple[int, int] = tuple(device.compute_capability())  # type: ignore[assignment]
+        self.driver: int = cuda.get_driver_version()
         self.memory_bytes: int = device.total_memory()
         # Held through a staged call, of which one at a time makes the best use of the bus.
         self.staging = threading.Lock()

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Callable, Union
+from typing import Callable, Protocol, Union
 
+from ...precision import PRECISIONS
 from ...problem import ConvProblem
 
 Capability = tuple[int, int]
 Grid = tuple[int, int, int]
 Defines = tuple[tuple[str, Union[str, int]], ...]
+# What a kernel can be given to choose among its tiles: names and numbers, such as rows and filters.
+Tunables = tuple[tuple[str, int], ...]
+
+
+class Target(Protocol):
+    """A GPU as far as choosing a kernel for it goes: the name that its driver gives it, its
+    compute capability, and the newest CUDA version that the driver knows, such as 13000."""
+
+    name: str
+    capability: Capability
+    driver: int
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,10 @@ class Kernel:
     "tf32" or "float16"; `float32_accurate` says that results are as accurate as plain float32
     arithmetic gives them. `architectures` are what the source is for, as nvcc names them without
     the sm_. Every kernel can add to what its output holds.
+
+    `planner` makes a plan of (kernel, problem, capability, accumulate) and, if the kernel has
+    `choices`, of tunables, which by default are those that it thinks best. `choices` gives, for a
+    problem and capability, all tunables worth measuring, of which every one computes the same.
     """
 
     name: str
@@ -75,7 +92,8 @@ class Kernel:
     architectures: tuple[str, ...]
     summary: str
     rejection: Callable[[ConvProblem], str | None]
-    planner: Callable[[Kernel, ConvProblem, Capability, bool], Plan]
+    planner: Callable[..., Plan]
+    choices: Callable[[ConvProblem, Capability], Iterable[Tunables]] | None = None
 
     def rejects(self, problem: ConvProblem, capability: Capability) -> str | None:
         """Why this kernel cannot compute the problem on a GPU of this capability, or `None`."""
@@ -86,12 +104,33 @@ class Kernel:
             )
         return self.rejection(problem)
 
-    def plan(self, problem: ConvProblem, capability: Capability, accumulate: bool) -> Plan:
+    def permitted(self, precision: str) -> bool:
+        """Whether it is at least as exact as `precision`, one of `PRECISIONS`, asks for."""
+        at_most = PRECISIONS[: PRECISIONS.index(precision) + 1]
+        return self.float32_accurate or self.precision in at_most
+
+    def tunables(self, problem: ConvProblem, capability: Capability) -> tuple[Tunables, ...]:
+        """What `plan` can be given for a problem that is not rejected; the first, `()`, stands for
+        the planner's own choice."""
+        if self.choices is None:
+            return ((),)
+        return tuple(dict.fromkeys([(), *self.choices(problem, capability)]))
+
+    def plan(
+        self,
+        problem: ConvProblem,
+        capability: Capability,
+        accumulate: bool,
+        tunables: Tunables = (),
+    ) -> Plan:
         """How to compute a problem that `rejects` has nothing against.
 
-        With `accumulate` the result is added to the output, else overwrites it.
+        With `accumulate` the result is added to the output, else overwrites it. `tunables` are
+        some of those that the method of this name gives.
         """
-        return self.planner(self, problem, capability, accumulate)
+        if not tunables:
+            return self.planner(self, problem, capability, accumulate)
+        return self.planner(self, problem, capability, accumulate, tunables)
 
 
 def architecture(names: tuple[str, ...], capability: Capability) -> str | None:

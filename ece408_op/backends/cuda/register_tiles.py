@@ -25,16 +25,6 @@ class Tile:
     filters: int
 
 
-# What measured best on an H200 for layers of the course: height, width, filters and kernel.
-_MEASURED_PAIRS = {
-    (28, 28, 50, (5, 5)): (Tile(6, 1), 6),
-    (48, 48, 6, (5, 5)): (Tile(4, 2), 6),
-    (64, 64, 6, (5, 5)): (Tile(5, 1), 6),
-    (70, 70, 12, (5, 5)): (Tile(3, 4), 4),
-    (72, 72, 12, (7, 7)): (Tile(6, 1), 3),
-}
-
-
 def choose_tile(
     problem: ConvProblem, most_filters: int, per_sum: float = 1, most_rows: int = 16
 ) -> Tile | None:
@@ -68,17 +58,6 @@ def one_input_channel(problem: ConvProblem) -> str | None:
     return too_large_kernel(problem)
 
 
-def several_input_channels(problem: ConvProblem) -> str | None:
-    """`too_large_kernel`, and what is not one channel with few enough weights."""
-    if problem.channels > 1:
-        return f"it computes one input channel only, not {problem.channels}"
-    reason = too_large_kernel(problem)
-    nbytes = 4 * (problem.filters + 3) * math.prod(problem.kernel)
-    if reason is None and nbytes > _SHARED_BYTES:
-        reason = f"its weights take {nbytes} bytes of shared memory, more than 48 KiB"
-    return reason
-
-
 def shape_defines(problem: ConvProblem) -> Defines:
     """The macros of shape.cuh."""
     return (
@@ -104,53 +83,13 @@ def half(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) 
     return _single(kernel, problem, accumulate, tile, (("CHUNK", chunk),))
 
 
-def one_channel(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tile = choose_tile(problem, 4, most_rows=3) or Tile(1, 2)
-    defines = _defines(problem, accumulate, tile)
-    grid = (divide_up(_columns(problem, tile), _THREADS), 1, 1)
-    launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
-    return Plan(kernel.name, kernel.source, defines, (launch,))
-
-
-def odd_width(problem: ConvProblem) -> str | None:
-    """`several_input_channels`, and columns that are not all in aligned pairs."""
-    if problem.width % 2 or problem.out_width % 2:
-        return (
-            f"it computes columns in pairs, of even widths only, not {problem.width} and "
-            f"{problem.out_width}"
-        )
-    return several_input_channels(problem)
-
-
-def column_pairs(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tile, blocks = choose_pairs(problem)
-    grid = (divide_up(_columns(problem, tile) // 2, _THREADS), 1, 1)
-    launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
-    defines = (*_defines(problem, accumulate, tile), ("MIN_BLOCKS", blocks))
-    return Plan(kernel.name, kernel.source, defines, (launch,))
-
-
-def choose_pairs(problem: ConvProblem) -> tuple[Tile, int]:
-    """The tile of pairs of columns and the blocks that a processor is to hold."""
-    layer = (problem.height, problem.width, problem.filters, problem.kernel)
-    if layer in _MEASURED_PAIRS:
-        return _MEASURED_PAIRS[layer]
-    filters = min(2, problem.filters)
-    (kh, kw) = problem.kernel
-    rows = (_REGISTERS - (kh - 1) * (kw + 1)) // (2 * filters + kw + 1)
-    rows = max(1, min(rows, 3, problem.out_height))
-    rows = divide_up(problem.out_height, divide_up(problem.out_height, rows))
-    registers = 2 * filters * rows + (rows + kh - 1) * (kw + 1) + 20
-    return Tile(rows, filters), max(1, min(6, _ALL_REGISTERS // (_THREADS * registers)))
-
-
 def channel_tree(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
     tile = _tile(problem)
     split = _SPLIT if problem.channels >= _SPLIT else 2
     threads = _THREADS // split
     chunk = _chunk(problem, tile, problem.channels, 4, 24 << 10)
     defines = (
-        *_defines(problem, accumulate, tile),
+        *tile_defines(problem, accumulate, tile),
         *(("CHUNK", chunk), ("SPLIT", split), ("THREADS", threads)),
     )
     blocks = divide_up(_columns(problem, tile), threads) * divide_up(problem.filters, tile.filters)
@@ -163,7 +102,7 @@ def channel_tree(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate
 def channel_atomics(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
     tile = _tile(problem)
     chunk = _chunk(problem, tile, min(4, divide_up(problem.channels, 2)), 4)
-    defines = (*_defines(problem, accumulate, tile), ("CHUNK", chunk))
+    defines = (*tile_defines(problem, accumulate, tile), ("CHUNK", chunk))
     elements = math.prod(problem.y_shape)
     prepare = Launch(
         "prepare", (divide_up(elements, 256), 1, 1), (256, 1, 1), ("y", "bias", elements)
@@ -177,7 +116,7 @@ def channel_atomics(kernel: Kernel, problem: ConvProblem, _: Capability, accumul
 def _single(
     kernel: Kernel, problem: ConvProblem, accumulate: bool, tile: Tile, extra: Defines
 ) -> Plan:
-    defines = (*_defines(problem, accumulate, tile), *extra)
+    defines = (*tile_defines(problem, accumulate, tile), *extra)
     blocks = divide_up(_columns(problem, tile), _THREADS)
     grid = (blocks * divide_up(problem.filters, tile.filters), 1, 1)
     launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
@@ -188,7 +127,8 @@ def _tile(problem: ConvProblem) -> Tile:
     return choose_tile(problem, 8) or Tile(1, 2)
 
 
-def _defines(problem: ConvProblem, accumulate: bool, tile: Tile) -> Defines:
+def tile_defines(problem: ConvProblem, accumulate: bool, tile: Tile) -> Defines:
+    """The macros of shape.cuh, output.cuh and of a tile."""
     return (
         *shape_defines(problem),
         *output_defines(problem, accumulate),

@@ -1,10 +1,9 @@
 """Host arrays computed on the GPU: chunks through page-locked memory, copies beside kernels.
 
-Each lane (a stream with memory of its own) has a host thread and takes every so-manieth chunk of
-images: the thread copies the chunk's inputs to page-locked memory, enqueues copy, kernels and copy
-back, waits, and copies the results to where they belong. While one lane's thread copies on the
-host, others have the bus, each direction of it, and the GPU. Chunks go to lanes in a fixed order,
-so that no result depends on which thread is faster.
+The batch is cut into chunks of images, which go round a ring of lanes, each a stream with memory of
+its own (`ring.py`): a chunk's inputs are copied to page-locked memory, copy, kernels and copy back
+are enqueued, and when they are done the results are copied to where they belong. Chunks are begun
+and finished in a fixed order, so that no result depends on what is faster.
 
 The caller's arrays are not page-locked in place: how long they live is not known, and a driver
 that still thinks it knows where freed memory lies would copy to and from the wrong place.
@@ -25,15 +24,14 @@ from ...op_log import GpuTime
 from . import pages
 from .chunks import Division, divide
 from .device import Gpu, Lane
-from .lane_run import Interval, LaneRun, Loader, Outcome, array_at
+from .ring import Interval, Loader, Outcome, Ring, array_at
 from .work import OVER_BATCH, Step, Work
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Below, a lane's copies on the host would leave the bus idle; above, the host's memory is busy.
-_FEWEST_LANES = 3
-_MOST_LANES = 12
+# One being filled, one being emptied, and the rest on the bus and the GPU.
+_MOST_LANES = 4
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,6 @@ class Staging:
     budget: Callable[[Gpu], int]
     threads: int
     load: Loader
-
-    @property
-    def most_lanes(self) -> int:
-        return max(_FEWEST_LANES, min(self.threads, _MOST_LANES))
 
 
 def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> GpuTime:
@@ -79,7 +73,7 @@ def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
         with contextlib.ExitStack() as stack:
             division, _ = _reserve(stack, _part(whole, first, count), gpu, staging)
             for images in {size for _, size in division.chunks(count)}:
-                for plan in whole.plans(gpu.capability, images):
+                for plan in whole.plans(gpu, images):
                     staging.load(gpu, plan)
 
 
@@ -110,18 +104,8 @@ def _compute_part(work: Work, gpu: Gpu, part: tuple[int, int], staging: Staging)
     part_work = _part(work, *part)
     with contextlib.ExitStack() as stack:
         division, lanes = _reserve(stack, part_work, gpu, staging)
-        chunks = division.chunks(part[1])
-        lanes[0].start_clock()
-        tasks = [(lane, chunks[n :: len(lanes)]) for n, lane in enumerate(lanes)]
-        total = Outcome()
-        for outcome in _run_all(
-            lambda task: LaneRun(part_work, division.layout, task[0], staging.load).run(
-                task[1], clock=lanes[0]
-            ),
-            tasks,
-        ):
-            total.add(outcome)
-    return total
+        ring = Ring(part_work, division.layout, lanes, staging.load, staging.threads)
+        return ring.run(division.chunks(part[1]))
 
 
 def _reserve(
@@ -132,7 +116,7 @@ def _reserve(
     stack.enter_context(gpu.active())
     budget = staging.budget(gpu)
     while True:
-        division = divide(work, gpu.capability, budget, staging.most_lanes)
+        division = divide(work, gpu, budget, _MOST_LANES)
         layout = division.layout
         request = (division.lanes, layout.device_bytes, layout.host_bytes, budget)
         try:

@@ -105,6 +105,11 @@ def _layout(
     return Layout(_quad(problem), filter_tiles, rows, blocks, nbytes)
 
 
+def prefers_tf32(problem: ConvProblem, capability: Capability) -> bool:
+    """Whether 10_tf32 is faster than the kernels at float32 accuracy: it has their layout."""
+    return prefers_3xtf32(problem, capability)
+
+
 def prefers_3xtf32(problem: ConvProblem, capability: Capability) -> bool:
     """Whether 11_3xtf32 is faster than 6_register_tiles, as measured."""
     layout = choose_layout(problem, capability, _WEIGHT_BYTES)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import InvalidSetting, UnsupportedProblem
+from ...precision import PRECISIONS
 from ...problem import ITEM_BYTES, ConvProblem
-from . import catalog
-from .plan import Capability, Kernel, Plan
+from . import catalog, tuned
+from .plan import Capability, Kernel, Plan, Target, Tunables
 
-_NAIVE = "1_naive"
 # Arrays that are cut along the batch, and those that serve the whole of it.
 OVER_BATCH = ("x", "y", "dx", "dy")
 
@@ -32,7 +32,8 @@ class Work:
     their gradients "dx", "dw", "dbias", "dy".
 
     `outputs` are the roles that are written. `kernel` is the name of the kernel for the forward
-    pass, or `None` for the catalog's choice.
+    pass, or `None` for the best one that is at least as exact as `precision`; gradients are
+    computed in float32.
     """
 
     problem: ConvProblem
@@ -40,6 +41,7 @@ class Work:
     addresses: Mapping[str, int]
     outputs: tuple[str, ...]
     kernel: str | None = None
+    precision: str = "float32"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -57,26 +59,35 @@ class Work:
         count = images * math.prod(shape[1:]) if role in OVER_BATCH else math.prod(shape)
         return count * ITEM_BYTES[self.problem.dtype]
 
-    def plans(self, capability: Capability, images: int) -> list[Plan]:
-        """How to compute each step for so many images.
+    def plans(self, gpu: Target, images: int) -> list[Plan]:
+        """How to compute each step for so many images on this GPU.
 
         Raises `InvalidSetting` and `UnsupportedProblem`.
         """
         problem = self.problem
         if images != problem.batch:
             problem = dataclasses.replace(problem, batch=images)
-        return [
-            plan(problem, step.direction, capability, step.accumulate, self.kernel)
-            for step in self.steps
-        ]
+        return [self._plan(problem, step, gpu) for step in self.steps]
 
-    def name(self, capability: Capability) -> str:
-        """What ran, for the log: the kernels' names, and a word where none but the naive fits."""
-        names = []
-        for each, step in zip(self.plans(capability, self.problem.batch), self.steps):
-            alone = each.kernel == _NAIVE and (self.kernel is None or step.direction != "forward")
-            names.append(f"{each.kernel} (no faster one fits)" if alone else each.kernel)
-        return "+".join(dict.fromkeys(names))
+    def _plan(self, problem: ConvProblem, step: Step, gpu: Target) -> Plan:
+        if step.direction != "forward":
+            return plan(problem, step.direction, gpu.capability, step.accumulate, None)
+        if self.kernel is not None:
+            return plan(problem, "forward", gpu.capability, step.accumulate, self.kernel)
+        best = tuned.best(problem, gpu, self.precision)
+        name, tunables = best.kernel.name, best.tunables
+        return plan(problem, "forward", gpu.capability, step.accumulate, name, tunables)
+
+    def arithmetic(self, gpu: Target) -> str:
+        """The precision of the least exact step."""
+        kernels = [catalog.get(each.kernel) for each in self.plans(gpu, self.problem.batch)]
+        found = {"float32" if each.float32_accurate else each.precision for each in kernels}
+        return max(found, key=PRECISIONS.index)
+
+    def name(self, gpu: Target) -> str:
+        """What ran, for the log: the kernels' names."""
+        plans = self.plans(gpu, self.problem.batch)
+        return "+".join(dict.fromkeys(each.kernel for each in plans))
 
 
 def forward(
@@ -86,13 +97,15 @@ def forward(
     bias: int | None,
     y: int,
     accumulate: bool,
-    kernel: str | None,
+    kernel: str | None = None,
+    precision: str = "float32",
 ) -> Work:
     """The forward pass."""
     addresses = {"x": x, "w": w, "y": y}
     if bias is not None:
         addresses["bias"] = bias
-    return Work(problem, (Step("forward", accumulate),), addresses, ("y",), kernel)
+    steps = (Step("forward", accumulate),)
+    return Work(problem, steps, addresses, ("y",), kernel, precision)
 
 
 def backward_data(problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool) -> Work:
@@ -122,11 +135,13 @@ def backward_weight(
     return Work(problem, tuple(steps), addresses, outputs)
 
 
-def example(problem: ConvProblem, direction: str, kernel: str | None) -> Work:
+def example(
+    problem: ConvProblem, direction: str, kernel: str | None = None, precision: str = "float32"
+) -> Work:
     """The work of one direction without its arrays, to prepare for it."""
     bias = 0 if problem.bias else None
     if direction == "forward":
-        return forward(problem, 0, 0, bias, 0, False, kernel)
+        return forward(problem, 0, 0, bias, 0, False, kernel, precision)
     if direction == "backward_data":
         return backward_data(problem, 0, 0, 0, False)
     return backward_weight(problem, 0, 0, 0, bias, False, False)
@@ -159,8 +174,10 @@ def plan(
     capability: Capability,
     accumulate: bool,
     kernel: str | None,
+    tunables: Tunables = (),
 ) -> Plan:
-    """How the kernel of this name, or the catalog's choice, computes one direction.
+    """How the kernel of this name, with these tunables, or without a name the catalog's choice
+    computes one direction.
 
     Raises `InvalidSetting` for a name that no kernel has, and `UnsupportedProblem` when it is of
     a kernel that cannot compute this.
@@ -172,7 +189,7 @@ def plan(
             "the best one is chosen"
         )
     chosen = _named(direction, kernel) or catalog.default(problem, direction, capability)
-    return chosen.plan(problem, capability, accumulate)
+    return chosen.plan(problem, capability, accumulate, tunables)
 
 
 def _named(direction: str, kernel: str | None) -> Kernel | None:

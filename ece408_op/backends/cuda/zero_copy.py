@@ -43,4 +43,4 @@ def prepare(work: Work, gpu: Gpu) -> None:
 
 
 def _load(work: Work, gpu: Gpu) -> list[Any]:
-    return [load(gpu, plan) for plan in work.plans(gpu.capability, work.problem.batch)]
+    return [load(gpu, plan) for plan in work.plans(gpu, work.problem.batch)]

@@ -1,0 +1,46 @@
+// 18. Float32 accuracy from half precision: every factor is a half and a second half that holds
+//     what the first rounds off, and three of the four products are added up.
+//
+// Changed against 17_half_wgmma.cu: images and weights lie in shared memory in both parts, 22 bits
+// and a sign between them; that is 11's idea at twice the rate, since the unit multiplies halves
+// that much faster than TF32, and split once for each pixel instead of once for each tap. First
+// parts of pixels are multiplied by both parts of the weights in one instruction, the second parts
+// by the first in another one. As the unit truncates what it accumulates, sums of first parts are
+// added up in float32 registers every few steps.
+//
+// Measured: fa19_1 1.54 ms (0.43x), fa19_2 1.08 ms (1.37x); batch 10000, NVIDIA H200.
+#define PARTS 2
+#include "half_strips.cuh"
+
+#ifndef PROMOTE
+#define PROMOTE 10  // steps between additions to the float32 sums, at most
+#endif
+constexpr int kRuns = divide_up(kSteps, PROMOTE);
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    convolve_strips(y, x, w, bias, batch, [](auto &sum, auto strip, auto weights) {
+        float large[2 * kSums] = {}, small[kSums] = {};
+#pragma unroll
+        for (int run = 0; run < kRuns; run++) {
+            const int begin = run * kSteps / kRuns, end = (run + 1) * kSteps / kRuns;
+            hold(large);
+            hold(small);
+            begin_multiplying();
+#pragma unroll
+            for (int step = begin; step < end; step++) {
+                const uint64_t pixels = strip + step_of_strip(step);
+                const uint64_t filters = weights + 2 * step * kColumns;
+                multiply(large, pixels, filters, step > begin);
+                multiply(small, pixels + kRecords, filters, step > 0);
+            }
+            finish_multiplying();
+            hold(large);
+            hold(small);
+#pragma unroll
+            for (int i = 0; i < kSums; i++) sum[i] += large[i] + large[kSums + i];
+        }
+#pragma unroll
+        for (int i = 0; i < kSums; i++) sum[i] += small[i];
+    });
+}

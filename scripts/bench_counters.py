@@ -1,0 +1,46 @@
+"""Read the GPU's counters for the kernel chosen for every shape, with Nsight Compute (ncu)."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ece408_op.backends.cuda.plan import PRECISIONS
+from ece408_op.errors import Ece408Error
+from ece408_op.lab import counters, results, shapes
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--shapes",
+        default=",".join(shapes.SHAPES),
+        help=f"of {', '.join(shapes.SHAPES)}, separated by commas (default: all)",
+    )
+    parser.add_argument(
+        "--precisions",
+        default=",".join(PRECISIONS),
+        help=f"of {', '.join(PRECISIONS)}, separated by commas (default: all)",
+    )
+    parser.add_argument("--gpu", type=int, default=0, help="number of the GPU (default: 0)")
+    parser.add_argument(
+        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
+    )
+    options = parser.parse_args()
+    named, precisions = options.shapes.split(","), options.precisions.split(",")
+    for each, known in ((named, shapes.SHAPES), (precisions, PRECISIONS)):
+        for name in each:
+            if name not in known:
+                parser.error(f"{name!r} is none of {', '.join(known)}")
+    try:
+        rows = counters.measure(named, precisions, options.gpu)
+        print(counters.table(rows))
+        if options.write:
+            title = "CUDA kernels by the GPU's counters"
+            results.write(options.write, title, counters.table(rows), counters.document(rows))
+    except Ece408Error as error:
+        print(f"bench_counters: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

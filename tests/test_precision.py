@@ -1,0 +1,185 @@
+"""`precision`: an attribute, an option and a setting that permits less exact kernels."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from fake_gpu import FakeGpu
+
+import ece408_op
+from ece408_op import dispatch, settings
+from ece408_op.attributes import ConvAttributes
+from ece408_op.backends.cpu import CpuBackend
+from ece408_op.backends.cuda import catalog, work
+from ece408_op.errors import InvalidSetting
+from ece408_op.lab.checker import random_cases
+from ece408_op.lab.shapes import SHAPES
+from ece408_op.precision import PRECISIONS
+
+UNKNOWN = r"unknown precision 'half'; choose one of float32, tf32, float16"
+
+
+@pytest.fixture
+def symbol(mx):
+    data = mx.sym.Variable("data")
+    return mx.sym.Convolution(data, kernel=(3, 3), num_filter=2, name="conv1")
+
+
+def _attributes(symbol):
+    nodes = json.loads(symbol.tojson())["nodes"]
+    return next(node["attrs"] for node in nodes if node["op"] == "Custom")
+
+
+def test_each_precision_permits_what_the_stricter_ones_do():
+    for kernel in catalog.KERNELS:
+        permitted = [kernel.permitted(name) for name in PRECISIONS]
+        assert permitted == sorted(permitted)
+        assert permitted[0] == kernel.float32_accurate
+        assert permitted[-1]
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (12, 0)])
+def test_nothing_less_exact_is_chosen_unless_it_is_permitted(capability):
+    drawn = [case.problem for case in random_cases(catalog.get("6_register_tiles"), 60)]
+    for problem in [*SHAPES.values(), *drawn]:
+        for name in PRECISIONS:
+            chosen = catalog.default(problem, "forward", capability, name)
+            assert chosen.permitted(name), (problem, name)
+        assert catalog.default(problem, "forward", capability).float32_accurate
+
+
+def test_permission_is_made_use_of_where_it_pays():
+    problem = SHAPES["fa19_2"]
+    assert catalog.default(problem, "forward", (9, 0), "tf32").precision == "tf32"
+    assert catalog.default(problem, "forward", (9, 0), "float16").precision != "float32"
+    # There is nothing to gain.
+    assert catalog.default(problem, "forward", (7, 5), "tf32").float32_accurate
+    assert catalog.default(problem, "backward_data", (9, 0), "float16").float32_accurate
+
+
+def test_work_is_as_exact_as_it_says():
+    def asked(name, kernel=None):
+        return work.forward(SHAPES["fa19_2"], 0, 0, None, 0, False, kernel, name)
+
+    gpu = FakeGpu()
+    assert asked("float32").arithmetic(gpu) == "float32"
+    assert asked("tf32").arithmetic(gpu) == "tf32"
+    assert asked("float32", "9_half").arithmetic(gpu) == "float16"
+    gradients = work.backward_weight(SHAPES["fa19_2"], 0, 0, 0, 0, False, False)
+    assert gradients.arithmetic(gpu) == "float32"
+
+
+def test_the_attribute_wins_over_the_setting(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        dispatch, "ZeroCopyBackend", lambda index, kernel, precision: asked.append(precision)
+    )
+    layers = [dispatch.Layer(device="gpu", precision=name) for name in (None, "float32", "tf32")]
+    with settings.override(precision="float16"):
+        for layer in layers:
+            dispatch._BACKENDS["gpu"]["cuda"](layer)
+    dispatch._BACKENDS["gpu"]["cuda"](layers[0])
+    assert asked == ["float16", "float32", "tf32", "float32"]
+
+
+def test_the_setting_is_checked(monkeypatch):
+    monkeypatch.setenv("ECE408_PRECISION", "half")
+    with pytest.raises(InvalidSetting, match=UNKNOWN):
+        dispatch.check_settings()
+    monkeypatch.setenv("ECE408_PRECISION", "tf32")
+    assert settings.precision() == "tf32"
+
+
+def test_an_unknown_precision_is_refused_by_every_entry(mx, symbol):
+    x, w = mx.nd.ones((1, 1, 9, 9)), mx.nd.ones((2, 1, 3, 3))
+    own = {"kernel": (3, 3), "num_filter": 2, "no_bias": True, "precision": "half"}
+    for call in (
+        lambda: ece408_op.Convolution(x, w, **own),
+        lambda: ece408_op.Convolution(mx.sym.Variable("data"), **own),
+        lambda: ece408_op.Conv2D(2, 3, precision="half"),
+        lambda: ece408_op.Conv1D(2, 3, precision="half"),
+        lambda: ece408_op.swap(symbol, precision="half"),
+        lambda: ConvAttributes.parse({name: str(value) for name, value in own.items()}),
+    ):
+        with pytest.raises(InvalidSetting, match=UNKNOWN):
+            call()
+
+
+def test_it_is_written_to_symbols_only_when_asked_for(mx, symbol):
+    assert "precision" not in _attributes(ece408_op.swap(symbol))
+    swapped = ece408_op.swap(symbol, precision="tf32")
+    assert _attributes(swapped)["precision"] == "tf32"
+    data = mx.sym.Variable("data")
+    own = {"kernel": (3, 3), "num_filter": 2}
+    assert "precision" not in _attributes(ece408_op.Convolution(data, **own))
+    assert _attributes(ece408_op.Convolution(data, precision="tf32", **own))["precision"] == "tf32"
+
+
+def test_it_survives_in_a_checkpoint_and_an_export(mx, symbol, tmp_path):
+    shapes, _, _ = symbol.infer_shape(data=(1, 1, 9, 9))
+    params = dict(zip(symbol.list_arguments(), map(mx.nd.ones, shapes)))
+    params.pop("data")
+    mx.model.save_checkpoint(str(tmp_path / "net"), 1, symbol, params, {})
+    ece408_op.swap_checkpoint(tmp_path / "net", 1, tmp_path / "ours", precision="float16")
+    loaded, _, _ = ece408_op.load_checkpoint(tmp_path / "ours", 1)
+    assert _attributes(loaded)["precision"] == "float16"
+
+    net = ece408_op.Conv2D(2, 3, in_channels=1, precision="tf32")
+    net.initialize()
+    net.hybridize()
+    net(mx.nd.ones((1, 1, 9, 9))).wait_to_read()
+    net.export(str(tmp_path / "gluon"))
+    assert _attributes(mx.sym.load(str(tmp_path / "gluon-symbol.json")))["precision"] == "tf32"
+
+
+def test_the_cpu_computes_in_float32_all_the_same(mx, rng):
+    x = mx.nd.array(rng.standard_normal((2, 3, 20, 21)))
+    w = mx.nd.array(rng.standard_normal((4, 3, 5, 5)))
+    own = {"kernel": (5, 5), "num_filter": 4, "no_bias": True}
+    with ece408_op.op_times() as log:
+        exact = ece408_op.Convolution(x, w, **own).asnumpy()
+        permitted = ece408_op.Convolution(x, w, precision="float16", **own).asnumpy()
+    np.testing.assert_array_equal(exact, permitted)
+    assert [(entry.backend, entry.precision) for entry in log] == [("cpu", "float32")] * 2
+
+
+def test_what_a_backend_notes_is_in_the_log(mx, monkeypatch):
+    from ece408_op import op_log
+
+    real = CpuBackend.forward
+
+    def forward(self, *arguments):
+        op_log.note_precision("tf32")
+        return real(self, *arguments)
+
+    x, w = mx.nd.ones((1, 1, 9, 20)), mx.nd.ones((2, 1, 3, 3))
+    own = {"kernel": (3, 3), "num_filter": 2, "no_bias": True}
+    with ece408_op.op_times() as log:
+        with monkeypatch.context() as patched:
+            patched.setattr(CpuBackend, "forward", forward)
+            ece408_op.Convolution(x, w, **own).wait_to_read()
+        ece408_op.Convolution(x, w, **own).wait_to_read()
+    assert [entry.precision for entry in log] == ["tf32", "float32"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "least", "most"), [
+    ("float32", 0, 1e-6), ("tf32", 1e-6, 1e-3), ("float16", 1e-6, 2e-3),
+])  # fmt: skip
+def test_errors_on_a_gpu_are_those_of_the_precision(mx, rng, name, least, most):
+    x = rng.standard_normal((64, 12, 33, 33)).astype(np.float32)
+    w = rng.standard_normal((24, 12, 5, 5)).astype(np.float32)
+    own = {"kernel": (5, 5), "num_filter": 24, "no_bias": True}
+    exact = ece408_op.Convolution(
+        mx.nd.array(x, dtype="float64"), mx.nd.array(w, dtype="float64"), backend="reference", **own
+    ).asnumpy()
+    with ece408_op.op_times() as log:
+        found = ece408_op.Convolution(
+            mx.nd.array(x), mx.nd.array(w), backend="cuda", precision=name, **own
+        ).asnumpy()
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    assert least <= error <= most
+    assert log[0].backend == "cuda"
+    assert PRECISIONS.index(log[0].precision) <= PRECISIONS.index(name)

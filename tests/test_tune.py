@@ -1,0 +1,244 @@
+"""`ece408 tune`: what it can be told, what it measures, and what it does without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+
+import pytest
+from fake_gpu import FakeGpu, tiled
+
+import ece408_op
+from ece408_op import settings
+from ece408_op.backends.cuda import catalog, compiler, device, tuned
+from ece408_op.cli import execute
+from ece408_op.errors import GpuFailed, InvalidSize, TuningFailed
+from ece408_op.lab import tune_targets, tuner
+from ece408_op.lab.cuda_bench import Timing
+from ece408_op.lab.shapes import SHAPES
+from ece408_op.problem import ConvProblem
+
+FA19 = [SHAPES["fa19_1"], SHAPES["fa19_2"]]
+
+
+def _texts(problems):
+    return [str(problem) for problem in problems]
+
+
+def test_a_terms_layers_are_its_shapes(mx):
+    assert tune_targets.problems(["2019fa"], [10000]) == FA19
+    assert tune_targets.problems(["2019fa", "fa19_2", "fa19_1"], [10000]) == FA19
+    assert _texts(tune_targets.problems(["sp19_2"])) == [
+        *("b100,c6,h22,w22,m16,k5x5", "b10000,c6,h22,w22,m16,k5x5")
+    ]
+    assert _texts(tune_targets.problems(["b7,c2,h9,w9,m3,k3,bias"])) == ["b7,c2,h9,w9,m3,k3x3"]
+
+
+def test_a_checkpoints_layers_ours_and_mxnets(mx, tmp_path):
+    data = mx.sym.Variable("data")
+    net = mx.sym.Convolution(data, kernel=(5, 5), num_filter=4, stride=(2, 2), name="a")
+    net = mx.sym.BatchNorm(net, name="norm")
+    halves = mx.sym.split(net, num_outputs=2, axis=1, name="split")
+    net = ece408_op.Convolution(halves[1], kernel=(3, 3), num_filter=6, pad=(1, 1), name="b")
+    net = mx.sym.Convolution(net, kernel=(1, 3), num_filter=2, num_group=2, no_bias=True)
+    net.save(str(tmp_path / "net-symbol.json"))
+    expected = [
+        *("b9,c3,h21,w20,m4,k5x5,s2x2", "b9,c2,h9,w8,m6,k3x3,p1x1", "b9,c6,h9,w8,m2,k1x3,g2"),
+    ]
+    for name in ("net", "net-symbol.json"):
+        found = tune_targets.problems([str(tmp_path / name)], [9], "3x21x20")
+        assert _texts(found) == expected
+
+
+def test_what_is_no_target_is_one_line(mx, capsys, tmp_path):
+    mx.sym.Convolution(mx.sym.Variable("data"), kernel=(5, 5), num_filter=4).save(
+        str(tmp_path / "net-symbol.json")
+    )
+    net = str(tmp_path / "net")
+    for arguments, code, message in [
+        (["2030fa"], 16, "'2030fa' is not a term (2017fa, "),
+        (["b1,c2"], 14, "'b1,c2' lacks height"),
+        ([net], 16, "add --image, such as --image 3x224x224"),
+        ([net, "--image", "large"], 16, "'large' is not channels, height and width"),
+        ([net, "--image", "1x3x3"], 9, "the network does not take images of 1x3x3"),
+        (["fa19_1", "--batch", "0"], 3, "0 is not a batch size"),
+        (["fa19_1", "--precision", "half"], 16, "unknown precision 'half'"),
+    ]:
+        assert execute(["tune", *arguments]) == code
+        error = capsys.readouterr().err
+        assert error.startswith("ece408: error: ")
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_without_a_gpu_it_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(device, "find_driver", lambda: (_ for _ in ()).throw(_no_gpu()))
+    monkeypatch.setattr(device, "_gpus", {})
+    assert execute(["tune", "fa19_1"]) == 18
+    assert capsys.readouterr().err == "ece408: error: there is no GPU here\n"
+
+
+def _no_gpu():
+    return ece408_op.errors.NoUsableGpu("there is no GPU here")
+
+
+class FakeBench:
+    """Times by kernel, wrong results and launches that fail; counts what was timed."""
+
+    def __init__(self, gpu, problem):
+        self.gpu, self.problem = gpu, problem
+        self.timed = []
+
+    def time(self, kernel, samples, plan):
+        self.timed.append((kernel.name, samples))
+        if kernel.name == "7_channel_tree":
+            raise GpuFailed("kernel 7_channel_tree cannot be launched: too many resources")
+        ms = {"5_implicit_gemm": 0.5, "4_im2col": 0.4, "10_tf32": 0.2, "9_half": 0.1}
+        failure = "the relative L2 error is 1.0e+00" if kernel.name == "4_im2col" else None
+        return Timing([ms.get(kernel.name, 3.0)] * samples, 1e-7, failure)
+
+
+@pytest.fixture
+def benches(monkeypatch, tmp_path):
+    made = []
+
+    @contextlib.contextmanager
+    def bench(gpu, problem):
+        made.append(FakeBench(gpu, problem))
+        yield made[-1]
+
+    monkeypatch.setattr(tuner, "bench", bench)
+    monkeypatch.setattr(tuner, "compile_all", lambda gpu, plans: None)
+    monkeypatch.setattr(device, "get", lambda index: FakeGpu())
+    monkeypatch.setattr(compiler, "require_nvcc", lambda: None)
+    tuned.forget()
+    with settings.override(cache=tmp_path / "cache"):
+        yield made
+    tuned.forget()
+
+
+def test_candidates_are_all_that_can_compute_it_each_once():
+    problem = FA19[1]
+    names: dict[str, list] = {precision: [] for precision in ("float32", "tf32", "float16")}
+    for precision, found in names.items():
+        choices = tuner.candidates(problem, FakeGpu(), precision)
+        found += [str(choice) for choice in choices]
+        plans = [c.kernel.plan(problem, (9, 0), False, c.tunables) for c in choices]
+        assert len(set(plans)) == len(plans)
+        assert all(choice.kernel.permitted(precision) for choice in choices)
+    assert set(names["float32"]) < set(names["tf32"]) < set(names["float16"])
+    assert "13_column_pairs" not in names["float16"]
+
+
+def test_the_fastest_right_one_of_each_precision_wins(benches):
+    found, results = tuner.tune(FakeGpu(), FA19[1], ["float32", "tf32", "float16"])
+    best = {each.precision: (each.kernel, each.ms) for each in results}
+    assert best == {
+        "float32": ("5_implicit_gemm", 0.5),
+        "tf32": ("10_tf32", 0.2),
+        "float16": ("9_half", 0.1),
+    }
+    counts = [each.candidates for each in results]
+    assert counts == sorted(counts)
+    times = [c.timing.median_ms for c in found if c.timing.failure is None]
+    assert times == sorted(times)
+    assert {c.choice.kernel.name for c in found if c.timing.failure} == {
+        *("4_im2col", "7_channel_tree")
+    }
+    (bench,) = benches
+    # Those near the best are timed at length, the slow ones are not.
+    assert ("5_implicit_gemm", 20) in bench.timed
+    assert ("1_naive", 20) not in bench.timed
+
+
+def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, monkeypatch):
+    near, slow = tiled("1_naive"), tiled("5_implicit_gemm")
+    monkeypatch.setattr(catalog, "KERNELS", (near, slow))
+
+    def time(self, kernel, samples, plan):
+        rows = dict(plan.defines).get("rows")
+        self.timed.append((kernel.name, rows))
+        return Timing([{None: 1.0, 1: 0.5, 2: 3.0}[rows] if kernel is near else 2.5], 1e-7, None)
+
+    monkeypatch.setattr(FakeBench, "time", time)
+    counted = []
+    _, (result,) = tuner.tune(FakeGpu(), FA19[0], ["float32"], lambda: counted.append(1))
+    assert (result.kernel, dict(result.tunables), result.ms) == ("1_naive", {"rows": 1}, 0.5)
+    assert len(counted) == len(tuner.candidates(FA19[0], FakeGpu(), "float32")) == 6
+    assert set(benches[0].timed) == {
+        *(("1_naive", None), ("1_naive", 1), ("1_naive", 2), ("5_implicit_gemm", None))
+    }
+
+
+def test_when_none_is_right_it_fails(benches, monkeypatch):
+    monkeypatch.setattr(FakeBench, "time", lambda *a, **k: Timing([1.0], math.nan, "all is NaN"))
+    with pytest.raises(TuningFailed, match=r"none of \d+ candidates computes b10000.*: all is NaN"):
+        tuner.tune(FakeGpu(), FA19[0], ["float32"])
+
+
+def test_the_command_keeps_what_it_measured(benches, capsys, tmp_path):
+    arguments = [
+        "tune",
+        "fa19_2",
+        "--batch",
+        "100",
+        "--precision",
+        "tf32",
+        "--precision",
+        "float32",
+    ]
+    out = tmp_path / "found.json"
+    assert execute([*arguments, "--json", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "best for b100,c12,h33,w33,m24,k5x5 in tf32: 10_tf32, 0.2000 ms of " in printed.out
+    assert "not used: the relative L2 error is 1.0e+00" in printed.out
+    assert str(tuned.file(FakeGpu())) in printed.err
+    document = json.loads(out.read_text())
+    assert [each["kernel"] for each in document["problems"][0]["best"]] == [
+        *("10_tf32", "5_implicit_gemm")
+    ]
+    problem = dataclasses.replace(FA19[1], batch=128)
+    assert tuned.best(problem, FakeGpu(), "tf32").kernel.name == "10_tf32"
+    assert tuned.best(problem, FakeGpu(), "float32").kernel.name == "5_implicit_gemm"
+
+    assert execute(arguments) == 0
+    assert "10_tf32, 0.2000 ms of" in (again := capsys.readouterr().out)
+    assert again.count("(kept; --force measures anew)") == 2
+    assert len(benches) == 1
+    assert execute([*arguments, "--force"]) == 0
+    assert len(benches) == 2
+
+
+def test_results_can_go_to_a_file_of_ones_own(benches, tmp_path):
+    out = tmp_path / "shipped.json"
+    for name in ("fa19_2", "sp19_2"):
+        assert execute(["tune", name, "--batch", "100", "--out", str(out)]) == 0
+    assert len(json.loads(out.read_text())["results"]) == 2
+    assert not tuned.file(FakeGpu()).exists()
+
+
+def test_where_there_is_one_kernel_nothing_is_measured(benches, capsys):
+    assert execute(["tune", "b9,c4,h9,w9,m4,k3,g2", "b9,c3,h9,w9,m4,k3,float16"]) == 0
+    assert capsys.readouterr().err.count("there is one kernel for b9,") == 2
+    assert benches == []
+
+
+def test_batches_are_checked():
+    with pytest.raises(InvalidSize, match="-3 is not a batch size"):
+        tune_targets.problems(["fa19_1"], [100, -3])
+
+
+@pytest.mark.gpu
+def test_tuning_on_a_gpu(tmp_path, capsys):
+    problem = ConvProblem.parse("b50,c3,h20,w20,m8,k3x3")
+    tuned.forget()
+    with settings.override(cache=tmp_path):
+        assert execute(["tune", str(problem), "--precision", "float16"]) == 0
+        found = tuned.kept(problem, device.get(0), "float16")
+        assert found is not None
+        assert found.candidates >= 10
+        assert found.ms < 1
+    tuned.forget()
+    assert "not used" not in capsys.readouterr().out

@@ -1,0 +1,167 @@
+"""Results of tuning: kept, found again for the nearest batch, and left alone when out of date."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fake_gpu import FakeGpu, tiled
+
+from ece408_op import settings
+from ece408_op.backends.cuda import catalog, tuned, work
+from ece408_op.backends.cuda.tuned import Result
+from ece408_op.lab.shapes import SHAPES
+from ece408_op.problem import ConvProblem
+from ece408_op.resources import kernels_dir
+
+PROBLEM = SHAPES["fa19_2"]
+
+
+@pytest.fixture(autouse=True)
+def gpu(tmp_path):
+    tuned.forget()
+    with settings.override(cache=tmp_path):
+        yield FakeGpu()
+    tuned.forget()
+
+
+def _result(kernel, batch=10000, precision="float32", tunables=(), problem=PROBLEM):
+    problem = dataclasses.replace(problem, batch=batch)
+    return Result(problem, precision, kernel, tunables, 1.25, 7)
+
+
+def _best(gpu, batch=10000, precision="float32", **changes):
+    problem = dataclasses.replace(PROBLEM, batch=batch, **changes)
+    return tuned.best(problem, gpu, precision)
+
+
+def test_without_results_the_catalog_has_the_choice(gpu):
+    assert _best(gpu).kernel == catalog.default(PROBLEM, "forward", gpu.capability)
+    assert _best(gpu).tunables == ()
+    assert not tuned.file(gpu).parent.exists()
+
+
+def test_a_result_is_used_for_its_layer_and_precision_only(gpu):
+    path = tuned.save([_result("5_implicit_gemm")], gpu)
+    assert path == tuned.file(gpu)
+    assert str(_best(gpu)) == "5_implicit_gemm"
+    assert _best(gpu, bias=True).kernel.name == "5_implicit_gemm"
+    for other in (_best(gpu, precision="tf32"), _best(gpu, filters=23), _best(gpu, height=34)):
+        assert other.kernel.name != "5_implicit_gemm"
+    asked = work.forward(PROBLEM, 0, 0, None, 0, False)
+    assert asked.name(gpu) == "5_implicit_gemm"
+    assert work.forward(PROBLEM, 0, 0, None, 0, False, "1_naive").name(gpu) == "1_naive"
+
+
+def test_the_nearest_batch_decides(gpu):
+    tuned.save([_result("5_implicit_gemm", 100), _result("1_naive", 1)], gpu)
+    tuned.save([_result("6_register_tiles", 10000)], gpu)
+    found = {batch: _best(gpu, batch).kernel.name for batch in (1, 5, 20, 900, 2000, 1 << 20)}
+    assert list(found.values()) == [
+        *("1_naive", "1_naive", "5_implicit_gemm", "5_implicit_gemm"),
+        *("6_register_tiles", "6_register_tiles"),
+    ]
+
+
+def test_tunables_reach_the_plan_and_must_be_valid(gpu, monkeypatch):
+    kernel = tiled("5_implicit_gemm")
+    monkeypatch.setitem(catalog._BY_NAME, kernel.name, kernel)
+    tunables = (("rows", 2),)
+    tuned.save([_result(kernel.name, tunables=tunables)], gpu)
+    (plan,) = work.forward(PROBLEM, 0, 0, None, 0, False).plans(gpu, PROBLEM.batch)
+    work.plan.cache_clear()
+    assert plan == kernel.plan(PROBLEM, gpu.capability, False, tunables)
+    assert plan != kernel.plan(PROBLEM, gpu.capability, False)
+    assert str(_best(gpu)) == "5_implicit_gemm rows=2"
+    for invalid in ((("rows", 3),), (("columns", 2),)):
+        tuned.save([_result(kernel.name, tunables=invalid)], gpu)
+        assert _best(gpu).kernel.name != kernel.name
+
+
+@pytest.mark.parametrize("kernel", ["99_from_the_future", "10_tf32", "13_column_pairs", "general"])
+def test_what_cannot_be_used_is_passed_over(gpu, kernel):
+    # One that is not there, one less exact, one that rejects the problem; the last is fine.
+    tuned.save([_result(kernel, 100), _result("5_implicit_gemm", 1)], gpu)
+    expected = "general" if kernel == "general" else "5_implicit_gemm"
+    assert _best(gpu, 100).kernel.name == expected
+
+
+def test_a_new_result_replaces_the_old_one_of_its_problem(gpu):
+    tuned.save([_result("1_naive"), _result("1_naive", 100)], gpu)
+    tuned.save([_result("5_implicit_gemm")], gpu)
+    assert tuned.kept(PROBLEM, gpu, "float32") == _result("5_implicit_gemm")
+    assert tuned.kept(dataclasses.replace(PROBLEM, bias=True), gpu, "float32") is not None
+    assert tuned.kept(PROBLEM, gpu, "tf32") is None
+    assert len(json.loads(tuned.file(gpu).read_text())["results"]) == 2
+
+
+def test_several_may_write_at_once(gpu):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: tuned.save([_result("1_naive", n)], gpu), range(1, 33)))
+    assert len(json.loads(tuned.file(gpu).read_text())["results"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"driver": 12000}, "are of another driver; `ece408 tune` measures anew"),
+        ({"kernels": "0123"}, "are of another kernels"),
+        ({"gpu": "a better one"}, "are of another gpu"),
+        ({"results": [{"problem": "b1"}]}, "cannot be read (KeyError: 'tunables')"),
+        ({"results": [{"problem": "b1", "tunables": {}}]}, "cannot be read (InvalidProblem"),
+        ({"results": None}, "cannot be read (TypeError"),
+        ("{", "cannot be read (JSONDecodeError"),
+        ("[]", "cannot be read (TypeError"),
+    ],
+)
+def test_a_file_out_of_date_or_damaged_is_left_alone_with_one_warning(gpu, caplog, change, message):
+    path = tuned.save([_result("1_naive")], gpu)
+    content = json.loads(path.read_text())
+    path.write_text(change if isinstance(change, str) else json.dumps({**content, **change}))
+    tuned.forget()
+    for batch in (1, 100, 10000):
+        assert _best(gpu, batch).kernel.name != "1_naive"
+    (record,) = caplog.records
+    assert message in record.getMessage()
+    assert str(path) in record.getMessage()
+    assert "\n" not in record.getMessage()
+    # What comes next is written anew.
+    tuned.save([_result("5_implicit_gemm")], gpu)
+    assert _best(gpu).kernel.name == "5_implicit_gemm"
+
+
+def test_results_do_not_depend_on_comments(tmp_path, monkeypatch):
+    folder = tmp_path / "kernels" / "cuda"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tuned, "kernels_dir", lambda: tmp_path / "kernels")
+
+    def word(text):
+        (folder / "a.cu").write_text(text)
+        tuned._kernels.cache_clear()
+        return tuned._kernels()
+
+    words = [word("int a; // one\n"), word("// another\nint a;\n"), word("int b; // one\n")]
+    tuned._kernels.cache_clear()
+    assert words[0] == words[1] != words[2]
+
+
+SHIPPED = sorted((kernels_dir() / "tuned").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_results_can_be_used_and_are_overruled_by_own_ones(path):
+    document = json.loads(path.read_text())
+    shipped = FakeGpu()
+    shipped.name = document["gpu"]
+    shipped.capability = tuple(map(int, document["capability"].split(".")))
+    assert tuned._file(path.parent, shipped.name) == path
+    for each in document["results"]:
+        problem = ConvProblem.parse(each["problem"])
+        choice = tuned.best(problem, shipped, each["precision"])
+        assert choice.kernel.name == each["kernel"]
+        assert dict(choice.tunables) == each["tunables"]
+        assert choice.kernel.permitted(each["precision"])
+    tuned.save([_result("1_naive")], shipped)
+    assert _best(shipped).kernel.name == "1_naive"
