@@ -249,7 +249,7 @@ def _add_profile(commands: Any) -> None:
         "run a milestone or a script, and tell where the time went, in nvprof's columns",
         epilog="Prints tables to stdout after the script's own output: what the GPU did and the "
         "calls of CUDA's API, operators of MXNet and calls of ours, and what our kernels achieve; "
-        "entries above the dashed line make up 90%% of the time. Exit code: the script's.",
+        "entries above the dashed line make up 90 % of the time. Exit code: the script's.",
     )
     profiling.add_options(parser)
     parser.add_argument(
