@@ -119,8 +119,9 @@ __attribute__((always_inline)) inline void store_tile(const StripArgs& args, con
 }
 
 #if ECE408_STREAMS
-// Writes whole cache lines past the caches, wherever the plane starts: a line is the end of one
-// vector and the start of the next, so each filter's last vector is carried to the next tile.
+// Writes whole cache lines past the caches, wherever the plane starts: a line is a vector or the
+// end of one and the start of the next, for which each filter's last vector is carried to the next
+// tile.
 template <int MT, int VT>
 __attribute__((always_inline)) inline void stream_tile(const StripArgs& args, int64_t out,
                                                        bool head, const Vec (&sum)[MT][VT]) {
@@ -128,8 +129,13 @@ __attribute__((always_inline)) inline void stream_tile(const StripArgs& args, in
     for (int m = 0; m < MT; ++m) {
         float* plane = args.y + m * args.filter_step;
         const int shift = floats_past_line(plane);
-        const Lines lines = lines_after(shift);
         float* to = plane - shift + out;
+        if (shift == 0) {
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) stream(to + v * kLanes, sum[m][v]);
+            continue;
+        }
+        const Lines lines = lines_after(shift);
         Vec before = load(args.carried + m * kLanes);
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) {
