@@ -29,7 +29,7 @@ DirectBackward* direct_backward_data(int isa) {
     return isa == ECE408_BASELINE ? direct_backward_data_baseline : nullptr;
 }
 
-WinogradForward* winograd_forward(int isa) {
+DirectForward* winograd_forward(int isa) {
 #if defined(__x86_64__)
     if (isa == ECE408_AVX2) return winograd_forward_avx2;
     if (isa == ECE408_AVX512) return winograd_forward_avx512;
@@ -37,7 +37,7 @@ WinogradForward* winograd_forward(int isa) {
     return isa == ECE408_BASELINE ? winograd_forward_baseline : nullptr;
 }
 
-WinogradBackward* winograd_backward_data(int isa) {
+DirectBackward* winograd_backward_data(int isa) {
 #if defined(__x86_64__)
     if (isa == ECE408_AVX2) return winograd_backward_data_avx2;
     if (isa == ECE408_AVX512) return winograd_backward_data_avx512;
