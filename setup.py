@@ -1,11 +1,14 @@
-"""Builds the CPU kernels into one shared library; everything else is in pyproject.toml.
+"""Builds two shared libraries, the CPU kernels and the operator that MXNet loads.
 
-`CXX`, `CXXFLAGS` and `LDFLAGS` are respected. The library has a plain C interface, so that the
-wheel fits every Python 3 on its platform.
+`CXX`, `CXXFLAGS` and `LDFLAGS` are respected. The libraries have plain C interfaces, so that the
+wheel fits every Python 3 on its platform. The second is compiled with the part of MXNet's wheel
+that is meant for this; where the build has no MXNet the package is built without it, and graphs
+then run with the operator written in Python. Everything else is in pyproject.toml.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -17,13 +20,13 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-LIBRARY = "ece408_op.backends.libece408_cpu"
+KERNELS = "ece408_op.backends.libece408_cpu"
+OPERATOR = "ece408_op.backends.libece408_mxnet"
 SOURCES = Path("kernels/cpu")
-COMMON = (
-    *("-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
-    *("-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"),
-)
+OPERATOR_SOURCE = Path("kernels/mxnet/forward_operator.cpp")
+COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-Wall", "-Wextra")
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
+LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti")
 LINK = ("-shared", "-fopenmp", "-Wl,--as-needed")
 FIXED = {"reference": ("-ffp-contract=off",), "dispatch": (), "copies": ()}
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -68,20 +71,42 @@ def run_compiler(command: list[str], what: str) -> str:
     return result.stdout
 
 
-def objects(compiler: list[str]) -> dict[str, tuple[Path, tuple[str, ...]]]:
+Objects = dict[str, tuple[Path, tuple[str, ...]]]
+
+
+def mxnet_folder() -> Path | None:
+    """MXNet's package, unless there is none in this build or it lacks what operators need."""
+    spec = importlib.util.find_spec("mxnet")
+    folders = [Path(f) for f in (spec.submodule_search_locations or ())] if spec else []
+    return next((f for f in folders if (f / "src" / "lib_api.cc").is_file()), None)
+
+
+def operator_objects(mxnet: Path) -> Objects:
+    """As `kernel_objects`; MXNet's part shows its functions to MXNet by default."""
+    include = ("-isystem", str(mxnet / "include"))
+    return {
+        "forward_operator": (OPERATOR_SOURCE, include),
+        "lib_api": (mxnet / "src" / "lib_api.cc", (*include, "-w")),
+    }
+
+
+def kernel_objects(compiler: list[str]) -> Objects:
     """Every object file: its name, its source and its own options."""
     target = run_compiler([*compiler, "-dumpmachine"], "-dumpmachine")
     isas = ISAS if target.startswith("x86_64") else {"baseline": ISAS["baseline"]}
-    plan = {name: (SOURCES / f"{name}.cpp", options) for name, options in FIXED.items()}
+    plan = {
+        name: (SOURCES / f"{name}.cpp", (*LANGUAGE_ONLY, *options))
+        for name, options in FIXED.items()
+    }
     for isa, (lanes, options) in isas.items():
-        own = (f"-DECE408_ISA={isa}", f"-DECE408_LANES={lanes}", *options)
+        own = (f"-DECE408_ISA={isa}", f"-DECE408_LANES={lanes}", *LANGUAGE_ONLY, *options)
         for name in PER_ISA:
             plan[f"{name}_{isa}"] = (SOURCES / f"{name}.cpp", own)
     return plan
 
 
 class BuildKernels(build_ext):
-    """Compiles each object with options of its own and links them into the one library."""
+    """Compiles each object with options of its own and links them into their library."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Without the Python ABI in its name: it is not an extension module."""
@@ -89,10 +114,18 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
-        inputs = [Path("setup.py"), *SOURCES.iterdir()]
+        inputs = [Path("setup.py"), *SOURCES.iterdir(), *OPERATOR_SOURCE.parent.iterdir()]
         if not self.force and is_newer(library, inputs):
             return
-        compiler = find_compiler()
+        compiler, mxnet = find_compiler(), mxnet_folder()
+        if ext.name == KERNELS:
+            self.build_library(compiler, library, kernel_objects(compiler))
+        elif mxnet is not None:
+            self.build_library(compiler, library, operator_objects(mxnet))
+        else:
+            self.warn("no MXNet in this build: graphs will run the operator written in Python")
+
+    def build_library(self, compiler: list[str], library: Path, objects: Objects) -> None:
         flags = shlex.split(os.environ.get("CXXFLAGS", ""))
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +139,7 @@ class BuildKernels(build_ext):
             return out
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            compiled = list(pool.map(compile_one, objects(compiler).items()))
+            compiled = list(pool.map(compile_one, objects.items()))
         link_flags = [*LINK, *shlex.split(os.environ.get("LDFLAGS", ""))]
         run_compiler(
             [*compiler, *flags, *compiled, *link_flags, "-o", str(library)], f"linking {library}"
@@ -139,10 +172,8 @@ setup(
         **{package: list(DATA_FILES) for package in data_packages()},
     },
     ext_modules=[
-        Extension(
-            LIBRARY,
-            sources=[str(SOURCES / f"{name}.cpp") for name in (*FIXED, *PER_ISA)],
-        )
+        Extension(KERNELS, sources=[str(SOURCES / f"{name}.cpp") for name in (*FIXED, *PER_ISA)]),
+        Extension(OPERATOR, sources=[str(OPERATOR_SOURCE)]),
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
 )

@@ -1,16 +1,20 @@
-"""Graphs without the guards of `layout_guard`, for MXNet's executors, which need none.
+"""Graphs as MXNet runs them: without the guards of `layout_guard` where none are needed.
 
-An executor keeps the plain copy of a blocked array as long as it lives. There a guard only costs
-a pass over its array, so symbols are relieved of them on the way into one; what users hold, save
-and export keeps them. (A CachedOp needs them even with static memory and static shapes: without,
-a convolution of ours before a transposed one came out wrong in 11 of 60 nets.)
+What users hold, save and export keeps the guards. An executor needs none: it keeps the plain copy
+of a blocked array as long as it lives. Nor does `ece408_forward`, which MXNet hands arrays as it
+does to operators of its own. (With the custom operator a CachedOp needs them even with static
+memory and static shapes: a convolution of ours before a transposed one was wrong in 11 of 60
+nets.)
 """
 
 from __future__ import annotations
 
-import functools
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from . import forward_operator
+from .attributes import ConvAttributes
 
 _OURS = "ece408_conv"
 # Attributes that make these operators the identity, as layout_guard uses them.
@@ -21,35 +25,65 @@ _GUARDS = {
 }
 
 
-def install(mxnet: Any) -> None:
-    """Have MXNet's executors work on bare graphs."""
-    symbol_class = mxnet.symbol.symbol.Symbol
-    for name in ("bind", "simple_bind"):
-        setattr(symbol_class, name, _on_bare_symbol(getattr(symbol_class, name)))
-
-
-def _on_bare_symbol(method: Any) -> Any:
-    @functools.wraps(method)
-    def on_bare_symbol(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return method(bare(self), *arguments, **keywords)
-
-    return on_bare_symbol
-
-
 def bare(symbol: Any) -> Any:
     """The symbol without guards around our operator; itself if there are none to remove.
 
     Arguments, outputs and their names and order stay. A graph with others inside it, of MXNet's
     control flow, is left as it is: those run in other ways.
     """
-    text = symbol.tojson()
-    if _OURS not in text or '"subgraphs"' in text:
-        return symbol
-    from mxnet.symbol import Symbol, load_json
+    graph = _graph(symbol)
+    return symbol if graph is None or not _remove_guards(graph) else _like(symbol, graph)
 
-    graph = json.loads(text)
-    if type(symbol) is not Symbol or not _remove_guards(graph):
-        return symbol
+
+def compiled(symbol: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
+    """`bare` with `ece408_forward` for our operator, to be run on the CPU and never back.
+
+    `shapes` are those of the symbol's arguments: MXNet does not hand a library's operator what
+    it does not know, so they are noted at the weights. `None` where it cannot be: no operator of
+    ours, control flow, or an argument without a shape.
+    """
+    graph = _graph(symbol)
+    if graph is None or forward_operator.missing() is not None:
+        return None
+    _remove_guards(graph)
+    for node in filter(_is_ours, graph["nodes"]):
+        for entry in node["inputs"][1:]:
+            source = graph["nodes"][entry[0]]
+            if source["op"] == "null" and not _note_shape(source, shapes):
+                return None
+        own = {k: v for k, v in node["attrs"].items() if k != "op_type"}
+        node["op"] = forward_operator.NAME
+        node["attrs"] = forward_operator.node_attributes(ConvAttributes.parse(own))
+    result = _like(symbol, graph)
+    return None if result is symbol else result
+
+
+def weights(symbol: Any) -> list[str]:
+    """Names of the variables that are weights and biases of a compiled graph's convolutions."""
+    nodes = json.loads(symbol.tojson())["nodes"]
+    ours = [node for node in nodes if node["op"] == forward_operator.NAME]
+    sources = {entry[0] for node in ours for entry in node["inputs"][1:]}
+    return [nodes[number]["name"] for number in sources if nodes[number]["op"] == "null"]
+
+
+def _note_shape(variable: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> bool:
+    shape = shapes.get(variable["name"], ())
+    variable["attrs"] = {**variable.get("attrs", {}), "__shape__": str(tuple(shape))}
+    return bool(shape) and all(size > 0 for size in shape)
+
+
+def _graph(symbol: Any) -> dict[str, Any] | None:
+    """The JSON of a symbol that has our operator and can be rewritten."""
+    from mxnet.symbol import Symbol
+
+    text = symbol.tojson() if type(symbol) is Symbol else ""
+    return json.loads(text) if _OURS in text and '"subgraphs"' not in text else None
+
+
+def _like(symbol: Any, graph: dict[str, Any]) -> Any:
+    """The graph as a Symbol, if it takes and gives what `symbol` does; else that."""
+    from mxnet.symbol import load_json
+
     result = load_json(json.dumps(graph))
     same = result.list_inputs() == symbol.list_inputs()
     return result if same and result.list_outputs() == symbol.list_outputs() else symbol

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Union
 
-from . import cores, fatbin, gpu, resources, settings
+from . import cores, fatbin, forward_operator, gpu, resources, settings
 from .backends import native
 from .course import data, footprint, models, resize
 from .course.milestone import MILESTONES, TEST_IMAGES
@@ -45,6 +45,7 @@ _MARKS = {OK: "ok", MISSING: "--", NOTE: "  "}
 _GIB = 1 << 30
 _COMMAND_SECONDS = 30
 _MXNETS_GPU_CODE = "MXNet's GPU code"
+_COMPILED_OPERATOR = "compiled operator"
 # What all 10000 images of the default term take in one batch, where MXNet cannot tell.
 USUAL_NEED_BYTES = int(4.1 * _GIB)
 # Both sets of images, and both as the default term has them resized, take about 400 MB.
@@ -240,6 +241,14 @@ def _cpu_kernels() -> Finding:
     return Finding("CPU kernels", OK, f"{native.LIBRARY.name}, with {', '.join(native.isas())}")
 
 
+def _compiled_operator() -> Finding:
+    load_mxnet()
+    missing = forward_operator.missing()
+    if missing is None:
+        return Finding(_COMPILED_OPERATOR, OK, forward_operator.LIBRARY.name)
+    return Finding(_COMPILED_OPERATOR, NOTE, missing, "networks run, but slower, by Python's")
+
+
 def _cuda_kernels() -> Finding:
     folder = resources.kernels_dir() / "cuda"
     count = len(list(folder.glob("*.cu")))
@@ -422,6 +431,7 @@ _CHECKS: dict[str, Callable[[], _Found]] = {
     "SciPy": _scipy,
     "MXNet": _mxnet,
     "CPU kernels": _cpu_kernels,
+    _COMPILED_OPERATOR: _compiled_operator,
     "CUDA kernels": _cuda_kernels,
     "C++ compiler": _compiler,
     "nvcc": _nvcc,

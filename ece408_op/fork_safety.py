@@ -23,7 +23,7 @@ _in_use = False
 
 
 def note_use() -> None:
-    """Call when an operator is created or runs: the next fork waits for MXNet's work to end."""
+    """Call when an operator in Python is created or runs: before the next fork it is deleted."""
     global _in_use
     _in_use = True
 
@@ -33,13 +33,13 @@ def install(mxnet: Any) -> None:
 
     def wait() -> None:
         global _in_use
-        if not _in_use:
-            return
-        _in_use = False
-        # A failure is not the fork's to report: an operator's is kept by `errors`.
+        # The compiled operator may be about to ask Python something. A failure is not the fork's
+        # to report: an operator's is kept by `errors`.
         with contextlib.suppress(mxnet.MXNetError):
             mxnet.nd.waitall()
-        _wait_for_deletions(mxnet.operator._registry.ref_holder)
+        if _in_use:
+            _in_use = False
+            _wait_for_deletions(mxnet.operator._registry.ref_holder)
 
     os.register_at_fork(before=wait, after_in_child=lambda: settings.configure(threads=1))
 

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import bare_graphs, cuda_libraries, fork_safety
+from . import cuda_libraries, execution, fork_safety
 from .errors import Ece408Error, MXNetMissing
 
 
@@ -110,7 +110,8 @@ def _register() -> None:
     _silence_reported_errors(importlib.import_module("mxnet.operator"))
     mxnet = importlib.import_module("mxnet")
     fork_safety.install(mxnet)
-    bare_graphs.install(mxnet)
+    importlib.import_module("ece408_op.forward_operator").install(mxnet)
+    execution.install(mxnet)
     while _when_imported:
         _when_imported.pop()(mxnet)
 

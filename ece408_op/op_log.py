@@ -72,8 +72,27 @@ class OpTimes(list[OpTime]):
         )
 
 
-_listeners: list[Callable[[OpTime], object]] = []
+_Listener = Callable[[OpTime], object]
+_listeners: list[_Listener] = []
+_watchers: list[Callable[[], object]] = []
 _lock = threading.Lock()
+
+
+def is_open() -> bool:
+    """Whether any `op_times` block is collecting."""
+    return bool(_listeners)
+
+
+def watch(on_change: Callable[[], object]) -> None:
+    """Have `on_change` called after every beginning and end of an `op_times` block."""
+    _watchers.append(on_change)
+
+
+def _change(how: Callable[[_Listener], None], listener: _Listener) -> None:
+    with _lock:
+        how(listener)
+    for on_change in _watchers:
+        on_change()
 
 
 @contextlib.contextmanager
@@ -90,13 +109,11 @@ def op_times(on_call: Callable[[OpTime], object] | None = None) -> Iterator[OpTi
         if on_call is not None:
             on_call(entry)
 
-    with _lock:
-        _listeners.append(listen)
+    _change(_listeners.append, listen)
     try:
         yield log
     finally:
-        with _lock:
-            _listeners.remove(listen)
+        _change(_listeners.remove, listen)
 
 
 _thread = threading.local()

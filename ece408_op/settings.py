@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import cores
@@ -46,6 +46,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 ISAS = ("avx512", "avx2", "baseline")
 
 _overrides: dict[str, str] = {}
+_watchers: list[Callable[[], object]] = []
 
 
 def _lookup(name: str) -> str | None:
@@ -64,6 +65,17 @@ def configure(**values: str | int | Path | None) -> None:
             _overrides.pop(name, None)
         else:
             _overrides[name] = str(value)
+    _tell_watchers()
+
+
+def watch(on_change: Callable[[], object]) -> None:
+    """Have `on_change` called after every change of a setting, other than in the environment."""
+    _watchers.append(on_change)
+
+
+def _tell_watchers() -> None:
+    for on_change in _watchers:
+        on_change()
 
 
 @contextlib.contextmanager
@@ -76,6 +88,7 @@ def override(**values: str | int | Path | None) -> Iterator[None]:
     finally:
         _overrides.clear()
         _overrides.update(before)
+        _tell_watchers()
 
 
 def backend() -> str | None:

@@ -5,10 +5,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .. import settings
 from ..errors import InvalidSetting
 from ..problem import ConvProblem
 from . import Backend, native
+
+
+class NativeFunction(NamedTuple):
+    """The address of a function of the compiled kernels, and its last two arguments."""
+
+    address: int
+    threads: int
+    isa: int
 
 
 class CpuBackend(Backend):
@@ -30,6 +40,13 @@ class CpuBackend(Backend):
         self.require_bias(problem, bias)
         kernel = _forward_kernel(problem, native.LANES[_isa()])
         return _run(kernel, "forward", problem, x, w, bias, y, accumulate=accumulate)
+
+    def forward_function(self, problem: ConvProblem) -> NativeFunction:
+        """What `forward` would call; its last argument is the number of an instruction set."""
+        isa = _isa()
+        name = f"{_forward_kernel(problem, native.LANES[isa])}_forward"
+        address = native.address(name, problem.dtype)
+        return NativeFunction(address, settings.threads(), native.ISA_CODES[isa])
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool

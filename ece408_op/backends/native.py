@@ -137,6 +137,13 @@ def populate(address: int, nbytes: int, threads: int) -> None:
     library().ece408_populate(address, nbytes, threads)
 
 
+def address(function: str, dtype: str) -> int:
+    """Where `ece408_<function>_<dtype>` is, for who calls it without Python. Raises
+    `KernelsMissing`."""
+    found = getattr(library(), f"ece408_{function}_{SUFFIXES[dtype]}")
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
+
+
 def run(
     function: str,
     problem: ConvProblem,

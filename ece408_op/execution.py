@@ -1,0 +1,161 @@
+"""What MXNet runs in the place of a graph with our operator, by who runs it.
+
+Executors get the bare graph. Executors without gradients, and hybridized Gluon blocks while
+nothing is recorded, get the compiled operator, on the CPU. It happens as MXNet is handed a graph;
+what users hold, save and export is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from . import bare_graphs, forward_operator, layout_guard
+
+# Types that the compiled operator has; others are refused by the custom one, in better words.
+_TYPES = ("float16", "float32", "float64")
+
+
+def install(mxnet: Any) -> None:
+    """Have MXNet's executors and hybridized blocks take their graphs from here."""
+    symbol_class = mxnet.symbol.symbol.Symbol
+    for name, shapes_of in (("bind", _bound_shapes), ("simple_bind", _inferred_shapes)):
+        method = getattr(symbol_class, name)
+        setattr(symbol_class, name, _binding(method, shapes_of, mxnet.MXNetError))
+    block_class = mxnet.gluon.HybridBlock
+    block_class._build_cache = _caching(block_class._build_cache)
+
+
+def _binding(method: Any, shapes_of: Any, mxnet_error: type[Exception]) -> Any:
+    """`bind` or `simple_bind` on a graph of ours."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def bind(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        given = signature.bind(self, *arguments, **keywords).arguments
+        shapes = shapes_of(self, given) if _only_forward(given) else None
+        compiled = None if shapes is None else bare_graphs.compiled(self, shapes)
+        if compiled is not None:
+            # Whatever is wrong, the custom operator says it in this package's words.
+            with contextlib.suppress(mxnet_error, RuntimeError):
+                executor = method(compiled, *arguments, **keywords)
+                _make_plain(compiled, executor.arg_dict)
+                return executor
+        return method(bare_graphs.bare(self), *arguments, **keywords)
+
+    return bind
+
+
+def _only_forward(given: dict[str, Any]) -> bool:
+    """Whether an executor of these arguments has no gradients and is on the CPU."""
+    requests = given.get("grad_req", "write")
+    requests = requests.values() if isinstance(requests, dict) else requests
+    requests = [requests] if isinstance(requests, str) else requests or ()
+    none_asked = all(request == "null" for request in requests)
+    no_room = "args" in given and not given.get("args_grad")
+    on_cpu = given["ctx"].device_type == "cpu" and not given.get("group2ctx")
+    return on_cpu and (none_asked or no_room)
+
+
+def _bound_shapes(symbol: Any, given: dict[str, Any]) -> dict[str, Any] | None:
+    """Shapes of the arrays that `bind` is given."""
+    args = given["args"]
+    arrays = args if isinstance(args, dict) else dict(zip(symbol.list_arguments(), args))
+    if not _are_floats(array.dtype for array in arrays.values()):
+        return None
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def _inferred_shapes(symbol: Any, given: dict[str, Any]) -> dict[str, Any] | None:
+    """Shapes of all arguments as they follow from those that `simple_bind` is given."""
+    if not _are_floats((given.get("type_dict") or {}).values()):
+        return None
+    try:
+        shapes, _, _ = symbol.infer_shape(**given.get("kwargs", {}))
+    except Exception:
+        # `simple_bind` meets it again.
+        return None
+    return None if shapes is None else dict(zip(symbol.list_arguments(), shapes))
+
+
+def _are_floats(types: Iterable[Any]) -> bool:
+    return all(np.dtype(dtype).name in _TYPES for dtype in types)
+
+
+def _make_plain(symbol: Any, arrays: dict[str, Any]) -> None:
+    """Undo blocked layouts that MXNet's convolutions have left the weights of ours in.
+
+    Right it is either way, but MXNet would convert them anew for every call.
+    """
+    from mxnet import nd
+
+    for name in bare_graphs.weights(symbol):
+        # Not in place: a blocked output is declared plain before its old values are read.
+        nd.identity(layout_guard.plain_gradient(nd, arrays[name]), out=arrays[name])
+
+
+def _caching(method: Any) -> Any:
+    """`HybridBlock._build_cache` with a second graph for what is not recorded."""
+
+    @functools.wraps(method)
+    def build_cache(self: Any, *arguments: Any) -> Any:
+        method(self, *arguments)
+        inputs = [is_data for is_data, _ in self._cached_op_args]
+        flags = [
+            ("data_indices", [i for i, is_data in enumerate(inputs) if is_data]),
+            ("param_indices", [i for i, is_data in enumerate(inputs) if not is_data]),
+            *self._flags,
+        ]
+        if not self._backend and forward_operator.missing() is None:
+            self._cached_op = _TwofoldOp(self._cached_op, self._cached_graph[1], flags)
+
+    return build_cache
+
+
+class _TwofoldOp:
+    """A CachedOp, with a compiled one beside it that computes what needs no gradients.
+
+    The second is made when it is first of use; with static memory it has memory of its own.
+    """
+
+    def __init__(self, cached_op: Any, symbol: Any, flags: list[tuple[str, Any]]) -> None:
+        self._cached_op = cached_op
+        self._symbol = symbol
+        self._flags = flags
+        self._compiled: Any = None
+        self._is_monitored = False
+
+    def __call__(self, *arrays: Any, **keywords: Any) -> Any:
+        from mxnet import MXNetError, autograd
+
+        if self._is_monitored or autograd.is_recording() or not self._can_compile(arrays):
+            return self._cached_op(*arrays, **keywords)
+        try:
+            return self._compiled(*arrays, **keywords)
+        except MXNetError:
+            # Whatever is wrong, the custom operator says it in this package's words.
+            return self._cached_op(*arrays, **keywords)
+
+    def _can_compile(self, arrays: tuple[Any, ...]) -> bool:
+        """Whether there is a compiled operator for these arrays; makes it the first time."""
+        if self._symbol is None or arrays[0].context.device_type != "cpu":
+            return self._compiled is not None and arrays[0].context.device_type == "cpu"
+        from mxnet.ndarray import CachedOp
+
+        inputs = dict(zip(self._symbol.list_inputs(), arrays))
+        shapes = {name: array.shape for name, array in inputs.items()}
+        compiled = bare_graphs.compiled(self._symbol, shapes)
+        self._symbol = None
+        if compiled is not None:
+            _make_plain(compiled, inputs)
+            self._compiled = CachedOp(compiled, self._flags)
+        return compiled is not None
+
+    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        self._is_monitored = bool(callback)
+        self._cached_op._register_op_hook(callback, monitor_all)

@@ -1,0 +1,118 @@
+"""`ece408_forward`: what `ece408_conv` computes forward on the CPU, without Python in its way.
+
+A custom operator written in Python costs MXNet a tenth of a millisecond and more for each call,
+needs guards (see layout_guard), and holds Python's lock. This one is compiled, in
+kernels/mxnet/forward_operator.cpp, and MXNet runs it as one of its own. It has no gradient, and
+stands in graphs that are only ever run (see execution); what users hold has `ece408_conv`.
+
+Python is asked once for each layer, shape and type which kernel is to run with how many threads.
+Until a setting changes the answer holds; while op times are being collected, or where another
+backend computes, the answer is that Python itself does, and it is handed the arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+from . import dispatch, errors, op_log, settings
+from .attributes import ConvAttributes
+from .backends.cpu import CpuBackend
+from .problem import ConvProblem
+
+NAME = "ece408_forward"
+LIBRARY = Path(__file__).resolve().parent / "backends" / "libece408_mxnet.so"
+# MXNet's numbers for types.
+_TYPES = ("float32", "float64", "float16")
+
+
+class _Plan(ctypes.Structure):
+    """The header's `ece408_plan`."""
+
+    _fields_ = [("kernel", ctypes.c_void_p), ("threads", ctypes.c_int), ("isa", ctypes.c_int)]
+
+
+_CALL = (ctypes.c_int64, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
+_Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
+_Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, *[ctypes.c_void_p] * 4)
+
+# Every layer there is a node of in some graph, and the number it has there.
+_layers: list[ConvAttributes] = []
+_numbers: dict[ConvAttributes, int] = {}
+_missing: str | None = "MXNet is not imported yet"
+
+
+def install(mxnet: Any) -> None:
+    """Have MXNet load the operator. Where that fails `missing` says why, and nothing uses it."""
+    global _missing
+    _missing = _load(mxnet.base)
+
+
+def missing() -> str | None:
+    """Why there is no such operator, in one line, or `None` if there is."""
+    return _missing
+
+
+def _load(base: Any) -> str | None:
+    if not LIBRARY.is_file():
+        return f"{LIBRARY} is not there; run `pip install .` in the checkout"
+    try:
+        base.check_call(base._LIB.MXLoadLib(str(LIBRARY).encode(), 0))
+        library = ctypes.CDLL(str(LIBRARY))
+        library.ece408_forward_use(_ask, _compute)
+    except (base.MXNetError, OSError, AttributeError) as error:
+        return f"{LIBRARY} does not load ({str(error).splitlines()[0]})"
+    settings.watch(library.ece408_forward_forget)
+    op_log.watch(library.ece408_forward_forget)
+    return None
+
+
+def node_attributes(layer: ConvAttributes) -> dict[str, str]:
+    """The attributes of a node that computes this layer, in this process."""
+    if layer not in _numbers:
+        _layers.append(layer)
+        _numbers[layer] = len(_layers) - 1
+    pairs = (layer.kernel, layer.stride, layer.pad, layer.dilate)
+    sizes = [layer.spatial, int(not layer.no_bias), layer.num_filter, layer.num_group]
+    geometry = [*sizes, *(number for pair in pairs for number in pair)]
+    return {"site": str(_numbers[layer]), "geometry": " ".join(map(str, geometry))}
+
+
+def _call(number: int, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:
+    given = _layers[number]
+    layer = dispatch.Layer(given.layer, "cpu", given.backend, 0, given.cuda_kernel, given.precision)
+    return _problem(given, tuple(sizes[:4]), _TYPES[mxnet_type]), layer
+
+
+@functools.lru_cache(maxsize=4096)
+def _problem(layer: ConvAttributes, sizes: tuple[int, int, int, int], dtype: str) -> ConvProblem:
+    return layer.problem(sizes if layer.spatial == 2 else (*sizes[:2], sizes[3]), dtype)
+
+
+@_Ask
+def _ask(number: int, mxnet_type: int, sizes: Any, plan: Any) -> None:
+    if op_log.is_open():
+        return
+    try:
+        problem, layer = _call(number, mxnet_type, sizes)
+        backend = dispatch.select(problem, layer, "forward")
+        if isinstance(backend, CpuBackend):
+            plan[0] = _Plan(*backend.forward_function(problem))
+    except errors.Ece408Error:
+        # `_compute` is called next, meets it again, and there is someone to tell.
+        return
+
+
+@_Compute
+def _compute(
+    number: int, mxnet_type: int, sizes: Any, x: int, w: int, bias: int | None, y: int
+) -> int:
+    try:
+        problem, layer = _call(number, mxnet_type, sizes)
+        dispatch.forward(problem, layer, x, w, bias, y, accumulate=False)
+    except Exception as error:
+        errors.remember(error)
+        return 0
+    return 1

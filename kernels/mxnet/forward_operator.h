@@ -1,0 +1,42 @@
+/* What Python tells the library of `forward_operator.cpp`, which MXNet loads, besides what
+ * MXNet's own lib_api.h says. */
+#ifndef ECE408_FORWARD_OPERATOR_H
+#define ECE408_FORWARD_OPERATOR_H
+
+#include <stdint.h>
+
+#include "../cpu/ece408.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A forward function of ece408.h for float32, or for another type its arrays are of. */
+typedef int ece408_kernel(const ece408_problem* problem, const void* x, const void* w,
+                          const void* bias, void* y, int accumulate, int threads, int isa);
+
+/* What computes a call; without a kernel, Python does. */
+typedef struct ece408_plan {
+    ece408_kernel* kernel;
+    int threads, isa;
+} ece408_plan;
+
+/* Fills in the plan for a layer, by its number, on data of MXNet's type number `type` and of
+ * batch, channels, height and width `sizes`. */
+typedef void ece408_ask(int64_t site, int type, const int64_t* sizes, ece408_plan* plan);
+
+/* Computes the same call itself; 0 if it failed. */
+typedef int ece408_compute(int64_t site, int type, const int64_t* sizes, const void* x,
+                           const void* w, const void* bias, void* y);
+
+/* Before the first call. */
+ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute);
+
+/* Has every plan asked for anew. */
+ECE408_EXPORT void ece408_forward_forget(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,305 @@
+"""The compiled operator, wherever MXNet runs a graph of ours that has no gradient."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op import bare_graphs, doctor, errors, forward_operator, settings
+from ece408_op.backends.reference import ReferenceBackend
+from ece408_op.errors import InvalidProblem, InvalidSetting
+from ece408_op.operator import ConvolutionOp
+
+CASES = [
+    ({"kernel": (3, 3), "num_filter": 5}, (2, 3, 9, 7), "float32"),
+    ({"kernel": (5, 5), "num_filter": 8, "no_bias": True}, (3, 4, 12, 31), "float32"),
+    ({"kernel": (3, 2), "num_filter": 4, "stride": (2, 1), "pad": (1, 3)}, (1, 2, 8, 5), "float64"),
+    (
+        {"kernel": (3, 3), "num_filter": 6, "num_group": 3, "dilate": (2, 1)},
+        (2, 6, 9, 9),
+        "float32",
+    ),
+    ({"kernel": (1, 1), "num_filter": 16}, (1, 16, 20, 20), "float16"),
+    ({"kernel": (4,), "num_filter": 3, "stride": (2,), "pad": (1,)}, (2, 5, 11), "float32"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _operator_is_there(mx):
+    assert forward_operator.missing() is None
+
+
+@pytest.fixture
+def python_calls(monkeypatch):
+    """The calls that the operator written in Python got."""
+    calls = []
+    forward = ConvolutionOp.forward
+
+    def counted(self, *arguments, **keywords):
+        calls.append(self)
+        return forward(self, *arguments, **keywords)
+
+    monkeypatch.setattr(ConvolutionOp, "forward", counted)
+    return calls
+
+
+def _block(mx, attributes, shape, dtype, convolution=ece408_op.Convolution):
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="net_")
+            spatial = attributes["kernel"]
+            filters, groups = attributes["num_filter"], attributes.get("num_group", 1)
+            with self.name_scope():
+                sizes = (filters, shape[1] // groups, *spatial)
+                self.weight = self.params.get("weight", shape=sizes, dtype=dtype)
+                if not attributes.get("no_bias"):
+                    self.bias = self.params.get("bias", shape=(filters,), dtype=dtype)
+
+        def hybrid_forward(self, F, x, weight, bias=None):
+            take = convolution if convolution is not None else F.Convolution
+            return take(x, weight, bias, name="layer", **attributes)
+
+    net = Net()
+    net.initialize()
+    net.hybridize()
+    return net
+
+
+def _set_weights(mx, rng, *nets):
+    for name, parameter in nets[0].collect_params().items():
+        values = rng.integers(-2, 3, parameter.shape)
+        for net in nets:
+            net.collect_params()[name].set_data(mx.nd.array(values, dtype=parameter.dtype))
+
+
+def _data(mx, rng, shape, dtype="float32"):
+    return mx.nd.array(rng.integers(-2, 3, shape), dtype=dtype)
+
+
+@pytest.mark.parametrize(("attributes", "shape", "dtype"), CASES)
+def test_a_hybridized_net_is_right_without_python(mx, rng, python_calls, attributes, shape, dtype):
+    ours = _block(mx, attributes, shape, dtype)
+    eager = _block(mx, attributes, shape, dtype)
+    eager.hybridize(False)
+    _set_weights(mx, rng, ours, eager)
+    for batch in (shape[0], shape[0] + 2):
+        x = _data(mx, rng, (batch, *shape[1:]), dtype)
+        y = ours(x).asnumpy()
+        assert python_calls == []
+        np.testing.assert_array_equal(y, eager(x).asnumpy())
+        assert len(python_calls) == 1
+        python_calls.clear()
+
+
+@pytest.mark.parametrize(("attributes", "shape", "dtype"), CASES)
+@pytest.mark.parametrize("simple", [False, True])
+def test_an_executor_without_gradients_is_right(
+    mx, rng, python_calls, attributes, shape, dtype, simple
+):
+    symbol = ece408_op.Convolution(mx.sym.Variable("data"), name="layer", **attributes)
+    shapes, outputs, _ = symbol.infer_shape(data=shape)
+    arrays = {n: _data(mx, rng, s, dtype) for n, s in zip(symbol.list_arguments(), shapes)}
+    if simple:
+        types = dict.fromkeys(arrays, np.dtype(dtype).type)
+        executor = symbol.simple_bind(mx.cpu(), grad_req="null", type_dict=types, data=shape)
+        executor.copy_params_from(arrays)
+    else:
+        executor = symbol.bind(mx.cpu(), arrays)
+    found = executor.forward()[0].asnumpy()
+    assert python_calls == []
+    assert found.shape == outputs[0]
+    with_gradients = {name: array.zeros_like() for name, array in arrays.items()}
+    expected = symbol.bind(mx.cpu(), arrays, with_gradients).forward()[0].asnumpy()
+    assert len(python_calls) == 1
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_module_for_prediction_and_its_reshape(mx, rng, python_calls):
+    symbol = ece408_op.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c")
+    module = mx.mod.Module(symbol, data_names=["data"], label_names=None)
+    module.bind([("data", (2, 3, 8, 8))], for_training=False)
+    module.init_params(mx.init.One())
+    for batch in (2, 5):
+        x = _data(mx, rng, (batch, 3, 8, 8))
+        module.forward(mx.io.DataBatch([x]))
+        found = module.get_outputs()[0].asnumpy()
+        w = mx.nd.ones((4, 3, 3, 3))
+        expected = mx.nd.Convolution(x, w, kernel=(3, 3), num_filter=4, no_bias=True).asnumpy()
+        np.testing.assert_array_equal(
+            found, expected + module.get_params()[0]["c_bias"].asnumpy()[0]
+        )
+    assert python_calls == []
+
+
+def test_training_and_inference_take_turns(mx, rng):
+    """Recorded calls have gradients, and what they change is seen by the others."""
+    attributes, shape = {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8)
+    nets = [_block(mx, attributes, shape, "float32", c) for c in (ece408_op.Convolution, None)]
+    _set_weights(mx, rng, *nets)
+    trainers = [
+        mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}) for net in nets
+    ]
+    for _ in range(5):
+        x = _data(mx, rng, shape)
+        before = []
+        for net, trainer in zip(nets, trainers):
+            before.append(net(x).asnumpy())
+            with mx.autograd.record():
+                loss = (net(x) * x.sum()).sum()
+            loss.backward()
+            trainer.step(1024)
+        np.testing.assert_allclose(*before, rtol=1e-4, atol=1e-4)
+
+
+def test_exported_and_held_graphs_stay_what_they_are(mx, rng, tmp_path):
+    net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
+    net(_data(mx, rng, (2, 3, 8, 8))).wait_to_read()
+    net.export(str(tmp_path / "net"))
+    text = (tmp_path / "net-symbol.json").read_text()
+    assert "ece408_conv" in text
+    assert forward_operator.NAME not in text
+
+
+def test_a_compiled_graph_has_the_same_arguments_and_outputs(mx):
+    symbol = ece408_op.Convolution(mx.sym.Variable("data"), name="c", kernel=(3, 3), num_filter=4)
+    shapes = {"data": (2, 3, 8, 8), "c_weight": (4, 3, 3, 3), "c_bias": (4,)}
+    found = bare_graphs.compiled(symbol, shapes)
+    operators = {node["op"] for node in json.loads(found.tojson())["nodes"]}
+    assert operators == {"null", forward_operator.NAME}
+    assert found.list_arguments() == symbol.list_arguments()
+    assert found.list_outputs() == symbol.list_outputs()
+    assert bare_graphs.compiled(symbol, {"data": (2, 3, 8, 8)}) is None
+    assert bare_graphs.compiled(mx.sym.Variable("data") + 1, {"data": (2,)}) is None
+
+
+def test_op_times_are_collected_as_ever(mx, rng):
+    net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
+    x = _data(mx, rng, (2, 3, 8, 8))
+    net(x).wait_to_read()
+    with ece408_op.op_times() as log:
+        net(x).wait_to_read()
+    net(x).wait_to_read()
+    assert [(entry.layer, entry.problem.batch) for entry in log] == [("net_layer", 2)]
+
+
+def test_settings_are_followed_from_call_to_call(mx, rng, monkeypatch):
+    net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
+    _set_weights(mx, rng, net)
+    x = _data(mx, rng, (2, 3, 8, 8))
+    expected = net(x).asnumpy()
+    computed = []
+    forward = ReferenceBackend.forward
+
+    def counted(self, *arguments):
+        computed.append(arguments)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(ReferenceBackend, "forward", counted)
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert len(computed) == 0
+    with settings.override(backend="reference"):
+        np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert len(computed) == 1
+    net(x).wait_to_read()
+    assert len(computed) == 1
+    with monkeypatch.context() as environment:
+        environment.setenv("ECE408_BACKEND", "reference")
+        np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert len(computed) == 2
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert len(computed) == 2
+
+
+def test_errors_are_in_this_packages_words(mx, rng, monkeypatch):
+    net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
+    net(_data(mx, rng, (2, 3, 8, 8))).wait_to_read()
+    with pytest.raises(InvalidProblem, match="weight has shape"), errors.surfaced():
+        net(_data(mx, rng, (2, 4, 8, 8))).asnumpy()
+    with pytest.raises(InvalidProblem, match="covers 3x3 pixels"), errors.surfaced():
+        net(_data(mx, rng, (2, 3, 2, 8))).asnumpy()
+    monkeypatch.setenv("ECE408_ISA", "mmx")
+    with pytest.raises(InvalidSetting, match="unknown instruction set 'mmx'"), errors.surfaced():
+        net(_data(mx, rng, (2, 3, 8, 8))).asnumpy()
+    symbol = ece408_op.Convolution(mx.sym.Variable("data"), kernel=(9, 9), num_filter=4)
+    with pytest.raises(InvalidProblem, match="covers 9x9 pixels"), errors.surfaced():
+        symbol.simple_bind(mx.cpu(), grad_req="null", data=(2, 3, 8, 8))
+
+
+def test_a_monitor_sees_every_layer(mx, rng):
+    net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
+    x = _data(mx, rng, (2, 3, 8, 8))
+    net(x).wait_to_read()
+    seen = []
+    net.register_op_hook(lambda node, operator, array: seen.append(node))
+    net(x).wait_to_read()
+    mx.nd.waitall()
+    assert b"net_layer_conv_output" in seen
+
+
+def test_many_threads_with_graphs_of_their_own(mx, rng):
+    attributes, failures = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}, []
+    inputs = [_data(mx, rng, (2, 3, 9 + i, 8)) for i in range(6)]
+    w = _data(mx, rng, (4, 3, 3, 3))
+    expected = [mx.nd.Convolution(x, w, **attributes).asnumpy() for x in inputs]
+    symbol = ece408_op.Convolution(mx.sym.Variable("x"), mx.sym.Variable("w"), **attributes)
+
+    def work(i):
+        executor = symbol.bind(mx.cpu(), {"x": inputs[i], "w": w})
+        for _ in range(40):
+            if not np.array_equal(executor.forward()[0].asnumpy(), expected[i]):
+                failures.append(i)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+
+
+def test_forks_in_flight_do_not_hang(run_python):
+    """The first call of a layer asks Python, which a fork holds up."""
+    code = """
+import os, ece408_op, mxnet as mx
+symbol = ece408_op.Convolution(mx.sym.Variable("x"), mx.sym.Variable("w"), kernel=(3, 3),
+                               num_filter=4, no_bias=True)
+for size in range(8, 38):
+    x, w = mx.nd.ones((2, 3, size, size)), mx.nd.ones((4, 3, 3, 3))
+    executor = symbol.bind(mx.cpu(), {"x": x, "w": w})
+    executor.forward()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if executor.forward()[0].asnumpy().max() == 27 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+print("done")
+"""
+    result = run_python(code)
+    assert result.stdout == "done\n", result.stderr
+
+
+def test_without_the_library_python_computes(run_python):
+    code = """
+from pathlib import Path
+from ece408_op import forward_operator
+forward_operator.LIBRARY = Path("/nowhere/lib.so")
+import ece408_op, mxnet as mx
+net = ece408_op.Conv2D(4, 3, in_channels=3)
+net.initialize(mx.init.One()); net.hybridize()
+print(net(mx.nd.ones((1, 3, 5, 5))).asnumpy().max(), forward_operator.missing())
+"""
+    expected = "27.0 /nowhere/lib.so is not there; run `pip install .` in the checkout\n"
+    result = run_python(code)
+    assert result.stdout == expected, result.stderr
+
+
+def test_doctor_says_whether_there_is_one(monkeypatch):
+    def finding():
+        return next(f for f in doctor.diagnose().findings if f.name == "compiled operator")
+
+    assert (finding().status, finding().detail) == ("ok", forward_operator.LIBRARY.name)
+    monkeypatch.setattr(forward_operator, "_missing", "it does not load")
+    assert finding().detail == "it does not load"
