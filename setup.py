@@ -23,7 +23,7 @@ from setuptools.command.build_ext import build_ext
 KERNELS = "ece408_op.backends.libece408_cpu"
 OPERATOR = "ece408_op.backends.libece408_mxnet"
 SOURCES = Path("kernels/cpu")
-OPERATOR_SOURCE = Path("kernels/mxnet/forward_operator.cpp")
+OPERATOR_SOURCES = Path("kernels/mxnet")
 COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-fopenmp", "-Wall", "-Wextra")
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
 LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti")
@@ -84,10 +84,8 @@ def mxnet_folder() -> Path | None:
 def operator_objects(mxnet: Path) -> Objects:
     """As `kernel_objects`; MXNet's part shows its functions to MXNet by default."""
     include = ("-isystem", str(mxnet / "include"))
-    return {
-        "forward_operator": (OPERATOR_SOURCE, include),
-        "lib_api": (mxnet / "src" / "lib_api.cc", (*include, "-w")),
-    }
+    own: Objects = {f.stem: (f, include) for f in sorted(OPERATOR_SOURCES.glob("*.cpp"))}
+    return {**own, "lib_api": (mxnet / "src" / "lib_api.cc", (*include, "-w"))}
 
 
 def kernel_objects(compiler: list[str]) -> Objects:
@@ -114,7 +112,7 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
-        inputs = [Path("setup.py"), *SOURCES.iterdir(), *OPERATOR_SOURCE.parent.iterdir()]
+        inputs = [Path("setup.py"), *SOURCES.iterdir(), *OPERATOR_SOURCES.iterdir()]
         if not self.force and is_newer(library, inputs):
             return
         compiler, mxnet = find_compiler(), mxnet_folder()
@@ -173,7 +171,7 @@ setup(
     },
     ext_modules=[
         Extension(KERNELS, sources=[str(SOURCES / f"{name}.cpp") for name in (*FIXED, *PER_ISA)]),
-        Extension(OPERATOR, sources=[str(OPERATOR_SOURCE)]),
+        Extension(OPERATOR, sources=[str(f) for f in sorted(OPERATOR_SOURCES.glob("*.cpp"))]),
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
 )

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import forward_operator
+from . import forward_operator, fusion
 from .attributes import ConvAttributes
 
 _OURS = "ece408_conv"
@@ -35,8 +35,11 @@ def bare(symbol: Any) -> Any:
     return symbol if graph is None or not _remove_guards(graph) else _like(symbol, graph)
 
 
-def compiled(symbol: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
+def compiled(symbol: Any, shapes: Mapping[str, Sequence[int]], fuse: bool = False) -> Any:
     """`bare` with `ece408_forward` for our operator, to be run on the CPU and never back.
+
+    With `fuse` it also does what follows a convolution, see `fusion`; then the order of the
+    arguments may be another, and averages that are moved otherwise are arguments.
 
     `shapes` are those of the symbol's arguments: MXNet does not hand a library's operator what
     it does not know, so they are noted at the weights. `None` where it cannot be: no operator of
@@ -54,16 +57,18 @@ def compiled(symbol: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
         own = {k: v for k, v in node["attrs"].items() if k != "op_type"}
         node["op"] = forward_operator.NAME
         node["attrs"] = forward_operator.node_attributes(ConvAttributes.parse(own))
-    result = _like(symbol, graph)
+    if fuse:
+        _replace_nodes(graph, fusion.fuse(graph["nodes"], graph["heads"]))
+    result = _like(symbol, graph, any_order=fuse)
     return None if result is symbol else result
 
 
-def weights(symbol: Any) -> list[str]:
-    """Names of the variables that are weights and biases of a compiled graph's convolutions."""
+def weights(symbol: Any) -> set[str]:
+    """Names of the variables that a compiled graph's convolutions take besides their data."""
     nodes = json.loads(symbol.tojson())["nodes"]
     ours = [node for node in nodes if node["op"] == forward_operator.NAME]
     sources = {entry[0] for node in ours for entry in node["inputs"][1:]}
-    return [nodes[number]["name"] for number in sources if nodes[number]["op"] == "null"]
+    return {nodes[number]["name"] for number in sources if nodes[number]["op"] == "null"}
 
 
 def _note_shape(variable: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> bool:
@@ -80,12 +85,13 @@ def _graph(symbol: Any) -> dict[str, Any] | None:
     return json.loads(text) if _OURS in text and '"subgraphs"' not in text else None
 
 
-def _like(symbol: Any, graph: dict[str, Any]) -> Any:
+def _like(symbol: Any, graph: dict[str, Any], any_order: bool = False) -> Any:
     """The graph as a Symbol, if it takes and gives what `symbol` does; else that."""
     from mxnet.symbol import load_json
 
     result = load_json(json.dumps(graph))
-    same = result.list_inputs() == symbol.list_inputs()
+    taken, expected = result.list_inputs(), symbol.list_inputs()
+    same = sorted(taken) == sorted(expected) if any_order else taken == expected
     return result if same and result.list_outputs() == symbol.list_outputs() else symbol
 
 
@@ -101,6 +107,16 @@ def _remove_guards(graph: dict[str, Any]) -> bool:
             nodes[source]["name"] = node["name"]
         guards = source != number and (number in before or after_ours)
         stands_for.append(stands_for[source] if guards else number)
+    return _replace_nodes(graph, stands_for)
+
+
+def _replace_nodes(graph: dict[str, Any], stands_for: Sequence[int]) -> bool:
+    """Put another node's first output in the place of each, in place; whether any went.
+
+    `stands_for[number]` is the node that stays in the place of that one, often the same, and
+    comes before everything that uses it.
+    """
+    nodes = graph["nodes"]
     kept = [number for number, place in enumerate(stands_for) if place == number]
     moved = {number: place for place, number in enumerate(kept)}
 

@@ -94,7 +94,7 @@ def _make_plain(symbol: Any, arrays: dict[str, Any]) -> None:
     """
     from mxnet import nd
 
-    for name in bare_graphs.weights(symbol):
+    for name in bare_graphs.weights(symbol) & arrays.keys():
         # Not in place: a blocked output is declared plain before its old values are read.
         nd.identity(layout_guard.plain_gradient(nd, arrays[name]), out=arrays[name])
 
@@ -105,14 +105,11 @@ def _caching(method: Any) -> Any:
     @functools.wraps(method)
     def build_cache(self: Any, *arguments: Any) -> Any:
         method(self, *arguments)
-        inputs = [is_data for is_data, _ in self._cached_op_args]
-        flags = [
-            ("data_indices", [i for i, is_data in enumerate(inputs) if is_data]),
-            ("param_indices", [i for i, is_data in enumerate(inputs) if not is_data]),
-            *self._flags,
-        ]
         if not self._backend and forward_operator.missing() is None:
-            self._cached_op = _TwofoldOp(self._cached_op, self._cached_graph[1], flags)
+            symbol = self._cached_graph[1]
+            names = symbol.list_inputs()
+            data = {name for name, (is_data, _) in zip(names, self._cached_op_args) if is_data}
+            self._cached_op = _TwofoldOp(self._cached_op, symbol, data, self._flags)
 
     return build_cache
 
@@ -123,38 +120,56 @@ class _TwofoldOp:
     The second is made when it is first of use; with static memory it has memory of its own.
     """
 
-    def __init__(self, cached_op: Any, symbol: Any, flags: list[tuple[str, Any]]) -> None:
+    def __init__(
+        self, cached_op: Any, symbol: Any, data: set[str], flags: list[tuple[str, Any]]
+    ) -> None:
         self._cached_op = cached_op
         self._symbol = symbol
+        self._data = data
         self._flags = flags
         self._compiled: Any = None
+        self._order: list[int] = []
+        self._is_tried = False
         self._is_monitored = False
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         from mxnet import MXNetError, autograd
 
-        if self._is_monitored or autograd.is_recording() or not self._can_compile(arrays):
+        # Under train_mode a normalisation takes the batch's own averages, and adds to its others.
+        plain = not (self._is_monitored or autograd.is_recording() or autograd.is_training())
+        if not plain or arrays[0].context.device_type != "cpu" or not self._can_compile(arrays):
             return self._cached_op(*arrays, **keywords)
         try:
-            return self._compiled(*arrays, **keywords)
+            return self._compiled(*(arrays[number] for number in self._order), **keywords)
         except MXNetError:
             # Whatever is wrong, the custom operator says it in this package's words.
             return self._cached_op(*arrays, **keywords)
 
     def _can_compile(self, arrays: tuple[Any, ...]) -> bool:
-        """Whether there is a compiled operator for these arrays; makes it the first time."""
-        if self._symbol is None or arrays[0].context.device_type != "cpu":
-            return self._compiled is not None and arrays[0].context.device_type == "cpu"
+        """Whether there is a compiled operator; tries to make it the first time."""
+        if not self._is_tried:
+            self._is_tried = True
+            self._compile(arrays)
+        return self._compiled is not None
+
+    def _compile(self, arrays: tuple[Any, ...]) -> None:
         from mxnet.ndarray import CachedOp
 
-        inputs = dict(zip(self._symbol.list_inputs(), arrays))
+        names = self._symbol.list_inputs()
+        inputs = dict(zip(names, arrays))
+        floats = all(array.dtype == np.float32 for array in arrays)
         shapes = {name: array.shape for name, array in inputs.items()}
-        compiled = bare_graphs.compiled(self._symbol, shapes)
-        self._symbol = None
-        if compiled is not None:
-            _make_plain(compiled, inputs)
-            self._compiled = CachedOp(compiled, self._flags)
-        return compiled is not None
+        symbol = bare_graphs.compiled(self._symbol, shapes, fuse=floats)
+        if symbol is None:
+            return
+        _make_plain(symbol, {k: v for k, v in inputs.items() if k not in self._data})
+        taken = symbol.list_inputs()
+        self._order = [names.index(name) for name in taken]
+        indices = [
+            ("data_indices", [i for i, name in enumerate(taken) if name in self._data]),
+            ("param_indices", [i for i, name in enumerate(taken) if name not in self._data]),
+        ]
+        self._compiled = CachedOp(symbol, [*indices, *self._flags])
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._is_monitored = bool(callback)

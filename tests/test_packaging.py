@@ -56,12 +56,14 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist):
     assert run.stdout.count("Op Time: ") == 2
     code = (
         "import ece408_op.resources as r; kernels = r.kernels_dir(); "
-        "print(r.__file__, kernels, *(kernels / 'tuned').glob('*.json'))"
+        "print(r.__file__, kernels, *(kernels / 'tuned').glob('*.json')); "
+        "import mxnet, ece408_op.forward_operator as f; print(f.missing())"
     )
     where = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    paths = where.stdout.split()
-    assert all(path.startswith(str(site)) for path in paths)
-    assert len(paths) >= 3
+    paths, missing = where.stdout.splitlines()
+    assert all(path.startswith(str(site)) for path in paths.split())
+    assert len(paths.split()) >= 3
+    assert missing == "None"
 
 
 def test_no_compiler_is_said_in_one_line(source, tmp_path):

@@ -3,35 +3,31 @@
 //
 // What computes a call is asked of Python once for each layer, shape and type, and remembered
 // until the settings change; a call without an answer that is a kernel is handed to Python whole.
-#include <mxnet/lib_api.h>
-
-#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <mutex>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "../cpu/shape.h"
-#include "forward_operator.h"
+#include "after.h"
+#include "library.h"
+#include "plans.h"
 
 namespace {
 
-using Attributes = std::unordered_map<std::string, std::string>;
-using Shape = std::vector<unsigned int>;
-using mxnet::ext::MX_FAIL;
-using mxnet::ext::MX_SUCCESS;
-using mxnet::ext::MXReturnValue;
-using mxnet::ext::MXTensor;
+using ece408::Call;
+using ece408::plans;
 
 // What the attributes say: the layer's number with Python, and the convolution but for its data.
 struct Layer {
     int64_t site = -1;
     int spatial = 2, bias = 0;
+    After after;
     ece408_problem problem{};  // batch, channels, height and width are the data's
+
+    // data, weight[, bias][, gamma, beta, mean, variance][, what is added]
+    size_t vectors_end() const { return 2 + bias + (after.normalizes ? 4 : 0); }
+    size_t inputs() const { return vectors_end() + (after.adds ? 1 : 0); }
 };
 
 bool parse(const Attributes& attributes, Layer* layer) {
@@ -49,7 +45,7 @@ bool parse(const Attributes& attributes, Layer* layer) {
     p.filters = n[2], p.groups = n[3];
     p.kernel_h = n[4], p.kernel_w = n[5], p.stride_h = n[6], p.stride_w = n[7];
     p.pad_h = n[8], p.pad_w = n[9], p.dilate_h = n[10], p.dilate_w = n[11];
-    return true;
+    return parse_after(attributes, &layer->after);
 }
 
 // A one-dimensional convolution is a two-dimensional one on images of height 1.
@@ -71,33 +67,11 @@ Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height
     return shape;
 }
 
-MXReturnValue fail(const char* what) {
-    MX_ERROR_MSG << what;
-    return MX_FAIL;
-}
-
 MXReturnValue parse_attributes(const Attributes& attributes, int* inputs, int* outputs) {
     Layer layer;
     if (!parse(attributes, &layer)) return fail("ece408_forward: attributes cannot be read");
-    *inputs = 2 + layer.bias;
+    *inputs = static_cast<int>(layer.inputs());
     *outputs = 1;
-    return MX_SUCCESS;
-}
-
-// MXNet's number for a type that is not known yet; float32, float64 and float16 are 0 to 2.
-constexpr int kUnknownType = -1;
-
-MXReturnValue infer_types(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
-    int common = kUnknownType;
-    for (int type : *in) {
-        if (type == kUnknownType) continue;
-        if (type > mxnet::ext::kFloat16) return fail("ece408_forward: the type is not supported");
-        if (common != kUnknownType && type != common)
-            return fail("ece408_forward: the inputs are of different types");
-        common = type;
-    }
-    in->assign(in->size(), common);
-    (*out)[0] = common;
     return MX_SUCCESS;
 }
 
@@ -109,75 +83,11 @@ MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
         return fail("ece408_forward: there is no such convolution of data");
     const ece408::Shape s = ece408::derive(layer.problem);
     (*in)[1] = shape_of(layer, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
-    if (layer.bias) (*in)[2] = {static_cast<unsigned int>(s.filters)};
+    for (size_t i = 2; i < layer.vectors_end(); i++)
+        (*in)[i] = {static_cast<unsigned int>(s.filters)};
     (*out)[0] = shape_of(layer, s.batch, s.filters, s.out_height, s.out_width);
+    if (layer.after.adds) in->back() = (*out)[0];
     return MX_SUCCESS;
-}
-
-// Layer, type, batch, channels, height, width.
-using Call = std::array<int64_t, 6>;
-
-constexpr size_t kMostPlans = 4096;
-// The settings that choose among CPU kernels; a change of any makes every plan void.
-constexpr const char* kVariables[] = {"ECE408_BACKEND", "ECE408_ISA", "ECE408_THREADS"};
-
-class Plans {
-public:
-    void use(ece408_ask* ask, ece408_compute* compute) {
-        ask_ = ask;
-        compute_ = compute;
-    }
-
-    void forget() {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        plans_.clear();
-        ++generation_;
-    }
-
-    ece408_plan plan(const Call& call) {
-        uint64_t generation;
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            watch_environment();
-            const auto found = plans_.find(call);
-            if (found != plans_.end()) return found->second;
-            generation = generation_;
-        }
-        ece408_plan answer{};
-        ask_(call[0], static_cast<int>(call[1]), call.data() + 2, &answer);
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (plans_.size() >= kMostPlans) plans_.clear();
-        if (generation == generation_) plans_[call] = answer;
-        return answer;
-    }
-
-    bool compute(const Call& call, const void* x, const void* w, const void* bias, void* y) {
-        return compute_(call[0], static_cast<int>(call[1]), call.data() + 2, x, w, bias, y) != 0;
-    }
-
-private:
-    void watch_environment() {
-        for (size_t i = 0; i < environment_.size(); i++) {
-            const char* value = std::getenv(kVariables[i]);
-            if (environment_[i] == (value ? value : "")) continue;
-            environment_[i] = value ? value : "";
-            plans_.clear();
-            ++generation_;
-        }
-    }
-
-    std::mutex mutex_;
-    std::map<Call, ece408_plan> plans_;
-    std::array<std::string, 3> environment_;
-    uint64_t generation_ = 0;
-    ece408_ask* ask_ = nullptr;
-    ece408_compute* compute_ = nullptr;
-};
-
-// Never destroyed: MXNet's threads may still be running when the process ends.
-Plans& plans() {
-    static Plans* const all = new Plans;
-    return *all;
 }
 
 class Convolution : public mxnet::ext::CustomStatefulOp {
@@ -188,21 +98,51 @@ public:
                           const mxnet::ext::OpResource&) override {
         Layer layer = layer_;
         if (!set_data((*in)[0].shape, &layer)) return fail("ece408_forward: no convolution");
+        Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
+                      layer.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
         const ece408_problem& p = layer.problem;
         const Call call{layer.site, (*in)[0].dtype, p.batch, p.channels, p.height, p.width};
-        const void *x = (*in)[0].data_ptr, *w = (*in)[1].data_ptr;
-        const void* bias = layer.bias ? (*in)[2].data_ptr : nullptr;
-        void* y = (*out)[0].data_ptr;
         const ece408_plan plan = plans().plan(call);
-        if (plan.kernel &&
-            plan.kernel(&p, x, w, bias, y, 0, plan.threads, plan.isa) == ECE408_OK)
-            return MX_SUCCESS;
-        // Python also does what a kernel could not, so as to say why.
-        if (plans().compute(call, x, w, bias, y)) return MX_SUCCESS;
-        return fail("ece408_forward: see ece408_op.errors.surfaced for what went wrong");
+        if (layer.after.is_nothing()) return convolve(p, call, plan, arrays);
+        const Affine affine = affine_of(layer.after, p.filters, in, 2 + layer.bias);
+        const float* added = layer.after.adds ? in->back().data<float>() : nullptr;
+        return convolve_and_finish(layer, call, plan, arrays, affine, added);
     }
 
 private:
+    struct Arrays {
+        const void *x, *w, *bias;
+        void* y;
+    };
+
+    static MXReturnValue convolve(const ece408_problem& p, const Call& call,
+                                  const ece408_plan& plan, const Arrays& a) {
+        if (plan.kernel &&
+            plan.kernel(&p, a.x, a.w, a.bias, a.y, 0, plan.threads, plan.isa) == ECE408_OK)
+            return MX_SUCCESS;
+        // Python also does what a kernel could not, so as to say why.
+        if (plans().compute(call, a.x, a.w, a.bias, a.y)) return MX_SUCCESS;
+        return fail("ece408_forward: see ece408_op.errors.surfaced for what went wrong");
+    }
+
+    // In float32.
+    static MXReturnValue convolve_and_finish(const Layer& layer, const Call& call,
+                                             const ece408_plan& plan, const Arrays& arrays,
+                                             const Affine& affine, const float* added) {
+        const ece408::Shape s = ece408::derive(layer.problem);
+        const MXReturnValue status = convolve(layer.problem, call, plan, arrays);
+        if (status != MX_SUCCESS) return status;
+        const int64_t pixels = s.out_height * s.out_width;
+        float* const y = static_cast<float*>(arrays.y);
+#pragma omp parallel for num_threads(plan.threads) schedule(static)
+        for (int64_t plane = 0; plane < s.batch * s.filters; plane++) {
+            const int64_t first = plane * pixels;
+            finish_plane(layer.after, affine, plane % s.filters, pixels, y + first,
+                         added ? added + first : nullptr, y + first);
+        }
+        return MX_SUCCESS;
+    }
+
     Layer layer_;
 };
 
@@ -222,9 +162,3 @@ REGISTER_OP(ece408_forward)
     .setCreateOpState(create, "cpu");
 
 }  // namespace
-
-MXReturnValue initialize(int) { return MX_SUCCESS; }
-
-void ece408_forward_use(ece408_ask* ask, ece408_compute* compute) { plans().use(ask, compute); }
-
-void ece408_forward_forget(void) { plans().forget(); }

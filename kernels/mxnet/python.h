@@ -1,7 +1,7 @@
-/* What Python tells the library of `forward_operator.cpp`, which MXNet loads, besides what
+/* What Python tells the library of this folder, which MXNet loads, besides what
  * MXNet's own lib_api.h says. */
-#ifndef ECE408_FORWARD_OPERATOR_H
-#define ECE408_FORWARD_OPERATOR_H
+#ifndef ECE408_PYTHON_H
+#define ECE408_PYTHON_H
 
 #include <stdint.h>
 
@@ -21,7 +21,7 @@ typedef struct ece408_plan {
     int threads, isa;
 } ece408_plan;
 
-/* Fills in the plan for a layer, by its number, on data of MXNet's type number `type` and of
+/* Fills in the plan for a layer, by its number, or with -1 the threads for anything else, on data of MXNet's type number `type` and of
  * batch, channels, height and width `sizes`. */
 typedef void ece408_ask(int64_t site, int type, const int64_t* sizes, ece408_plan* plan);
 

@@ -1,0 +1,62 @@
+// What follows a convolution and is done as it ends: a factor and an addend for each filter, as
+// MXNet's BatchNorm with moving averages is, the sum with another array, and bounds, as relu and
+// clip are.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace {
+
+struct After {
+    bool normalizes = false, scaled = false;  // scaled: by gamma, else by 1
+    bool adds = false;
+    double epsilon = 0;
+    float lowest = -std::numeric_limits<float>::infinity();
+    float highest = std::numeric_limits<float>::infinity();
+
+    bool is_nothing() const {
+        return !normalizes && !adds && std::isinf(lowest) && std::isinf(highest) && lowest < highest;
+    }
+};
+
+struct Affine {
+    std::vector<float> factors, addends;
+};
+
+// From gamma, beta, mean and variance, one number for each filter.
+inline Affine affine(const After& after, int64_t filters, const float* const parameters[4]) {
+    Affine result{std::vector<float>(filters, 1.f), std::vector<float>(filters, 0.f)};
+    if (!after.normalizes) return result;
+    for (int64_t m = 0; m < filters; m++) {
+        const double scale = after.scaled ? parameters[0][m] : 1.0;
+        const double factor = scale / std::sqrt(parameters[3][m] + after.epsilon);
+        result.factors[m] = static_cast<float>(factor);
+        result.addends[m] = static_cast<float>(parameters[1][m] - parameters[2][m] * factor);
+    }
+    return result;
+}
+
+inline float bounded(float value, float lowest, float highest) {
+    value = value < lowest ? lowest : value;
+    return value > highest ? highest : value;
+}
+
+// One plane of so many pixels: y from x, which may be the same, and what is added, unless null.
+// NaN stays NaN.
+inline void finish_plane(const After& after, const Affine& affine, int64_t filter, int64_t pixels,
+                         const float* x, const float* added, float* y) {
+    const float factor = affine.factors[filter], addend = affine.addends[filter];
+    const float lowest = after.lowest, highest = after.highest;
+    if (added) {
+        for (int64_t i = 0; i < pixels; i++)
+            y[i] = bounded(x[i] * factor + addend + added[i], lowest, highest);
+    } else {
+        for (int64_t i = 0; i < pixels; i++)
+            y[i] = bounded(x[i] * factor + addend, lowest, highest);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,67 @@
+// What the operators of this library have in common: MXNet's types, attributes, errors.
+#pragma once
+
+#include <mxnet/lib_api.h>
+
+#include <cstdio>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "after.h"
+
+namespace {
+
+using Attributes = std::unordered_map<std::string, std::string>;
+using Shape = std::vector<unsigned int>;
+using mxnet::ext::MX_FAIL;
+using mxnet::ext::MX_SUCCESS;
+using mxnet::ext::MXReturnValue;
+using mxnet::ext::MXTensor;
+
+inline MXReturnValue fail(const char* what) {
+    MX_ERROR_MSG << what;
+    return MX_FAIL;
+}
+
+inline bool parse_after(const Attributes& attributes, After* after) {
+    const auto normalize = attributes.find("normalize"), bounds = attributes.find("bounds");
+    after->adds = attributes.count("adds") != 0;
+    if (normalize != attributes.end()) {
+        int scaled = 0;
+        after->normalizes = true;
+        if (std::sscanf(normalize->second.c_str(), "%d %lf", &scaled, &after->epsilon) != 2)
+            return false;
+        after->scaled = scaled != 0;
+    }
+    return bounds == attributes.end() ||
+           std::sscanf(bounds->second.c_str(), "%f %f", &after->lowest, &after->highest) == 2;
+}
+
+// Of gamma, beta, mean and variance, the inputs from number `first` on, if there are any.
+inline Affine affine_of(const After& after, int64_t filters, std::vector<MXTensor>* in,
+                        size_t first) {
+    const float* parameters[4] = {};
+    for (size_t i = 0; after.normalizes && i < 4; i++)
+        parameters[i] = (*in)[first + i].data<float>();
+    return affine(after, filters, parameters);
+}
+
+// MXNet's number for a type that is not known yet; float32, float64 and float16 are 0 to 2.
+constexpr int kUnknownType = -1;
+
+inline MXReturnValue infer_types(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
+    int common = kUnknownType;
+    for (int type : *in) {
+        if (type == kUnknownType) continue;
+        if (type > mxnet::ext::kFloat16) return fail("ece408_op: the type is not supported");
+        if (common != kUnknownType && type != common)
+            return fail("ece408_op: the inputs are of different types");
+        common = type;
+    }
+    in->assign(in->size(), common);
+    (*out)[0] = common;
+    return MX_SUCCESS;
+}
+
+}  // namespace

@@ -1,0 +1,21 @@
+#include "plans.h"
+
+#include <mxnet/lib_api.h>
+
+namespace ece408 {
+
+// Never destroyed: MXNet's threads may still be running when the process ends.
+Plans& plans() {
+    static Plans* const all = new Plans;
+    return *all;
+}
+
+}  // namespace ece408
+
+mxnet::ext::MXReturnValue initialize(int) { return mxnet::ext::MX_SUCCESS; }
+
+void ece408_forward_use(ece408_ask* ask, ece408_compute* compute) {
+    ece408::plans().use(ask, compute);
+}
+
+void ece408_forward_forget(void) { ece408::plans().forget(); }
