@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .. import forward_operator
 from ..mxnet_import import when_imported
 from .activities import OPERATOR, Activity
 
@@ -79,8 +80,8 @@ class MXNetRecorder:
 
 
 def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
-    """The operators in what MXNet's profiler wrote: pairs of events, "B" and "E", of which a
-    thread's enclose each other; microseconds of the system's clock."""
+    """The operators in what MXNet's profiler wrote, but for our compiled one: pairs of events, "B"
+    and "E", of which a thread's enclose each other; microseconds of the system's clock."""
     devices: dict[int, str] = {}
     threads: dict[int, int] = {}
     begun: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -96,6 +97,9 @@ def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
             open_ones.append(event)
         elif event["ph"] == "E" and open_ones:
             begin = open_ones.pop()
+            if begin["name"] == forward_operator.NAME:
+                # Ours, which `op_recorder` has by layer and kernel.
+                continue
             found.append(
                 Activity(
                     OPERATOR,
