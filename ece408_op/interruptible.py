@@ -1,8 +1,11 @@
-"""Long calls into MXNet that Ctrl-C can still end."""
+"""When Ctrl-C takes effect: during long calls into MXNet, and not while a process is started."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
+from collections.abc import Iterator
 from typing import Callable, TypeVar
 
 Result = TypeVar("Result")
@@ -30,3 +33,22 @@ def run_interruptibly(work: Callable[[], Result]) -> Result:
     if failures:
         raise failures[0]
     return results[0]
+
+
+@contextlib.contextmanager
+def interrupts_later() -> Iterator[Callable[[], None]]:
+    """Ctrl-C within the block does nothing; the function that it gives, called after it, does.
+
+    There is nothing to put off on another thread than the main one, or where it is ignored.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if not on_main_thread or not callable(before):
+        yield lambda: None
+        return
+    arrived: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield lambda: signal.raise_signal(signal.SIGINT) if arrived else None
+    finally:
+        signal.signal(signal.SIGINT, before)

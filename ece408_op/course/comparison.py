@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from ..errors import NoUsableGpu
+from ..interruptible import interrupts_later
 from . import data
 from .milestone import MILESTONES, Milestone, Request, make_request
 from .models import BASELINE, Term
@@ -148,15 +149,19 @@ def prepare_data(jobs: Sequence[Job]) -> None:
 
 def run_process(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; when Ctrl-C interrupts the wait, it ends before we do."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-    ) as process:
+    # A process that Ctrl-C finds half started would be nobody's to end.
+    with interrupts_later() as interrupt:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+    with process:
         try:
+            interrupt()
             stdout, stderr = process.communicate()
         except BaseException:
             _end(process)

@@ -24,6 +24,7 @@ from ece408_op.course.comparison import Options, Row, Run, plan, read_run
 from ece408_op.course.milestone import MILESTONES
 from ece408_op.course.models import BASELINE, TERMS
 from ece408_op.errors import CacheUnwritable, InvalidSetting, InvalidSize, NoUsableGpu
+from ece408_op.interruptible import interrupts_later
 from ece408_op.machine import cpu_model
 
 NATIVE = """\
@@ -444,6 +445,20 @@ def test_a_child_deaf_to_ctrl_c_is_killed(monkeypatch):
         assert process.stdout.readline() == "deaf\n"
         comparison._end(process)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_takes_effect_when_a_process_has_been_started():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interrupts_later() as interrupt:
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        with interrupts_later() as interrupt:
+            pass
+        interrupt()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_ends_the_child_too(fashion_mnist):
