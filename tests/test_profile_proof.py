@@ -41,6 +41,7 @@ def test_layers_and_costs_as_tables():
     assert text.startswith("Of a staged milestone")
     assert text.endswith("| m3.1 100 | conv1 | 13_column_pairs | 1.9000 | 2.1000 |")
     assert "ncu" not in text
+    assert "caches emptied" in profile_proof.layers_table([dataclasses.replace(plain, ncu_ms=2.0)])
     counted = dataclasses.replace(plain, ncu_ms=2.0)
     lines = profile_proof.layers_table([plain, counted]).splitlines()
     assert lines[-2].endswith("| 1.9000 | 2.1000 |  |  |")

@@ -15,6 +15,14 @@ from ..errors import OperatorFailed
 from ..profile import activities
 from ..profile.activities import OP_CALL, Profile
 
+_STAGED = (
+    "Of a staged milestone, events lie before and after each chunk's kernels: what is between them "
+    "includes the wait for a late launch. The profile has the kernels alone."
+)
+_COUNTED = (
+    " ncu counts one launch at a time, with the caches emptied before it: of launches as short as "
+    "a chunk's its durations are longer."
+)
 _OP_TIME = re.compile(r"^Op Time: ([\d.]+)$", re.M)
 
 
@@ -114,10 +122,8 @@ def layers_table(layers: Sequence[Layer]) -> str:
     counted = any(each.ncu_ms is not None for each in layers)
     header = ["milestone", "layer", "kernel", "profile, ms", "between events, ms"]
     header += ["ncu, ms", "off by"] if counted else []
-    lines = [
-        "Of a staged milestone, events lie before and after each chunk's kernels: what is between "
-        "them includes the wait for a late launch. The profile has the kernels alone.",
-        "",
+    lines = [_STAGED + (_COUNTED if counted else ""), ""]
+    lines += [
         f"| {' | '.join(header)} |",
         f"|{' --- |' * len(header)}",
     ]
