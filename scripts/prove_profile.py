@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ece408_op.cachedir import atomic_path
 from ece408_op.errors import Ece408Error
-from ece408_op.lab import profile_proof, results
+from ece408_op.lab import profile_proof, profiled_kernels, results
 from ece408_op.profile.activities import to_json
 
 SHAPES = ("fa19_1", "fa19_2")
-LAUNCHES = 3
+COUNTED = 3  # launches by ncu
 
 
 def main():
@@ -37,7 +37,7 @@ def main():
     options = parser.parse_args()
     try:
         if options.launch:
-            profile_proof.launch(options.launch, LAUNCHES)
+            profiled_kernels.launch(options.launch, COUNTED)
         else:
             prove(options)
     except Ece408Error as error:
@@ -47,15 +47,14 @@ def main():
 
 def prove(options):
     milestones = options.milestones or ["m3.1"]
-    agreements = [compare(shape) for shape in SHAPES] if options.kernels else []
-    totals = [profile_proof.total(shape) for shape in SHAPES] if options.kernels else []
-    text = []
+    kernels = compare_kernels() if options.kernels else []
     runs = [(milestone, options.size, False) for milestone in milestones]
     if options.counters:
         runs += [(milestone, options.counters, True) for milestone in milestones]
+    text, layers = [], []
     for milestone, size, counters in runs:
         output, profile, trace = profile_proof.profiled([milestone, size], counters)
-        agreements += profile_proof.of_milestone(profile)
+        layers += profile_proof.of_milestone(profile)
         command = f"ece408 profile {'--ncu ' if counters else ''}{milestone} {size}"
         text.append(f"`{command}`:\n\n```\n{output.strip()}\n```")
         if options.write and not counters:
@@ -67,21 +66,26 @@ def prove(options):
         for milestone in milestones
         if milestone != "m1.1"
     ]
-    text.append(profile_proof.table(agreements, costs, totals))
+    tables = (
+        (kernels, profiled_kernels.table),
+        (layers, profile_proof.layers_table),
+        (costs, profile_proof.costs_table),
+    )
+    text += [table(found) for found, table in tables if found]
     print("\n\n".join(text))
     if options.write:
-        content = {
-            "agreements": [dataclasses.asdict(each) for each in agreements],
-            "totals": [dataclasses.asdict(each) for each in totals],
-            "costs": [dataclasses.asdict(each) for each in costs],
-        }
-        results.write(options.write, "Profiles", "\n\n".join(text), content)
+        content = {"kernels": kernels, "layers": layers, "costs": costs}
+        plain = {name: list(map(dataclasses.asdict, found)) for name, found in content.items()}
+        results.write(options.write, "Profiles", "\n\n".join(text), plain)
 
 
-def compare(shape):
-    found = profile_proof.agree(shape)
-    command = [sys.executable, __file__, "--launch", shape]
-    return profile_proof.with_ncu(found, command)
+def compare_kernels():
+    """Each shape's kernel by the profile, by events, and by ncu in a process of its own."""
+    command = [sys.executable, __file__, "--launch"]
+    return [
+        profiled_kernels.with_ncu(found, [*command, found.shape])
+        for found in profiled_kernels.compare(SHAPES)
+    ]
 
 
 def write(prefix, suffix, text):

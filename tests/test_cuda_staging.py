@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from fake_gpu import FakeGpu, FakeLoaded
 
+from ece408_op import settings
 from ece408_op.backends.cpu import CpuBackend
-from ece408_op.backends.cuda import staging, work
+from ece408_op.backends.cuda import staging, tuned, work
 from ece408_op.backends.cuda.chunks import Layout, divide
 from ece408_op.backends.cuda.staging import Staging, covered
 from ece408_op.errors import NotEnoughMemory
@@ -75,6 +76,24 @@ def test_every_direction_in_small_chunks_equals_the_cpu(plans, rng, dtype, gpus,
         np.testing.assert_array_equal(ours, theirs)
     assert all(len(gpu.requests) == 3 for gpu in fakes)
     assert all(count * size <= 20_000 for gpu in fakes for count, size in gpu.requests)
+
+
+def test_the_log_names_what_chunks_of_this_size_ran(plans, rng, tmp_path):
+    problem = ConvProblem.parse("b37,c1,h9,w8,m6,k3")
+    x, w, _, y = _arrays(problem, rng)
+    asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
+    measured = (("1_naive", 5), ("5_implicit_gemm", problem.batch))
+    with settings.override(cache=tmp_path):
+        tuned.save(
+            [
+                tuned.Result(dataclasses.replace(problem, batch=n), "float32", kernel, (), 1.0, 2)
+                for kernel, n in measured
+            ],
+            FakeGpu(),
+        )
+        done = staging.compute(asked, [FakeGpu()], _staging(plans, budget=32_000))
+    assert {name.partition("#")[0] for name in done.kernels.split("+")} == {"1_naive"}
+    assert all(plans[plan][0].batch < 10 for plan in done.plans)
 
 
 def test_a_gradient_alone(plans, rng):

@@ -50,9 +50,9 @@ def test_a_result_is_used_for_its_layer_and_precision_only(gpu):
     assert _best(gpu, bias=True).kernel.name == "5_implicit_gemm"
     for other in (_best(gpu, precision="tf32"), _best(gpu, filters=23), _best(gpu, height=34)):
         assert other.kernel.name != "5_implicit_gemm"
-    asked = work.forward(PROBLEM, 0, 0, None, 0, False)
-    assert asked.name(gpu) == "5_implicit_gemm"
-    assert work.forward(PROBLEM, 0, 0, None, 0, False, "1_naive").name(gpu) == "1_naive"
+    for asked, name in ((None, "5_implicit_gemm"), ("1_naive", "1_naive")):
+        (plan,) = work.forward(PROBLEM, 0, 0, None, 0, False, asked).plans(gpu, 64)
+        assert plan.kernel == name
 
 
 def test_the_nearest_batch_decides(gpu):

@@ -18,9 +18,11 @@ from .activities import API, KERNEL, MEMCPY, MEMSET, Activity, in_order
 from .demangle import demangle
 from .op_recorder import thread_track
 
-# Each thread gets a buffer at its first call, which takes a while if it is large: with 8 MiB the
-# op times of m3.1 doubled on an H200, with 256 KiB they grew by a quarter.
-_BUFFER_BYTES = 64 << 10
+# Making records of a full buffer into objects takes Python's lock for as long as 20 ms for each
+# 64 KiB, so a milestone's should not become full; a large one takes a while to be made. Of m3.1's
+# second layer on an H200, the op time was 37 to 53 ms without a profile, 51 to 64 with 16 or 64
+# KiB, 36 to 40 with 256 or 1024 KiB, 35 to 56 with 4096 KiB.
+_BUFFER_BYTES = 512 << 10
 _MOST_PENDING = 100_000
 _KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "DRIVER", "RUNTIME")
 # CUpti_ActivityMemcpyKind, as nvprof calls them.

@@ -24,14 +24,6 @@ _IMPOSSIBLE = tuple(
 # Settings of ours that change no figures.
 _PLACES = ("ECE408_DATA", "ECE408_CACHE")
 _OTHER_SETTINGS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-_IMPOSSIBLE = tuple(
-    error.exit_code for error in (NoUsableGpu, ProfilerMissing, ProfilingNotPermitted)
-)
-# What changes figures; where data and cache lie does not.
-_SETTINGS = (
-    *("ECE408_BACKEND", "ECE408_KERNEL", "ECE408_DEVICES", "ECE408_GPU_MEMORY"),
-    *("ECE408_ISA", "ECE408_THREADS", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
-)
 
 
 @dataclass(frozen=True)

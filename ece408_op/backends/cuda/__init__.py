@@ -8,13 +8,12 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from ... import op_log, settings
-from ...op_log import GpuTime
 from ...problem import ConvProblem
 from .. import Backend
 from . import device, loading, staging, work, zero_copy
 from .device import Gpu
 from .staging import Staging
-from .work import Work
+from .work import Done, Work
 
 # Of what is free of a GPU's memory, staging uses at most this share unless it is told.
 _SHARE_OF_FREE = 0.5
@@ -41,7 +40,7 @@ class CudaBackend(Backend):
         """The GPUs that compute."""
 
     @abstractmethod
-    def _compute(self, asked: Work, gpus: list[Gpu]) -> GpuTime:
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
         """Do the work."""
 
     @abstractmethod
@@ -86,10 +85,10 @@ class CudaBackend(Backend):
         return work.example(problem, direction, self._kernel, self._precision)
 
     def _run(self, asked: Work) -> str:
-        gpus = self.gpus()
-        op_log.note_gpu_time(self._compute(asked, gpus))
-        op_log.note_precision(asked.arithmetic(gpus[0]))
-        return asked.name(gpus[0])
+        done = self._compute(asked, self.gpus())
+        op_log.note_gpu_time(done.time)
+        op_log.note_precision(done.precision)
+        return done.kernels
 
 
 class ZeroCopyBackend(CudaBackend):
@@ -102,7 +101,7 @@ class ZeroCopyBackend(CudaBackend):
     def gpus(self) -> list[Gpu]:
         return [device.get(self._index)]
 
-    def _compute(self, asked: Work, gpus: list[Gpu]) -> GpuTime:
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
         return zero_copy.compute(asked, gpus[0])
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
@@ -115,7 +114,7 @@ class StagedBackend(CudaBackend):
     def gpus(self) -> list[Gpu]:
         return [device.get(index) for index in settings.devices()]
 
-    def _compute(self, asked: Work, gpus: list[Gpu]) -> GpuTime:
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
         return staging.compute(asked, gpus, _staging())
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:

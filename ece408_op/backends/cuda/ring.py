@@ -31,15 +31,18 @@ Loader = Callable[[Gpu, Plan], Any]
 
 @dataclass
 class Outcome:
-    """What chunks leave behind: when copies and kernels ran, and sums over the batch by role."""
+    """What chunks leave behind: when copies and kernels ran, whose plans these were, and sums over
+    the batch by role."""
 
     copies: list[Interval] = field(default_factory=list)
     kernels: list[Interval] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
     sums: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, other: Outcome) -> None:
         self.copies += other.copies
         self.kernels += other.kernels
+        self.plans += other.plans
         for role, values in other.sums.items():
             self.add_sum(role, values)
 
@@ -94,8 +97,8 @@ class Ring:
 
     def run(self, chunks: Sequence[tuple[int, int]]) -> Outcome:
         """Do these chunks, given as first image and number of images."""
-        outcome = Outcome()
         sizes = {images: self._size(images) for images in dict.fromkeys(n for _, n in chunks)}
+        outcome = Outcome(plans=[each.plan for s in sizes.values() for each in s.loaded])
         under_way: deque[tuple[Lane, _Size, int]] = deque()
         with _held(sizes.values()):
             self._lanes[0].start_clock()

@@ -25,7 +25,7 @@ from . import pages
 from .chunks import Division, divide
 from .device import Gpu, Lane
 from .ring import Interval, Loader, Outcome, Ring, array_at
-from .work import OVER_BATCH, Step, Work
+from .work import OVER_BATCH, Done, Step, Work
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -44,8 +44,8 @@ class Staging:
     load: Loader
 
 
-def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> GpuTime:
-    """Do the work, whose addresses are on the host, on the GPUs; returns what kept them busy.
+def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
+    """Do the work, whose addresses are on the host, on the GPUs; returns when it is done.
 
     Each GPU gets an equal part of the batch. Where there turns out to be less memory than
     budgeted, chunks become smaller.
@@ -60,10 +60,11 @@ def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> GpuTime:
     outcomes = _run_all(lambda task: _compute_part(whole, *task, staging), list(zip(gpus, parts)))
     _write_sums(work, outcomes)
     # GPUs work at the same time; the busiest one counts.
-    return GpuTime(
+    time = GpuTime(
         kernel_seconds=max(covered(outcome.kernels) for outcome in outcomes),
         copy_seconds=max(covered(outcome.copies) for outcome in outcomes),
     )
+    return Done(time, tuple(plan for outcome in outcomes for plan in outcome.plans))
 
 
 def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import InvalidSetting, UnsupportedProblem
+from ...op_log import GpuTime
 from ...precision import PRECISIONS
 from ...problem import ITEM_BYTES, ConvProblem
 from . import catalog, tuned
@@ -78,16 +79,26 @@ class Work:
         name, tunables = best.kernel.name, best.tunables
         return plan(problem, "forward", gpu.capability, step.accumulate, name, tunables)
 
-    def arithmetic(self, gpu: Target) -> str:
-        """The precision of the least exact step."""
-        kernels = [catalog.get(each.kernel) for each in self.plans(gpu, self.problem.batch)]
+
+@dataclass(frozen=True)
+class Done:
+    """How a call was done: what kept the GPUs busy, and the plans that ran, for parts of the batch
+    perhaps other ones than for all of it."""
+
+    time: GpuTime
+    plans: tuple[Plan, ...]
+
+    @property
+    def kernels(self) -> str:
+        """The kernels' names, for the log."""
+        return "+".join(dict.fromkeys(each.kernel for each in self.plans))
+
+    @property
+    def precision(self) -> str:
+        """That of the least exact plan."""
+        kernels = [catalog.get(each.kernel) for each in self.plans]
         found = {"float32" if each.float32_accurate else each.precision for each in kernels}
         return max(found, key=PRECISIONS.index)
-
-    def name(self, gpu: Target) -> str:
-        """What ran, for the log: the kernels' names."""
-        plans = self.plans(gpu, self.problem.batch)
-        return "+".join(dict.fromkeys(each.kernel for each in plans))
 
 
 def forward(

@@ -8,11 +8,11 @@ from typing import Any
 from ...op_log import GpuTime
 from .device import BEGIN, COMPUTED, Gpu
 from .loading import load
-from .work import Work
+from .work import Done, Work
 
 
-def compute(work: Work, gpu: Gpu) -> GpuTime:
-    """Do the work on addresses on this GPU; returns, when it is done, what kept the GPU busy.
+def compute(work: Work, gpu: Gpu) -> Done:
+    """Do the work on addresses on this GPU; returns when it is done.
 
     MXNet starts an operator when its inputs are complete, and knows nothing of the work that is
     enqueued here: so it is waited for. Raises `NotEnoughMemory` when a kernel's workspace does
@@ -31,7 +31,8 @@ def compute(work: Work, gpu: Gpu) -> GpuTime:
             lane.launch(each, pointers)
         lane.mark(COMPUTED)
         lane.wait()
-        return GpuTime(kernel_seconds=lane.seconds(BEGIN, COMPUTED))
+        time = GpuTime(kernel_seconds=lane.seconds(BEGIN, COMPUTED))
+        return Done(time, tuple(each.plan for each in loaded))
 
 
 def prepare(work: Work, gpu: Gpu) -> None:
