@@ -96,9 +96,12 @@ def _problem(layer: ConvAttributes, sizes: tuple[int, int, int, int], dtype: str
 def _ask(number: int, mxnet_type: int, sizes: Any, plan: Any) -> None:
     try:
         plan[0] = _Plan(None, settings.threads(), 0)
-        if number < 0 or op_log.is_open():
+        if number < 0:
             return
         problem, layer = _call(number, mxnet_type, sizes)
+        dispatch.prepare(problem, layer)
+        if op_log.is_open():
+            return
         backend = dispatch.select(problem, layer, "forward")
         if isinstance(backend, CpuBackend):
             plan[0] = _Plan(*backend.forward_function(problem))

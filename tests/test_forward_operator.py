@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import bare_graphs, doctor, errors, forward_operator, settings
+from ece408_op import bare_graphs, dispatch, doctor, errors, forward_operator, settings
 from ece408_op.backends.reference import ReferenceBackend
 from ece408_op.errors import InvalidProblem, InvalidSetting
 from ece408_op.operator import ConvolutionOp
@@ -184,6 +184,16 @@ def test_op_times_are_collected_as_ever(mx, rng):
         net(x).wait_to_read()
     net(x).wait_to_read()
     assert [(entry.layer, entry.problem.batch) for entry in log] == [("net_layer", 2)]
+
+
+def test_what_can_be_done_ahead_is_done_when_a_graph_is_bound(mx, monkeypatch):
+    """On a GPU a kernel is compiled then, so that the first op time is a kernel's."""
+    prepared = []
+    monkeypatch.setattr(dispatch, "prepare", lambda problem, layer: prepared.append(str(problem)))
+    symbol = ece408_op.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4)
+    with ece408_op.op_times():
+        symbol.simple_bind(mx.cpu(), grad_req="null", data=(2, 3, 8, 7))
+        assert prepared == ["b2,c3,h8,w7,m4,k3x3,bias"]
 
 
 def test_settings_are_followed_from_call_to_call(mx, rng, monkeypatch):

@@ -59,6 +59,11 @@ bool set_data(const Sizes& x, Layer* layer) {
     return true;
 }
 
+Call call_of(const Layer& layer, int64_t type) {
+    const ece408_problem& p = layer.problem;
+    return {layer.site, type, p.batch, p.channels, p.height, p.width};
+}
+
 // Two spatial sizes, or the second of them for one-dimensional arrays.
 Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height, int64_t width) {
     Shape shape{static_cast<unsigned int>(first), static_cast<unsigned int>(second)};
@@ -101,7 +106,7 @@ public:
         Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
                       layer.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
         const ece408_problem& p = layer.problem;
-        const Call call{layer.site, (*in)[0].dtype, p.batch, p.channels, p.height, p.width};
+        const Call call = call_of(layer, (*in)[0].dtype);
         const ece408_plan plan = plans().plan(call);
         if (layer.after.is_nothing()) return convolve(p, call, plan, arrays);
         const Affine affine = affine_of(layer.after, p.filters, in, 2 + layer.bias);
@@ -146,11 +151,13 @@ private:
     Layer layer_;
 };
 
+// Python is asked here already: on a GPU it makes ready what the first call would wait for.
 MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext&,
-                     const std::vector<Shape>&, const std::vector<int>,
+                     const std::vector<Shape>& shapes, const std::vector<int> types,
                      mxnet::ext::CustomStatefulOp** made) {
     Layer layer;
     if (!parse(attributes, &layer)) return fail("ece408_forward: attributes cannot be read");
+    if (set_data(shapes[0], &layer)) plans().plan(call_of(layer, types[0]));
     *made = mxnet::ext::CustomStatefulOp::create<Convolution>(layer);
     return MX_SUCCESS;
 }
