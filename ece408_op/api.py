@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy
 
-from . import layout_guard
+from . import forward_operator, layout_guard
 from .attributes import ConvAttributes
 from .errors import InvalidProblem
 from .inference import infer_shapes, infer_storage, infer_types
@@ -101,6 +102,9 @@ def _ndarray(
     data, *parameters = (array for _, array in inputs)
     # Blocked layouts are the CPU's; a GPU may have no code for the guards.
     guarded = data.context.device_type != "gpu"
+    if guarded and not mx.autograd.is_recording() and forward_operator.missing() is None:
+        layer = dataclasses.replace(parsed, layer=name or "")
+        return forward_operator.call(mx, layer, [data, *parameters], out)
     if guarded:
         data = layout_guard.plain_data(mx.nd, data)
         parameters = [layout_guard.plain_parameter(mx.nd, array) for array in parameters]

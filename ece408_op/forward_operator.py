@@ -70,15 +70,36 @@ def _load(base: Any) -> str | None:
     return None
 
 
+def call(mxnet: Any, layer: ConvAttributes, arrays: list[Any], out: Any = None) -> Any:
+    """The convolution of NDArrays on the CPU, now or as soon as they are there: y, or `out`."""
+    from mxnet.ndarray._internal import _imperative_invoke
+
+    given = node_attributes(layer)
+    return _imperative_invoke(
+        _handle(mxnet.base), arrays, list(given), list(given.values()), out, False, False
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _handle(base: Any) -> int:
+    handle = base.OpHandle()
+    base.check_call(base._LIB.NNGetOpHandle(base.c_str(NAME), ctypes.byref(handle)))
+    return handle.value
+
+
+@functools.lru_cache(maxsize=4096)
+def _geometry(layer: ConvAttributes) -> str:
+    pairs = (layer.kernel, layer.stride, layer.pad, layer.dilate)
+    sizes = [layer.spatial, int(not layer.no_bias), layer.num_filter, layer.num_group]
+    return " ".join(map(str, [*sizes, *(number for pair in pairs for number in pair)]))
+
+
 def node_attributes(layer: ConvAttributes) -> dict[str, str]:
     """The attributes of a node that computes this layer, in this process."""
     if layer not in _numbers:
         _layers.append(layer)
         _numbers[layer] = len(_layers) - 1
-    pairs = (layer.kernel, layer.stride, layer.pad, layer.dilate)
-    sizes = [layer.spatial, int(not layer.no_bias), layer.num_filter, layer.num_group]
-    geometry = [*sizes, *(number for pair in pairs for number in pair)]
-    return {"site": str(_numbers[layer]), "geometry": " ".join(map(str, geometry))}
+    return {"site": str(_numbers[layer]), "geometry": _geometry(layer)}
 
 
 def _call(number: int, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:

@@ -25,7 +25,8 @@ def test_ten_thousand_calls_without_growth(mx):
         for _ in range(times):
             ece408_op.Convolution(x, w, **ATTRIBUTES).wait_to_read()
 
-    call(1000)
+    # MXNet's own Convolution, too, takes some megabytes more during its first thousands of calls.
+    call(5000)
     memory, threads = _status("VmRSS"), _status("Threads")
     call(10000)
     # MXNet makes another thread whenever all are busy, which on a loaded machine is a few times.
