@@ -1,6 +1,6 @@
 """The fast CPU kernels, on the best instruction set.
 
-`direct` and `winograd` for what they do, else `general`.
+`depthwise`, `direct` and `winograd` for what they do, else `general`.
 """
 
 from __future__ import annotations
@@ -75,15 +75,26 @@ _PAIRED = 75
 
 
 def _forward_kernel(problem: ConvProblem, lanes: int) -> str:
+    if _is_depthwise(problem):
+        return "depthwise"
     if not _forward_is_direct(problem, lanes):
         return "general"
     return _direct_or_winograd(problem, _products(problem, problem.channels))
 
 
 def _backward_kernel(problem: ConvProblem, lanes: int) -> str:
+    if _is_depthwise(problem) and problem.stride == (1, 1) and problem.filters == problem.channels:
+        return "depthwise"
     if not _backward_is_direct(problem, lanes):
         return "general"
     return _direct_or_winograd(problem, _products(problem, problem.filters))
+
+
+def _is_depthwise(problem: ConvProblem) -> bool:
+    """Groups of one channel, as kernels/cpu/shape.h's `depthwise_suits` has them."""
+    stride = problem.stride[0] == problem.stride[1] <= (2 if problem.dilate == (1, 1) else 1)
+    alone = 1 < problem.groups == problem.channels
+    return alone and stride and problem.kernel in ((3, 3), (5, 5)) and problem.dtype == "float32"
 
 
 def _direct_or_winograd(problem: ConvProblem, products: int) -> str:

@@ -5,6 +5,7 @@
 #endif
 
 #include "ceilings.h"
+#include "depthwise.h"
 #include "direct.h"
 #include "general.h"
 #include "shape.h"
@@ -43,6 +44,22 @@ DirectBackward* winograd_backward_data(int isa) {
     if (isa == ECE408_AVX512) return winograd_backward_data_avx512;
 #endif
     return isa == ECE408_BASELINE ? winograd_backward_data_baseline : nullptr;
+}
+
+DirectForward* depthwise_forward(int isa) {
+#if defined(__x86_64__)
+    if (isa == ECE408_AVX2) return depthwise_forward_avx2;
+    if (isa == ECE408_AVX512) return depthwise_forward_avx512;
+#endif
+    return isa == ECE408_BASELINE ? depthwise_forward_baseline : nullptr;
+}
+
+DirectBackward* depthwise_backward_data(int isa) {
+#if defined(__x86_64__)
+    if (isa == ECE408_AVX2) return depthwise_backward_data_avx2;
+    if (isa == ECE408_AVX512) return depthwise_backward_data_avx512;
+#endif
+    return isa == ECE408_BASELINE ? depthwise_backward_data_baseline : nullptr;
 }
 
 const GeneralKernels& general(int isa) {
@@ -135,6 +152,22 @@ int ece408_winograd_backward_data_f32(const ece408_problem* problem, const float
     const int status = ece408::admit(problem, w && dy && dx, isa, &threads);
     if (status != ECE408_OK) return status;
     return ece408::winograd_backward_data(isa)(*problem, w, dy, dx, accumulate != 0, threads);
+}
+
+int ece408_depthwise_forward_f32(const ece408_problem* problem, const float* x, const float* w,
+                                const float* bias, float* y, int accumulate, int threads,
+                                int isa) {
+    const int status = ece408::admit(problem, x && w && y, isa, &threads);
+    if (status != ECE408_OK) return status;
+    return ece408::depthwise_forward(isa)(*problem, x, w, bias, y, accumulate != 0, threads);
+}
+
+int ece408_depthwise_backward_data_f32(const ece408_problem* problem, const float* w,
+                                      const float* dy, float* dx, int accumulate, int threads,
+                                      int isa) {
+    const int status = ece408::admit(problem, w && dy && dx, isa, &threads);
+    if (status != ECE408_OK) return status;
+    return ece408::depthwise_backward_data(isa)(*problem, w, dy, dx, accumulate != 0, threads);
 }
 
 #define ECE408_DEFINE_GENERAL(T, suffix)                                                         \

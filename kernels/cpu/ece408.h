@@ -72,6 +72,15 @@ ECE408_EXPORT int ece408_winograd_backward_data_f32(const ece408_problem* proble
                                                     const float* dy, float* dx, int accumulate,
                                                     int threads, int isa);
 
+/* Groups of one channel, square kernels of 3 or 5, and stride 1 or, without dilation, 2; the
+ * gradient for x of stride 1 and one filter a group. */
+ECE408_EXPORT int ece408_depthwise_forward_f32(const ece408_problem* problem, const float* x,
+                                               const float* w, const float* bias, float* y,
+                                               int accumulate, int threads, int isa);
+ECE408_EXPORT int ece408_depthwise_backward_data_f32(const ece408_problem* problem, const float* w,
+                                                     const float* dy, float* dx, int accumulate,
+                                                     int threads, int isa);
+
 /* Any convolution, in all directions. `bias` may be null. */
 #define ECE408_GENERAL(T, suffix)                                                                \
     ECE408_EXPORT int ece408_general_forward_##suffix(                                           \

@@ -58,5 +58,19 @@ inline bool direct_suits_backward(const ece408_problem& p, int64_t lanes) {
     return has_unit_steps(p) && p.width >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
 }
 
+// Whether `depthwise` computes it: groups of one channel, a square kernel of 3 or 5, and the same
+// stride both ways, 1 or, without dilation, 2. Forward,
+inline bool depthwise_suits(const ece408_problem& p) {
+    const bool kernel = p.kernel_h == p.kernel_w && (p.kernel_h == 3 || p.kernel_h == 5);
+    const bool dilated = p.dilate_h > 1 || p.dilate_w > 1;
+    const bool stride = p.stride_h == p.stride_w && p.stride_h <= (dilated ? 1 : 2);
+    return p.groups == p.channels && kernel && stride;
+}
+
+// and the gradient for x.
+inline bool depthwise_suits_backward(const ece408_problem& p) {
+    return depthwise_suits(p) && p.stride_h == 1 && p.filters == p.channels;
+}
+
 }  // namespace
 }  // namespace ece408

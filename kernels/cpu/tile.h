@@ -16,12 +16,6 @@
 
 #include "vector.h"
 
-#if defined(__clang__)
-#define ECE408_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define ECE408_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 namespace ece408 {
 namespace {
 
