@@ -86,12 +86,15 @@ bool cpu_has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
+
+// Asked once: in a virtual machine the instruction takes as long as a small layer.
+const bool has_f16c = cpu_has_f16c();
 #endif
 
 bool cpu_has(int isa) {
 #if defined(__x86_64__)
     const bool avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
     if (isa == ECE408_AVX2) return avx2;
     if (isa == ECE408_AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
