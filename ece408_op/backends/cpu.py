@@ -62,11 +62,10 @@ class CpuBackend(Backend):
         return kernel
 
 
-# Output pixels from which on `direct` is faster for a 1x1 kernel, and products of a sum up to
-# which it is for padded images; kernels/cpu/deep.h, with filters as lanes, has the others.
-_DIRECT_1X1 = 256
+# Products of a sum up to which `direct` is faster for padded images; kernels/cpu/deep.h, with
+# filters as lanes, has the others.
 _DIRECT_PADDED = 128
-# Products of a sum from which on it is taken in blocks, which lose less to rounding.
+# Products of a sum from which on `general`, which takes it in blocks, loses less to rounding.
 _LONG = 1536
 # Channels of x from which on the gradient for it fills register tiles.
 _TILED = 3
@@ -77,6 +76,8 @@ _PAIRED = 75
 def _forward_kernel(problem: ConvProblem, lanes: int) -> str:
     if _is_depthwise(problem):
         return "depthwise"
+    if _is_flat(problem, lanes):
+        return "direct"
     if not _forward_is_direct(problem, lanes):
         return "general"
     return _direct_or_winograd(problem, _products(problem, problem.channels))
@@ -85,6 +86,8 @@ def _forward_kernel(problem: ConvProblem, lanes: int) -> str:
 def _backward_kernel(problem: ConvProblem, lanes: int) -> str:
     if _is_depthwise(problem) and problem.stride == (1, 1) and problem.filters == problem.channels:
         return "depthwise"
+    if _is_flat(problem, lanes):
+        return "direct"
     if not _backward_is_direct(problem, lanes):
         return "general"
     return _direct_or_winograd(problem, _products(problem, problem.filters))
@@ -97,6 +100,12 @@ def _is_depthwise(problem: ConvProblem) -> bool:
     return alone and stride and problem.kernel in ((3, 3), (5, 5)) and problem.dtype == "float32"
 
 
+def _is_flat(problem: ConvProblem, lanes: int) -> bool:
+    """A single tap and no border: an image is one row of pixels."""
+    flat = (problem.kernel, problem.pad) == ((1, 1), (0, 0)) and _has_unit_steps(problem)
+    return flat and problem.height * problem.width >= lanes
+
+
 def _direct_or_winograd(problem: ConvProblem, products: int) -> str:
     """`winograd` takes kernels of odd height, two output rows at a time."""
     paired = problem.kernel[0] % 2 == 1 and problem.kernel[0] > 1
@@ -104,16 +113,12 @@ def _direct_or_winograd(problem: ConvProblem, products: int) -> str:
 
 
 def _forward_is_direct(problem: ConvProblem, lanes: int) -> bool:
-    """The course's layers, large 1x1 ones, padded ones of few channels or filters."""
+    """The course's layers, and padded ones of few channels or filters."""
     products = _products(problem, problem.channels)
-    if not _has_unit_steps(problem) or products > _LONG:
+    if not _has_unit_steps(problem) or products > _LONG or problem.out_width < lanes:
         return False
-    if problem.pad != (0, 0):
-        few = problem.filters < lanes or products < _DIRECT_PADDED
-        return few and problem.out_width >= lanes
-    if problem.kernel == (1, 1):
-        return problem.out_height * problem.out_width >= _DIRECT_1X1
-    return problem.out_width >= lanes
+    few = problem.filters < lanes or products < _DIRECT_PADDED
+    return problem.pad == (0, 0) or few
 
 
 def _backward_is_direct(problem: ConvProblem, lanes: int) -> bool:

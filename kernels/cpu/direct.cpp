@@ -3,6 +3,9 @@
 // instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and
 // only the functions at the end are not local.
 //
+// Weights are packed for the tile, but for kernels of a single tap, which read each only once for
+// every tile of pixels, and without a border see an image as one row.
+//
 // The tile knows no padding: an image that has some is copied with its border first. The gradient
 // for x is such a convolution of dy, with the kernel turned round and channels and filters swapped.
 //
@@ -27,7 +30,8 @@ struct Plan {
     Layer layer;
     Shape shape;  // the layer's
     Tiling tiling;
-    float* packed;
+    const float* bias;
+    float* packed;  // null for a single tap
 };
 
 // Whether so many floats are more than a core's share of the last cache, so that they will not be
@@ -39,13 +43,13 @@ bool exceeds_caches(int64_t floats) {
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
 // Filter block after filter block: its biases, then its weights as [c][p][q][filter of block].
-void pack_weights(const Plan& plan, const float* bias) {
+void pack_weights(const Plan& plan) {
     const Shape& s = plan.shape;
     float* next = plan.packed;
     for (int64_t block = 0; block < plan.tiling.blocks; ++block) {
         const int64_t begin = plan.tiling.first_filter(block);
         const int64_t end = plan.tiling.first_filter(block + 1);
-        for (int64_t m = begin; m < end; ++m) *next++ = bias ? bias[m] : 0.0f;
+        for (int64_t m = begin; m < end; ++m) *next++ = plan.bias ? plan.bias[m] : 0.0f;
         for (int64_t c = 0; c < s.channels; ++c)
             for (int64_t p = 0; p < s.kernel_h; ++p)
                 for (int64_t q = 0; q < s.kernel_w; ++q)
@@ -78,9 +82,19 @@ struct Stretch {
         const int64_t plane = plan.tiling.plane, m = plan.tiling.first_filter(block);
         filters = plan.tiling.first_filter(block + 1) - m;
         y = image_y + m * plane;
-        args = {s.channels, s.height, s.width, s.kernel_h, s.kernel_w, x,
-                plan.packed + m * (1 + taps(s)), 0, nullptr, nullptr, y, nullptr, plane,
-                false, nullptr};
+        const Layer& layer = plan.layer;
+        args = {};
+        args.channels = s.channels, args.height = s.height, args.width = s.width;
+        args.kernel_h = s.kernel_h, args.kernel_w = s.kernel_w;
+        args.x = x, args.y = y, args.filter_step = plane;
+        if (plan.packed) {
+            args.packed = plan.packed + m * (1 + taps(s));
+        } else {
+            args.bias = plan.bias ? plan.bias + m : nullptr;
+            args.weight_step = layer.turned ? 1 : s.channels;
+            args.channel_step = layer.turned ? s.filters : 1;
+            args.weights = layer.weights + m * args.weight_step;
+        }
     }
 
     void set(int64_t vector, int64_t tiles) {
@@ -91,12 +105,18 @@ struct Stretch {
     }
 
     template <bool Stream>
+    typename Strip<Stream, false>::Function* pick_strip(int64_t vectors) const {
+        const int tall = static_cast<int>(filters), wide = static_cast<int>(vectors);
+        return plan.packed ? pick_tile<Strip<Stream, false>>(args.kernel_w, tall, wide)
+                           : pick_filters<Strip<Stream, true>, 1>(tall, wide);
+    }
+
+    template <bool Stream>
     void strip_of(int64_t begin, int64_t end, int64_t vectors) {
         if (begin >= end) return;
         set(plan.tiling.first_vector(begin), end - begin);
         args.head = begin == 0;
-        pick_tile<Strip<Stream>>(args.kernel_w, static_cast<int>(filters),
-                           static_cast<int>(vectors))(args);
+        pick_strip<Stream>(vectors)(args);
     }
 
     template <bool Stream>
@@ -120,8 +140,7 @@ struct Stretch {
             apart.y = scratch;
             apart.out = places;
             apart.filter_step = (last - first) * kLanes;
-            pick_tile<Strip<false>>(args.kernel_w, static_cast<int>(filters),
-                              static_cast<int>(last - first))(apart);
+            pick_strip<false>(last - first)(apart);
             put(plan, scratch, y, filters, first, last, accumulate);
         }
     }
@@ -223,13 +242,15 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
 int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
               int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, s, {}, nullptr};
-    plan.packed = static_cast<float*>(
-        malloc(static_cast<size_t>(s.filters * (1 + taps(s))) * sizeof(float)));
-    bool done = plan.packed &&
-                make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling);
+    Plan plan = {layer, s, {}, bias, nullptr};
+    const bool packs = s.kernel_h * s.kernel_w > 1;
+    if (packs)
+        plan.packed = static_cast<float*>(
+            malloc(static_cast<size_t>(s.filters * (1 + taps(s))) * sizeof(float)));
+    bool done = plan.packed || !packs;
+    done = done && make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling);
     if (done) {
-        pack_weights(plan, bias);
+        if (packs) pack_weights(plan);
         done = run(plan, x, y, accumulate, threads);
     }
     free(plan.tiling.in);

@@ -52,8 +52,8 @@ ECE408_EXPORT int ece408_abi_version(void);
 ECE408_EXPORT int ece408_isa_supported(int isa);
 
 /* Stride 1, dilation 1, one group, and output rows of at least 16, 8 or 4 floats for AVX-512, AVX2
- * and the baseline; a 1x1 kernel without padding takes the output plane as one row. `bias` may be
- * null. */
+ * and the baseline; a 1x1 kernel without padding takes the output plane as one row, and so does its
+ * gradient. `bias` may be null. */
 ECE408_EXPORT int ece408_direct_forward_f32(const ece408_problem* problem, const float* x,
                                             const float* w, const float* bias, float* y,
                                             int accumulate, int threads, int isa);

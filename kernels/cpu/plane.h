@@ -33,13 +33,17 @@ struct Layer {
     }
 };
 
-inline Layer forward_layer(const ece408_problem& problem, const float* w) {
-    ece408_problem p = problem;
-    // Without a window to slide, an image is one row of pixels.
-    if (p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0) {
+// Without a window to slide, an image is one row of pixels.
+inline ece408_problem flattened(ece408_problem p) {
+    if (is_flat(p)) {
         p.width *= p.height;
         p.height = 1;
     }
+    return p;
+}
+
+inline Layer forward_layer(const ece408_problem& problem, const float* w) {
+    const ece408_problem p = flattened(problem);
     Layer layer = {derive(p), p.height, p.width, p.pad_h, p.pad_w, w, false};
     layer.shape.height += 2 * p.pad_h;
     layer.shape.width += 2 * p.pad_w;
@@ -48,7 +52,7 @@ inline Layer forward_layer(const ece408_problem& problem, const float* w) {
 
 // The gradient for x: a convolution of dy, channels and filters swapped.
 inline Layer backward_layer(const ece408_problem& problem, const float* w) {
-    const Shape s = derive(problem);
+    const Shape s = derive(flattened(problem));
     Layer layer = {s, s.out_height, s.out_width, s.kernel_h - 1 - s.pad_h,
                    s.kernel_w - 1 - s.pad_w, w, true};
     layer.shape.channels = s.filters;

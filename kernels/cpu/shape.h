@@ -46,16 +46,21 @@ inline bool has_unit_steps(const ece408_problem& p) {
            p.groups == 1;
 }
 
+// A single tap and no border.
+inline bool is_flat(const ece408_problem& p) {
+    return p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
+}
+
 // Whether the kernel `direct` computes this with vectors of so many lanes: forward,
 inline bool direct_suits(const ece408_problem& p, int64_t lanes) {
-    const bool flat = p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
-    const int64_t row = flat ? p.height * p.width : p.width + 2 * p.pad_w - p.kernel_w + 1;
+    const int64_t row = is_flat(p) ? p.height * p.width : p.width + 2 * p.pad_w - p.kernel_w + 1;
     return has_unit_steps(p) && row >= lanes;
 }
 
 // and the gradient for x.
 inline bool direct_suits_backward(const ece408_problem& p, int64_t lanes) {
-    return has_unit_steps(p) && p.width >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
+    const int64_t row = is_flat(p) ? p.height * p.width : p.width;
+    return has_unit_steps(p) && row >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
 }
 
 // Whether `depthwise` computes it: groups of one channel, a square kernel of 3 or 5, and the same

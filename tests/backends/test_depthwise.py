@@ -5,11 +5,10 @@ Arrays lie against forbidden pages (`guarded`), outputs are NaN before.
 
 from __future__ import annotations
 
-import guarded
 import numpy as np
 import oracle
 import pytest
-from harness import forward, inputs, integers
+from harness import backward_data, forward, inputs, integers
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -26,19 +25,6 @@ STEPS = {"s1x1": (1, 1), "s2x2": (1, 1), "d2x2": (2, 2), "d3x1": (3, 1), "d1x4":
 cpu = CpuBackend()
 
 
-def gradient(problem, w, dy, onto=None, side="end"):
-    """dx, computed onto NaN or, accumulating, onto a copy of `onto`."""
-    places = [guarded.place(array, side, read_only=True) for array in (w, dy)]
-    before = np.full(problem.x_shape, np.nan, "float32") if onto is None else onto
-    dx = guarded.place(before, side)
-    at = [array.ctypes.data for array in places]
-    kernel = cpu.backward_data(problem, *at, dx.ctypes.data, onto is not None)
-    strided_or_wide = problem.stride != (1, 1) or problem.filters != problem.channels
-    assert kernel.startswith("general" if strided_or_wide else "depthwise")
-    assert guarded.canary_intact(dx, side)
-    return dx
-
-
 def check_exact(problem, rng, accumulate=False, side="end"):
     x, w, bias = inputs(problem, rng)
     dy = integers(rng, problem.y_shape, "float32")
@@ -50,7 +36,7 @@ def check_exact(problem, rng, accumulate=False, side="end"):
     found = forward(cpu, problem, x, w, bias, onto_y, side)
     np.testing.assert_array_equal(found, expected, err_msg=f"forward {problem}")
     expected = oracle.backward_data(problem, w, dy) + (0 if onto_x is None else onto_x)
-    found = gradient(problem, w, dy, onto_x, side)
+    found = backward_data(cpu, problem, w, dy, onto_x, side)
     np.testing.assert_array_equal(found, expected, err_msg=f"backward {problem}")
 
 
@@ -186,6 +172,22 @@ def test_names_the_kernel_that_ran(isa, text, kernel, rng):
     y = np.empty(problem.y_shape, problem.dtype)
     at = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
     assert cpu.forward(problem, *at, False) == f"{kernel}_{isa}"
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel"),
+    [
+        ("b1,c2,h5,w6,m2,k3,p1x1,g2", "depthwise"),
+        ("b1,c2,h5,w6,m2,k3,d2x2,p3x4,g2", "depthwise"),
+        ("b1,c2,h5,w6,m4,k3,p1x1,g2", "general"),
+        ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "general"),
+    ],
+)
+def test_names_the_kernel_of_the_gradient(isa, text, kernel):
+    problem = ConvProblem.parse(text)
+    w, dy, dx = (np.ones(s, "float32") for s in (problem.w_shape, problem.y_shape, problem.x_shape))
+    at = (w.ctypes.data, dy.ctypes.data, dx.ctypes.data)
+    assert cpu.backward_data(problem, *at, False) == f"{kernel}_{isa}"
 
 
 @pytest.mark.parametrize("text", ["b1,c4,h9,w9,m4,k3,g2", "b1,c2,h9,w9,m2,k3,s2x1,g2"])
