@@ -10,7 +10,9 @@
 // for x is such a convolution of dy, with the kernel turned round and channels and filters swapped.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
-// output plane. Threads take whole images, or, of few images, stretches of that list.
+// output plane. Threads take whole images, or, of few images, stretches of that list. Each tile
+// asks for a few lines of the image that its thread will read next: processors fetch ahead within a
+// page, and such an image is a few pages.
 #include "direct.h"
 
 #include <omp.h>
@@ -77,7 +79,9 @@ struct Stretch {
     int64_t filters;
     float* y;  // of the block
 
-    Stretch(const Plan& plan, const float* x, float* image_y, int64_t block) : plan(plan) {
+    // `ahead`: the image that this thread is likely to read next, or null.
+    Stretch(const Plan& plan, const float* x, const float* ahead, float* image_y, int64_t block)
+        : plan(plan) {
         const Shape& s = plan.shape;
         const int64_t plane = plan.tiling.plane, m = plan.tiling.first_filter(block);
         filters = plan.tiling.first_filter(block + 1) - m;
@@ -87,6 +91,11 @@ struct Stretch {
         args.channels = s.channels, args.height = s.height, args.width = s.width;
         args.kernel_h = s.kernel_h, args.kernel_w = s.kernel_w;
         args.x = x, args.y = y, args.filter_step = plane;
+        if (ahead) {
+            const int64_t lines = divide_up(s.channels * layer.height * layer.width, kLine);
+            args.ahead_lines = divide_up(lines, plan.tiling.all());
+            args.ahead = ahead + block * plan.tiling.tiles * args.ahead_lines * kLine;
+        }
         if (plan.packed) {
             args.packed = plan.packed + m * (1 + taps(s));
         } else {
@@ -117,6 +126,7 @@ struct Stretch {
         set(plan.tiling.first_vector(begin), end - begin);
         args.head = begin == 0;
         pick_strip<Stream>(vectors)(args);
+        args.ahead += args.tiles * args.ahead_lines * kLine;
     }
 
     template <bool Stream>
@@ -136,11 +146,10 @@ struct Stretch {
             const int64_t first = plan.tiling.first_vector(tile);
             const int64_t last = plan.tiling.first_vector(tile + 1);
             set(first, 1);
-            StripArgs apart = args;
-            apart.y = scratch;
-            apart.out = places;
-            apart.filter_step = (last - first) * kLanes;
-            pick_strip<false>(last - first)(apart);
+            args.y = scratch;
+            args.out = places;
+            args.filter_step = (last - first) * kLanes;
+            pick_strip<false>(last - first)(args);
             put(plan, scratch, y, filters, first, last, accumulate);
         }
     }
@@ -161,9 +170,9 @@ struct Stretch {
 };
 
 // `whole`: the image is one thread's.
-void run_tiles(const Plan& plan, const float* x, float* y, int64_t block, int64_t begin,
-               int64_t end, bool accumulate, bool whole) {
-    Stretch stretch(plan, x, y, block);
+void run_tiles(const Plan& plan, const float* x, const float* ahead, float* y, int64_t block,
+               int64_t begin, int64_t end, bool accumulate, bool whole) {
+    Stretch stretch(plan, x, ahead, y, block);
     if (accumulate) return stretch.run_apart(begin, end, true);
     // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
     const bool apart = !whole && end == plan.tiling.tiles && plan.tiling.first > 0;
@@ -182,17 +191,17 @@ void pad_channel(const Plan& plan, const float* from, float* to) {
 }
 
 // The tiles [begin, end) of an image, numbered through its filter blocks.
-void run_part(const Plan& plan, const float* x, float* y, int64_t begin, int64_t end,
-              bool accumulate, bool streams, bool whole) {
+void run_part(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
+              int64_t end, bool accumulate, bool streams, bool whole) {
     int64_t next = 0;
     for (int64_t tile = begin; tile < end; tile = next) {
         const int64_t of_block = plan.tiling.tiles;
         const int64_t block = tile / of_block, start = block * of_block;
         next = start + of_block < end ? start + of_block : end;
         if (streams)
-            Stretch(plan, x, y, block).run_streamed();
+            Stretch(plan, x, ahead, y, block).run_streamed();
         else
-            run_tiles(plan, x, y, block, tile - start, next - start, accumulate, whole);
+            run_tiles(plan, x, ahead, y, block, tile - start, next - start, accumulate, whole);
     }
 }
 
@@ -228,7 +237,9 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
                     pad_channel(plan, image + c * pixels, own + c * s.height * s.width);
                 image = own;
             }
-            run_part(plan, image, y + b * y_image, part_start(tiles, parts, part),
+            const bool more = parts == 1 && b + team < s.batch;
+            const float* ahead = more ? x + (b + team) * s.channels * pixels : nullptr;
+            run_part(plan, image, ahead, y + b * y_image, part_start(tiles, parts, part),
                      part_start(tiles, parts, part + 1), accumulate, streams, parts == 1);
         }
 #if ECE408_STREAMS

@@ -19,6 +19,11 @@
 namespace ece408 {
 namespace {
 
+constexpr int64_t kLine = 16;  // floats in a line of a cache
+
+// Into the second cache: the first has the weights and what is being read.
+inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
+
 struct StripArgs {
     int64_t channels, height, width, kernel_h, kernel_w;
     const float* x;       // one image
@@ -32,6 +37,8 @@ struct StripArgs {
     float* y;             // the first filter's output
     const int64_t* out;   // per vector: where its first lane goes in y
     int64_t filter_step;  // floats from one filter's output to the next
+    const float* ahead;   // what will be read later, of which each tile asks for so many lines
+    int64_t ahead_lines;
     // Of a streamed strip only: whether it starts the plane, and the last vector of each filter.
     bool head;
     float* carried;
@@ -241,6 +248,8 @@ struct Strip {
         for (int64_t tile = 0; tile < args.tiles; ++tile) {
             const int64_t* in = args.in + tile * VT;
             const int* split = args.split + tile * VT;
+            for (int64_t i = 0; i < args.ahead_lines; ++i)
+                prefetch(args.ahead + (tile * args.ahead_lines + i) * kLine);
             Vec sum[MT][VT];
             start(args, sum);
             if constexpr (SingleTap)
