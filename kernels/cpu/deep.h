@@ -527,13 +527,14 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
         plan.fill_offsets();
         Sum* scratch = memory + images * plan.image();
         Sum* packed = scratch + threads * plan.sums();
+        // Threads wait for each other where they must only: each time may cost as much as a layer.
 #pragma omp parallel num_threads(threads)
-        {
+        if (by_image) {
 #pragma omp for schedule(dynamic)
-            for (int64_t unit = 0; unit < (by_image ? units : 0); ++unit)
+            for (int64_t unit = 0; unit < units; ++unit)
                 plan.pack(unit, packed + unit * plan.packed());
-#pragma omp for schedule(static)
-            for (int64_t part = 0; part < (by_image ? threads : 0); ++part) {
+#pragma omp for schedule(static) nowait
+            for (int64_t part = 0; part < threads; ++part) {
                 Sum* image = memory + part * plan.image();
                 for (int64_t b = deep.batch * part / threads; b < deep.batch * (part + 1) / threads;
                      ++b) {
@@ -545,11 +546,12 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
                                        out + b * out_image);
                 }
             }
-            for (int64_t b = 0; b < (by_image ? 0 : deep.batch); ++b) {
+        } else {
+            for (int64_t b = 0; b < deep.batch; ++b) {
 #pragma omp for schedule(static)
                 for (int64_t c = 0; c < channels; ++c)
                     plan.pad(source + (b * channels + c) * pixels, memory + c * plan.channel());
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
                 for (int64_t part = 0; part < threads; ++part) {
                     Sum* own = packed + part * plan.packed();
                     int64_t packed_unit = -1;
@@ -562,6 +564,8 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
                                        scratch + part * plan.sums(), out + b * out_image);
                     }
                 }
+                if (b + 1 == deep.batch) break;
+#pragma omp barrier
             }
         }
     }
