@@ -86,7 +86,7 @@ def _forward_kernel(problem: ConvProblem, lanes: int) -> str:
 def _backward_kernel(problem: ConvProblem, lanes: int) -> str:
     if _is_depthwise(problem) and problem.stride == (1, 1) and problem.filters == problem.channels:
         return "depthwise"
-    if _is_flat(problem, lanes):
+    if _is_flat(problem, lanes) and _has_unit_steps(problem):
         return "direct"
     if not _backward_is_direct(problem, lanes):
         return "general"
@@ -101,9 +101,9 @@ def _is_depthwise(problem: ConvProblem) -> bool:
 
 
 def _is_flat(problem: ConvProblem, lanes: int) -> bool:
-    """A single tap and no border: an image is one row of pixels."""
-    flat = (problem.kernel, problem.pad) == ((1, 1), (0, 0)) and _has_unit_steps(problem)
-    return flat and problem.height * problem.width >= lanes
+    """A single tap and no border: an image is one row of the pixels that the strides pick."""
+    flat = (problem.kernel, problem.pad, problem.groups) == ((1, 1), (0, 0), 1)
+    return flat and problem.dtype == "float32" and problem.out_height * problem.out_width >= lanes
 
 
 def _direct_or_winograd(problem: ConvProblem, products: int) -> str:

@@ -1,13 +1,14 @@
 // Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, forward
-// and the gradient for x: what surrounds the register tile of tile.h. It is compiled once per
+// and the gradient for x, and of single taps with any stride, forward: what surrounds the register tile of tile.h. It is compiled once per
 // instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and
 // only the functions at the end are not local.
 //
 // Weights are packed for the tile, but for kernels of a single tap, which read each only once for
 // every tile of pixels, and without a border see an image as one row.
 //
-// The tile knows no padding: an image that has some is copied with its border first. The gradient
-// for x is such a convolution of dy, with the kernel turned round and channels and filters swapped.
+// The tile knows no padding: an image that has some is copied with its border first; of an image
+// that a single tap strides over, the pixels that it meets are. The gradient for x is such a
+// convolution of dy, with the kernel turned round and channels and filters swapped.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
 // output plane. Threads take whole images, or, of few images, stretches of that list. Each tile
@@ -181,13 +182,31 @@ void run_tiles(const Plan& plan, const float* x, const float* ahead, float* y, i
 }
 
 // A channel of an image into the middle of zeros.
-void pad_channel(const Plan& plan, const float* from, float* to) {
-    const Layer& layer = plan.layer;
-    const int64_t row = plan.shape.width;
-    memset(to, 0, static_cast<size_t>(plan.shape.height * row) * sizeof(float));
+void pad_channel(const Layer& layer, const float* from, float* to) {
+    const int64_t row = layer.shape.width;
+    memset(to, 0, static_cast<size_t>(layer.shape.height * row) * sizeof(float));
     for (int64_t y = 0; y < layer.height; ++y)
         memcpy(to + (layer.top + y) * row + layer.left, from + y * layer.width,
                static_cast<size_t>(layer.width) * sizeof(float));
+}
+
+// The pixels of a channel that the strides pick, one after the other.
+void pick_channel(const Layer& layer, const float* from, float* to) {
+    const int64_t step = layer.stride_w, columns = divide_up(layer.width, step);
+    for (int64_t y = 0; y < layer.height; y += layer.stride_h, to += columns) {
+        const float* row = from + y * layer.width;
+        if (step == 2)  // as the compiler has vectors for
+            for (int64_t x = 0; x < columns; ++x) to[x] = row[2 * x];
+        else
+            for (int64_t x = 0; x < columns; ++x) to[x] = row[step * x];
+    }
+}
+
+void lay_out_channel(const Layer& layer, const float* from, float* to) {
+    if (layer.stride_h > 1 || layer.stride_w > 1)
+        pick_channel(layer, from, to);
+    else
+        pad_channel(layer, from, to);
 }
 
 // The tiles [begin, end) of an image, numbered through its filter blocks.
@@ -205,7 +224,7 @@ void run_part(const Plan& plan, const float* x, const float* ahead, float* y, in
     }
 }
 
-// Whole images have a padded copy per thread, parts of images one per image. False without memory.
+// Whole images are laid out per thread, images in parts once for all. False without memory.
 bool run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
     const Shape& s = plan.shape;
     const Layer& layer = plan.layer;
@@ -217,16 +236,18 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const bool streams = ECE408_STREAMS && parts == 1 && !accumulate &&
                          taps(s) <= kStreamedTaps && exceeds_caches(s.batch * y_image);
     float* copies = nullptr;
-    if (layer.padded()) {
+    if (!layer.as_it_is()) {
         const int64_t count = parts == 1 ? team : s.batch;
         copies = static_cast<float*>(malloc(static_cast<size_t>(count * padded) * sizeof(float)));
         if (!copies) return false;
     }
 #pragma omp parallel num_threads(team)
     {
+        if (copies && parts > 1) {
 #pragma omp for schedule(static)
-        for (int64_t c = 0; c < (copies && parts > 1 ? s.batch * s.channels : 0); ++c)
-            pad_channel(plan, x + c * pixels, copies + c * s.height * s.width);
+            for (int64_t c = 0; c < s.batch * s.channels; ++c)
+                lay_out_channel(layer, x + c * pixels, copies + c * s.height * s.width);
+        }
 #pragma omp for schedule(dynamic) nowait
         for (int64_t unit = 0; unit < units; ++unit) {
             const int64_t b = unit / parts, part = unit % parts;
@@ -234,7 +255,7 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
             if (copies) {
                 float* own = copies + (parts == 1 ? omp_get_thread_num() : b) * padded;
                 for (int64_t c = 0; c < s.channels && parts == 1; ++c)
-                    pad_channel(plan, image + c * pixels, own + c * s.height * s.width);
+                    lay_out_channel(layer, image + c * pixels, own + c * s.height * s.width);
                 image = own;
             }
             const bool more = parts == 1 && b + team < s.batch;

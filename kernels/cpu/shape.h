@@ -46,20 +46,25 @@ inline bool has_unit_steps(const ece408_problem& p) {
            p.groups == 1;
 }
 
-// A single tap and no border.
+// A single tap and no border: an image is one row of the pixels that the strides pick.
 inline bool is_flat(const ece408_problem& p) {
     return p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
 }
 
+inline int64_t flat_pixels(const ece408_problem& p) {
+    const Shape s = derive(p);
+    return s.out_height * s.out_width;
+}
+
 // Whether the kernel `direct` computes this with vectors of so many lanes: forward,
 inline bool direct_suits(const ece408_problem& p, int64_t lanes) {
-    const int64_t row = is_flat(p) ? p.height * p.width : p.width + 2 * p.pad_w - p.kernel_w + 1;
-    return has_unit_steps(p) && row >= lanes;
+    if (is_flat(p)) return p.groups == 1 && flat_pixels(p) >= lanes;
+    return has_unit_steps(p) && p.width + 2 * p.pad_w - p.kernel_w + 1 >= lanes;
 }
 
 // and the gradient for x.
 inline bool direct_suits_backward(const ece408_problem& p, int64_t lanes) {
-    const int64_t row = is_flat(p) ? p.height * p.width : p.width;
+    const int64_t row = is_flat(p) ? flat_pixels(p) : p.width;
     return has_unit_steps(p) && row >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
 }
 

@@ -88,6 +88,14 @@ def test_single_taps_of_every_plane_up_to_a_few_vectors(isa, channels, side, rng
             np.testing.assert_array_equal(found, expected, err_msg=str(problem))
 
 
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize("stride", [(2, 2), (1, 2), (2, 1), (3, 5)])
+def test_single_taps_with_strides(isa, stride, side, rng):
+    for batch, height, width in ((1, 9, 26), (3, 12, 31), (9, 40, 7), (2, 3, 1)):
+        problem = ConvProblem(batch, 5, height, width, 7, (1, 1), stride=stride, bias=True)
+        check_exact(problem, rng, accumulate=height == 12, side=side)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_batches_and_threads(isa, batch, threads, rng):
@@ -188,6 +196,8 @@ def test_outputs_larger_than_the_cache(isa, text, side, rng):
         ("b1,c30,h6,w24,m1,k4", "direct"),
         ("b1,c1,h5,w5,m1,k3", "general"),
         ("b1,c3000,h4,w4,m1,k1", "direct"),
+        ("b1,c3,h9,w8,m1,k1,s2x2", "direct"),
+        ("b1,c2,h9,w8,m2,k1,g2", "general"),
         ("b1,c3,h1,w3,m1,k1", "general"),
     ],
 )
