@@ -196,9 +196,11 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
     } else {
         for (int64_t b = 0; b < s.batch; ++b) {
 #pragma omp for schedule(static)
-            for (int64_t c = 0; c < channels; ++c)
-                fill_channel(s, plan.flat, source + (b * channels + c) * pixels,
-                             memory + c * plan.flat.channel);
+            for (int64_t part = 0; part < channels * s.stride_h; ++part) {
+                const int64_t c = part / s.stride_h;
+                fill_rows(s, plan.flat, source + (b * channels + c) * pixels, part % s.stride_h,
+                          memory + c * plan.flat.channel);
+            }
 #pragma omp for schedule(static) nowait
             for (int64_t part = 0; part < threads; ++part)
                 for (int64_t unit = block_start(units, threads, part);
