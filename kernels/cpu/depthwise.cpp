@@ -8,7 +8,9 @@
 // output rows that it meets, and nothing is copied. Lanes that would be in the border are left out
 // of the loads, rows in the border are a row of zeros. With stride 2 two vectors are loaded and
 // parted into even and odd pixels, which are two taps. With dilation the rows of a tile lie as far
-// apart as the taps do. Threads take planes, or, of few planes, parts of them.
+// apart as the taps do. Threads take planes, or, of few planes, parts of them. Where the arrays exceed
+// the caches, a tile asks for the rows of the one below it, and outputs go past the caches if their
+// rows are whole lines.
 //
 // An output is its bias and then its products, row by row of the kernel, whichever tile computes
 // it. The gradient for x is such a convolution of dy with the kernel turned round.
@@ -47,6 +49,9 @@ struct Tile {
     float bias;
     float* y;
     bool accumulate;
+    bool streams;         // past the caches: every vector is a line
+    const float* ahead;   // what is read after this tile, of which each vector of columns
+    int64_t ahead_lines;  // asks for so many lines
 };
 
 // A vector of pixels from column `at` on. Those outside of the row are zeros, unless `Inside`.
@@ -119,6 +124,13 @@ __attribute__((always_inline)) inline void run_columns(const Tile& t, const Vec 
                 sum[r] = multiply_add(tap[q], weight[p * K + q], sum[r]);
         }
     }
+#if ECE408_STREAMS
+    if (t.streams) {
+        ECE408_UNROLL
+        for (int r = 0; r < R; ++r) stream(t.y + r * t.apart + j, sum[r]);
+        return;
+    }
+#endif
     const int last = Inside ? kLanes : clamp_lane(t.out_width - j);
     ECE408_UNROLL
     for (int r = 0; r < R; ++r)
@@ -134,6 +146,8 @@ __attribute__((noinline)) void run_tile(const Tile& t) {
     const int64_t reach = load_column<S>(kLoads<K, S> - 1, t.dilate) + kLanes;
     for (int64_t j = 0; j < t.out_width; j += kLanes) {
         const int64_t at = j * S - t.left;
+        for (int64_t i = 0; i < t.ahead_lines; ++i)
+            prefetch(t.ahead + (j / kLanes * t.ahead_lines + i) * kLine);
         if (at >= 0 && at + reach <= t.width && j + kLanes <= t.out_width)
             run_columns<K, S, R, true>(t, weight, j);
         else
@@ -168,6 +182,8 @@ struct Call {
     const float* zeros;  // a row
     int64_t classes;     // of rows that lie dilate_h apart
     int64_t tiles;       // of a class
+    bool streams;        // outputs past the caches
+    bool fetches;        // tiles ask for the next one's rows
 };
 
 // `count` rows from row `first` of a plane on.
@@ -179,6 +195,12 @@ void run_rows(const Call& call, const float* image, int64_t first, int64_t count
     for (int64_t h = 0; h < (count - 1) * s.stride_h + s.kernel_h; ++h, from += s.dilate_h)
         t->row[h] = from >= 0 && from < layer.height ? image + from * layer.width : call.zeros;
     t->y = y + first * layer.out_width;
+    t->ahead = image + from * layer.width;
+    t->ahead_lines = 0;
+    if (call.fetches) {
+        const int64_t lines = divide_up(count * s.stride_h * layer.width, kLine);
+        t->ahead_lines = divide_up(lines, divide_up(layer.out_width, kLanes));
+    }
     pick_tile(s.kernel_h, s.stride_h, count)(*t);
 }
 
@@ -200,6 +222,7 @@ void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
     }
     t.bias = call.bias ? call.bias[filter] : 0.0f;
     t.accumulate = call.accumulate;
+    t.streams = call.streams;
     for (int64_t row = 0; row < call.classes; ++row)
         for (int64_t tile = begin; tile < end; ++tile) {
             const int64_t first = row + tile * kMostRows * s.dilate_h;
@@ -215,13 +238,26 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
     const int64_t dilate = layer.shape.dilate_h;
     const int64_t classes = dilate < layer.out_height ? dilate : layer.out_height;
     const int64_t tiles = divide_up(divide_up(layer.out_height, dilate), kMostRows);
-    const Call call = {layer, x, bias, y, accumulate, zeros, classes, tiles};
+    Call call = {layer, x, bias, y, accumulate, zeros, classes, tiles, false, false};
+#if ECE408_STREAMS
+    const int64_t outputs = layer.planes() * layer.out_height * layer.out_width;
+    call.streams = !accumulate && exceeds_caches(outputs) && layer.out_width % kLanes == 0 &&
+                   floats_past_line(y) == 0;
+#endif
+    const int64_t inputs = layer.planes() * layer.height * layer.width;
+    call.fetches = dilate == 1 && exceeds_caches(inputs);
     // Of few planes threads share each.
     const int64_t parts = layer.planes() < 4 * threads ? tiles : 1;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t unit = 0; unit < layer.planes() * parts; ++unit) {
-        const int64_t part = unit % parts;
-        run_plane(call, unit / parts, tiles * part / parts, tiles * (part + 1) / parts);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t unit = 0; unit < layer.planes() * parts; ++unit) {
+            const int64_t part = unit % parts;
+            run_plane(call, unit / parts, tiles * part / parts, tiles * (part + 1) / parts);
+        }
+#if ECE408_STREAMS
+        finish_streams();
+#endif
     }
     free(zeros);
     return ECE408_OK;

@@ -37,12 +37,6 @@ struct Plan {
     float* packed;  // null for a single tap
 };
 
-// Whether so many floats are more than a core's share of the last cache, so that they will not be
-// there any more when they are read.
-bool exceeds_caches(int64_t floats) {
-    return floats * static_cast<int64_t>(sizeof(float)) > int64_t{32} << 20;
-}
-
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
 // Filter block after filter block: its biases, then its weights as [c][p][q][filter of block].

@@ -19,11 +19,6 @@
 namespace ece408 {
 namespace {
 
-constexpr int64_t kLine = 16;  // floats in a line of a cache
-
-// Into the second cache: the first has the weights and what is being read.
-inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
-
 struct StripArgs {
     int64_t channels, height, width, kernel_h, kernel_w;
     const float* x;       // one image

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ece408_op import settings
 from ece408_op.backends import native
 from ece408_op.backends.cpu import CpuBackend
+from ece408_op.backends.reference import ReferenceBackend
 from ece408_op.errors import InvalidProblem, UnsupportedProblem
 from ece408_op.problem import ConvProblem
 
@@ -23,6 +24,7 @@ from ece408_op.problem import ConvProblem
 STEPS = {"s1x1": (1, 1), "s2x2": (1, 1), "d2x2": (2, 2), "d3x1": (3, 1), "d1x4": (1, 4)}
 
 cpu = CpuBackend()
+reference = ReferenceBackend()
 
 
 def check_exact(problem, rng, accumulate=False, side="end"):
@@ -88,6 +90,18 @@ def test_results_do_not_depend_on_threads(isa, text, rng):
             results.append(forward(cpu, problem, x, w))
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["b9,c16,h250,w240,m16,k3,p1x1", "b9,c16,h247,w240,m16,k5,p4x4,d2x2"]
+)
+def test_outputs_larger_than_the_cache(isa, text, rng):
+    """They are written past it where rows begin with a line."""
+    problem = ConvProblem.parse(f"{text},g16,bias")
+    assert 4 * np.prod(problem.y_shape) > 32 << 20
+    x, w, bias = inputs(problem, rng)
+    expected = forward(reference, problem, x, w, bias)
+    np.testing.assert_array_equal(forward(cpu, problem, x, w, bias, side="start"), expected)
 
 
 @pytest.mark.parametrize("steps", STEPS)
