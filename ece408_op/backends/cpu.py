@@ -1,6 +1,6 @@
 """The fast CPU kernels, on the best instruction set.
 
-`direct` and `winograd` for what they do, else `general`.
+`depthwise`, `direct` and `winograd` for what they do, else `general`.
 """
 
 from __future__ import annotations
@@ -79,11 +79,10 @@ class CpuBackend(Backend):
         return kernel
 
 
-# Output pixels from which on `direct` is faster for a 1x1 kernel, and products of a sum up to
-# which it is for padded images; kernels/cpu/deep.h, with filters as lanes, has the others.
-_DIRECT_1X1 = 256
+# Products of a sum up to which `direct` is faster for padded images; kernels/cpu/deep.h, with
+# filters as lanes, has the others.
 _DIRECT_PADDED = 128
-# Products of a sum from which on it is taken in blocks, which lose less to rounding.
+# Products of a sum from which on `general`, which takes it in blocks, loses less to rounding.
 _LONG = 1536
 # Channels of x from which on the gradient for it fills register tiles.
 _TILED = 3
@@ -92,15 +91,36 @@ _PAIRED = 75
 
 
 def _forward_kernel(problem: ConvProblem, lanes: int) -> str:
+    if _is_depthwise(problem):
+        return "depthwise"
+    if _is_flat(problem, lanes):
+        return "direct"
     if not _forward_is_direct(problem, lanes):
         return "general"
     return _direct_or_winograd(problem, _products(problem, problem.channels))
 
 
 def _backward_kernel(problem: ConvProblem, lanes: int) -> str:
+    if _is_depthwise(problem) and problem.stride == (1, 1) and problem.filters == problem.channels:
+        return "depthwise"
+    if _is_flat(problem, lanes) and _has_unit_steps(problem):
+        return "direct"
     if not _backward_is_direct(problem, lanes):
         return "general"
     return _direct_or_winograd(problem, _products(problem, problem.filters))
+
+
+def _is_depthwise(problem: ConvProblem) -> bool:
+    """Groups of one channel, as kernels/cpu/shape.h's `depthwise_suits` has them."""
+    stride = problem.stride[0] == problem.stride[1] <= (2 if problem.dilate == (1, 1) else 1)
+    alone = 1 < problem.groups == problem.channels
+    return alone and stride and problem.kernel in ((3, 3), (5, 5)) and problem.dtype == "float32"
+
+
+def _is_flat(problem: ConvProblem, lanes: int) -> bool:
+    """A single tap and no border: an image is one row of the pixels that the strides pick."""
+    flat = (problem.kernel, problem.pad, problem.groups) == ((1, 1), (0, 0), 1)
+    return flat and problem.dtype == "float32" and problem.out_height * problem.out_width >= lanes
 
 
 def _direct_or_winograd(problem: ConvProblem, products: int) -> str:
@@ -110,16 +130,12 @@ def _direct_or_winograd(problem: ConvProblem, products: int) -> str:
 
 
 def _forward_is_direct(problem: ConvProblem, lanes: int) -> bool:
-    """The course's layers, large 1x1 ones, padded ones of few channels or filters."""
+    """The course's layers, and padded ones of few channels or filters."""
     products = _products(problem, problem.channels)
-    if not _has_unit_steps(problem) or products > _LONG:
+    if not _has_unit_steps(problem) or products > _LONG or problem.out_width < lanes:
         return False
-    if problem.pad != (0, 0):
-        few = problem.filters < lanes or products < _DIRECT_PADDED
-        return few and problem.out_width >= lanes
-    if problem.kernel == (1, 1):
-        return problem.out_height * problem.out_width >= _DIRECT_1X1
-    return problem.out_width >= lanes
+    few = problem.filters < lanes or products < _DIRECT_PADDED
+    return problem.pad == (0, 0) or few
 
 
 def _backward_is_direct(problem: ConvProblem, lanes: int) -> bool:

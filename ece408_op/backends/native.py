@@ -78,7 +78,7 @@ def _declare_all(library: ctypes.CDLL) -> None:
     for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
         arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
         getattr(library, name).argtypes = arguments
-    for kernel in ("direct", "winograd"):
+    for kernel in ("direct", "winograd", "depthwise"):
         _declare(library, f"ece408_{kernel}_forward_f32", arrays=4, numbers=3)
         _declare(library, f"ece408_{kernel}_backward_data_f32", arrays=3, numbers=3)
     for suffix in SUFFIXES.values():

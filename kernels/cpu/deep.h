@@ -256,6 +256,52 @@ inline void interleave(const float* rows, int64_t step, int64_t filters, int64_t
 }
 #endif
 
+// The reverse, for `count` pixels: out[m * step + k * spread] becomes, or is added, rows[k * wide + m]
+// plus the filter's start, if there are any.
+template <class T, class Sum>
+void part_spread(const Sum* rows, int64_t wide, int64_t count, const T* start, bool accumulate,
+                 T* out, int64_t step, int64_t filters, int64_t spread) {
+    for (int64_t m = 0; m < filters; ++m) {
+        const Sum first = start ? static_cast<Sum>(widen(start[m])) : Sum(0);
+        T* to = out + m * step;
+        for (int64_t k = 0; k < count; ++k, to += spread) {
+            const Sum value = rows[k * wide + m] + first;
+            narrow(accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
+        }
+    }
+}
+
+template <class T, class Sum>
+void part(const Sum* rows, int64_t wide, int64_t count, const T* start, bool accumulate, T* out,
+          int64_t step, int64_t filters) {
+    part_spread(rows, wide, count, start, accumulate, out, step, filters, 1);
+}
+
+#if defined(__SSE2__)
+inline void part(const float* rows, int64_t wide, int64_t count, const float* start,
+                 bool accumulate, float* out, int64_t step, int64_t filters) {
+    const int64_t square_filters = filters / 4 * 4, square_count = count / 4 * 4;
+    for (int64_t m = 0; m < square_filters; m += 4)
+        for (int64_t k = 0; k < square_count; k += 4) {
+            const float* from = rows + k * wide + m;
+            __m128 value[4] = {_mm_loadu_ps(from), _mm_loadu_ps(from + wide),
+                               _mm_loadu_ps(from + 2 * wide), _mm_loadu_ps(from + 3 * wide)};
+            _MM_TRANSPOSE4_PS(value[0], value[1], value[2], value[3]);
+            for (int64_t i = 0; i < 4; ++i) {
+                float* to = out + (m + i) * step + k;
+                __m128 sum = start ? _mm_add_ps(value[i], _mm_set1_ps(start[m + i])) : value[i];
+                if (accumulate) sum = _mm_add_ps(_mm_loadu_ps(to), sum);
+                _mm_storeu_ps(to, sum);
+            }
+        }
+    // What is left: the last pixels of these filters, and all of the last filters'.
+    part_spread(rows + square_count * wide, wide, count - square_count, start, accumulate,
+                out + square_count, step, square_filters, 1);
+    part_spread(rows + square_filters, wide, count, start ? start + square_filters : nullptr,
+                accumulate, out + square_filters * step, step, filters - square_filters, 1);
+}
+#endif
+
 // What is prepared once for a call and shared by its threads.
 template <class T, class Sum>
 struct DeepPlan {
@@ -443,17 +489,16 @@ struct DeepPlan {
                     const T* bias, bool accumulate, const Sum* sums, T* y) const {
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
         const int64_t filter = group * deep.out_channels + first(block);
-        for (int64_t m = 0; m < filters(block); ++m) {
-            const Sum start = bias ? static_cast<Sum>(widen(bias[filter + m])) : Sum(0);
-            const Sum* from = sums + m;
-            for (int64_t i = begin; i < end; ++i) {
-                const int64_t row = phase.row + i * (deep.by_pairs ? 2 : deep.out_step_h);
-                T* to = y + ((filter + m) * deep.out_height + row) * deep.out_width + phase.column;
-                for (int64_t j = 0; j < phase.columns; ++j, from += wide, to += deep.out_step_w) {
-                    const Sum value = *from + start;
-                    narrow(accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
-                }
-            }
+        const int64_t plane = deep.out_height * deep.out_width;
+        for (int64_t i = begin; i < end; ++i, sums += phase.columns * wide) {
+            const int64_t row = phase.row + i * (deep.by_pairs ? 2 : deep.out_step_h);
+            T* to = y + filter * plane + row * deep.out_width + phase.column;
+            const T* start = bias ? bias + filter : nullptr;
+            if (deep.out_step_w == 1)
+                part(sums, wide, phase.columns, start, accumulate, to, plane, filters(block));
+            else
+                part_spread(sums, wide, phase.columns, start, accumulate, to, plane,
+                            filters(block), deep.out_step_w);
         }
     }
 
@@ -527,13 +572,14 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
         plan.fill_offsets();
         Sum* scratch = memory + images * plan.image();
         Sum* packed = scratch + threads * plan.sums();
+        // Threads wait for each other where they must only: each time may cost as much as a layer.
 #pragma omp parallel num_threads(threads)
-        {
+        if (by_image) {
 #pragma omp for schedule(dynamic)
-            for (int64_t unit = 0; unit < (by_image ? units : 0); ++unit)
+            for (int64_t unit = 0; unit < units; ++unit)
                 plan.pack(unit, packed + unit * plan.packed());
-#pragma omp for schedule(static)
-            for (int64_t part = 0; part < (by_image ? threads : 0); ++part) {
+#pragma omp for schedule(static) nowait
+            for (int64_t part = 0; part < threads; ++part) {
                 Sum* image = memory + part * plan.image();
                 for (int64_t b = deep.batch * part / threads; b < deep.batch * (part + 1) / threads;
                      ++b) {
@@ -545,11 +591,12 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
                                        out + b * out_image);
                 }
             }
-            for (int64_t b = 0; b < (by_image ? 0 : deep.batch); ++b) {
+        } else {
+            for (int64_t b = 0; b < deep.batch; ++b) {
 #pragma omp for schedule(static)
                 for (int64_t c = 0; c < channels; ++c)
                     plan.pad(source + (b * channels + c) * pixels, memory + c * plan.channel());
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
                 for (int64_t part = 0; part < threads; ++part) {
                     Sum* own = packed + part * plan.packed();
                     int64_t packed_unit = -1;
@@ -562,6 +609,8 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
                                        scratch + part * plan.sums(), out + b * out_image);
                     }
                 }
+                if (b + 1 == deep.batch) break;
+#pragma omp barrier
             }
         }
     }

@@ -1,13 +1,19 @@
 // Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, forward
-// and the gradient for x: what surrounds the register tile of tile.h. It is compiled once per
+// and the gradient for x, and of single taps with any stride, forward: what surrounds the register tile of tile.h. It is compiled once per
 // instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and
 // only the functions at the end are not local.
 //
-// The tile knows no padding: an image that has some is copied with its border first. The gradient
-// for x is such a convolution of dy, with the kernel turned round and channels and filters swapped.
+// Weights are packed for the tile, but for kernels of a single tap, which read each only once for
+// every tile of pixels, and without a border see an image as one row.
+//
+// The tile knows no padding: an image that has some is copied with its border first; of an image
+// that a single tap strides over, the pixels that it meets are. The gradient for x is such a
+// convolution of dy, with the kernel turned round and channels and filters swapped.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
-// output plane. Threads take whole images, or, of few images, stretches of that list.
+// output plane. Threads take whole images, or, of few images, stretches of that list. Each tile
+// asks for a few lines of the image that its thread will read next: processors fetch ahead within a
+// page, and such an image is a few pages.
 #include "direct.h"
 
 #include <omp.h>
@@ -27,25 +33,20 @@ struct Plan {
     Layer layer;
     Shape shape;  // the layer's
     Tiling tiling;
-    float* packed;
+    const float* bias;
+    float* packed;  // null for a single tap
 };
-
-// Whether so many floats are more than a core's share of the last cache, so that they will not be
-// there any more when they are read.
-bool exceeds_caches(int64_t floats) {
-    return floats * static_cast<int64_t>(sizeof(float)) > int64_t{32} << 20;
-}
 
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
 // Filter block after filter block: its biases, then its weights as [c][p][q][filter of block].
-void pack_weights(const Plan& plan, const float* bias) {
+void pack_weights(const Plan& plan) {
     const Shape& s = plan.shape;
     float* next = plan.packed;
     for (int64_t block = 0; block < plan.tiling.blocks; ++block) {
         const int64_t begin = plan.tiling.first_filter(block);
         const int64_t end = plan.tiling.first_filter(block + 1);
-        for (int64_t m = begin; m < end; ++m) *next++ = bias ? bias[m] : 0.0f;
+        for (int64_t m = begin; m < end; ++m) *next++ = plan.bias ? plan.bias[m] : 0.0f;
         for (int64_t c = 0; c < s.channels; ++c)
             for (int64_t p = 0; p < s.kernel_h; ++p)
                 for (int64_t q = 0; q < s.kernel_w; ++q)
@@ -73,14 +74,31 @@ struct Stretch {
     int64_t filters;
     float* y;  // of the block
 
-    Stretch(const Plan& plan, const float* x, float* image_y, int64_t block) : plan(plan) {
+    // `ahead`: the image that this thread is likely to read next, or null.
+    Stretch(const Plan& plan, const float* x, const float* ahead, float* image_y, int64_t block)
+        : plan(plan) {
         const Shape& s = plan.shape;
         const int64_t plane = plan.tiling.plane, m = plan.tiling.first_filter(block);
         filters = plan.tiling.first_filter(block + 1) - m;
         y = image_y + m * plane;
-        args = {s.channels, s.height, s.width, s.kernel_h, s.kernel_w, x,
-                plan.packed + m * (1 + taps(s)), 0, nullptr, nullptr, y, nullptr, plane,
-                false, nullptr};
+        const Layer& layer = plan.layer;
+        args = {};
+        args.channels = s.channels, args.height = s.height, args.width = s.width;
+        args.kernel_h = s.kernel_h, args.kernel_w = s.kernel_w;
+        args.x = x, args.y = y, args.filter_step = plane;
+        if (ahead) {
+            const int64_t lines = divide_up(s.channels * layer.height * layer.width, kLine);
+            args.ahead_lines = divide_up(lines, plan.tiling.all());
+            args.ahead = ahead + block * plan.tiling.tiles * args.ahead_lines * kLine;
+        }
+        if (plan.packed) {
+            args.packed = plan.packed + m * (1 + taps(s));
+        } else {
+            args.bias = plan.bias ? plan.bias + m : nullptr;
+            args.weight_step = layer.turned ? 1 : s.channels;
+            args.channel_step = layer.turned ? s.filters : 1;
+            args.weights = layer.weights + m * args.weight_step;
+        }
     }
 
     void set(int64_t vector, int64_t tiles) {
@@ -91,12 +109,19 @@ struct Stretch {
     }
 
     template <bool Stream>
+    typename Strip<Stream, false>::Function* pick_strip(int64_t vectors) const {
+        const int tall = static_cast<int>(filters), wide = static_cast<int>(vectors);
+        return plan.packed ? pick_tile<Strip<Stream, false>>(args.kernel_w, tall, wide)
+                           : pick_filters<Strip<Stream, true>, 1>(tall, wide);
+    }
+
+    template <bool Stream>
     void strip_of(int64_t begin, int64_t end, int64_t vectors) {
         if (begin >= end) return;
         set(plan.tiling.first_vector(begin), end - begin);
         args.head = begin == 0;
-        pick_tile<Strip<Stream>>(args.kernel_w, static_cast<int>(filters),
-                           static_cast<int>(vectors))(args);
+        pick_strip<Stream>(vectors)(args);
+        args.ahead += args.tiles * args.ahead_lines * kLine;
     }
 
     template <bool Stream>
@@ -116,12 +141,10 @@ struct Stretch {
             const int64_t first = plan.tiling.first_vector(tile);
             const int64_t last = plan.tiling.first_vector(tile + 1);
             set(first, 1);
-            StripArgs apart = args;
-            apart.y = scratch;
-            apart.out = places;
-            apart.filter_step = (last - first) * kLanes;
-            pick_tile<Strip<false>>(args.kernel_w, static_cast<int>(filters),
-                              static_cast<int>(last - first))(apart);
+            args.y = scratch;
+            args.out = places;
+            args.filter_step = (last - first) * kLanes;
+            pick_strip<false>(last - first)(args);
             put(plan, scratch, y, filters, first, last, accumulate);
         }
     }
@@ -142,9 +165,9 @@ struct Stretch {
 };
 
 // `whole`: the image is one thread's.
-void run_tiles(const Plan& plan, const float* x, float* y, int64_t block, int64_t begin,
-               int64_t end, bool accumulate, bool whole) {
-    Stretch stretch(plan, x, y, block);
+void run_tiles(const Plan& plan, const float* x, const float* ahead, float* y, int64_t block,
+               int64_t begin, int64_t end, bool accumulate, bool whole) {
+    Stretch stretch(plan, x, ahead, y, block);
     if (accumulate) return stretch.run_apart(begin, end, true);
     // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
     const bool apart = !whole && end == plan.tiling.tiles && plan.tiling.first > 0;
@@ -153,31 +176,49 @@ void run_tiles(const Plan& plan, const float* x, float* y, int64_t block, int64_
 }
 
 // A channel of an image into the middle of zeros.
-void pad_channel(const Plan& plan, const float* from, float* to) {
-    const Layer& layer = plan.layer;
-    const int64_t row = plan.shape.width;
-    memset(to, 0, static_cast<size_t>(plan.shape.height * row) * sizeof(float));
+void pad_channel(const Layer& layer, const float* from, float* to) {
+    const int64_t row = layer.shape.width;
+    memset(to, 0, static_cast<size_t>(layer.shape.height * row) * sizeof(float));
     for (int64_t y = 0; y < layer.height; ++y)
         memcpy(to + (layer.top + y) * row + layer.left, from + y * layer.width,
                static_cast<size_t>(layer.width) * sizeof(float));
 }
 
+// The pixels of a channel that the strides pick, one after the other.
+void pick_channel(const Layer& layer, const float* from, float* to) {
+    const int64_t step = layer.stride_w, columns = divide_up(layer.width, step);
+    for (int64_t y = 0; y < layer.height; y += layer.stride_h, to += columns) {
+        const float* row = from + y * layer.width;
+        if (step == 2)  // as the compiler has vectors for
+            for (int64_t x = 0; x < columns; ++x) to[x] = row[2 * x];
+        else
+            for (int64_t x = 0; x < columns; ++x) to[x] = row[step * x];
+    }
+}
+
+void lay_out_channel(const Layer& layer, const float* from, float* to) {
+    if (layer.stride_h > 1 || layer.stride_w > 1)
+        pick_channel(layer, from, to);
+    else
+        pad_channel(layer, from, to);
+}
+
 // The tiles [begin, end) of an image, numbered through its filter blocks.
-void run_part(const Plan& plan, const float* x, float* y, int64_t begin, int64_t end,
-              bool accumulate, bool streams, bool whole) {
+void run_part(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
+              int64_t end, bool accumulate, bool streams, bool whole) {
     int64_t next = 0;
     for (int64_t tile = begin; tile < end; tile = next) {
         const int64_t of_block = plan.tiling.tiles;
         const int64_t block = tile / of_block, start = block * of_block;
         next = start + of_block < end ? start + of_block : end;
         if (streams)
-            Stretch(plan, x, y, block).run_streamed();
+            Stretch(plan, x, ahead, y, block).run_streamed();
         else
-            run_tiles(plan, x, y, block, tile - start, next - start, accumulate, whole);
+            run_tiles(plan, x, ahead, y, block, tile - start, next - start, accumulate, whole);
     }
 }
 
-// Whole images have a padded copy per thread, parts of images one per image. False without memory.
+// Whole images are laid out per thread, images in parts once for all. False without memory.
 bool run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
     const Shape& s = plan.shape;
     const Layer& layer = plan.layer;
@@ -189,16 +230,18 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const bool streams = ECE408_STREAMS && parts == 1 && !accumulate &&
                          taps(s) <= kStreamedTaps && exceeds_caches(s.batch * y_image);
     float* copies = nullptr;
-    if (layer.padded()) {
+    if (!layer.as_it_is()) {
         const int64_t count = parts == 1 ? team : s.batch;
         copies = static_cast<float*>(malloc(static_cast<size_t>(count * padded) * sizeof(float)));
         if (!copies) return false;
     }
 #pragma omp parallel num_threads(team)
     {
+        if (copies && parts > 1) {
 #pragma omp for schedule(static)
-        for (int64_t c = 0; c < (copies && parts > 1 ? s.batch * s.channels : 0); ++c)
-            pad_channel(plan, x + c * pixels, copies + c * s.height * s.width);
+            for (int64_t c = 0; c < s.batch * s.channels; ++c)
+                lay_out_channel(layer, x + c * pixels, copies + c * s.height * s.width);
+        }
 #pragma omp for schedule(dynamic) nowait
         for (int64_t unit = 0; unit < units; ++unit) {
             const int64_t b = unit / parts, part = unit % parts;
@@ -206,10 +249,12 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
             if (copies) {
                 float* own = copies + (parts == 1 ? omp_get_thread_num() : b) * padded;
                 for (int64_t c = 0; c < s.channels && parts == 1; ++c)
-                    pad_channel(plan, image + c * pixels, own + c * s.height * s.width);
+                    lay_out_channel(layer, image + c * pixels, own + c * s.height * s.width);
                 image = own;
             }
-            run_part(plan, image, y + b * y_image, part_start(tiles, parts, part),
+            const bool more = parts == 1 && b + team < s.batch;
+            const float* ahead = more ? x + (b + team) * s.channels * pixels : nullptr;
+            run_part(plan, image, ahead, y + b * y_image, part_start(tiles, parts, part),
                      part_start(tiles, parts, part + 1), accumulate, streams, parts == 1);
         }
 #if ECE408_STREAMS
@@ -223,13 +268,15 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
 int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
               int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, s, {}, nullptr};
-    plan.packed = static_cast<float*>(
-        malloc(static_cast<size_t>(s.filters * (1 + taps(s))) * sizeof(float)));
-    bool done = plan.packed &&
-                make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling);
+    Plan plan = {layer, s, {}, bias, nullptr};
+    const bool packs = s.kernel_h * s.kernel_w > 1;
+    if (packs)
+        plan.packed = static_cast<float*>(
+            malloc(static_cast<size_t>(s.filters * (1 + taps(s))) * sizeof(float)));
+    bool done = plan.packed || !packs;
+    done = done && make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling);
     if (done) {
-        pack_weights(plan, bias);
+        if (packs) pack_weights(plan);
         done = run(plan, x, y, accumulate, threads);
     }
     free(plan.tiling.in);

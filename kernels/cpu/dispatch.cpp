@@ -5,6 +5,7 @@
 #endif
 
 #include "ceilings.h"
+#include "depthwise.h"
 #include "direct.h"
 #include "general.h"
 #include "shape.h"
@@ -45,6 +46,22 @@ DirectBackward* winograd_backward_data(int isa) {
     return isa == ECE408_BASELINE ? winograd_backward_data_baseline : nullptr;
 }
 
+DirectForward* depthwise_forward(int isa) {
+#if defined(__x86_64__)
+    if (isa == ECE408_AVX2) return depthwise_forward_avx2;
+    if (isa == ECE408_AVX512) return depthwise_forward_avx512;
+#endif
+    return isa == ECE408_BASELINE ? depthwise_forward_baseline : nullptr;
+}
+
+DirectBackward* depthwise_backward_data(int isa) {
+#if defined(__x86_64__)
+    if (isa == ECE408_AVX2) return depthwise_backward_data_avx2;
+    if (isa == ECE408_AVX512) return depthwise_backward_data_avx512;
+#endif
+    return isa == ECE408_BASELINE ? depthwise_backward_data_baseline : nullptr;
+}
+
 const GeneralKernels& general(int isa) {
 #if defined(__x86_64__)
     if (isa == ECE408_AVX2) return general_avx2;
@@ -69,12 +86,15 @@ bool cpu_has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
+
+// Asked once: in a virtual machine the instruction takes as long as a small layer.
+const bool has_f16c = cpu_has_f16c();
 #endif
 
 bool cpu_has(int isa) {
 #if defined(__x86_64__)
     const bool avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
     if (isa == ECE408_AVX2) return avx2;
     if (isa == ECE408_AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
@@ -135,6 +155,22 @@ int ece408_winograd_backward_data_f32(const ece408_problem* problem, const float
     const int status = ece408::admit(problem, w && dy && dx, isa, &threads);
     if (status != ECE408_OK) return status;
     return ece408::winograd_backward_data(isa)(*problem, w, dy, dx, accumulate != 0, threads);
+}
+
+int ece408_depthwise_forward_f32(const ece408_problem* problem, const float* x, const float* w,
+                                const float* bias, float* y, int accumulate, int threads,
+                                int isa) {
+    const int status = ece408::admit(problem, x && w && y, isa, &threads);
+    if (status != ECE408_OK) return status;
+    return ece408::depthwise_forward(isa)(*problem, x, w, bias, y, accumulate != 0, threads);
+}
+
+int ece408_depthwise_backward_data_f32(const ece408_problem* problem, const float* w,
+                                      const float* dy, float* dx, int accumulate, int threads,
+                                      int isa) {
+    const int status = ece408::admit(problem, w && dy && dx, isa, &threads);
+    if (status != ECE408_OK) return status;
+    return ece408::depthwise_backward_data(isa)(*problem, w, dy, dx, accumulate != 0, threads);
 }
 
 #define ECE408_DEFINE_GENERAL(T, suffix)                                                         \

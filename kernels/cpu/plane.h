@@ -17,14 +17,16 @@ inline int64_t part_start(int64_t total, int64_t parts, int64_t part) {
     return total * part / parts;
 }
 
-// A convolution of padded images: shape.height and shape.width are those with the border.
+// A convolution of images that are laid out for it, with a border or of fewer pixels: shape.height
+// and shape.width are theirs.
 struct Layer {
     Shape shape;
-    int64_t height, width, top, left;  // of the image in it
+    int64_t height, width, top, left;  // of the image, and where it begins in them
     const float* weights;
     bool turned;  // weights are (channels, filters, ...), the kernel turned round
+    int64_t stride_h, stride_w;
 
-    bool padded() const { return height != shape.height || width != shape.width; }
+    bool as_it_is() const { return height == shape.height && width == shape.width; }
     float weight(int64_t m, int64_t c, int64_t p, int64_t q) const {
         if (!turned)
             return weights[((m * shape.channels + c) * shape.kernel_h + p) * shape.kernel_w + q];
@@ -33,14 +35,21 @@ struct Layer {
     }
 };
 
-inline Layer forward_layer(const ece408_problem& problem, const float* w) {
-    ece408_problem p = problem;
-    // Without a window to slide, an image is one row of pixels.
-    if (p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0) {
-        p.width *= p.height;
-        p.height = 1;
+// Without a window to slide, an image is one row of pixels.
+inline ece408_problem flattened(ece408_problem p) {
+    if (is_flat(p)) {
+        p.width = flat_pixels(p);
+        p.height = p.stride_h = p.stride_w = 1;
     }
-    Layer layer = {derive(p), p.height, p.width, p.pad_h, p.pad_w, w, false};
+    return p;
+}
+
+inline Layer forward_layer(const ece408_problem& problem, const float* w) {
+    const ece408_problem p = flattened(problem);
+    const bool picked = problem.stride_h > 1 || problem.stride_w > 1;
+    const ece408_problem& image = picked ? problem : p;
+    Layer layer = {derive(p), image.height, image.width, p.pad_h, p.pad_w, w, false,
+                   problem.stride_h, problem.stride_w};
     layer.shape.height += 2 * p.pad_h;
     layer.shape.width += 2 * p.pad_w;
     return layer;
@@ -48,9 +57,9 @@ inline Layer forward_layer(const ece408_problem& problem, const float* w) {
 
 // The gradient for x: a convolution of dy, channels and filters swapped.
 inline Layer backward_layer(const ece408_problem& problem, const float* w) {
-    const Shape s = derive(problem);
+    const Shape s = derive(flattened(problem));
     Layer layer = {s, s.out_height, s.out_width, s.kernel_h - 1 - s.pad_h,
-                   s.kernel_w - 1 - s.pad_w, w, true};
+                   s.kernel_w - 1 - s.pad_w, w, true, 1, 1};
     layer.shape.channels = s.filters;
     layer.shape.filters = s.channels;
     layer.shape.height = s.height + s.kernel_h - 1;

@@ -46,16 +46,40 @@ inline bool has_unit_steps(const ece408_problem& p) {
            p.groups == 1;
 }
 
+// A single tap and no border: an image is one row of the pixels that the strides pick.
+inline bool is_flat(const ece408_problem& p) {
+    return p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
+}
+
+inline int64_t flat_pixels(const ece408_problem& p) {
+    const Shape s = derive(p);
+    return s.out_height * s.out_width;
+}
+
 // Whether the kernel `direct` computes this with vectors of so many lanes: forward,
 inline bool direct_suits(const ece408_problem& p, int64_t lanes) {
-    const bool flat = p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
-    const int64_t row = flat ? p.height * p.width : p.width + 2 * p.pad_w - p.kernel_w + 1;
-    return has_unit_steps(p) && row >= lanes;
+    if (is_flat(p)) return p.groups == 1 && flat_pixels(p) >= lanes;
+    return has_unit_steps(p) && p.width + 2 * p.pad_w - p.kernel_w + 1 >= lanes;
 }
 
 // and the gradient for x.
 inline bool direct_suits_backward(const ece408_problem& p, int64_t lanes) {
-    return has_unit_steps(p) && p.width >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
+    const int64_t row = is_flat(p) ? flat_pixels(p) : p.width;
+    return has_unit_steps(p) && row >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
+}
+
+// Whether `depthwise` computes it: groups of one channel, a square kernel of 3 or 5, and the same
+// stride both ways, 1 or, without dilation, 2. Forward,
+inline bool depthwise_suits(const ece408_problem& p) {
+    const bool kernel = p.kernel_h == p.kernel_w && (p.kernel_h == 3 || p.kernel_h == 5);
+    const bool dilated = p.dilate_h > 1 || p.dilate_w > 1;
+    const bool stride = p.stride_h == p.stride_w && p.stride_h <= (dilated ? 1 : 2);
+    return p.groups == p.channels && kernel && stride;
+}
+
+// and the gradient for x.
+inline bool depthwise_suits_backward(const ece408_problem& p) {
+    return depthwise_suits(p) && p.stride_h == 1 && p.filters == p.channels;
 }
 
 }  // namespace

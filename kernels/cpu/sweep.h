@@ -175,10 +175,11 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
     const size_t floats = static_cast<size_t>(images * plan.image_size + threads * sums_size);
     Sum* memory = static_cast<Sum*>(calloc(floats, sizeof(Sum)));
     if (!memory) return false;
+    // Threads wait for each other where they must only: each time may cost as much as a layer.
 #pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-        for (int64_t thread = 0; thread < (by_image ? threads : 0); ++thread) {
+    if (by_image) {
+#pragma omp for schedule(static) nowait
+        for (int64_t thread = 0; thread < threads; ++thread) {
             Sum* image = memory + thread * plan.image_size;
             Sum* sums = memory + images * plan.image_size + thread * sums_size;
             for (int64_t b = block_start(s.batch, threads, thread);
@@ -192,12 +193,15 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
                                 accumulate, sums, out + b * out_size);
             }
         }
-        for (int64_t b = 0; b < (by_image ? 0 : s.batch); ++b) {
+    } else {
+        for (int64_t b = 0; b < s.batch; ++b) {
 #pragma omp for schedule(static)
-            for (int64_t c = 0; c < channels; ++c)
-                fill_channel(s, plan.flat, source + (b * channels + c) * pixels,
-                             memory + c * plan.flat.channel);
-#pragma omp for schedule(static)
+            for (int64_t part = 0; part < channels * s.stride_h; ++part) {
+                const int64_t c = part / s.stride_h;
+                fill_rows(s, plan.flat, source + (b * channels + c) * pixels, part % s.stride_h,
+                          memory + c * plan.flat.channel);
+            }
+#pragma omp for schedule(static) nowait
             for (int64_t part = 0; part < threads; ++part)
                 for (int64_t unit = block_start(units, threads, part);
                      unit < block_start(units, threads, part + 1); ++unit)
@@ -205,6 +209,8 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
                                 unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
                                 accumulate, memory + plan.image_size + part * sums_size,
                                 out + b * out_size);
+            if (b + 1 == s.batch) break;
+#pragma omp barrier
         }
     }
     free(memory);

@@ -16,25 +16,24 @@
 
 #include "vector.h"
 
-#if defined(__clang__)
-#define ECE408_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define ECE408_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 namespace ece408 {
 namespace {
 
 struct StripArgs {
     int64_t channels, height, width, kernel_h, kernel_w;
     const float* x;       // one image
-    const float* packed;  // MT biases, then the weights as [c][p][q][MT]
+    const float* packed;  // MT biases, then the weights as [c][p][q][MT]; of a single tap, unpacked:
+    const float* bias;    // null, or of the first filter
+    const float* weights;
+    int64_t weight_step, channel_step;  // floats from filter to filter, from channel to channel
     int64_t tiles;        // of VT vectors each, one after the other
     const int64_t* in;    // per vector: where its first lane's window starts in a channel of x
     const int* split;     // per vector: its first lane in the next row, or kLanes
     float* y;             // the first filter's output
     const int64_t* out;   // per vector: where its first lane goes in y
     int64_t filter_step;  // floats from one filter's output to the next
+    const float* ahead;   // what will be read later, of which each tile asks for so many lines
+    int64_t ahead_lines;
     // Of a streamed strip only: whether it starts the plane, and the last vector of each filter.
     bool head;
     float* carried;
@@ -99,13 +98,76 @@ __attribute__((always_inline)) inline void add_taps(const StripArgs& args, const
 template <int KW, int MT, int VT>
 __attribute__((always_inline)) inline void add_window(const StripArgs& args, const int64_t* in,
                                                       const int* split, Vec (&sum)[MT][VT]) {
-    bool straddles = kMasksSuppress;
+    // A kernel of one column skips nothing.
+    bool straddles = kMasksSuppress && KW != 1;
     ECE408_UNROLL
-    for (int v = 0; v < VT; ++v) straddles |= split[v] < kLanes;
+    for (int v = 0; v < VT; ++v) straddles |= KW != 1 && split[v] < kLanes;
     if (straddles)
         add_taps<true, KW>(args, in, split, sum);
     else
         add_taps<false, KW>(args, in, split, sum);
+}
+
+// Channels [begin, end) of a kernel of a single tap, whose weights are read where they are: packing
+// them would take as long as a small plane's products.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void add_channels(const StripArgs& args, const int64_t* in,
+                                                        int64_t begin, int64_t end,
+                                                        Vec (&sum)[MT][VT]) {
+    // One address for three filters: registers are few.
+    constexpr int kThirds = (MT + 2) / 3;
+    const int64_t step = args.weight_step, plane = args.height * args.width;
+    const float* pixel[VT];
+    const float* weight[kThirds];
+    ECE408_UNROLL
+    for (int v = 0; v < VT; ++v) pixel[v] = args.x + begin * plane + in[v];
+    ECE408_UNROLL
+    for (int i = 0; i < kThirds; ++i)
+        weight[i] = args.weights + begin * args.channel_step + 3 * i * step;
+    for (int64_t c = begin; c < end; ++c) {
+        Vec x[VT];
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) {
+            x[v] = load(pixel[v]);
+            pixel[v] += plane;
+        }
+        ECE408_UNROLL
+        for (int m = 0; m < MT; ++m) {
+            const Vec factor = broadcast(weight[m / 3][m % 3 * step]);
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
+        }
+        ECE408_UNROLL
+        for (int i = 0; i < kThirds; ++i) weight[i] += args.channel_step;
+    }
+}
+
+// All of them; a partial sum ends every so many channels, so that long ones lose less to rounding.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void add_single_taps(const StripArgs& args,
+                                                           const int64_t* in,
+                                                           Vec (&sum)[MT][VT]) {
+    constexpr int64_t kBlock = 256;
+    const int64_t first = args.channels < kBlock ? args.channels : kBlock;
+    add_channels(args, in, 0, first, sum);
+    for (int64_t c = first; c < args.channels; c += kBlock) {
+        alignas(64) float before[MT][VT][kLanes];
+        ECE408_UNROLL
+        for (int m = 0; m < MT; ++m) {
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) {
+                store(before[m][v], sum[m][v]);
+                sum[m][v] = broadcast(0.0f);
+            }
+        }
+        const int64_t left = args.channels - c;
+        add_channels(args, in, c, c + (left < kBlock ? left : kBlock), sum);
+        ECE408_UNROLL
+        for (int m = 0; m < MT; ++m) {
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) sum[m][v] = load(before[m][v]) + sum[m][v];
+        }
+    }
 }
 
 template <int MT, int VT>
@@ -158,23 +220,37 @@ inline void finish_stream(float* plane, int64_t out, const float* carried) {
 }
 #endif
 
-template <bool Stream>
+template <bool Stream, bool SingleTap>
 struct Strip {
     using Function = void(const StripArgs&);
+
+    template <int MT, int VT>
+    __attribute__((always_inline)) static void start(const StripArgs& args, Vec (&sum)[MT][VT]) {
+        ECE408_UNROLL
+        for (int m = 0; m < MT; ++m) {
+            float first = 0;
+            if (!SingleTap)
+                first = args.packed[m];
+            else if (args.bias)
+                first = args.bias[m];
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) sum[m][v] = broadcast(first);
+        }
+    }
 
     template <int KW, int MT, int VT>
     __attribute__((noinline)) static void run(const StripArgs& args) {
         for (int64_t tile = 0; tile < args.tiles; ++tile) {
             const int64_t* in = args.in + tile * VT;
             const int* split = args.split + tile * VT;
+            for (int64_t i = 0; i < args.ahead_lines; ++i)
+                prefetch(args.ahead + (tile * args.ahead_lines + i) * kLine);
             Vec sum[MT][VT];
-            ECE408_UNROLL
-            for (int m = 0; m < MT; ++m) {
-                const Vec bias = broadcast(args.packed[m]);
-                ECE408_UNROLL
-                for (int v = 0; v < VT; ++v) sum[m][v] = bias;
-            }
-            add_window<KW>(args, in, split, sum);
+            start(args, sum);
+            if constexpr (SingleTap)
+                add_single_taps(args, in, sum);
+            else
+                add_window<KW>(args, in, split, sum);
 #if ECE408_STREAMS
             if constexpr (Stream) {
                 stream_tile(args, args.out[tile * VT], args.head && tile == 0, sum);

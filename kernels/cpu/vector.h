@@ -1,4 +1,4 @@
-// One vector of ECE408_LANES floats: the dozen operations the register tile needs, and the size
+// One vector of ECE408_LANES floats: the operations that register tiles need, and the size
 // of tile that the instruction set's registers hold.
 //
 // Everything is in an anonymous namespace: this file is compiled once per instruction set, and
@@ -12,10 +12,26 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__clang__)
+#define ECE408_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define ECE408_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 namespace ece408 {
 namespace {
 
 constexpr int kLanes = ECE408_LANES;
+constexpr int64_t kLine = 16;  // floats in a line of a cache
+
+// Into the second cache: the first has the weights and what is being read.
+inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
+
+// Whether so many floats are more than a core's share of the last cache, so that they will not be
+// there any more when they are read.
+inline bool exceeds_caches(int64_t floats) {
+    return floats * static_cast<int64_t>(sizeof(float)) > int64_t{32} << 20;
+}
 
 #if ECE408_LANES == 16
 
@@ -32,16 +48,28 @@ using Mask = __mmask16;
 
 inline Mask lanes_from(int first) { return static_cast<Mask>(0xffffu << first); }
 inline Mask lanes_below(int count) { return static_cast<Mask>((1u << count) - 1); }
+inline Mask lanes_between(int begin, int end) { return lanes_from(begin) & lanes_below(end); }
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline Vec load_over(Vec under, Mask mask, const float* p) {
     return _mm512_mask_loadu_ps(under, mask, p);
 }
+inline Vec load_only(Mask mask, const float* p) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
+inline Vec even_lanes(Vec first, Vec second) {
+    const __m512i lane =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(first, lane, second);
+}
+inline Vec odd_lanes(Vec first, Vec second) {
+    const __m512i lane =
+        _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return _mm512_permutex2var_ps(first, lane, second);
+}
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline void store_only(Mask mask, float* p, Vec v) { _mm512_mask_storeu_ps(p, mask, v); }
 inline void put_lanes(int begin, int end, float* p, Vec v, bool add) {
-    const Mask mask = lanes_from(begin) & lanes_below(end);
+    const Mask mask = lanes_between(begin, end);
     store_only(mask, p, add ? _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, p)) : v);
 }
 
@@ -78,12 +106,26 @@ inline Mask lanes_from(int first) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(first - 1));
 }
+inline Mask lanes_between(int begin, int end) {
+    return _mm256_andnot_si256(lanes_from(end), lanes_from(begin));
+}
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
 inline Vec load_over(Vec under, Mask mask, const float* p) {
     return _mm256_blendv_ps(under, _mm256_loadu_ps(p), _mm256_castsi256_ps(mask));
 }
+inline Vec load_only(Mask mask, const float* p) { return _mm256_maskload_ps(p, mask); }
 inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
+inline Vec in_order(Vec quarters) {
+    const __m256d pairs = _mm256_castps_pd(quarters);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+inline Vec even_lanes(Vec first, Vec second) {
+    return in_order(_mm256_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0)));
+}
+inline Vec odd_lanes(Vec first, Vec second) {
+    return in_order(_mm256_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1)));
+}
 inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 
 #elif ECE408_LANES == 4
@@ -99,6 +141,7 @@ typedef float Vec __attribute__((vector_size(16)));
 typedef int32_t Mask __attribute__((vector_size(16)));
 
 inline Mask lanes_from(int first) { return Mask{0, 1, 2, 3} >= first; }
+inline Mask lanes_between(int begin, int end) { return lanes_from(begin) & ~lanes_from(end); }
 inline Vec load(const float* p) {
     Vec v;
     memcpy(&v, p, sizeof v);
@@ -107,8 +150,20 @@ inline Vec load(const float* p) {
 inline Vec load_over(Vec under, Mask mask, const float* p) {
     return (Vec)((mask & (Mask)load(p)) | (~mask & (Mask)under));
 }
+inline Vec load_only(Mask mask, const float* p) {
+    Vec v = {};
+    for (int lane = 0; lane < kLanes; ++lane)
+        if (mask[lane]) v[lane] = p[lane];
+    return v;
+}
 inline Vec broadcast(float value) { return Vec{value, value, value, value}; }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return sum + a * b; }
+inline Vec even_lanes(Vec first, Vec second) {
+    return Vec{first[0], first[2], second[0], second[2]};
+}
+inline Vec odd_lanes(Vec first, Vec second) {
+    return Vec{first[1], first[3], second[1], second[3]};
+}
 inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 
 #endif

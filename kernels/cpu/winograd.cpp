@@ -246,9 +246,11 @@ void run_block(const Plan& plan, const float* image, int64_t pair, int64_t block
     for (int t : kOrder) {
         const int64_t skipped = plan.pairs.first_group(t);
         const float* x = image + t * plan.domain() + (skipped - pair) * s.width;
-        domains[t] = {s.channels, plan.channel_rows(), s.width, plan.pairs.groups - skipped,
-                      s.kernel_w, x, packed, 1, nullptr, nullptr, nullptr, nullptr, 0, false,
-                      nullptr};
+        StripArgs& domain = domains[t];
+        domain = {};
+        domain.channels = s.channels, domain.height = plan.channel_rows(), domain.width = s.width;
+        domain.kernel_h = plan.pairs.groups - skipped, domain.kernel_w = s.kernel_w;
+        domain.x = x, domain.packed = packed;
         packed += filters * (1 + plan.weights(t));
     }
     constexpr int kMostVectors = 4;

@@ -45,3 +45,22 @@ def forward(
     backend.forward(problem, px, pw, pb, y.ctypes.data, onto is not None)
     assert guarded.canary_intact(y, side)
     return y
+
+
+def backward_data(
+    backend: Backend,
+    problem: ConvProblem,
+    w: np.ndarray,
+    dy: np.ndarray,
+    onto: np.ndarray | None = None,
+    side: str = "end",
+) -> np.ndarray:
+    """dx, computed onto NaN or, accumulating, onto a copy of `onto`."""
+    pw, pdy = (guarded.place(array, side, read_only=True) for array in (w, dy))
+    poison = np.full(problem.x_shape, np.nan, problem.dtype)
+    dx = guarded.place(poison if onto is None else onto, side)
+    backend.backward_data(
+        problem, pw.ctypes.data, pdy.ctypes.data, dx.ctypes.data, onto is not None
+    )
+    assert guarded.canary_intact(dx, side)
+    return dx

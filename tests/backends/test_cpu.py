@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import oracle
 import pytest
-from harness import forward, inputs, integers
+from harness import backward_data, forward, inputs, integers
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -72,6 +72,30 @@ def test_every_number_of_filters_up_to_30(isa, bias, rng):
         check_exact(ConvProblem(1, 1, 6, 7, filters=filters, kernel=(3, 4), bias=bias), rng)
 
 
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize("channels", [1, 256, 257, 600])
+def test_single_taps_of_every_plane_up_to_a_few_vectors(isa, channels, side, rng):
+    """Sums of more than 256 channels are taken in parts; the gradient's are of the filters."""
+    for pixels in (*range(1, 20), *range(31, 35), *range(47, 51), *range(62, 66), 130):
+        filters = pixels * 5 % 23 + 1
+        for c, m in ((channels, filters), (filters, channels)):
+            problem = ConvProblem(1 + pixels % 2, c, 1, pixels, m, (1, 1), bias=pixels % 3 == 0)
+            onto = integers(rng, problem.x_shape, "float32") if pixels % 2 else None
+            check_exact(problem, rng, accumulate=onto is not None, side=side)
+            w, dy = (integers(rng, s, "float32") for s in (problem.w_shape, problem.y_shape))
+            expected = oracle.backward_data(problem, w, dy) + (0 if onto is None else onto)
+            found = backward_data(cpu, problem, w, dy, onto, side)
+            np.testing.assert_array_equal(found, expected, err_msg=str(problem))
+
+
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize("stride", [(2, 2), (1, 2), (2, 1), (3, 5)])
+def test_single_taps_with_strides(isa, stride, side, rng):
+    for batch, height, width in ((1, 9, 26), (3, 12, 31), (9, 40, 7), (2, 3, 1)):
+        problem = ConvProblem(batch, 5, height, width, 7, (1, 1), stride=stride, bias=True)
+        check_exact(problem, rng, accumulate=height == 12, side=side)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_batches_and_threads(isa, batch, threads, rng):
@@ -104,7 +128,9 @@ def test_any_supported_problem(data):
         check_exact(problem, np.random.default_rng(number(0, 999)), accumulate, side)
 
 
-@pytest.mark.parametrize("text", [*COURSE, "b1,c3,h40,w40,m9,k3", "b1,c30,h40,w40,m9,k3"])
+@pytest.mark.parametrize(
+    "text", [*COURSE, "b1,c3,h40,w40,m9,k3", "b1,c30,h40,w40,m9,k3", "b1,c700,h7,w7,m99,k1"]
+)
 def test_results_do_not_depend_on_threads(isa, text, rng):
     problem = ConvProblem.parse(text)
     x, w = real_inputs(problem, rng)
@@ -118,7 +144,7 @@ def test_results_do_not_depend_on_threads(isa, text, rng):
         np.testing.assert_array_equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("text", [*COURSE, "b1,c12,h12,w12,m24,k7"])
+@pytest.mark.parametrize("text", [*COURSE, "b1,c12,h12,w12,m24,k7", "b1,c3000,h6,w7,m9,k1"])
 def test_error_against_float64(isa, text, rng):
     problem = ConvProblem.parse(text)
     x, w = real_inputs(problem, rng)
@@ -169,6 +195,10 @@ def test_outputs_larger_than_the_cache(isa, text, side, rng):
         ("b1,c3,h5,w24,m1,k5", "winograd"),
         ("b1,c30,h6,w24,m1,k4", "direct"),
         ("b1,c1,h5,w5,m1,k3", "general"),
+        ("b1,c3000,h4,w4,m1,k1", "direct"),
+        ("b1,c3,h9,w8,m1,k1,s2x2", "direct"),
+        ("b1,c2,h9,w8,m2,k1,g2", "general"),
+        ("b1,c3,h1,w3,m1,k1", "general"),
     ],
 )
 def test_names_the_kernel_that_ran(isa, text, kernel, rng):

@@ -45,6 +45,7 @@ PROBLEMS = [
     "b9,c16,h2,w3,m16,k2x2,p3x2",
     "b2,c20,h20,w300,m16,k3x3,p1x1",
     "b3,c40,h13,w12,m30,k5x3,p2x1,d1x2,bias",
+    "b2,c18,h21,w30,m33,k1x1,s2x3,bias",
     # Batches whose weight gradients are summed in stretches.
     "b21,c3,h6,w7,m4,k3x3,p1x1",
     "b35,c3,h6,w7,m12,k3x3,s2x1",

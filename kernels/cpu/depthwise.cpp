@@ -1,0 +1,298 @@
+// Depthwise convolutions: every output plane is of one input plane, with a small square kernel of
+// its own. Forward, and the gradient for x of stride 1. It is compiled once per instruction set,
+// with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the
+// functions at the end are not local.
+//
+// There are so few products that what counts is to touch every pixel once. A register tile is a
+// few output rows by one vector of columns: each vector of an input row is loaded once for all
+// output rows that it meets, and nothing is copied. Lanes that would be in the border are left out
+// of the loads, rows in the border are a row of zeros. With stride 2 two vectors are loaded and
+// parted into even and odd pixels, which are two taps. With dilation the rows of a tile lie as far
+// apart as the taps do. Threads take planes, or, of few planes, parts of them. Where the arrays exceed
+// the caches, a tile asks for the rows of the one below it, and outputs go past the caches if their
+// rows are whole lines.
+//
+// An output is its bias and then its products, row by row of the kernel, whichever tile computes
+// it. The gradient for x is such a convolution of dy with the kernel turned round.
+#include "depthwise.h"
+
+#include <stdlib.h>
+
+#include "shape.h"
+#include "vector.h"
+
+namespace ece408 {
+namespace {
+
+// Output rows of a tile.
+constexpr int kMostRows = ECE408_LANES == 4 ? 6 : 8;
+constexpr int kMostTaps = 25;
+
+// A convolution of planes; batch, filters and the kernel are the problem's.
+struct Layer {
+    Shape shape;
+    int64_t height, width, out_height, out_width;  // of a plane and of an output plane
+    int64_t top, left;                             // its border; may be negative
+    const float* weights;
+    bool turned;
+
+    int64_t planes() const { return shape.batch * shape.filters; }
+    int64_t source(int64_t plane) const { return plane / shape.group_filters; }
+};
+
+// One tile of rows, all columns of it. Rows are `apart` from each other in the output, and so are
+// those of the input with stride 1.
+struct Tile {
+    const float* row[2 * kMostRows + 4];  // of the input: those that the windows meet
+    int64_t width, left, dilate, out_width, apart;
+    const float* weights;  // row by row
+    float bias;
+    float* y;
+    bool accumulate;
+    bool streams;         // past the caches: every vector is a line
+    const float* ahead;   // what is read after this tile, of which each vector of columns
+    int64_t ahead_lines;  // asks for so many lines
+};
+
+// A vector of pixels from column `at` on. Those outside of the row are zeros, unless `Inside`.
+template <bool Inside>
+__attribute__((always_inline)) inline Vec pixels(const float* row, int64_t at, Mask inside) {
+    return Inside ? load(row + at) : load_only(inside, row + at);
+}
+
+inline int clamp_lane(int64_t lane) {
+    return static_cast<int>(lane < 0 ? 0 : lane > kLanes ? kLanes : lane);
+}
+
+// Which lanes of a vector from column `at` on are in a row.
+inline Mask lanes_in(int64_t width, int64_t at) {
+    return lanes_between(clamp_lane(-at), clamp_lane(width - at));
+}
+
+// The vectors that K taps of a row are made of: of stride 1 one for each tap; of stride 2 two for
+// each pair of taps.
+template <int K, int S>
+constexpr int kLoads = S == 1 ? K : K + 1;
+
+template <int S>
+inline int64_t load_column(int load, int64_t dilate) {
+    return S == 1 ? load * dilate : load / 2 * 2 + load % 2 * kLanes;
+}
+
+template <int K, int S, bool Inside>
+__attribute__((always_inline)) inline void load_taps(const float* row, int64_t at, int64_t dilate,
+                                                     const Mask (&inside)[kLoads<K, S>],
+                                                     Vec (&tap)[K]) {
+    if constexpr (S == 1) {
+        ECE408_UNROLL
+        for (int q = 0; q < K; ++q) tap[q] = pixels<Inside>(row, at + q * dilate, inside[q]);
+    } else {
+        ECE408_UNROLL
+        for (int q = 0; q < K; q += 2) {
+            const Vec first = pixels<Inside>(row, at + q, inside[q]);
+            const Vec second = pixels<Inside>(row, at + q + kLanes, inside[q + 1]);
+            tap[q] = even_lanes(first, second);
+            if (q + 1 < K) tap[q + 1] = odd_lanes(first, second);
+        }
+    }
+}
+
+// A vector of outputs of each of R rows, from column j on; all of them are there if `Inside`.
+template <int K, int S, int R, bool Inside>
+__attribute__((always_inline)) inline void run_columns(const Tile& t, const Vec (&weight)[K * K],
+                                                       int64_t j) {
+    const int64_t at = j * S - t.left;
+    Mask inside[kLoads<K, S>];
+    if constexpr (!Inside) {
+        ECE408_UNROLL
+        for (int n = 0; n < kLoads<K, S>; ++n)
+            inside[n] = lanes_in(t.width, at + load_column<S>(n, t.dilate));
+    }
+    Vec sum[R];
+    ECE408_UNROLL
+    for (int r = 0; r < R; ++r) sum[r] = broadcast(t.bias);
+    ECE408_UNROLL
+    for (int h = 0; h < (R - 1) * S + K; ++h) {
+        Vec tap[K];
+        load_taps<K, S, Inside>(t.row[h], at, t.dilate, inside, tap);
+        ECE408_UNROLL
+        for (int r = 0; r < R; ++r) {
+            const int p = h - r * S;
+            if (p < 0 || p >= K) continue;
+            ECE408_UNROLL
+            for (int q = 0; q < K; ++q)
+                sum[r] = multiply_add(tap[q], weight[p * K + q], sum[r]);
+        }
+    }
+#if ECE408_STREAMS
+    if (t.streams) {
+        ECE408_UNROLL
+        for (int r = 0; r < R; ++r) stream(t.y + r * t.apart + j, sum[r]);
+        return;
+    }
+#endif
+    const int last = Inside ? kLanes : clamp_lane(t.out_width - j);
+    ECE408_UNROLL
+    for (int r = 0; r < R; ++r)
+        put_lanes(0, last, t.y + r * t.apart + j, sum[r], t.accumulate);
+}
+
+template <int K, int S, int R>
+__attribute__((noinline)) void run_tile(const Tile& t) {
+    Vec weight[K * K];
+    ECE408_UNROLL
+    for (int k = 0; k < K * K; ++k) weight[k] = broadcast(t.weights[k]);
+    // Columns that the loads of a vector of outputs reach beyond its first one.
+    const int64_t reach = load_column<S>(kLoads<K, S> - 1, t.dilate) + kLanes;
+    for (int64_t j = 0; j < t.out_width; j += kLanes) {
+        const int64_t at = j * S - t.left;
+        for (int64_t i = 0; i < t.ahead_lines; ++i)
+            prefetch(t.ahead + (j / kLanes * t.ahead_lines + i) * kLine);
+        if (at >= 0 && at + reach <= t.width && j + kLanes <= t.out_width)
+            run_columns<K, S, R, true>(t, weight, j);
+        else
+            run_columns<K, S, R, false>(t, weight, j);
+    }
+}
+
+using RunTile = void(const Tile&);
+
+template <int K, int S, int R = kMostRows>
+RunTile* pick_rows(int64_t rows) {
+    if constexpr (R > 1) {
+        if (rows < R) return pick_rows<K, S, R - 1>(rows);
+    }
+    return run_tile<K, S, R>;
+}
+
+RunTile* pick_tile(int64_t kernel, int64_t stride, int64_t rows) {
+    if (kernel == 3) return stride == 1 ? pick_rows<3, 1>(rows) : pick_rows<3, 2>(rows);
+    return stride == 1 ? pick_rows<5, 1>(rows) : pick_rows<5, 2>(rows);
+}
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What is the same for all tiles of a call.
+struct Call {
+    Layer layer;
+    const float* x;
+    const float* bias;
+    float* y;
+    bool accumulate;
+    const float* zeros;  // a row
+    int64_t classes;     // of rows that lie dilate_h apart
+    int64_t tiles;       // of a class
+    bool streams;        // outputs past the caches
+    bool fetches;        // tiles ask for the next one's rows
+};
+
+// `count` rows from row `first` of a plane on.
+void run_rows(const Call& call, const float* image, int64_t first, int64_t count, float* y,
+              Tile* t) {
+    const Layer& layer = call.layer;
+    const Shape& s = layer.shape;
+    int64_t from = first * s.stride_h - layer.top;
+    for (int64_t h = 0; h < (count - 1) * s.stride_h + s.kernel_h; ++h, from += s.dilate_h)
+        t->row[h] = from >= 0 && from < layer.height ? image + from * layer.width : call.zeros;
+    t->y = y + first * layer.out_width;
+    t->ahead = image + from * layer.width;
+    t->ahead_lines = 0;
+    if (call.fetches) {
+        const int64_t lines = divide_up(count * s.stride_h * layer.width, kLine);
+        t->ahead_lines = divide_up(lines, divide_up(layer.out_width, kLanes));
+    }
+    pick_tile(s.kernel_h, s.stride_h, count)(*t);
+}
+
+// Tiles [begin, end) of every class of rows of an output plane.
+void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
+    const Layer& layer = call.layer;
+    const Shape& s = layer.shape;
+    const int64_t filter = plane % s.filters, window = s.kernel_h * s.kernel_w;
+    const float* image = call.x + layer.source(plane) * layer.height * layer.width;
+    float* y = call.y + plane * layer.out_height * layer.out_width;
+    float turned[kMostTaps];
+    Tile t;
+    t.width = layer.width, t.left = layer.left, t.dilate = s.dilate_w;
+    t.out_width = layer.out_width, t.apart = s.dilate_h * layer.out_width;
+    t.weights = layer.weights + filter * window;
+    if (layer.turned) {
+        for (int64_t k = 0; k < window; ++k) turned[k] = t.weights[window - 1 - k];
+        t.weights = turned;
+    }
+    t.bias = call.bias ? call.bias[filter] : 0.0f;
+    t.accumulate = call.accumulate;
+    t.streams = call.streams;
+    for (int64_t row = 0; row < call.classes; ++row)
+        for (int64_t tile = begin; tile < end; ++tile) {
+            const int64_t first = row + tile * kMostRows * s.dilate_h;
+            const int64_t left = divide_up(layer.out_height - first, s.dilate_h);
+            if (left > 0) run_rows(call, image, first, left < kMostRows ? left : kMostRows, y, &t);
+        }
+}
+
+int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
+              int threads) {
+    float* zeros = static_cast<float*>(calloc(static_cast<size_t>(layer.width), sizeof(float)));
+    if (!zeros) return ECE408_NO_MEMORY;
+    const int64_t dilate = layer.shape.dilate_h;
+    const int64_t classes = dilate < layer.out_height ? dilate : layer.out_height;
+    const int64_t tiles = divide_up(divide_up(layer.out_height, dilate), kMostRows);
+    Call call = {layer, x, bias, y, accumulate, zeros, classes, tiles, false, false};
+#if ECE408_STREAMS
+    const int64_t outputs = layer.planes() * layer.out_height * layer.out_width;
+    call.streams = !accumulate && exceeds_caches(outputs) && layer.out_width % kLanes == 0 &&
+                   floats_past_line(y) == 0;
+#endif
+    const int64_t inputs = layer.planes() * layer.height * layer.width;
+    call.fetches = dilate == 1 && exceeds_caches(inputs);
+    // Of few planes threads share each.
+    const int64_t parts = layer.planes() < 4 * threads ? tiles : 1;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t unit = 0; unit < layer.planes() * parts; ++unit) {
+            const int64_t part = unit % parts;
+            run_plane(call, unit / parts, tiles * part / parts, tiles * (part + 1) / parts);
+        }
+#if ECE408_STREAMS
+        finish_streams();
+#endif
+    }
+    free(zeros);
+    return ECE408_OK;
+}
+
+}  // namespace
+
+#define ECE408_JOIN(a, b) a##b
+#define ECE408_NAME(prefix, isa) ECE408_JOIN(prefix, isa)
+
+int ECE408_NAME(depthwise_forward_, ECE408_ISA)(const ece408_problem& problem, const float* x,
+                                                const float* w, const float* bias, float* y,
+                                                bool accumulate, int threads) {
+    if (!depthwise_suits(problem)) return ECE408_UNSUPPORTED;
+    const Shape s = derive(problem);
+    const Layer layer = {s,       s.height, s.width, s.out_height, s.out_width,
+                         s.pad_h, s.pad_w,  w,       false};
+    return run_layer(layer, x, bias, y, accumulate, threads);
+}
+
+int ECE408_NAME(depthwise_backward_data_, ECE408_ISA)(const ece408_problem& problem,
+                                                      const float* w, const float* dy, float* dx,
+                                                      bool accumulate, int threads) {
+    if (!depthwise_suits_backward(problem)) return ECE408_UNSUPPORTED;
+    const Shape s = derive(problem);
+    const Layer layer = {s,
+                         s.out_height,
+                         s.out_width,
+                         s.height,
+                         s.width,
+                         (s.kernel_h - 1) * s.dilate_h - s.pad_h,
+                         (s.kernel_w - 1) * s.dilate_w - s.pad_w,
+                         w,
+                         true};
+    return run_layer(layer, dy, nullptr, dx, accumulate, threads);
+}
+
+}  // namespace ece408
