@@ -40,8 +40,7 @@ def tables(results: Results) -> str:
     """Everything as Markdown: kernels and cuDNN by shape, the ladder's steps, errors."""
     return "\n\n".join(
         [
-            "Median milliseconds, the kernel's own time on the GPU by events; the GPU is kept busy "
-            "until what is timed has been enqueued:",
+            "Median milliseconds, the kernel's own time on the GPU by events:",
             _by_shape(results),
             "The ladder, step by step. Factors are over the float32-accurate kernel before:",
             ladder(results),
