@@ -43,6 +43,14 @@ def run_tool(tool, sanitizer, kernels, random):
     }
 
 
+def _shown(ran):
+    """What a tool found first, or the end of what the program itself said."""
+    if ran["clean"]:
+        return ran["output"][-4000:]
+    found = [line for line in ran["output"].splitlines() if line.startswith("=")]
+    return "\n".join(found[:60])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="(default: all)")
@@ -70,7 +78,7 @@ def main():
     print(table)
     bad = [each for each in ran if not (each["clean"] and each["results_right"])]
     for each in bad:
-        print(f"\n{each['tool']}:\n{each['output'][-4000:]}", file=sys.stderr)
+        print(f"\n{each['tool']}:\n{_shown(each)}", file=sys.stderr)
     if options.write:
         kept = [{key: each[key] for key in each if key != "output"} for each in ran]
         content = {"kernels": kernels, "random": options.random, "tools": kept}

@@ -44,7 +44,8 @@ def test_the_default_is_the_fast_kernel_for_the_courses_layers():
 
     assert default("fa19_1", (9, 0)) == "16_copy_engine"
     assert default("fa19_1", (7, 5)) == "13_column_pairs"
-    assert default("k7_1", (9, 0)) == default("k7_1", (8, 6)) == "15_fewer_products"
+    assert default("k7_1", (9, 0)) == "19_more_registers"
+    assert default("k7_1", (8, 6)) == default("k7_1", (10, 0)) == "15_fewer_products"
     assert default("fa19_2", (9, 0)) == default("k7_2", (9, 0)) == "18_split_half"
     assert default("k7_2", (8, 0)) == default("fa19_2", (8, 0)) == "11_3xtf32"
     assert default("fa19_2", (7, 5)) == "6_register_tiles"
@@ -149,6 +150,9 @@ def test_one_compile_serves_every_batch(kernel):
         ("15_fewer_products", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
         ("16_copy_engine", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes, not of 20x21 and 18x19"),
         ("16_copy_engine", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
+        ("16_copy_engine", "b1,c1,h72,w72,m12,k7", "more threads, registers or shared memory"),
+        ("19_more_registers", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes"),
+        ("19_more_registers", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
     ],
 )
 def test_what_a_kernel_does_not_claim_it_rejects_with_the_reason(kernel, problem, reason):
@@ -165,5 +169,5 @@ def test_the_newest_code_that_a_gpu_runs_is_chosen():
 
 def test_every_source_belongs_to_the_catalog():
     sources = {path.name for path in (kernels_dir() / "cuda").glob("*.cu")}
-    helps = {"count_nonfinite.cu", "ceilings.cu"}
+    helps = {"count_nonfinite.cu", "ceilings.cu", "pause.cu"}
     assert sources == {kernel.source for kernel in catalog.KERNELS} | helps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ from ece408_op import gpu
 from ece408_op.backends.cuda import catalog, compiler
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
 from ece408_op.lab import gpu_ceilings
+from ece408_op.problem import ConvProblem
 
 TASKS = [
     (kernel.source, architecture)
@@ -128,3 +130,21 @@ def test_an_nvcc_that_does_not_run_is_said(tmp_path):
         broken.chmod(0o755 if text else 0o644)
         with pytest.raises(NoUsableGpu, match=reason):
             compiler.nvcc_version.__wrapped__(broken)
+
+
+LAYERS = ("b1,c1,h72,w72,m12,k7", "b1,c1,h48,w48,m6,k5", "b1,c1,h12,w12,m4,k3")
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_blocks_begin_with_the_registers_that_they_hand_over(folder, layer):
+    """A block that asked for more than it began with would wait for them forever."""
+    kernel, problem = catalog.get("19_more_registers"), ConvProblem.parse(layer)
+    for tunables in kernel.tunables(problem, (9, 0))[:2]:
+        plan = kernel.plan(problem, (9, 0), False, tunables)
+        binary = compiler.compile_plan(plan.source, plan.defines, "90a", folder)
+        warps, later = plan.launches[0].block[0] // 32, dict(plan.defines)["REGISTERS"]
+        # Of .nv.info: a value of 8 bytes, 0x2f, which is a function and its threads' registers.
+        (found,) = re.findall(rb"\x04\x2f\x08\0....(....)", binary, re.S)
+        at_first = int.from_bytes(found, "little")
+        assert at_first < later <= 248
+        assert at_first * warps >= later * (warps - 4) + 24 * 4

@@ -50,6 +50,35 @@ __device__ __forceinline__ void barrier_wait(Barrier *barrier, unsigned parity) 
         : "memory");
 }
 
+// Whether the phase of this parity is over, without waiting for it.
+__device__ __forceinline__ bool barrier_passed(Barrier *barrier, unsigned parity) {
+    unsigned passed;
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, over;\n"
+        "}\n"
+        : "=r"(passed)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return passed;
+}
+
+// True in one thread of a warp, always the same, of whom the compiler knows that it is alone: what
+// the engine is given need not be tried for every thread.
+__device__ __forceinline__ bool elected() {
+    unsigned one;
+    asm volatile(
+        "{\n"
+        ".reg .pred this;\n"
+        "elect.sync _|this, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, this;\n"
+        "}\n"
+        : "=r"(one));
+    return one;
+}
+
 // Bring bytes to shared memory; the barrier hears of them.
 __device__ __forceinline__ void copy_in(float *to, const float *from, unsigned bytes,
                                         Barrier *barrier) {

@@ -18,26 +18,27 @@ constexpr int kFactors = divide_up(kProducts, 4) * 4;  // of a filter, in whole 
 static_assert(CHANNELS == 1, "this is for one input channel");
 static_assert(KERNEL_W % 2 == 1 && KERNEL_W > 1, "a row of taps is of twos and one three");
 
-// Which of Z0 to Z3 a product of a row belongs to.
-__host__ __device__ constexpr int sum_of(int product) {
-    return product == 3 * kGroups ? 3 : product % 3;
-}
+// The products of a row in their order: of the groups' Z1, of their Z2, Z3 with its sign changed,
+// and of the groups' Z0.
+constexpr int kSums = 0, kDifferences = kGroups, kLast = 2 * kGroups, kFirsts = kLast + 1;
 
 // What a product of one row of taps has of the weights.
 __device__ __forceinline__ float factor(const float *taps, int product) {
-    if (product == 3 * kGroups) return taps[KERNEL_W - 1];
-    const float *group = taps + product / 3 * 2;
-    if (product % 3 == 0) return group[0];
-    const float last = product / 3 == kGroups - 1 ? group[2] : 0;
-    return (group[0] + (product % 3 == 1 ? group[1] : -group[1]) + last) / 2;
+    if (product == kLast) return taps[KERNEL_W - 1];
+    if (product >= kFirsts) return taps[2 * (product - kFirsts)];
+    const float *group = taps + product % kGroups * 2;
+    const float last = product % kGroups == kGroups - 1 ? group[2] : 0;
+    return (group[0] + (product < kDifferences ? group[1] : -group[1]) + last) / 2;
 }
 
-// All filters' factors; by all of the block's threads, of which there are so many.
+// All filters' factors, those of a product together; by all of the block's threads, of which there
+// are so many.
 __device__ __forceinline__ void load_factors(float (*factors)[kFactors], const float *w,
                                              int threads) {
     for (int i = threadIdx.x; i < FILTERS * kProducts; i += threads) {
-        const int row = i / kRowProducts;  // of all filters' taps
-        factors[i / kProducts][i % kProducts] = factor(w + row * KERNEL_W, i % kRowProducts);
+        const int row = i / kRowProducts, product = i % kRowProducts;  // of all filters' taps
+        factors[row / KERNEL_H][product * KERNEL_H + row % KERNEL_H] =
+            factor(w + row * KERNEL_W, product);
     }
 }
 
@@ -47,36 +48,49 @@ __device__ __forceinline__ void transform(float (&made)[kRowProducts],
 #pragma unroll
     for (int group = 0; group < kGroups; group++) {
         const float *d = pixels + 2 * group;
-        made[3 * group] = d[0] - d[2];
-        made[3 * group + 1] = d[1] + d[2];
-        made[3 * group + 2] = d[2] - d[1];
+        made[kSums + group] = d[1] + d[2];
+        made[kDifferences + group] = d[2] - d[1];
+        made[kFirsts + group] = d[0] - d[2];
     }
-    made[3 * kGroups] = pixels[kWindow - 3] - pixels[kWindow - 1];
+    made[kLast] = pixels[kWindow - 1] - pixels[kWindow - 3];
 }
 
-// A filter's outputs.
+// Which of a thread's rows a factor is used for i-th: from the last but one down, and then the last,
+// since the next factor of the product meets the same pixels in the last row but one.
+__host__ __device__ constexpr int row_of(int i) {
+    return (2 * ROWS - 2 - i) % ROWS;
+}
+
+// A filter's outputs. A multiply-add takes two cycles when two of its operands come from the same
+// one of the two banks of registers; what the one before it had as well comes from neither. In this
+// order each shares its factor or its pixels with the one before, but for a product's first.
 __device__ __forceinline__ void convolve_pairs(float2 (&outputs)[ROWS],
                                                const float (&made)[kWindowRows][kRowProducts],
                                                const float *factors) {
-    float sum[ROWS][4] = {};
+    float left[ROWS] = {}, right[ROWS] = {};  // Z1 and Z2 at first
 #pragma unroll
     for (int first = 0; first < kFactors; first += 4) {
         const float4 four = *(const float4 *)(factors + first);
         const float some[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (first + i >= kProducts) break;
-            const int p = (first + i) / kRowProducts, product = (first + i) % kRowProducts;
+        for (int i = first; i < min(first + 4, kProducts); i++) {
+            const int product = i / KERNEL_H, p = i % KERNEL_H;
+            if (product == kLast && p == 0) {
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                float &z = sum[r][sum_of(product)];
-                z = fmaf(made[r + p][product], some[i], z);
+                for (int r = 0; r < ROWS; r++) {
+                    const float sum = left[r] + right[r], difference = left[r] - right[r];
+                    left[r] = sum, right[r] = difference;
+                }
+            }
+            const bool to_left = product < kDifferences || product >= kFirsts;
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                const int r = row_of(k);
+                float &sum = to_left ? left[r] : right[r];
+                sum = fmaf(made[r + p][product], some[i - first], sum);
             }
         }
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const float *z = sum[r];
-        outputs[r] = make_float2(z[0] + (z[1] + z[2]), (z[1] - z[2]) - z[3]);
-    }
+    for (int r = 0; r < ROWS; r++) outputs[r] = make_float2(left[r], right[r]);
 }

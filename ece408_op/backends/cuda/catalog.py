@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from ...errors import InvalidSetting, UnsupportedProblem
 from ...problem import ConvProblem
-from . import general, half_strips, one_channel, register_tiles, runtime_shapes, tensor_cores
+from . import (
+    copied_images,
+    general,
+    half_strips,
+    one_channel,
+    register_tiles,
+    runtime_shapes,
+    tensor_cores,
+)
 from .plan import Capability, ConstantCopy, Kernel, Launch, Plan
 
 __all__ = ["KERNELS", "Capability", "ConstantCopy", "Kernel", "Launch", "Plan", "default", "get"]
@@ -188,9 +196,9 @@ KERNELS = (
         precision="float32",
         architectures=_COPY_ENGINE_ARCHITECTURES,
         summary="15 with images and outputs moved by Hopper's copy engine",
-        rejection=one_channel.not_for_copies,
-        planner=one_channel.copy_engine,
-        choices=one_channel.copy_engine_choices,
+        rejection=copied_images.not_for_copies,
+        planner=copied_images.copy_engine,
+        choices=copied_images.copy_engine_choices,
     ),
     Kernel(
         name="17_half_wgmma",
@@ -215,6 +223,18 @@ KERNELS = (
         rejection=half_strips.not_for_split,
         planner=half_strips.split,
         choices=half_strips.split_choices,
+    ),
+    Kernel(
+        name="19_more_registers",
+        source="19_more_registers.cu",
+        direction="forward",
+        float32_accurate=True,
+        precision="float32",
+        architectures=("90a",),
+        summary="16 with registers handed over to the warps that compute",
+        rejection=copied_images.not_for_more_registers,
+        planner=copied_images.more_registers,
+        choices=copied_images.more_registers_choices,
     ),
     Kernel(
         name="general",
@@ -265,6 +285,7 @@ KERNELS = (
 # to use.
 _PREFERENCE = (
     "16_copy_engine",
+    "19_more_registers",
     "15_fewer_products",
     "13_column_pairs",
     "12_one_channel",
@@ -281,7 +302,8 @@ _PREFERENCE = (
 )
 # Unless this says that a later one is faster.
 _PREFERRED = {
-    "16_copy_engine": one_channel.prefers_copies,
+    "16_copy_engine": copied_images.prefers_copies,
+    "19_more_registers": copied_images.prefers_copies,
     "15_fewer_products": one_channel.prefers_fewer_products,
     "17_half_wgmma": half_strips.prefers_half,
     "18_split_half": half_strips.prefers_split,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from ...problem import ConvProblem
 from .plan import Capability, Defines, Kernel, Launch, Plan, Tunables, divide_up
@@ -13,25 +12,16 @@ from .register_tiles import Tile, choose_tile, shape_defines, tile_defines, too_
 from .runtime_shapes import output_defines
 
 _SHARED_BYTES = 48 << 10
-# Shared memory of a processor by the major compute capability, the least of all GPUs that have the
-# copy engine, and what each block takes for itself.
-_PROCESSOR_SHARED_BYTES = {9: 228 << 10, 10: 228 << 10}
-_LEAST_SHARED_BYTES, _BLOCK_SHARED_BYTES = 100 << 10, 1 << 10
 # Blocks of kernel 15 for each that a processor holds: those that run at a time should be at work
 # on neighbouring images, and blocks that stay for all of their images drift apart.
 _ROUNDS = 18
-# How much faster kernel 16 is, about, with groups of so many filters and room for so many of them.
-_GROUPS = {(1, 3): 1.0, (1, 4): 1.0, (2, 3): 1.03, (2, 4): 1.04, (3, 3): 1.05, (3, 4): 1.04}
-# Images from which on blocks of whole images are enough for all processors.
-_MANY_IMAGES = 512
-# Elements of a line of memory.
-_LINE = 32
 _THREADS = 128
-_ALL_REGISTERS = 65536
+ALL_REGISTERS = 65536
 # Sums and pixels that a thread holds besides addresses, of the 128 registers it may have.
 _REGISTERS = 104
-# Registers of a thread of kernels 15 and 16 at most, and those for what is neither pixels nor sums.
-_MOST_REGISTERS, _OTHER_REGISTERS = 168, 24
+# Registers of a thread of kernels 15, 16 and 19 at most, and those for what is neither pixels nor
+# sums.
+MOST_REGISTERS, _OTHER_REGISTERS = 160, 22
 _FEW_REGISTERS = 96
 
 # What measured best on an H200 for layers of the course: height, width, filters and kernel.
@@ -75,7 +65,7 @@ def one_channel(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate:
 def column_pairs(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
     tile, blocks = choose_pairs(problem)
     defines = (*tile_defines(problem, accumulate, tile), ("MIN_BLOCKS", blocks))
-    return _plan(kernel, problem, defines, divide_up(_windows(problem, tile.rows), _THREADS))
+    return _plan(kernel, problem, defines, divide_up(windows_of(problem, tile.rows), _THREADS))
 
 
 def choose_pairs(problem: ConvProblem) -> tuple[Tile, int]:
@@ -89,7 +79,7 @@ def choose_pairs(problem: ConvProblem) -> tuple[Tile, int]:
     rows = max(1, min(rows, 3, problem.out_height))
     rows = divide_up(problem.out_height, divide_up(problem.out_height, rows))
     registers = 2 * filters * rows + (rows + kh - 1) * (kw + 1) + 20
-    return Tile(rows, filters), max(1, min(6, _ALL_REGISTERS // (_THREADS * registers)))
+    return Tile(rows, filters), max(1, min(6, ALL_REGISTERS // (_THREADS * registers)))
 
 
 class Fewer(NamedTuple):
@@ -108,14 +98,14 @@ def no_fewer_products(problem: ConvProblem) -> str | None:
         return reason
     if problem.kernel[1] % 2 == 0 or problem.kernel[1] == 1:
         return f"it takes kernels of odd widths from 3 only, not {problem.kernel[1]}"
-    if _registers(problem, 1) > _MOST_REGISTERS:
+    if registers(problem, 1) > MOST_REGISTERS:
         return (
-            f"what it makes of the pixels takes {_registers(problem, 1)} registers for a kernel "
-            f"of {problem.kernel[0]}x{problem.kernel[1]}, more than {_MOST_REGISTERS}"
+            f"what it makes of the pixels takes {registers(problem, 1)} registers for a kernel "
+            f"of {problem.kernel[0]}x{problem.kernel[1]}, more than {MOST_REGISTERS}"
         )
-    if _factor_bytes(problem) > _SHARED_BYTES:
+    if factor_bytes(problem) > _SHARED_BYTES:
         return (
-            f"what it makes of the weights takes {_factor_bytes(problem)} bytes of shared memory, "
+            f"what it makes of the weights takes {factor_bytes(problem)} bytes of shared memory, "
             "more than 48 KiB"
         )
     return None
@@ -139,13 +129,13 @@ def fewer_products(
         *output_defines(problem, accumulate),
         *(("ROWS", tile.rows), ("MIN_BLOCKS", tile.blocks)),
     )
-    blocks = divide_up(_windows(problem, tile.rows), _THREADS)
+    blocks = divide_up(windows_of(problem, tile.rows), _THREADS)
     return _plan(kernel, problem, defines, blocks, _ROUNDS * tile.blocks)
 
 
 def fewer_products_choices(problem: ConvProblem, _: Capability) -> Iterator[Tunables]:
     """Tunables of `fewer_products`."""
-    possible = _rows(problem)
+    possible = possible_rows(problem)
     for rows in [rows for rows in possible if rows > 2] or possible:
         most = _most_blocks(problem, rows)
         for blocks in (most, most - 1)[:most]:
@@ -154,138 +144,23 @@ def fewer_products_choices(problem: ConvProblem, _: Capability) -> Iterator[Tuna
 
 def _default_fewer(problem: ConvProblem) -> Fewer:
     """Few enough registers for five blocks, or else as many rows as there are registers for."""
-    possible = _rows(problem)
-    few = [rows for rows in possible if _registers(problem, rows) <= _FEW_REGISTERS]
+    possible = possible_rows(problem)
+    few = [r for r in possible if r > 2 and registers(problem, r) <= _FEW_REGISTERS]
     rows = max(few or possible)
     return Fewer(rows, _most_blocks(problem, rows))
 
 
-class Moved(NamedTuple):
-    """How 16 is laid out: rows of a thread, images of a block, filters whose outputs leave
-    together, room for how many such groups, and blocks that a processor is to hold."""
-
-    rows: int
-    images: int
-    group: int
-    stages: int
-    blocks: int
-
-
-def not_for_copies(problem: ConvProblem) -> str | None:
-    """`no_fewer_products`, and what the copy engine or a block does not take."""
-    reason = no_fewer_products(problem)
-    if reason is not None:
-        return reason
-    planes = (problem.height * problem.width, problem.out_height * problem.out_width)
-    if problem.out_width % 2 or planes[0] % 4 or planes[1] % 4:
-        return (
-            "it moves images and outputs in pieces of 16 bytes, not of "
-            f"{problem.height}x{problem.width} and {problem.out_height}x{problem.out_width}"
-        )
-    if next(_moved(problem), None) is None:
-        return (
-            f"an image of {problem.height}x{problem.width} takes more threads, registers or shared "
-            "memory than a block has"
-        )
-    return None
-
-
-def prefers_copies(problem: ConvProblem, _: Capability) -> bool:
-    """Whether 16 is the fastest: it gives each block whole images."""
-    return problem.batch >= _MANY_IMAGES
-
-
-def copy_engine(
-    kernel: Kernel,
-    problem: ConvProblem,
-    capability: Capability,
-    accumulate: bool,
-    tunables: Tunables = (),
-) -> Plan:
-    tile = Moved(**dict(tunables)) if tunables else _best_moved(problem, capability)[0]
-    defines = (
-        *shape_defines(problem),
-        *output_defines(problem, accumulate),
-        *(("ROWS", tile.rows), ("IMAGES", tile.images), ("GROUP", tile.group)),
-        *(("STAGES", tile.stages), ("MIN_BLOCKS", tile.blocks)),
-    )
-    launch = Launch(
-        "convolve",
-        (divide_up(problem.batch, tile.images), 1, 1),
-        (_moved_threads(problem, tile), 1, 1),
-        ("y", "x", "w", "bias", problem.batch),
-        _moved_bytes(problem, tile),
-        tile.blocks,
-    )
-    return Plan(kernel.name, kernel.source, defines, (launch,))
-
-
-def copy_engine_choices(problem: ConvProblem, capability: Capability) -> Iterator[Tunables]:
-    """Tunables of `copy_engine`."""
-    for tile in _best_moved(problem, capability)[:15]:
-        yield tuple(tile._asdict().items())
-
-
-def _best_moved(problem: ConvProblem, capability: Capability) -> list[Moved]:
-    """All tiles of kernel 16, the most promising first."""
-    shared = _PROCESSOR_SHARED_BYTES.get(capability[0], _LEAST_SHARED_BYTES)
-    return sorted(_moved(problem, shared), key=_busy(problem), reverse=True)
-
-
-def _busy(problem: ConvProblem) -> Callable[[Moved], float]:
-    """How good a tile is: threads that compute on a processor, less what they compute for nothing;
-    rather more rows, which take fewer loads of the weights, and groups as measured."""
-
-    def busy(tile: Moved) -> float:
-        windows = tile.images * _windows(problem, tile.rows) // problem.batch
-        threads = _moved_threads(problem, tile) - 32
-        useful = windows / threads * problem.out_height / _whole(problem.out_height, tile.rows)
-        rows = tile.rows / (tile.rows + 2)
-        several = 1.1 if tile.blocks > 1 else 1  # while one begins with its images, others compute
-        group = _GROUPS[tile.group, tile.stages]
-        return min(tile.blocks * threads, 384) * useful * rows * group * several
-
-    return busy
-
-
-def _moved(problem: ConvProblem, shared: int = _LEAST_SHARED_BYTES) -> Iterator[Moved]:
-    """All tiles of kernel 16 whose blocks a processor with so much shared memory can hold."""
-    groups = [group for group in (1, 2, 3) if problem.filters % group == 0]
-    for rows, images, group, stages in itertools.product(_rows(problem), (1, 2, 4), groups, (3, 4)):
-        tile = Moved(rows, images, group, stages, 1)
-        threads, nbytes = _moved_threads(problem, tile), _moved_bytes(problem, tile)
-        # Registers are given to warps by fours.
-        warps = _ALL_REGISTERS // (32 * _whole(_registers(problem, rows), 8)) // 4 * 4
-        most = min(32 * warps // threads, shared // (nbytes + _BLOCK_SHARED_BYTES))
-        if threads <= 1024 and most >= 1:
-            yield tile._replace(blocks=min(most, 8))
-
-
-def _moved_threads(problem: ConvProblem, tile: Moved) -> int:
-    """Threads of a block of kernel 16: those that compute, and the warp that moves."""
-    windows = tile.images * _windows(problem, tile.rows) // problem.batch
-    return _whole(windows, 32) + 32
-
-
-def _moved_bytes(problem: ConvProblem, tile: Moved) -> int:
-    """Shared memory of a block: outputs starting anywhere in a line, images, factors, barriers."""
-    room = _whole(tile.group * problem.out_height * problem.out_width, _LINE) + _LINE
-    pixels = problem.height * problem.width
-    elements = tile.images * (tile.stages * room + pixels)
-    return _whole(4 * elements + _factor_bytes(problem) + 16 * (1 + tile.stages), 128)
-
-
-def _rows(problem: ConvProblem) -> list[int]:
+def possible_rows(problem: ConvProblem) -> list[int]:
     """Rows of a thread that cover the output with few to spare and fit into registers."""
     height = problem.out_height
     even = {divide_up(height, divide_up(height, rows)) for rows in range(1, 9)}
-    return sorted(r for r in even if _registers(problem, r) <= _MOST_REGISTERS)
+    return sorted(r for r in even if registers(problem, r) <= MOST_REGISTERS)
 
 
-def _registers(problem: ConvProblem, rows: int) -> int:
-    """Registers of a thread of kernels 15 and 16, about."""
+def registers(problem: ConvProblem, rows: int) -> int:
+    """Registers of a thread of kernels 15, 16 and 19, about."""
     kh, kw = problem.kernel
-    return (rows + kh - 1) * _row_products(kw) + 4 * rows + _OTHER_REGISTERS
+    return (rows + kh - 1) * _row_products(kw) + 3 * rows + _OTHER_REGISTERS
 
 
 def _row_products(kernel_w: int) -> int:
@@ -293,24 +168,24 @@ def _row_products(kernel_w: int) -> int:
     return 3 * (kernel_w // 2) + 1
 
 
-def _factor_bytes(problem: ConvProblem) -> int:
+def factor_bytes(problem: ConvProblem) -> int:
     """Of what the products have of the weights, for each filter in whole words of 16 bytes."""
     kh, kw = problem.kernel
-    return 4 * problem.filters * _whole(kh * _row_products(kw), 4)
+    return 4 * problem.filters * whole(kh * _row_products(kw), 4)
 
 
 def _most_blocks(problem: ConvProblem, rows: int) -> int:
     """Blocks of kernel 15 that a processor's registers suffice for."""
-    return max(1, min(8, _ALL_REGISTERS // (_THREADS * _registers(problem, rows))))
+    return max(1, min(8, ALL_REGISTERS // (_THREADS * registers(problem, rows))))
 
 
-def _windows(problem: ConvProblem, rows: int) -> int:
+def windows_of(problem: ConvProblem, rows: int) -> int:
     """Threads that it takes: one for each pair of columns of each strip of rows of each image."""
     strips = divide_up(problem.out_height, rows)
     return problem.batch * strips * divide_up(problem.out_width, 2)
 
 
-def _whole(count: int, size: int) -> int:
+def whole(count: int, size: int) -> int:
     """`count` rounded up to a multiple of `size`."""
     return divide_up(count, size) * size
 
