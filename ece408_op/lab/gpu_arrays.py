@@ -31,8 +31,7 @@ def run(
 
     Every array lies on the GPU between guard zones, `offset` bytes behind an aligned address, and
     the workspace is full of NaN. With `bare` each is an allocation of its own instead, and the
-    output and the workspace are left as they are allocated, for tools that watch accesses
-    themselves.
+    workspace is left as it is allocated, for tools that watch accesses themselves.
 
     Raises `StrayWrite` when a guard zone or an input has changed afterwards, and the errors of
     compiling, loading and launching.
@@ -43,8 +42,7 @@ def run(
     memory = _separate(gpu, sizes) if bare else _guarded(gpu, sizes, offset)
     with gpu.active(), memory as pointers:
         for name, array in arrays.items():
-            if name != output or not bare or not np.isnan(array).all():
-                gpu.cuda.memcpy_htod(pointers[name], np.ascontiguousarray(array))
+            gpu.cuda.memcpy_htod(pointers[name], np.ascontiguousarray(array))
         loaded = launcher.load(plan, gpu.capability)
         with loaded.lock, gpu.lane() as lane:
             lane.launch(loaded, pointers)
