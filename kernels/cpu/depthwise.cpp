@@ -241,11 +241,11 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
     Call call = {layer, x, bias, y, accumulate, zeros, classes, tiles, false, false};
 #if ECE408_STREAMS
     const int64_t outputs = layer.planes() * layer.out_height * layer.out_width;
-    call.streams = !accumulate && exceeds_caches(outputs) && layer.out_width % kLanes == 0 &&
+    call.streams = !accumulate && exceeds_caches(4 * outputs) && layer.out_width % kLanes == 0 &&
                    floats_past_line(y) == 0;
 #endif
     const int64_t inputs = layer.planes() * layer.height * layer.width;
-    call.fetches = dilate == 1 && exceeds_caches(inputs);
+    call.fetches = dilate == 1 && exceeds_caches(4 * inputs);
     // Of few planes threads share each.
     const int64_t parts = layer.planes() < 4 * threads ? tiles : 1;
 #pragma omp parallel num_threads(threads)

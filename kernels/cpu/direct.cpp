@@ -228,7 +228,7 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const int64_t units = s.batch * parts, padded = s.channels * s.height * s.width;
     const int team = static_cast<int>(threads < units ? threads : units);
     const bool streams = ECE408_STREAMS && parts == 1 && !accumulate &&
-                         taps(s) <= kStreamedTaps && exceeds_caches(s.batch * y_image);
+                         taps(s) <= kStreamedTaps && exceeds_caches(4 * s.batch * y_image);
     float* copies = nullptr;
     if (!layer.as_it_is()) {
         const int64_t count = parts == 1 ? team : s.batch;

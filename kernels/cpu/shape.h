@@ -41,6 +41,10 @@ inline Shape derive(const ece408_problem& p) {
     return s;
 }
 
+// Whether an array of so many bytes is more than a core's share of the last cache, so that its first
+// ones are not there any more when they are used again.
+inline bool exceeds_caches(int64_t bytes) { return bytes > int64_t{32} << 20; }
+
 inline bool has_unit_steps(const ece408_problem& p) {
     return p.stride_h == 1 && p.stride_w == 1 && p.dilate_h == 1 && p.dilate_w == 1 &&
            p.groups == 1;

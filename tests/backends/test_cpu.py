@@ -180,7 +180,13 @@ def test_infinities_and_nans_stay_where_they_belong(isa, text, row, rng):
 
 
 @pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize("text", ["b170,c1,h70,w70,m12,k5", "b61,c2,h75,w63,m37,k4x5,bias"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("b170,c1,h70,w70,m12,k5", "b61,c2,h75,w63,m37,k4x5,bias"),
+        "b160,c1,h130,w135,m12,k3,s2x2,p1x1,bias",
+    ],
+)
 def test_outputs_larger_than_the_cache(isa, text, side, rng):
     """They are written past it, whole lines at a time, wherever their planes start."""
     problem = ConvProblem.parse(text)
