@@ -86,6 +86,9 @@ _DIRECT_PADDED = 128
 _LONG = 1536
 # Channels of x from which on the gradient for it fills register tiles.
 _TILED = 3
+# Images, channels and filters from which on packing the weights of a single tap pays for lanes
+# that are all used, where planes would fill less than such a share of them.
+_PACKS, _DEEP, _FULL = 8, 128, 0.8
 # Products of a sum from which on fewer of them pay for what `winograd` does besides.
 _PAIRED = 75
 
@@ -118,9 +121,16 @@ def _is_depthwise(problem: ConvProblem) -> bool:
 
 
 def _is_flat(problem: ConvProblem, lanes: int) -> bool:
-    """A single tap and no border: an image is one row of the pixels that the strides pick."""
+    """A single tap and no border: an image is one row of the pixels that the strides pick.
+
+    Not for many images whose small planes would leave lanes idle; `general` packs their weights.
+    """
     flat = (problem.kernel, problem.pad, problem.groups) == ((1, 1), (0, 0), 1)
-    return flat and problem.dtype == "float32" and problem.out_height * problem.out_width >= lanes
+    pixels = problem.out_height * problem.out_width
+    idle = pixels < _FULL * lanes * -(-pixels // lanes)
+    packs = problem.batch >= _PACKS and min(problem.channels, problem.filters) >= _DEEP
+    fits = problem.dtype == "float32" and pixels >= lanes
+    return flat and fits and not (idle and packs)
 
 
 def _direct_or_winograd(problem: ConvProblem, products: int) -> str:

@@ -256,8 +256,8 @@ inline void interleave(const float* rows, int64_t step, int64_t filters, int64_t
 }
 #endif
 
-// The reverse, for `count` pixels: out[m * step + k * spread] becomes, or is added, rows[k * wide + m]
-// plus the filter's start, if there are any.
+// The reverse, for `count` pixels: out[m * step + k * spread] becomes rows[k * wide + m] plus the
+// filter's start, if there are any, or has that added.
 template <class T, class Sum>
 void part_spread(const Sum* rows, int64_t wide, int64_t count, const T* start, bool accumulate,
                  T* out, int64_t step, int64_t filters, int64_t spread) {

@@ -8,9 +8,9 @@
 // output rows that it meets, and nothing is copied. Lanes that would be in the border are left out
 // of the loads, rows in the border are a row of zeros. With stride 2 two vectors are loaded and
 // parted into even and odd pixels, which are two taps. With dilation the rows of a tile lie as far
-// apart as the taps do. Threads take planes, or, of few planes, parts of them. Where the arrays exceed
-// the caches, a tile asks for the rows of the one below it, and outputs go past the caches if their
-// rows are whole lines.
+// apart as the taps do. Threads take planes, or, of few planes, parts of them. Where the arrays
+// exceed the caches, a tile asks for the rows of the one below it, and outputs go past the caches
+// if their rows are whole lines.
 //
 // An output is its bias and then its products, row by row of the kernel, whichever tile computes
 // it. The gradient for x is such a convolution of dy with the kernel turned round.
@@ -170,8 +170,6 @@ RunTile* pick_tile(int64_t kernel, int64_t stride, int64_t rows) {
     return stride == 1 ? pick_rows<5, 1>(rows) : pick_rows<5, 2>(rows);
 }
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // What is the same for all tiles of a call.
 struct Call {
     Layer layer;
@@ -241,11 +239,11 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
     Call call = {layer, x, bias, y, accumulate, zeros, classes, tiles, false, false};
 #if ECE408_STREAMS
     const int64_t outputs = layer.planes() * layer.out_height * layer.out_width;
-    call.streams = !accumulate && exceeds_caches(outputs) && layer.out_width % kLanes == 0 &&
+    call.streams = !accumulate && exceeds_caches(4 * outputs) && layer.out_width % kLanes == 0 &&
                    floats_past_line(y) == 0;
 #endif
     const int64_t inputs = layer.planes() * layer.height * layer.width;
-    call.fetches = dilate == 1 && exceeds_caches(inputs);
+    call.fetches = dilate == 1 && exceeds_caches(4 * inputs);
     // Of few planes threads share each.
     const int64_t parts = layer.planes() < 4 * threads ? tiles : 1;
 #pragma omp parallel num_threads(threads)

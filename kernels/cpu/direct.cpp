@@ -1,10 +1,10 @@
 // Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, forward
-// and the gradient for x, and of single taps with any stride, forward: what surrounds the register tile of tile.h. It is compiled once per
-// instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and
-// only the functions at the end are not local.
+// and the gradient for x, and of single taps with any stride, forward: what surrounds the register
+// tile of tile.h. It is compiled once per instruction set, with ECE408_ISA its name and
+// ECE408_LANES the floats in one of its vectors, and only the functions at the end are not local.
 //
-// Weights are packed for the tile, but for kernels of a single tap, which read each only once for
-// every tile of pixels, and without a border see an image as one row.
+// Weights are packed for the tile, but for kernels of a single tap, for which that would take as
+// long as a small plane's products. Those see an image without a border as one row.
 //
 // The tile knows no padding: an image that has some is copied with its border first; of an image
 // that a single tap strides over, the pixels that it meets are. The gradient for x is such a
@@ -228,7 +228,7 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const int64_t units = s.batch * parts, padded = s.channels * s.height * s.width;
     const int team = static_cast<int>(threads < units ? threads : units);
     const bool streams = ECE408_STREAMS && parts == 1 && !accumulate &&
-                         taps(s) <= kStreamedTaps && exceeds_caches(s.batch * y_image);
+                         taps(s) <= kStreamedTaps && exceeds_caches(4 * s.batch * y_image);
     float* copies = nullptr;
     if (!layer.as_it_is()) {
         const int64_t count = parts == 1 ? team : s.batch;

@@ -52,13 +52,14 @@ ECE408_EXPORT int ece408_abi_version(void);
 ECE408_EXPORT int ece408_isa_supported(int isa);
 
 /* Stride 1, dilation 1, one group, and output rows of at least 16, 8 or 4 floats for AVX-512, AVX2
- * and the baseline; a 1x1 kernel without padding may have strides, and takes the output plane as one
- * row. `bias` may be null. */
+ * and the baseline; a 1x1 kernel without padding may have strides, and takes the output plane as
+ * one row. `bias` may be null. */
 ECE408_EXPORT int ece408_direct_forward_f32(const ece408_problem* problem, const float* x,
                                             const float* w, const float* bias, float* y,
                                             int accumulate, int threads, int isa);
 
-/* The same for the gradient for x, whose rows count then; no strides, padding less than the kernel. */
+/* The same for the gradient for x, whose rows count then; no strides, padding less than the
+ * kernel. */
 ECE408_EXPORT int ece408_direct_backward_data_f32(const ece408_problem* problem, const float* w,
                                                   const float* dy, float* dx, int accumulate,
                                                   int threads, int isa);

@@ -10,8 +10,6 @@
 namespace ece408 {
 namespace {
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Where part `part` begins when `total` things are cut into `parts` as even as can be.
 inline int64_t part_start(int64_t total, int64_t parts, int64_t part) {
     return total * part / parts;

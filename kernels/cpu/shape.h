@@ -14,6 +14,8 @@ struct Shape : ece408_problem {
     int64_t group_channels, group_filters;
 };
 
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 inline int64_t out_size(int64_t size, int64_t kernel, int64_t stride, int64_t pad, int64_t dilate) {
     const int64_t spare = size + 2 * pad - (dilate * (kernel - 1) + 1);
     return spare < 0 ? 0 : spare / stride + 1;
@@ -40,6 +42,10 @@ inline Shape derive(const ece408_problem& p) {
     s.group_filters = p.filters / p.groups;
     return s;
 }
+
+// Whether an array of so many bytes is more than a core's share of the last cache, so that its
+// first ones are not there any more when they are used again.
+inline bool exceeds_caches(int64_t bytes) { return bytes > int64_t{32} << 20; }
 
 inline bool has_unit_steps(const ece408_problem& p) {
     return p.stride_h == 1 && p.stride_w == 1 && p.dilate_h == 1 && p.dilate_w == 1 &&

@@ -8,8 +8,13 @@
 
 #include <stdlib.h>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "flat_image.h"
 #include "lanes.h"
+#include "shape.h"
 
 namespace ece408 {
 namespace {
@@ -121,10 +126,49 @@ bool make_plan(const Sweep& s, WeightAt weight_at, SweepPlan<Sum>* plan) {
     return true;
 }
 
+// What becomes of the output's old contents; kStream: written past the caches.
+enum Store { kOverwrite, kAccumulate, kStream };
+
+// Rows of sums, `row` apart, plus an offset become rows of the output, one behind the other.
+template <class T, class Sum>
+void put_rows(Sum* sums, int64_t row, int64_t rows, int64_t width, Sum offset, Store store, T* to) {
+    for (int64_t i = 0; i < rows; ++i, sums += row, to += width) {
+        if (store == kAccumulate)
+            for (int64_t j = 0; j < width; ++j) narrow(widen(to[j]) + (sums[j] + offset), to + j);
+        else
+            for (int64_t j = 0; j < width; ++j) narrow(sums[j] + offset, to + j);
+    }
+}
+
+#if defined(__SSE2__)
+// The same in whole lines, past the caches: first the gaps between the rows are closed.
+inline void stream_rows(float* sums, int64_t row, int64_t rows, int64_t width, float offset,
+                        float* to) {
+    for (int64_t i = 1; i < rows; ++i)
+        memmove(sums + i * width, sums + i * row, static_cast<size_t>(width) * sizeof(float));
+    const int64_t count = rows * width, past = reinterpret_cast<uintptr_t>(to) / 4 % 16;
+    const __m128 offsets = _mm_set1_ps(offset);
+    int64_t k = 0;
+    for (; k < count && (past + k) % 16 > 0; ++k) to[k] = sums[k] + offset;
+    for (; k + 16 <= count; k += 16)
+        for (int64_t i = k; i < k + 16; i += 4)
+            _mm_stream_ps(to + i, _mm_add_ps(_mm_loadu_ps(sums + i), offsets));
+    for (; k < count; ++k) to[k] = sums[k] + offset;
+}
+
+inline void put_rows(float* sums, int64_t row, int64_t rows, int64_t width, float offset,
+                     Store store, float* to) {
+    if (store == kStream)
+        stream_rows(sums, row, rows, width, offset, to);
+    else
+        put_rows<float, float>(sums, row, rows, width, offset, store, to);
+}
+#endif
+
 // Sums of one block of channels over one stretch, into `sums`, then rounded into the output.
 template <class T, class Sum>
 void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, int64_t block,
-                 int64_t stretch, const T* bias, bool accumulate, Sum* sums, T* out) {
+                 int64_t stretch, const T* bias, Store store, Sum* sums, T* out) {
     const Sweep& s = plan.sweep;
     const int64_t lanes = Lanes<Sum>::count, row = plan.flat.row;
     const int64_t begin = block_start(s.out_channels, plan.blocks, block);
@@ -145,19 +189,11 @@ void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, in
                                               weights + t * filters, t > 0, sums + v * lanes, step);
         }
     }
-    const int64_t plane = s.out_height * s.out_width;
     for (int m = 0; m < filters; ++m) {
         const int64_t channel = group * s.out_channels + begin + m;
         const Sum offset = bias ? widen(bias[channel]) : Sum(0);
-        for (int64_t i = 0; i < rows; ++i) {
-            T* to = out + channel * plane + (first_row + i) * s.out_width;
-            const Sum* from = sums + m * step + i * row;
-            if (accumulate)
-                for (int64_t j = 0; j < s.out_width; ++j)
-                    narrow(widen(to[j]) + (from[j] + offset), to + j);
-            else
-                for (int64_t j = 0; j < s.out_width; ++j) narrow(from[j] + offset, to + j);
-        }
+        T* to = out + (channel * s.out_height + first_row) * s.out_width;
+        put_rows(sums + m * step, row, rows, s.out_width, offset, store, to);
     }
 }
 
@@ -170,6 +206,8 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
     const int64_t out_size = s.groups * s.out_channels * s.out_height * s.out_width;
     const int64_t units = s.groups * plan.blocks * plan.stretches;
     const bool by_image = s.batch >= 2 * threads || threads == 1;
+    const bool streams = exceeds_caches(s.batch * out_size * static_cast<int64_t>(sizeof(T)));
+    const Store store = accumulate ? kAccumulate : streams ? kStream : kOverwrite;
     const int64_t sums_size = kTileFilters * stretch_pixels(plan);
     const int64_t images = by_image ? threads : 1;
     const size_t floats = static_cast<size_t>(images * plan.image_size + threads * sums_size);
@@ -190,8 +228,11 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
                 for (int64_t unit = 0; unit < units; ++unit)
                     run_stretch(plan, image, unit / plan.stretches / plan.blocks,
                                 unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
-                                accumulate, sums, out + b * out_size);
+                                store, sums, out + b * out_size);
             }
+#if defined(__SSE2__)
+            if (store == kStream) _mm_sfence();
+#endif
         }
     } else {
         for (int64_t b = 0; b < s.batch; ++b) {
@@ -207,7 +248,8 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
                      unit < block_start(units, threads, part + 1); ++unit)
                     run_stretch(plan, memory, unit / plan.stretches / plan.blocks,
                                 unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
-                                accumulate, memory + plan.image_size + part * sums_size,
+                                accumulate ? kAccumulate : kOverwrite,
+                                memory + plan.image_size + part * sums_size,
                                 out + b * out_size);
             if (b + 1 == s.batch) break;
 #pragma omp barrier

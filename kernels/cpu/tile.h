@@ -22,10 +22,10 @@ namespace {
 struct StripArgs {
     int64_t channels, height, width, kernel_h, kernel_w;
     const float* x;       // one image
-    const float* packed;  // MT biases, then the weights as [c][p][q][MT]; of a single tap, unpacked:
-    const float* bias;    // null, or of the first filter
-    const float* weights;
-    int64_t weight_step, channel_step;  // floats from filter to filter, from channel to channel
+    const float* packed;  // MT biases, then the weights as [c][p][q][MT];
+    const float* bias;    // for a single tap instead the first filter's, or null,
+    const float* weights;  // and the weights as they are: so many floats from filter to filter and
+    int64_t weight_step, channel_step;  // from channel to channel
     int64_t tiles;        // of VT vectors each, one after the other
     const int64_t* in;    // per vector: where its first lane's window starts in a channel of x
     const int* split;     // per vector: its first lane in the next row, or kLanes

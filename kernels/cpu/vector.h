@@ -27,12 +27,6 @@ constexpr int64_t kLine = 16;  // floats in a line of a cache
 // Into the second cache: the first has the weights and what is being read.
 inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
 
-// Whether so many floats are more than a core's share of the last cache, so that they will not be
-// there any more when they are read.
-inline bool exceeds_caches(int64_t floats) {
-    return floats * static_cast<int64_t>(sizeof(float)) > int64_t{32} << 20;
-}
-
 #if ECE408_LANES == 16
 
 #define ECE408_STREAMS 1

@@ -180,7 +180,13 @@ def test_infinities_and_nans_stay_where_they_belong(isa, text, row, rng):
 
 
 @pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize("text", ["b170,c1,h70,w70,m12,k5", "b61,c2,h75,w63,m37,k4x5,bias"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("b170,c1,h70,w70,m12,k5", "b61,c2,h75,w63,m37,k4x5,bias"),
+        "b160,c1,h130,w135,m12,k3,s2x2,p1x1,bias",
+    ],
+)
 def test_outputs_larger_than_the_cache(isa, text, side, rng):
     """They are written past it, whole lines at a time, wherever their planes start."""
     problem = ConvProblem.parse(text)
@@ -197,6 +203,9 @@ def test_outputs_larger_than_the_cache(isa, text, side, rng):
         ("b1,c1,h5,w5,m1,k3", "general"),
         ("b1,c3000,h4,w4,m1,k1", "direct"),
         ("b1,c3,h9,w8,m1,k1,s2x2", "direct"),
+        ("b8,c128,h4,w4,m128,k1", "direct"),
+        ("b7,c128,h4,w5,m128,k1", "direct"),
+        ("b8,c128,h3,w3,m128,k1", "general"),
         ("b1,c2,h9,w8,m2,k1,g2", "general"),
         ("b1,c3,h1,w3,m1,k1", "general"),
     ],
