@@ -149,7 +149,8 @@ struct Stretch {
         }
     }
 
-    // The whole plane, past the caches, but for the last tile.
+    // The whole plane, past the caches, but for the last tile, whose first lanes may be others'
+    // too: those are written twice, with the same values.
     void run_streamed() {
 #if ECE408_STREAMS
         alignas(64) float carried[kMaxFilters * kLanes] = {};
@@ -159,7 +160,7 @@ struct Stretch {
         const int64_t out = plan.tiling.first_vector(last) * kLanes;
         for (int64_t m = 0; m < filters && last > 0; ++m)
             finish_stream(y + m * args.filter_step, out, carried + m * kLanes);
-        run_apart(last, last + 1, false);
+        run<false>(last, last + 1);
 #endif
     }
 };
