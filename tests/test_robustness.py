@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 import ece408_op
+from ece408_op import errors, forward_operator
+from ece408_op.attributes import ConvAttributes
+from ece408_op.errors import InvalidProblem
 
 ATTRIBUTES = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
+TOO_LARGE = ConvAttributes((9, 9), 4, no_bias=True)
 
 
 def _status(name):
@@ -19,6 +23,15 @@ def _status(name):
 
 
 def test_ten_thousand_calls_without_growth(mx):
+    # What once went wrong must not be kept, either.
+    symbol = ece408_op.Convolution(mx.sym.Variable("x"), **{**ATTRIBUTES, "kernel": (9, 9)})
+    for _ in range(10):
+        with pytest.raises(InvalidProblem), errors.surfaced():
+            symbol.simple_bind(mx.cpu(), grad_req="null", x=(1, 3, 8, 8))
+        with pytest.raises(mx.MXNetError):
+            forward_operator.call(
+                mx, TOO_LARGE, [mx.nd.ones((1, 3, 8, 8)), mx.nd.ones((4, 3, 9, 9))]
+            )
     x, w = mx.nd.ones((1, 3, 8, 8)), mx.nd.ones((4, 3, 3, 3))
 
     def call(times):

@@ -74,7 +74,7 @@ Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height
 
 MXReturnValue parse_attributes(const Attributes& attributes, int* inputs, int* outputs) {
     Layer layer;
-    if (!parse(attributes, &layer)) return fail("ece408_forward: attributes cannot be read");
+    if (!parse(attributes, &layer)) return kRefused;
     *inputs = static_cast<int>(layer.inputs());
     *outputs = 1;
     return MX_SUCCESS;
@@ -85,7 +85,7 @@ MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
     Layer layer;
     if (!parse(attributes, &layer) || !set_data((*in)[0], &layer) ||
         !ece408::valid(layer.problem))
-        return fail("ece408_forward: there is no such convolution of data");
+        return kRefused;
     const ece408::Shape s = ece408::derive(layer.problem);
     (*in)[1] = shape_of(layer, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
     for (size_t i = 2; i < layer.vectors_end(); i++)
@@ -102,7 +102,7 @@ public:
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {
         Layer layer = layer_;
-        if (!set_data((*in)[0].shape, &layer)) return fail("ece408_forward: no convolution");
+        if (!set_data((*in)[0].shape, &layer)) return kRefused;
         Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
                       layer.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
         const ece408_problem& p = layer.problem;
@@ -127,7 +127,7 @@ private:
             return MX_SUCCESS;
         // Python also does what a kernel could not, so as to say why.
         if (plans().compute(call, a.x, a.w, a.bias, a.y)) return MX_SUCCESS;
-        return fail("ece408_forward: see ece408_op.errors.surfaced for what went wrong");
+        return kRefused;
     }
 
     // In float32.
@@ -156,7 +156,7 @@ MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext&,
                      const std::vector<Shape>& shapes, const std::vector<int> types,
                      mxnet::ext::CustomStatefulOp** made) {
     Layer layer;
-    if (!parse(attributes, &layer)) return fail("ece408_forward: attributes cannot be read");
+    if (!parse(attributes, &layer)) return kRefused;
     if (set_data(shapes[0], &layer)) plans().plan(call_of(layer, types[0]));
     *made = mxnet::ext::CustomStatefulOp::create<Convolution>(layer);
     return MX_SUCCESS;

@@ -29,7 +29,7 @@ bool parse(const Attributes& attributes, Join* join) {
 
 MXReturnValue parse_attributes(const Attributes& attributes, int* inputs, int* outputs) {
     Join join;
-    if (!parse(attributes, &join)) return fail("ece408_join: attributes cannot be read");
+    if (!parse(attributes, &join)) return kRefused;
     *inputs = static_cast<int>(join.inputs());
     *outputs = 1;
     return MX_SUCCESS;
@@ -46,11 +46,11 @@ bool fits(const Shape& a, const Shape& b) {
 MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
                            std::vector<Shape>* out) {
     Join join;
-    if (!parse(attributes, &join)) return fail("ece408_join: attributes cannot be read");
+    if (!parse(attributes, &join)) return kRefused;
     Shape joined = (*in)[0];
-    if (joined.size() < 2) return fail("ece408_join: the arrays have no channels");
+    if (joined.size() < 2) return kRefused;
     for (int i = 1; i < join.count; i++) {
-        if (!fits(joined, (*in)[i])) return fail("ece408_join: the arrays do not fit together");
+        if (!fits(joined, (*in)[i])) return kRefused;
         joined[1] += (*in)[i][1];
     }
     for (size_t i = join.count; i < join.inputs(); i++) (*in)[i] = {joined[1]};
@@ -99,7 +99,7 @@ MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext&,
                      const std::vector<Shape>&, const std::vector<int>,
                      mxnet::ext::CustomStatefulOp** made) {
     Join join;
-    if (!parse(attributes, &join)) return fail("ece408_join: attributes cannot be read");
+    if (!parse(attributes, &join)) return kRefused;
     *made = mxnet::ext::CustomStatefulOp::create<Joining>(join);
     return MX_SUCCESS;
 }
