@@ -12,13 +12,19 @@ using DirectForward = int(const ece408_problem& problem, const float* x, const f
 using DirectBackward = int(const ece408_problem& problem, const float* w, const float* dy,
                            float* dx, bool accumulate, int threads);
 
-DirectForward direct_forward_baseline;
-DirectBackward direct_backward_data_baseline;
+#define ECE408_DECLARE_BUILD(kernel, isa) \
+    DirectForward kernel##_forward_##isa; \
+    DirectBackward kernel##_backward_data_##isa;
+
 #if defined(__x86_64__)
-DirectForward direct_forward_avx2;
-DirectForward direct_forward_avx512;
-DirectBackward direct_backward_data_avx2;
-DirectBackward direct_backward_data_avx512;
+#define ECE408_DECLARE(kernel)             \
+    ECE408_DECLARE_BUILD(kernel, baseline) \
+    ECE408_DECLARE_BUILD(kernel, avx2)     \
+    ECE408_DECLARE_BUILD(kernel, avx512)
+#else
+#define ECE408_DECLARE(kernel) ECE408_DECLARE_BUILD(kernel, baseline)
 #endif
+
+ECE408_DECLARE(direct)
 
 }  // namespace ece408

@@ -14,71 +14,17 @@
 namespace ece408 {
 namespace {
 
-DirectForward* direct_forward(int isa) {
+// The build of a kernel, a function or a table of them, for an instruction set that there is.
 #if defined(__x86_64__)
-    if (isa == ECE408_AVX2) return direct_forward_avx2;
-    if (isa == ECE408_AVX512) return direct_forward_avx512;
-#endif
-    return isa == ECE408_BASELINE ? direct_forward_baseline : nullptr;
+template <class Kernel>
+Kernel& pick(int isa, Kernel& baseline, Kernel& avx2, Kernel& avx512) {
+    return isa == ECE408_AVX512 ? avx512 : isa == ECE408_AVX2 ? avx2 : baseline;
 }
-
-DirectBackward* direct_backward_data(int isa) {
-#if defined(__x86_64__)
-    if (isa == ECE408_AVX2) return direct_backward_data_avx2;
-    if (isa == ECE408_AVX512) return direct_backward_data_avx512;
+#define ECE408_BUILD(kernel, isa) \
+    ece408::pick(isa, ece408::kernel##_baseline, ece408::kernel##_avx2, ece408::kernel##_avx512)
+#else
+#define ECE408_BUILD(kernel, isa) ((void)(isa), ece408::kernel##_baseline)
 #endif
-    return isa == ECE408_BASELINE ? direct_backward_data_baseline : nullptr;
-}
-
-DirectForward* winograd_forward(int isa) {
-#if defined(__x86_64__)
-    if (isa == ECE408_AVX2) return winograd_forward_avx2;
-    if (isa == ECE408_AVX512) return winograd_forward_avx512;
-#endif
-    return isa == ECE408_BASELINE ? winograd_forward_baseline : nullptr;
-}
-
-DirectBackward* winograd_backward_data(int isa) {
-#if defined(__x86_64__)
-    if (isa == ECE408_AVX2) return winograd_backward_data_avx2;
-    if (isa == ECE408_AVX512) return winograd_backward_data_avx512;
-#endif
-    return isa == ECE408_BASELINE ? winograd_backward_data_baseline : nullptr;
-}
-
-DirectForward* depthwise_forward(int isa) {
-#if defined(__x86_64__)
-    if (isa == ECE408_AVX2) return depthwise_forward_avx2;
-    if (isa == ECE408_AVX512) return depthwise_forward_avx512;
-#endif
-    return isa == ECE408_BASELINE ? depthwise_forward_baseline : nullptr;
-}
-
-DirectBackward* depthwise_backward_data(int isa) {
-#if defined(__x86_64__)
-    if (isa == ECE408_AVX2) return depthwise_backward_data_avx2;
-    if (isa == ECE408_AVX512) return depthwise_backward_data_avx512;
-#endif
-    return isa == ECE408_BASELINE ? depthwise_backward_data_baseline : nullptr;
-}
-
-const GeneralKernels& general(int isa) {
-#if defined(__x86_64__)
-    if (isa == ECE408_AVX2) return general_avx2;
-    if (isa == ECE408_AVX512) return general_avx512;
-#endif
-    (void)isa;
-    return general_baseline;
-}
-
-const Ceilings& ceilings(int isa) {
-#if defined(__x86_64__)
-    if (isa == ECE408_AVX2) return ceilings_avx2;
-    if (isa == ECE408_AVX512) return ceilings_avx512;
-#endif
-    (void)isa;
-    return ceilings_baseline;
-}
 
 #if defined(__x86_64__)
 // The compilers' own check knows no F16C before GCC 11; it is bit 29 of leaf 1's ECX.
@@ -126,52 +72,27 @@ int ece408_abi_version(void) { return ECE408_ABI_VERSION; }
 
 int ece408_isa_supported(int isa) { return ece408::cpu_has(isa) ? 1 : 0; }
 
-int ece408_direct_forward_f32(const ece408_problem* problem, const float* x, const float* w,
-                              const float* bias, float* y, int accumulate, int threads, int isa) {
-    const int status = ece408::admit(problem, x && w && y, isa, &threads);
-    if (status != ECE408_OK) return status;
-    return ece408::direct_forward(isa)(*problem, x, w, bias, y, accumulate != 0, threads);
-}
+#define ECE408_DEFINE_DIRECT(kernel)                                                             \
+    int ece408_##kernel##_forward_f32(const ece408_problem* problem, const float* x,             \
+                                      const float* w, const float* bias, float* y,               \
+                                      int accumulate, int threads, int isa) {                    \
+        const int status = ece408::admit(problem, x && w && y, isa, &threads);                   \
+        if (status != ECE408_OK) return status;                                                  \
+        return ECE408_BUILD(kernel##_forward, isa)(*problem, x, w, bias, y, accumulate != 0,     \
+                                                   threads);                                     \
+    }                                                                                            \
+    int ece408_##kernel##_backward_data_f32(const ece408_problem* problem, const float* w,       \
+                                            const float* dy, float* dx, int accumulate,          \
+                                            int threads, int isa) {                              \
+        const int status = ece408::admit(problem, w && dy && dx, isa, &threads);                 \
+        if (status != ECE408_OK) return status;                                                  \
+        return ECE408_BUILD(kernel##_backward_data, isa)(*problem, w, dy, dx, accumulate != 0,   \
+                                                         threads);                               \
+    }
 
-int ece408_direct_backward_data_f32(const ece408_problem* problem, const float* w,
-                                    const float* dy, float* dx, int accumulate, int threads,
-                                    int isa) {
-    const int status = ece408::admit(problem, w && dy && dx, isa, &threads);
-    if (status != ECE408_OK) return status;
-    return ece408::direct_backward_data(isa)(*problem, w, dy, dx, accumulate != 0, threads);
-}
-
-int ece408_winograd_forward_f32(const ece408_problem* problem, const float* x, const float* w,
-                                const float* bias, float* y, int accumulate, int threads,
-                                int isa) {
-    const int status = ece408::admit(problem, x && w && y, isa, &threads);
-    if (status != ECE408_OK) return status;
-    return ece408::winograd_forward(isa)(*problem, x, w, bias, y, accumulate != 0, threads);
-}
-
-int ece408_winograd_backward_data_f32(const ece408_problem* problem, const float* w,
-                                      const float* dy, float* dx, int accumulate, int threads,
-                                      int isa) {
-    const int status = ece408::admit(problem, w && dy && dx, isa, &threads);
-    if (status != ECE408_OK) return status;
-    return ece408::winograd_backward_data(isa)(*problem, w, dy, dx, accumulate != 0, threads);
-}
-
-int ece408_depthwise_forward_f32(const ece408_problem* problem, const float* x, const float* w,
-                                const float* bias, float* y, int accumulate, int threads,
-                                int isa) {
-    const int status = ece408::admit(problem, x && w && y, isa, &threads);
-    if (status != ECE408_OK) return status;
-    return ece408::depthwise_forward(isa)(*problem, x, w, bias, y, accumulate != 0, threads);
-}
-
-int ece408_depthwise_backward_data_f32(const ece408_problem* problem, const float* w,
-                                      const float* dy, float* dx, int accumulate, int threads,
-                                      int isa) {
-    const int status = ece408::admit(problem, w && dy && dx, isa, &threads);
-    if (status != ECE408_OK) return status;
-    return ece408::depthwise_backward_data(isa)(*problem, w, dy, dx, accumulate != 0, threads);
-}
+ECE408_DEFINE_DIRECT(direct)
+ECE408_DEFINE_DIRECT(winograd)
+ECE408_DEFINE_DIRECT(depthwise)
 
 #define ECE408_DEFINE_GENERAL(T, suffix)                                                         \
     int ece408_general_forward_##suffix(const ece408_problem* problem, const T* x, const T* w,   \
@@ -179,24 +100,24 @@ int ece408_depthwise_backward_data_f32(const ece408_problem* problem, const floa
                                         int isa) {                                               \
         const int status = ece408::admit(problem, x && w && y, isa, &threads);                   \
         if (status != ECE408_OK) return status;                                                  \
-        return ece408::general(isa).suffix.forward(*problem, x, w, bias, y, accumulate != 0,     \
-                                                   threads);                                     \
+        return ECE408_BUILD(general, isa).suffix.forward(*problem, x, w, bias, y,                \
+                                                         accumulate != 0, threads);              \
     }                                                                                            \
     int ece408_general_backward_data_##suffix(const ece408_problem* problem, const T* w,         \
                                               const T* dy, T* dx, int accumulate, int threads,   \
                                               int isa) {                                         \
         const int status = ece408::admit(problem, w && dy && dx, isa, &threads);                 \
         if (status != ECE408_OK) return status;                                                  \
-        return ece408::general(isa).suffix.backward_data(*problem, w, dy, dx, accumulate != 0,   \
-                                                         threads);                               \
+        return ECE408_BUILD(general, isa).suffix.backward_data(*problem, w, dy, dx,              \
+                                                               accumulate != 0, threads);        \
     }                                                                                            \
     int ece408_general_backward_weight_##suffix(const ece408_problem* problem, const T* x,       \
                                                 const T* dy, T* dw, int accumulate, int threads, \
                                                 int isa) {                                       \
         const int status = ece408::admit(problem, x && dy && dw, isa, &threads);                 \
         if (status != ECE408_OK) return status;                                                  \
-        return ece408::general(isa).suffix.backward_weight(*problem, x, dy, dw, accumulate != 0, \
-                                                           threads);                             \
+        return ECE408_BUILD(general, isa).suffix.backward_weight(*problem, x, dy, dw,            \
+                                                                 accumulate != 0, threads);      \
     }
 
 ECE408_DEFINE_GENERAL(float, f32)
@@ -205,18 +126,18 @@ ECE408_DEFINE_GENERAL(uint16_t, f16)
 
 double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return 0;
-    return ece408::ceilings(isa).multiply_adds(thousands, threads);
+    return ECE408_BUILD(ceilings, isa).multiply_adds(thousands, threads);
 }
 
 int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
-    ece408::ceilings(isa).store_all(to, floats, threads);
+    ECE408_BUILD(ceilings, isa).store_all(to, floats, threads);
     return ECE408_OK;
 }
 
 int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
-    ece408::ceilings(isa).read_all(from, floats, threads);
+    ECE408_BUILD(ceilings, isa).read_all(from, floats, threads);
     return ECE408_OK;
 }
 
