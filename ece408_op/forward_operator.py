@@ -23,7 +23,7 @@ from .backends.cpu import CpuBackend
 from .problem import ConvProblem
 
 NAME = "ece408_forward"
-JOIN = "ece408_join"
+CONCAT = "ece408_concat"
 LIBRARY = Path(__file__).resolve().parent / "backends" / "libece408_mxnet.so"
 # MXNet's numbers for types.
 _TYPES = ("float32", "float64", "float16")
@@ -99,7 +99,7 @@ def node_attributes(layer: ConvAttributes) -> dict[str, str]:
     if layer not in _numbers:
         _layers.append(layer)
         _numbers[layer] = len(_layers) - 1
-    return {"site": str(_numbers[layer]), "geometry": _geometry(layer)}
+    return {"layer": str(_numbers[layer]), "geometry": _geometry(layer)}
 
 
 def _call(number: int, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:

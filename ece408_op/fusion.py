@@ -11,7 +11,7 @@ in which nobody else uses what is in between becomes one node of `ece408_forward
 
     [Concat of channels] [-> BatchNorm] [-> Activation relu, or clip]
 
-that follows such nodes becomes one of `ece408_join`.
+that follows such nodes becomes one of `ece408_concat`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from . import forward_operator
 
 Node = dict[str, Any]
-_OURS = (forward_operator.NAME, forward_operator.JOIN)
+_OURS = (forward_operator.NAME, forward_operator.CONCAT)
 
 
 def fuse(nodes: list[Node], heads: list[list[int]]) -> list[int]:
@@ -43,7 +43,7 @@ def fuse(nodes: list[Node], heads: list[list[int]]) -> list[int]:
                 stands_for = [number if place == source else place for place in stands_for]
                 break
         else:
-            _join(node, [nodes[stands_for[entry[0]]] for entry in node["inputs"]])
+            _concatenate(node, [nodes[stands_for[entry[0]]] for entry in node["inputs"]])
     return stands_for
 
 
@@ -78,15 +78,15 @@ def _takes(ours: Node, node: Node, entry: list[int]) -> bool:
     return True
 
 
-def _join(node: Node, sources: list[Node]) -> None:
-    """Make a node that follows ours, and that they cannot do, one of `ece408_join`."""
+def _concatenate(node: Node, sources: list[Node]) -> None:
+    """Make a node that follows ours, and that they cannot do, one of `ece408_concat`."""
     given = node.get("attrs", {})
     if node["op"] == "Concat" and given.get("dim", "1") == "1":
         if any(source["op"] in _OURS for source in sources):
-            node.update(op=forward_operator.JOIN, attrs={"count": str(len(sources))})
+            node.update(op=forward_operator.CONCAT, attrs={"count": str(len(sources))})
     elif _is_normalisation(node) and sources[0]["op"] in _OURS:
         attributes = {"count": "1", "normalize": _normalisation(node)}
-        node.update(op=forward_operator.JOIN, attrs=attributes)
+        node.update(op=forward_operator.CONCAT, attrs=attributes)
 
 
 def _is_normalisation(node: Node) -> bool:

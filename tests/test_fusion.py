@@ -1,4 +1,4 @@
-"""Networks that run with normalisation, sums, bounds and joins done by our operators."""
+"""Networks that run with normalisation, sums, bounds and concatenations done by our operators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _convolution(mx, x, name="c"):
     return ece408_op.Convolution(x, name=name, kernel=(3, 3), num_filter=C, pad=(1, 1))
 
 
-OURS, JOIN = forward_operator.NAME, forward_operator.JOIN
+OURS, CONCAT = forward_operator.NAME, forward_operator.CONCAT
 
 
 def test_a_whole_residual_block_is_two_nodes(mx):
@@ -45,14 +45,14 @@ def test_a_whole_residual_block_is_two_nodes(mx):
     assert sorted(found.list_inputs()) == sorted(symbol.list_inputs())
 
 
-def test_joins_and_what_follows_them_are_one_node(mx):
+def test_concatenations_and_what_follows_them_are_one_node(mx):
     x = mx.sym.Variable("data")
     parts = [_convolution(mx, x, name) for name in "ab"]
-    joined = mx.sym.Concat(*parts, x, dim=1)
-    y = mx.sym.clip(mx.sym.BatchNorm(joined), 0, 6)
-    assert _operators(_fused(mx, y)) == [OURS, OURS, JOIN]
+    concatenated = mx.sym.Concat(*parts, x, dim=1)
+    y = mx.sym.clip(mx.sym.BatchNorm(concatenated), 0, 6)
+    assert _operators(_fused(mx, y)) == [OURS, OURS, CONCAT]
     # Its own values are wanted as well, so the normalisation is a pass of its own.
-    assert _operators(_fused(mx, mx.sym.Group([y, joined]))) == [OURS, OURS, JOIN, JOIN]
+    assert _operators(_fused(mx, mx.sym.Group([y, concatenated]))) == [OURS, OURS, CONCAT, CONCAT]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_joins_and_what_follows_them_are_one_node(mx):
         (lambda mx, y: mx.sym.clip(y, 0, 6) + y, ["clip", "elemwise_add"]),
         (
             lambda mx, y: mx.sym.BatchNorm(mx.sym.Activation(y, act_type="relu"), name="n"),
-            [JOIN],
+            [CONCAT],
         ),
     ],
 )
@@ -89,7 +89,7 @@ class _Kinds:
         class Block(mx.gluon.HybridBlock):
             def __init__(self, number):
                 super().__init__(prefix=f"block{number}_")
-                self.kind = rng.choice(["chain", "residual", "join", "two", "preactivated"])
+                self.kind = rng.choice(["chain", "residual", "concat", "two", "preactivated"])
                 self.bounds = rng.choice(["relu", "relu6", "none"])
                 with self.name_scope():
                     keywords = {"in_channels": C, "use_bias": bool(rng.integers(2))}
@@ -115,10 +115,10 @@ class _Kinds:
                     return self.bounded(F, x + y)
                 if self.kind == "two":
                     return self.bounded(F, y) + self.second(y)
-                joined = F.concat(y, self.second(x), dim=1)
-                if self.kind == "join":
-                    return self.narrow(self.bounded(F, joined))
-                return self.narrow(self.bounded(F, self.wide(joined))) + self.native(x)
+                concatenated = F.concat(y, self.second(x), dim=1)
+                if self.kind == "concat":
+                    return self.narrow(self.bounded(F, concatenated))
+                return self.narrow(self.bounded(F, self.wide(concatenated))) + self.native(x)
 
         net = nn.HybridSequential(prefix="net_")
         for number in range(3):

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../cpu/shape.h"
-#include "after.h"
+#include "epilogue.h"
 #include "library.h"
 #include "plans.h"
 
@@ -20,32 +20,34 @@ using ece408::plans;
 
 // What the attributes say: the layer's number with Python, and the convolution but for its data.
 struct Layer {
-    int64_t site = -1;
+    int64_t number = -1;
     int spatial = 2, bias = 0;
-    After after;
+    Epilogue epilogue;
     ece408_problem problem{};  // batch, channels, height and width are the data's
 
     // data, weight[, bias][, gamma, beta, mean, variance][, what is added]
-    size_t vectors_end() const { return 2 + bias + (after.normalizes ? 4 : 0); }
-    size_t inputs() const { return vectors_end() + (after.adds ? 1 : 0); }
+    size_t vectors_end() const { return 2 + bias + (epilogue.normalizes ? 4 : 0); }
+    size_t inputs() const { return vectors_end() + (epilogue.adds ? 1 : 0); }
+
+    bool read(const Attributes& attributes);
 };
 
-bool parse(const Attributes& attributes, Layer* layer) {
-    const auto site = attributes.find("site"), geometry = attributes.find("geometry");
-    if (site == attributes.end() || geometry == attributes.end()) return false;
-    layer->site = std::strtoll(site->second.c_str(), nullptr, 10);
+bool Layer::read(const Attributes& attributes) {
+    const auto layer = attributes.find("layer"), geometry = attributes.find("geometry");
+    if (layer == attributes.end() || geometry == attributes.end()) return false;
+    number = std::strtoll(layer->second.c_str(), nullptr, 10);
     long long n[12];
-    const int read = std::sscanf(
+    const int found = std::sscanf(
         geometry->second.c_str(), "%lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld",
         &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7], &n[8], &n[9], &n[10], &n[11]);
-    if (read != 12) return false;
-    layer->spatial = static_cast<int>(n[0]);
-    layer->bias = static_cast<int>(n[1]);
-    ece408_problem& p = layer->problem;
+    if (found != 12) return false;
+    spatial = static_cast<int>(n[0]);
+    bias = static_cast<int>(n[1]);
+    ece408_problem& p = problem;
     p.filters = n[2], p.groups = n[3];
     p.kernel_h = n[4], p.kernel_w = n[5], p.stride_h = n[6], p.stride_w = n[7];
     p.pad_h = n[8], p.pad_w = n[9], p.dilate_h = n[10], p.dilate_w = n[11];
-    return parse_after(attributes, &layer->after);
+    return parse_epilogue(attributes, &epilogue);
 }
 
 // A one-dimensional convolution is a two-dimensional one on images of height 1.
@@ -61,7 +63,7 @@ bool set_data(const Sizes& x, Layer* layer) {
 
 Call call_of(const Layer& layer, int64_t type) {
     const ece408_problem& p = layer.problem;
-    return {layer.site, type, p.batch, p.channels, p.height, p.width};
+    return {layer.number, type, p.batch, p.channels, p.height, p.width};
 }
 
 // Two spatial sizes, or the second of them for one-dimensional arrays.
@@ -72,32 +74,30 @@ Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height
     return shape;
 }
 
-MXReturnValue parse_attributes(const Attributes& attributes, int* inputs, int* outputs) {
-    Layer layer;
-    if (!parse(attributes, &layer)) return kRefused;
-    *inputs = static_cast<int>(layer.inputs());
-    *outputs = 1;
-    return MX_SUCCESS;
-}
-
 MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
                            std::vector<Shape>* out) {
     Layer layer;
-    if (!parse(attributes, &layer) || !set_data((*in)[0], &layer) ||
-        !ece408::valid(layer.problem))
+    if (!layer.read(attributes) || !set_data((*in)[0], &layer) || !ece408::valid(layer.problem))
         return kRefused;
     const ece408::Shape s = ece408::derive(layer.problem);
     (*in)[1] = shape_of(layer, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
     for (size_t i = 2; i < layer.vectors_end(); i++)
         (*in)[i] = {static_cast<unsigned int>(s.filters)};
     (*out)[0] = shape_of(layer, s.batch, s.filters, s.out_height, s.out_width);
-    if (layer.after.adds) in->back() = (*out)[0];
+    if (layer.epilogue.adds) in->back() = (*out)[0];
     return MX_SUCCESS;
 }
 
 class Convolution : public mxnet::ext::CustomStatefulOp {
 public:
-    explicit Convolution(const Layer& layer) : layer_(layer) {}
+    using Node = Layer;
+
+    // Python is asked here already: on a GPU it makes ready what the first call would wait for.
+    Convolution(const Layer& layer, const std::vector<Shape>& shapes, const std::vector<int>& types)
+        : layer_(layer) {
+        Layer first = layer;
+        if (set_data(shapes[0], &first)) plans().plan(call_of(first, types[0]));
+    }
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {
@@ -108,9 +108,9 @@ public:
         const ece408_problem& p = layer.problem;
         const Call call = call_of(layer, (*in)[0].dtype);
         const ece408_plan plan = plans().plan(call);
-        if (layer.after.is_nothing()) return convolve(p, call, plan, arrays);
-        const Affine affine = affine_of(layer.after, p.filters, in, 2 + layer.bias);
-        const float* added = layer.after.adds ? in->back().data<float>() : nullptr;
+        if (layer.epilogue.is_nothing()) return convolve(p, call, plan, arrays);
+        const Affine affine = affine_of(layer.epilogue, p.filters, in, 2 + layer.bias);
+        const float* added = layer.epilogue.adds ? in->back().data<float>() : nullptr;
         return convolve_and_finish(layer, call, plan, arrays, affine, added);
     }
 
@@ -142,7 +142,7 @@ private:
 #pragma omp parallel for num_threads(plan.threads) schedule(static)
         for (int64_t plane = 0; plane < s.batch * s.filters; plane++) {
             const int64_t first = plane * pixels;
-            finish_plane(layer.after, affine, plane % s.filters, pixels, y + first,
+            finish_plane(layer.epilogue, affine, plane % s.filters, pixels, y + first,
                          added ? added + first : nullptr, y + first);
         }
         return MX_SUCCESS;
@@ -151,21 +151,10 @@ private:
     Layer layer_;
 };
 
-// Python is asked here already: on a GPU it makes ready what the first call would wait for.
-MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext&,
-                     const std::vector<Shape>& shapes, const std::vector<int> types,
-                     mxnet::ext::CustomStatefulOp** made) {
-    Layer layer;
-    if (!parse(attributes, &layer)) return kRefused;
-    if (set_data(shapes[0], &layer)) plans().plan(call_of(layer, types[0]));
-    *made = mxnet::ext::CustomStatefulOp::create<Convolution>(layer);
-    return MX_SUCCESS;
-}
-
 REGISTER_OP(ece408_forward)
-    .setParseAttrs(parse_attributes)
+    .setParseAttrs(parse_attributes<Layer>)
     .setInferType(infer_types)
     .setInferShape(infer_shapes)
-    .setCreateOpState(create, "cpu");
+    .setCreateOpState(create<Convolution>, "cpu");
 
 }  // namespace

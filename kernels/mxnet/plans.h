@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "python.h"
+#include "callbacks.h"
 
 namespace ece408 {
 

@@ -1,7 +1,7 @@
-/* What Python tells the library of this folder, which MXNet loads, besides what
- * MXNet's own lib_api.h says. */
-#ifndef ECE408_PYTHON_H
-#define ECE408_PYTHON_H
+/* How the library of this folder, which MXNet loads, calls Python back, besides what MXNet's own
+ * lib_api.h says. */
+#ifndef ECE408_CALLBACKS_H
+#define ECE408_CALLBACKS_H
 
 #include <stdint.h>
 
@@ -21,12 +21,12 @@ typedef struct ece408_plan {
     int threads, isa;
 } ece408_plan;
 
-/* Fills in the plan for a layer, by its number, or with -1 the threads for anything else, on data of MXNet's type number `type` and of
- * batch, channels, height and width `sizes`. */
-typedef void ece408_ask(int64_t site, int type, const int64_t* sizes, ece408_plan* plan);
+/* Fills in the plan for a layer, by its number, or with -1 the threads for anything else, on data
+ * of MXNet's type number `type` and of batch, channels, height and width `sizes`. */
+typedef void ece408_ask(int64_t layer, int type, const int64_t* sizes, ece408_plan* plan);
 
 /* Computes the same call itself; 0 if it failed. */
-typedef int ece408_compute(int64_t site, int type, const int64_t* sizes, const void* x,
+typedef int ece408_compute(int64_t layer, int type, const int64_t* sizes, const void* x,
                            const void* w, const void* bias, void* y);
 
 /* Before the first call. */

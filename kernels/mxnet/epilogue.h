@@ -10,7 +10,7 @@
 
 namespace {
 
-struct After {
+struct Epilogue {
     bool normalizes = false, scaled = false;  // scaled: by gamma, else by 1
     bool adds = false;
     double epsilon = 0;
@@ -18,7 +18,8 @@ struct After {
     float highest = std::numeric_limits<float>::infinity();
 
     bool is_nothing() const {
-        return !normalizes && !adds && std::isinf(lowest) && std::isinf(highest) && lowest < highest;
+        const bool unbounded = std::isinf(lowest) && std::isinf(highest) && lowest < highest;
+        return !normalizes && !adds && unbounded;
     }
 };
 
@@ -27,12 +28,12 @@ struct Affine {
 };
 
 // From gamma, beta, mean and variance, one number for each filter.
-inline Affine affine(const After& after, int64_t filters, const float* const parameters[4]) {
+inline Affine affine(const Epilogue& epilogue, int64_t filters, const float* const parameters[4]) {
     Affine result{std::vector<float>(filters, 1.f), std::vector<float>(filters, 0.f)};
-    if (!after.normalizes) return result;
+    if (!epilogue.normalizes) return result;
     for (int64_t m = 0; m < filters; m++) {
-        const double scale = after.scaled ? parameters[0][m] : 1.0;
-        const double factor = scale / std::sqrt(parameters[3][m] + after.epsilon);
+        const double scale = epilogue.scaled ? parameters[0][m] : 1.0;
+        const double factor = scale / std::sqrt(parameters[3][m] + epilogue.epsilon);
         result.factors[m] = static_cast<float>(factor);
         result.addends[m] = static_cast<float>(parameters[1][m] - parameters[2][m] * factor);
     }
@@ -46,10 +47,10 @@ inline float bounded(float value, float lowest, float highest) {
 
 // One plane of so many pixels: y from x, which may be the same, and what is added, unless null.
 // NaN stays NaN.
-inline void finish_plane(const After& after, const Affine& affine, int64_t filter, int64_t pixels,
-                         const float* x, const float* added, float* y) {
+inline void finish_plane(const Epilogue& epilogue, const Affine& affine, int64_t filter,
+                         int64_t pixels, const float* x, const float* added, float* y) {
     const float factor = affine.factors[filter], addend = affine.addends[filter];
-    const float lowest = after.lowest, highest = after.highest;
+    const float lowest = epilogue.lowest, highest = epilogue.highest;
     if (added) {
         for (int64_t i = 0; i < pixels; i++)
             y[i] = bounded(x[i] * factor + addend + added[i], lowest, highest);

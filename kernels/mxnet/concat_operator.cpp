@@ -1,0 +1,99 @@
+// The operator `ece408_concat`: arrays (images, channels, ...) side by side along their channels,
+// and what `epilogue.h` has of what follows, in one go. In float32; what networks do between
+// convolutions whose arrays are in plain layout, where MXNet's own Concat and BatchNorm are slow.
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "epilogue.h"
+#include "library.h"
+#include "plans.h"
+
+namespace {
+
+struct Concat {
+    int count = 0;
+    Epilogue epilogue;
+
+    size_t inputs() const { return count + (epilogue.normalizes ? 4 : 0); }
+
+    bool read(const Attributes& attributes) {
+        const auto given = attributes.find("count");
+        if (given == attributes.end() || std::sscanf(given->second.c_str(), "%d", &count) != 1)
+            return false;
+        return count > 0 && parse_epilogue(attributes, &epilogue);
+    }
+};
+
+// Whether two shapes differ at most in their channels.
+bool fits(const Shape& a, const Shape& b) {
+    if (a.size() != b.size() || a.size() < 2) return false;
+    for (size_t i = 0; i < a.size(); i++)
+        if (i != 1 && a[i] != b[i]) return false;
+    return true;
+}
+
+MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
+                           std::vector<Shape>* out) {
+    Concat concat;
+    if (!concat.read(attributes)) return kRefused;
+    Shape whole = (*in)[0];
+    if (whole.size() < 2) return kRefused;
+    for (int i = 1; i < concat.count; i++) {
+        if (!fits(whole, (*in)[i])) return kRefused;
+        whole[1] += (*in)[i][1];
+    }
+    for (size_t i = concat.count; i < concat.inputs(); i++) (*in)[i] = {whole[1]};
+    (*out)[0] = whole;
+    return MX_SUCCESS;
+}
+
+class Concatenation : public mxnet::ext::CustomStatefulOp {
+public:
+    using Node = Concat;
+
+    Concatenation(const Concat& concat, const std::vector<Shape>&, const std::vector<int>&)
+        : concat_(concat) {}
+
+    MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
+                          const mxnet::ext::OpResource&) override {
+        const std::vector<int64_t>& shape = (*out)[0].shape;
+        const int64_t channels = shape[1];
+        const int64_t pixels =
+            std::accumulate(shape.begin() + 2, shape.end(), int64_t{1}, std::multiplies<int64_t>());
+        const Affine affine = affine_of(concat_.epilogue, channels, in, concat_.count);
+        float* const y = (*out)[0].data<float>();
+        const int threads = ece408::plans().threads();
+#pragma omp parallel for num_threads(threads) schedule(static)
+        for (int64_t plane = 0; plane < shape[0] * channels; plane++) {
+            const float* const x = source(*in, plane / channels, plane % channels, pixels);
+            if (concat_.epilogue.is_nothing())
+                std::memcpy(y + plane * pixels, x, pixels * sizeof(float));
+            else
+                finish_plane(concat_.epilogue, affine, plane % channels, pixels, x, nullptr,
+                             y + plane * pixels);
+        }
+        return MX_SUCCESS;
+    }
+
+private:
+    static const float* source(const std::vector<MXTensor>& in, int64_t image, int64_t channel,
+                               int64_t pixels) {
+        size_t i = 0;
+        while (channel >= in[i].shape[1]) channel -= in[i++].shape[1];
+        return static_cast<const float*>(in[i].data_ptr) +
+               (image * in[i].shape[1] + channel) * pixels;
+    }
+
+    Concat concat_;
+};
+
+REGISTER_OP(ece408_concat)
+    .setParseAttrs(parse_attributes<Concat>)
+    .setInferType(infer_types)
+    .setInferShape(infer_shapes)
+    .setCreateOpState(create<Concatenation>, "cpu");
+
+}  // namespace
