@@ -25,6 +25,11 @@ _GUARDS = {
 }
 
 
+def has_ours(symbol: Any) -> bool:
+    """Whether a symbol has our operator, in a graph that can be rewritten."""
+    return bool(_text(symbol))
+
+
 def bare(symbol: Any) -> Any:
     """The symbol without guards around our operator; itself if there are none to remove.
 
@@ -77,12 +82,17 @@ def _note_shape(variable: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -
     return bool(shape) and all(size > 0 for size in shape)
 
 
-def _graph(symbol: Any) -> dict[str, Any] | None:
-    """The JSON of a symbol that has our operator and can be rewritten."""
+def _text(symbol: Any) -> str:
+    """The JSON of a symbol that has our operator and can be rewritten, of others nothing."""
     from mxnet.symbol import Symbol
 
     text = symbol.tojson() if type(symbol) is Symbol else ""
-    return json.loads(text) if _OURS in text and '"subgraphs"' not in text else None
+    return text if _OURS in text and '"subgraphs"' not in text else ""
+
+
+def _graph(symbol: Any) -> dict[str, Any] | None:
+    text = _text(symbol)
+    return json.loads(text) if text else None
 
 
 def _like(symbol: Any, graph: dict[str, Any], any_order: bool = False) -> Any:

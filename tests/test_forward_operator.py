@@ -241,6 +241,47 @@ def test_errors_are_in_this_packages_words(mx, rng, monkeypatch):
         symbol.simple_bind(mx.cpu(), grad_req="null", data=(2, 3, 8, 8))
 
 
+def _layer(mx, convolution):
+    return convolution(mx.sym.Variable("data"), name="c", kernel=(3, 3), num_filter=4)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"data": [2, 3, 8, 8]},
+        {"dta": (2, 3, 8, 8)},
+        {"data": (2, 3)},
+        {"data": (2, 3, 8, 8), "c_weight": (4, 9, 3, 3)},
+        {"c_weight": (4, 3, 3, 3), "c_bias": (4,)},
+        {},
+    ],
+)
+def test_wrong_shapes_are_left_to_simple_bind(mx, capfd, shapes):
+    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+        with pytest.raises(RuntimeError, match="simple_bind error"):
+            _layer(mx, convolution).simple_bind(mx.cpu(), grad_req="null", **shapes)
+    assert capfd.readouterr().out == ""
+
+
+def test_wrong_arguments_are_left_to_bind(mx):
+    symbol = _layer(mx, ece408_op.Convolution)
+    arrays = [mx.nd.ones(shape) for shape in ((2, 3, 8, 8), (4, 3, 3, 3), (4,))]
+    with pytest.raises(TypeError, match="Context type error"):
+        symbol.bind("cpu", arrays)
+    with pytest.raises(TypeError, match="Only accept list of NDArrays"):
+        symbol.bind(mx.cpu(), [*arrays[:2], None])
+
+
+def test_networks_without_our_operator_are_mxnets(mx, rng):
+    shape = (2, 3, 8, 8)
+    net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, shape, "float32", None)
+    net(_data(mx, rng, shape)).wait_to_read()
+    assert type(net._cached_op) is mx.ndarray.CachedOp
+    assert not bare_graphs.has_ours(_layer(mx, mx.sym.Convolution))
+    assert bare_graphs.has_ours(_layer(mx, ece408_op.Convolution))
+
+
 def test_a_monitor_sees_every_layer(mx, rng):
     net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
     x = _data(mx, rng, (2, 3, 8, 8))
