@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,12 @@ class ConvAttributes:
             bias=not self.no_bias,
             dtype=dtype,
         )
+
+
+@functools.lru_cache(maxsize=4096)
+def problem_of(attributes: ConvAttributes, x_shape: tuple[int, ...], dtype: str) -> ConvProblem:
+    """`attributes.problem`, made once for all calls of a layer on arrays of one shape and type."""
+    return attributes.problem(x_shape, dtype)
 
 
 def _check_dimensions(layout: str, spatial: int) -> None:

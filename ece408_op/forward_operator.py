@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import dispatch, errors, op_log, settings
-from .attributes import ConvAttributes
+from .attributes import ConvAttributes, problem_of
 from .backends.cpu import CpuBackend
 from .problem import ConvProblem
 
@@ -104,13 +104,9 @@ def node_attributes(layer: ConvAttributes) -> dict[str, str]:
 
 def _call(number: int, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:
     given = _layers[number]
-    layer = dispatch.Layer(given.layer, "cpu", given.backend, 0, given.cuda_kernel, given.precision)
-    return _problem(given, tuple(sizes[:4]), _TYPES[mxnet_type]), layer
-
-
-@functools.lru_cache(maxsize=4096)
-def _problem(layer: ConvAttributes, sizes: tuple[int, int, int, int], dtype: str) -> ConvProblem:
-    return layer.problem(sizes if layer.spatial == 2 else (*sizes[:2], sizes[3]), dtype)
+    # One-dimensional arrays have no height.
+    x_shape = (*sizes[:2], *sizes[4 - given.spatial : 4])
+    return problem_of(given, x_shape, _TYPES[mxnet_type]), dispatch.Layer.of(given)
 
 
 @_Ask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from . import dispatch, errors, fork_safety
-from .attributes import ConvAttributes
+from .attributes import ConvAttributes, problem_of
 from .errors import Ece408Error, InvalidProblem
 from .inference import infer_shapes, infer_storage, infer_types
 from .memory import pointer
@@ -74,12 +73,7 @@ class ConvolutionOp(mx.operator.CustomOp):
             )
 
     def _problem(self, x: Any) -> ConvProblem:
-        return _problem(self._attributes, x.shape, x.dtype)
-
-
-@functools.lru_cache(maxsize=4096)
-def _problem(attributes: ConvAttributes, x_shape: tuple[int, ...], dtype: type) -> ConvProblem:
-    return attributes.problem(x_shape, np.dtype(dtype).name)
+        return problem_of(self._attributes, x.shape, np.dtype(x.dtype).name)
 
 
 @mx.operator.register(OP_TYPE)
@@ -136,17 +130,15 @@ class ConvolutionProp(mx.operator.CustomOpProp):
 
     def create_operator(self, ctx, in_shapes, in_dtypes):  # type: ignore[no-untyped-def]
         fork_safety.note_use()
-        given = self._attributes
         device, index = ("gpu", ctx.device_id) if ctx.device_type == "gpu" else ("cpu", 0)
-        layer = dispatch.Layer(
-            given.layer, device, given.backend, index, given.cuda_kernel, given.precision
-        )
+        layer = dispatch.Layer.of(self._attributes, device, index)
         # Here nobody hears of an error; the forward pass meets it again.
         with contextlib.suppress(Ece408Error):
-            dispatch.prepare(_problem(given, tuple(in_shapes[0]), _numpy_type(in_dtypes[0])), layer)
-        return ConvolutionOp(given, layer)
+            dtype = _type_name(in_dtypes[0])
+            dispatch.prepare(problem_of(self._attributes, tuple(in_shapes[0]), dtype), layer)
+        return ConvolutionOp(self._attributes, layer)
 
 
-def _numpy_type(dtype: Any) -> Any:
-    """NumPy's type for the number that MXNet has for it, or the type itself."""
-    return mx.ndarray.ndarray._DTYPE_MX_TO_NP.get(dtype, dtype)
+def _type_name(dtype: Any) -> str:
+    """The name of a type, or of the type that MXNet has this number for."""
+    return np.dtype(mx.ndarray.ndarray._DTYPE_MX_TO_NP.get(dtype, dtype)).name
