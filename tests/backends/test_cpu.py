@@ -208,14 +208,39 @@ def test_outputs_larger_than_the_cache(isa, text, side, rng):
         ("b8,c128,h3,w3,m128,k1", "general"),
         ("b1,c2,h9,w8,m2,k1,g2", "general"),
         ("b1,c3,h1,w3,m1,k1", "general"),
+        ("b1,c2,h5,w6,m2,k3,p1x1,g2", "depthwise"),
+        ("b1,c2,h5,w6,m6,k5,s2x2,p2x2,g2", "depthwise"),
+        ("b1,c2,h9,w9,m2,k3,d2x2,g2", "depthwise"),
+        ("b1,c2,h9,w9,m2,k3,s2x1,g2", "general"),
+        ("b1,c2,h9,w9,m2,k3,s2x2,d2x2,g2", "general"),
+        ("b1,c2,h9,w9,m2,k3,s3x3,g2", "general"),
+        ("b1,c2,h9,w9,m2,k7,g2", "general"),
+        ("b1,c4,h9,w9,m4,k3,g2", "general"),
+        ("b1,c2,h9,w9,m2,k3,g2,float64", "general"),
     ],
 )
 def test_names_the_kernel_that_ran(isa, text, kernel, rng):
     problem = ConvProblem.parse(text)
     x, w, _ = inputs(problem, rng)
-    y = np.empty(problem.y_shape, "float32")
+    y = np.empty(problem.y_shape, problem.dtype)
     at = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
     assert cpu.forward(problem, *at, False) == f"{kernel}_{isa}"
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel"),
+    [
+        ("b1,c2,h5,w6,m2,k3,p1x1,g2", "depthwise"),
+        ("b1,c2,h5,w6,m2,k3,d2x2,p3x4,g2", "depthwise"),
+        ("b1,c2,h5,w6,m4,k3,p1x1,g2", "general"),
+        ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "general"),
+    ],
+)
+def test_names_the_kernel_of_the_gradient(isa, text, kernel):
+    problem = ConvProblem.parse(text)
+    w, dy, dx = (np.ones(s, "float32") for s in (problem.w_shape, problem.y_shape, problem.x_shape))
+    at = (w.ctypes.data, dy.ctypes.data, dx.ctypes.data)
+    assert cpu.backward_data(problem, *at, False) == f"{kernel}_{isa}"
 
 
 def test_an_instruction_set_the_cpu_lacks(monkeypatch):
