@@ -7,7 +7,7 @@
 // The source is padded once per image; a tap is a displacement in it. The gradient for x of a
 // strided convolution is one such sum for each residue of x's rows and columns modulo the stride,
 // with only the taps that reach it, so that no zeros are multiplied. Without strides, higher
-// kernels take two output rows at a time with fewer products, as row_pairs.h explains: then the
+// kernels take two output rows at a time with fewer products, as pairs.h explains: then the
 // source is four domains instead, and there is one such sum for each.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 #include "flat_image.h"
 #include "lanes.h"
-#include "row_pairs.h"
+#include "pairs.h"
 
 namespace ece408 {
 namespace {
@@ -55,7 +55,7 @@ struct Deep {
     int64_t window;                  // taps of all phases
     int64_t phases;
     bool by_pairs;
-    RowPairs pairs;     // then: how rows are taken,
+    Pairs pairs;        // then: how rows are taken,
     int64_t direction;  // and the step from a tap's row of the weights to the next tap's
     Phase* phase;
     DeepTap* tap;
@@ -146,8 +146,8 @@ inline bool deep_backward(const Sweep& s, Deep* d) {
 
 // Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains.
 inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
-    const RowPairs pairs = row_pairs(s.kernel_h, s.out_height);
-    if (!allocate(d, kDomains, pairs.tap_rows() * s.kernel_w)) return false;
+    const Pairs pairs = pairs_of(s.kernel_h, s.out_height);
+    if (!allocate(d, kDomains, pairs.taps() * s.kernel_w)) return false;
     d->by_pairs = true;
     d->pairs = pairs;
     d->direction = turned ? -1 : 1;
@@ -384,7 +384,7 @@ struct DeepPlan {
         constexpr int64_t kChannels = 4;
         Sum taps[kChannels * kDeepPairTaps * kDeepVectors * Lanes<Sum>::count];
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
-        const int64_t window = deep.pairs.kernel_h * weights.kernel_w;
+        const int64_t window = deep.pairs.kernel * weights.kernel_w;
         const bool together = weights.channel_step == window;
         for (int64_t c = 0; c < deep.in_channels; c += kChannels) {
             const int64_t left = deep.in_channels - c, count = left < kChannels ? left : kChannels;

@@ -64,11 +64,13 @@ ECE408_EXPORT int ece408_direct_backward_data_f32(const ece408_problem* problem,
                                                   const float* dy, float* dx, int accumulate,
                                                   int threads, int isa);
 
-/* The same for kernels of three, five and so on rows, with three tenths fewer products. Whole
- * numbers are exact while the products of a sum times the largest |x| and |w| stay below 2^21. */
+/* Stride 1, dilation 1, one group, and kernels of 3, 5 or 7 rows and columns, with half the
+ * products or fewer. Whole numbers are exact while the products of a sum times the largest |x| and
+ * |w| stay below 2^18. */
 ECE408_EXPORT int ece408_winograd_forward_f32(const ece408_problem* problem, const float* x,
                                               const float* w, const float* bias, float* y,
                                               int accumulate, int threads, int isa);
+/* The same for the gradient for x; padding less than the kernel. */
 ECE408_EXPORT int ece408_winograd_backward_data_f32(const ece408_problem* problem, const float* w,
                                                     const float* dy, float* dx, int accumulate,
                                                     int threads, int isa);

@@ -70,7 +70,7 @@ bool is_deep(const Shape& s, int64_t filters, int64_t channels) {
 bool by_pairs(const Shape& s) {
     const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1;
     const int64_t reach = (s.kernel_w - 1) * s.dilate_w;
-    const bool fits = has_row_pairs(s.kernel_h) && s.kernel_h * s.kernel_w <= kDeepPairTaps;
+    const bool fits = has_pairs(s.kernel_h) && s.kernel_h * s.kernel_w <= kDeepPairTaps;
     return plain && fits && s.pad_h < s.kernel_h && s.pad_w <= reach &&
            s.batch * s.out_height * s.out_width >= kPairPixels;
 }

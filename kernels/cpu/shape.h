@@ -74,6 +74,17 @@ inline bool direct_suits_backward(const ece408_problem& p, int64_t lanes) {
     return has_unit_steps(p) && row >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
 }
 
+// Whether `winograd` computes it: kernels of height and width 3, 5 or 7. Forward,
+inline bool winograd_suits(const ece408_problem& p) {
+    const auto fits = [](int64_t side) { return side == 3 || side == 5 || side == 7; };
+    return has_unit_steps(p) && fits(p.kernel_h) && fits(p.kernel_w);
+}
+
+// and the gradient for x.
+inline bool winograd_suits_backward(const ece408_problem& p) {
+    return winograd_suits(p) && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
+}
+
 // Whether `depthwise` computes it: groups of one channel, a square kernel of 3 or 5, and the same
 // stride both ways, 1 or, without dilation, 2. Forward,
 inline bool depthwise_suits(const ece408_problem& p) {

@@ -60,6 +60,18 @@ inline Vec odd_lanes(Vec first, Vec second) {
         _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     return _mm512_permutex2var_ps(first, lane, second);
 }
+// The lanes of two vectors in turn, even ones from the first: their first half,
+inline Vec interleave_first(Vec even, Vec odd) {
+    const __m512i lane =
+        _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return _mm512_permutex2var_ps(even, lane, odd);
+}
+// and their second.
+inline Vec interleave_second(Vec even, Vec odd) {
+    const __m512i lane =
+        _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return _mm512_permutex2var_ps(even, lane, odd);
+}
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline void store_only(Mask mask, float* p, Vec v) { _mm512_mask_storeu_ps(p, mask, v); }
 inline void put_lanes(int begin, int end, float* p, Vec v, bool add) {
@@ -120,6 +132,14 @@ inline Vec even_lanes(Vec first, Vec second) {
 inline Vec odd_lanes(Vec first, Vec second) {
     return in_order(_mm256_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1)));
 }
+inline Vec interleave_first(Vec even, Vec odd) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd),
+                                  0x20);
+}
+inline Vec interleave_second(Vec even, Vec odd) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd),
+                                  0x31);
+}
 inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 
 #elif ECE408_LANES == 4
@@ -157,6 +177,12 @@ inline Vec even_lanes(Vec first, Vec second) {
 }
 inline Vec odd_lanes(Vec first, Vec second) {
     return Vec{first[1], first[3], second[1], second[3]};
+}
+inline Vec interleave_first(Vec even, Vec odd) {
+    return Vec{even[0], odd[0], even[1], odd[1]};
+}
+inline Vec interleave_second(Vec even, Vec odd) {
+    return Vec{even[2], odd[2], even[3], odd[3]};
 }
 inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 

@@ -1,326 +1,535 @@
-// Convolutions as direct.cpp has them, of kernels with three, five or more rows, by pairs of output
-// rows with fewer products: row_pairs.h has the idea. It is compiled once per instruction set.
+// Convolutions as direct.cpp has them, of kernels of odd height and width from three on, by squares
+// of 2x2 output pixels with half the products and fewer: pairs.h has the idea, here in rows and in
+// columns. It is compiled once per instruction set.
 //
-// Threads take stretches of an image's register tiles, all filters of them: first the domains' rows
-// that they need are made, few enough to stay in cache, then each tile takes the four in turn.
+// With pairs in both directions an image becomes 4 x 4 domains of half its height and width, and y
+// is put together from sums over these. Lanes are neighbouring columns of a domain. Threads take
+// stretches of an image's pairs of rows: first the domains' rows that they need are made, few
+// enough to stay in cache, then register tiles take the sums of a few filters over a run of
+// lanes, and last the sums become rows of y.
 #include "winograd.h"
 
 #include <omp.h>
 #include <string.h>
 
+#include "pairs.h"
 #include "plane.h"
-#include "row_pairs.h"
-#include "tile.h"
 
 namespace ece408 {
 namespace {
 
-// The order in which a tile takes them: Z1 and Z2 go to both rows, Z3 and Z0 to one.
+// The order in which a tile takes the domains of rows: those of both rows first.
 constexpr int kOrder[kDomains] = {1, 2, 3, 0};
+// Of the columns it takes domains 1 and 2 at once, and then 0 and 3, so that what both columns
+// have in common never leaves the registers; so it has twice as many sums as filters by vectors.
+#if ECE408_LANES == 16
+constexpr int kMostFilters = 6;
+constexpr int tile_vectors(int filters) { return filters > 4 ? 2 : filters > 3 ? 3 : 4; }
+#else
+constexpr int kMostFilters = ECE408_LANES == 8 ? 3 : 2;
+constexpr int tile_vectors(int) { return 2; }
+#endif
+// Filters by which many are divided: those of the tile that loads least for each product.
+constexpr int64_t kBlockFilters = ECE408_LANES == 16 ? 4 : kMostFilters;
 
 // Bytes of domains that are made at a time, if that is rows enough: they share a core's cache with
-// weights and outputs. (Those of two stretches have rows in common; smaller ones are no faster.)
-constexpr int64_t kNearBytes = 256 << 10;
+// weights and sums. (Those of two stretches have rows in common.)
+constexpr int64_t kNearBytes = 384 << 10;
 constexpr int64_t kLeastRows = 4;
+
+// Channels times filters from which on threads share the packing of weights.
+constexpr int64_t kManyWeights = 1024;
+
+// The largest kernel.
+constexpr int64_t kMostSide = 7, kMostTaps = kMostSide * kMostSide;
+
+constexpr size_t kLineBytes = kLine * sizeof(float);
 
 struct Plan {
     Layer layer;
-    RowPairs pairs;
-    Tiling tiling;    // of a plane with a row for each pair
-    int64_t stretch;  // tiles of a block that are taken at a time
-    int64_t rows;     // that their domains have at most
+    Pairs rows, columns;
+    int64_t pitch;    // floats from row to row of a domain
+    int64_t stretch;  // pairs of rows that are taken at a time
+    int64_t domain;   // floats of a channel's domain of a stretch
+    int64_t sums;     // floats of a filter's sums of a stretch, for one pixel of a square
+    int64_t blocks;   // of filters
     float* packed;
 
-    int64_t domain() const { return rows * layer.shape.width; }
-    // Rows of a transformed channel: its domains, and scratch to make them.
-    int64_t channel_rows() const { return kDomains * rows + 5; }
-    // Weights of a filter for a domain, and for all with what each of their sums starts with.
-    int64_t weights(int t) const {
-        const int64_t groups = pairs.groups - pairs.first_group(t);
-        return layer.shape.channels * groups * layer.shape.kernel_w;
+    int64_t first_filter(int64_t block) const {
+        return part_start(layer.shape.filters, blocks, block);
     }
+    int64_t most_filters() const { return divide_up(layer.shape.filters, blocks); }
     int64_t filter_floats() const {
-        return kDomains + layer.shape.channels * pairs.tap_rows() * layer.shape.kernel_w;
+        return 1 + layer.shape.channels * rows.taps() * columns.taps();
     }
-    // The first pair of tiles that begin with `tile`, and the one behind those that end before it.
-    int64_t first_pair(int64_t tile) const {
-        return tiling.out[tiling.first_vector(tile)] / layer.shape.out_width;
+    // Vectors that so many pairs of rows are summed in, lanes between the rows included.
+    int64_t vectors(int64_t pairs) const {
+        return divide_up((pairs - 1) * pitch + columns.pairs, kLanes);
     }
-    int64_t last_pair(int64_t tile) const {
-        const int64_t last = tiling.out[tiling.first_vector(tile) - 1] + kLanes - 1;
-        return last / layer.shape.out_width + 1;
+    // Floats that are read of an image's row, most of them its own.
+    int64_t row_span() const { return 2 * divide_up(pitch, kLanes) * kLanes + 2; }
+    int64_t image_rows() const { return 2 * (stretch + rows.groups); }
+    // A thread's floats: domains, the sums of a block of filters, and rows with a border.
+    int64_t domain_floats() const { return kDomains * kDomains * layer.shape.channels * domain; }
+    int64_t sum_floats() const { return 4 * most_filters() * sums; }
+    int64_t row_floats() const { return (image_rows() + 1) * row_span(); }
+    int64_t scratch_floats() const {
+        return divide_up(domain_floats() + sum_floats() + row_floats(), kLine) * kLine;
     }
 };
 
-// As many tiles at a time as the near cache holds rows for, but several for each thread.
-void choose_stretch(Plan* plan, int threads) {
+void choose_sizes(Plan* plan, int threads) {
     const Shape& s = plan->layer.shape;
-    const Tiling& tiling = plan->tiling;
-    const int64_t row_bytes =
-        kDomains * s.channels * s.width * static_cast<int64_t>(sizeof(float));
-    int64_t rows = kNearBytes / row_bytes - plan->pairs.groups;
+    plan->pitch = plan->columns.starts();
+    plan->blocks = s.filters <= kMostFilters ? 1 : divide_up(s.filters, kBlockFilters);
+    const int64_t row_bytes = kDomains * kDomains * s.channels * plan->pitch *
+                              static_cast<int64_t>(sizeof(float));
+    int64_t rows = kNearBytes / row_bytes - plan->rows.groups + 1;
     if (rows < kLeastRows) rows = kLeastRows;
-    const int64_t near = rows * s.out_width / ((tiling.size + 1) * kLanes);
-    const int64_t parts = count_parts(s.batch, tiling.tiles, threads);
-    plan->stretch = near < tiling.tiles / parts ? near : tiling.tiles / parts;
-    if (plan->stretch < 1) plan->stretch = 1;
-    plan->rows = 0;
-    for (int64_t tile = 0; tile < tiling.tiles; tile += plan->stretch) {
-        const int64_t end = tile + plan->stretch < tiling.tiles ? tile + plan->stretch
-                                                                : tiling.tiles;
-        const int64_t needed =
-            plan->last_pair(end) - plan->first_pair(tile) + plan->pairs.groups - 1;
-        if (needed > plan->rows) plan->rows = needed;
+    int64_t parts = divide_up(plan->rows.pairs, rows);
+    const int64_t wanted = count_parts(s.batch, plan->rows.pairs, threads);
+    if (parts < wanted) parts = wanted;
+    plan->stretch = divide_up(plan->rows.pairs, parts);
+    // An odd number of lines, so that the domains of one place do not compete for a few sets of
+    // the cache; a vector may begin with the last lane that counts.
+    const int64_t floats = (plan->stretch + plan->rows.groups - 1) * plan->pitch + kLanes;
+    plan->domain = (divide_up(floats, kLine) | 1) * kLine;
+    plan->sums = (plan->vectors(plan->stretch) + 1) * kLanes;
+}
+
+// Domains of columns that go to both columns of a square, and to one each.
+constexpr int kColumns[2][2] = {{1, 2}, {0, 3}};
+
+// A group's weights for the four domains, from taps that lie `step` apart, the third one or zero.
+void expand(const Pairs& pairs, int64_t group, const double* taps, int64_t step,
+            double (&out)[kDomains]) {
+    const double* g = taps + 2 * group * step;
+    const double third = pairs.has_third(group) ? g[2 * step] : 0;
+    for (int t = 0; t < kDomains; ++t) out[t] = domain_weight(t, g[0], g[step], third);
+}
+
+// All of a filter's weights of a channel, where the tile of `filters` filters takes them: `next`
+// has a place for each domain of rows and pair of domains of columns, and is moved on.
+void pack_channel(const Plan& plan, int64_t m, int64_t c, int64_t filters,
+                  float* (&next)[kDomains][2]) {
+    const Shape& s = plan.layer.shape;
+    double taps[kMostTaps], half[kDomains][kMostSide], all[kDomains];
+    for (int64_t q = 0; q < s.kernel_w; ++q)
+        for (int64_t p = 0; p < s.kernel_h; ++p)
+            taps[p * s.kernel_w + q] = plan.layer.weight(m, c, p, q);
+    for (int64_t gr = 0; gr < plan.rows.groups; ++gr) {
+        for (int64_t q = 0; q < s.kernel_w; ++q) {
+            expand(plan.rows, gr, taps + q, s.kernel_w, all);
+            for (int t = 0; t < kDomains; ++t) half[t][q] = all[t];
+        }
+        for (int tr = 0; tr < kDomains; ++tr)
+            for (int64_t gc = 0; gr >= plan.rows.first_group(tr) && gc < plan.columns.groups;
+                 ++gc) {
+                expand(plan.columns, gc, half[tr], 1, all);
+                for (int pair = 0; pair < 2; ++pair)
+                    for (int tc : kColumns[pair]) {
+                        if (gc < plan.columns.first_group(tc)) continue;
+                        *next[tr][pair] = static_cast<float>(all[tc]);
+                        next[tr][pair] += filters;
+                    }
+            }
     }
 }
 
-float group_weight(const Plan& plan, int t, int64_t m, int64_t c, int64_t g, int64_t q) {
-    const Layer& layer = plan.layer;
-    const float third = plan.pairs.has_third(g) ? layer.weight(m, c, 2 * g + 2, q) : 0.0f;
-    return domain_weight(t, layer.weight(m, c, 2 * g, q), layer.weight(m, c, 2 * g + 1, q), third);
-}
-
-// Filter block after filter block, domain after domain in kOrder: what its sums start with, the
-// biases or zeros, then its weights as [c][group][q][filter of block].
-void pack_weights(const Plan& plan, const float* bias) {
-    const Shape& s = plan.layer.shape;
-    float* next = plan.packed;
-    for (int64_t block = 0; block < plan.tiling.blocks; ++block) {
-        const int64_t begin = plan.tiling.first_filter(block);
-        const int64_t end = plan.tiling.first_filter(block + 1);
-        for (int t : kOrder) {
-            for (int64_t m = begin; m < end; ++m) *next++ = bias && t == 1 ? bias[m] : 0.0f;
-            for (int64_t c = 0; c < s.channels; ++c)
-                for (int64_t g = plan.pairs.first_group(t); g < plan.pairs.groups; ++g)
-                    for (int64_t q = 0; q < s.kernel_w; ++q)
-                        for (int64_t m = begin; m < end; ++m)
-                            *next++ = group_weight(plan, t, m, c, g, q);
+// Filter block after filter block: the biases or zeros, then for each domain of rows, in kOrder,
+// what both columns take and what one takes, as [c][group of rows][group of columns][domain of
+// columns][filter of block].
+void pack_weights(const Plan& plan, const float* bias, int threads) {
+    const int64_t channels = plan.layer.shape.channels, groups = plan.columns.groups;
+    const bool many = channels * plan.layer.shape.filters >= kManyWeights;
+#pragma omp parallel for num_threads(threads) if (many)
+    for (int64_t block = 0; block < plan.blocks; ++block) {
+        const int64_t first = plan.first_filter(block);
+        const int64_t filters = plan.first_filter(block + 1) - first;
+        float* const begin = plan.packed + first * plan.filter_floats();
+        for (int64_t m = 0; m < filters; ++m) {
+            begin[m] = bias ? bias[first + m] : 0.0f;
+            float *next[kDomains][2], *at = begin + filters + m;
+            for (int tr : kOrder) {
+                const int64_t rows = plan.rows.groups - plan.rows.first_group(tr);
+                next[tr][0] = at;
+                next[tr][1] = at += channels * rows * 2 * groups * filters;
+                at += channels * rows * (groups + 1) * filters;
+            }
+            for (int64_t c = 0; c < channels; ++c)
+                pack_channel(plan, first + m, c, filters, next);
         }
     }
 }
 
-// Row `row` of a channel with its border, where it is: in the image, or of zeros, or in `buffer`.
-const float* find_row(const Plan& plan, const float* channel, int64_t row, const float* zeros,
-                      float* buffer) {
+// Row `row` of a channel with its border: where it is, if so many floats of x can be read there,
+// or else in `buffer`.
+const float* find_row(const Plan& plan, const float* channel, int64_t row, const float* x_end,
+                      const float* zeros, float* buffer) {
     const Layer& layer = plan.layer;
     const int64_t from = row - layer.top;
     if (from < 0 || from >= layer.height) return zeros;
-    if (layer.width == layer.shape.width) return channel + from * layer.width;
-    memcpy(buffer + layer.left, channel + from * layer.width,
-           static_cast<size_t>(layer.width) * sizeof(float));
+    const float* found = channel + from * layer.width;
+    if (layer.width == layer.shape.width && x_end - found >= plan.row_span()) return found;
+    memcpy(buffer + layer.left, found, static_cast<size_t>(layer.width) * sizeof(float));
     return buffer;
 }
 
-// Rows [begin, end) of a channel's domains, one domain after the other, then a row of zeros and
-// four with borders.
-void transform(const Plan& plan, const float* channel, int64_t begin, int64_t end,
-               float* domains) {
-    const int64_t width = plan.layer.shape.width, step = plan.domain();
-    float* rows = domains + kDomains * step;
-    memset(rows, 0, static_cast<size_t>(5 * width) * sizeof(float));
-    const float* d[4];
-    for (int64_t start = begin; start < end; ++start, domains += width) {
-        // Half of the rows are those of the start before; buffers take turns by row.
-        for (int64_t r = 0; r < 4; ++r) {
-            const int64_t row = 2 * start + r;
-            d[r] = r < 2 && start > begin
-                       ? d[r + 2]
-                       : find_row(plan, channel, row, rows, rows + (1 + row % 4) * width);
-        }
-        // The last vector ends with the row: rows are at least a vector long.
-        for (int64_t j = 0; j < width; j += kLanes) {
-            const int64_t at = j + kLanes <= width ? j : width - kLanes;
-            Vec z[kDomains];
-            to_domains(load(d[0] + at), load(d[1] + at), load(d[2] + at), load(d[3] + at), z, 1);
-            for (int t = 0; t < kDomains; ++t) store(domains + t * step + at, z[t]);
+// Four domains of a row's columns, from column 2j on.
+inline void transform_columns(const float* row, int64_t j, Vec (&out)[kDomains]) {
+    const float* d = row + 2 * j;
+    const Vec first = load(d), second = load(d + kLanes);
+    const Vec next_first = load(d + 2), next_second = load(d + 2 + kLanes);
+    to_domains(even_lanes(first, second), odd_lanes(first, second),
+               even_lanes(next_first, next_second), odd_lanes(next_first, next_second), out, 1);
+}
+
+// The domains of a channel, from the image's rows on.
+void transform(const Plan& plan, const float* const* rows, int64_t starts, float* domains) {
+    const int64_t step = plan.layer.shape.channels * kDomains * plan.domain;
+    for (int64_t j = 0; j < plan.pitch; j += kLanes) {
+        // The last vector ends with the row, so as to leave the next one's start alone; shorter
+        // rows are written one after the other.
+        int64_t at = j;
+        if (at > 0 && at + kLanes > plan.pitch) at = plan.pitch - kLanes;
+        Vec d[4][kDomains];
+        transform_columns(rows[0], at, d[2]);
+        transform_columns(rows[1], at, d[3]);
+        float* to = domains + at;
+        for (int64_t start = 0; start < starts; ++start, to += plan.pitch) {
+            ECE408_UNROLL
+            for (int t = 0; t < kDomains; ++t) d[0][t] = d[2][t], d[1][t] = d[3][t];
+            transform_columns(rows[2 * start + 2], at, d[2]);
+            transform_columns(rows[2 * start + 3], at, d[3]);
+            ECE408_UNROLL
+            for (int t = 0; t < kDomains; ++t) {
+                Vec z[kDomains];
+                to_domains(d[0][t], d[1][t], d[2][t], d[3][t], z, 1);
+                ECE408_UNROLL
+                for (int r = 0; r < kDomains; ++r) store(to + r * step + t * plan.domain, z[r]);
+            }
         }
     }
 }
-
-// Where the lanes of a vector go in one of a pair's two rows: [first, split) of them to `at`, and
-// [split, last), which are beyond the row's end, to the next row of this kind.
-struct Places {
-    int64_t at;
-    int first, split, last;
-};
 
 struct TileArgs {
-    const StripArgs* domains;
-    const Places* places[2];  // per vector, in the even and the odd rows
-    float* y;                 // the first filter's output
-    int64_t filter_step, row;  // floats from filter to filter, and of an output row
-    bool accumulate;
+    int64_t channels, domain, pitch, groups;  // groups of rows
+    const float* x;       // the domains' first pixel of the tile
+    const float* packed;  // of the block
+    float* y;             // the first filter's sums, of the tile's first lane,
+    int64_t sums;         // for each filter four such planes, of so many floats: of both rows'
+                          // even columns and odd columns
 };
 
-// A register tile: the two rows' sums over all domains, the one kept while the other is summed.
-struct PairTile {
-    using Function = void(const TileArgs&);
+// One tap: a vector of a domain's pixels each, times one weight per filter.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void add_tap(const float* x, const float* weight,
+                                                   Vec (&sum)[MT][VT]) {
+    Vec in[VT];
+    ECE408_UNROLL
+    for (int v = 0; v < VT; ++v) in[v] = load(x + v * kLanes);
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        const Vec factor = broadcast(weight[m]);
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(in[v], factor, sum[m][v]);
+    }
+}
 
-    template <int MT, int VT>
-    __attribute__((always_inline)) static void put(const TileArgs& args, int odd,
-                                                   const Vec (&sum)[MT][VT]) {
-        const Places* places = args.places[odd];
+// All taps of row domain T on column domains A and B.
+template <int T, int A, int B, int GROUPS, int MT, int VT>
+__attribute__((always_inline)) inline void add_row(const TileArgs& args, const float*& weight,
+                                                   Vec (&a)[MT][VT], Vec (&b)[MT][VT]) {
+    constexpr int kSkipped = B < 3 ? 0 : GROUPS - 1;  // of B's groups of columns
+    const int64_t skipped = T == 3 ? args.groups - 1 : 0;
+    const float* x = args.x + T * args.channels * kDomains * args.domain + skipped * args.pitch;
+    for (int64_t c = 0; c < args.channels; ++c, x += kDomains * args.domain) {
+        const float* in_a = x + A * args.domain;
+        const float* in_b = x + B * args.domain;
+        for (int64_t g = skipped; g < args.groups; ++g) {
+            // Two addresses to count from: GCC would have one for each load.
+            __asm__("" : "+r"(in_a), "+r"(in_b));
+            ECE408_UNROLL
+            for (int q = 0; q < GROUPS; ++q) {
+                add_tap(in_a + q, weight, a);
+                weight += MT;
+                if (q < kSkipped) continue;
+                add_tap(in_b + q, weight, b);
+                weight += MT;
+            }
+            in_a += args.pitch;
+            in_b += args.pitch;
+        }
+    }
+}
+
+// Adds sums that are kept to those in registers.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void add_kept(const float* kept, int64_t step,
+                                                    Vec (&sum)[MT][VT]) {
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) sum[m][v] = sum[m][v] + load(kept + m * step + v * kLanes);
+    }
+}
+
+template <int MT, int VT>
+__attribute__((always_inline)) inline void keep(const Vec (&sum)[MT][VT], int64_t step,
+                                                float* kept) {
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) store(kept + m * step + v * kLanes, sum[m][v]);
+    }
+}
+
+// What is kept of row domain 1 becomes its sum with row domain 2, for even rows, and its
+// difference from it, for odd ones.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void keep_both(const Vec (&second)[MT][VT], int64_t step,
+                                                     float* even, float* odd) {
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) {
-            const Places& place = places[v];
-            float* to = args.y + place.at;
-            ECE408_UNROLL
-            for (int m = 0; m < MT; ++m, to += args.filter_step) {
-                put_lanes(place.first, place.split, to, sum[m][v], args.accumulate);
-                put_lanes(place.split, place.last, to + args.row, sum[m][v], args.accumulate);
-            }
+            const int64_t at = m * step + v * kLanes;
+            const Vec first = load(even + at);
+            store(even + at, first + second[m][v]);
+            store(odd + at, first - second[m][v]);
         }
     }
+}
 
-    template <int KW, int MT, int VT>
-    __attribute__((always_inline)) static void add(const TileArgs& args, int domain,
-                                                   Vec (&sum)[MT][VT]) {
-        const StripArgs& strip = args.domains[domain];
-        add_window<KW>(strip, strip.in, strip.split, sum);
+// The sums of row domain T, and with them what they complete.
+template <int T, int GROUPS, int MT, int VT>
+__attribute__((always_inline)) inline void add_domain(const TileArgs& args,
+                                                      const float*& weight) {
+    const int64_t step = 4 * args.sums;
+    float* const even_row = args.y;
+    float* const odd_row = even_row + 2 * args.sums;
+    Vec a[MT][VT], b[MT][VT];
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        const Vec first = broadcast(T == 1 ? args.packed[m] : 0.0f);
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) {
+            a[m][v] = first;
+            b[m][v] = broadcast(0.0f);
+        }
     }
+    add_row<T, 1, 2, GROUPS>(args, weight, a, b);
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) {
+            const Vec first = a[m][v];
+            a[m][v] = first + b[m][v];
+            b[m][v] = first - b[m][v];
+        }
+    }
+    float* const to = T == 3 ? odd_row : even_row;
+    if (T == 3 || T == 0) {
+        add_kept(to, step, a);
+        add_kept(to + args.sums, step, b);
+    }
+    add_row<T, 0, 3, GROUPS>(args, weight, a, b);
+    if (T == 2) {
+        keep_both(a, step, even_row, odd_row);
+        keep_both(b, step, even_row + args.sums, odd_row + args.sums);
+    } else {
+        keep(a, step, to);
+        keep(b, step, to + args.sums);
+    }
+}
 
-    template <int KW, int MT, int VT>
-    __attribute__((noinline)) static void run(const TileArgs& args) {
-        alignas(64) float kept[MT][VT][kLanes];
-        Vec sum[MT][VT];
-        ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
-            const Vec bias = broadcast(args.domains[1].packed[m]);
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) sum[m][v] = bias;
+template <int GROUPS, int MT, int VT>
+__attribute__((noinline)) void run_tile(const TileArgs& args) {
+    const float* weight = args.packed + MT;
+    add_domain<1, GROUPS, MT, VT>(args, weight);
+    add_domain<2, GROUPS, MT, VT>(args, weight);
+    add_domain<3, GROUPS, MT, VT>(args, weight);
+    add_domain<0, GROUPS, MT, VT>(args, weight);
+}
+
+using Tile = void(const TileArgs&);
+
+template <int GROUPS, int MT, int VT>
+Tile* pick_vectors(int64_t vectors) {
+    if constexpr (VT > 1) {
+        if (vectors < VT) return pick_vectors<GROUPS, MT, VT - 1>(vectors);
+    }
+    return run_tile<GROUPS, MT, VT>;
+}
+
+template <int GROUPS, int MT = kMostFilters>
+Tile* pick_filters(int64_t filters, int64_t vectors) {
+    if constexpr (MT > 1) {
+        if (filters < MT) return pick_filters<GROUPS, MT - 1>(filters, vectors);
+    }
+    return pick_vectors<GROUPS, MT, tile_vectors(MT)>(vectors);
+}
+
+// For so many groups of columns, filters up to kMostFilters and vectors up to tile_vectors().
+Tile* pick_tile(int64_t groups, int64_t filters, int64_t vectors) {
+    switch (groups) {
+        case 1: return pick_filters<1>(filters, vectors);
+        case 2: return pick_filters<2>(filters, vectors);
+        default: return pick_filters<3>(filters, vectors);
+    }
+}
+
+// Puts a filter's sums into so many rows of y.
+void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate, float* y) {
+    const int64_t width = plan.layer.shape.out_width;
+    const float* const end = y + rows * width;
+    const auto put = [&](float* to, int64_t left, Vec v) {
+        // What is beyond the row's end is overwritten by the next one.
+        if (!accumulate && end - to >= kLanes)
+            store(to, v);
+        else
+            put_lanes(0, left < kLanes ? static_cast<int>(left) : kLanes, to, v, accumulate);
+    };
+    for (int64_t row = 0; row < rows; ++row, y += width) {
+        const float* even = sums + row / 2 * plan.pitch + row % 2 * 2 * plan.sums;
+        const float* odd = even + plan.sums;
+        for (int64_t j = 0; j < width; j += 2 * kLanes, even += kLanes, odd += kLanes) {
+            const Vec e = load(even), o = load(odd);
+            put(y + j, width - j, interleave_first(e, o));
+            if (width - j > kLanes)
+                put(y + j + kLanes, width - j - kLanes, interleave_second(e, o));
         }
-        add<KW>(args, 1, sum);
-        ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) {
-                store(kept[m][v], sum[m][v]);
-                sum[m][v] = broadcast(0.0f);
-            }
-        }
-        add<KW>(args, 2, sum);
-        ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) {
-                const Vec z1 = load(kept[m][v]), z2 = sum[m][v];
-                store(kept[m][v], z1 + z2);
-                sum[m][v] = z1 - z2;
-            }
-        }
-        add<KW>(args, 3, sum);
-        put(args, 1, sum);
-        ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) sum[m][v] = load(kept[m][v]);
-        }
-        add<KW>(args, 0, sum);
-        put(args, 0, sum);
+    }
+}
+
+// A thread's own.
+struct Scratch {
+    float *domains, *sums, *rows;
+    const float** found;
+};
+
+// All threads'. Zeros, for borders, and because lanes that count for nothing are computed with too.
+struct Scratches {
+    void* memory;
+    char* first;
+    size_t step;
+
+    bool allocate(const Plan& plan, int threads) {
+        const size_t rows = static_cast<size_t>(plan.image_rows()) * sizeof(float*);
+        step = static_cast<size_t>(plan.scratch_floats()) * sizeof(float) + rows;
+        step = (step + kLineBytes - 1) / kLineBytes * kLineBytes;
+        memory = calloc(static_cast<size_t>(threads) * step + kLineBytes, 1);
+        first = static_cast<char*>(memory);
+        first += kLineBytes - reinterpret_cast<uintptr_t>(memory) % kLineBytes;
+        return memory != nullptr;
+    }
+    Scratch of(const Plan& plan, int thread) const {
+        float* domains = reinterpret_cast<float*>(first + static_cast<size_t>(thread) * step);
+        float* sums = domains + plan.domain_floats();
+        float* rows = sums + plan.sum_floats();
+        return {domains, sums, rows,
+                reinterpret_cast<const float**>(domains + plan.scratch_floats())};
     }
 };
 
-void find_places(const Plan& plan, int64_t first_vector, int64_t vectors, int odd,
-                 Places* places) {
-    const Tiling& tiling = plan.tiling;
-    const int64_t width = plan.layer.shape.out_width;
-    const int64_t rows = (plan.layer.shape.out_height + 1 - odd) / 2;  // of this kind
-    for (int64_t v = first_vector; v < first_vector + vectors; ++v) {
-        const int64_t at = tiling.out[v], left = rows * width - at;
-        const int last = left <= 0 ? 0 : left < kLanes ? static_cast<int>(left) : kLanes;
-        const int split = tiling.split[v] < last ? tiling.split[v] : last;
-        const int first = v == tiling.count - 1 ? tiling.first : 0;
-        // In the output, rows of the other kind lie between.
-        *places++ = {at + (at / width + odd) * width, first, first > split ? first : split, last};
+void make_domains(const Plan& plan, const float* image, const float* x_end, int64_t pair,
+                  int64_t pairs, const Scratch& scratch) {
+    const Layer& layer = plan.layer;
+    const int64_t starts = pairs + plan.rows.groups - 1;
+    const float* zeros = scratch.rows + plan.image_rows() * plan.row_span();
+    for (int64_t c = 0; c < layer.shape.channels; ++c) {
+        const float* channel = image + c * layer.height * layer.width;
+        for (int64_t r = 0; r < 2 * starts + 2; ++r)
+            scratch.found[r] = find_row(plan, channel, 2 * pair + r, x_end, zeros,
+                                        scratch.rows + r * plan.row_span());
+        transform(plan, scratch.found, starts,
+                  scratch.domains + c * kDomains * plan.domain);
     }
 }
 
-// Tiles [begin, end) of a filter block of an image, whose domains begin with pair `pair`.
-void run_block(const Plan& plan, const float* image, int64_t pair, int64_t block, int64_t begin,
-               int64_t end, bool accumulate, float* y) {
-    const Shape& s = plan.layer.shape;
-    const int64_t m = plan.tiling.first_filter(block);
-    const int64_t filters = plan.tiling.first_filter(block + 1) - m;
-    const float* packed = plan.packed + m * plan.filter_floats();
-    StripArgs domains[kDomains];
-    for (int t : kOrder) {
-        const int64_t skipped = plan.pairs.first_group(t);
-        const float* x = image + t * plan.domain() + (skipped - pair) * s.width;
-        StripArgs& domain = domains[t];
-        domain = {};
-        domain.channels = s.channels, domain.height = plan.channel_rows(), domain.width = s.width;
-        domain.kernel_h = plan.pairs.groups - skipped, domain.kernel_w = s.kernel_w;
-        domain.x = x, domain.packed = packed;
-        packed += filters * (1 + plan.weights(t));
-    }
-    constexpr int kMostVectors = 4;
-    Places even[kMostVectors], odd[kMostVectors];
-    const int64_t plane = s.out_height * s.out_width;
-    const TileArgs args = {domains, {even, odd}, y + m * plane, plane, s.out_width, accumulate};
-    for (int64_t tile = begin; tile < end; ++tile) {
-        const int64_t first = plan.tiling.first_vector(tile);
-        const int64_t vectors = plan.tiling.first_vector(tile + 1) - first;
-        for (StripArgs& domain : domains) {
-            domain.in = plan.tiling.in + first;
-            domain.split = plan.tiling.split + first;
-        }
-        find_places(plan, first, vectors, 0, even);
-        find_places(plan, first, vectors, 1, odd);
-        pick_tile<PairTile>(s.kernel_w, static_cast<int>(filters),
-                            static_cast<int>(vectors))(args);
-    }
+// Asks for share `part` of `parts` of some memory.
+template <bool WRITE>
+void fetch(const float* memory, int64_t floats, int64_t parts, int64_t part) {
+    const float* const end = memory + part_start(floats, parts, part + 1);
+    for (const float* line = memory + part_start(floats, parts, part); line < end; line += kLine)
+        __builtin_prefetch(line, WRITE, 2);
 }
 
-// Tiles [begin, end) of all filter blocks of an image; `domains` is the thread's own.
-void run_stretch(const Plan& plan, const float* x, int64_t begin, int64_t end, bool accumulate,
-                 float* domains, float* y) {
+// Pairs of rows [pair, pair + pairs) of an image. With each tile goes a share of what comes next:
+// of an image's floats from `ahead` on, unless null, and of the lines of y that the next block of
+// filters is put into.
+void run_stretch(const Plan& plan, const float* image, const float* x_end, int64_t pair,
+                 int64_t pairs, const float* ahead, bool accumulate, const Scratch& scratch,
+                 float* y) {
     const Layer& layer = plan.layer;
     const Shape& s = layer.shape;
-    const int64_t first = plan.first_pair(begin);
-    const int64_t last = plan.last_pair(end) + plan.pairs.groups - 1;
-    for (int64_t c = 0; c < s.channels; ++c)
-        transform(plan, x + c * layer.height * layer.width, first, last,
-                  domains + c * plan.channel_rows() * s.width);
-    for (int64_t block = 0; block < plan.tiling.blocks; ++block)
-        run_block(plan, domains, first, block, begin, end, accumulate, y);
+    make_domains(plan, image, x_end, pair, pairs, scratch);
+    const int64_t vectors = plan.vectors(pairs), plane = s.out_height * s.out_width;
+    const int64_t left = s.out_height - 2 * pair, rows = left < 2 * pairs ? left : 2 * pairs;
+    TileArgs args = {s.channels, plan.domain, plan.pitch, plan.rows.groups,
+                     nullptr,    nullptr,     nullptr,    plan.sums};
+    y += 2 * pair * s.out_width;
+    for (int64_t block = 0; block < plan.blocks; ++block) {
+        const int64_t first = plan.first_filter(block);
+        const int64_t filters = plan.first_filter(block + 1) - first;
+        args.packed = plan.packed + first * plan.filter_floats();
+        const int64_t tiles = divide_up(vectors, tile_vectors(static_cast<int>(filters)));
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            if (ahead) {
+                fetch<false>(ahead, s.channels * layer.height * layer.width,
+                             plan.blocks * tiles, block * tiles + tile);
+                for (int64_t m = filters; m < 2 * filters; ++m)
+                    fetch<true>(y + (first + m) * plane, rows * s.out_width, tiles, tile);
+            }
+            const int64_t begin = part_start(vectors, tiles, tile);
+            const int64_t end = part_start(vectors, tiles, tile + 1);
+            args.x = scratch.domains + begin * kLanes;
+            args.y = scratch.sums + begin * kLanes;
+            pick_tile(plan.columns.groups, filters, end - begin)(args);
+        }
+        for (int64_t m = 0; m < filters; ++m)
+            put_rows(plan, scratch.sums + 4 * m * plan.sums, rows, accumulate,
+                     y + (first + m) * plane);
+    }
 }
 
 // False if there is no memory.
 bool run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
     const Layer& layer = plan.layer;
     const Shape& s = layer.shape;
-    const int64_t tiles = plan.tiling.tiles, parts = divide_up(tiles, plan.stretch);
-    const int64_t units = s.batch * parts;
+    const int64_t parts = divide_up(plan.rows.pairs, plan.stretch), units = s.batch * parts;
     const int team = static_cast<int>(threads < units ? threads : units);
-    const int64_t own = s.channels * plan.channel_rows() * s.width;
-    float* domains = static_cast<float*>(malloc(static_cast<size_t>(team * own) * sizeof(float)));
-    if (!domains) return false;
-#pragma omp parallel for schedule(dynamic) num_threads(team)
+    // Of many, several at a time, so that a thread knows what comes next.
+    const int64_t grain = units / team > 64 ? 8 : 1;
+    const int64_t image = s.channels * layer.height * layer.width;
+    const float* const x_end = x + s.batch * image;
+    Scratches scratches;
+    if (!scratches.allocate(plan, team)) return false;
+#pragma omp parallel for schedule(dynamic, grain) num_threads(team)
     for (int64_t unit = 0; unit < units; ++unit) {
-        const int64_t b = unit / parts, begin = unit % parts * plan.stretch;
-        const int64_t end = begin + plan.stretch < tiles ? begin + plan.stretch : tiles;
-        run_stretch(plan, x + b * s.channels * layer.height * layer.width, begin, end, accumulate,
-                    domains + omp_get_thread_num() * own,
+        const int64_t b = unit / parts, pair = unit % parts * plan.stretch;
+        const int64_t left = plan.rows.pairs - pair;
+        const float* const from = x + b * image;
+        run_stretch(plan, from, x_end, pair, left < plan.stretch ? left : plan.stretch,
+                    grain > 1 && parts == 1 ? from + image : nullptr, accumulate,
+                    scratches.of(plan, omp_get_thread_num()),
                     y + b * s.filters * s.out_height * s.out_width);
     }
-    free(domains);
+    free(scratches.memory);
     return true;
 }
 
 int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
               int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, row_pairs(s.kernel_h, s.out_height), {}, 0, 0, nullptr};
+    Plan plan = {layer, pairs_of(s.kernel_h, s.out_height), pairs_of(s.kernel_w, s.out_width), 0, 0, 0,
+                 0,     0, nullptr};
+    choose_sizes(&plan, threads);
     plan.packed = static_cast<float*>(
         malloc(static_cast<size_t>(s.filters * plan.filter_floats()) * sizeof(float)));
-    bool done = plan.packed &&
-                make_tiling(plan.pairs.pairs, s.out_width, s.width, s.filters, &plan.tiling);
-    if (done) {
-        choose_stretch(&plan, threads);
-        pack_weights(plan, bias);
-        done = run(plan, x, y, accumulate, threads);
-    }
-    free(plan.tiling.in);
+    if (!plan.packed) return ECE408_NO_MEMORY;
+    pack_weights(plan, bias, threads);
+    const bool done = run(plan, x, y, accumulate, threads);
     free(plan.packed);
     return done ? ECE408_OK : ECE408_NO_MEMORY;
 }
@@ -333,16 +542,14 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
 int ECE408_NAME(winograd_forward_, ECE408_ISA)(const ece408_problem& problem, const float* x,
                                                const float* w, const float* bias, float* y,
                                                bool accumulate, int threads) {
-    if (!has_row_pairs(problem.kernel_h) || !direct_suits(problem, kLanes))
-        return ECE408_UNSUPPORTED;
+    if (!winograd_suits(problem)) return ECE408_UNSUPPORTED;
     return run_layer(forward_layer(problem, w), x, bias, y, accumulate, threads);
 }
 
 int ECE408_NAME(winograd_backward_data_, ECE408_ISA)(const ece408_problem& problem,
                                                      const float* w, const float* dy, float* dx,
                                                      bool accumulate, int threads) {
-    if (!has_row_pairs(problem.kernel_h) || !direct_suits_backward(problem, kLanes))
-        return ECE408_UNSUPPORTED;
+    if (!winograd_suits_backward(problem)) return ECE408_UNSUPPORTED;
     return run_layer(backward_layer(problem, w), dy, nullptr, dx, accumulate, threads);
 }
 

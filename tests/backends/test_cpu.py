@@ -198,7 +198,11 @@ def test_outputs_larger_than_the_cache(isa, text, side, rng):
     ("text", "kernel"),
     [
         ("b1,c1,h5,w24,m1,k3", "direct"),
-        ("b1,c3,h5,w24,m1,k5", "winograd"),
+        ("b1,c1,h70,w70,m12,k5", "direct"),
+        ("b1,c12,h33,w33,m24,k5", "winograd"),
+        ("b4,c64,h30,w30,m64,k3,p1x1", "winograd"),
+        ("b4,c300,h30,w30,m64,k3,p1x1", "general"),
+        ("b1,c64,h7,w7,m64,k3,p1x1", "general"),
         ("b1,c30,h6,w24,m1,k4", "direct"),
         ("b1,c1,h5,w5,m1,k3", "general"),
         ("b1,c3000,h4,w4,m1,k1", "direct"),
@@ -232,6 +236,9 @@ def test_names_the_kernel_that_ran(isa, text, kernel, rng):
     [
         ("b1,c2,h5,w6,m2,k3,p1x1,g2", "depthwise"),
         ("b1,c2,h5,w6,m2,k3,d2x2,p3x4,g2", "depthwise"),
+        ("b1,c12,h33,w33,m24,k5", "winograd"),
+        ("b1,c12,h33,w33,m3,k4", "direct"),
+        ("b1,c1,h28,w28,m50,k5", "general"),
         ("b1,c2,h5,w6,m4,k3,p1x1,g2", "general"),
         ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "general"),
     ],

@@ -1,6 +1,7 @@
-// Two output rows at a time with three tenths fewer products: Winograd's F(2, 3) along the columns
-// only (A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2016; S. Winograd,
-// "Arithmetic Complexity of Computations", 1980).
+// Two outputs at a time with three tenths fewer products: Winograd's F(2, 3) (A. Lavin, S. Gray,
+// "Fast Algorithms for Convolutional Neural Networks", 2016; S. Winograd, "Arithmetic Complexity of
+// Computations", 1980), here by rows; by columns it is the same, and by both, one inside the other,
+// half the products are left.
 //
 // Two output rows that follow each other, y0 and y1, of three taps g and four input rows d are
 //
@@ -26,22 +27,22 @@ namespace {
 
 constexpr int kDomains = 4;
 
-struct RowPairs {
-    int64_t kernel_h, groups, pairs;  // groups of taps, pairs of output rows
+struct Pairs {
+    int64_t kernel, groups, pairs;  // taps, groups of them, pairs of outputs
 
-    int64_t starts() const { return pairs + groups - 1; }  // rows of a domain
+    int64_t starts() const { return pairs + groups - 1; }  // rows or columns of a domain
     bool has_third(int64_t group) const { return group == groups - 1; }
     // Z3 is of the third tap only.
     int64_t first_group(int t) const { return t < 3 ? 0 : groups - 1; }
-    // Rows of weights, of all domains.
-    int64_t tap_rows() const { return 3 * groups + 1; }
+    // Of all domains.
+    int64_t taps() const { return 3 * groups + 1; }
 };
 
-inline bool has_row_pairs(int64_t kernel_h) { return kernel_h >= 3 && kernel_h % 2 == 1; }
+inline bool has_pairs(int64_t kernel) { return kernel >= 3 && kernel % 2 == 1; }
 
-// For kernels of such heights.
-inline RowPairs row_pairs(int64_t kernel_h, int64_t out_height) {
-    return {kernel_h, kernel_h / 2, (out_height + 1) / 2};
+// For kernels that have them.
+inline Pairs pairs_of(int64_t kernel, int64_t outputs) {
+    return {kernel, kernel / 2, (outputs + 1) / 2};
 }
 
 // The factor of domain t for a group's taps. The last one's sign is turned, so that y1 is a sum.
