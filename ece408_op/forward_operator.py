@@ -24,6 +24,7 @@ from .problem import ConvProblem
 
 NAME = "ece408_forward"
 CONCAT = "ece408_concat"
+POOL = "ece408_pool"
 LIBRARY = Path(__file__).resolve().parent / "backends" / "libece408_mxnet.so"
 # MXNet's numbers for types.
 _TYPES = ("float32", "float64", "float16")

@@ -1,9 +1,9 @@
 """What networks do between convolutions, done by them as they end, or in one go.
 
 MXNet's BatchNorm, elemwise_add, Activation and clip each read and write a whole array once more,
-and on arrays in plain layout BatchNorm and Concat take two to five times what they take on
-oneDNN's blocked ones. In a graph that is only run, with moving averages, BatchNorm is a factor and
-an addend for each channel. So a chain of
+and on arrays in plain layout BatchNorm, Concat and Pooling take two to thirty times what they take
+on oneDNN's blocked ones. In a graph that is only run, with moving averages, BatchNorm is a factor
+and an addend for each channel. So a chain of
 
     convolution [-> BatchNorm] [-> elemwise_add] [-> Activation relu, or clip]
 
@@ -11,7 +11,8 @@ in which nobody else uses what is in between becomes one node of `ece408_forward
 
     [Concat of channels] [-> BatchNorm] [-> Activation relu, or clip]
 
-that follows such nodes becomes one of `ece408_concat`.
+that follows such nodes becomes one of `ece408_concat`. Pooling of largest values or averages that
+follows any of these becomes a node of `ece408_pool`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Any
 from . import forward_operator
 
 Node = dict[str, Any]
-_OURS = (forward_operator.NAME, forward_operator.CONCAT)
+# What a chain begins with, and all that leaves its arrays in plain layout.
+_CHAINED = (forward_operator.NAME, forward_operator.CONCAT)
+_OURS = (*_CHAINED, forward_operator.POOL)
 
 
 def fuse(nodes: list[Node], heads: list[list[int]]) -> list[int]:
@@ -36,14 +39,14 @@ def fuse(nodes: list[Node], heads: list[list[int]]) -> list[int]:
         # Of two convolutions that are added, the later one does it.
         for entry in sorted(node["inputs"][:2], reverse=True):
             source = stands_for[entry[0]]
-            ours = nodes[source]["op"] in _OURS and entry[1] == 0
-            if ours and used[entry[0]] == 1 and _takes(nodes[source], node, entry):
+            chained = nodes[source]["op"] in _CHAINED and entry[1] == 0
+            if chained and used[entry[0]] == 1 and _takes(nodes[source], node, entry):
                 # In the last one's place and under its name, after all that the chain needs.
                 nodes[number] = {**nodes[source], "name": node["name"]}
                 stands_for = [number if place == source else place for place in stands_for]
                 break
         else:
-            _concatenate(node, [nodes[stands_for[entry[0]]] for entry in node["inputs"]])
+            _replace(node, [nodes[stands_for[entry[0]]] for entry in node["inputs"]])
     return stands_for
 
 
@@ -78,15 +81,45 @@ def _takes(ours: Node, node: Node, entry: list[int]) -> bool:
     return True
 
 
-def _concatenate(node: Node, sources: list[Node]) -> None:
-    """Make a node that follows ours, and that they cannot do, one of `ece408_concat`."""
-    given = node.get("attrs", {})
-    if node["op"] == "Concat" and given.get("dim", "1") == "1":
-        if any(source["op"] in _OURS for source in sources):
-            node.update(op=forward_operator.CONCAT, attrs={"count": str(len(sources))})
+def _replace(node: Node, sources: list[Node]) -> None:
+    """Make a node that follows ours, and that they cannot do, one of our own."""
+    if not any(source["op"] in _OURS for source in sources):
+        return
+    window = _window(node)
+    if window is not None:
+        node.update(op=forward_operator.POOL, attrs={"window": window})
+    elif node["op"] == "Concat" and node.get("attrs", {}).get("dim", "1") == "1":
+        node.update(op=forward_operator.CONCAT, attrs={"count": str(len(sources))})
     elif _is_normalisation(node) and sources[0]["op"] in _OURS:
         attributes = {"count": "1", "normalize": _normalisation(node)}
         node.update(op=forward_operator.CONCAT, attrs=attributes)
+
+
+def _window(node: Node) -> str | None:
+    """What `ece408_pool` is to know of a Pooling node, or `None` if it cannot do it."""
+    given = node.get("attrs", {})
+    kind, border = given.get("pool_type", "max"), given.get("pooling_convention", "valid")
+    kernel = _pair(given.get("kernel", "()"), 0)
+    if node["op"] != "Pooling" or kind not in ("max", "avg") or border not in ("valid", "full"):
+        return None
+    if kernel is None or given.get("layout", "None") not in ("None", "NCHW"):
+        return None
+    stride, pad = _pair(given.get("stride", "()"), 1), _pair(given.get("pad", "()"), 0)
+    if stride is None or pad is None:
+        return None
+    flags = (
+        kind == "max",
+        border == "full",
+        _flag(given, "global_pool", False),
+        _flag(given, "count_include_pad", True),
+    )
+    return " ".join(str(int(number)) for number in (*flags, *kernel, *stride, *pad))
+
+
+def _pair(text: str, default: int) -> tuple[int, int] | None:
+    """Two numbers, the default for none, `None` for another number of them."""
+    numbers = ast.literal_eval(text) or (default, default)
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 
 def _is_normalisation(node: Node) -> bool:

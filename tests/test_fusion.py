@@ -1,4 +1,4 @@
-"""Networks that run with normalisation, sums, bounds and concatenations done by our operators."""
+"""Networks whose normalisation, sums, bounds, concatenations and pooling our operators do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _convolution(mx, x, name="c"):
     return ece408_op.Convolution(x, name=name, kernel=(3, 3), num_filter=C, pad=(1, 1))
 
 
-OURS, CONCAT = forward_operator.NAME, forward_operator.CONCAT
+OURS, CONCAT, POOL = forward_operator.NAME, forward_operator.CONCAT, forward_operator.POOL
 
 
 def test_a_whole_residual_block_is_two_nodes(mx):
@@ -77,6 +77,85 @@ def test_what_does_not_fit_stays(mx, build, left):
     assert found.list_outputs() == symbol.list_outputs()
 
 
+def test_pooling_follows_what_is_ours(mx):
+    y = mx.sym.Activation(_convolution(mx, mx.sym.Variable("data")), act_type="relu")
+    pooled = mx.sym.Pooling(y, kernel=(2, 2), stride=(2, 2))
+    average = mx.sym.Pooling(pooled, kernel=(1, 1), global_pool=True, pool_type="avg")
+    found = _fused(mx, mx.sym.BatchNorm(mx.sym.Concat(pooled, pooled, dim=1)))
+    assert _operators(found) == [OURS, POOL, CONCAT]
+    assert _operators(_fused(mx, mx.sym.Group([average, y]))) == [OURS, POOL, POOL]
+    native = mx.sym.Pooling(mx.sym.Variable("data"), kernel=(2, 2))
+    assert _operators(_fused(mx, _convolution(mx, native))) == ["Pooling", OURS]
+
+
+@pytest.mark.parametrize("window", [{"pool_type": "sum"}, {"pool_type": "lp", "p_value": 2}])
+def test_other_pooling_stays(mx, window):
+    pooled = mx.sym.Pooling(_convolution(mx, mx.sym.Variable("data")), kernel=(2, 2), **window)
+    assert _operators(_fused(mx, pooled)) == [OURS, "Pooling"]
+
+
+def _pooled(mx, source, x, **window):
+    """What pooling gives of x, behind a convolution that changes nothing or without one."""
+    inputs = {"data": mx.nd.array(x)}
+    symbol = mx.sym.Variable("data")
+    if source == "ours":
+        channels = x.shape[1]
+        symbol = ece408_op.Convolution(
+            symbol, name="c", kernel=(1, 1), num_filter=channels, no_bias=1
+        )
+        inputs["c_weight"] = mx.nd.array(np.eye(channels).reshape(channels, channels, 1, 1))
+    symbol = mx.sym.Pooling(symbol, name="p", **window)
+    if source == "ours":
+        shapes = {name: array.shape for name, array in inputs.items()}
+        symbol = bare_graphs.compiled(symbol, shapes, fuse=True)
+        assert _operators(symbol) == [OURS, POOL]
+    return symbol.bind(mx.cpu(), inputs, grad_req="null").forward()[0].asnumpy()
+
+
+@pytest.mark.parametrize("convention", ["valid", "full"])
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize(
+    "window",
+    [
+        *(((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)), ((3, 3), (1, 1), (1, 1))),
+        *(((3, 2), (2, 3), (1, 0)), ((5, 4), (3, 1), (2, 1)), ((1, 7), (1, 1), (0, 3))),
+        ((4, 1), (4, 1), (1, 0)),
+    ],
+)
+def test_pooling_agrees_with_mxnets_own(mx, kind, convention, window, rng):
+    kernel, stride, pad = window
+    given = {"kernel": kernel, "stride": stride, "pad": pad, "pool_type": kind}
+    given["pooling_convention"] = convention
+    for height, width in ((9, 11), (8, 7), (13, 20)):
+        x = rng.standard_normal((2, 3, height, width))
+        for counts in (True, False) if kind == "avg" else (True,):
+            expected, found = (
+                _pooled(mx, source, x, count_include_pad=counts, **given)
+                for source in ("native", "ours")
+            )
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_pooling_of_whole_planes(mx, kind, rng):
+    x = rng.standard_normal((3, 5, 7, 9))
+    found = _pooled(mx, "ours", x, kernel=(1, 1), global_pool=True, pool_type=kind)
+    expected = (np.max if kind == "max" else np.mean)(x, axis=(2, 3), keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_pooling_of_border_alone_is_left_to_mxnet(mx):
+    """Windows that meet no pixel: the graph runs as it is."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(ece408_op.Conv2D(2, 1, in_channels=3))
+    net.add(mx.gluon.nn.MaxPool2D((1, 1), (3, 3), (0, 0), ceil_mode=True))
+    net.initialize()
+    x = mx.nd.ones((1, 3, 5, 5))
+    expected = net(x).asnumpy()
+    net.hybridize()
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+
+
 class _Kinds:
     """Blocks that use everything that is fused, and things that keep it from being so."""
 
@@ -89,7 +168,9 @@ class _Kinds:
         class Block(mx.gluon.HybridBlock):
             def __init__(self, number):
                 super().__init__(prefix=f"block{number}_")
-                self.kind = rng.choice(["chain", "residual", "concat", "two", "preactivated"])
+                self.kind = rng.choice(
+                    ["chain", "residual", "concat", "two", "preactivated", "pooled"]
+                )
                 self.bounds = rng.choice(["relu", "relu6", "none"])
                 with self.name_scope():
                     keywords = {"in_channels": C, "use_bias": bool(rng.integers(2))}
@@ -113,6 +194,9 @@ class _Kinds:
                     return self.native(self.bounded(F, y))
                 if self.kind == "residual":
                     return self.bounded(F, x + y)
+                if self.kind == "pooled":
+                    y = F.Pooling(self.bounded(F, y), kernel=(3, 3), pad=(1, 1), pool_type="avg")
+                    return self.second(y)
                 if self.kind == "two":
                     return self.bounded(F, y) + self.second(y)
                 concatenated = F.concat(y, self.second(x), dim=1)
