@@ -73,7 +73,7 @@ def measure(options, peer):
     """The document that the tables are made of."""
     named = options.shapes or list(shapes.SHAPES)
     listed = [(name, shapes.find(name, options.batch)) for name in named]
-    unlisted = {} if options.shapes else cpu_bench.UNLISTED
+    unlisted = () if options.shapes else cpu_bench.UNLISTED
     others = [(text, ConvProblem.parse(f"b{options.batch},{text}")) for text in unlisted]
     small = [(name, dataclasses.replace(p, batch=options.small_batch)) for name, p in listed]
     if options.forward_only:
@@ -92,7 +92,7 @@ def measure(options, peer):
 
         document["forward"] = [run(n, p, cpu_bench.forward, peer) for n, p in listed]
         document["unlisted"] = [
-            {**run(n, p, cpu_bench.forward, peer), "nearest": unlisted[n]} for n, p in others
+            {**run(n, p, cpu_bench.forward, peer), "nearest": shapes.nearest(p)} for n, p in others
         ]
         document["backward"] = [run(n, p, cpu_bench.backward, peer) for n, p in small]
         document["variants"] = [run(n, p, cpu_bench.variants, native.isas()) for n, p in small]

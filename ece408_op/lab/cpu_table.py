@@ -38,7 +38,7 @@ def tables(document: dict[str, Any]) -> str:
         f"{top.fresh_gbs:.1f} GB/s stored where pages must be made first. Medians of "
         f"{document['samples']} runs in ms; outputs are warm but for those called fresh. "
         "PyTorch: the better of NCHW and NHWC, its memory kept warm. Floors and GFLOP/s count all "
-        "multiply-adds; kernels that take rows in pairs do fewer.",
+        "multiply-adds; `winograd` does fewer.",
         "## Forward",
         _table(_FORWARD_HEAD, [_forward_row(top, e) for e in document["forward"]]),
     ]
