@@ -79,7 +79,7 @@ def measure(options, peer):
     if options.forward_only:
         small = []
     turns = options.samples + 2
-    total = turns * (len(listed) + len(others) + 2 * len(small))
+    total = 2 * turns * (len(listed) + len(others) + len(small))
     document = {"threads": settings.threads(), "samples": options.samples}
     document["torch"] = peer and peer.version
     top = ceilings.measure(native.isas()[0], settings.threads())

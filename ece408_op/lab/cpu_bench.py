@@ -198,7 +198,11 @@ def _torch_contenders(peer: TorchPeer | None, direction: str) -> dict[str, Sampl
 def forward(
     problem: ConvProblem, peer: TorchPeer | None, samples: int, on_sample: Callable[[], None]
 ) -> dict[str, Any]:
-    """Warm and fresh outputs of ours and MXNet's, and PyTorch's; times in ms, and our error."""
+    """Warm outputs of ours, MXNet's and PyTorch's, then fresh ones; times in ms, and our error.
+
+    Fresh ones have turns of their own: a kernel or a hypervisor that takes back the pages of one
+    is busy with them while the next contender runs. `on_sample` is called after each turn of both.
+    """
     x, w = inputs(problem)
     ours, native = bind(problem, x, w, ours=True), bind(problem, x, w, ours=False)
 
@@ -212,14 +216,14 @@ def forward(
         ours.executor.outputs[0][:] = float("nan")
         ours.forward()
         error = check(problem, x, w, ours.executor.outputs[0])
-        contenders = {
+        warm = {
             "ours": ours.forward,
             "mxnet": native.forward,
             **_torch_contenders(peer, "forward"),
-            "ours fresh": fresh(True),
-            "mxnet fresh": fresh(False),
         }
-        return {"error": error, "ms": interleaved(contenders, samples, on_sample)}
+        times = interleaved(warm, samples, on_sample)
+        new = {"ours fresh": fresh(True), "mxnet fresh": fresh(False)}
+        return {"error": error, "ms": {**times, **interleaved(new, samples, on_sample)}}
 
 
 def backward(

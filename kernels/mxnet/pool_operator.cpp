@@ -1,6 +1,6 @@
 // The operator `ece408_pool`: the largest value or the average of windows of arrays (images,
-// channels, height, width) in float32, with the windows and borders of MXNet's Pooling. On arrays in
-// plain layout, as convolutions of this package leave them, MXNet's own takes up to thirty times
+// channels, height, width) in float32, with the windows and borders of MXNet's Pooling. On arrays
+// in plain layout, as convolutions of this package leave them, MXNet's own takes up to thirty times
 // what it takes on oneDNN's blocked ones.
 #include <algorithm>
 #include <cstdint>
