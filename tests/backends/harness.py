@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import guarded
 import numpy as np
+import oracle
 
 from ece408_op.backends import Backend
 from ece408_op.problem import ConvProblem
@@ -64,3 +65,27 @@ def backward_data(
     )
     assert guarded.canary_intact(dx, side)
     return dx
+
+
+def check_exact(
+    backend: Backend,
+    problem: ConvProblem,
+    rng: np.random.Generator,
+    accumulate: bool = False,
+    side: str = "end",
+    gradient: bool = True,
+) -> None:
+    """The forward pass and, unless told otherwise, the gradient for x, on whole numbers."""
+    x, w, bias = inputs(problem, rng)
+    dy = integers(rng, problem.y_shape, "float32")
+    onto_y, onto_x = (
+        integers(rng, shape, "float32") if accumulate else None
+        for shape in (problem.y_shape, problem.x_shape)
+    )
+    expected = oracle.forward(problem, x, w, bias) + (0 if onto_y is None else onto_y)
+    found = forward(backend, problem, x, w, bias, onto_y, side)
+    np.testing.assert_array_equal(found, expected, err_msg=f"forward {problem}")
+    if gradient:
+        expected = oracle.backward_data(problem, w, dy) + (0 if onto_x is None else onto_x)
+        found = backward_data(backend, problem, w, dy, onto_x, side)
+        np.testing.assert_array_equal(found, expected, err_msg=f"backward {problem}")

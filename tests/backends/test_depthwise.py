@@ -5,10 +5,11 @@ Arrays lie against forbidden pages (`guarded`), outputs are NaN before.
 
 from __future__ import annotations
 
+import harness
 import numpy as np
 import oracle
 import pytest
-from harness import backward_data, forward, inputs, integers
+from harness import forward, inputs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -28,18 +29,7 @@ reference = ReferenceBackend()
 
 
 def check_exact(problem, rng, accumulate=False, side="end"):
-    x, w, bias = inputs(problem, rng)
-    dy = integers(rng, problem.y_shape, "float32")
-    onto_y, onto_x = (
-        integers(rng, shape, "float32") if accumulate else None
-        for shape in (problem.y_shape, problem.x_shape)
-    )
-    expected = oracle.forward(problem, x, w, bias) + (0 if onto_y is None else onto_y)
-    found = forward(cpu, problem, x, w, bias, onto_y, side)
-    np.testing.assert_array_equal(found, expected, err_msg=f"forward {problem}")
-    expected = oracle.backward_data(problem, w, dy) + (0 if onto_x is None else onto_x)
-    found = backward_data(cpu, problem, w, dy, onto_x, side)
-    np.testing.assert_array_equal(found, expected, err_msg=f"backward {problem}")
+    harness.check_exact(cpu, problem, rng, accumulate, side)
 
 
 @pytest.mark.parametrize("side", ["start", "end"])
