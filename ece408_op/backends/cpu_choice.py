@@ -1,9 +1,8 @@
 """Which CPU kernel computes a problem.
 
-`depthwise` and single taps by `direct` for what they do; of stride 1 in float32 the faster of
-`direct` and `winograd`, where they suit it; else `general`. How long the two take was measured on
-plain and padded layers of 1 to 256 channels, and is foretold within a tenth or so by `_direct_cost`
-and `_winograd_cost`, in multiply-adds of vectors.
+`depthwise` and single taps by `direct` for what they do; of stride 1 in float32 the one of `direct`
+and `winograd` that is estimated to be faster, where they suit it; else `general`. Estimates are in
+multiply-adds of vectors, at the rate at which one core does them; docs/design.md says how good.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def _has_unit_steps(problem: ConvProblem) -> bool:
 
 def _fastest(layer: _Layer, lanes: int, fits_direct: bool) -> str:
     direct = fits_direct and layer.out[1] >= lanes and _products(layer) <= _LONG
-    if not _fits_winograd(layer, lanes):
+    if not _fits_winograd(layer):
         return "direct" if direct else "general"
     if direct:
         faster = _winograd_cost(layer, lanes) < _direct_cost(layer, lanes)
@@ -112,7 +111,7 @@ def _products(layer: _Layer) -> int:
     return layer.channels * layer.kernel[0] * layer.kernel[1]
 
 
-def _fits_winograd(layer: _Layer, lanes: int) -> bool:
+def _fits_winograd(layer: _Layer) -> bool:
     """As kernels/cpu/shape.h's `winograd_suits` has it, and sums that are short."""
     sides = all(side in (3, 5, 7) for side in layer.kernel)
     return sides and layer.channels * _groups(layer)[0] * _groups(layer)[1] <= _LONG_OF_SQUARES

@@ -15,9 +15,10 @@
 // domains here, and each Z is an ordinary convolution of one of them. Sums over groups, columns and
 // channels are taken of the Z, so y is put together once for all of them.
 //
-// The only fractions are halves: whole numbers stay exact, as long as they are small enough. No
-// row of the image meets an output that its own window does not reach, so that infinities stay
-// where they belong; of a kernel of even height, whose last group has two taps, d2 would.
+// The only fractions are halves, by both rows and columns quarters: whole numbers stay exact, as
+// long as they are small enough. No row of the image meets an output that its own window does not
+// reach, so that infinities stay where they belong; of a kernel of even height, whose last group has
+// two taps, d2 would.
 #pragma once
 
 #include <stdint.h>

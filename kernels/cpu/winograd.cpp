@@ -1,6 +1,6 @@
-// Convolutions as direct.cpp has them, of kernels of odd height and width from three on, by squares
-// of 2x2 output pixels with half the products and fewer: pairs.h has the idea, here in rows and in
-// columns. It is compiled once per instruction set.
+// Convolutions of stride 1 with kernels of 3, 5 or 7 rows and columns, by squares of 2x2 output
+// pixels with half the products or fewer: pairs.h has the idea, here in rows and in columns. It is
+// compiled once per instruction set.
 //
 // With pairs in both directions an image becomes 4 x 4 domains of half its height and width, and y
 // is put together from sums over these. Lanes are neighbouring columns of a domain. Threads take

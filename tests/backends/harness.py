@@ -6,6 +6,7 @@ import guarded
 import numpy as np
 import oracle
 
+from ece408_op import settings
 from ece408_op.backends import Backend
 from ece408_op.problem import ConvProblem
 
@@ -22,6 +23,12 @@ def inputs(
     x = integers(rng, problem.x_shape, problem.dtype)
     w = integers(rng, problem.w_shape, problem.dtype)
     return x, w, integers(rng, problem.bias_shape, problem.dtype) if problem.bias else None
+
+
+def real_inputs(problem: ConvProblem, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Normally distributed x and w in float32."""
+    x, w = (rng.standard_normal(shape) for shape in (problem.x_shape, problem.w_shape))
+    return x.astype("float32"), w.astype("float32")
 
 
 def forward(
@@ -89,3 +96,24 @@ def check_exact(
         expected = oracle.backward_data(problem, w, dy) + (0 if onto_x is None else onto_x)
         found = backward_data(backend, problem, w, dy, onto_x, side)
         np.testing.assert_array_equal(found, expected, err_msg=f"backward {problem}")
+
+
+def check_threads(
+    backend: Backend, problem: ConvProblem, rng: np.random.Generator, onto: np.ndarray | None = None
+) -> None:
+    """The forward pass, to the last bit the same with any number of threads."""
+    x, w = real_inputs(problem, rng)
+    results = []
+    for threads in (1, 2, 3, 7, 16):
+        with settings.override(threads=threads):
+            results.append(forward(backend, problem, x, w, onto=onto))
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+def error(backend: Backend, problem: ConvProblem, rng: np.random.Generator) -> float:
+    """The forward pass's relative L2 error against float64."""
+    x, w = real_inputs(problem, rng)
+    expected = oracle.forward(problem, x, w, None)
+    found = forward(backend, problem, x, w)
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -8,10 +8,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import harness
 import numpy as np
 import oracle
 import pytest
-from harness import backward_data, forward, inputs, integers
+from harness import backward_data, forward, inputs, integers, real_inputs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -37,11 +38,6 @@ def check_exact(problem, rng, accumulate=False, side="end"):
     expected = forward(reference, problem, x, w, bias, onto)
     y = forward(cpu, problem, x, w, bias, onto, side)
     np.testing.assert_array_equal(y, expected, err_msg=str(problem))
-
-
-def real_inputs(problem, rng):
-    shapes = (problem.x_shape, problem.w_shape)
-    return [rng.standard_normal(shape).astype("float32") for shape in shapes]
 
 
 @pytest.mark.parametrize("side", ["start", "end"])
@@ -133,24 +129,14 @@ def test_any_supported_problem(data):
 )
 def test_results_do_not_depend_on_threads(isa, text, rng):
     problem = ConvProblem.parse(text)
-    x, w = real_inputs(problem, rng)
+    harness.check_threads(cpu, problem, rng)
     onto = rng.standard_normal(problem.y_shape).astype("float32")
-    for start in (None, onto):
-        results = []
-        for threads in (1, 2, 3):
-            with settings.override(threads=threads):
-                results.append(forward(cpu, problem, x, w, onto=start))
-        np.testing.assert_array_equal(results[0], results[1])
-        np.testing.assert_array_equal(results[0], results[2])
+    harness.check_threads(cpu, problem, rng, onto)
 
 
 @pytest.mark.parametrize("text", [*COURSE, "b1,c12,h12,w12,m24,k7", "b1,c3000,h6,w7,m9,k1"])
 def test_error_against_float64(isa, text, rng):
-    problem = ConvProblem.parse(text)
-    x, w = real_inputs(problem, rng)
-    expected = oracle.forward(problem, x, w, None)
-    error = np.linalg.norm(forward(cpu, problem, x, w) - expected) / np.linalg.norm(expected)
-    assert error <= 1e-6
+    assert harness.error(cpu, ConvProblem.parse(text), rng) <= 1e-6
 
 
 def test_calls_from_several_threads_at_once(isa, rng):

@@ -9,7 +9,7 @@ import harness
 import numpy as np
 import oracle
 import pytest
-from harness import forward, inputs
+from harness import forward, inputs, real_inputs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -71,15 +71,7 @@ def test_more_border_than_image(isa, pad, rng):
 )
 def test_results_do_not_depend_on_threads(isa, text, rng):
     """Sizes that all of the threads are given a part of: whole planes, and parts of planes."""
-    problem = ConvProblem.parse(text)
-    x = rng.standard_normal(problem.x_shape).astype("float32")
-    w = rng.standard_normal(problem.w_shape).astype("float32")
-    results = []
-    for threads in (1, 2, 3, 7):
-        with settings.override(threads=threads):
-            results.append(forward(cpu, problem, x, w))
-    for other in results[1:]:
-        np.testing.assert_array_equal(other, results[0])
+    harness.check_threads(cpu, ConvProblem.parse(text), rng)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +90,7 @@ def test_outputs_larger_than_the_cache(isa, text, rng):
 @pytest.mark.parametrize("kernel", [3, 5])
 def test_infinities_and_nans_stay_where_they_belong(isa, kernel, steps, rng):
     problem = ConvProblem.parse(f"b1,c3,h31,w45,m3,k{kernel},{steps},p2x2,g3")
-    x = rng.standard_normal(problem.x_shape).astype("float32")
-    w = rng.standard_normal(problem.w_shape).astype("float32")
+    x, w = real_inputs(problem, rng)
     x[0, 1, 0, 0], x[0, 1, 13, 29], x[0, 1, 30, 44] = np.inf, np.nan, -np.inf
     expected = np.isfinite(oracle.forward(problem, x, w, None))
     np.testing.assert_array_equal(np.isfinite(forward(cpu, problem, x, w)), expected)
@@ -107,12 +98,7 @@ def test_infinities_and_nans_stay_where_they_belong(isa, kernel, steps, rng):
 
 @pytest.mark.parametrize("text", ["b2,c9,h30,w33,m9,k5,p2x2,g9", "b2,c8,h29,w33,m16,k3,s2x2,g8"])
 def test_error_against_float64(isa, text, rng):
-    problem = ConvProblem.parse(text)
-    x = rng.standard_normal(problem.x_shape).astype("float32")
-    w = rng.standard_normal(problem.w_shape).astype("float32")
-    expected = oracle.forward(problem, x, w, None)
-    error = np.linalg.norm(forward(cpu, problem, x, w) - expected) / np.linalg.norm(expected)
-    assert error <= 3e-7
+    assert harness.error(cpu, ConvProblem.parse(text), rng) <= 3e-7
 
 
 @st.composite

@@ -12,7 +12,7 @@ import harness
 import numpy as np
 import oracle
 import pytest
-from harness import forward, inputs
+from harness import forward, inputs, real_inputs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -55,11 +55,6 @@ def check_exact(problem, rng, accumulate=False, side="end"):
     """Both directions; the gradient is for less padding than the kernel."""
     fits = all(pad < kernel for pad, kernel in zip(problem.pad, problem.kernel))
     harness.check_exact(winograd, problem, rng, accumulate, side, gradient=fits)
-
-
-def real_inputs(problem, rng):
-    shapes = (problem.x_shape, problem.w_shape)
-    return [rng.standard_normal(shape).astype("float32") for shape in shapes]
 
 
 @pytest.mark.parametrize("side", ["start", "end"])
@@ -107,14 +102,7 @@ def test_more_border_than_kernel(isa, pad, rng):
 
 @pytest.mark.parametrize("text", ["b2,c12,h33,w33,m24,k7", "b1,c9,h40,w41,m7,k3,p1x1"])
 def test_results_do_not_depend_on_threads(isa, text, rng):
-    problem = ConvProblem.parse(text)
-    x, w = real_inputs(problem, rng)
-    results = []
-    for threads in (1, 2, 3, 16):
-        with settings.override(threads=threads):
-            results.append(forward(winograd, problem, x, w))
-    for other in results[1:]:
-        np.testing.assert_array_equal(other, results[0])
+    harness.check_threads(winograd, ConvProblem.parse(text), rng)
 
 
 @pytest.mark.parametrize("row", range(3, 9))
@@ -137,11 +125,7 @@ def test_infinities_and_nans_stay_where_they_belong(isa, kernel, row, rng):
     ],
 )
 def test_error_against_float64(isa, text, most, rng):
-    problem = ConvProblem.parse(text)
-    x, w = real_inputs(problem, rng)
-    expected = oracle.forward(problem, x, w, None)
-    error = np.linalg.norm(forward(winograd, problem, x, w) - expected) / np.linalg.norm(expected)
-    assert error <= most
+    assert harness.error(winograd, ConvProblem.parse(text), rng) <= most
 
 
 @pytest.mark.parametrize(
