@@ -8,10 +8,13 @@ from typing import Any
 import numpy
 
 from . import forward_operator, layout_guard
-from .attributes import ConvAttributes
+from .attributes import ConvAttributes, is_of_mxnet
 from .errors import InvalidProblem
+from .graph_json import OP_TYPE
 from .inference import infer_shapes, infer_storage, infer_types
 from .mxnet_import import load_mxnet
+
+_BIAS_TOO_MANY = "bias is given although no_bias is True; leave one of them out"
 
 
 def Convolution(
@@ -35,18 +38,20 @@ def Convolution(
     backend: str | None = None,
     cuda_kernel: str | None = None,
     precision: str | None = None,
+    **of_mxnet: Any,
 ) -> Any:
     """MXNet's Convolution in two dimensions or one, computed by the kernels of this package.
 
-    Takes NDArrays and returns one, or Symbols and returns one; for Symbols, weight and bias are
-    made as variables when they are not given; arrays of MXNet's NumPy interface give such an
-    array. data is (B, C, H, W), weight (M, C / num_group, KH, KW), bias (M,), the result
+    Takes NDArrays and returns one, or Symbols and returns one; for Symbols, inputs that are not
+    given are made as variables, all three if none is; arrays of MXNet's NumPy interface give such
+    an array. data is (B, C, H, W), weight (M, C / num_group, KH, KW), bias (M,), the result
     (B, M, OH, OW); with a kernel of one number data is (B, C, W), and so on. Arguments are those
     of MXNet's Convolution (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and
     three of this package: `backend` picks who computes this layer, `cuda_kernel` the kernel of
     backend `cuda`, and `precision`, one of "float32", "tf32" and "float16", permits the forward
     pass in float32 to be less exact where that is faster; a backend that gains nothing by it
-    computes in float32 all the same.
+    computes in float32 all the same. `of_mxnet` are attributes that MXNet gives a Symbol's node,
+    such as `lr_mult` or `__group__`.
 
     Raises `InvalidProblem`, `UnsupportedProblem` and `InvalidSetting` before anything is computed;
     a failure in the computation itself surfaces as `errors.surfaced` describes.
@@ -67,13 +72,19 @@ def Convolution(
         "cuda_kernel": cuda_kernel,
         "precision": precision,
     }
+    for key in of_mxnet:
+        if not is_of_mxnet(key):
+            raise TypeError(f"Convolution() got an unexpected keyword argument {key!r}")
     attributes = {key: str(value) for key, value in given.items() if value is not None}
     parsed = ConvAttributes.parse(attributes)
     mx = load_mxnet()
+    inputs = (data, weight, bias)
+    is_symbol = any(isinstance(each, mx.sym.Symbol) for each in inputs)
     numpy_interface = isinstance(data, (mx.np.ndarray, mx.sym.numpy._Symbol))
-    arrays = [_as_classic(array) for array in (data, weight, bias)]
+    arrays = [_as_classic(array) for array in inputs]
     out = _as_classic(out)
-    if isinstance(data, mx.sym.Symbol):
+    if is_symbol or all(each is None for each in inputs):
+        attributes.update({key: str(value) for key, value in of_mxnet.items()})
         result = _symbol(mx, parsed, attributes, arrays, name, attr, out)
     else:
         result = _ndarray(mx, parsed, attributes, arrays, name, out)
@@ -111,7 +122,7 @@ def _ndarray(
     result = mx.nd.Custom(
         data,
         *parameters,
-        op_type="ece408_conv",
+        op_type=OP_TYPE,
         layer=name or "",
         out=out,
         **attributes,
@@ -133,38 +144,22 @@ def _symbol(
     if out is not None:
         raise InvalidProblem("out is given with Symbols; it is for NDArrays only")
     name = mx.name.NameManager.current.get(name, "convolution")
-    # The names below are complete: a prefix in force has been applied already.
+    given = dict(zip(("data", "weight", "bias"), symbols))
+    if parsed.no_bias and given["bias"] is not None:
+        raise InvalidProblem(_BIAS_TOO_MANY)
+    # MXNet makes variables of inputs that are not given, with the attributes of the operator.
+    inputs = {role: symbol for role, symbol in given.items() if symbol is not None}
+    # The name is complete: a prefix in force has been applied already.
     with mx.name.NameManager():
-        (_, data), *parameters = _inputs(parsed, _with_variables(mx, parsed, symbols, name))
-        result = mx.sym.Custom(
-            layout_guard.plain_data(mx.sym, data, name=f"{name}_data_plain"),
-            *(
-                layout_guard.plain_parameter(mx.sym, symbol, name=f"{name}_{role}_plain")
-                for role, symbol in parameters
-            ),
-            op_type="ece408_conv",
-            name=f"{name}_conv",
-            layer=name,
-            attr=attr,
-            **attributes,
+        return mx.sym.Custom(
+            **inputs, op_type=OP_TYPE, name=name, layer=name, attr=attr, **attributes
         )
-        return layout_guard.plain_gradient(mx.sym, result, name=name)
-
-
-def _with_variables(mx: Any, parsed: ConvAttributes, symbols: list, name: str) -> list:
-    """data, weight and bias, variables made for those of the last two that are not given."""
-    data, weight, bias = symbols
-    if weight is None:
-        weight = mx.sym.Variable(f"{name}_weight")
-    if bias is None and not parsed.no_bias:
-        bias = mx.sym.Variable(f"{name}_bias")
-    return [data, weight, bias]
 
 
 def _inputs(parsed: ConvAttributes, arrays: list) -> list[tuple[str, Any]]:
     data, weight, bias = arrays
     if parsed.no_bias and bias is not None:
-        raise InvalidProblem("bias is given although no_bias is True; leave one of them out")
+        raise InvalidProblem(_BIAS_TOO_MANY)
     roles = [("data", data), ("weight", weight)]
     if not parsed.no_bias:
         roles.append(("bias", bias))

@@ -12,11 +12,20 @@ from . import precision
 from .errors import InvalidProblem, UnsupportedProblem
 from .problem import ConvProblem, Pair
 
+# What MXNet's Convolution does not have.
+OWN = ("layer", "backend", "cuda_kernel", "precision")
+# What MXNet itself reads of a node: its places, learning rates, what to compute again.
+_OF_MXNET = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 _IGNORED = ("workspace", "cudnn_tune", "cudnn_off")
 _UNSET = ("None", "_Null", "()", "")
 _LAYOUTS = {1: "NCW", 2: "NCHW"}
 # For the axis that a one-dimensional convolution lacks: what makes it do nothing.
 _HEIGHT_OF_ONE_DIMENSION = {"kernel": 1, "stride": 1, "pad": 0, "dilate": 1}
+
+
+def is_of_mxnet(name: str) -> bool:
+    """Whether an attribute of this name is MXNet's own, whatever the operator."""
+    return name.startswith(("__", *_OF_MXNET))
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,8 @@ class ConvAttributes:
     def parse(cls, attributes: Mapping[str, str]) -> ConvAttributes:
         """From strings as MXNet passes them: `'(5, 5)'`, `'True'`, `'None'` for what is not set.
 
-        `workspace`, `cudnn_tune` and `cudnn_off` mean nothing here and are ignored, and so are
-        names of the form `__name__`, which belong to MXNet. Raises `InvalidProblem` for an
+        `workspace`, `cudnn_tune` and `cudnn_off` mean nothing here and are ignored, and so is what
+        `is_of_mxnet`. Raises `InvalidProblem` for an
         unknown name, a value of the wrong kind, or when kernel or num_filter is not given, and
         `UnsupportedProblem` for a layout other than NCHW (NCW), or three dimensions, and
         `InvalidSetting` for a precision that there is not.
@@ -56,7 +65,7 @@ class ConvAttributes:
         given = {name: str(text).strip() for name, text in attributes.items()}
         fields: dict[str, Any] = {}
         for name, text in given.items():
-            if name in _IGNORED or name.startswith("__") or text in _UNSET or name == "layout":
+            if name in _IGNORED or is_of_mxnet(name) or text in _UNSET or name == "layout":
                 continue
             if name not in _PARSERS:
                 raise InvalidProblem(
@@ -108,6 +117,11 @@ class ConvAttributes:
         )
 
 
+def mxnet_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Of our operator's attributes those that MXNet's Convolution has as well."""
+    return {name: text for name, text in attributes.items() if name not in OWN}
+
+
 @functools.lru_cache(maxsize=4096)
 def problem_of(attributes: ConvAttributes, x_shape: tuple[int, ...], dtype: str) -> ConvProblem:
     """`attributes.problem`, made once for all calls of a layer on arrays of one shape and type."""
@@ -138,14 +152,15 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     value = _literal(name, text)
     if isinstance(value, int):
         value = (value,)
-    if not isinstance(value, (tuple, list)) or not all(isinstance(v, int) for v in value):
+    # A bool is an int to Python.
+    if not isinstance(value, (tuple, list)) or not all(type(v) is int for v in value):
         raise InvalidProblem(f"{name}={text} is not a tuple of whole numbers such as (5, 5)")
     return tuple(value)
 
 
 def _whole(name: str, text: str) -> int:
     value = _literal(name, text)
-    if not isinstance(value, int) or isinstance(value, bool):
+    if type(value) is not int:
         raise InvalidProblem(f"{name}={text} is not a whole number")
     return value
 

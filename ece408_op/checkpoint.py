@@ -9,6 +9,7 @@ from typing import Any
 
 from .cachedir import atomic_path
 from .errors import CheckpointMismatch, CheckpointMissing
+from .graph_json import OP_TYPE
 from .mxnet_gpu import refuse_current_context
 from .mxnet_import import load_mxnet
 
@@ -72,7 +73,7 @@ def _replace_course_operator(text: str) -> str:
         if node["op"] == COURSE_OPERATOR:
             # Attributes have had three names in the course of MXNet's versions.
             key = next((key for key in ("attrs", "param", "attr") if key in node), "attrs")
-            own = {"op_type": "ece408_conv", "layer": node["name"], "no_bias": "True"}
+            own = {"op_type": OP_TYPE, "layer": node["name"], "no_bias": "True"}
             node["op"] = "Custom"
             node[key] = {**node.get(key, {}), **own}
     return json.dumps(graph)

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
+import secrets
 from pathlib import Path
 from typing import Any
 
 from . import dispatch, errors, op_log, settings
-from .attributes import ConvAttributes, problem_of
+from .attributes import OWN, ConvAttributes, problem_of
 from .backends.cpu import CpuBackend
 from .problem import ConvProblem
 
@@ -36,13 +38,13 @@ class _Plan(ctypes.Structure):
     _fields_ = [("kernel", ctypes.c_void_p), ("threads", ctypes.c_int), ("isa", ctypes.c_int)]
 
 
-_CALL = (ctypes.c_int64, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
+_CALL = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
 _Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, *[ctypes.c_void_p] * 4)
 
-# Every layer there is a node of in some graph, and the number it has there.
-_layers: list[ConvAttributes] = []
-_numbers: dict[ConvAttributes, int] = {}
+# Nodes of these operators have it as an attribute, and a graph with another key is refused: what
+# a file says of memory is not to be trusted.
+KEY = secrets.token_hex(16)
 _missing: str | None = "MXNet is not imported yet"
 
 
@@ -63,7 +65,7 @@ def _load(base: Any) -> str | None:
     try:
         base.check_call(base._LIB.MXLoadLib(str(LIBRARY).encode(), 0))
         library = ctypes.CDLL(str(LIBRARY))
-        library.ece408_forward_use(_ask, _compute)
+        library.ece408_forward_use(_ask, _compute, KEY.encode())
     except (base.MXNetError, OSError, AttributeError) as error:
         return f"{LIBRARY} does not load ({str(error).splitlines()[0]})"
     settings.watch(library.ece408_forward_forget)
@@ -88,35 +90,48 @@ def _handle(base: Any) -> int:
     return handle.value
 
 
+_PAIRS = ("kernel", "stride", "pad", "dilate")
+
+
 @functools.lru_cache(maxsize=4096)
-def _geometry(layer: ConvAttributes) -> str:
-    pairs = (layer.kernel, layer.stride, layer.pad, layer.dilate)
+def _description(layer: ConvAttributes) -> str:
+    """A layer in one word for the compiled operator, which reads the numbers, and for `_layer`."""
     sizes = [layer.spatial, int(not layer.no_bias), layer.num_filter, layer.num_group]
-    return " ".join(map(str, [*sizes, *(number for pair in pairs for number in pair)]))
+    numbers = [*sizes, *(number for name in _PAIRS for number in getattr(layer, name))]
+    own = json.dumps({name: getattr(layer, name) for name in OWN})
+    return " ".join(map(str, [*numbers, own]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _layer(description: bytes) -> ConvAttributes:
+    """The layer that `_description` wrote."""
+    *texts, own = description.decode().split(" ", 12)
+    spatial, has_bias, filters, groups, *rest = map(int, texts)
+    given: dict[str, Any] = json.loads(own)
+    given.update((name, (rest[2 * i], rest[2 * i + 1])) for i, name in enumerate(_PAIRS))
+    given.update(num_filter=filters, num_group=groups, no_bias=not has_bias, spatial=spatial)
+    return ConvAttributes(**given)
 
 
 def node_attributes(layer: ConvAttributes) -> dict[str, str]:
     """The attributes of a node that computes this layer, in this process."""
-    if layer not in _numbers:
-        _layers.append(layer)
-        _numbers[layer] = len(_layers) - 1
-    return {"layer": str(_numbers[layer]), "geometry": _geometry(layer)}
+    return {"key": KEY, "layer": _description(layer)}
 
 
-def _call(number: int, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:
-    given = _layers[number]
+def _call(description: bytes, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:
+    given = _layer(description)
     # One-dimensional arrays have no height.
     x_shape = (*sizes[:2], *sizes[4 - given.spatial : 4])
     return problem_of(given, x_shape, _TYPES[mxnet_type]), dispatch.Layer.of(given)
 
 
 @_Ask
-def _ask(number: int, mxnet_type: int, sizes: Any, plan: Any) -> None:
+def _ask(description: bytes | None, mxnet_type: int, sizes: Any, plan: Any) -> None:
     try:
         plan[0] = _Plan(None, settings.threads(), 0)
-        if number < 0:
+        if description is None:
             return
-        problem, layer = _call(number, mxnet_type, sizes)
+        problem, layer = _call(description, mxnet_type, sizes)
         dispatch.prepare(problem, layer)
         if op_log.is_open():
             return
@@ -130,10 +145,10 @@ def _ask(number: int, mxnet_type: int, sizes: Any, plan: Any) -> None:
 
 @_Compute
 def _compute(
-    number: int, mxnet_type: int, sizes: Any, x: int, w: int, bias: int | None, y: int
+    description: bytes, mxnet_type: int, sizes: Any, x: int, w: int, bias: int | None, y: int
 ) -> int:
     try:
-        problem, layer = _call(number, mxnet_type, sizes)
+        problem, layer = _call(description, mxnet_type, sizes)
         dispatch.forward(problem, layer, x, w, bias, y, accumulate=False)
     except Exception as error:
         errors.remember(error)

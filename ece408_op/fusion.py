@@ -18,29 +18,36 @@ follows any of these becomes a node of `ece408_pool`.
 from __future__ import annotations
 
 import ast
-from typing import Any
+import struct
 
 from . import forward_operator
+from .graph_json import Entry, Node
 
-Node = dict[str, Any]
 # What a chain begins with, and all that leaves its arrays in plain layout.
 _CHAINED = (forward_operator.NAME, forward_operator.CONCAT)
 _OURS = (*_CHAINED, forward_operator.POOL)
 
 
-def fuse(nodes: list[Node], heads: list[list[int]]) -> list[int]:
+def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
     """Fuse every such chain in a graph's nodes, in place.
 
-    Returns for each node the number of the one that stands for it now.
+    Returns for each node the number of the one that has its output now. One of which more than
+    the first output is used stays as it is.
     """
-    used = _uses(nodes, heads)
+    entries = [*(entry for node in nodes for entry in node["inputs"]), *heads]
+    used = [0] * len(nodes)
+    for number, *_ in entries:
+        used[number] += 1
+    with_several = {number for number, output, *_ in entries if output > 0}
     stands_for = list(range(len(nodes)))
     for number, node in enumerate(nodes):
+        if number in with_several:
+            continue
         # Of two convolutions that are added, the later one does it.
         for entry in sorted(node["inputs"][:2], reverse=True):
             source = stands_for[entry[0]]
-            chained = nodes[source]["op"] in _CHAINED and entry[1] == 0
-            if chained and used[entry[0]] == 1 and _takes(nodes[source], node, entry):
+            chained = nodes[source]["op"] in _CHAINED and used[entry[0]] == 1
+            if chained and _takes(nodes[source], node, entry):
                 # In the last one's place and under its name, after all that the chain needs.
                 nodes[number] = {**nodes[source], "name": node["name"]}
                 stands_for = [number if place == source else place for place in stands_for]
@@ -50,16 +57,7 @@ def fuse(nodes: list[Node], heads: list[list[int]]) -> list[int]:
     return stands_for
 
 
-def _uses(nodes: list[Node], heads: list[list[int]]) -> list[int]:
-    """How often each node's outputs are used, by nodes or as the graph's own."""
-    count = [0] * len(nodes)
-    entries = [entry for node in nodes for entry in node["inputs"]]
-    for number, *_ in [*entries, *heads]:
-        count[number] += 1
-    return count
-
-
-def _takes(ours: Node, node: Node, entry: list[int]) -> bool:
+def _takes(ours: Node, node: Node, entry: Entry) -> bool:
     """Whether our node, by which `node` is given `entry`, can do its work as well; then it will."""
     attributes = ours["attrs"]
     place = node["inputs"].index(entry)
@@ -68,7 +66,7 @@ def _takes(ours: Node, node: Node, entry: list[int]) -> bool:
         return False
     bounds = _bounds(node)
     if bounds is not None:
-        attributes["bounds"] = " ".join(map(repr, bounds))
+        attributes["bounds"] = " ".join(str(_bits("f", bound)) for bound in bounds)
     elif "adds" in attributes:
         return False
     elif node["op"] == "elemwise_add" and ours["op"] == forward_operator.NAME:
@@ -87,19 +85,29 @@ def _replace(node: Node, sources: list[Node]) -> None:
         return
     window = _window(node)
     if window is not None:
-        node.update(op=forward_operator.POOL, attrs={"window": window})
+        node.update(op=forward_operator.POOL, attrs=_made({"window": window}))
     elif node["op"] == "Concat" and node.get("attrs", {}).get("dim", "1") == "1":
-        node.update(op=forward_operator.CONCAT, attrs={"count": str(len(sources))})
+        node.update(op=forward_operator.CONCAT, attrs=_made({"count": str(len(sources))}))
     elif _is_normalisation(node) and sources[0]["op"] in _OURS:
         attributes = {"count": "1", "normalize": _normalisation(node)}
-        node.update(op=forward_operator.CONCAT, attrs=attributes)
+        node.update(op=forward_operator.CONCAT, attrs=_made(attributes))
+
+
+def _made(attributes: dict[str, str]) -> dict[str, str]:
+    return {"key": forward_operator.KEY, **attributes}
+
+
+def _bits(kind: str, value: float) -> int:
+    """The bits of a number of `struct`'s kind, "f" or "d", as the compiled operators read them."""
+    return int.from_bytes(struct.pack(f"<{kind}", value), "little")
 
 
 def _window(node: Node) -> str | None:
     """What `ece408_pool` is to know of a Pooling node, or `None` if it cannot do it."""
     given = node.get("attrs", {})
     kind, border = given.get("pool_type", "max"), given.get("pooling_convention", "valid")
-    kernel = _pair(given.get("kernel", "()"), 0)
+    is_global = _flag(given, "global_pool", False)
+    kernel = _pair(given.get("kernel", "()"), 1 if is_global else 0)
     if node["op"] != "Pooling" or kind not in ("max", "avg") or border not in ("valid", "full"):
         return None
     if kernel is None or given.get("layout", "None") not in ("None", "NCHW"):
@@ -110,7 +118,7 @@ def _window(node: Node) -> str | None:
     flags = (
         kind == "max",
         border == "full",
-        _flag(given, "global_pool", False),
+        is_global,
         _flag(given, "count_include_pad", True),
     )
     return " ".join(str(int(number)) for number in (*flags, *kernel, *stride, *pad))
@@ -131,11 +139,13 @@ def _is_normalisation(node: Node) -> bool:
 def _normalisation(node: Node) -> str:
     """Whether gamma counts, and epsilon."""
     given = node.get("attrs", {})
-    return f"{int(not _flag(given, 'fix_gamma', True))} {float(given.get('eps', 1e-3))!r}"
+    epsilon = _bits("d", float(given.get("eps", 1e-3)))
+    return f"{int(not _flag(given, 'fix_gamma', True))} {epsilon}"
 
 
 def _flag(attributes: dict[str, str], name: str, default: bool) -> bool:
-    return bool(ast.literal_eval(str(attributes.get(name, default))))
+    text = attributes.get(name, "None")
+    return default if text == "None" else bool(ast.literal_eval(text))
 
 
 def _bounds(node: Node) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import cuda_libraries, execution, fork_safety
+from . import cuda_libraries, execution, fork_safety, graph_inference, native_views
 from .errors import Ece408Error, MXNetMissing
 
 
@@ -111,7 +111,9 @@ def _register() -> None:
     mxnet = importlib.import_module("mxnet")
     fork_safety.install(mxnet)
     importlib.import_module("ece408_op.forward_operator").install(mxnet)
+    graph_inference.install(mxnet)
     execution.install(mxnet)
+    native_views.install(mxnet)
     while _when_imported:
         _when_imported.pop()(mxnet)
 

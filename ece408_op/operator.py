@@ -12,11 +12,10 @@ import numpy as np
 from . import dispatch, errors, fork_safety
 from .attributes import ConvAttributes, problem_of
 from .errors import Ece408Error, InvalidProblem
+from .graph_json import OP_TYPE
 from .inference import infer_shapes, infer_storage, infer_types
 from .memory import pointer
 from .problem import ConvProblem
-
-OP_TYPE = "ece408_conv"
 
 
 class ConvolutionOp(mx.operator.CustomOp):

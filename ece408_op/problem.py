@@ -11,6 +11,9 @@ from .errors import InvalidProblem
 Pair = tuple[int, int]
 
 ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
+# The bounds of kernels/cpu/shape.h: MXNet's for one size, and what an address reaches for an array.
+MOST_SIZE = 2**31 - 1
+MOST_ELEMENTS = 2**47
 
 _AXES = {
     "b": "batch",
@@ -54,16 +57,8 @@ class ConvProblem:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("batch", "channels", "height", "width", "filters", "groups"):
-            if getattr(self, name) < 1:
-                raise InvalidProblem(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("kernel", "stride", "dilate"):
-            if min(getattr(self, name)) < 1:
-                raise InvalidProblem(
-                    f"{name} is {getattr(self, name)}; both numbers must be at least 1"
-                )
-        if min(self.pad) < 0:
-            raise InvalidProblem(f"pad is {self.pad}; it must not be negative")
+        for name in (*_AXES.values(), *_PAIRS.values()):
+            self._check_numbers(name)
         if self.dtype not in ITEM_BYTES:
             raise InvalidProblem(
                 f"dtype {self.dtype} is not supported; use one of {', '.join(ITEM_BYTES)}"
@@ -80,6 +75,30 @@ class ConvProblem:
                 f"kernel {self.kernel} with dilate {self.dilate} covers {extent[0]}x{extent[1]} "
                 f"pixels, more than the padded input's {padded[0]}x{padded[1]}"
             )
+        bordered = (self.batch, self.channels, *padded)
+        for name, shape in (("data", bordered), ("weight", self.w_shape), ("output", self.y_shape)):
+            if math.prod(shape) > MOST_ELEMENTS:
+                raise InvalidProblem(
+                    f"{name} of shape {shape}, with its padding, has more than the {MOST_ELEMENTS} "
+                    "elements that an array can have"
+                )
+
+    def _check_numbers(self, name: str) -> None:
+        """Raise `InvalidProblem` unless the field's numbers are whole and within its bounds."""
+        value = getattr(self, name)
+        is_pair = name in _PAIRS.values()
+        numbers = value if is_pair else (value,)
+        if is_pair and (not isinstance(value, tuple) or len(value) != 2):
+            raise InvalidProblem(f"{name} is {value!r}; it must be two whole numbers")
+        least = 0 if name == "pad" else 1
+        for number in numbers:
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise InvalidProblem(f"{name} is {value!r}; it must be of whole numbers")
+            if not least <= number <= MOST_SIZE:
+                raise InvalidProblem(
+                    f"{name} is {value}; {'both numbers' if is_pair else 'it'} must be at least "
+                    f"{least} and at most {MOST_SIZE}"
+                )
 
     @property
     def out_height(self) -> int:

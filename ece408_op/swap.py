@@ -12,13 +12,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Callable
 
-from . import checkpoint, dispatch, mxnet_gpu
+from . import checkpoint, dispatch, graph_json, mxnet_gpu
 from . import precision as precisions
 from .attributes import ConvAttributes
 from .cachedir import atomic_path
 from .errors import Ece408Error, InvalidSetting
 from .mxnet_import import load_mxnet
-from .symbol_rewriter import Rewriter
+from .symbol_rewriter import rewritten
 
 _log = logging.getLogger("ece408_op")
 
@@ -153,8 +153,7 @@ def swap_symbol(
 
 
 def _rewrite(symbol: Any, choice: _Choice) -> Any:
-    graph = Rewriter(json.loads(symbol.tojson()), choice).rewritten()
-    return load_mxnet().sym.load_json(json.dumps(graph))
+    return graph_json.write(rewritten(json.loads(symbol.tojson()), choice), symbol)
 
 
 def _swap_net(mx: Any, net: Any, choice: _Choice) -> SwapReport:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import numpy as np
 import pytest
 
 import ece408_op
+from ece408_op import graph_json, layout_guard
 
 CHANNELS = 16
 CALLS = 300
+ATTRIBUTES_OF_A_GRAPH = {"kernel": (3, 3), "num_filter": 4, "pad": (1, 1)}
 ATTRIBUTES = {"kernel": (1, 1), "num_filter": CHANNELS, "no_bias": True}
 
 
@@ -31,8 +34,9 @@ def _whole_numbers(mx, rng, *shape):
 
 
 @pytest.fixture
-def make_net(mx):
+def make_net(mx, monkeypatch):
     """A net of native, ours, native convolutions with weights of its own."""
+    guarded = layout_guard.guarded
 
     class Net(mx.gluon.HybridBlock):
         def __init__(self, middle):
@@ -51,6 +55,9 @@ def make_net(mx):
                 getattr(self, name).set_data(weight)
 
     def make(middle, mode):
+        # A hybridized block makes its graph when it is first called, before the next is made.
+        bare = middle is _unguarded
+        monkeypatch.setattr(layout_guard, "guarded", (lambda graph: graph) if bare else guarded)
         net = Net(middle)
         net.initialize()
         if mode != "imperative":
@@ -94,6 +101,27 @@ def test_no_wrong_result_beside_native_convolutions(mx, rng, make_net, mode):
             lambda net: _wrong_forwards(mx, rng, net, native, recorded),
             lambda: make_net(_unguarded, mode),
         )
+
+
+def test_a_graph_with_guards_has_them_at_any_depth(mx):
+    def body(x, states):
+        y = ece408_op.Convolution(x, *states, name="inner", **ATTRIBUTES_OF_A_GRAPH)
+        return y, states
+
+    states = [mx.sym.Variable("w") + 1, mx.sym.Variable("b")]
+    outer = ece408_op.Convolution(mx.sym.Variable("data"), name="outer", **ATTRIBUTES_OF_A_GRAPH)
+    symbol, _ = mx.sym.contrib.foreach(body, outer, states)
+    graph = json.loads(symbol.tojson())
+    found = layout_guard.guarded(graph)
+    inner = next(node["subgraphs"][0] for node in found["nodes"] if "subgraphs" in node)
+    for each in (found, inner):
+        guards = [n["op"] for n in each["nodes"] if n["name"].endswith(layout_guard.SUFFIX)]
+        parameters = ["_contrib_gradientmultiplier"] * 2
+        assert guards == ["reshape", *parameters, "clip"]
+    again = graph_json.write(found, symbol)
+    assert again.list_inputs() == symbol.list_inputs()
+    # What the user holds has none.
+    assert layout_guard.SUFFIX not in symbol.tojson()
 
 
 @pytest.mark.parametrize("mode", ["hybridized", "static"])

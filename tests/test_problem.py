@@ -94,15 +94,25 @@ def test_text_that_is_no_problem(text, message):
     ("change", "message"),
     [
         *(
-            ({name: 0}, f"{name} is 0; it must be at least 1")
+            ({name: 0}, f"{name} is 0; it must be at least 1 and at most 2147483647")
             for name in ("batch", "channels", "height", "width", "filters", "groups")
         ),
-        ({"batch": -3}, "batch is -3; it must be at least 1"),
+        ({"batch": -3}, "batch is -3; it must be at least 1 and at most 2147483647"),
         *(
-            ({name: (1, 0)}, f"{name} is (1, 0); both numbers must be at least 1")
+            ({name: (1, 0)}, f"{name} is (1, 0); both numbers must be at least 1 and at most")
             for name in ("kernel", "stride", "dilate")
         ),
-        ({"pad": (0, -1)}, "pad is (0, -1); it must not be negative"),
+        ({"pad": (0, -1)}, "pad is (0, -1); both numbers must be at least 0 and at most"),
+        *(
+            ({name: (1, number)}, f"{name} is (1, {number}); both numbers must be at least")
+            for name in ("kernel", "stride", "dilate", "pad")
+            for number in (2**31, 2**63, 2**64 + 1)
+        ),
+        ({"batch": 2**64 + 1}, "batch is 18446744073709551617; it must be at least 1 and at most"),
+        ({"groups": True}, "groups is True; it must be of whole numbers"),
+        ({"stride": (True, 1)}, "stride is (True, 1); it must be of whole numbers"),
+        ({"pad": 1}, "pad is 1; it must be two whole numbers"),
+        ({"pad": (2**30, 2**30)}, "with its padding, has more than the 140737488355328 elements"),
         ({"dtype": "int8"}, "dtype int8 is not supported; use one of float16, float32, float64"),
         (
             {"groups": 5},

@@ -33,25 +33,32 @@ _FAILURES: dict[int, type[Ece408Error]] = {
 }
 
 
+_FIELDS = (
+    *("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w"),
+    *("stride_h", "stride_w", "pad_h", "pad_w", "dilate_h", "dilate_w", "groups"),
+)
+
+
 class _Problem(ctypes.Structure):
     """The header's `ece408_problem`."""
 
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in (
-            *("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w"),
-            *("stride_h", "stride_w", "pad_h", "pad_w", "dilate_h", "dilate_w", "groups"),
-        )
-    ]
+    _fields_ = [(name, ctypes.c_int64) for name in _FIELDS]
 
 
 @functools.lru_cache(maxsize=4096)
 def _native(problem: ConvProblem) -> _Problem:
-    """The library reads it only, so that calls may share it."""
-    return _Problem(
+    """The library reads it only, so that calls may share it.
+
+    Raises `InvalidProblem` for a number that C does not store as it is, which ctypes cuts silently.
+    """
+    numbers = (
         *(problem.batch, problem.channels, problem.height, problem.width, problem.filters),
         *(*problem.kernel, *problem.stride, *problem.pad, *problem.dilate, problem.groups),
     )
+    native = _Problem(*numbers)
+    if tuple(getattr(native, name) for name in _FIELDS) != numbers:
+        raise InvalidProblem(f"{problem} has a number beyond 64 bits")
+    return native
 
 
 def _declare(library: ctypes.CDLL, name: str, arrays: int, numbers: int) -> None:

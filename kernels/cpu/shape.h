@@ -21,16 +21,35 @@ inline int64_t out_size(int64_t size, int64_t kernel, int64_t stride, int64_t pa
     return spare < 0 ? 0 : spare / stride + 1;
 }
 
+// No number is beyond what arrays of MXNet can have, and no array, with its border, beyond what an
+// address can reach: so nothing that kernels derive from a problem overflows.
+constexpr int64_t kMostSize = INT32_MAX;
+constexpr int64_t kMostElements = int64_t{1} << 47;
+
+inline bool are_few(int64_t a, int64_t b, int64_t c, int64_t d) {
+    const int64_t factors[] = {b, c, d};
+    int64_t product = a;
+    for (int64_t factor : factors) {
+        if (product > kMostElements / factor) return false;
+        product *= factor;
+    }
+    return true;
+}
+
 inline bool valid(const ece408_problem& p) {
     const int64_t positive[] = {p.batch,    p.channels, p.height,   p.width,
                                 p.filters,  p.kernel_h, p.kernel_w, p.stride_h,
                                 p.stride_w, p.dilate_h, p.dilate_w, p.groups};
     for (int64_t value : positive)
-        if (value < 1) return false;
-    if (p.pad_h < 0 || p.pad_w < 0) return false;
+        if (value < 1 || value > kMostSize) return false;
+    if (p.pad_h < 0 || p.pad_h > kMostSize || p.pad_w < 0 || p.pad_w > kMostSize) return false;
     if (p.channels % p.groups != 0 || p.filters % p.groups != 0) return false;
-    return out_size(p.height, p.kernel_h, p.stride_h, p.pad_h, p.dilate_h) > 0 &&
-           out_size(p.width, p.kernel_w, p.stride_w, p.pad_w, p.dilate_w) > 0;
+    const int64_t rows = out_size(p.height, p.kernel_h, p.stride_h, p.pad_h, p.dilate_h);
+    const int64_t columns = out_size(p.width, p.kernel_w, p.stride_w, p.pad_w, p.dilate_w);
+    if (rows < 1 || columns < 1) return false;
+    return are_few(p.batch, p.channels, p.height + 2 * p.pad_h, p.width + 2 * p.pad_w) &&
+           are_few(p.filters, p.channels / p.groups, p.kernel_h, p.kernel_w) &&
+           are_few(p.batch, p.filters, rows, columns);
 }
 
 inline Shape derive(const ece408_problem& p) {

@@ -21,16 +21,17 @@ typedef struct ece408_plan {
     int threads, isa;
 } ece408_plan;
 
-/* Fills in the plan for a layer, by its number, or with -1 the threads for anything else, on data
- * of MXNet's type number `type` and of batch, channels, height and width `sizes`. */
-typedef void ece408_ask(int64_t layer, int type, const int64_t* sizes, ece408_plan* plan);
+/* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads for
+ * anything else, on data of MXNet's type number `type` and of batch, channels, height and width
+ * `sizes`. */
+typedef void ece408_ask(const char* layer, int type, const int64_t* sizes, ece408_plan* plan);
 
 /* Computes the same call itself; 0 if it failed. */
-typedef int ece408_compute(int64_t layer, int type, const int64_t* sizes, const void* x,
+typedef int ece408_compute(const char* layer, int type, const int64_t* sizes, const void* x,
                            const void* w, const void* bias, void* y);
 
-/* Before the first call. */
-ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute);
+/* Before the first call. Only nodes with the attribute `key` of this value are accepted. */
+ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute, const char* key);
 
 /* Has every plan asked for anew. */
 ECE408_EXPORT void ece408_forward_forget(void);

@@ -19,12 +19,16 @@ struct Concat {
 
     size_t inputs() const { return count + (epilogue.normalizes ? 4 : 0); }
 
+    bool only_float32() const { return true; }
+
     bool read(const Attributes& attributes) {
         const auto given = attributes.find("count");
         if (given == attributes.end() || std::sscanf(given->second.c_str(), "%d", &count) != 1)
             return false;
-        return count > 0 && parse_epilogue(attributes, &epilogue);
+        return count > 0 && parse_epilogue(attributes, &epilogue) && !epilogue.adds;
     }
+
+    bool infer(std::vector<Shape>* in, Shape* out) const;
 };
 
 // Whether two shapes differ at most in their channels.
@@ -35,19 +39,18 @@ bool fits(const Shape& a, const Shape& b) {
     return true;
 }
 
-MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
-                           std::vector<Shape>* out) {
-    Concat concat;
-    if (!concat.read(attributes)) return kRefused;
+bool Concat::infer(std::vector<Shape>* in, Shape* out) const {
     Shape whole = (*in)[0];
-    if (whole.size() < 2) return kRefused;
-    for (int i = 1; i < concat.count; i++) {
-        if (!fits(whole, (*in)[i])) return kRefused;
-        whole[1] += (*in)[i][1];
+    int64_t channels = 0;
+    for (int i = 0; i < count; i++) {
+        if (!fits(whole, (*in)[i]) || !are_sizes((*in)[i])) return false;
+        channels += (*in)[i][1];
     }
-    for (size_t i = concat.count; i < concat.inputs(); i++) (*in)[i] = {whole[1]};
-    (*out)[0] = whole;
-    return MX_SUCCESS;
+    if (!is_size(channels)) return false;
+    whole[1] = static_cast<unsigned int>(channels);
+    for (size_t i = count; i < inputs(); i++) (*in)[i] = {whole[1]};
+    *out = whole;
+    return true;
 }
 
 class Concatenation : public mxnet::ext::CustomStatefulOp {
@@ -92,8 +95,8 @@ private:
 
 REGISTER_OP(ece408_concat)
     .setParseAttrs(parse_attributes<Concat>)
-    .setInferType(infer_types)
-    .setInferShape(infer_shapes)
+    .setInferType(infer_types<Concat>)
+    .setInferShape(infer_shapes<Concat>)
     .setCreateOpState(create<Concatenation>, "cpu");
 
 }  // namespace

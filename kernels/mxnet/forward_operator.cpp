@@ -18,9 +18,10 @@ namespace {
 using ece408::Call;
 using ece408::plans;
 
-// What the attributes say: the layer's number with Python, and the convolution but for its data.
+// What the attributes say: the layer as Python describes it, and of that the convolution but for its
+// data.
 struct Layer {
-    int64_t number = -1;
+    std::string description;
     int spatial = 2, bias = 0;
     Epilogue epilogue;
     ece408_problem problem{};  // batch, channels, height and width are the data's
@@ -29,18 +30,21 @@ struct Layer {
     size_t vectors_end() const { return 2 + bias + (epilogue.normalizes ? 4 : 0); }
     size_t inputs() const { return vectors_end() + (epilogue.adds ? 1 : 0); }
 
+    bool only_float32() const { return !epilogue.is_nothing(); }
+
     bool read(const Attributes& attributes);
+    bool infer(std::vector<Shape>* in, Shape* out) const;
 };
 
 bool Layer::read(const Attributes& attributes) {
-    const auto layer = attributes.find("layer"), geometry = attributes.find("geometry");
-    if (layer == attributes.end() || geometry == attributes.end()) return false;
-    number = std::strtoll(layer->second.c_str(), nullptr, 10);
+    const auto layer = attributes.find("layer");
+    if (layer == attributes.end()) return false;
+    description = layer->second;
     long long n[12];
     const int found = std::sscanf(
-        geometry->second.c_str(), "%lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld",
-        &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7], &n[8], &n[9], &n[10], &n[11]);
-    if (found != 12) return false;
+        description.c_str(), "%lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld", &n[0],
+        &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7], &n[8], &n[9], &n[10], &n[11]);
+    if (found != 12 || (n[0] != 1 && n[0] != 2) || (n[1] != 0 && n[1] != 1)) return false;
     spatial = static_cast<int>(n[0]);
     bias = static_cast<int>(n[1]);
     ece408_problem& p = problem;
@@ -61,9 +65,9 @@ bool set_data(const Sizes& x, Layer* layer) {
     return true;
 }
 
-Call call_of(const Layer& layer, int64_t type) {
+Call call_of(const Layer& layer, int type) {
     const ece408_problem& p = layer.problem;
-    return {layer.number, type, p.batch, p.channels, p.height, p.width};
+    return {layer.description, type, {p.batch, p.channels, p.height, p.width}};
 }
 
 // Two spatial sizes, or the second of them for one-dimensional arrays.
@@ -74,18 +78,16 @@ Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height
     return shape;
 }
 
-MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
-                           std::vector<Shape>* out) {
-    Layer layer;
-    if (!layer.read(attributes) || !set_data((*in)[0], &layer) || !ece408::valid(layer.problem))
-        return kRefused;
+bool Layer::infer(std::vector<Shape>* in, Shape* out) const {
+    Layer layer = *this;
+    if (!set_data((*in)[0], &layer) || !ece408::valid(layer.problem)) return false;
     const ece408::Shape s = ece408::derive(layer.problem);
+    if (!is_size(s.out_height) || !is_size(s.out_width)) return false;
     (*in)[1] = shape_of(layer, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
-    for (size_t i = 2; i < layer.vectors_end(); i++)
-        (*in)[i] = {static_cast<unsigned int>(s.filters)};
-    (*out)[0] = shape_of(layer, s.batch, s.filters, s.out_height, s.out_width);
-    if (layer.epilogue.adds) in->back() = (*out)[0];
-    return MX_SUCCESS;
+    for (size_t i = 2; i < vectors_end(); i++) (*in)[i] = {static_cast<unsigned int>(s.filters)};
+    *out = shape_of(layer, s.batch, s.filters, s.out_height, s.out_width);
+    if (epilogue.adds) in->back() = *out;
+    return true;
 }
 
 class Convolution : public mxnet::ext::CustomStatefulOp {
@@ -153,8 +155,8 @@ private:
 
 REGISTER_OP(ece408_forward)
     .setParseAttrs(parse_attributes<Layer>)
-    .setInferType(infer_types)
-    .setInferShape(infer_shapes)
+    .setInferType(infer_types<Layer>)
+    .setInferShape(infer_shapes<Layer>)
     .setCreateOpState(create<Convolution>, "cpu");
 
 }  // namespace

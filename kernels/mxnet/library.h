@@ -4,12 +4,15 @@
 
 #include <mxnet/lib_api.h>
 
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "epilogue.h"
+#include "plans.h"
 
 namespace {
 
@@ -24,18 +27,39 @@ using mxnet::ext::MXTensor;
 // written in Python, or has been told by it, and that has words.
 constexpr MXReturnValue kRefused = mxnet::ext::MX_FAIL;
 
+// Numbers that are not whole are written as their bits: printed ones are read by the rules of the
+// locale that the process has set, some of which have a comma for the point.
+template <typename Float, typename Bits>
+Float from_bits(Bits bits) {
+    static_assert(sizeof(Float) == sizeof(Bits), "as many bits");
+    Float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Whether this process made the node; one that comes with a file may say anything.
+inline bool made_here(const Attributes& attributes) {
+    const auto key = attributes.find("key");
+    return key != attributes.end() && ece408::plans().made(key->second);
+}
+
 inline bool parse_epilogue(const Attributes& attributes, Epilogue* epilogue) {
     const auto normalize = attributes.find("normalize"), bounds = attributes.find("bounds");
     epilogue->adds = attributes.count("adds") != 0;
     if (normalize != attributes.end()) {
         int scaled = 0;
+        unsigned long long bits = 0;
+        if (std::sscanf(normalize->second.c_str(), "%d %llu", &scaled, &bits) != 2) return false;
         epilogue->normalizes = true;
-        if (std::sscanf(normalize->second.c_str(), "%d %lf", &scaled, &epilogue->epsilon) != 2)
-            return false;
         epilogue->scaled = scaled != 0;
+        epilogue->epsilon = from_bits<double>(static_cast<uint64_t>(bits));
     }
-    return bounds == attributes.end() ||
-           std::sscanf(bounds->second.c_str(), "%f %f", &epilogue->lowest, &epilogue->highest) == 2;
+    unsigned int lowest = 0, highest = 0;
+    if (bounds == attributes.end()) return true;
+    if (std::sscanf(bounds->second.c_str(), "%u %u", &lowest, &highest) != 2) return false;
+    epilogue->lowest = from_bits<float>(uint32_t{lowest});
+    epilogue->highest = from_bits<float>(uint32_t{highest});
+    return true;
 }
 
 // Of gamma, beta, mean and variance, the inputs from number `first` on, if there are any.
@@ -50,37 +74,79 @@ inline Affine affine_of(const Epilogue& epilogue, int64_t filters, std::vector<M
 // MXNet's number for a type that is not known yet; float32, float64 and float16 are 0 to 2.
 constexpr int kUnknownType = -1;
 
-inline MXReturnValue infer_types(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
-    int common = kUnknownType;
-    for (int type : *in) {
-        if (type == kUnknownType) continue;
-        if (type > mxnet::ext::kFloat16) return kRefused;
-        if (common != kUnknownType && type != common) return kRefused;
-        common = type;
-    }
-    in->assign(in->size(), common);
-    (*out)[0] = common;
-    return MX_SUCCESS;
+// More than MXNet's arrays can have, such as the sizes that it does not know yet.
+inline bool is_size(int64_t size) { return size > 0 && size <= INT32_MAX; }
+
+inline bool are_sizes(const Shape& shape) {
+    for (unsigned int size : shape)
+        if (!is_size(size)) return false;
+    return true;
 }
 
 // A Node is what an operator's attributes say: it can `read` them, and then knows how many
-// `inputs` there are.
+// `inputs` there are, whether they must be of `only_float32`, and how to `infer` their shapes, which
+// it completes, and that of the output; it refuses those that do not fit.
+template <typename Node>
+bool read(const Attributes& attributes, Node* node) {
+    return made_here(attributes) && node->read(attributes);
+}
+
 template <typename Node>
 MXReturnValue parse_attributes(const Attributes& attributes, int* inputs, int* outputs) {
     Node node;
-    if (!node.read(attributes)) return kRefused;
+    if (!read(attributes, &node)) return kRefused;
     *inputs = static_cast<int>(node.inputs());
     *outputs = 1;
     return MX_SUCCESS;
 }
 
-// An Operator is made of its Node and its inputs' shapes and types.
+template <typename Node>
+bool are_types(const Node& node, std::vector<int>* in, int* out) {
+    int common = kUnknownType;
+    for (int type : *in) {
+        if (type == kUnknownType) continue;
+        if (type > (node.only_float32() ? mxnet::ext::kFloat32 : mxnet::ext::kFloat16)) return false;
+        if (common != kUnknownType && type != common) return false;
+        common = type;
+    }
+    in->assign(in->size(), common);
+    *out = common;
+    return true;
+}
+
+template <typename Node>
+bool are_shapes(const Node& node, std::vector<Shape>* in, Shape* out) {
+    return in->size() == node.inputs() && are_sizes((*in)[0]) && node.infer(in, out);
+}
+
+template <typename Node>
+MXReturnValue infer_types(const Attributes& attributes, std::vector<int>* in,
+                          std::vector<int>* out) {
+    Node node;
+    return read(attributes, &node) && are_types(node, in, &(*out)[0]) ? MX_SUCCESS : kRefused;
+}
+
+template <typename Node>
+MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
+                           std::vector<Shape>* out) {
+    Node node;
+    return read(attributes, &node) && are_shapes(node, in, &(*out)[0]) ? MX_SUCCESS : kRefused;
+}
+
+// An Operator is made of its Node and its inputs' shapes and types, which are checked once more:
+// from here on its arrays are taken to be as these say.
 template <typename Operator>
 MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext&,
                      const std::vector<Shape>& shapes, const std::vector<int> types,
                      mxnet::ext::CustomStatefulOp** made) {
     typename Operator::Node node;
-    if (!node.read(attributes)) return kRefused;
+    std::vector<Shape> needed = shapes;
+    std::vector<int> common = types;
+    Shape out_shape;
+    int out_type = kUnknownType;
+    if (!read(attributes, &node) || !are_types(node, &common, &out_type) || common != types ||
+        out_type == kUnknownType || !are_shapes(node, &needed, &out_shape) || needed != shapes)
+        return kRefused;
     *made = mxnet::ext::CustomStatefulOp::create<Operator>(node, shapes, types);
     return MX_SUCCESS;
 }

@@ -7,25 +7,38 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 
 #include "callbacks.h"
 
 namespace ece408 {
 
-// Layer, type, batch, channels, height, width.
-using Call = std::array<int64_t, 6>;
+// One layer, as its node's attribute describes it, on data of one type and size.
+struct Call {
+    std::string layer;
+    int type = 0;
+    std::array<int64_t, 4> sizes{};  // batch, channels, height, width
+
+    const char* name() const { return layer.empty() ? nullptr : layer.c_str(); }
+    bool operator<(const Call& other) const {
+        return std::tie(sizes, type, layer) < std::tie(other.sizes, other.type, other.layer);
+    }
+};
 
 constexpr size_t kMostPlans = 4096;
-constexpr int64_t kNoLayer = -1;
 // The settings that choose among CPU kernels; a change of any makes every plan void.
 constexpr const char* kVariables[] = {"ECE408_BACKEND", "ECE408_ISA", "ECE408_THREADS"};
 
 class Plans {
 public:
-    void use(ece408_ask* ask, ece408_compute* compute) {
+    void use(ece408_ask* ask, ece408_compute* compute, const char* key) {
         ask_ = ask;
         compute_ = compute;
+        key_ = key;
     }
+
+    // Whether a node was made by this process: one that a file brings is refused.
+    bool made(const std::string& key) const { return !key_.empty() && key == key_; }
 
     void forget() {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -43,7 +56,7 @@ public:
             generation = generation_;
         }
         ece408_plan answer{};
-        ask_(call[0], static_cast<int>(call[1]), call.data() + 2, &answer);
+        ask_(call.name(), call.type, call.sizes.data(), &answer);
         // A plan that could not be made has none.
         if (answer.threads < 1) answer.threads = 1;
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -53,10 +66,10 @@ public:
     }
 
     // Threads for what is no convolution.
-    int threads() { return plan({kNoLayer, 0, 0, 0, 0, 0}).threads; }
+    int threads() { return plan({}).threads; }
 
     bool compute(const Call& call, const void* x, const void* w, const void* bias, void* y) {
-        return compute_(call[0], static_cast<int>(call[1]), call.data() + 2, x, w, bias, y) != 0;
+        return compute_(call.name(), call.type, call.sizes.data(), x, w, bias, y) != 0;
     }
 
 private:
@@ -76,6 +89,7 @@ private:
     uint64_t generation_ = 0;
     ece408_ask* ask_ = nullptr;
     ece408_compute* compute_ = nullptr;
+    std::string key_;
 };
 
 // The library's one.

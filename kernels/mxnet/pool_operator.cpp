@@ -12,6 +12,9 @@
 
 namespace {
 
+// Every thread has a row of so many floats; wider ones are MXNet's own to pool.
+constexpr int64_t kMostReach = 1 << 24;
+
 struct Axis {
     int64_t kernel = 1, stride = 1, pad = 0;
 };
@@ -25,6 +28,8 @@ struct Windows : Axis {
     // Where a window begins and ends, the part of it that is on the array.
     int64_t begin(int64_t i) const { return std::max(i * stride - pad, int64_t{0}); }
     int64_t end(int64_t i) const { return std::min(i * stride - pad + kernel, size); }
+    // What the last window reaches, border included.
+    int64_t reach() const { return std::max((count - 1) * stride + kernel, size + 2 * pad); }
     // Its length, as far as the border, which counts or not.
     int64_t length(int64_t i, bool counts_border) const {
         const int64_t first = i * stride - pad;
@@ -37,6 +42,7 @@ struct Pool {
     Axis rows, columns;
 
     size_t inputs() const { return 1; }
+    bool only_float32() const { return true; }
 
     bool read(const Attributes& attributes) {
         const auto window = attributes.find("window");
@@ -51,7 +57,8 @@ struct Pool {
         rows.kernel = n[0], columns.kernel = n[1];
         rows.stride = n[2], columns.stride = n[3];
         rows.pad = n[4], columns.pad = n[5];
-        return *std::min_element(n, n + 4) > 0 && std::min(n[4], n[5]) >= 0;
+        return *std::min_element(n, n + 4) > 0 && std::min(n[4], n[5]) >= 0 &&
+               *std::max_element(n, n + 6) <= INT32_MAX;
     }
 
     Windows windows(const Axis& axis, int64_t size) const {
@@ -60,20 +67,19 @@ struct Pool {
         const int64_t rest = is_full ? axis.stride - 1 : 0;
         return {axis, size, spare < 0 ? 0 : (spare + rest) / axis.stride + 1};
     }
-};
 
-MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
-                           std::vector<Shape>* out) {
-    Pool pool;
-    const Shape& x = (*in)[0];
-    if (!pool.read(attributes) || x.size() != 4) return kRefused;
-    const Windows rows = pool.windows(pool.rows, x[2]);
-    const Windows columns = pool.windows(pool.columns, x[3]);
-    if (!rows.all_meet() || !columns.all_meet()) return kRefused;
-    (*out)[0] = {x[0], x[1], static_cast<unsigned int>(rows.count),
-                 static_cast<unsigned int>(columns.count)};
-    return MX_SUCCESS;
-}
+    bool infer(std::vector<Shape>* in, Shape* out) const {
+        const Shape& x = (*in)[0];
+        if (x.size() != 4) return false;
+        const Windows down = windows(rows, x[2]), across = windows(columns, x[3]);
+        if (!down.all_meet() || !across.all_meet()) return false;
+        if (!is_size(down.count) || !is_size(across.count) || across.reach() > kMostReach)
+            return false;
+        *out = {x[0], x[1], static_cast<unsigned int>(down.count),
+                static_cast<unsigned int>(across.count)};
+        return true;
+    }
+};
 
 struct Largest {
     static constexpr float kNone = std::numeric_limits<float>::lowest();
@@ -156,12 +162,9 @@ private:
         std::vector<float> widths(columns.count);
         for (int64_t j = 0; j < columns.count; j++)
             widths[j] = static_cast<float>(columns.length(j, pool_.counts_border));
-        // What the last windows reach, border included.
-        const int64_t reach = std::max((columns.count - 1) * columns.stride + columns.kernel,
-                                       columns.size + 2 * columns.pad);
 #pragma omp parallel num_threads(threads)
         {
-            std::vector<float> buffer(reach, Reduction::kNone);
+            std::vector<float> buffer(columns.reach(), Reduction::kNone);
 #pragma omp for schedule(static)
             for (int64_t plane = 0; plane < shape[0] * shape[1]; plane++)
                 for (int64_t i = 0; i < rows.count; i++) {
@@ -181,8 +184,8 @@ private:
 
 REGISTER_OP(ece408_pool)
     .setParseAttrs(parse_attributes<Pool>)
-    .setInferType(infer_types)
-    .setInferShape(infer_shapes)
+    .setInferType(infer_types<Pool>)
+    .setInferShape(infer_shapes<Pool>)
     .setCreateOpState(create<Pooling>, "cpu");
 
 }  // namespace

@@ -1,0 +1,111 @@
+"""Shapes and types of graphs with our operator, inferred as with MXNet's own convolution.
+
+MXNet tells a custom operator nothing of its output. Its Convolution also infers the other way:
+the batch of a recurrent cell's first state, for one, follows from what its convolution is added
+to. So what our operator leaves open is inferred in the same graph with MXNet's Convolution.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
+
+from . import graph_json
+from .graph_json import Graph, Node
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def install(mxnet: Any) -> None:
+    """Have `infer_shape` and `infer_type` of Symbols complete what our operator leaves open."""
+    symbol_class = mxnet.symbol.symbol.Symbol
+    for name, merged in (("_infer_shape_impl", _merged_shape), ("_infer_type_impl", _merged_type)):
+        setattr(symbol_class, name, _completing(getattr(symbol_class, name), merged))
+
+
+def _completing(method: Any, merged: Callable[[Any, Any], Any]) -> Any:
+    """`method`, which gives lists for arguments, outputs and auxiliary states, or `None` thrice."""
+
+    @functools.wraps(method)
+    def infer(self: Any, partial: bool, *arguments: Any, **keywords: Any) -> Any:
+        found = method(self, partial, *arguments, **keywords)
+        if all(each is not None and all(map(_is_known, each)) for each in found):
+            return found
+        graph = graph_json.read(self)
+        if graph is None:
+            return found
+        native = graph_json.write(graph_json.with_native(graph), self)
+        other = method(native, partial, *arguments, **keywords)
+        if None in (found[0], other[0]):
+            return other
+        return tuple(list(map(merged, ours, its)) for ours, its in zip(found, other))
+
+    return infer
+
+
+def _is_known(found: Any) -> bool:
+    """Whether a type, or a whole shape, is known."""
+    return found is not None and (not isinstance(found, tuple) or all(size > 0 for size in found))
+
+
+def _merged_shape(ours: tuple[int, ...] | None, its: tuple[int, ...] | None) -> Any:
+    if not ours or not its:
+        return ours or its
+    return tuple(a if a > 0 else b for a, b in zip(ours, its))
+
+
+def _merged_type(ours: Any, its: Any) -> Any:
+    return its if ours is None else ours
+
+
+def argument_shapes(symbol: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arguments as far as they follow from some, all of inputs.
+
+    Raises `MXNetError` or `TypeError` for shapes that contradict each other.
+    """
+    # Unlike `infer_shape` it prints nothing and warns of nothing.
+    found, _, _ = symbol.infer_shape_partial(**shapes)
+    named = zip(symbol.list_arguments(), found)
+    return {name: shape for name, shape in named if shape and _is_known(shape)}
+
+
+def has_open_sources(graph: Graph) -> bool:
+    """Whether a node without inputs, such as zeros, has a shape that the graph must tell it."""
+    return any(map(_is_open_source, graph["nodes"]))
+
+
+def with_known_sources(symbol: Any, graph: Graph, shapes: Shapes) -> Graph:
+    """The graph of `symbol` with such nodes' shapes as they follow from those of the inputs.
+
+    MXNet infers them as it makes an executor or runs a CachedOp, where our operator cannot help.
+    """
+    nodes = graph["nodes"]
+    numbers = [number for number, node in enumerate(nodes) if _is_open_source(node)]
+    if not numbers:
+        return graph
+    native = graph_json.with_native(graph)
+    native["heads"] = [*graph["heads"], *([number, 0, 0] for number in numbers)]
+    inputs = set(symbol.list_inputs())
+    given = {name: shape for name, shape in shapes.items() if name in inputs}
+    _, found, _ = graph_json.write(native, symbol).infer_shape_partial(**given)
+    known = dict(zip(numbers, found[len(graph["heads"]) :]))
+    return {**graph, "nodes": [_of_shape(node, known.get(n)) for n, node in enumerate(nodes)]}
+
+
+def _is_open_source(node: Node) -> bool:
+    shape = node.get("attrs", {}).get("shape")
+    if node["op"] == "null" or node["inputs"] or shape is None:
+        return False
+    return not _is_known(_as_tuple(ast.literal_eval(shape)))
+
+
+def _as_tuple(value: int | Iterable[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _of_shape(node: Node, shape: tuple[int, ...] | None) -> Node:
+    if not shape or not _is_known(shape):
+        return node
+    return {**node, "attrs": {**node["attrs"], "shape": str(tuple(shape))}}
