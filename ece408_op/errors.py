@@ -166,6 +166,12 @@ class NotesUnreadable(Ece408Error):
     exit_code = 30
 
 
+class CacheUntrusted(Ece408Error):
+    """Something in the cache that could do harm, and that other users can have written."""
+
+    exit_code = 31
+
+
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
 

@@ -76,6 +76,34 @@ def test_the_same_is_compiled_once(folder, monkeypatch):
     assert len(calls) == 3
 
 
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+
+
+SPOILED = {
+    "emptied": (lambda path: path.write_bytes(b""), "is damaged"),
+    "truncated": (lambda path: os.truncate(path, path.stat().st_size - 1), "is damaged"),
+    "altered": (_flip, "is damaged"),
+    "others'": (lambda path: path.chmod(0o620), "can be written by other users"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_what_is_kept_is_compiled_anew_unless_it_is_sound(folder, monkeypatch, capfd, how):
+    sound = compiler.compile_plan("1_naive.cu", (), "90", folder)
+    (kept,) = folder.glob("*.cubin")
+    calls = _count_compiles(monkeypatch)
+    spoil, reason = SPOILED[how]
+    spoil(kept)
+    for _ in range(2):
+        assert compiler.compile_plan("1_naive.cu", (), "90", folder) == sound
+    assert len(calls) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"ece408: compiling 1_naive.cu anew: {kept} {reason}")
+
+
 def test_a_changed_header_or_compiler_is_compiled_anew(folder, tmp_path, monkeypatch):
     calls = _count_compiles(monkeypatch)
     source, header = tmp_path / "own.cu", tmp_path / "own.cuh"

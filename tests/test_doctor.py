@@ -13,7 +13,7 @@ import pytest
 from ece408_op import cores, doctor, gpu
 from ece408_op.backends import native
 from ece408_op.cli import execute
-from ece408_op.course import data, footprint, idx, models
+from ece408_op.course import data, footprint, idx, models, resize
 from ece408_op.doctor import MISSING, NOTE, OK, Diagnosis, Finding
 from ece408_op.errors import KernelsMissing, NoUsableGpu
 
@@ -413,7 +413,7 @@ def test_a_cache_that_cannot_be_written(machine, tmp_path, monkeypatch):
 
 def test_a_full_cache_need_not_be_writable(machine, monkeypatch):
     (machine / "resized").mkdir(parents=True)
-    (machine / "resized" / "t10k-70-v1.npy").touch()
+    resize.cached_path("t10k", 70).touch()
     assert _finding("cache folder") == Finding("cache folder", OK, str(machine))
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert _finding("cache folder").status == NOTE

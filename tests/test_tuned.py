@@ -112,6 +112,8 @@ def test_several_may_write_at_once(gpu):
         ({"results": [{"problem": "b1"}]}, "cannot be read (KeyError: 'tunables')"),
         ({"results": [{"problem": "b1", "tunables": {}}]}, "cannot be read (InvalidProblem"),
         ({"results": None}, "cannot be read (TypeError"),
+        ({"results": []}, "cannot be read (ValueError: its content is not that of its checksum"),
+        ({"sha256": "0"}, "cannot be read (ValueError"),
         ("{", "cannot be read (JSONDecodeError"),
         ("[]", "cannot be read (TypeError"),
     ],

@@ -83,14 +83,16 @@ def load(
 
 
 def verify(kind: str) -> list[Path]:
-    """Read and check both files of `kind` in full; returns their paths.
+    """Read and check both files of `kind` in full, and what the cache has made of the images;
+    returns their paths.
 
-    Raises `DataCorrupt`, and the errors of `locate`.
+    Raises `DataCorrupt`, `CacheUntrusted`, and the errors of `locate`.
     """
     folder = locate(kind)
     for expected in idx.files(kind):
         _read(folder, expected)
-    return [_path(folder, expected) for expected in idx.files(kind)]
+    paths = [_path(folder, expected) for expected in idx.files(kind)]
+    return paths + resize.verify(kind)
 
 
 def _missing(kind: str, folder: Path) -> list[str]:

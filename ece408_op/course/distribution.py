@@ -6,11 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..cachedir import ensure_folder, writing
+from ..cachedir import ensure_folder, replace, scratch_folder, writing
 from . import idx
 
 PACKAGE = "dataset-fashion-mnist"
@@ -26,19 +25,18 @@ class PackageFailed(Exception):
 
 
 def extract(folder: Path) -> None:
-    """Put all four files into `folder`, verified; without root and without traces in the system.
+    """Put all four files into `folder`, which is locked, verified; without root and without traces
+    in the system.
 
     Raises `PackageFailed`, and `CacheUnwritable` when `folder` cannot be written.
     """
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise PackageFailed(f"there is no {tool} here")
-    with writing(folder):
-        # In the same folder, for the files to be renamed into place and not copied.
-        work = tempfile.TemporaryDirectory(prefix=".package-", dir=folder)
-    with work as name:
+    # In the same folder, for the files to be renamed into place and not copied.
+    with scratch_folder(folder) as work:
         # The tools run in there, where a relative path would mean something else.
-        inside = Path(name).resolve()
+        inside = work.resolve()
         package = _download_package(inside)
         unpacked = inside / "unpacked"
         _command(["dpkg-deb", "-x", str(package), str(unpacked)], inside)
@@ -131,4 +129,4 @@ def _install(source: Path, folder: Path) -> None:
                 raise PackageFailed(f"its {path.name}: {error}") from error
             target = folder / path.name
             with writing(target):
-                os.replace(path, target)
+                replace(path, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import socket
 import time
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
-from ..cachedir import writing
+from ..cachedir import replace, writing
 from . import idx
 
 # Seconds: to connect and be answered, between two blocks of a file, and between two attempts.
@@ -66,7 +65,7 @@ def download(url: str, target: Path, expected: idx.Expected) -> None:
                 break
         else:
             with writing(target):
-                os.replace(part, target)
+                replace(part, target)
             return
     raise AddressFailed(reason)
 

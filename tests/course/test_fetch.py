@@ -385,7 +385,7 @@ def test_an_interruption_leaves_only_the_part(site, folder, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(download.os, "replace", interrupt)
+    monkeypatch.setattr(download, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch(folder, ("t10k",), site.base)
     assert visible(folder) == [f"{IMAGES}.part"]

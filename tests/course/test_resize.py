@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import hashlib
 import os
 
 import numpy as np
 import pytest
-from fake_data import fake_arrays
+from fake_data import fake_arrays, write_files
 
-from ece408_op.course import data, resize
-from ece408_op.errors import CacheUnwritable
+from ece408_op.cli import execute
+from ece408_op.course import data, idx, resize
+from ece408_op.errors import CacheUnwritable, DataCorrupt
 
 SIZES = (48, 64, 70, 72)
 
@@ -84,7 +86,22 @@ def lengthen(path):
     path.write_bytes(path.read_bytes() + b"\0")
 
 
+def flip_a_bit(offset):
+    def flip(path):
+        content = bytearray(path.read_bytes())
+        content[offset] ^= 1
+        path.write_bytes(content)
+
+    return flip
+
+
 DAMAGES = {
+    "first pixel": flip_a_bit(128),
+    "last pixel": flip_a_bit(-33),
+    "checksum": flip_a_bit(-1),
+    "fortran order": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"'fortran_order': False", b"'fortran_order': True ")
+    ),
     "truncated": cut,
     "trailing byte": lengthen,
     "empty": lambda path: path.write_bytes(b""),
@@ -104,9 +121,54 @@ def test_a_damaged_file_is_made_anew(fake, original, capfd, damage):
     assert len(original.calls) == 2
     out, err = capfd.readouterr()
     assert out == ""
-    assert err == f"ece408: {path} is damaged; making it anew\n"
+    assert err == f"ece408: making the images of 48x48 anew: {path} is damaged\n"
     resize.resized("t10k", 48, original)
     assert len(original.calls) == 2
+
+
+def test_genuine_images_must_be_the_known_ones(elsewhere, fashion_mnist, capfd):
+    """Those that another program has made and sealed are no others."""
+    sound = np.array(data.load("t10k", 48)[0])
+    path = resize.cached_path("t10k", 48)
+    content = path.read_bytes()
+    pixels = bytearray(sound.tobytes())
+    pixels[5_000_000] ^= 1
+    path.write_bytes(content[:128] + pixels + hashlib.sha256(pixels).digest())
+    np.testing.assert_array_equal(data.load("t10k", 48)[0], sound)
+    assert path.read_bytes() == content
+    assert capfd.readouterr().err.count(f"anew: {path} is damaged") == 1
+
+
+def test_images_that_scipy_makes_otherwise_are_refused(fake, original, monkeypatch):
+    originals = idx.files("t10k")[0].sha256
+    monkeypatch.setitem(resize._KNOWN, originals, {48: "00" * 32})
+    with pytest.raises(DataCorrupt, match="48x48 made here are not the course's: SciPy"):
+        resize.resized("t10k", 48, original)
+    assert list((fake / "resized").iterdir()) == []
+
+
+def test_sealed_images_of_another_user_are_made_anew(fake, original, capfd):
+    resize.resized("t10k", 48, original)
+    path = resize.cached_path("t10k", 48)
+    path.chmod(0o666)
+    resize.resized("t10k", 48, original)
+    assert len(original.calls) == 2
+    assert f"anew: {path} can be written by other users (mode 0666)" in capfd.readouterr().err
+
+
+def test_verify_checks_what_was_made_of_the_images(fake, original, monkeypatch, tmp_path, capsys):
+    for kind in idx.KINDS:
+        write_files(tmp_path / "named", kind)
+    monkeypatch.setenv("ECE408_DATA", str(tmp_path / "named"))
+    resize.resized("t10k", 48, original)
+    path = resize.cached_path("t10k", 48)
+    assert execute(["data", "verify"]) == 0
+    assert f"{path}: ok\n" in capsys.readouterr().out
+    flip_a_bit(1000)(path)
+    assert execute(["data", "verify"]) == DataCorrupt.exit_code
+    assert f"error: {path} is damaged; remove it" in capsys.readouterr().err
+    path.unlink()
+    assert execute(["data", "verify"]) == 0
 
 
 def test_an_interruption_leaves_no_file(fake, original, monkeypatch):

@@ -7,18 +7,21 @@ PyCUDA loads what it made.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
-from ...cachedir import atomic_path, ensure_folder, locked
-from ...errors import KernelCompileFailed, NoUsableGpu
+from ...cachedir import ensure_folder, locked
+from ...errors import CacheUntrusted, KernelCompileFailed, NoUsableGpu
 from ...gpu import find_nvcc
 from ...resources import kernels_dir
+from ...sealed import Damage, read_sealed, write_sealed
 from .plan import Defines
 
 OPTIONS = ("-std=c++17", "-O3", "--restrict")
@@ -30,7 +33,8 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
     given by an absolute path may include the headers there as well.
 
     It is compiled once for each text of the source and its headers, macros, options, architecture
-    and version of nvcc, however many threads and processes ask for it, and kept in `cache_folder`.
+    and version of nvcc, however many threads and processes ask for it, and kept in `cache_folder`;
+    and again, with a line on stderr, where what is kept is damaged or not to be trusted.
 
     Raises `NoUsableGpu` without nvcc, `KernelCompileFailed` with file, line and command when the
     source does not compile, `KernelsMissing`, and `CacheUnwritable`.
@@ -43,13 +47,19 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
         key.update(part.encode() + b"\0")
     stem = f"{Path(source).stem}-sm_{architecture}-{key.hexdigest()[:24]}"
     kept = ensure_folder(cache_folder) / f"{stem}.cubin"
-    if not kept.is_file():
-        # A lock per file: different kernels may be compiled side by side.
-        with locked(ensure_folder(cache_folder / "locks" / stem), f"compile {source}"):
-            if not kept.is_file():
-                with atomic_path(kept) as temporary:
-                    temporary.write_bytes(compile_source(nvcc, folder / source, options))
-    return kept.read_bytes()
+    with contextlib.suppress(FileNotFoundError, Damage, CacheUntrusted):
+        return read_sealed(kept)
+    # A lock per file: different kernels may be compiled side by side.
+    with locked(ensure_folder(cache_folder / "locks" / stem), f"compile {source}"):
+        try:
+            return read_sealed(kept)
+        except FileNotFoundError:
+            pass
+        except (Damage, CacheUntrusted) as reason:
+            print(f"ece408: compiling {source} anew: {reason}", file=sys.stderr)
+        binary = compile_source(nvcc, folder / source, options)
+        write_sealed(kept, binary)
+        return binary
 
 
 def require_nvcc() -> Path:

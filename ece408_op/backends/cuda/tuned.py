@@ -127,7 +127,7 @@ def save(results: Iterable[Result], gpu: Target, path: Path | None = None) -> Pa
             "results": [each.document() for each in merged.values()],
         }
         with atomic_path(path) as temporary:
-            temporary.write_text(_text(content), encoding="utf-8")
+            temporary.write_text(_text({"sha256": _sum(content), **content}), encoding="utf-8")
     forget()
     return path
 
@@ -136,6 +136,11 @@ def forget() -> None:
     """Read the files again when they are next needed."""
     for function in (_best, _kept, _shipped):
         function.cache_clear()
+
+
+def _sum(content: dict[str, Any]) -> str:
+    """The checksum that is in a file with this content besides."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _text(content: dict[str, Any]) -> str:
@@ -171,7 +176,10 @@ def _read(path: Path, about: dict[str, Any]) -> list[Result]:
                 " and ".join(different),
             )
             return []
-        return [_result(each) for each in document["results"]]
+        results = [_result(each) for each in document["results"]]
+        if document.pop("sha256") != _sum(document):
+            raise ValueError("its content is not that of its checksum")
+        return results
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Ece408Error) as error:
         _log.warning(
             "ece408: the results of tuning in %s are not used: they cannot be read (%s); remove "
