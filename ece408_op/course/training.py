@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import shutil
 import sys
-import tempfile
+import zipfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from .. import checkpoint
 from ..cachedir import ensure_folder
 from ..errors import CheckpointMismatch
 from ..mxnet_import import load_mxnet
+from ..sealed import Damage, read_sealed, write_sealed
 from . import data, models, scoring
 from .models import BASELINE, Term
 
@@ -67,10 +69,11 @@ class Trained:
 def train(recipe: Recipe, work: Path) -> Trained:
     """Train, or go on where an interrupted run of the same recipe stopped.
 
-    After each epoch the state goes to `work` as a whole; progress goes to stderr.
+    After each epoch the state goes to `work` as a whole, and a damaged one gives way to that of
+    the epoch before; this and progress goes to stderr.
 
-    Raises `CheckpointMismatch` when `work` holds the state of another recipe, and the errors of
-    `data.load`.
+    Raises `CheckpointMismatch` when `work` holds the state of another recipe, `CacheUntrusted`
+    when another user could have written it, and the errors of `data.load`.
     """
     term = models.find_term(recipe.term)
     ensure_folder(work)
@@ -114,19 +117,15 @@ def export(recipe: Recipe, trained: Trained, folder: Path) -> list[Path]:
 def _resume(recipe: Recipe, term: Term, work: Path, steps: int) -> tuple[Any, int]:
     """A module ready to train on, and the number of epochs it has behind it."""
     mx = load_mxnet()
-    states = sorted(work.glob("epoch-[0-9][0-9][0-9][0-9]"))
-    done = int(states[-1].name.split("-")[1]) if states else 0
+    state = _last_state(recipe, work)
     size = term.image_size
     module = mx.mod.Module(models.network(term), context=mx.cpu())
     module.bind(
         [("data", (recipe.batch_size, 1, size, size))], [("softmax_label", (recipe.batch_size,))]
     )
-    if states:
-        _check_recipe(recipe, states[-1])
-        arrays = mx.nd.load(str(states[-1] / "params"))
-        module.set_params(arrays, {})
-    else:
-        module.init_params(arg_params=_initial_parameters(recipe, term), aux_params={})
+    params = _initial_parameters(recipe, term) if state is None else state.params()
+    module.init_params(arg_params=params, aux_params={})
+    done = 0 if state is None else state.done
     names = module.get_params()[0]
     optimizer = mx.optimizer.Adam(
         learning_rate=recipe.learning_rate,
@@ -140,8 +139,10 @@ def _resume(recipe: Recipe, term: Term, work: Path, steps: int) -> tuple[Any, in
     )
     optimizer.set_lr_mult({"conv1_weight": recipe.first_layer_scale})
     module.init_optimizer(kvstore=None, optimizer=optimizer)
-    if states:
-        module.load_optimizer_states(str(states[-1] / "optimizer"))
+    if state is not None:
+        moments = state.moments()
+        module._updater.states.update(moments)
+        module._updater.states_synced.update(dict.fromkeys(moments, True))
     return module, done
 
 
@@ -191,29 +192,87 @@ def _as_shipped(module: Any) -> dict[str, Any]:
     return {name: value.astype("float16").astype("float32") for name, value in params.items()}
 
 
+@dataclass(frozen=True)
+class _State:
+    """A run after `done` epochs, as arrays by name: `recipe`, as JSON; `param:NAME`; and Adam's
+    two moments of the parameter of each number, `moment0:NUMBER` and `moment1:NUMBER`.
+
+    MXNet's own file of the optimizer is a pickle, which runs whatever code is in it.
+    """
+
+    done: int
+    arrays: dict[str, np.ndarray]
+
+    def params(self) -> dict[str, Any]:
+        return {name: _on_cpu(values) for name, values in self._of("param")}
+
+    def moments(self) -> dict[int, tuple[Any, Any]]:
+        first, second = dict(self._of("moment0")), dict(self._of("moment1"))
+        return {int(each): (_on_cpu(first[each]), _on_cpu(second[each])) for each in first}
+
+    def _of(self, kind: str) -> Iterator[tuple[str, np.ndarray]]:
+        for name, values in self.arrays.items():
+            if name.startswith(f"{kind}:"):
+                yield name.partition(":")[2], values
+
+
+def _on_cpu(values: np.ndarray) -> Any:
+    return load_mxnet().nd.array(values, dtype=values.dtype)
+
+
+def _path(work: Path, done: int) -> Path:
+    return work / f"epoch-{done:04d}.npz"
+
+
 def _save_state(module: Any, recipe: Recipe, done: int, work: Path) -> None:
-    """Write the state after `done` epochs as one folder, then drop the earlier ones."""
-    mx = load_mxnet()
-    earlier = list(work.glob("epoch-*"))
-    temporary = Path(tempfile.mkdtemp(prefix=".epoch-", dir=work))
+    """Write the state after `done` epochs, then drop all earlier ones but the last."""
+    arrays = {"recipe": np.array(json.dumps(asdict(recipe)))}
+    for name, value in module.get_params()[0].items():
+        arrays[f"param:{name}"] = value.asnumpy()
+    for number, moments in module._updater.states.items():
+        for which, value in enumerate(moments):
+            arrays[f"moment{which}:{number}"] = value.asnumpy()
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    write_sealed(_path(work, done), content.getvalue())
+    for path in _states(work)[2:]:
+        path.unlink()
+
+
+def _states(work: Path) -> list[Path]:
+    """The files of states, the newest first."""
+    return sorted(work.glob("epoch-[0-9][0-9][0-9][0-9].npz"), reverse=True)
+
+
+def _last_state(recipe: Recipe, work: Path) -> _State | None:
+    """The newest sound state, if there is one."""
+    for path in _states(work):
+        try:
+            state, stored = _read_state(path)
+        except Damage as damage:
+            print(f"ece408: training goes on without the last state: {damage}", file=sys.stderr)
+            continue
+        _check_recipe(recipe, stored, path)
+        return state
+    return None
+
+
+def _read_state(path: Path) -> tuple[_State, dict[str, Any]]:
+    """A state, and the recipe of its run. Raises `Damage` and `CacheUntrusted`."""
+    content = io.BytesIO(read_sealed(path))
     try:
-        mx.nd.save(str(temporary / "params"), module.get_params()[0])
-        module.save_optimizer_states(str(temporary / "optimizer"))
-        (temporary / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
-        os.replace(temporary, work / f"epoch-{done:04d}")
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    for folder in earlier:
-        shutil.rmtree(folder)
+        with np.load(content, allow_pickle=False) as arrays:
+            state = _State(int(path.stem.split("-")[1]), dict(arrays))
+        return state, json.loads(str(state.arrays["recipe"]))
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        raise Damage(f"{path} is not a state of training") from error
 
 
-def _check_recipe(recipe: Recipe, state: Path) -> None:
-    stored = json.loads((state / "recipe.json").read_text())
+def _check_recipe(recipe: Recipe, stored: dict[str, Any], path: Path) -> None:
     wanted = asdict(recipe)
     differing = [name for name in wanted if stored.get(name) != wanted[name]]
     if differing:
         raise CheckpointMismatch(
-            f"{state} is of a run with another {', '.join(differing)}; give the same options to "
+            f"{path} is of a run with another {', '.join(differing)}; give the same options to "
             "go on with it, or --restart to begin anew"
         )

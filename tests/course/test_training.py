@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import pickle
 
 import numpy as np
 import pytest
 
 from ece408_op.course import data, models, training
-from ece408_op.errors import CheckpointMismatch
+from ece408_op.errors import CacheUntrusted, CheckpointMismatch
+from ece408_op.sealed import write_sealed
 
 RECIPE = training.Recipe("2019sp", epochs=2)
 
@@ -36,7 +40,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(mx, tmp_path, monkeypa
         patch.setattr(training, "_save_state", interrupted)
         with pytest.raises(KeyboardInterrupt):
             training.train(RECIPE, tmp_path / "work")
-    assert [path.name for path in (tmp_path / "work").iterdir()] == ["epoch-0001"]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["epoch-0001.npz"]
     resumed = training.train(RECIPE, tmp_path / "work")
     for name, values in _as_numpy(whole).items():
         np.testing.assert_allclose(_as_numpy(resumed)[name], values, rtol=1e-3, atol=1e-5)
@@ -59,6 +63,80 @@ def test_the_state_of_another_recipe_is_not_mixed_in(mx, tmp_path):
         training.train(training.Recipe("2019sp", epochs=3, seed=1), tmp_path)
     training.discard(tmp_path)
     assert not tmp_path.exists()
+
+
+LITTLE = training.Recipe("2019sp", epochs=3)
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_damaged_state_gives_way_to_the_one_before(mx, tmp_path, monkeypatch, capsys):
+    whole = training.train(LITTLE, tmp_path)
+    states = sorted(tmp_path.iterdir())
+    assert [path.name for path in states] == ["epoch-0002.npz", "epoch-0003.npz"]
+    _flip(states[1])
+    epochs, run = [], training._run_epoch
+
+    def counted(module, recipe, epoch, *data):
+        epochs.append(epoch)
+        return run(module, recipe, epoch, *data)
+
+    monkeypatch.setattr(training, "_run_epoch", counted)
+    capsys.readouterr()
+    again = training.train(LITTLE, tmp_path)
+    assert epochs == [2]
+    first_line = capsys.readouterr().err.splitlines()[0]
+    assert first_line == (
+        f"ece408: training goes on without the last state: {states[1]} is damaged"
+    )
+    for name, values in _as_numpy(whole).items():
+        np.testing.assert_allclose(_as_numpy(again)[name], values, rtol=1e-3, atol=1e-5)
+
+
+def test_a_state_that_others_could_have_written_is_refused(mx, tmp_path):
+    recipe = training.Recipe("2019sp", epochs=1)
+    training.train(recipe, tmp_path)
+    (state,) = tmp_path.iterdir()
+    state.chmod(0o666)
+    with pytest.raises(CacheUntrusted, match=f"{state} can be written by other users"):
+        training.train(recipe, tmp_path)
+    state.chmod(0o600)
+    training.train(recipe, tmp_path)
+
+
+class _Code:
+    """A pickle of it creates a file where it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_no_code_is_run_from_a_state(mx, tmp_path, capsys):
+    """Not from one that somebody has sealed, and not from MXNet's own form of the optimizer."""
+    recipe, work, trap = training.Recipe("2019sp", epochs=1), tmp_path / "work", tmp_path / "trap"
+    training.train(recipe, work)
+    (state,) = work.iterdir()
+    content = io.BytesIO()
+    np.savez(content, recipe=np.array([_Code(trap)], dtype=object))
+    write_sealed(state, content.getvalue())
+    capsys.readouterr()
+    training.train(recipe, work)
+    assert f"last state: {state} is not a state of training" in capsys.readouterr().err
+    folder = work / "epoch-0001"
+    folder.mkdir()
+    mx.nd.save(str(folder / "params"), {})
+    (folder / "optimizer").write_bytes(pickle.dumps(_Code(trap)))
+    (folder / "recipe.json").write_text(json.dumps(dataclasses.asdict(recipe)))
+    state.unlink()
+    training.train(recipe, work)
+    assert not trap.exists()
 
 
 def test_what_is_exported_is_what_the_milestones_load(mx, tmp_path):
