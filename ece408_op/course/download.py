@@ -52,7 +52,7 @@ def download(url: str, target: Path, expected: idx.Expected) -> None:
         time.sleep(PAUSE_S * attempt)
         resumed = _size(part) > 0
         try:
-            _receive(url, part)
+            _receive(url, part, expected.most_bytes)
             idx.parse(part, expected)
         except _Interrupted as interruption:
             reason = str(interruption)
@@ -70,10 +70,11 @@ def download(url: str, target: Path, expected: idx.Expected) -> None:
     raise AddressFailed(reason)
 
 
-def _receive(url: str, part: Path) -> None:
+def _receive(url: str, part: Path, most: int) -> None:
     """Append to `part` what it lacks, or write it anew where the server sends all.
 
-    Raises `_Interrupted` when it ends early, `AddressFailed` when there is no use in trying again.
+    Raises `_Interrupted` when it ends early, `idx.Damage` instead of taking more than `most` bytes
+    in all, and `AddressFailed` when there is no use in trying again.
     """
     start = _size(part)
     headers = {"Range": f"bytes={start}-"} if start else {}
@@ -94,7 +95,7 @@ def _receive(url: str, part: Path) -> None:
         with writing(part):
             file = part.open("ab" if start else "wb")
         with file:
-            _copy(url, response, file, start)
+            _copy(url, response, file, start, most)
 
 
 def _open(request: urllib.request.Request) -> Any:
@@ -116,7 +117,7 @@ def _continues_at(response: Any, start: int) -> bool:
     return match is not None and int(match[1]) == start
 
 
-def _copy(url: str, response: Any, file: BinaryIO, start: int) -> None:
+def _copy(url: str, response: Any, file: BinaryIO, start: int, most: int) -> None:
     length = response.headers.get("Content-Length")
     total = start + int(length) if length and length.isdigit() else None
     name = url.rpartition("/")[2]
@@ -131,6 +132,8 @@ def _copy(url: str, response: Any, file: BinaryIO, start: int) -> None:
                 raise _Interrupted(f"{url} broke off after {done} bytes ({error})") from error
             if not block:
                 break
+            if done + len(block) > most:
+                raise idx.Damage(f"is too long: more than {most} bytes")
             with writing(Path(file.name)):
                 file.write(block)
                 file.flush()

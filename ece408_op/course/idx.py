@@ -49,6 +49,12 @@ class Expected:
     def header_bytes(self) -> int:
         return 4 * (1 + len(self.shape))
 
+    @property
+    def most_bytes(self) -> int:
+        """More than the file can have, compressed or not: gzip adds little to what it cannot."""
+        content = self.header_bytes + self.payload_bytes
+        return content + content // 100 + 1024
+
 
 # The payload alone is summed: compression and the header's byte order do not change it.
 FILES = {

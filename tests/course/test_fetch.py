@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import http.server
 import os
@@ -240,6 +241,42 @@ def test_a_page_in_place_of_the_file_is_refused(site, folder, tools):
     site.files[IMAGES] = b"<html>Please log in to this network</html>"
     assert "begins with 3c 68 74 6d" in failure(folder, site)
     assert visible(folder) == []
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_server_that_sends_without_end_is_cut_off(
+    site, folder, tools, monkeypatch, resumed, announced
+):
+    most, sent = idx.files("t10k")[0].most_bytes, []
+    if resumed:
+        folder.mkdir(parents=True)
+        (folder / f"{IMAGES}.part").write_bytes(site.files[IMAGES][:100])
+
+    def flood(self, site, content, start):
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Range", f"bytes {start}-{10**12}/{10**12}")
+        if announced:
+            self.send_header("Content-Length", str(10**12))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while sum(sent) < 10**8:
+                sent.append(self.wfile.write(bytes(1 << 16)))
+
+    monkeypatch.setattr(Handler, "_send", flood)
+    largest, write = [], download._copy
+
+    def watched(url, response, file, *arguments):
+        try:
+            write(url, response, file, *arguments)
+        finally:
+            largest.append(os.fstat(file.fileno()).st_size)
+
+    monkeypatch.setattr(download, "_copy", watched)
+    assert f"gave is too long: more than {most} bytes" in failure(folder, site)
+    assert max(largest) <= most
+    assert visible(folder) == []
+    assert sum(sent) < 10**8
 
 
 def test_a_missing_file_is_not_asked_for_again(site, folder, tools):
