@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from . import __version__, cache, dispatch, doctor, gpu, run_time, settings
+from . import __version__, cache, dispatch, doctor, gpu, program, run_time, settings
 from .cachedir import atomic_path
 from .course import (
     comparison,
@@ -33,12 +33,10 @@ from .errors import Ece408Error, InvalidSize, NoUsableGpu
 from .lab import tune_command
 from .precision import PRECISIONS
 from .profile import command as profiling
+from .program import EXIT_INTERRUPTED, EXIT_UNEXPECTED
 from .report import make as report_make
 from .report import plan as report_plan
 from .swap import swap_checkpoint
-
-EXIT_UNEXPECTED = 1
-EXIT_INTERRUPTED = 130
 
 _EXAMPLES = """\
 examples:
@@ -52,12 +50,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with its exit code."""
-    code = execute(arguments)
-    sys.stderr.flush()
-    if code == EXIT_INTERRUPTED:
-        # MXNet's threads may still compute and would be waited for.
-        os._exit(code)
-    sys.exit(code)
+    program.run("ece408", lambda: execute(arguments))
 
 
 def execute(arguments: Sequence[str] | None = None) -> int:
@@ -74,10 +67,6 @@ def execute(arguments: Sequence[str] | None = None) -> int:
         return _fail(options, "interrupted", EXIT_INTERRUPTED)
     except Ece408Error as error:
         return _fail(options, str(error), error.exit_code)
-    except BrokenPipeError:
-        # Whoever read the output has gone; keep Python from failing again as it closes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_UNEXPECTED
     except Exception as error:
         text = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
         return _fail(options, text, EXIT_UNEXPECTED)
@@ -86,8 +75,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
 def _fail(options: argparse.Namespace, text: str, code: int) -> int:
     if options.debug:
         traceback.print_exc()
-    print(f"ece408: error: {text}", file=sys.stderr)
-    return code
+    return program.fail("ece408", text, code)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -172,6 +172,12 @@ class CacheUntrusted(Ece408Error):
     exit_code = 31
 
 
+class OutputUnwritable(Ece408Error):
+    """Standard output is closed, or the disk or device behind it is full."""
+
+    exit_code = 32
+
+
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
 

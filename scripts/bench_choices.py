@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ece408_op import program
 from ece408_op.backends.cuda import device
-from ece408_op.errors import Ece408Error
 from ece408_op.lab import choices, cudnn, results, shapes
 
 
@@ -47,18 +47,14 @@ def bench(options):
 
 def main():
     options = parse()
-    try:
-        found, versions = bench(options)
-        about = ", ".join(f"{key} {value}" for key, value in versions.items())
-        peer = f" cuDNN by {about}." if about else ""
-        text = f"{options.samples} samples each.{peer}\n\n{choices.tables(found)}"
-        print(text)
-        if options.write:
-            content = {"peer": versions, "samples": options.samples, "results": found}
-            results.write(options.write, "What the CUDA backend chooses", text, content)
-    except Ece408Error as error:
-        print(f"bench_choices: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    found, versions = bench(options)
+    about = ", ".join(f"{key} {value}" for key, value in versions.items())
+    peer = f" cuDNN by {about}." if about else ""
+    text = f"{options.samples} samples each.{peer}\n\n{choices.tables(found)}"
+    print(text)
+    if options.write:
+        content = {"peer": versions, "samples": options.samples, "results": found}
+        results.write(options.write, "What the CUDA backend chooses", text, content)
     failures = [
         f"{shape}: {timing['choice']}: {timing['failure']}"
         for shape, entry in found.items()
@@ -66,8 +62,8 @@ def main():
         if timing["failure"]
     ]
     print("\n".join(failures), file=sys.stderr)
-    sys.exit(bool(failures))
+    return bool(failures)
 
 
 if __name__ == "__main__":
-    main()
+    program.run("bench_choices", main)

@@ -1,11 +1,10 @@
 """Read the GPU's counters for the kernel chosen for every shape, with Nsight Compute (ncu)."""
 
 import argparse
-import sys
 from pathlib import Path
 
+from ece408_op import program
 from ece408_op.backends.cuda.plan import PRECISIONS
-from ece408_op.errors import Ece408Error
 from ece408_op.lab import counters, results, shapes
 
 
@@ -31,16 +30,12 @@ def main():
         for name in each:
             if name not in known:
                 parser.error(f"{name!r} is none of {', '.join(known)}")
-    try:
-        rows = counters.measure(named, precisions, options.gpu)
-        print(counters.table(rows))
-        if options.write:
-            title = "CUDA kernels by the GPU's counters"
-            results.write(options.write, title, counters.table(rows), counters.document(rows))
-    except Ece408Error as error:
-        print(f"bench_counters: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    rows = counters.measure(named, precisions, options.gpu)
+    print(counters.table(rows))
+    if options.write:
+        title = "CUDA kernels by the GPU's counters"
+        results.write(options.write, title, counters.table(rows), counters.document(rows))
 
 
 if __name__ == "__main__":
-    main()
+    program.run("bench_counters", main)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ece408_op import settings
+from ece408_op import program, settings
 from ece408_op.backends import native
 from ece408_op.cachedir import atomic_path
-from ece408_op.errors import Ece408Error, InvalidSetting
+from ece408_op.errors import InvalidSetting
 from ece408_op.lab import ceilings, cpu_bench, cpu_table, results, shapes
 from ece408_op.problem import ConvProblem
 
@@ -127,8 +127,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Ece408Error as error:
-        print(f"bench_cpu: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    program.run("bench_cpu", main)

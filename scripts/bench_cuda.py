@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ece408_op import program
 from ece408_op.backends.cuda import catalog, device
-from ece408_op.errors import Ece408Error
 from ece408_op.lab import cuda_bench, cuda_report, cudnn, ladder_docs, results, shapes
 from ece408_op.resources import kernels_dir
 
@@ -106,16 +106,12 @@ def _text(versions, options, found):
 
 def main():
     options = parse()
-    try:
-        if options.headers:
-            document = cuda_report.load(options.write.with_name(options.write.name + ".json"))
-            for path in ladder_docs.update(kernels_dir(), document):
-                print(path, file=sys.stderr)
-            return
-        found, versions = bench_all(options)
-    except Ece408Error as error:
-        print(f"bench_cuda: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    if options.headers:
+        document = cuda_report.load(options.write.with_name(options.write.name + ".json"))
+        for path in ladder_docs.update(kernels_dir(), document):
+            print(path, file=sys.stderr)
+        return
+    found, versions = bench_all(options)
     print(_text(versions, options, found))
     failures = [
         f"{shape} {kernel}: {timing['failure']}"
@@ -124,8 +120,8 @@ def main():
         if timing["failure"]
     ]
     print("\n".join(failures), file=sys.stderr)
-    sys.exit(bool(failures))
+    return bool(failures)
 
 
 if __name__ == "__main__":
-    main()
+    program.run("bench_cuda", main)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ece408_op import mxnet_gpu
+from ece408_op import mxnet_gpu, program
 from ece408_op.course import models
-from ece408_op.errors import Ece408Error
 from ece408_op.lab import results, shapes, staged_milestones, staging_limits, zero_copy_bench
 from ece408_op.mxnet_import import load_mxnet
 
@@ -36,15 +35,11 @@ def main():
         "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
     )
     options = parser.parse_args()
-    try:
-        part = {"staged": staged, "limits": limits, "zero-copy": zero_copy}[options.part]
-        title, table, content = part(options)
-        print(table)
-        if options.write:
-            results.write(options.write, title, table, content)
-    except Ece408Error as error:
-        print(f"bench_gpu_operator: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    part = {"staged": staged, "limits": limits, "zero-copy": zero_copy}[options.part]
+    title, table, content = part(options)
+    print(table)
+    if options.write:
+        results.write(options.write, title, table, content)
 
 
 def staged(options):
@@ -76,4 +71,4 @@ def zero_copy(options):
 
 
 if __name__ == "__main__":
-    main()
+    program.run("bench_gpu_operator", main)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ece408_op import settings
+from ece408_op import program, settings
 from ece408_op.lab import results, zoo
 
 
@@ -45,4 +45,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    program.run("bench_zoo", main)

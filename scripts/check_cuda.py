@@ -1,13 +1,12 @@
 """Check every CUDA kernel: exact on whole numbers, close on real ones, nothing else written."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
+from ece408_op import program
 from ece408_op.backends.cuda import catalog, device
-from ece408_op.errors import Ece408Error
 from ece408_op.lab import cuda_proof, results
 
 
@@ -33,16 +32,12 @@ def main():
         "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
     )
     options = parser.parse_args()
-    try:
-        kernels = [catalog.get(name) for name in options.kernels] or catalog.KERNELS
-        gpu = device.get(options.gpu)
-        proofs = [
-            cuda_proof.prove(gpu, kernel, options.random, not options.small, options.bare)
-            for kernel in tqdm(kernels, unit="kernel", disable=None)
-        ]
-    except Ece408Error as error:
-        print(f"check_cuda: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    kernels = [catalog.get(name) for name in options.kernels] or catalog.KERNELS
+    gpu = device.get(options.gpu)
+    proofs = [
+        cuda_proof.prove(gpu, kernel, options.random, not options.small, options.bare)
+        for kernel in tqdm(kernels, unit="kernel", disable=None)
+    ]
     print(cuda_proof.table(proofs))
     if options.write:
         results.write(
@@ -51,8 +46,8 @@ def main():
             cuda_proof.table(proofs),
             {"kernels": cuda_proof.document(proofs)},
         )
-    sys.exit(any(proof.failures for proof in proofs))
+    return any(proof.failures for proof in proofs)
 
 
 if __name__ == "__main__":
-    main()
+    program.run("check_cuda", main)

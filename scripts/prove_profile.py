@@ -5,8 +5,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from ece408_op import program
 from ece408_op.cachedir import atomic_path
-from ece408_op.errors import Ece408Error
 from ece408_op.lab import profile_proof, profiled_kernels, results
 from ece408_op.profile.activities import to_json
 
@@ -35,14 +35,10 @@ def main():
         help="write PREFIX.md and PREFIX.json, and of each milestone the profile and time line",
     )
     options = parser.parse_args()
-    try:
-        if options.launch:
-            profiled_kernels.launch(options.launch, COUNTED)
-        else:
-            prove(options)
-    except Ece408Error as error:
-        print(f"prove_profile: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    if options.launch:
+        profiled_kernels.launch(options.launch, COUNTED)
+    else:
+        prove(options)
 
 
 def prove(options):
@@ -94,4 +90,4 @@ def write(prefix, suffix, text):
 
 
 if __name__ == "__main__":
-    main()
+    program.run("prove_profile", main)

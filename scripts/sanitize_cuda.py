@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ece408_op import program
 from ece408_op.backends.cuda import catalog
 from ece408_op.lab import results
 
@@ -83,8 +84,8 @@ def main():
         kept = [{key: each[key] for key in each if key != "output"} for each in ran]
         content = {"kernels": kernels, "random": options.random, "tools": kept}
         results.write(options.write, "CUDA kernels under compute-sanitizer", table, content)
-    sys.exit(bool(bad))
+    return bool(bad)
 
 
 if __name__ == "__main__":
-    main()
+    program.run("sanitize_cuda", main)

@@ -15,6 +15,7 @@ from typing import TextIO
 from ..cachedir import atomic_path
 from ..course.comparison_files import check_writable
 from ..errors import Ece408Error, ScriptMissing
+from ..program import output_failed
 from . import layers, ncu, recording, summary, tables
 from .activities import Profile, to_json
 from .trace import to_trace
@@ -71,6 +72,9 @@ def profile_script(path: Path, arguments: Sequence[str], asked: Wishes, gpu: boo
     again = [sys.executable, *line]
     outcome = profile(lambda: _run_path(line), line, again, asked, gpu, sys.stdout)
     failure = outcome.failure
+    if output_failed():
+        # The command says so, and in fewer words.
+        return outcome.profile.exit_code
     if isinstance(failure, SystemExit) and isinstance(failure.code, str):
         print(failure.code, file=sys.stderr)
     elif failure is not None and not isinstance(failure, SystemExit):

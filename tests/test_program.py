@@ -1,0 +1,139 @@
+"""Programs whose streams are closed, full, or abandoned by the program that read them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ece408_op import resources
+from ece408_op.errors import OutputUnwritable
+from ece408_op.program import EXIT_ABANDONED
+
+SCRIPTS = sorted(
+    path
+    for path in (resources.models_dir().parent / "scripts").glob("*.py")
+    if not path.name.startswith("_")
+)
+ECE408 = (sys.executable, "-m", "ece408_op")
+
+
+def _run(redirection, *command):
+    """Run a command as a shell does with such a redirection; `| gone` is a reader that has left."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    closed = [number for number in (0, 1, 2) if f"{number}>&-" in redirection]
+    if redirection == "| gone":
+        reader, streams["stdout"] = os.pipe()
+        os.close(reader)
+    for name, number in (("stdout", "1"), ("stderr", "2")):
+        if f"{number}>/dev/full" in redirection:
+            streams[name] = os.open("/dev/full", os.O_WRONLY)
+    try:
+        return subprocess.run(
+            command,
+            **streams,
+            text=True,
+            timeout=300,
+            preexec_fn=lambda: [os.close(number) for number in closed],
+        )
+    finally:
+        for stream in streams.values():
+            if stream >= 0:
+                os.close(stream)
+
+
+def _assert_told(result, name):
+    assert result.stderr.startswith(f"{name}: error: cannot write to standard output: ")
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert result.returncode == OutputUnwritable.exit_code
+
+
+@pytest.mark.parametrize("command", [("cache",), ("doctor",), ("m2.1", "5"), ("--help",)])
+def test_output_that_does_not_arrive(fashion_mnist, command):
+    full = _run("1>/dev/full", *ECE408, *command)
+    _assert_told(full, "ece408")
+    assert "No space left on device" in full.stderr
+    _assert_told(_run("1>&-", *ECE408, *command), "ece408")
+    gone = _run("| gone", *ECE408, *command)
+    assert (gone.stderr, gone.returncode) == ("", EXIT_ABANDONED)
+    silent = _run("0>&- 1>&- 2>&-", *ECE408, *command)
+    assert silent.returncode == OutputUnwritable.exit_code
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_without_stderr_results_and_exit_codes_are_the_same(fashion_mnist, redirection):
+    """And what would go there does not go to standard output instead."""
+    result = _run(redirection, *ECE408, "m2.1", "5")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1].startswith("Correctness: ")
+    assert "elapsed" not in result.stdout
+    wrong = _run(redirection, *ECE408, "m2.1", "0")
+    assert (wrong.stdout, wrong.returncode) == ("", 3)
+
+
+def test_every_command_and_script_ends_like_that():
+    names = ("m1.1", "m1.2", "m3.1", "m4.1", "final", "compare", "data", "swap", "models", "train")
+    commands = [(*ECE408, name) for name in (*names, "report", "profile", "tune")]
+    commands += [(sys.executable, str(script)) for script in SCRIPTS]
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda command: _run("1>/dev/full", *command, "--help"), commands)
+        for command, result in zip(commands, results):
+            path = Path(command[1])
+            own_name = path.suffix and "_" in path.stem
+            _assert_told(result, path.stem if own_name else "ece408")
+
+
+def test_a_reader_that_leaves_while_the_operator_prints(fashion_mnist):
+    """Op times are printed on a thread of MXNet's."""
+    command = [*ECE408, "m2.1", "20", "--batch-size", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not process.stdout.readline().startswith(b"Op Time"):
+            pass
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == EXIT_ABANDONED
+
+
+def test_a_profiled_script_whose_output_does_not_arrive(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("for i in range(100000): print(i)\n")
+    command = (*ECE408, "profile", "--no-gpu", str(script))
+    _assert_told(_run("1>/dev/full", *command), "ece408")
+    gone = _run("| gone", *command)
+    assert (gone.stderr, gone.returncode) == ("", EXIT_ABANDONED)
+
+
+def test_files_opened_later_do_not_become_closed_streams(tmp_path):
+    """What is printed must not be written into them, nor by programs started from here."""
+    code = """
+import os, subprocess, sys
+from ece408_op import program
+
+def work():
+    with open("file", "w") as file:
+        print("to nobody")
+        print("neither", file=sys.stderr)
+        subprocess.run(["sh", "-c", "echo out; echo err >&2"])
+        file.write(str(file.fileno() > 2))
+
+program.run("test", work)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        preexec_fn=lambda: os.closerange(0, 3),
+    )
+    assert result.returncode == OutputUnwritable.exit_code
+    assert (tmp_path / "file").read_text() == "True"
+
+
+def test_a_scripts_errors_are_one_line(tmp_path):
+    script = next(path for path in SCRIPTS if path.name == "bench_cpu.py")
+    result = _run("", sys.executable, str(script), "nonsense", "--no-torch", "--samples", "1")
+    assert result.stderr.startswith("bench_cpu: error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert 2 < result.returncode < 126
