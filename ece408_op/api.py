@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy
 
-from . import forward_operator, layout_guard
+from . import dispatch, forward_operator, layout_guard, settings
 from .attributes import ConvAttributes, is_of_mxnet
 from .errors import InvalidProblem
 from .graph_json import OP_TYPE
 from .inference import infer_shapes, infer_storage, infer_types
 from .mxnet_import import load_mxnet
+from .problem import ConvProblem
 
 _BIAS_TOO_MANY = "bias is given although no_bias is True; leave one of them out"
 
@@ -53,8 +54,9 @@ def Convolution(
     computes in float32 all the same. `of_mxnet` are attributes that MXNet gives a Symbol's node,
     such as `lr_mult` or `__group__`.
 
-    Raises `InvalidProblem`, `UnsupportedProblem` and `InvalidSetting` before anything is computed;
-    a failure in the computation itself surfaces as `errors.surfaced` describes.
+    Raises `InvalidProblem`, `UnsupportedProblem`, `InvalidSetting`, and for NDArrays what keeps a
+    backend that was asked for from computing, before anything is computed; a failure in the
+    computation itself surfaces as `errors.surfaced` describes.
     """
     given = {
         "kernel": kernel,
@@ -77,6 +79,7 @@ def Convolution(
             raise TypeError(f"Convolution() got an unexpected keyword argument {key!r}")
     attributes = {key: str(value) for key, value in given.items() if value is not None}
     parsed = ConvAttributes.parse(attributes)
+    dispatch.check_names(parsed.backend, parsed.cuda_kernel)
     mx = load_mxnet()
     inputs = (data, weight, bias)
     is_symbol = any(isinstance(each, mx.sym.Symbol) for each in inputs)
@@ -109,8 +112,9 @@ def _ndarray(
     shapes, _ = infer_shapes(parsed, [array.shape for _, array in inputs])
     types = [numpy.dtype(array.dtype).name for _, array in inputs]
     dtype = infer_types(roles, types)
-    parsed.problem(shapes[0], dtype or "float32")
+    problem = parsed.problem(shapes[0], dtype or "float32")
     data, *parameters = (array for _, array in inputs)
+    _check_backend(problem, parsed, data.context)
     # Blocked layouts are the CPU's; a GPU may have no code for the guards.
     guarded = data.context.device_type != "gpu"
     if guarded and not mx.autograd.is_recording() and forward_operator.missing() is None:
@@ -130,6 +134,14 @@ def _ndarray(
     if guarded and mx.autograd.is_recording():
         return layout_guard.plain_data(mx.nd, result)
     return result
+
+
+def _check_backend(problem: ConvProblem, parsed: ConvAttributes, context: Any) -> None:
+    """Raise here why a backend that was asked for cannot compute: MXNet would lose the reason."""
+    if parsed.backend or settings.backend():
+        on_gpu = context.device_type == "gpu"
+        device, index = ("gpu", context.device_id) if on_gpu else ("cpu", 0)
+        dispatch.prepare(problem, dispatch.Layer.of(parsed, device, index))
 
 
 def _symbol(

@@ -85,19 +85,25 @@ def check_name(backend: str) -> None:
         )
 
 
-def check_settings() -> None:
-    """Raise `InvalidSetting` or `InvalidSize` for a setting that the operator could not use."""
-    backend = settings.backend()
+def check_names(backend: str | None = None, cuda_kernel: str | None = None) -> None:
+    """Raise `InvalidSetting` unless there are a backend and a CUDA kernel of these names, whoever
+    computes in the end; names that are not given are those of the settings."""
+    backend = backend or settings.backend()
     if backend is not None:
         check_name(backend)
+    cuda_kernel = cuda_kernel or settings.kernel()
+    if cuda_kernel is not None:
+        forward_kernel(cuda_kernel)
+
+
+def check_settings() -> None:
+    """Raise `InvalidSetting` or `InvalidSize` for a setting that the operator could not use."""
+    check_names()
     settings.isa()
     settings.threads()
     settings.devices()
     settings.precision()
     settings.gpu_memory()
-    kernel = settings.kernel()
-    if kernel is not None:
-        forward_kernel(kernel)
 
 
 def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
@@ -111,9 +117,9 @@ def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
     """
     reachable = _BACKENDS[layer.device]
     candidates = _DEFAULTS[layer.device]
+    check_names(layer.backend, layer.cuda_kernel)
     requested = layer.backend or settings.backend()
     if requested is not None:
-        check_name(requested)
         candidates = (requested,) if direction == "forward" else (requested, *candidates)
     reasons = []
     for name in candidates:

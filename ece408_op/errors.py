@@ -6,6 +6,7 @@ An error's text is one line: what is wrong, the offending value, and what to do 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -180,14 +181,18 @@ class OutputUnwritable(Ece408Error):
 
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
+# How many `surfaced` blocks there are now, and what was last said where there was none.
+_blocks = 0
+_last_said = ""
 
 
 def remember(error: Exception) -> Ece408Error:
     """Keep the first failure that MXNet will report without its text; returns it as ours.
 
-    An error that is not of this package becomes the cause of an `OperatorFailed`.
+    An error that is not of this package becomes the cause of an `OperatorFailed`. Outside
+    `surfaced`, where nobody would ever see it, its text goes to stderr, once.
     """
-    global _first_failure
+    global _first_failure, _last_said
     if isinstance(error, Ece408Error):
         failure = error
     else:
@@ -195,6 +200,11 @@ def remember(error: Exception) -> Ece408Error:
         failure.__cause__ = error
     with _lock:
         _first_failure = _first_failure or failure
+        is_news = not _blocks and str(failure) != _last_said
+        if is_news:
+            _last_said = str(failure)
+    if is_news and sys.stderr is not None:
+        print(f"ece408: error: {failure}", file=sys.stderr)
     return failure
 
 
@@ -204,6 +214,18 @@ def take_failure() -> Ece408Error | None:
     with _lock:
         failure, _first_failure = _first_failure, None
     return failure
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[None]:
+    global _blocks
+    with _lock:
+        _blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
 
 
 @contextlib.contextmanager
@@ -220,7 +242,8 @@ def surfaced() -> Iterator[None]:
     """
     take_failure()
     try:
-        yield
+        with _listening():
+            yield
     except Exception as error:
         failure = take_failure()
         if failure is None or failure is error:

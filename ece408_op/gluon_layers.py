@@ -6,6 +6,7 @@ from typing import Any
 
 import mxnet as mx
 
+from . import dispatch
 from .api import Convolution
 from .attributes import ConvAttributes
 
@@ -31,7 +32,7 @@ class Conv2D(_Computed, mx.gluon.nn.Conv2D):
 
     `backend` picks who computes this layer, and `precision` how exactly at least, as for
     `Convolution`. Raises `UnsupportedProblem` for a layout other than NCHW, `InvalidSetting` for
-    a precision that there is not, and what `Convolution` raises when it is called.
+    a backend or precision that there is not, and what `Convolution` raises when it is called.
     """
 
     def __init__(
@@ -65,3 +66,4 @@ def check_layer(layer: Any) -> None:
     """Raise what `Convolution` raises unless it can be this layer."""
     attributes = {name: str(value) for name, value in layer._kwargs.items()}
     ConvAttributes.parse({**attributes, "precision": str(layer.precision)})
+    dispatch.check_names(layer.backend)

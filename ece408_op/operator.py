@@ -89,6 +89,7 @@ class ConvolutionProp(mx.operator.CustomOpProp):
         self._attributes = ConvAttributes((1, 1), 1)
         try:
             self._attributes = ConvAttributes.parse(attributes)
+            dispatch.check_names(self._attributes.backend, self._attributes.cuda_kernel)
         except Ece408Error as error:
             self._error = error
         except Exception as error:

@@ -47,3 +47,12 @@ def test_the_first_failure_is_kept():
     errors.remember(ValueError("first"))
     errors.remember(ValueError("second"))
     assert "first" in str(errors.take_failure())
+
+
+def test_outside_surfaced_a_failure_is_said_once(capfd):
+    for text in ("one", "one", "two"):
+        errors.remember(errors.InvalidProblem(text))
+    assert capfd.readouterr().err == "ece408: error: one\nece408: error: two\n"
+    with pytest.raises(errors.InvalidProblem), errors.surfaced():
+        errors.remember(errors.InvalidProblem("three"))
+    assert capfd.readouterr().err == ""
