@@ -21,6 +21,7 @@ from typing import Any
 
 from . import dispatch, errors, op_log, settings
 from .attributes import OWN, ConvAttributes, problem_of
+from .backends import native
 from .backends.cpu import CpuBackend
 from .problem import ConvProblem
 
@@ -65,8 +66,9 @@ def _load(base: Any) -> str | None:
     try:
         base.check_call(base._LIB.MXLoadLib(str(LIBRARY).encode(), 0))
         library = ctypes.CDLL(str(LIBRARY))
-        library.ece408_forward_use(_ask, _compute, KEY.encode())
-    except (base.MXNetError, OSError, AttributeError) as error:
+        share = native.library().ece408_share
+        library.ece408_forward_use(_ask, _compute, share, KEY.encode())
+    except (base.MXNetError, OSError, AttributeError, errors.KernelsMissing) as error:
         return f"{LIBRARY} does not load ({str(error).splitlines()[0]})"
     settings.watch(library.ece408_forward_forget)
     op_log.watch(library.ece408_forward_forget)

@@ -21,7 +21,7 @@ from ..problem import ConvProblem
 LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
 SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
-_ABI_VERSION = 4
+_ABI_VERSION = 5
 # Floats in a vector of each instruction set.
 LANES = {"avx512": 16, "avx2": 8, "baseline": 4}
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}

@@ -2,6 +2,7 @@
 // instruction set's vectors. Compiled once per instruction set, as direct.cpp is.
 #include "ceilings.h"
 
+#include "team.h"
 #include "vector.h"
 
 #if defined(__SSE2__)
@@ -37,8 +38,7 @@ inline void store_past_caches(float* to, Vec v) {
 }
 
 double multiply_adds(int64_t thousands, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t part = 0; part < thousands; ++part) {
+    share(threads, thousands, [](int64_t, int) {
         Vec sum[kChains];
         Vec a = broadcast(0.999f), b = broadcast(0.001f);
         for (Vec& each : sum) each = b;
@@ -47,25 +47,24 @@ double multiply_adds(int64_t thousands, int threads) {
                 sum[chain] = multiply_add(sum[chain], a, b);
                 touch(sum[chain]);
             }
-    }
+    });
     return 2.0 * static_cast<double>(thousands * kRounds * kChains * kLanes);
 }
 
 void store_all(float* to, int64_t floats, int threads) {
     const Vec value = broadcast(1.0f);
     const int64_t vectors = floats / kLanes;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t v = 0; v < vectors; ++v) store_past_caches(to + v * kLanes, value);
+    share(threads, vectors, [&](int64_t v, int) { store_past_caches(to + v * kLanes, value); });
 }
 
 void read_all(const float* from, int64_t floats, int threads) {
     const int64_t blocks = floats / (8 * kLanes);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t block = 0; block < blocks; ++block)
+    share(threads, blocks, [&](int64_t block, int) {
         for (int v = 0; v < 8; ++v) {
             Vec value = load(from + (block * 8 + v) * kLanes);
             touch(value);
         }
+    });
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <unistd.h>
 #endif
 
-#include "ece408.h"
+#include "team.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -19,8 +19,8 @@ namespace {
 
 // A cache line, which a thread's part begins and ends with.
 constexpr int64_t kLine = 64;
-// Less is not worth another thread.
-constexpr int64_t kLeastPart = 64 << 10;
+// What is copied at a time.
+constexpr int64_t kPart = 64 << 10;
 
 #if defined(__linux__)
 // Of Linux 5.14; older headers lack it, and older kernels refuse it.
@@ -57,14 +57,11 @@ void ece408_copy(void* to, const void* from, int64_t nbytes, int threads) {
     using namespace ece408;
     char* target = static_cast<char*>(to);
     const char* source = static_cast<const char*>(from);
-    const int64_t most = nbytes / kLeastPart + 1;
-    const int parts = static_cast<int>(threads < most ? threads : most);
-#pragma omp parallel for schedule(static) num_threads(parts)
-    for (int part = 0; part < parts; ++part) {
-        const int64_t begin = nbytes * part / parts / kLine * kLine;
-        const int64_t end = part + 1 == parts ? nbytes : nbytes * (part + 1) / parts / kLine * kLine;
+    share_runs(threads, (nbytes + kPart - 1) / kPart, [&](int64_t first, int64_t last, int) {
+        const int64_t begin = first * kPart;
+        const int64_t end = last * kPart < nbytes ? last * kPart : nbytes;
         copy_part(target + begin, source + begin, end - begin);
-    }
+    });
 }
 
 void ece408_populate(void* address, int64_t nbytes, int threads) {
@@ -75,13 +72,13 @@ void ece408_populate(void* address, int64_t nbytes, int threads) {
     const int64_t begin = reinterpret_cast<intptr_t>(address) / page * page;
     const int64_t end = (reinterpret_cast<intptr_t>(address) + nbytes + page - 1) / page * page;
     const int64_t first = begin / kHugePage, last = (end - 1) / kHugePage;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t huge = first; huge <= last; ++huge) {
+    share(threads, last - first + 1, [&](int64_t number, int) {
+        const int64_t huge = first + number;
         const int64_t from = huge == first ? begin : huge * kHugePage;
         const int64_t to = huge == last ? end : (huge + 1) * kHugePage;
         // Where it is refused, pages are made as they are written.
         madvise(reinterpret_cast<void*>(from), to - from, kPopulateWrite);
-    }
+    });
 #else
     (void)address, (void)nbytes, (void)threads;
 #endif

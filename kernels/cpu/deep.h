@@ -20,6 +20,7 @@
 #include "flat_image.h"
 #include "lanes.h"
 #include "pairs.h"
+#include "team.h"
 
 namespace ece408 {
 namespace {
@@ -31,6 +32,8 @@ constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 constexpr int64_t kDeepBlock = 256;
 // Pixels that a thread computes at a time, for one block of filters.
 constexpr int64_t kDeepStretch = 256;
+// Units of work to make of an image for each thread, at least.
+constexpr int64_t kDeepShares = 4;
 // The largest window, in taps, that is taken by pairs of rows.
 constexpr int64_t kDeepPairTaps = 25;
 
@@ -558,10 +561,11 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
         deep.groups * deep.out_channels * deep.out_height * deep.out_width;
     const int64_t units = deep.groups * plan.blocks;
     const bool by_image = deep.batch >= 2 * threads || threads == 1;
-    // Blocks of filters that threads cannot share evenly are cut by rows as well.
-    const int64_t slices = units % threads == 0 || units >= 8 * threads ? 1 : threads;
+    // Of few blocks of filters, threads share each one's rows, and pack all of them first.
+    const int64_t slices = by_image ? 1 : (kDeepShares * threads + units - 1) / units;
+    const bool packs_first = by_image || slices > 1;
     const int64_t images = by_image ? threads : 1;
-    const int64_t packs = by_image ? units : threads;
+    const int64_t packs = packs_first ? units : threads;
     const size_t sums =
         static_cast<size_t>(images * plan.image() + threads * plan.sums() + packs * plan.packed());
     const size_t offsets = static_cast<size_t>(deep.in_channels * deep.window);
@@ -572,46 +576,38 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
         plan.fill_offsets();
         Sum* scratch = memory + images * plan.image();
         Sum* packed = scratch + threads * plan.sums();
-        // Threads wait for each other where they must only: each time may cost as much as a layer.
-#pragma omp parallel num_threads(threads)
+        const auto pad = [&](int64_t b, int64_t c, Sum* image) {
+            plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
+        };
+        const auto pack = [&](int64_t unit, int) {
+            plan.pack(unit, packed + unit * plan.packed());
+        };
         if (by_image) {
-#pragma omp for schedule(dynamic)
-            for (int64_t unit = 0; unit < units; ++unit)
-                plan.pack(unit, packed + unit * plan.packed());
-#pragma omp for schedule(static) nowait
-            for (int64_t part = 0; part < threads; ++part) {
-                Sum* image = memory + part * plan.image();
-                for (int64_t b = deep.batch * part / threads; b < deep.batch * (part + 1) / threads;
-                     ++b) {
-                    for (int64_t c = 0; c < channels; ++c)
-                        plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
-                    for (int64_t unit = 0; unit < units; ++unit)
-                        plan.run_block(image, unit, 0, 1, packed + unit * plan.packed(), bias,
-                                       accumulate, scratch + part * plan.sums(),
-                                       out + b * out_image);
-                }
-            }
-        } else {
-            for (int64_t b = 0; b < deep.batch; ++b) {
-#pragma omp for schedule(static)
-                for (int64_t c = 0; c < channels; ++c)
-                    plan.pad(source + (b * channels + c) * pixels, memory + c * plan.channel());
-#pragma omp for schedule(static) nowait
-                for (int64_t part = 0; part < threads; ++part) {
-                    Sum* own = packed + part * plan.packed();
-                    int64_t packed_unit = -1;
-                    for (int64_t at = units * slices * part / threads;
-                         at < units * slices * (part + 1) / threads; ++at) {
-                        const int64_t unit = at / slices;
-                        if (unit != packed_unit) plan.pack(unit, own);
-                        packed_unit = unit;
-                        plan.run_block(memory, unit, at % slices, slices, own, bias, accumulate,
-                                       scratch + part * plan.sums(), out + b * out_image);
-                    }
-                }
-                if (b + 1 == deep.batch) break;
-#pragma omp barrier
-            }
+            share(threads, units, pack);
+            share(threads, deep.batch, [&](int64_t b, int member) {
+                Sum* image = memory + member * plan.image();
+                for (int64_t c = 0; c < channels; ++c) pad(b, c, image);
+                for (int64_t unit = 0; unit < units; ++unit)
+                    plan.run_block(image, unit, 0, 1, packed + unit * plan.packed(), bias,
+                                   accumulate, scratch + member * plan.sums(),
+                                   out + b * out_image);
+            });
+        }
+        for (int64_t b = 0; b < (by_image ? 0 : deep.batch); ++b) {
+            const int64_t packing = packs_first && b == 0 ? units : 0;
+            share(threads, packing + channels, [&](int64_t at, int member) {
+                if (at < packing)
+                    pack(at, member);
+                else
+                    pad(b, at - packing, memory);
+            });
+            share(threads, units * slices, [&](int64_t at, int member) {
+                const int64_t unit = at / slices;
+                const Sum* own = packed + (packs_first ? unit : member) * plan.packed();
+                if (!packs_first) plan.pack(unit, packed + member * plan.packed());
+                plan.run_block(memory, unit, at % slices, slices, own, bias, accumulate,
+                               scratch + member * plan.sums(), out + b * out_image);
+            });
         }
     }
     free(plan.offset);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "deep.h"
+#include "team.h"
 #include "weight_totals.h"
 
 namespace ece408 {
@@ -259,20 +260,22 @@ void add_stretch(const OuterLayout<T, Sum>& layout, int64_t begin, int64_t end, 
     }
 }
 
-// All images by all threads of a team.
+// All images, some at a time by all threads.
 template <class T, class Sum>
-void add_together(const OuterLayout<T, Sum>& layout, double* totals) {
+void add_together(const OuterLayout<T, Sum>& layout, double* totals, int threads) {
     const OuterPlan& plan = layout.plan;
     for (int64_t first = 0; first < plan.s.batch; first += plan.images) {
         const int64_t left = plan.s.batch - first;
         const int64_t count = left < plan.images ? left : plan.images;
-#pragma omp for schedule(static) nowait
-        for (int64_t at = 0; at < layout.rows(count); ++at) layout.row(first, at);
-#pragma omp for schedule(static)
-        for (int64_t at = 0; at < layout.gradient_rows(count); ++at)
-            layout.gradient_row(first, at);
-#pragma omp for schedule(static)
-        for (int64_t unit = 0; unit < plan.units(); ++unit) layout.tile(unit, count, totals);
+        const int64_t rows = layout.rows(count);
+        share(threads, rows + layout.gradient_rows(count), [&](int64_t at, int) {
+            if (at < rows)
+                layout.row(first, at);
+            else
+                layout.gradient_row(first, at - rows);
+        });
+        share(threads, plan.units(),
+              [&](int64_t unit, int) { layout.tile(unit, count, totals); });
     }
 }
 
@@ -287,17 +290,20 @@ bool run_deep_weight(const Sweep& s, const T* x, const T* dy, T* dw, bool accumu
     const int64_t layouts = totals.stretches > 1 ? threads : 1;
     Sum* memory = static_cast<Sum*>(malloc(static_cast<size_t>(layouts * floats) * sizeof(Sum)));
     const bool ready = totals.sums && memory;
-#pragma omp parallel num_threads(ready ? threads : 1)
     if (ready) {
-        const int64_t own = totals.stretches > 1 ? omp_get_thread_num() * floats : 0;
-        const OuterLayout<T, Sum> layout(plan, x, dy, memory + own);
-        if (totals.stretches == 1) add_together(layout, totals.sums);
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < (totals.stretches > 1 ? totals.stretches : 0); ++i)
-            add_stretch(layout, totals.first_image(i), totals.first_image(i + 1), totals.of(i));
-#pragma omp for schedule(static)
-        for (int64_t unit = 0; unit < units; ++unit)
+        const auto layout = [&](int64_t member) {
+            return OuterLayout<T, Sum>(plan, x, dy, memory + member * floats);
+        };
+        if (totals.stretches == 1)
+            add_together(layout(0), totals.sums, threads);
+        else
+            share(threads, totals.stretches, [&](int64_t i, int member) {
+                add_stretch(layout(member), totals.first_image(i), totals.first_image(i + 1),
+                            totals.of(i));
+            });
+        share(threads, units, [&](int64_t unit, int) {
             put_outer(plan, plan.unit(unit), totals, unit * tile, accumulate, dw);
+        });
     }
     free(memory);
     free(totals.sums);

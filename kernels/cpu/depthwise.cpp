@@ -19,6 +19,7 @@
 #include <stdlib.h>
 
 #include "shape.h"
+#include "team.h"
 #include "vector.h"
 
 namespace ece408 {
@@ -246,17 +247,15 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
     call.fetches = dilate == 1 && exceeds_caches(4 * inputs);
     // Of few planes threads share each.
     const int64_t parts = layer.planes() < 4 * threads ? tiles : 1;
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static) nowait
-        for (int64_t unit = 0; unit < layer.planes() * parts; ++unit) {
+    share_runs(threads, layer.planes() * parts, [&](int64_t begin, int64_t end, int) {
+        for (int64_t unit = begin; unit < end; ++unit) {
             const int64_t part = unit % parts;
             run_plane(call, unit / parts, tiles * part / parts, tiles * (part + 1) / parts);
         }
 #if ECE408_STREAMS
         finish_streams();
 #endif
-    }
+    });
     free(zeros);
     return ECE408_OK;
 }

@@ -16,10 +16,10 @@
 // page, and such an image is a few pages.
 #include "direct.h"
 
-#include <omp.h>
 #include <string.h>
 
 #include "plane.h"
+#include "team.h"
 #include "tile.h"
 
 namespace ece408 {
@@ -236,32 +236,29 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
         copies = static_cast<float*>(malloc(static_cast<size_t>(count * padded) * sizeof(float)));
         if (!copies) return false;
     }
-#pragma omp parallel num_threads(team)
-    {
-        if (copies && parts > 1) {
-#pragma omp for schedule(static)
-            for (int64_t c = 0; c < s.batch * s.channels; ++c)
-                lay_out_channel(layer, x + c * pixels, copies + c * s.height * s.width);
-        }
-#pragma omp for schedule(dynamic) nowait
-        for (int64_t unit = 0; unit < units; ++unit) {
+    if (copies && parts > 1)
+        share(team, s.batch * s.channels, [&](int64_t c, int) {
+            lay_out_channel(layer, x + c * pixels, copies + c * s.height * s.width);
+        });
+    share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
+        for (int64_t unit = begin; unit < end; ++unit) {
             const int64_t b = unit / parts, part = unit % parts;
             const float* image = x + b * s.channels * pixels;
             if (copies) {
-                float* own = copies + (parts == 1 ? omp_get_thread_num() : b) * padded;
+                float* own = copies + (parts == 1 ? member : b) * padded;
                 for (int64_t c = 0; c < s.channels && parts == 1; ++c)
                     lay_out_channel(layer, image + c * pixels, own + c * s.height * s.width);
                 image = own;
             }
-            const bool more = parts == 1 && b + team < s.batch;
-            const float* ahead = more ? x + (b + team) * s.channels * pixels : nullptr;
+            const bool more = parts == 1 && unit + 1 < end;
+            const float* ahead = more ? x + (b + 1) * s.channels * pixels : nullptr;
             run_part(plan, image, ahead, y + b * y_image, part_start(tiles, parts, part),
                      part_start(tiles, parts, part + 1), accumulate, streams, parts == 1);
         }
 #if ECE408_STREAMS
         finish_streams();
 #endif
-    }
+    });
     free(copies);
     return true;
 }

@@ -8,8 +8,9 @@
  * Types are f32, f64 and f16, the bits of IEEE half precision, summed in float by the fast kernels.
  * They need the alignment of their element only, and must not overlap. Nothing outside them is
  * read or written. With `accumulate` nonzero the result is added to what the output holds;
- * otherwise the output's old contents are not read. `threads` is the most OpenMP threads used,
- * small problems use fewer; no result depends on it, to the last bit. Functions are thread-safe and keep no state.
+ * otherwise the output's old contents are not read. `threads` is the most threads used, the
+ * caller among them; small problems use fewer, and no result depends on it, to the last bit.
+ * Functions are thread-safe. What stays of them are the threads, asleep, for the next call of any.
  */
 #ifndef ECE408_H
 #define ECE408_H
@@ -19,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 4
+#define ECE408_ABI_VERSION 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -127,6 +128,15 @@ ECE408_EXPORT uint16_t ece408_float_to_half(float value);
 ECE408_EXPORT double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa);
 ECE408_EXPORT int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa);
 ECE408_EXPORT int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa);
+
+/* Does pieces [begin, end) of some work as its member `member`. */
+typedef void ece408_pieces(const void* work, int64_t begin, int64_t end, int member);
+
+/* Has `count` pieces of some work done, each once and in any order, by the caller and by as many of
+ * the threads that kernels use as have a core, at most `threads` in all. Each of these has a number
+ * below that as its `member`, which nobody else has at the time. Returns when all are done. */
+ECE408_EXPORT void ece408_share(int threads, int64_t count, ece408_pieces* pieces,
+                                const void* work);
 
 /* Copies bytes by at most `threads` threads, past the caches; the two must not overlap. */
 ECE408_EXPORT void ece408_copy(void* to, const void* from, int64_t nbytes, int threads);

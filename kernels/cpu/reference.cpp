@@ -3,6 +3,7 @@
 // depends on the number of threads. Compiled without contraction of a * b + c.
 #include "half.h"
 #include "shape.h"
+#include "team.h"
 
 namespace ece408 {
 namespace {
@@ -80,14 +81,14 @@ double output_element(const Shape& s, const T* x, const T* w, int64_t b, int64_t
 template <class T>
 void forward(const Shape& s, const T* x, const T* w, const T* bias, T* y, bool accumulate,
              int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t b = 0; b < s.batch; ++b)
-        for (int64_t m = 0; m < s.filters; ++m)
-            for (int64_t i = 0; i < s.out_height; ++i)
-                for (int64_t j = 0; j < s.out_width; ++j) {
-                    const double sum = output_element(s, x, w, b, m, i, j);
-                    put(&y[y_index(s, b, m, i, j)], bias ? get(bias[m]) + sum : sum, accumulate);
-                }
+    share(threads, s.batch * s.filters, [&](int64_t plane, int) {
+        const int64_t b = plane / s.filters, m = plane % s.filters;
+        for (int64_t i = 0; i < s.out_height; ++i)
+            for (int64_t j = 0; j < s.out_width; ++j) {
+                const double sum = output_element(s, x, w, b, m, i, j);
+                put(&y[y_index(s, b, m, i, j)], bias ? get(bias[m]) + sum : sum, accumulate);
+            }
+    });
 }
 
 // Gradient of x[b, c, h, v]: every output that read it, times the weight it read it with.
@@ -112,13 +113,13 @@ double input_gradient(const Shape& s, const T* w, const T* dy, int64_t b, int64_
 
 template <class T>
 void backward_data(const Shape& s, const T* w, const T* dy, T* dx, bool accumulate, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t b = 0; b < s.batch; ++b)
-        for (int64_t c = 0; c < s.channels; ++c)
-            for (int64_t h = 0; h < s.height; ++h)
-                for (int64_t v = 0; v < s.width; ++v)
-                    put(&dx[x_index(s, b, c, h, v)], input_gradient(s, w, dy, b, c, h, v),
-                        accumulate);
+    share(threads, s.batch * s.channels, [&](int64_t plane, int) {
+        const int64_t b = plane / s.channels, c = plane % s.channels;
+        for (int64_t h = 0; h < s.height; ++h)
+            for (int64_t v = 0; v < s.width; ++v)
+                put(&dx[x_index(s, b, c, h, v)], input_gradient(s, w, dy, b, c, h, v),
+                    accumulate);
+    });
 }
 
 // Gradient of w[m, c, p, q]: every output of filter m, times the input it multiplied there.
@@ -144,25 +145,24 @@ double weight_gradient(const Shape& s, const T* x, const T* dy, int64_t m, int64
 template <class T>
 void backward_weight(const Shape& s, const T* x, const T* dy, T* dw, bool accumulate,
                      int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t m = 0; m < s.filters; ++m)
-        for (int64_t c = 0; c < s.group_channels; ++c)
-            for (int64_t p = 0; p < s.kernel_h; ++p)
-                for (int64_t q = 0; q < s.kernel_w; ++q)
-                    put(&dw[w_index(s, m, c, p, q)], weight_gradient(s, x, dy, m, c, p, q),
-                        accumulate);
+    share(threads, s.filters * s.group_channels, [&](int64_t window, int) {
+        const int64_t m = window / s.group_channels, c = window % s.group_channels;
+        for (int64_t p = 0; p < s.kernel_h; ++p)
+            for (int64_t q = 0; q < s.kernel_w; ++q)
+                put(&dw[w_index(s, m, c, p, q)], weight_gradient(s, x, dy, m, c, p, q),
+                    accumulate);
+    });
 }
 
 template <class T>
 void backward_bias(const Shape& s, const T* dy, T* dbias, bool accumulate, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t m = 0; m < s.filters; ++m) {
+    share(threads, s.filters, [&](int64_t m, int) {
         double sum = 0;
         for (int64_t b = 0; b < s.batch; ++b)
             for (int64_t i = 0; i < s.out_height; ++i)
                 for (int64_t j = 0; j < s.out_width; ++j) sum += get(dy[y_index(s, b, m, i, j)]);
         put(&dbias[m], sum, accumulate);
-    }
+    });
 }
 
 bool usable(const ece408_problem* problem, int threads) {

@@ -15,6 +15,7 @@
 #include "flat_image.h"
 #include "lanes.h"
 #include "shape.h"
+#include "team.h"
 
 namespace ece408 {
 namespace {
@@ -213,15 +214,11 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
     const size_t floats = static_cast<size_t>(images * plan.image_size + threads * sums_size);
     Sum* memory = static_cast<Sum*>(calloc(floats, sizeof(Sum)));
     if (!memory) return false;
-    // Threads wait for each other where they must only: each time may cost as much as a layer.
-#pragma omp parallel num_threads(threads)
     if (by_image) {
-#pragma omp for schedule(static) nowait
-        for (int64_t thread = 0; thread < threads; ++thread) {
-            Sum* image = memory + thread * plan.image_size;
-            Sum* sums = memory + images * plan.image_size + thread * sums_size;
-            for (int64_t b = block_start(s.batch, threads, thread);
-                 b < block_start(s.batch, threads, thread + 1); ++b) {
+        share_runs(threads, s.batch, [&](int64_t begin, int64_t end, int member) {
+            Sum* image = memory + member * plan.image_size;
+            Sum* sums = memory + images * plan.image_size + member * sums_size;
+            for (int64_t b = begin; b < end; ++b) {
                 for (int64_t c = 0; c < channels; ++c)
                     fill_channel(s, plan.flat, source + (b * channels + c) * pixels,
                                  image + c * plan.flat.channel);
@@ -233,26 +230,20 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
 #if defined(__SSE2__)
             if (store == kStream) _mm_sfence();
 #endif
-        }
+        });
     } else {
         for (int64_t b = 0; b < s.batch; ++b) {
-#pragma omp for schedule(static)
-            for (int64_t part = 0; part < channels * s.stride_h; ++part) {
+            share(threads, channels * s.stride_h, [&](int64_t part, int) {
                 const int64_t c = part / s.stride_h;
                 fill_rows(s, plan.flat, source + (b * channels + c) * pixels, part % s.stride_h,
                           memory + c * plan.flat.channel);
-            }
-#pragma omp for schedule(static) nowait
-            for (int64_t part = 0; part < threads; ++part)
-                for (int64_t unit = block_start(units, threads, part);
-                     unit < block_start(units, threads, part + 1); ++unit)
-                    run_stretch(plan, memory, unit / plan.stretches / plan.blocks,
-                                unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
-                                accumulate ? kAccumulate : kOverwrite,
-                                memory + plan.image_size + part * sums_size,
-                                out + b * out_size);
-            if (b + 1 == s.batch) break;
-#pragma omp barrier
+            });
+            share(threads, units, [&](int64_t unit, int member) {
+                run_stretch(plan, memory, unit / plan.stretches / plan.blocks,
+                            unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
+                            accumulate ? kAccumulate : kOverwrite,
+                            memory + plan.image_size + member * sums_size, out + b * out_size);
+            });
         }
     }
     free(memory);

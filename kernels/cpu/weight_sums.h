@@ -12,6 +12,7 @@
 #include "flat_image.h"
 #include "lanes.h"
 #include "sweep.h"
+#include "team.h"
 #include "weight_totals.h"
 
 namespace ece408 {
@@ -131,16 +132,18 @@ void add_stretch(const DotLayout<T, Sum>& layout, int64_t begin, int64_t end, do
     }
 }
 
-// All images by all threads of a team.
+// All images, each by all threads.
 template <class T, class Sum>
-void add_together(const DotLayout<T, Sum>& layout, double* totals) {
+void add_together(const DotLayout<T, Sum>& layout, double* totals, int threads) {
+    const int64_t channels = layout.channels();
     for (int64_t b = 0; b < layout.s.batch; ++b) {
-#pragma omp for schedule(static) nowait
-        for (int64_t c = 0; c < layout.channels(); ++c) layout.channel(b, c);
-#pragma omp for schedule(static)
-        for (int64_t m = 0; m < layout.filters(); ++m) layout.gradient(b, m);
-#pragma omp for schedule(static)
-        for (int64_t unit = 0; unit < layout.units(); ++unit) layout.dots(unit, totals);
+        share(threads, channels + layout.filters(), [&](int64_t plane, int) {
+            if (plane < channels)
+                layout.channel(b, plane);
+            else
+                layout.gradient(b, plane - channels);
+        });
+        share(threads, layout.units(), [&](int64_t unit, int) { layout.dots(unit, totals); });
     }
 }
 
@@ -159,19 +162,21 @@ bool run_weight_sums(const Sweep& s, const T* x, const T* dy, T* dw, bool accumu
     const bool ready = totals.sums && taps && memory;
     for (int64_t t = 0; t < (ready ? window : 0); ++t)
         taps[t] = tap_offset(s, f, t / s.kernel_w, t % s.kernel_w);
-#pragma omp parallel num_threads(ready ? threads : 1)
     if (ready) {
-        const int64_t own = totals.stretches > 1 ? omp_get_thread_num() * floats : 0;
-        const DotLayout<T, Sum> layout = {s, f, x, dy, taps, memory + own};
-        if (totals.stretches == 1) add_together(layout, totals.sums);
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < (totals.stretches > 1 ? totals.stretches : 0); ++i)
-            add_stretch(layout, totals.first_image(i), totals.first_image(i + 1), totals.of(i));
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < weights; ++i) {
+        const auto layout = [&](int64_t member) -> DotLayout<T, Sum> {
+            return {s, f, x, dy, taps, memory + member * floats};
+        };
+        if (totals.stretches == 1)
+            add_together(layout(0), totals.sums, threads);
+        else
+            share(threads, totals.stretches, [&](int64_t i, int member) {
+                add_stretch(layout(member), totals.first_image(i), totals.first_image(i + 1),
+                            totals.of(i));
+            });
+        share(threads, weights, [&](int64_t i, int) {
             const double total = totals.total(i);
             narrow(static_cast<Sum>(accumulate ? widen(dw[i]) + total : total), dw + i);
-        }
+        });
     }
     free(memory);
     free(taps);

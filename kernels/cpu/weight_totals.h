@@ -3,7 +3,6 @@
 // up in order, so that no result depends on it.
 #pragma once
 
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -9,11 +9,11 @@
 // lanes, and last the sums become rows of y.
 #include "winograd.h"
 
-#include <omp.h>
 #include <string.h>
 
 #include "plane.h"
 #include "square_tile.h"
+#include "team.h"
 
 namespace ece408 {
 namespace {
@@ -125,8 +125,7 @@ void pack_channel(const Plan& plan, int64_t m, int64_t c, int64_t filters,
 void pack_weights(const Plan& plan, const float* bias, int threads) {
     const int64_t channels = plan.layer.shape.channels, groups = plan.columns.groups;
     const bool many = channels * plan.layer.shape.filters >= kManyWeights;
-#pragma omp parallel for num_threads(threads) if (many)
-    for (int64_t block = 0; block < plan.blocks; ++block) {
+    share(many ? threads : 1, plan.blocks, [&](int64_t block, int) {
         const int64_t first = plan.first_filter(block);
         const int64_t filters = plan.first_filter(block + 1) - first;
         float* const begin = plan.packed + first * plan.filter_floats();
@@ -142,7 +141,7 @@ void pack_weights(const Plan& plan, const float* bias, int threads) {
             for (int64_t c = 0; c < channels; ++c)
                 pack_channel(plan, first + m, c, filters, next);
         }
-    }
+    });
 }
 
 // Row `row` of a channel with its border: where it is, if so many floats of x can be read there,
@@ -239,8 +238,8 @@ struct Scratches {
         first += kLineBytes - reinterpret_cast<uintptr_t>(memory) % kLineBytes;
         return memory != nullptr;
     }
-    Scratch of(const Plan& plan, int thread) const {
-        float* domains = reinterpret_cast<float*>(first + static_cast<size_t>(thread) * step);
+    Scratch of(const Plan& plan, int member) const {
+        float* domains = reinterpret_cast<float*>(first + static_cast<size_t>(member) * step);
         float* sums = domains + plan.domain_floats();
         float* rows = sums + plan.sum_floats();
         return {domains, sums, rows,
@@ -314,22 +313,21 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const Shape& s = layer.shape;
     const int64_t parts = divide_up(plan.rows.pairs, plan.stretch), units = s.batch * parts;
     const int team = static_cast<int>(threads < units ? threads : units);
-    // Of many, several at a time, so that a thread knows what comes next.
-    const int64_t grain = units / team > 64 ? 8 : 1;
     const int64_t image = s.channels * layer.height * layer.width;
     const float* const x_end = x + s.batch * image;
     Scratches scratches;
     if (!scratches.allocate(plan, team)) return false;
-#pragma omp parallel for schedule(dynamic, grain) num_threads(team)
-    for (int64_t unit = 0; unit < units; ++unit) {
-        const int64_t b = unit / parts, pair = unit % parts * plan.stretch;
-        const int64_t left = plan.rows.pairs - pair;
-        const float* const from = x + b * image;
-        run_stretch(plan, from, x_end, pair, left < plan.stretch ? left : plan.stretch,
-                    grain > 1 && parts == 1 ? from + image : nullptr, accumulate,
-                    scratches.of(plan, omp_get_thread_num()),
-                    y + b * s.filters * s.out_height * s.out_width);
-    }
+    share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
+        for (int64_t unit = begin; unit < end; ++unit) {
+            const int64_t b = unit / parts, pair = unit % parts * plan.stretch;
+            const int64_t left = plan.rows.pairs - pair;
+            const float* const from = x + b * image;
+            run_stretch(plan, from, x_end, pair, left < plan.stretch ? left : plan.stretch,
+                        parts == 1 && unit + 1 < end ? from + image : nullptr, accumulate,
+                        scratches.of(plan, member),
+                        y + b * s.filters * s.out_height * s.out_width);
+        }
+    });
     free(scratches.memory);
     return true;
 }

@@ -30,8 +30,12 @@ typedef void ece408_ask(const char* layer, int type, const int64_t* sizes, ece40
 typedef int ece408_compute(const char* layer, int type, const int64_t* sizes, const void* x,
                            const void* w, const void* bias, void* y);
 
+/* The function ece408_share. */
+typedef void ece408_sharing(int threads, int64_t count, ece408_pieces* pieces, const void* work);
+
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */
-ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute, const char* key);
+ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute,
+                                      ece408_sharing* share, const char* key);
 
 /* Has every plan asked for anew. */
 ECE408_EXPORT void ece408_forward_forget(void);

@@ -69,15 +69,16 @@ public:
         const Affine affine = affine_of(concat_.epilogue, channels, in, concat_.count);
         float* const y = (*out)[0].data<float>();
         const int threads = ece408::plans().threads();
-#pragma omp parallel for num_threads(threads) schedule(static)
-        for (int64_t plane = 0; plane < shape[0] * channels; plane++) {
-            const float* const x = source(*in, plane / channels, plane % channels, pixels);
-            if (concat_.epilogue.is_nothing())
-                std::memcpy(y + plane * pixels, x, pixels * sizeof(float));
-            else
-                finish_plane(concat_.epilogue, affine, plane % channels, pixels, x, nullptr,
-                             y + plane * pixels);
-        }
+        ece408::plans().share(threads, shape[0] * channels, [&](int64_t begin, int64_t end) {
+            for (int64_t plane = begin; plane < end; plane++) {
+                const float* const x = source(*in, plane / channels, plane % channels, pixels);
+                if (concat_.epilogue.is_nothing())
+                    std::memcpy(y + plane * pixels, x, pixels * sizeof(float));
+                else
+                    finish_plane(concat_.epilogue, affine, plane % channels, pixels, x, nullptr,
+                                 y + plane * pixels);
+            }
+        });
         return MX_SUCCESS;
     }
 

@@ -141,12 +141,13 @@ private:
         if (status != MX_SUCCESS) return status;
         const int64_t pixels = s.out_height * s.out_width;
         float* const y = static_cast<float*>(arrays.y);
-#pragma omp parallel for num_threads(plan.threads) schedule(static)
-        for (int64_t plane = 0; plane < s.batch * s.filters; plane++) {
-            const int64_t first = plane * pixels;
-            finish_plane(layer.epilogue, affine, plane % s.filters, pixels, y + first,
-                         added ? added + first : nullptr, y + first);
-        }
+        plans().share(plan.threads, s.batch * s.filters, [&](int64_t begin, int64_t end) {
+            for (int64_t plane = begin; plane < end; plane++) {
+                const int64_t first = plane * pixels;
+                finish_plane(layer.epilogue, affine, plane % s.filters, pixels, y + first,
+                             added ? added + first : nullptr, y + first);
+            }
+        });
         return MX_SUCCESS;
     }
 

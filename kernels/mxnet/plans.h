@@ -31,9 +31,10 @@ constexpr const char* kVariables[] = {"ECE408_BACKEND", "ECE408_ISA", "ECE408_TH
 
 class Plans {
 public:
-    void use(ece408_ask* ask, ece408_compute* compute, const char* key) {
+    void use(ece408_ask* ask, ece408_compute* compute, ece408_sharing* share, const char* key) {
         ask_ = ask;
         compute_ = compute;
+        share_ = share;
         key_ = key;
     }
 
@@ -72,6 +73,15 @@ public:
         return compute_(call.name(), call.type, call.sizes.data(), x, w, bias, y) != 0;
     }
 
+    // Calls work(begin, end) for runs of `count` pieces, by the threads of the kernels.
+    template <class Work>
+    void share(int threads, int64_t count, const Work& work) const {
+        const auto run = [](const void* all, int64_t begin, int64_t end, int) {
+            (*static_cast<const Work*>(all))(begin, end);
+        };
+        share_(threads, count, run, &work);
+    }
+
 private:
     void watch_environment() {
         for (size_t i = 0; i < environment_.size(); i++) {
@@ -89,6 +99,7 @@ private:
     uint64_t generation_ = 0;
     ece408_ask* ask_ = nullptr;
     ece408_compute* compute_ = nullptr;
+    ece408_sharing* share_ = nullptr;
     std::string key_;
 };
 

@@ -162,11 +162,9 @@ private:
         std::vector<float> widths(columns.count);
         for (int64_t j = 0; j < columns.count; j++)
             widths[j] = static_cast<float>(columns.length(j, pool_.counts_border));
-#pragma omp parallel num_threads(threads)
-        {
+        ece408::plans().share(threads, shape[0] * shape[1], [&](int64_t begin, int64_t end) {
             std::vector<float> buffer(columns.reach(), Reduction::kNone);
-#pragma omp for schedule(static)
-            for (int64_t plane = 0; plane < shape[0] * shape[1]; plane++)
+            for (int64_t plane = begin; plane < end; plane++)
                 for (int64_t i = 0; i < rows.count; i++) {
                     const int64_t first = rows.begin(i), count = rows.end(i) - first;
                     float* const to = y + (plane * rows.count + i) * columns.count;
@@ -176,7 +174,7 @@ private:
                     const auto height = static_cast<float>(rows.length(i, pool_.counts_border));
                     for (int64_t j = 0; j < columns.count; j++) to[j] /= height * widths[j];
                 }
-        }
+        });
     }
 
     Pool pool_;

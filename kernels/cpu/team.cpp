@@ -1,0 +1,269 @@
+// The team of team.h. A caller takes one of a few slots and fills in what is to be done; it and
+// workers claim pieces by taking them off the number of those left. That number carries how often
+// the slot was filled, so that a worker who looked at a slot, lost its core, and comes back to find
+// it filled anew claims nothing by mistake. Slots are never freed, so that looking is never wrong.
+//
+// Who waits, a worker for work or a caller for pieces that others have begun, first spins, since
+// mostly the next thing comes within microseconds and waking a thread takes longer. Then it sleeps:
+// others may want the core, the one that is waited for among them.
+#include "team.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace ece408 {
+namespace {
+
+// Callers at once that can have help.
+constexpr int kSlots = 16;
+constexpr int kMostThreads = 1024;
+// A claim is such a part of a thread's share of what is left: of many pieces a run, and in the end
+// single ones, so that all members end together.
+constexpr int64_t kParts = 4;
+constexpr int64_t kSpinNs = 100 * 1000;
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+// What a slot's ticket says: how often the slot was filled (32 bits), how many members there have
+// been (16), and how many pieces, or portions of many, are left to be claimed (16).
+constexpr uint64_t kMember = uint64_t{1} << 16, kFilling = uint64_t{1} << 32;
+constexpr int64_t kMostPortions = kMember - 1;
+
+int64_t left_of(uint64_t ticket) { return static_cast<int64_t>(ticket % kMember); }
+int members_of(uint64_t ticket) { return static_cast<int>(ticket % kFilling / kMember); }
+uint64_t filling_of(uint64_t ticket) { return ticket / kFilling; }
+
+// Beside the number of portions that are not done yet: the caller sleeps.
+constexpr uint32_t kCallerSleeps = uint32_t{1} << 31;
+
+struct Job {
+    ece408_pieces* pieces;
+    const void* work;
+    int64_t count, portions;
+    int threads;
+
+    // How many portions to claim of so many that are left.
+    int64_t claim(int64_t left) const {
+        const int64_t some = left / (kParts * threads);
+        return some < 1 ? 1 : some;
+    }
+    void run(int64_t left, int64_t claimed, int member) const {
+        const int64_t first = portions - left;
+        pieces(work, count * first / portions, count * (first + claimed) / portions, member);
+    }
+};
+
+struct alignas(128) Slot {
+    std::atomic<bool> taken;
+    std::atomic<uint64_t> ticket;
+    std::atomic<uint32_t> unfinished;
+    // The job; the same for as long as there is something left to be claimed.
+    std::atomic<ece408_pieces*> pieces;
+    std::atomic<const void*> work;
+    std::atomic<int64_t> count, portions;
+    std::atomic<int> threads;
+
+    // The ticket, of which the caller is a member.
+    uint64_t fill(const Job& job) {
+        pieces.store(job.pieces, relaxed);
+        work.store(job.work, relaxed);
+        count.store(job.count, relaxed);
+        portions.store(job.portions, relaxed);
+        threads.store(job.threads, relaxed);
+        unfinished.store(static_cast<uint32_t>(job.portions), relaxed);
+        const uint64_t filled = (filling_of(ticket.load(relaxed)) + 1) * kFilling;
+        const uint64_t full = filled + kMember + static_cast<uint64_t>(job.portions);
+        ticket.store(full, std::memory_order_release);
+        return full;
+    }
+
+    // What the filling has whose ticket was seen, provided that a claim of it succeeds afterwards.
+    Job job() const {
+        return {pieces.load(relaxed), work.load(relaxed), count.load(relaxed),
+                portions.load(relaxed), threads.load(relaxed)};
+    }
+};
+
+Slot slots[kSlots];
+// Rung as a slot is filled; workers sleep until then.
+alignas(128) std::atomic<uint32_t> bell;
+// How many workers there are; that sleep, or are about to; that listen for the bell.
+alignas(128) std::atomic<int> workers, sleeping, listening;
+
+int64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t{t.tv_sec} * 1000000000 + t.tv_nsec;
+}
+
+// Whether it is `over` within the time that is worth spinning.
+template <class Over>
+bool spin(const Over& over) {
+    const int64_t end = now_ns() + kSpinNs;
+    do {
+        for (int i = 0; i < 16; ++i) {
+            if (over()) return true;
+#if defined(__SSE2__)
+            _mm_pause();
+#endif
+        }
+    } while (now_ns() < end);
+    return false;
+}
+
+void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
+    static_assert(sizeof word == sizeof value, "a futex is a plain word");
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake(const std::atomic<uint32_t>& word, int most) {
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
+}
+
+// Claims and does pieces of the filling that `ticket` is of until none are left; returns how many
+// portions those were.
+uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int member) {
+    const uint64_t filling = filling_of(ticket);
+    int64_t done = 0;
+    while (filling_of(ticket) == filling && left_of(ticket) > 0) {
+        const int64_t left = left_of(ticket), claimed = job.claim(left);
+        if (!slot.ticket.compare_exchange_weak(ticket, ticket - static_cast<uint64_t>(claimed),
+                                               relaxed))
+            continue;
+        job.run(left, claimed, member);
+        done += claimed;
+        ticket = slot.ticket.load(relaxed);
+    }
+    return static_cast<uint32_t>(done);
+}
+
+// A worker's part in a slot; false if it has none there.
+bool help(Slot& slot) {
+    uint64_t ticket = slot.ticket.load(std::memory_order_acquire);
+    Job job;
+    int64_t left, claimed;
+    do {
+        left = left_of(ticket);
+        job = slot.job();
+        if (left == 0 || members_of(ticket) >= job.threads) return false;
+        claimed = job.claim(left);
+    } while (!slot.ticket.compare_exchange_weak(ticket,
+                                                ticket + kMember - static_cast<uint64_t>(claimed),
+                                                std::memory_order_acquire));
+    const int member = members_of(ticket);
+    job.run(left, claimed, member);
+    const uint64_t next = slot.ticket.load(relaxed);
+    uint32_t done = static_cast<uint32_t>(claimed);
+    if (filling_of(next) == filling_of(ticket)) done += work_off(slot, job, next, member);
+    // Once all is done the slot may become another caller's, whom waking does no harm.
+    if (slot.unfinished.fetch_sub(done, std::memory_order_acq_rel) - done == kCallerSleeps)
+        wake(slot.unfinished, 1);
+    return true;
+}
+
+void* be_worker(void*) {
+    for (;;) {
+        const uint32_t heard = bell.load(std::memory_order_acquire);
+        bool helped = false;
+        for (Slot& slot : slots) helped = help(slot) || helped;
+        if (helped) continue;
+        listening.fetch_add(1, relaxed);
+        const bool rung = spin([&] { return bell.load(relaxed) != heard; });
+        listening.fetch_sub(1, relaxed);
+        if (rung) continue;
+        sleeping.fetch_add(1);
+        if (bell.load() == heard) sleep_while(bell, heard);
+        sleeping.fetch_sub(1);
+    }
+    return nullptr;
+}
+
+// In a forked child there is none of the other threads, nor what they were at.
+void start_anew() {
+    for (Slot& slot : slots) {
+        slot.taken = false;
+        slot.ticket = filling_of(slot.ticket) * kFilling;
+    }
+    workers = sleeping = listening = 0;
+}
+
+bool start_worker() {
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) return false;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    // Signals are for the threads of the program that we are in.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    const bool started = pthread_create(&thread, &attributes, be_worker, nullptr) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+    return started;
+}
+
+// Has at least so many workers, unless the system refuses more.
+void have_workers(int wanted) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, [] { pthread_atfork(nullptr, nullptr, start_anew); });
+    int there = workers.load(relaxed);
+    while (there < wanted) {
+        if (!workers.compare_exchange_weak(there, there + 1)) continue;
+        if (!start_worker()) {
+            workers.fetch_sub(1);
+            return;
+        }
+        ++there;
+    }
+}
+
+void ring(int helpers) {
+    bell.fetch_add(1);
+    helpers -= listening.load(relaxed);
+    if (helpers > 0 && sleeping.load() > 0) wake(bell, helpers);
+}
+
+void wait_for_others(Slot& slot) {
+    const auto finished = [&] { return slot.unfinished.load(std::memory_order_acquire) == 0; };
+    if (spin(finished)) return;
+    uint32_t left = slot.unfinished.fetch_or(kCallerSleeps, std::memory_order_acq_rel);
+    for (left |= kCallerSleeps; left != kCallerSleeps;
+         left = slot.unfinished.load(std::memory_order_acquire))
+        sleep_while(slot.unfinished, left);
+}
+
+Slot* take_slot() {
+    for (Slot& slot : slots)
+        if (!slot.taken.load(relaxed) && !slot.taken.exchange(true, std::memory_order_acquire))
+            return &slot;
+    return nullptr;
+}
+
+}  // namespace
+}  // namespace ece408
+
+void ece408_share(int threads, int64_t count, ece408_pieces* pieces, const void* work) {
+    using namespace ece408;
+    if (threads > kMostThreads) threads = kMostThreads;
+    if (threads > count) threads = static_cast<int>(count);
+    Slot* const slot = threads > 1 ? take_slot() : nullptr;
+    if (!slot) return pieces(work, 0, count, 0);
+    have_workers(threads - 1);
+    const Job job = {pieces, work, count, count < kMostPortions ? count : kMostPortions, threads};
+    const uint64_t ticket = slot->fill(job);
+    ring(threads - 1);
+    const uint32_t done = work_off(*slot, job, ticket, 0);
+    if (slot->unfinished.fetch_sub(done, std::memory_order_acq_rel) != done)
+        wait_for_others(*slot);
+    slot->taken.store(false, std::memory_order_release);
+}
