@@ -10,6 +10,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -94,7 +95,13 @@ struct alignas(128) Slot {
     }
 };
 
+// A worker, by the number of its thread, 0 until it runs, and a core that it keeps away from.
+struct Worker {
+    std::atomic<int> thread, away_from;
+};
+
 Slot slots[kSlots];
+Worker all_workers[kMostThreads];
 // Rung as a slot is filled; workers sleep until then.
 alignas(128) std::atomic<uint32_t> bell;
 // How many workers there are; that sleep, or are about to; that listen for the bell.
@@ -171,7 +178,8 @@ bool help(Slot& slot) {
     return true;
 }
 
-void* be_worker(void*) {
+void* be_worker(void* self) {
+    static_cast<Worker*>(self)->thread = static_cast<int>(syscall(SYS_gettid));
     for (;;) {
         const uint32_t heard = bell.load(std::memory_order_acquire);
         bool helped = false;
@@ -194,10 +202,12 @@ void start_anew() {
         slot.taken = false;
         slot.ticket = filling_of(slot.ticket) * kFilling;
     }
+    for (Worker& worker : all_workers) worker.thread = 0;
     workers = sleeping = listening = 0;
 }
 
-bool start_worker() {
+bool start_worker(Worker* worker) {
+    worker->away_from = -1;
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes) != 0) return false;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -206,7 +216,7 @@ bool start_worker() {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    const bool started = pthread_create(&thread, &attributes, be_worker, nullptr) == 0;
+    const bool started = pthread_create(&thread, &attributes, be_worker, worker) == 0;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
     return started;
@@ -219,7 +229,7 @@ void have_workers(int wanted) {
     int there = workers.load(relaxed);
     while (there < wanted) {
         if (!workers.compare_exchange_weak(there, there + 1)) continue;
-        if (!start_worker()) {
+        if (!start_worker(&all_workers[there])) {
             workers.fetch_sub(1);
             return;
         }
@@ -227,7 +237,26 @@ void have_workers(int wanted) {
     }
 }
 
+// Keeps workers off the caller's core. Where no core is free the system likes to put a thread beside
+// the one that wakes it, where it cannot run before that one ends.
+void part_from_caller(int helpers) {
+    const int here = sched_getcpu();
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    for (int i = 0; i < helpers; ++i) {
+        Worker& worker = all_workers[i];
+        const int thread = worker.thread.load(relaxed);
+        if (thread == 0 || worker.away_from.exchange(here, relaxed) == here) continue;
+        if (CPU_COUNT(&cores) == 0) {
+            if (sched_getaffinity(0, sizeof cores, &cores) != 0) return;
+            if (CPU_COUNT(&cores) > 1) CPU_CLR(here, &cores);
+        }
+        sched_setaffinity(thread, sizeof cores, &cores);
+    }
+}
+
 void ring(int helpers) {
+    part_from_caller(helpers);
     bell.fetch_add(1);
     helpers -= listening.load(relaxed);
     if (helpers > 0 && sleeping.load() > 0) wake(bell, helpers);
