@@ -32,8 +32,8 @@ constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 constexpr int64_t kDeepBlock = 256;
 // Pixels that a thread computes at a time, for one block of filters.
 constexpr int64_t kDeepStretch = 256;
-// Units of work to make of an image for each thread, at least.
-constexpr int64_t kDeepShares = 4;
+// Pieces for each thread that a block of filters is cut into.
+constexpr int64_t kDeepSlices = 2;
 // The largest window, in taps, that is taken by pairs of rows.
 constexpr int64_t kDeepPairTaps = 25;
 
@@ -561,8 +561,9 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, 
         deep.groups * deep.out_channels * deep.out_height * deep.out_width;
     const int64_t units = deep.groups * plan.blocks;
     const bool by_image = deep.batch >= 2 * threads || threads == 1;
-    // Of few blocks of filters, threads share each one's rows, and pack all of them first.
-    const int64_t slices = by_image ? 1 : (kDeepShares * threads + units - 1) / units;
+    // Blocks of filters that threads cannot share evenly are cut by rows as well, and packed first.
+    const bool even = units % threads == 0 ? units > threads : units >= 8 * threads;
+    const int64_t slices = by_image || even ? 1 : kDeepSlices * threads;
     const bool packs_first = by_image || slices > 1;
     const int64_t images = by_image ? threads : 1;
     const int64_t packs = packs_first ? units : threads;
