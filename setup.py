@@ -28,7 +28,7 @@ COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-pthread", "-Wall", "-Wextra")
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
 LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti")
 # Threads of a library sleep in its code, so it stays loaded.
-LINK = ("-shared", "-pthread", "-Wl,--as-needed", "-Wl,-z,nodelete")
+LINK = ("-shared", "-pthread", "-ldl", "-Wl,--as-needed", "-Wl,-z,nodelete")
 FIXED = {"reference": ("-ffp-contract=off",), "dispatch": (), "copies": (), "team": ()}
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (

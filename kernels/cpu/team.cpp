@@ -8,15 +8,18 @@
 // others may want the core, the one that is waited for among them.
 #include "team.h"
 
+#include <dlfcn.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <new>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -107,6 +110,8 @@ alignas(128) std::atomic<uint32_t> bell;
 // How many workers there are; that sleep, or are about to; that listen for the bell.
 alignas(128) std::atomic<int> workers, sleeping, listening;
 
+int current_thread() { return static_cast<int>(syscall(SYS_gettid)); }
+
 int64_t now_ns() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -179,7 +184,7 @@ bool help(Slot& slot) {
 }
 
 void* be_worker(void* self) {
-    static_cast<Worker*>(self)->thread = static_cast<int>(syscall(SYS_gettid));
+    static_cast<Worker*>(self)->thread = current_thread();
     for (;;) {
         const uint32_t heard = bell.load(std::memory_order_acquire);
         bool helped = false;
@@ -206,35 +211,79 @@ void start_anew() {
     workers = sleeping = listening = 0;
 }
 
-bool start_worker(Worker* worker) {
-    worker->away_from = -1;
+// Starts a detached thread; false if the system refuses. Signals are for the program's own threads.
+bool start_thread(void* (*run)(void*), void* argument) {
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes) != 0) return false;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    // Signals are for the threads of the program that we are in.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    const bool started = pthread_create(&thread, &attributes, be_worker, worker) == 0;
+    const bool started = pthread_create(&thread, &attributes, run, argument) == 0;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
     return started;
 }
 
-// Has at least so many workers, unless the system refuses more.
+using OpenMPParallel = void(void (*run)(void*), void* argument, unsigned threads, unsigned flags);
+
+// GNU's OpenMP, if it is in this process: what the compiler calls for a parallel region.
+OpenMPParallel* find_openmp() {
+    void* const library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? reinterpret_cast<OpenMPParallel*>(dlsym(library, "GOMP_parallel")) : nullptr;
+}
+
+// Workers [first, last) that are to be started as threads of one parallel region.
+struct Region {
+    OpenMPParallel* parallel;
+    std::atomic<int> next;
+    int last, thread;
+};
+
+void be_in_region(void* argument) {
+    Region& region = *static_cast<Region*>(argument);
+    const int worker = current_thread() == region.thread ? region.last : region.next++;
+    if (worker < region.last) be_worker(&all_workers[worker]);
+    for (;;) pause();
+}
+
+void* hold_region(void* argument) {
+    Region& region = *static_cast<Region*>(argument);
+    region.thread = current_thread();
+    region.parallel(be_in_region, argument,
+                    static_cast<unsigned>(region.last - region.next + 1), 0);
+    return nullptr;
+}
+
+// Where MXNet computes with OpenMP, workers are threads of a parallel region that never ends. So
+// OpenMP counts them, and when there are more threads than cores its own ones, waiting for MXNet's
+// next operator, soon sleep, in place of spinning for milliseconds on cores that we want.
+bool start_workers(int first, int last) {
+    for (int i = first; i < last; ++i) all_workers[i].away_from = -1;
+    if (OpenMPParallel* const parallel = find_openmp()) {
+        void* const memory = malloc(sizeof(Region));  // for ever
+        if (!memory) return false;
+        Region* const region = new (memory) Region{parallel, {first}, last, 0};
+        if (start_thread(hold_region, region)) return true;
+        free(memory);
+        return false;
+    }
+    for (int i = first; i < last; ++i)
+        if (!start_thread(be_worker, &all_workers[i])) return i > first;
+    return true;
+}
+
+// Has at least so many workers, or what the system grants.
 void have_workers(int wanted) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, [] { pthread_atfork(nullptr, nullptr, start_anew); });
     int there = workers.load(relaxed);
-    while (there < wanted) {
-        if (!workers.compare_exchange_weak(there, there + 1)) continue;
-        if (!start_worker(&all_workers[there])) {
-            workers.fetch_sub(1);
+    while (there < wanted)
+        if (workers.compare_exchange_weak(there, wanted)) {
+            if (!start_workers(there, wanted)) workers.store(there);
             return;
         }
-        ++there;
-    }
 }
 
 // Keeps workers off the caller's core. Where no core is free the system likes to put a thread beside
@@ -249,7 +298,8 @@ void part_from_caller(int helpers) {
         if (thread == 0 || worker.away_from.exchange(here, relaxed) == here) continue;
         if (CPU_COUNT(&cores) == 0) {
             if (sched_getaffinity(0, sizeof cores, &cores) != 0) return;
-            if (CPU_COUNT(&cores) > 1) CPU_CLR(here, &cores);
+            CPU_CLR(here, &cores);
+            if (CPU_COUNT(&cores) == 0) return;
         }
         sched_setaffinity(thread, sizeof cores, &cores);
     }
