@@ -26,7 +26,7 @@ test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 	$(PY) -m pytest -q -m slow
 
 # The interpreter is not built with the sanitizer, so its library must be there first; leaks are
-# the interpreter's own, and OpenMP's threads stay.
+# the interpreter's own, and the kernels' threads stay.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -O1
 test-sanitized: $(VENV)/.installed-test  ## the CPU kernels' tests under ASan and UBSan
 	$(PY) -m pip install --quiet 'setuptools>=77.0.3,<85'

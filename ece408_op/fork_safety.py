@@ -1,8 +1,7 @@
 """Forks, such as a DataLoader's workers, while an operator of ours is in flight or has run.
 
 Before a fork MXNet waits for its threads without giving up Python's lock, which an operator
-written in Python needs in order to end: they wait for each other for ever. And in the child
-the threads of OpenMP are gone, so that a parallel region would wait for them.
+written in Python needs in order to end: they wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import contextlib
 import os
 import time
 from typing import Any
-
-from . import settings
 
 # How long operators must have stopped being deleted: MXNet's threads do that in Python too,
 # after the work that they did has been reported as done.
@@ -29,7 +26,7 @@ def note_use() -> None:
 
 
 def install(mxnet: Any) -> None:
-    """Have every fork of this process wait first, and its children compute on one thread."""
+    """Have every fork of this process wait first."""
 
     def wait() -> None:
         global _in_use
@@ -41,7 +38,7 @@ def install(mxnet: Any) -> None:
             _in_use = False
             _wait_for_deletions(mxnet.operator._registry.ref_holder)
 
-    os.register_at_fork(before=wait, after_in_child=lambda: settings.configure(threads=1))
+    os.register_at_fork(before=wait)
 
 
 def _wait_for_deletions(operators: dict[int, Any]) -> None:

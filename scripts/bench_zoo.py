@@ -23,6 +23,13 @@ def main():
     )
     parser.add_argument("--repeat", type=int, default=5, help="timed passes (default: 5)")
     parser.add_argument(
+        "--busy",
+        type=int,
+        default=0,
+        metavar="N",
+        help="measure beside N other processes that compute all the time (default: 0)",
+    )
+    parser.add_argument(
         "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
     )
     options = parser.parse_args()
@@ -35,7 +42,7 @@ def main():
     os.environ["OMP_NUM_THREADS"] = str(settings.threads())
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
     comparisons = [
-        zoo.compare(name, batch, options.repeat)
+        zoo.compare(name, batch, options.repeat, options.busy)
         for name, batch in tqdm(runs, unit="network", disable=None)
     ]
     print(zoo.table(comparisons))

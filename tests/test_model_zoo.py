@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 
 import numpy as np
 import pytest
@@ -45,6 +46,51 @@ def test_a_network_of_the_zoo_exported(mx, name, tmp_path):
             str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
         )
         assert zoo.error(block(x).asnumpy(), expected) <= LIMIT
+
+
+def _is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_busy_processes_end_with_the_measurement(monkeypatch):
+    started = []
+    popen = zoo.subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    def measure():
+        with zoo.busy_processes(2):
+            assert len(started) == 2
+            assert all(_is_alive(process.pid) for process in started)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(zoo.subprocess, "Popen", start)
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    assert [process.returncode for process in started] == [-9, -9]
+
+
+def test_busy_processes_end_with_who_started_them(run_python):
+    code = """
+import os, signal
+from ece408_op.lab import zoo
+with zoo.busy_processes(2):
+    print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    children = run_python(code).stdout.split()
+    assert len(children) == 2
+    for _ in range(600):
+        if not any(_is_alive(pid) for pid in children):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{children} go on")
 
 
 def test_one_corrupted_layer_is_found(mx, monkeypatch):

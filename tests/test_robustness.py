@@ -104,17 +104,18 @@ print("ok")
 """
 
 CHILD = """
+os.environ["ECE408_THREADS"] = "3"
 pending = [convolve(x) for _ in range(5)]
 child = os.fork()
 if child == 0:
     from ece408_op import settings
     from ece408_op.backends.cpu import CpuBackend
     from ece408_op.problem import ConvProblem
-    problem = ConvProblem.parse("b4,c2,h9,w9,m3,k3")
+    problem = ConvProblem.parse("b4,c8,h40,w40,m32,k3")
     arrays = [np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape)]
     y = np.empty(problem.y_shape, np.float32)
     CpuBackend().forward(problem, *(a.ctypes.data for a in arrays), None, y.ctypes.data, False)
-    os._exit(0 if settings.threads() == 1 and (y == 18).all() else 1)
+    os._exit(0 if settings.threads() > 1 and (y == 72).all() else 1)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert all(float(y.min().asscalar()) == 72 for y in pending)

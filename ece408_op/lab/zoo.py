@@ -11,6 +11,8 @@ import contextlib
 import dataclasses
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,17 +108,44 @@ def _environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+# Keeps a core busy until the process that started it ends; that one handles Ctrl-C for both.
+_BUSY = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(flush=True)
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(1000000):
+        pass
+"""
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """So many other processes that compute all the time, for the length of a `with` block."""
+    command = [sys.executable, "-c", _BUSY, str(os.getpid())]
+    with contextlib.ExitStack() as started:
+        for _ in range(count):
+            process = subprocess.Popen(command, stdout=subprocess.PIPE)
+            started.enter_context(process)
+            started.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One network before and after `swap`, hybridized; times are samples in milliseconds.
 
-    `errors` is per mode (imperative, hybridized) at the network's output, `layer_errors` at
+    They were taken beside `busy` other processes that compute all the time. `errors` is per mode
+    (imperative, hybridized) at the network's output, `layer_errors` at
     each swapped layer; `log` holds the op times of one warm forward pass, and `alone` for each
     of its problems the samples of MXNet's and of our convolution by itself.
     """
 
     name: str
     batch: int
+    busy: int
     report: SwapReport
     errors: dict[str, float]
     layer_errors: dict[str, float]
@@ -130,8 +159,8 @@ class Comparison:
         return sum(statistics.median(self.alone[str(t.problem)][whose]) for t in self.log)
 
 
-def compare(name: str, batch: int = 1, repeat: int = 5) -> Comparison:
-    """Swap one network of the zoo and measure."""
+def compare(name: str, batch: int = 1, repeat: int = 5, busy: int = 0) -> Comparison:
+    """Swap one network of the zoo and measure, beside so many busy processes."""
     mx = load_mxnet()
     net, x = build(name, batch)
     symbol = net(mx.sym.Variable("data"))
@@ -147,11 +176,12 @@ def compare(name: str, batch: int = 1, repeat: int = 5) -> Comparison:
         ours.hybridize(active)
         with errors.surfaced():
             found[mode] = error(ours(x).asnumpy(), expected)
-    native_ms, ours_ms = _in_turns([net, ours], x, repeat)
-    with op_times() as log:
-        ours(x).wait_to_read()
-    alone = {str(p): _alone(p, repeat) for p in dict.fromkeys(t.problem for t in log)}
-    return Comparison(name, batch, report, found, at_layers, native_ms, ours_ms, log, alone)
+    with busy_processes(busy):
+        native_ms, ours_ms = _in_turns([net, ours], x, repeat)
+        with op_times() as log:
+            ours(x).wait_to_read()
+        alone = {str(p): _alone(p, repeat) for p in dict.fromkeys(t.problem for t in log)}
+    return Comparison(name, batch, busy, report, found, at_layers, native_ms, ours_ms, log, alone)
 
 
 def _in_turns(nets: list[Any], x: Any, repeat: int) -> list[list[float]]:
@@ -185,17 +215,19 @@ def _alone(problem: ConvProblem, repeat: int) -> dict[str, list[float]]:
 def table(comparisons: list[Comparison]) -> str:
     """The comparisons as a Markdown table, then a table of every swapped layer."""
     lines = [
-        "| network | batch | layers swapped | left | worst layer error | output error "
+        "| network | batch | busy processes beside | layers swapped | left "
+        "| worst layer error | output error "
         "| convolutions: MXNet ms | ours ms | times MXNet's speed "
         "| network: MXNet ms | ours ms | times MXNet's speed |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"{'| --- ' * 13}|",
     ]
     for each in comparisons:
         alone = [each.convolutions_ms(whose) for whose in ("mxnet", "ours")]
         whole = [statistics.median(samples) for samples in (each.native_ms, each.ours_ms)]
         cells = [f"{a:.1f} | {b:.1f} | {a / b:.2f}" for a, b in (alone, whole)]
         lines.append(
-            f"| {each.name} | {each.batch} | {len(each.report.swapped)} | {len(each.report.left)} "
+            f"| {each.name} | {each.batch} | {each.busy} "
+            f"| {len(each.report.swapped)} | {len(each.report.left)} "
             f"| {max(each.layer_errors.values()):.1e} | {max(each.errors.values()):.1e} "
             f"| {cells[0]} | {cells[1]} |"
         )
@@ -221,6 +253,7 @@ def records(comparisons: list[Comparison]) -> list[dict[str, Any]]:
         {
             "name": each.name,
             "batch": each.batch,
+            "busy": each.busy,
             "swapped": each.report.swapped,
             "left": each.report.left,
             "errors": each.errors,
