@@ -118,10 +118,12 @@ int64_t now_ns() {
     return int64_t{t.tv_sec} * 1000000000 + t.tv_nsec;
 }
 
-// Whether it is `over` within the time that is worth spinning.
+// When spinning that begins now should end.
+int64_t spin_end() { return now_ns() + kSpinNs; }
+
+// Whether it is `over` by then.
 template <class Over>
-bool spin(const Over& over) {
-    const int64_t end = now_ns() + kSpinNs;
+bool spin(int64_t end, const Over& over) {
     do {
         for (int i = 0; i < 16; ++i) {
             if (over()) return true;
@@ -185,18 +187,23 @@ bool help(Slot& slot) {
 
 void* be_worker(void* self) {
     static_cast<Worker*>(self)->thread = current_thread();
-    for (;;) {
+    for (int64_t end = spin_end();;) {
         const uint32_t heard = bell.load(std::memory_order_acquire);
         bool helped = false;
         for (Slot& slot : slots) helped = help(slot) || helped;
-        if (helped) continue;
+        if (helped) {
+            end = spin_end();
+            continue;
+        }
+        // The bell may ring for others again and again: that is no reason to stay awake.
         listening.fetch_add(1, relaxed);
-        const bool rung = spin([&] { return bell.load(relaxed) != heard; });
+        const bool rung = spin(end, [&] { return bell.load(relaxed) != heard; });
         listening.fetch_sub(1, relaxed);
         if (rung) continue;
         sleeping.fetch_add(1);
         if (bell.load() == heard) sleep_while(bell, heard);
         sleeping.fetch_sub(1);
+        end = spin_end();
     }
     return nullptr;
 }
@@ -314,7 +321,7 @@ void ring(int helpers) {
 
 void wait_for_others(Slot& slot) {
     const auto finished = [&] { return slot.unfinished.load(std::memory_order_acquire) == 0; };
-    if (spin(finished)) return;
+    if (spin(spin_end(), finished)) return;
     uint32_t left = slot.unfinished.fetch_or(kCallerSleeps, std::memory_order_acq_rel);
     for (left |= kCallerSleeps; left != kCallerSleeps;
          left = slot.unfinished.load(std::memory_order_acquire))
