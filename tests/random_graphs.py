@@ -119,8 +119,8 @@ class Generator:
             *(self._statistics, self._recurrent, self._loop, self._one_dimension),
             *(self._transposed, self._identity, self._same_name, self._zeros),
         ]
-        # MXNet's control flow copies its inputs out of blocked layouts before they are computed: next
-        # to its transposed convolutions it is wrong, with its own convolution, too.
+        # MXNet's control flow copies its inputs out of blocked layouts before they are computed:
+        # next to its transposed convolutions it is wrong, with its own convolution, too.
         without = [self._loop, self._transposed][rng.integers(2)]
         kinds = [kind for kind in kinds if kind != without]
         for _ in range(int(rng.integers(3, 15))):
