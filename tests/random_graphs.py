@@ -875,23 +875,32 @@ def run(
 def _drive(seed: int, last: int, note: Callable[[int, list[str], dict[str, int]], None]) -> None:
     """Have processes check the seeds; after one that dies another goes on with the next seed."""
     while seed < last:
-        for checked, lines, features in _worker(seed, last, "ours"):
+        end: list[str] = []
+        for checked, lines, features in _worker(seed, last, "ours", end):
             note(checked, lines, features)
             seed = checked + 1
         if seed < last:
-            dies = not list(_worker(seed, seed + 1, "native"))
-            feature = "(MXNet's own dies as well)"
-            note(seed, [] if dies else ["the process died or hung"], {feature: 1} if dies else {})
+            dies = not list(_worker(seed, seed + 1, "native", []))
+            note(seed, [] if dies else end, {"(MXNet's own dies as well)": 1} if dies else {})
             seed += 1
 
 
-def _worker(first: int, last: int, convolution: str) -> Iterator[tuple[int, list, dict]]:
-    """What a process that checks these seeds prints, as long as it lives and goes on."""
+def _worker(
+    first: int, last: int, convolution: str, end: list[str]
+) -> Iterator[tuple[int, list, dict]]:
+    """What a process that checks these seeds prints, as long as it lives and goes on.
+
+    How it ended, and what it was at if that was a signal, is added to `end`.
+    """
     command = [sys.executable, __file__, "--worker", str(first), str(last), convolution]
     environment = {**os.environ, "MXNET_SUBGRAPH_VERBOSE": "0", "PYTHONWARNINGS": "ignore"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    ) as process:
+    environment["PYTHONFAULTHANDLER"] = "1"
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as process,
+    ):
         assert process.stdout is not None
         watchdog = threading.Timer(MOST_SECONDS, process.kill)
         watchdog.start()
@@ -901,6 +910,10 @@ def _worker(first: int, last: int, convolution: str) -> Iterator[tuple[int, list
             watchdog = threading.Timer(MOST_SECONDS, process.kill)
             watchdog.start()
         watchdog.cancel()
+        process.wait()
+        errors.seek(0)
+        frames = [line.strip() for line in errors if line.startswith("  File")]
+        end.append(f"the process ended with {process.returncode}: {' < '.join(frames[:4])}")
 
 
 def table(coverage: Counter) -> str:

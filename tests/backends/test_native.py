@@ -72,7 +72,7 @@ def test_status_of_an_unsupported_problem():
 
 
 def test_status_of_too_little_memory():
-    problem = ConvProblem(1, 1, 1, 5, filters=2**50, kernel=(1, 2))
+    problem = ConvProblem(1, 2**16, 1, 5, filters=2**30, kernel=(1, 2))
     call = ("direct_forward", problem, 1, 1, None, 1)
     with pytest.raises(NotEnoughMemory):
         native.run(*call, accumulate=False, threads=1, isa="baseline")
