@@ -11,6 +11,7 @@ blocks nested in each other in all static modes, and what they export.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import os
@@ -772,7 +773,11 @@ class Expected:
         """What is wrong in what `run` gives: what is neither near MXNet's own nor exact."""
         try:
             found = run(convolution)
+            # What fails unheard of would be raised by whoever waits next.
+            self._mx.nd.waitall()
         except Exception as error:
+            with contextlib.suppress(self._mx.MXNetError):
+                self._mx.nd.waitall()
             text = str(error).strip().splitlines()
             return [f"{type(error).__name__}: {text[-1] if text else ''}"]
         tolerance = TOLERANCE[self._program.dtype]
