@@ -11,6 +11,8 @@ import os
 import time
 from typing import Any
 
+from . import python_calls
+
 # How long operators must have stopped being deleted: MXNet's threads do that in Python too,
 # after the work that they did has been reported as done.
 _QUIET_S = 0.03
@@ -38,7 +40,7 @@ def install(mxnet: Any) -> None:
             _in_use = False
             _wait_for_deletions(mxnet.operator._registry.ref_holder)
 
-    os.register_at_fork(before=wait)
+    os.register_at_fork(before=python_calls.uninterrupted(wait))
 
 
 def _wait_for_deletions(operators: dict[int, Any]) -> None:

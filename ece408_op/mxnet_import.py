@@ -16,7 +16,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from . import cuda_libraries, execution, fork_safety, graph_inference, native_views
+from . import (
+    cuda_libraries,
+    execution,
+    fork_safety,
+    graph_inference,
+    native_views,
+    python_calls,
+)
 from .errors import Ece408Error, MXNetMissing
 
 
@@ -110,6 +117,7 @@ def _register() -> None:
     _silence_reported_errors(importlib.import_module("mxnet.operator"))
     mxnet = importlib.import_module("mxnet")
     fork_safety.install(mxnet)
+    python_calls.install(mxnet)
     importlib.import_module("ece408_op.forward_operator").install(mxnet)
     graph_inference.install(mxnet)
     execution.install(mxnet)

@@ -9,7 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from . import dispatch, errors, fork_safety
+from . import dispatch, errors, fork_safety, python_calls
 from .attributes import ConvAttributes, problem_of
 from .errors import Ece408Error, InvalidProblem
 from .graph_json import OP_TYPE
@@ -75,7 +75,7 @@ class ConvolutionOp(mx.operator.CustomOp):
         return problem_of(self._attributes, x.shape, np.dtype(x.dtype).name)
 
 
-@mx.operator.register(OP_TYPE)
+@python_calls.register(mx, OP_TYPE)
 class ConvolutionProp(mx.operator.CustomOpProp):
     """What MXNet asks about `ece408_conv` before it runs.
 

@@ -40,6 +40,33 @@ ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute,
 /* Has every plan asked for anew. */
 ECE408_EXPORT void ece408_forward_forget(void);
 
+/* MXNet's CustomOpPropCreator. */
+typedef int ece408_creator(void);
+
+/* In the place of an operator's creator in Python: what it makes can be called at any time. */
+ECE408_EXPORT ece408_creator* ece408_guarded(ece408_creator* creator);
+
+/* A function in Python that neither takes nor returns anything. */
+typedef void ece408_action(void);
+
+/* Calls it with signals put off until it has returned. */
+ECE408_EXPORT void ece408_call(ece408_action* action);
+
+/* In a child process, before it calls anything here. */
+ECE408_EXPORT void ece408_after_fork(void);
+
+typedef struct _object PyObject;
+
+/* In the place of Python's `sys.unraisablehook`, which `otherwise` is: what the handler of a signal
+ * has raised where nobody can be told of it is raised as soon as somebody can. */
+ECE408_EXPORT PyObject* ece408_unraisable(PyObject* is_of_signal, PyObject* otherwise,
+                                          PyObject* given);
+
+/* Brings MXNet to rest at the end of the process, with its MXNDArrayWaitAll and MXNotifyShutdown;
+ * from then on Python is not called. Returns 0, 1 if something that was in flight has failed, or -1
+ * if it took longer than some seconds: then the process will end without waiting for MXNet. */
+ECE408_EXPORT int ece408_end(int (*wait_for_all)(void), int (*notify_shutdown)(void));
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,115 @@
+// What stands between MXNet and an operator written in Python.
+#include <mxnet/c_api.h>
+
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
+
+#include "callbacks.h"
+#include "python_calls.h"
+
+namespace {
+
+using ece408::ask_python;
+using ece408::run_python;
+using Function = int (*)(void);
+
+CustomOpPropCreator python_creator = nullptr;
+
+// MXNet keeps functions of all types as one.
+template <typename To, typename From>
+To as(From function) {
+    return reinterpret_cast<To>(reinterpret_cast<void (*)()>(function));
+}
+
+// What Python has for one description of an operator, or one operator; every function of ours gets
+// it as its last argument, where Python has nothing.
+struct Functions {
+    MXCallbackList python;
+    void* contexts[kCustomOpPropBackwardInferStorageType + 1];
+};
+
+// Function number NUMBER, of one type.
+template <int NUMBER, typename Type>
+struct Passed;
+
+template <int NUMBER, typename... Arguments>
+struct Passed<NUMBER, int (*)(Arguments...)> {
+    using Type = int (*)(Arguments...);
+
+    static int call(Arguments... arguments) {
+        void* const context = std::get<sizeof...(Arguments) - 1>(std::make_tuple(arguments...));
+        const MXCallbackList& python = static_cast<Functions*>(context)->python;
+        const auto function = as<Type>(python.callbacks[NUMBER]);
+        const auto call = [=] { return function(arguments...); };
+        return std::is_same<Type, CustomOpFBFunc>::value ? run_python(call) : ask_python(call);
+    }
+};
+
+template <int NUMBER, typename Type>
+Function passed() {
+    return as<Function>(Passed<NUMBER, Type>::call);
+}
+
+int remove(void* context) {
+    const auto functions = static_cast<Functions*>(context);
+    const auto python = as<CustomOpDelFunc>(functions->python.callbacks[0]);
+    run_python([=] { return python(nullptr); });
+    delete functions;
+    return 1;
+}
+
+// Puts our functions in the place of those that Python has made.
+template <size_t COUNT>
+void stand_before(MXCallbackList* list, Function (&ours)[COUNT]) {
+    const auto functions = new Functions{*list, {}};
+    for (void*& context : functions->contexts) context = functions;
+    list->callbacks = ours;
+    list->contexts = functions->contexts;
+}
+
+int create_operator(const char* device, int count, unsigned** shapes, const int* dimensions,
+                    const int* types, MXCallbackList* made, void* context) {
+    static Function ours[] = {
+        as<Function>(remove),
+        passed<kCustomOpForward, CustomOpFBFunc>(),
+        passed<kCustomOpBackward, CustomOpFBFunc>(),
+    };
+    if (!Passed<kCustomOpPropCreateOperator, CustomOpCreateFunc>::call(
+            device, count, shapes, dimensions, types, made, context))
+        return 0;
+    stand_before(made, ours);
+    return 1;
+}
+
+int nothing(void*) { return 1; }
+
+int create(const char* type, int count, const char** keys, const char** values,
+           MXCallbackList* made) {
+    static Function ours[] = {
+        as<Function>(remove),
+        passed<kCustomOpPropListArguments, CustomOpListFunc>(),
+        passed<kCustomOpPropListOutputs, CustomOpListFunc>(),
+        passed<kCustomOpPropListAuxiliaryStates, CustomOpListFunc>(),
+        passed<kCustomOpPropInferShape, CustomOpInferShapeFunc>(),
+        passed<kCustomOpPropDeclareBackwardDependency, CustomOpBwdDepFunc>(),
+        as<Function>(create_operator),
+        passed<kCustomOpPropInferType, CustomOpInferTypeFunc>(),
+        passed<kCustomOpPropInferStorageType, CustomOpInferStorageTypeFunc>(),
+        passed<kCustomOpPropBackwardInferStorageType, CustomOpBackwardInferStorageTypeFunc>(),
+    };
+    // MXNet calls what it finds here even if the operator could not be made.
+    static Function remove_nothing[] = {as<Function>(nothing)};
+    static void* no_context[] = {nullptr};
+    *made = {1, remove_nothing, no_context};
+    if (!ask_python([=] { return python_creator(type, count, keys, values, made); })) return 0;
+    stand_before(made, ours);
+    return 1;
+}
+
+}  // namespace
+
+ece408_creator* ece408_guarded(ece408_creator* creator) {
+    python_creator = as<CustomOpPropCreator>(creator);
+    return as<ece408_creator*>(create);
+}

@@ -1,0 +1,207 @@
+#include "python_calls.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "callbacks.h"
+
+// Of Python's stable interface, without its header, so that one library serves every Python 3.
+extern "C" {
+int PyErr_CheckSignals(void);
+void PyErr_Fetch(PyObject** type, PyObject** value, PyObject** traceback);
+void PyErr_Restore(PyObject* type, PyObject* value, PyObject* traceback);
+int PyGILState_Ensure(void);
+void PyGILState_Release(int state);
+PyObject* PyObject_CallFunctionObjArgs(PyObject* callable, ...);
+PyObject* PyObject_GetAttrString(PyObject* object, const char* name);
+int PyObject_IsTrue(PyObject* object);
+int Py_AddPendingCall(int (*function)(void*), void* argument);
+PyObject* Py_BuildValue(const char* format, ...);
+void Py_DecRef(PyObject* object);
+void Py_IncRef(PyObject* object);
+}
+
+namespace ece408 {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// At the end of the process: how long what is in flight may take, and what is left of it then.
+constexpr Seconds kPatience{2}, kLastPatience{0.5};
+constexpr std::chrono::milliseconds kGlance{1};
+
+std::atomic<bool> ended{false};
+std::atomic<int> calls{0};
+
+// What a handler of a signal has raised where nobody would have got it.
+struct Kept {
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    pid_t process = 0;
+} kept;
+
+void keep(PyObject* type, PyObject* value, PyObject* traceback) {
+    Py_DecRef(kept.type), Py_DecRef(kept.value), Py_DecRef(kept.traceback);
+    kept = {type, value, traceback, getpid()};
+}
+
+// Calls on the main thread, one inside the other.
+int depth = 0;
+bool puts_off = false;
+struct sigaction python_handler;
+std::atomic<bool> interrupted{false};
+
+void note_interrupt(int) { interrupted = true; }
+
+// Python calls it as soon as it can handle signals; what is raised comes out there.
+int raise_kept(void*) {
+    // Inside a call it would be lost once more; the call's end has it tried again.
+    if (depth > 0 || kept.type == nullptr) return 0;
+    const Kept raised = kept;
+    kept = {};
+    // A child process has it from the parent, whom the signal was for.
+    if (raised.process != getpid()) return 0;
+    PyErr_Restore(raised.type, raised.value, raised.traceback);
+    return -1;
+}
+
+void put_off_signals() {
+    if (depth++ > 0) return;
+    sigaction(SIGINT, nullptr, &python_handler);
+    puts_off = python_handler.sa_handler != SIG_DFL && python_handler.sa_handler != SIG_IGN;
+    if (puts_off) {
+        struct sigaction noting = {};
+        noting.sa_handler = note_interrupt;
+        noting.sa_flags = SA_RESTART | SA_ONSTACK;
+        sigaction(SIGINT, &noting, nullptr);
+    }
+    // Those that came before: Python would handle them as soon as it is called.
+    if (PyErr_CheckSignals() != 0) {
+        Kept raised;
+        PyErr_Fetch(&raised.type, &raised.value, &raised.traceback);
+        keep(raised.type, raised.value, raised.traceback);
+    }
+}
+
+void let_signals_through() {
+    if (--depth > 0) return;
+    if (puts_off) {
+        struct sigaction now;
+        sigaction(SIGINT, nullptr, &now);
+        // A handler that ran meanwhile may have set another.
+        if (now.sa_handler == note_interrupt) sigaction(SIGINT, &python_handler, nullptr);
+    }
+    if (interrupted.exchange(false)) raise(SIGINT);
+    if (kept.type != nullptr) Py_AddPendingCall(raise_kept, nullptr);
+}
+
+// Whether the work ends in time; if not it goes on, on a thread of its own.
+template <typename Work>
+bool ends_within(Seconds time, const Work& work) {
+    auto task = std::make_shared<std::packaged_task<void()>>(work);
+    auto end = task->get_future();
+    try {
+        std::thread([task] { (*task)(); }).detach();
+    } catch (const std::exception&) {
+        return false;
+    }
+    return end.wait_for(time) == std::future_status::ready;
+}
+
+bool no_calls_within(Seconds time) {
+    const auto last = std::chrono::steady_clock::now() + time;
+    while (calls > 0) {
+        if (std::chrono::steady_clock::now() > last) return false;
+        std::this_thread::sleep_for(kGlance);
+    }
+    return true;
+}
+
+// In the place of everything else that ends a process: MXNet would wait for its threads, or abort.
+void end_at_once(int status, void*) {
+    std::fflush(nullptr);
+    _exit(status);
+}
+
+}  // namespace
+
+// Python runs handlers of signals there only.
+bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
+
+PythonCall::PythonCall() : on_main_thread_(on_main_thread()) {
+    ++calls;
+    allowed_ = !ended;
+    if (!allowed_) {
+        --calls;
+        return;
+    }
+    if (on_main_thread_) {
+        python_lock_ = PyGILState_Ensure();
+        put_off_signals();
+    }
+}
+
+PythonCall::~PythonCall() {
+    if (!allowed_) return;
+    if (on_main_thread_) {
+        let_signals_through();
+        PyGILState_Release(python_lock_);
+    }
+    --calls;
+}
+
+void sleep_for_ever() {
+    for (;;) pause();
+}
+
+}  // namespace ece408
+
+void ece408_call(ece408_action* action) {
+    ece408::run_python([=] { return action(), 1; });
+}
+
+void ece408_after_fork(void) {
+    using namespace ece408;
+    calls = 0;
+    if (depth > 0 && puts_off) sigaction(SIGINT, &python_handler, nullptr);
+    depth = 0;
+    interrupted = false;
+}
+
+PyObject* ece408_unraisable(PyObject* is_of_signal, PyObject* otherwise, PyObject* given) {
+    using namespace ece408;
+    PyObject* const answer = PyObject_CallFunctionObjArgs(is_of_signal, given, nullptr);
+    if (answer == nullptr) return nullptr;
+    const bool is_lost = on_main_thread() && PyObject_IsTrue(answer) == 1;
+    Py_DecRef(answer);
+    if (!is_lost) return PyObject_CallFunctionObjArgs(otherwise, given, nullptr);
+    keep(PyObject_GetAttrString(given, "exc_type"), PyObject_GetAttrString(given, "exc_value"),
+         PyObject_GetAttrString(given, "exc_traceback"));
+    if (depth == 0) Py_AddPendingCall(raise_kept, nullptr);
+    return Py_BuildValue("");
+}
+
+int ece408_end(int (*wait_for_all)(void), int (*notify_shutdown)(void)) {
+    using namespace ece408;
+    auto failed = std::make_shared<std::atomic<bool>>(false);
+    ends_within(kPatience, [=] { *failed = wait_for_all() != 0; });
+    ended = true;
+    bool at_rest = no_calls_within(kLastPatience);
+    // With Python's lock nobody gives MXNet more to do, which would hang once it has been told.
+    const int lock = PyGILState_Ensure();
+    at_rest = at_rest && ends_within(kLastPatience, [=] { wait_for_all(), notify_shutdown(); });
+    PyGILState_Release(lock);
+    if (at_rest) return *failed;
+    on_exit(end_at_once, nullptr);
+    return -1;
+}

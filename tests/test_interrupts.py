@@ -1,0 +1,235 @@
+"""Ctrl-C while MXNet meets new shapes, and asks Python about them, arrives where it is of use."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+# Counts what comes of TRIES interrupts, each at a random moment of a loop: they arrive, are lost,
+# or end the loop with something else.
+PROGRAM = """
+import collections, itertools, json, os, random, signal, sys, threading, time
+import ece408_op, mxnet as mx, numpy as np
+from mxnet import autograd, gluon
+
+TRIES, KINDS, HANDLER = int(os.environ["TRIES"]), os.environ["KINDS"].split(), os.environ["HANDLER"]
+OPTIONS = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
+sizes = itertools.cycle((h, w) for h in range(8, 40) for w in range(8, 40))
+weight = mx.nd.ones((4, 3, 3, 3))
+weight.attach_grad()
+symbol = ece408_op.Convolution(mx.sym.Variable("x"), name="c", **OPTIONS)
+
+def image():
+    return mx.nd.ones((1, 3, *next(sizes)))
+
+def net():
+    made = gluon.nn.HybridSequential()
+    made.add(ece408_op.Conv2D(4, 3), ece408_op.Conv2D(4, 3))
+    made.initialize()
+    made.hybridize()
+    made(image()).wait_to_read()
+    return made
+
+made = net()
+
+def imperative():
+    ece408_op.Convolution(image(), weight, **OPTIONS)
+
+def recorded():
+    with autograd.record():
+        y = ece408_op.Convolution(image(), weight, **OPTIONS)
+    y.backward()
+
+def hybridized():
+    made(image())
+
+def hybridized_recorded():
+    with autograd.record():
+        y = made(image())
+    y.backward()
+
+def executor():
+    symbol.simple_bind(mx.cpu(), x=(1, 3, *next(sizes))).forward()
+
+class Stop(Exception):
+    pass
+
+handled, seen = [], 0
+
+def note(number, frame):
+    handled.append(number)
+    if HANDLER == "raises":
+        raise Stop
+
+if HANDLER != "default":
+    signal.signal(signal.SIGINT, note)
+
+armed, sent = threading.Semaphore(0), 0
+
+def send():
+    global sent
+    while True:
+        armed.acquire()
+        time.sleep(random.random() * 0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        sent += 1
+
+threading.Thread(target=send, daemon=True).start()
+
+def attempt(work, number):
+    armed.release()
+    late = 0
+    while late < 20 and not (HANDLER == "notes" and len(handled) == number + 1):
+        work()
+        late += sent > number
+    return "handled" if late < 20 else "lost"
+
+def outcome(work):
+    global seen
+    try:
+        result = attempt(work, seen)
+    except (KeyboardInterrupt, Stop) as raised:
+        result = type(raised).__name__
+    except Exception as error:
+        result = repr(error)
+    seen += 1
+    while sent < seen:
+        time.sleep(0.001)
+    return result
+
+counts = {}
+for kind in KINDS:
+    globals()[kind]()
+    mx.nd.waitall()
+    counts[kind] = collections.Counter(outcome(globals()[kind]) for _ in range(TRIES))
+    mx.nd.waitall()
+counts["handler's calls"] = len(handled)
+x = image()
+y, expected = (f(x, weight, **OPTIONS) for f in (ece408_op.Convolution, mx.nd.Convolution))
+counts["right after all"] = bool(np.array_equal(y.asnumpy(), expected.asnumpy()))
+print(json.dumps(counts))
+"""
+KINDS = ("imperative", "recorded", "hybridized", "hybridized_recorded", "executor")
+OUTCOMES = {"default": "KeyboardInterrupt", "raises": "Stop", "notes": "handled"}
+
+
+def _check_counts(run_python, tries, handler):
+    result = run_python(
+        PROGRAM,
+        TRIES=str(tries),
+        KINDS=" ".join(KINDS),
+        HANDLER=handler,
+        MXNET_SUBGRAPH_VERBOSE="0",
+    )
+    assert result.returncode == 0, result.stderr
+    counts = json.loads(result.stdout)
+    assert counts == {
+        **{kind: {OUTCOMES[handler]: tries} for kind in KINDS},
+        "handler's calls": 0 if handler == "default" else tries * len(KINDS),
+        "right after all": True,
+    }
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("handler", OUTCOMES)
+def test_interrupts_arrive_while_new_shapes_are_met(run_python, handler):
+    _check_counts(run_python, 20, handler)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("handler", OUTCOMES)
+def test_a_thousand_of_a_thousand_interrupts_arrive(run_python, handler):
+    _check_counts(run_python, 1000, handler)
+
+
+BEFORE_A_FORK = """
+import os, signal, threading, time
+import ece408_op, mxnet as mx
+x, w = mx.nd.ones((64, 8, 40, 40)), mx.nd.ones((16, 8, 3, 3))
+ece408_op.Convolution(x, w, kernel=(3, 3), num_filter=16, no_bias=True, backend="reference")
+threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    child = os.fork()  # waits until the operator has ended
+    if child == 0:
+        os._exit(0)
+    print("lost")
+except KeyboardInterrupt:
+    print("arrived", os.wait()[1])
+"""
+
+TERMINATED = """
+import os, signal, sys, threading, time
+import ece408_op, mxnet as mx
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
+w = mx.nd.ones((4, 3, 3, 3))
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+w.attach_grad()
+with mx.autograd.record():
+    while True:
+        x = mx.nd.ones((1, 3, 9, 9))
+        ece408_op.Convolution(x, w, kernel=(3, 3), num_filter=4, no_bias=True)
+"""
+
+HANDLED_ONCE = """
+import itertools, os, signal, threading, time
+import ece408_op, mxnet as mx
+OPTIONS = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
+x, w = mx.nd.ones((1, 3, 9, 9)), mx.nd.ones((4, 3, 3, 3))
+w.attach_grad()
+
+def once(number, frame):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+def is_ignored():
+    with open("/proc/self/status") as file:
+        mask = next(line.split()[1] for line in file if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+
+for _ in range(40):
+    signal.signal(signal.SIGINT, once)
+    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with mx.autograd.record():
+        while signal.getsignal(signal.SIGINT) is once:
+            ece408_op.Convolution(x, w, **OPTIONS)
+    assert is_ignored()
+print("ok")
+"""
+
+IGNORED_BY_PYTHON = """
+import sys
+sys.unraisablehook = lambda given: print("previous hook:", given.exc_type.__name__)
+import ece408_op, mxnet
+class Failing:
+    def __del__(self):
+        raise error
+for error in (ValueError(), SystemExit(), KeyboardInterrupt()):
+    try:
+        failing = Failing()
+        del failing
+        len("")  # Python looks for what is to be raised after calls
+        print("not raised")
+    except KeyboardInterrupt:
+        print("raised")
+"""
+
+
+def test_an_interrupt_before_a_fork_arrives_in_the_parent_only(run_python):
+    result = run_python(BEFORE_A_FORK)
+    assert (result.stdout, result.stderr) == ("arrived 0\n", "")
+
+
+def test_a_handler_that_ends_the_process_does(run_python):
+    result = run_python(TERMINATED)
+    assert (result.returncode, result.stderr) == (5, "")
+
+
+def test_a_handler_may_set_another(run_python):
+    result = run_python(HANDLED_ONCE)
+    assert (result.stdout, result.stderr) == ("ok\n", "")
+
+
+def test_what_else_cannot_be_raised_goes_to_the_hook_before(run_python):
+    lines = run_python(IGNORED_BY_PYTHON).stdout.splitlines()
+    hooked = ["previous hook: ValueError", "not raised", "previous hook: SystemExit", "not raised"]
+    assert lines == [*hooked, "raised"]

@@ -1,0 +1,167 @@
+"""Programs that end while MXNet still computes with our operator: at once, and as they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+START = """
+import signal, sys, threading, time
+import ece408_op, mxnet as mx, numpy as np
+from ece408_op import dispatch
+from mxnet import autograd, gluon
+
+x, w = mx.nd.ones((16, 8, 40, 40)), mx.nd.ones((16, 8, 3, 3))
+
+def convolve(backend=None):
+    return ece408_op.Convolution(
+        x, w, kernel=(3, 3), num_filter=16, no_bias=True, backend=backend
+    )
+
+def record(backend=None):
+    w.attach_grad()
+    with autograd.record():
+        y = convolve(backend)
+    y.backward()
+
+def net(**flags):
+    made = gluon.nn.HybridSequential()
+    for _ in range(3):
+        made.add(ece408_op.Conv2D(8, 3, activation="relu"), gluon.nn.BatchNorm())
+    made.initialize()
+    if flags:
+        made.hybridize(**flags)
+    return made
+
+def train(net, steps=10):
+    images = x.copy()  # MXNet does not record the same array on two threads at once
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    for _ in range(steps):
+        with autograd.record():
+            loss = net(images).mean()
+        loss.backward()
+        trainer.step(1)
+
+def never(*arguments, **keywords):
+    time.sleep(1000)
+
+def end(code=0):
+    print(time.monotonic(), flush=True)
+    sys.exit(code)
+"""
+
+# By kind: the rest of a program, which ends with `end`, and its exit code.
+PROGRAMS = {
+    "forward": ("for _ in range(30): convolve('reference')\nend()", 0),
+    "compiled": ("for _ in range(300): convolve()\nend()", 0),
+    "recorded": ("for _ in range(30): record()\nend()", 0),
+    "recorded_slow": ("for _ in range(5): record('reference')\nend()", 0),
+    "hybridized": ("train(net(active=True))\nend()", 0),
+    "static": ("train(net(static_alloc=True, static_shape=True))\nend()", 0),
+    "several_nets": ("for _ in range(3): train(net(), 4)\nend()", 0),
+    "threads": (
+        "threads = [threading.Thread(target=train, args=(net(), 5)) for _ in range(4)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "end()",
+        0,
+    ),
+    "threads_that_go_on": (
+        "nets = [net(), net(static_alloc=True)]\n"
+        "for made in nets: made(x).wait_to_read()\n"
+        "for made in nets:\n"
+        "    threading.Thread(target=train, args=(made, 10**6), daemon=True).start()\n"
+        "time.sleep(0.5)\n"
+        "end()",
+        0,
+    ),
+    "module": (
+        "data = mx.io.NDArrayIter(np.ones((320, 8, 40, 40), np.float32), np.zeros(320), 16)\n"
+        "made = mx.sym.Variable('data')\n"
+        "made = ece408_op.Convolution(made, kernel=(3, 3), num_filter=16)\n"
+        "made = mx.sym.FullyConnected(mx.sym.Flatten(made), num_hidden=10)\n"
+        "module = mx.mod.Module(mx.sym.SoftmaxOutput(made, name='softmax'))\n"
+        "def stop(state):\n"
+        "    if state.nbatch == 3: end(7)\n"
+        "module.fit(data, num_epoch=1, batch_end_callback=stop)",
+        7,
+    ),
+    "exception": ("train(net())\nprint(time.monotonic(), flush=True)\nraise ValueError('mine')", 1),
+    "data_loader": (
+        "class Images(gluon.data.Dataset):\n"
+        "    def __len__(self): return 32\n"
+        "    def __getitem__(self, i): return np.full((8, 40, 40), i, np.float32)\n"
+        "made = net()\n"
+        "for batch in gluon.data.DataLoader(Images(), batch_size=8, num_workers=2):\n"
+        "    with autograd.record(): loss = made(batch).mean()\n"
+        "    loss.backward()\n"
+        "end()",
+        0,
+    ),
+    "op_times": (
+        "log = ece408_op.op_times()\nlog.__enter__()\ntrain(net())\n"
+        "for _ in range(30): convolve()\nend()",
+        0,
+    ),
+    "never_done": ("dispatch.forward = never\nrecord()\ntime.sleep(0.5)\nend(6)", 6),
+    "never_done_compiled": (
+        "dispatch.forward = never\nconvolve('reference')\ntime.sleep(0.5)\nend(6)",
+        6,
+    ),
+    "os_exit": ("import os\ntrain(net())\nprint(time.monotonic(), flush=True)\nos._exit(5)", 5),
+}
+OFTEN_WRONG = ("recorded", "threads_that_go_on", "never_done")
+
+
+def _start(kind):
+    return subprocess.Popen(
+        [sys.executable, "-c", START + PROGRAMS[kind][0]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MXNET_SUBGRAPH_VERBOSE": "0"},
+    )
+
+
+def _seconds_to_end(process):
+    """From what the program says is its end to that of its process; within a minute."""
+    said = float(process.stdout.readline())
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return time.monotonic() - said
+
+
+def _check_end(kind):
+    with _start(kind) as process:
+        seconds = _seconds_to_end(process)
+        complaints = process.stderr.read()
+    assert process.returncode == PROGRAMS[kind][1], complaints
+    assert complaints.endswith("ValueError: mine\n") if kind == "exception" else not complaints
+    return seconds
+
+
+@pytest.mark.parametrize("kind", OFTEN_WRONG)
+def test_a_program_ends_while_its_work_is_in_flight(kind):
+    for _ in range(3):
+        _check_end(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_fifty_of_fifty_programs_end(kind):
+    assert max(_check_end(kind) for _ in range(50)) < 5
+
+
+def test_a_failure_that_nobody_waited_for_is_one_line(run_python):
+    ending = "w[:] = 0\nmx.nd.waitall()\nrecord('cuda')\nend(9)"
+    result = run_python(START + ending, ECE408_BACKEND="", CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 9
+    assert result.stderr.startswith("ece408: ")
+    assert result.stderr.count("\n") == 1
