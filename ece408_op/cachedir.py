@@ -198,17 +198,25 @@ def locked(folder: Path, purpose: str) -> Iterator[None]:
     """Keep other processes that lock `folder` out of the block; waits for them, and says so.
 
     `purpose` completes "waiting for another process to ...". On a file system without locks
-    nothing is locked. Raises `CacheUnwritable` when the lock's file cannot be created.
+    nothing is locked. Raises `CacheUnwritable` when the lock's file cannot be created, or something
+    else lies in its place.
     """
-    with writing(folder):
-        # Reading is enough to lock, and all that others may do with this user's file.
-        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT, 0o666)
+    descriptor = _open_lock(folder / ".lock")
     try:
         with contextlib.suppress(OSError):
             _lock(descriptor, purpose)
         yield
     finally:
         os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    with writing(path):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError("it is not a regular file (remove it)")
+        # Reading is enough to lock, and all that others may do with this user's file. Should a pipe
+        # or a link come in between, it is neither waited for nor followed.
+        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _lock(descriptor: int, purpose: str) -> None:
