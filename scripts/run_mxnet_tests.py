@@ -1,0 +1,78 @@
+"""Run MXNet's own tests with our operator in Convolution's place, and compare what comes of them.
+
+Each test is run twice, with MXNet's own Convolution and with ours; what ours refuses (three
+dimensions, other layouts, sparse arrays) still goes to MXNet's own, and is counted. The tests are
+in MXNet's sources: https://github.com/apache/mxnet, tag 1.9.1, folder tests/python.
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ece408_op.errors import Ece408Error
+from ece408_op.lab import mxnet_tests
+
+
+def main():
+    options = _options()
+    # Processes that run tests end with this one, as they do after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        results = _run(options)
+    except Ece408Error as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        return error.exit_code
+    print(mxnet_tests.table(results))
+    return 0
+
+
+def _options():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--sources", type=Path, required=True, help="folder tests/python of MXNet's sources"
+    )
+    parser.add_argument(
+        "--files",
+        nargs="+",
+        metavar="FILE",
+        help="test files below it, such as unittest/test_attr.py (default: all that are about "
+        "networks or convolutions)",
+    )
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="of their tests only these, as in a shell"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds that a test may take (default: 120)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the outcomes there as well"
+    )
+    parser.add_argument(
+        "--own",
+        type=Path,
+        metavar="FILE",
+        help="keep what came of MXNet's own Convolution there, and do not run again what is there",
+    )
+    return parser.parse_args()
+
+
+def _run(options):
+    own = mxnet_tests.load(options.own) if options.own else {}
+    results = {}
+    chosen = mxnet_tests.selected(options.sources, options.files)
+    for file, names in tqdm(chosen.items(), unit="file"):
+        run = mxnet_tests.Run(options.sources, file, options.limit, names, options.only)
+        results[file] = mxnet_tests.compare(run, own)
+        tqdm.write(mxnet_tests.summary(file, results[file]), file=sys.stderr)
+        if options.own:
+            mxnet_tests.save(options.own, own)
+        if options.json:
+            mxnet_tests.save_results(options.json, results)
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())
