@@ -183,9 +183,11 @@ class Run:
 
 def _environment(convolution: str) -> dict[str, str]:
     package = str(Path(__file__).resolve().parents[2])
-    seeds = {"MXNET_TEST_SEED": "408", "MXNET_MODULE_SEED": "408"}
     return {
-        **seeds,
+        "MXNET_TEST_SEED": "408",
+        "MXNET_MODULE_SEED": "408",
+        # Threads that spin while they wait take the cores from each other on a busy machine.
+        "OMP_WAIT_POLICY": "passive",
         **os.environ,
         "CONVOLUTION": convolution,
         "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
