@@ -21,6 +21,7 @@
 #include "lanes.h"
 #include "pairs.h"
 #include "team.h"
+#include "textbook.h"
 
 namespace ece408 {
 namespace {
@@ -310,6 +311,7 @@ template <class T, class Sum>
 struct DeepPlan {
     const Deep& deep;
     DeepWeights<T> weights;
+    Textbook book;    // of the output
     int64_t blocks;   // of filters, in a group
     int64_t* offset;  // per phase [channel][tap]: from pixel (0, 0)'s place in the padded source
 
@@ -489,14 +491,17 @@ struct DeepPlan {
 
     // They become rows [begin, end) of a phase of the output.
     void write_rows(int64_t group, int64_t block, const Phase& phase, int64_t begin, int64_t end,
-                    const T* bias, bool accumulate, const Sum* sums, T* y) const {
+                    const T* bias, bool accumulate, Sum* sums, T* y) const {
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
+        const bool finite = all_finite(sums, (end - begin) * phase.columns * wide);
         const int64_t filter = group * deep.out_channels + first(block);
         const int64_t plane = deep.out_height * deep.out_width;
         for (int64_t i = begin; i < end; ++i, sums += phase.columns * wide) {
             const int64_t row = phase.row + i * (deep.by_pairs ? 2 : deep.out_step_h);
             T* to = y + filter * plane + row * deep.out_width + phase.column;
             const T* start = bias ? bias + filter : nullptr;
+            for (int64_t m = 0; m < (finite ? 0 : filters(block)); ++m)
+                settle(book, sums + m, wide, phase.columns, to + m * plane, deep.out_step_w);
             if (deep.out_step_w == 1)
                 part(sums, wide, phase.columns, start, accumulate, to, plane, filters(block));
             else
@@ -551,9 +556,9 @@ struct DeepPlan {
 // Returns false if there is no memory, and then has written nothing. Threads take whole images,
 // or, of few images, first channels to pad and then blocks of filters.
 template <class T, class Sum>
-bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const T* source, const T* bias,
-              T* out, bool accumulate, int threads) {
-    DeepPlan<T, Sum> plan = {deep, weights, 0, nullptr};
+bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book,
+              const T* source, const T* bias, T* out, bool accumulate, int threads) {
+    DeepPlan<T, Sum> plan = {deep, weights, book, 0, nullptr};
     const int64_t most = kDeepVectors * Lanes<Sum>::count;
     plan.blocks = (deep.out_channels + most - 1) / most;
     const int64_t channels = deep.groups * deep.in_channels, pixels = deep.height * deep.width;

@@ -189,7 +189,7 @@ void add_outer(const OuterPlan& plan, const OuterUnit& u, const Sum* images, con
 
 template <class T>
 void put_outer(const OuterPlan& plan, const OuterUnit& u, const WeightTotals& totals, int64_t index,
-               bool accumulate, T* dw) {
+               const Textbook& book, bool accumulate, T* dw) {
     using Sum = typename Number<T>::Sum;
     const Sweep& s = plan.s;
     for (int64_t n = 0; n < u.count; ++n) {
@@ -200,7 +200,8 @@ void put_outer(const OuterPlan& plan, const OuterUnit& u, const WeightTotals& to
             if (m >= s.out_channels) break;
             const int64_t filter = u.group * s.out_channels + m;
             T* to = dw + ((filter * s.in_channels + c) * s.kernel_h + p) * s.kernel_w + q;
-            const double total = totals.total(index + n * plan.lanes + lane);
+            const double total =
+                book.settled(totals.total(index + n * plan.lanes + lane), to);
             narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
         }
     }
@@ -280,9 +281,9 @@ void add_together(const OuterLayout<T, Sum>& layout, double* totals, int threads
 }
 
 // Returns false if there is no memory, and then has written nothing.
-template <class T, class Sum>
-bool run_deep_weight(const Sweep& s, const T* x, const T* dy, T* dw, bool accumulate,
-                     int threads) {
+template <class Sum, class T>
+bool run_deep_weight(const Sweep& s, const Textbook& book, const T* x, const T* dy, T* dw,
+                     bool accumulate, int threads) {
     const OuterPlan plan = plan_outer(s, Lanes<Sum>::count);
     const int64_t tile = kDeepPixels * plan.lanes, units = plan.units();
     WeightTotals totals = weight_totals(units * tile, s.batch);
@@ -302,7 +303,7 @@ bool run_deep_weight(const Sweep& s, const T* x, const T* dy, T* dw, bool accumu
                             totals.of(i));
             });
         share(threads, units, [&](int64_t unit, int) {
-            put_outer(plan, plan.unit(unit), totals, unit * tile, accumulate, dw);
+            put_outer(plan, plan.unit(unit), totals, unit * tile, book, accumulate, dw);
         });
     }
     free(memory);

@@ -6,7 +6,8 @@
 // There are so few products that what counts is to touch every pixel once. A register tile is a
 // few output rows by one vector of columns: each vector of an input row is loaded once for all
 // output rows that it meets, and nothing is copied. Lanes that would be in the border are left out
-// of the loads, rows in the border are a row of zeros. With stride 2 two vectors are loaded and
+// of the loads, rows in the border are a row of zeros; both are multiplied, so that `general`
+// computes with weights that are not all finite. With stride 2 two vectors are loaded and
 // parted into even and odd pixels, which are two taps. With dilation the rows of a tile lie as far
 // apart as the taps do. Threads take planes, or, of few planes, parts of them. Where the arrays
 // exceed the caches, a tile asks for the rows of the one below it, and outputs go past the caches
@@ -18,6 +19,8 @@
 
 #include <stdlib.h>
 
+#include "general.h"
+#include "lanes.h"
 #include "shape.h"
 #include "team.h"
 #include "vector.h"
@@ -269,6 +272,9 @@ int ECE408_NAME(depthwise_forward_, ECE408_ISA)(const ece408_problem& problem, c
                                                 const float* w, const float* bias, float* y,
                                                 bool accumulate, int threads) {
     if (!depthwise_suits(problem)) return ECE408_UNSUPPORTED;
+    if (!all_finite(w, weights(problem)))
+        return ECE408_NAME(general_, ECE408_ISA).f32.forward(problem, x, w, bias, y, accumulate,
+                                                             threads);
     const Shape s = derive(problem);
     const Layer layer = {s,       s.height, s.width, s.out_height, s.out_width,
                          s.pad_h, s.pad_w,  w,       false};
@@ -279,6 +285,9 @@ int ECE408_NAME(depthwise_backward_data_, ECE408_ISA)(const ece408_problem& prob
                                                       const float* w, const float* dy, float* dx,
                                                       bool accumulate, int threads) {
     if (!depthwise_suits_backward(problem)) return ECE408_UNSUPPORTED;
+    if (!all_finite(w, weights(problem)))
+        return ECE408_NAME(general_, ECE408_ISA).f32.backward_data(problem, w, dy, dx, accumulate,
+                                                                   threads);
     const Shape s = derive(problem);
     const Layer layer = {s,
                          s.out_height,

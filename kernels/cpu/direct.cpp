@@ -8,7 +8,8 @@
 //
 // The tile knows no padding: an image that has some is copied with its border first; of an image
 // that a single tap strides over, the pixels that it meets are. The gradient for x is such a
-// convolution of dy, with the kernel turned round and channels and filters swapped.
+// convolution of dy, with the kernel turned round and channels and filters swapped. A border's
+// zeros are multiplied like pixels, so `general` computes with weights that are not all finite.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
 // output plane. Threads take whole images, or, of few images, stretches of that list. Each tile
@@ -18,6 +19,8 @@
 
 #include <string.h>
 
+#include "general.h"
+#include "lanes.h"
 #include "plane.h"
 #include "team.h"
 #include "tile.h"
@@ -291,6 +294,10 @@ int ECE408_NAME(direct_forward_, ECE408_ISA)(const ece408_problem& problem, cons
                                              const float* w, const float* bias, float* y,
                                              bool accumulate, int threads) {
     if (!direct_suits(problem, kLanes)) return ECE408_UNSUPPORTED;
+    const bool border = problem.pad_h > 0 || problem.pad_w > 0;
+    if (border && !all_finite(w, weights(problem)))
+        return ECE408_NAME(general_, ECE408_ISA).f32.forward(problem, x, w, bias, y, accumulate,
+                                                             threads);
     return run_layer(forward_layer(problem, w), x, bias, y, accumulate, threads);
 }
 
@@ -298,6 +305,9 @@ int ECE408_NAME(direct_backward_data_, ECE408_ISA)(const ece408_problem& problem
                                                    const float* dy, float* dx, bool accumulate,
                                                    int threads) {
     if (!direct_suits_backward(problem, kLanes)) return ECE408_UNSUPPORTED;
+    if (!is_flat(problem) && !all_finite(w, weights(problem)))
+        return ECE408_NAME(general_, ECE408_ISA).f32.backward_data(problem, w, dy, dx, accumulate,
+                                                                   threads);
     return run_layer(backward_layer(problem, w), dy, nullptr, dx, accumulate, threads);
 }
 

@@ -9,8 +9,6 @@
 #include "sweep.h"
 #include "weight_sums.h"
 
-#include <type_traits>
-
 namespace ece408 {
 namespace {
 
@@ -46,11 +44,11 @@ Sweep backward_sweep(const Shape& s) {
     sweep.width = s.out_width;
     sweep.out_height = s.height;
     sweep.out_width = s.width;
+    sweep.spread_h = sweep.stride_h;
+    sweep.spread_w = sweep.stride_w;
     sweep.stride_h = sweep.stride_w = 1;
     sweep.pad_h = (s.kernel_h - 1) * s.dilate_h - s.pad_h;
     sweep.pad_w = (s.kernel_w - 1) * s.dilate_w - s.pad_w;
-    sweep.spread_h = s.stride_h;
-    sweep.spread_w = s.stride_w;
     return sweep;
 }
 
@@ -75,33 +73,47 @@ bool by_pairs(const Shape& s) {
            s.batch * s.out_height * s.out_width >= kPairPixels;
 }
 
+int status(bool done) { return done ? ECE408_OK : ECE408_NO_MEMORY; }
+
 template <class T, class WeightAt>
-int sweep(const Sweep& s, WeightAt weight_at, const T* source, const T* bias, T* out,
-          bool accumulate, int threads) {
+int sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T* source,
+          const T* bias, T* out, bool accumulate, int threads) {
     using Sum = typename Number<T>::Sum;
     SweepPlan<Sum> plan = {};
+    plan.book = book;
     bool done = make_plan(s, weight_at, &plan);
     done = done && run_sweep<T, Sum>(plan, source, bias, out, accumulate, threads);
     free(plan.taps);
     free(plan.weights);
-    return done ? ECE408_OK : ECE408_NO_MEMORY;
+    return status(done);
 }
 
 template <class T>
-int deep(bool ready, const Deep& d, const DeepWeights<T>& weights, const T* source,
-         const T* bias, T* out, bool accumulate, int threads) {
+int deep(bool ready, const Deep& d, const DeepWeights<T>& weights, const Textbook& book,
+         const T* source, const T* bias, T* out, bool accumulate, int threads) {
     using Sum = typename Number<T>::Sum;
-    ready = ready && run_deep<T, Sum>(d, weights, source, bias, out, accumulate, threads);
+    ready = ready && run_deep<T, Sum>(d, weights, book, source, bias, out, accumulate, threads);
     free(d.memory);
-    return ready ? ECE408_OK : ECE408_NO_MEMORY;
+    return status(ready);
 }
 
+// The type of an array's elements: half precision comes as its bits.
 template <class T>
-const T* typed(const T* p) { return p; }
+struct Typed {
+    using Type = T;
+};
+template <>
+struct Typed<uint16_t> {
+    using Type = Half;
+};
 template <class T>
-T* typed(T* p) { return p; }
-const Half* typed(const uint16_t* p) { return reinterpret_cast<const Half*>(p); }
-Half* typed(uint16_t* p) { return reinterpret_cast<Half*>(p); }
+using Stored = typename Typed<T>::Type;
+template <class T>
+const Stored<T>* typed(const T* p) { return reinterpret_cast<const Stored<T>*>(p); }
+template <class T>
+Stored<T>* typed(T* p) { return reinterpret_cast<Stored<T>*>(p); }
+template <class T>
+using SumOf = typename Number<Stored<T>>::Sum;
 
 template <class T>
 int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
@@ -112,6 +124,7 @@ int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias
         const int64_t filter = g * s.group_filters + m;
         return widen(weights[((filter * s.group_channels + c) * s.kernel_h + p) * s.kernel_w + q]);
     };
+    const Textbook book = {s, x, w, y, forward_element<Stored<T>>};
     const Sweep across = forward_sweep(s);
     if (is_deep(s, s.group_filters, s.group_channels)) {
         const int64_t filter = s.group_channels * s.kernel_h * s.kernel_w;
@@ -121,9 +134,9 @@ int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias
         return deep(ready, d,
                     {weights, s.group_filters * filter, filter, s.kernel_h * s.kernel_w,
                      s.kernel_w},
-                    typed(x), typed(bias), typed(y), accumulate, threads);
+                    book, typed(x), typed(bias), typed(y), accumulate, threads);
     }
-    return sweep(across, weight_at, typed(x), typed(bias), typed(y), accumulate, threads);
+    return sweep(across, weight_at, book, typed(x), typed(bias), typed(y), accumulate, threads);
 }
 
 template <class T>
@@ -132,14 +145,15 @@ int backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx,
     const Shape s = derive(problem);
     const auto* weights = typed(w);
     const decltype(typed(dy)) none = nullptr;
+    const Textbook book = {s, w, dy, dx, data_element<Stored<T>>};
     if (is_deep(s, s.group_channels, s.group_filters)) {
         const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
         Deep d;
         const bool ready = by_pairs(s) ? deep_by_pairs(backward_sweep(s), true, &d)
                                        : deep_backward(forward_sweep(s), &d);
         return deep(ready, d,
-                    {weights, s.group_filters * filter, window, filter, s.kernel_w}, typed(dy),
-                    none, typed(dx), accumulate, threads);
+                    {weights, s.group_filters * filter, window, filter, s.kernel_w}, book,
+                    typed(dy), none, typed(dx), accumulate, threads);
     }
     auto weight_at = [&](int64_t g, int64_t c, int64_t m, int64_t p, int64_t q) {
         const int64_t filter = g * s.group_filters + m;
@@ -147,20 +161,22 @@ int backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx,
         const int64_t window = s.kernel_h * s.kernel_w;
         return widen(weights[(filter * s.group_channels + c) * window + turned]);
     };
-    return sweep(backward_sweep(s), weight_at, typed(dy), none, typed(dx), accumulate, threads);
+    return sweep(backward_sweep(s), weight_at, book, typed(dy), none, typed(dx), accumulate,
+                 threads);
 }
 
 template <class T>
 int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw,
                     bool accumulate, int threads) {
-    using Stored = typename std::remove_pointer<decltype(typed(dw))>::type;
-    using Sum = typename Number<Stored>::Sum;
-    const Sweep s = forward_sweep(derive(problem));
-    const bool done =
-        s.out_channels >= kDeepLeastFilters
-            ? run_deep_weight<Stored, Sum>(s, typed(x), typed(dy), typed(dw), accumulate, threads)
-            : run_weight_sums<Stored, Sum>(s, typed(x), typed(dy), typed(dw), accumulate, threads);
-    return done ? ECE408_OK : ECE408_NO_MEMORY;
+    using Sum = SumOf<T>;
+    const Shape shape = derive(problem);
+    const Sweep s = forward_sweep(shape);
+    const Textbook book = {shape, x, dy, dw, weight_element<Stored<T>>};
+    if (s.out_channels >= kDeepLeastFilters)
+        return status(run_deep_weight<Sum>(s, book, typed(x), typed(dy), typed(dw), accumulate,
+                                           threads));
+    return status(
+        run_weight_sums<Sum>(s, book, typed(x), typed(dy), typed(dw), accumulate, threads));
 }
 
 }  // namespace

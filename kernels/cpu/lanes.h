@@ -27,6 +27,20 @@ struct Lanes {
 constexpr int kTileFilters = ECE408_LANES == 16 ? 8 : 4;
 constexpr int kTileVectors = ECE408_LANES == 16 ? 3 : 2;
 
+// Whether so many numbers are finite: then each, times zero, is zero.
+template <class T>
+bool all_finite(const T* p, int64_t count) {
+    using L = Lanes<T>;
+    typename L::Vec sum[4] = {};
+    int64_t k = 0;
+    for (; k + 4 * L::count <= count; k += 4 * L::count)
+        for (int64_t i = 0; i < 4; ++i) sum[i] += L::load(p + k + i * L::count) * T(0);
+    for (; k + L::count <= count; k += L::count) sum[0] += L::load(p + k) * T(0);
+    T rest = L::sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; k < count; ++k) rest += p[k] * T(0);
+    return rest == 0;
+}
+
 inline int64_t round_up(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }

@@ -16,6 +16,7 @@
 #include "lanes.h"
 #include "shape.h"
 #include "team.h"
+#include "textbook.h"
 
 namespace ece408 {
 namespace {
@@ -77,6 +78,7 @@ struct SweepPlan {
     int64_t image_size;    // of a laid-out image, with room to read past its end
     int64_t* taps;         // of a group: offsets in the laid-out group
     Sum* weights;          // [group][block][tap][channel of block]
+    Textbook book;         // of the output
 };
 
 inline int64_t block_start(int64_t total, int64_t blocks, int64_t block) {
@@ -194,6 +196,10 @@ void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, in
         const int64_t channel = group * s.out_channels + begin + m;
         const Sum offset = bias ? widen(bias[channel]) : Sum(0);
         T* to = out + (channel * s.out_height + first_row) * s.out_width;
+        if (!all_finite(sums + m * step, (rows - 1) * row + s.out_width))
+            for (int64_t i = 0; i < rows; ++i)
+                settle(plan.book, sums + m * step + i * row, 1, s.out_width, to + i * s.out_width,
+                       1);
         put_rows(sums + m * step, row, rows, s.out_width, offset, store, to);
     }
 }

@@ -148,9 +148,9 @@ void add_together(const DotLayout<T, Sum>& layout, double* totals, int threads) 
 }
 
 // Returns false if there is no memory, and then has written nothing.
-template <class T, class Sum>
-bool run_weight_sums(const Sweep& s, const T* x, const T* dy, T* dw, bool accumulate,
-                     int threads) {
+template <class Sum, class T>
+bool run_weight_sums(const Sweep& s, const Textbook& book, const T* x, const T* dy, T* dw,
+                     bool accumulate, int threads) {
     const FlatImage f = flat_image(s);
     const int64_t window = s.kernel_h * s.kernel_w;
     const int64_t weights = s.groups * s.out_channels * s.in_channels * window;
@@ -174,7 +174,7 @@ bool run_weight_sums(const Sweep& s, const T* x, const T* dy, T* dw, bool accumu
                             totals.of(i));
             });
         share(threads, weights, [&](int64_t i, int) {
-            const double total = totals.total(i);
+            const double total = book.settled(totals.total(i), dw + i);
             narrow(static_cast<Sum>(accumulate ? widen(dw[i]) + total : total), dw + i);
         });
     }

@@ -12,8 +12,10 @@
 #include <string.h>
 
 #include "plane.h"
+#include "lanes.h"
 #include "square_tile.h"
 #include "team.h"
+#include "textbook.h"
 
 namespace ece408 {
 namespace {
@@ -40,6 +42,8 @@ struct Plan {
     int64_t sums;     // floats of a filter's sums of a stretch, for one pixel of a square
     int64_t blocks;   // of filters
     float* packed;
+    const float* bias;
+    Textbook book;  // of the output
 
     int64_t first_filter(int64_t block) const {
         return part_start(layer.shape.filters, blocks, block);
@@ -122,7 +126,7 @@ void pack_channel(const Plan& plan, int64_t m, int64_t c, int64_t filters,
 // Filter block after filter block: the biases or zeros, then for each domain of rows, in kOrder,
 // what both columns take and what one takes, as [c][group of rows][group of columns][domain of
 // columns][filter of block].
-void pack_weights(const Plan& plan, const float* bias, int threads) {
+void pack_weights(const Plan& plan, int threads) {
     const int64_t channels = plan.layer.shape.channels, groups = plan.columns.groups;
     const bool many = channels * plan.layer.shape.filters >= kManyWeights;
     share(many ? threads : 1, plan.blocks, [&](int64_t block, int) {
@@ -130,7 +134,7 @@ void pack_weights(const Plan& plan, const float* bias, int threads) {
         const int64_t filters = plan.first_filter(block + 1) - first;
         float* const begin = plan.packed + first * plan.filter_floats();
         for (int64_t m = 0; m < filters; ++m) {
-            begin[m] = bias ? bias[first + m] : 0.0f;
+            begin[m] = plan.bias ? plan.bias[first + m] : 0.0f;
             float *next[kDomains][2], *at = begin + filters + m;
             for (int tr : kOrder) {
                 const int64_t rows = plan.rows.groups - plan.rows.first_group(tr);
@@ -192,6 +196,18 @@ void transform(const Plan& plan, const float* const* rows, int64_t starts, float
             }
         }
     }
+}
+
+// A filter's sums of so many rows of y that are not finite, anew: differences of pixels or weights
+// may be infinite or NaN where no sum of products is.
+void settle_rows(const Plan& plan, int64_t filter, float* sums, int64_t rows, const float* y) {
+    const int64_t width = plan.layer.shape.out_width;
+    const double first = plan.bias ? plan.bias[filter] : 0;
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t j = 0; j < width; ++j, ++y) {
+            float* sum = sums + (row % 2 * 2 + j % 2) * plan.sums + row / 2 * plan.pitch + j / 2;
+            if (!is_finite(*sum)) *sum = static_cast<float>(plan.book.at(y) + first);
+        }
 }
 
 // Puts a filter's sums into so many rows of y.
@@ -301,9 +317,12 @@ void run_stretch(const Plan& plan, const float* image, const float* x_end, int64
             args.y = scratch.sums + begin * kLanes;
             pick_tile(plan.columns.groups, filters, end - begin)(args);
         }
-        for (int64_t m = 0; m < filters; ++m)
-            put_rows(plan, scratch.sums + 4 * m * plan.sums, rows, accumulate,
-                     y + (first + m) * plane);
+        const bool finite = all_finite(scratch.sums, 4 * filters * plan.sums);
+        for (int64_t m = 0; m < filters; ++m) {
+            float* const sums = scratch.sums + 4 * m * plan.sums;
+            if (!finite) settle_rows(plan, first + m, sums, rows, y + (first + m) * plane);
+            put_rows(plan, sums, rows, accumulate, y + (first + m) * plane);
+        }
     }
 }
 
@@ -332,18 +351,20 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     return true;
 }
 
-int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
-              int threads) {
+int run_layer(const Layer& layer, const Textbook& book, const float* x, const float* bias, float* y,
+              bool accumulate, int threads) {
     const Shape& s = layer.shape;
     Plan plan = {};
     plan.layer = layer;
+    plan.book = book;
+    plan.bias = bias;
     plan.rows = pairs_of(s.kernel_h, s.out_height);
     plan.columns = pairs_of(s.kernel_w, s.out_width);
     choose_sizes(&plan, threads);
     plan.packed = static_cast<float*>(
         malloc(static_cast<size_t>(s.filters * plan.filter_floats()) * sizeof(float)));
     if (!plan.packed) return ECE408_NO_MEMORY;
-    pack_weights(plan, bias, threads);
+    pack_weights(plan, threads);
     const bool done = run(plan, x, y, accumulate, threads);
     free(plan.packed);
     return done ? ECE408_OK : ECE408_NO_MEMORY;
@@ -358,14 +379,16 @@ int ECE408_NAME(winograd_forward_, ECE408_ISA)(const ece408_problem& problem, co
                                                const float* w, const float* bias, float* y,
                                                bool accumulate, int threads) {
     if (!winograd_suits(problem)) return ECE408_UNSUPPORTED;
-    return run_layer(forward_layer(problem, w), x, bias, y, accumulate, threads);
+    const Textbook book = {derive(problem), x, w, y, forward_element<float>};
+    return run_layer(forward_layer(problem, w), book, x, bias, y, accumulate, threads);
 }
 
 int ECE408_NAME(winograd_backward_data_, ECE408_ISA)(const ece408_problem& problem,
                                                      const float* w, const float* dy, float* dx,
                                                      bool accumulate, int threads) {
     if (!winograd_suits_backward(problem)) return ECE408_UNSUPPORTED;
-    return run_layer(backward_layer(problem, w), dy, nullptr, dx, accumulate, threads);
+    const Textbook book = {derive(problem), w, dy, dx, data_element<float>};
+    return run_layer(backward_layer(problem, w), book, dy, nullptr, dx, accumulate, threads);
 }
 
 }  // namespace ece408
