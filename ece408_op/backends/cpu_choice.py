@@ -8,6 +8,7 @@ multiply-adds of vectors, at the rate at which one core does them; docs/design.m
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 from ..problem import ConvProblem
@@ -18,6 +19,9 @@ _DIRECT_PADDED = 128
 # Products of a sum from which on `general`, which takes it in blocks, loses less to rounding: of
 # `direct`, and of each of the sums that `winograd` puts together.
 _LONG, _LONG_OF_SQUARES = 1536, 256
+# Pixels of x for each of y from which on a window covers much of an image, so that the gradient
+# for x would mostly be sums of borders; `general` leaves them out.
+_DENSE = 4
 # Channels of x from which on the gradient for it fills register tiles.
 _TILED = 3
 # Images, channels and filters from which on packing the weights of a single tap pays for lanes
@@ -61,9 +65,10 @@ def backward_kernel(problem: ConvProblem, lanes: int) -> str:
     if _is_flat(problem, lanes) and _has_unit_steps(problem):
         return "direct"
     fits = all(pad < kernel for pad, kernel in zip(problem.pad, problem.kernel))
-    if not fits or not _has_unit_steps(problem) or problem.channels < _TILED:
-        return "general"
     out = (problem.height, problem.width)
+    sparse = math.prod(out) >= _DENSE * problem.out_height * problem.out_width
+    if not fits or not _has_unit_steps(problem) or problem.channels < _TILED or sparse:
+        return "general"
     layer = _Layer(problem.batch, problem.filters, problem.channels, problem.kernel, out)
     few = layer.filters < lanes or _products(layer) < _DIRECT_PADDED
     return _fastest(layer, lanes, fits_direct=few)

@@ -91,13 +91,24 @@ void fill_row(const Sweep& s, const T* source, int64_t first, int64_t count, Sum
     }
 }
 
-// One phase of the rows of a channel of a source image, into its place in the channel.
+// Whether some tap of a kernel meets pixels of a phase.
+inline bool has_taps(int64_t phase, int64_t kernel, int64_t stride, int64_t dilate) {
+    if (dilate == 1) return phase < kernel;
+    for (int64_t p = 0; p < kernel && p < stride; ++p)
+        if (p * dilate % stride == phase) return true;
+    return false;
+}
+
+// One phase of the rows of a channel of a source image, into its place in the channel. Of phases
+// without taps nothing is written.
 template <class T, class Sum>
 void fill_rows(const Sweep& s, const FlatImage& f, const T* source, int64_t phase_y,
                Sum* channel) {
+    if (!has_taps(phase_y, s.kernel_h, s.stride_h, s.dilate_h)) return;
     const int64_t rows = f.phase / f.row;
-    Sum* out = channel + phase_y * s.stride_w * f.phase;
-    for (int64_t phase_x = 0; phase_x < s.stride_w; ++phase_x)
+    for (int64_t phase_x = 0; phase_x < s.stride_w; ++phase_x) {
+        if (!has_taps(phase_x, s.kernel_w, s.stride_w, s.dilate_w)) continue;
+        Sum* out = channel + (phase_y * s.stride_w + phase_x) * f.phase;
         for (int64_t k = 0; k < rows; ++k, out += f.row) {
             const int64_t y = source_index(phase_y + k * s.stride_h, s.pad_h, s.spread_h, s.height);
             if (y < 0)
@@ -105,6 +116,7 @@ void fill_rows(const Sweep& s, const FlatImage& f, const T* source, int64_t phas
             else
                 fill_row(s, source + y * s.width, phase_x, f.row, out);
         }
+    }
 }
 
 template <class T, class Sum>

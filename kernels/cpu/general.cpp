@@ -1,10 +1,12 @@
-// Any convolution, forward and backward, in three types. It is compiled once per instruction set,
-// with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the table
-// at the end is not local.
+// Any convolution, forward and backward, in three types, in whichever way is estimated to be the
+// fastest. It is compiled once per instruction set, with ECE408_ISA its name and ECE408_LANES the
+// floats in one of its vectors, and only the table at the end is not local.
 #include "general.h"
 
 #include "deep.h"
 #include "deep_weight.h"
+#include "general_costs.h"
+#include "patches.h"
 #include "shape.h"
 #include "sweep.h"
 #include "weight_sums.h"
@@ -24,8 +26,9 @@ Sweep forward_sweep(const Shape& s) {
     sweep.out_width = s.out_width;
     sweep.kernel_h = s.kernel_h;
     sweep.kernel_w = s.kernel_w;
-    sweep.stride_h = s.stride_h;
-    sweep.stride_w = s.stride_w;
+    // A single output row has no next one: its stride, of whatever size, means nothing.
+    sweep.stride_h = s.out_height > 1 ? s.stride_h : 1;
+    sweep.stride_w = s.out_width > 1 ? s.stride_w : 1;
     sweep.dilate_h = s.dilate_h;
     sweep.dilate_w = s.dilate_w;
     sweep.pad_h = s.pad_h;
@@ -115,6 +118,9 @@ Stored<T>* typed(T* p) { return reinterpret_cast<Stored<T>*>(p); }
 template <class T>
 using SumOf = typename Number<Stored<T>>::Sum;
 
+// What patches may take of memory, in images.
+constexpr int64_t kMostPatches = 4;
+
 template <class T>
 int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
             bool accumulate, int threads) {
@@ -126,7 +132,13 @@ int forward(const ece408_problem& problem, const T* x, const T* w, const T* bias
     };
     const Textbook book = {s, x, w, y, forward_element<Stored<T>>};
     const Sweep across = forward_sweep(s);
-    if (is_deep(s, s.group_filters, s.group_channels)) {
+    const bool has_lanes = is_deep(s, s.group_filters, s.group_channels);
+    const Costs<SumOf<T>> costs(across, has_lanes);
+    if (costs.pixels * costs.taps <= kMostPatches * costs.source &&
+        costs.forward_patches() < costs.forward_sliding())
+        return status(multiply_patches<SumOf<T>>(across, book, typed(x), weights, typed(bias),
+                                                 typed(y), accumulate, threads));
+    if (has_lanes) {
         const int64_t filter = s.group_channels * s.kernel_h * s.kernel_w;
         Deep d;
         const bool ready =
@@ -146,7 +158,12 @@ int backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx,
     const auto* weights = typed(w);
     const decltype(typed(dy)) none = nullptr;
     const Textbook book = {s, w, dy, dx, data_element<Stored<T>>};
-    if (is_deep(s, s.group_channels, s.group_filters)) {
+    const bool has_lanes = is_deep(s, s.group_channels, s.group_filters);
+    const Costs<SumOf<T>> costs(forward_sweep(s), has_lanes);
+    if (costs.data_patches() < costs.data_sliding())
+        return status(put_back_patches<SumOf<T>>(costs.s, book, weights, typed(dy), typed(dx),
+                                                 accumulate, threads));
+    if (has_lanes) {
         const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
         Deep d;
         const bool ready = by_pairs(s) ? deep_by_pairs(backward_sweep(s), true, &d)
@@ -172,6 +189,10 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
     const Shape shape = derive(problem);
     const Sweep s = forward_sweep(shape);
     const Textbook book = {shape, x, dy, dw, weight_element<Stored<T>>};
+    const Costs<Sum> costs(s, false);
+    if (costs.weight_patches() < costs.weight_sliding())
+        return status(
+            sum_patches<Sum>(s, book, typed(x), typed(dy), typed(dw), accumulate, threads));
     if (s.out_channels >= kDeepLeastFilters)
         return status(run_deep_weight<Sum>(s, book, typed(x), typed(dy), typed(dw), accumulate,
                                            threads));

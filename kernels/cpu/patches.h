@@ -1,0 +1,514 @@
+// Convolutions as products of matrices, for windows that have little in common, or are few: a patch
+// for each output pixel has the pixels of its window side by side, as a filter has its weights.
+//
+//     y  = patches * w, transposed
+//     dw = dy, transposed, * patches
+//     dx = the patches dy * w, each added to the place of its window
+//
+// This multiplies what there is to multiply, however far windows lie apart and however much of an
+// image each covers: kernels that slide over images meet zeros between the pixels of dy, and
+// outside of an image that is no larger than its window. In exchange every patch is a copy.
+//
+// Lanes are neighbouring taps. The products are deep.h's tile, with pixels or filters as its pixels
+// and taps as its filters, and for y weight_sums.h's dot products. Pieces of work are independent
+// of each other, and what they are does not depend on the number of threads.
+#pragma once
+
+#include <omp.h>
+#include <stdlib.h>
+
+#include "deep.h"
+#include "weight_sums.h"
+
+namespace ece408 {
+namespace {
+
+// Pieces of work to have at least, where the problem has as many.
+constexpr int64_t kLeastPieces = 16;
+// Sums that a thread keeps of dx.
+constexpr int64_t kMostKept = 1 << 19;
+
+inline int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
+
+// The taps and output pixels of one group.
+struct Patches {
+    Sweep s;
+
+    int64_t window() const { return s.kernel_h * s.kernel_w; }
+    int64_t taps() const { return s.in_channels * window(); }
+    int64_t pixels() const { return s.out_height * s.out_width; }
+    int64_t all_pixels() const { return s.batch * pixels(); }
+};
+
+// Taps of one row of the kernel, which are `count` of a panel's lanes from `lane` on.
+struct TapRun {
+    int64_t channel, p, q, lane, count;
+};
+
+// As many as there are lanes, in the worst case.
+template <class Sum>
+constexpr int64_t kPanel = kDeepVectors * Lanes<Sum>::count;
+
+// A panel: taps [first, first + count) of a group as runs.
+template <class Sum>
+struct Panel {
+    TapRun run[kPanel<Sum>];
+    int64_t runs, first, count;
+
+    Panel(const Patches& of, int64_t first, int64_t count) : runs(0), first(first), count(count) {
+        const int64_t wide = of.s.kernel_w;
+        for (int64_t lane = 0; lane < count; lane += run[runs++].count) {
+            const int64_t tap = first + lane, q = tap % wide;
+            run[runs] = {tap / of.window(), tap / wide % of.s.kernel_h, q, lane,
+                         at_most(wide - q, count - lane)};
+        }
+    }
+    int64_t vectors() const { return divide_up(count, Lanes<Sum>::count); }
+    int64_t lanes() const { return vectors() * Lanes<Sum>::count; }
+};
+
+// The pixels of a group's image under a run of taps, for output pixel (i, j); zeros outside.
+template <class T, class Sum>
+void copy_run(const Sweep& s, const T* image, const TapRun& run, int64_t i, int64_t j, Sum* out) {
+    const int64_t y = i * s.stride_h + run.p * s.dilate_h - s.pad_h;
+    const int64_t x = j * s.stride_w + run.q * s.dilate_w - s.pad_w, step = s.dilate_w;
+    int64_t begin = 0, end = 0;
+    if (y >= 0 && y < s.height) {
+        begin = x < 0 ? at_most(divide_up(-x, step), run.count) : 0;
+        end = x < s.width ? at_most(divide_up(s.width - x, step), run.count) : 0;
+        if (end < begin) end = begin;
+    }
+    for (int64_t k = 0; k < begin; ++k) out[k] = 0;
+    const T* line = image + (run.channel * s.height + y) * s.width + x;
+    if (step == 1)
+        for (int64_t k = begin; k < end; ++k) out[k] = widen(line[k]);
+    else
+        for (int64_t k = begin; k < end; ++k) out[k] = widen(line[k * step]);
+    for (int64_t k = end; k < run.count; ++k) out[k] = 0;
+}
+
+// Sums over `count` products of a tile of `tall` rows, whose factors lie `step` apart, by a panel.
+template <class Sum>
+void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, const Sum* panel,
+               int64_t vectors, const int64_t* offsets, Sum* sums) {
+    const auto tile = pick_deep_tile<Sum>(vectors, 1, tall);
+    for (int64_t done = 0; done < count; done += kDeepBlock)
+        tile(factors + done * step, 1, offsets, at_most(count - done, kDeepBlock),
+             panel + done * vectors * Lanes<Sum>::count, done > 0, sums);
+}
+
+// ---- dx
+
+// A piece is some images' gradients for some channels of a group, which are summed in double in
+// planes with a border, so that every window is in them.
+struct PutBack : Patches {
+    int64_t images, channels;  // of a piece
+    int64_t block;             // pixels of dy that are taken at a time
+    int64_t rows, row;         // of a plane
+
+    int64_t image_parts() const { return divide_up(s.batch, images); }
+    int64_t channel_parts() const { return divide_up(s.in_channels, channels); }
+    int64_t pieces() const { return s.groups * image_parts() * channel_parts(); }
+    int64_t kept() const { return images * channels * rows * row; }
+    // Bytes of a thread: planes, factors, a panel and a tile.
+    template <class Sum>
+    size_t bytes() const {
+        const int64_t factors = round_up(block, kDeepPixels) * s.out_channels;
+        const int64_t sums = factors + (s.out_channels + kDeepPixels) * kPanel<Sum>;
+        return static_cast<size_t>(kept()) * sizeof(double) +
+               static_cast<size_t>(sums) * sizeof(Sum);
+    }
+};
+
+inline PutBack plan_put_back(const Sweep& s) {
+    PutBack plan = {{s}, 0, 0, 0, 0, 0};
+    plan.rows = (s.out_height - 1) * s.stride_h + (s.kernel_h - 1) * s.dilate_h + 1;
+    plan.row = (s.out_width - 1) * s.stride_w + (s.kernel_w - 1) * s.dilate_w + 1;
+    plan.channels = at_most(divide_up(256, plan.window()), s.in_channels);
+    // Images enough to use weights more than once.
+    plan.images = at_most(divide_up(128, plan.pixels()), s.batch);
+    while (plan.images > 1 && (plan.pieces() < kLeastPieces || plan.kept() > kMostKept))
+        plan.images = divide_up(plan.images, 2);
+    while (plan.channels > 1 && plan.kept() > kMostKept)
+        plan.channels = divide_up(plan.channels, 2);
+    const int64_t most = (1 << 16) / s.out_channels;
+    plan.block = at_most(plan.images * plan.pixels(), most < 16 ? 16 : most > 256 ? 256 : most);
+    return plan;
+}
+
+// One tile's patches to their places; `pixel` is the first one's, among all of a piece.
+template <class Sum>
+void add_patches(const PutBack& plan, const Panel<Sum>& panel, int64_t channel, int64_t pixel,
+                 int64_t count, const Sum* sums, double* planes) {
+    const Sweep& s = plan.s;
+    const int64_t plane = plan.rows * plan.row, step = s.dilate_w;
+    int64_t offset[kPanel<Sum>];
+    for (int64_t n = 0; n < panel.runs; ++n) {
+        const TapRun& run = panel.run[n];
+        const int64_t at = (run.channel - channel) * plane + run.p * s.dilate_h * plan.row;
+        for (int64_t k = 0; k < run.count; ++k)
+            offset[run.lane + k] = at + (run.q + k) * step;
+    }
+    const bool long_runs = step == 1 && s.kernel_w >= 8;
+    for (int64_t n = 0; n < count; ++n, sums += panel.lanes()) {
+        const int64_t of_image = (pixel + n) % plan.pixels();
+        const int64_t i = of_image / s.out_width, j = of_image % s.out_width;
+        double* to = planes + (pixel + n) / plan.pixels() * plan.channels * plane +
+                     i * s.stride_h * plan.row + j * s.stride_w;
+        if (long_runs)
+            for (int64_t r = 0; r < panel.runs; ++r) {
+                const TapRun& run = panel.run[r];
+                double* place = to + offset[run.lane];
+                for (int64_t k = 0; k < run.count; ++k) place[k] += sums[run.lane + k];
+            }
+        else
+            for (int64_t k = 0; k < panel.count; ++k) to[offset[k]] += sums[k];
+    }
+}
+
+template <class T, class Sum>
+struct PutBackCall {
+    const PutBack& plan;
+    const Textbook& book;
+    const T* w;
+    const T* dy;
+    T* dx;
+    bool accumulate;
+    int64_t offsets[kDeepBlock];  // multiples of kDeepPixels
+
+    // `count` pixels of dy from `first` on, of a piece whose first image is `image`, as tiles of
+    // [filter][pixel].
+    void copy_factors(int64_t group, int64_t image, int64_t first, int64_t count,
+                      Sum* out) const {
+        const Sweep& s = plan.s;
+        const int64_t plane = plan.pixels(), tiles = divide_up(count, kDeepPixels);
+        for (int64_t tile = 0; tile < tiles; ++tile, out += kDeepPixels * s.out_channels) {
+            const int64_t begin = first + count * tile / tiles;
+            const int64_t end = first + count * (tile + 1) / tiles;
+            for (int64_t at = begin; at < end;) {
+                const int64_t b = image + at / plane, pixel = at % plane;
+                const int64_t run = at_most(end - at, plane - pixel);
+                const T* from = dy + (b * s.groups + group) * s.out_channels * plane + pixel;
+                Sum* to = out + at - begin;
+                for (int64_t m = 0; m < s.out_channels; ++m, from += plane, to += kDeepPixels)
+                    for (int64_t k = 0; k < run; ++k) to[k] = widen(from[k]);
+                at += run;
+            }
+        }
+    }
+    // A panel's weights as [filter][lane].
+    void copy_weights(int64_t group, const Panel<Sum>& panel, Sum* out) const {
+        const T* from = w + group * plan.s.out_channels * plan.taps() + panel.first;
+        for (int64_t m = 0; m < plan.s.out_channels; ++m, from += plan.taps()) {
+            for (int64_t k = 0; k < panel.count; ++k) out[k] = widen(from[k]);
+            for (int64_t k = panel.count; k < panel.lanes(); ++k) out[k] = 0;
+            out += panel.lanes();
+        }
+    }
+    // What the planes of an image and a channel hold becomes a plane of dx.
+    void put(double* plane, T* to) const {
+        const Sweep& s = plan.s;
+        for (int64_t y = 0; y < s.height; ++y, to += s.width) {
+            const int64_t from = y + s.pad_h;
+            double* line = plane + from * plan.row + s.pad_w;
+            int64_t end = from < plan.rows ? at_most(s.width, plan.row - s.pad_w) : 0;
+            if (end < 0) end = 0;
+            if (!all_finite(line, end)) settle(book, line, 1, end, to, 1);
+            for (int64_t x = 0; x < s.width; ++x) {
+                const double sum = x < end ? line[x] : 0;
+                narrow(static_cast<Sum>(accumulate ? widen(to[x]) + sum : sum), to + x);
+            }
+        }
+    }
+
+    void run(int64_t piece, void* memory) const {
+        const Sweep& s = plan.s;
+        const int64_t first_channel = piece % plan.channel_parts() * plan.channels;
+        piece /= plan.channel_parts();
+        const int64_t image = piece % plan.image_parts() * plan.images;
+        const int64_t group = piece / plan.image_parts();
+        const int64_t channels = at_most(plan.channels, s.in_channels - first_channel);
+        const int64_t images = at_most(plan.images, s.batch - image);
+        const int64_t pixels = images * plan.pixels(), plane = plan.rows * plan.row;
+        const int64_t last = (first_channel + channels) * plan.window();
+        double* planes = static_cast<double*>(memory);
+        Sum* factors = reinterpret_cast<Sum*>(planes + plan.kept());
+        Sum* weights = factors + round_up(plan.block, kDeepPixels) * s.out_channels;
+        Sum* sums = weights + s.out_channels * kPanel<Sum>;
+        memset(planes, 0, static_cast<size_t>(plan.kept()) * sizeof(double));
+        for (int64_t pixel = 0; pixel < pixels; pixel += plan.block) {
+            const int64_t count = at_most(plan.block, pixels - pixel);
+            const int64_t tiles = divide_up(count, kDeepPixels);
+            copy_factors(group, image, pixel, count, factors);
+            for (int64_t tap = first_channel * plan.window(); tap < last; tap += kPanel<Sum>) {
+                const Panel<Sum> panel(plan, tap, at_most(kPanel<Sum>, last - tap));
+                copy_weights(group, panel, weights);
+                for (int64_t tile = 0; tile < tiles; ++tile) {
+                    const int64_t begin = count * tile / tiles, end = count * (tile + 1) / tiles;
+                    sum_panel(factors + tile * kDeepPixels * s.out_channels, end - begin,
+                              kDeepPixels, s.out_channels, weights, panel.vectors(), offsets,
+                              sums);
+                    add_patches(plan, panel, first_channel, pixel + begin, end - begin, sums,
+                                planes);
+                }
+            }
+        }
+        for (int64_t b = 0; b < images; ++b)
+            for (int64_t c = 0; c < channels; ++c)
+                put(planes + (b * plan.channels + c) * plane,
+                    dx + (((image + b) * s.groups + group) * s.in_channels + first_channel + c) *
+                             s.height * s.width);
+    }
+};
+
+// The gradient for x. `s` describes the forward pass. False without memory, and then nothing is
+// written.
+template <class Sum, class T>
+bool put_back_patches(const Sweep& s, const Textbook& book, const T* w, const T* dy, T* dx,
+                      bool accumulate, int threads) {
+    const PutBack plan = plan_put_back(s);
+    const int64_t pieces = plan.pieces();
+    const int team = static_cast<int>(at_most(threads, pieces));
+    const size_t bytes = (plan.bytes<Sum>() + 63) / 64 * 64;
+    char* memory = static_cast<char*>(malloc(static_cast<size_t>(team) * bytes));
+    if (!memory) return false;
+    PutBackCall<T, Sum> call = {plan, book, w, dy, dx, accumulate, {}};
+    for (int64_t t = 0; t < kDeepBlock; ++t) call.offsets[t] = t * kDeepPixels;
+#pragma omp parallel for schedule(dynamic) num_threads(team)
+    for (int64_t piece = 0; piece < pieces; ++piece)
+        call.run(piece, memory + static_cast<size_t>(omp_get_thread_num()) * bytes);
+    free(memory);
+    return true;
+}
+
+// ---- dw
+
+// A piece is a panel of taps for some tiles of filters.
+struct OfWeights : Patches {
+    int64_t tiles, tall;   // of filters, in a group, and the most of one
+    int64_t panels, parts;  // of taps; of the tiles of a group
+
+    int64_t pieces() const { return s.groups * panels * parts; }
+    int64_t first_tile(int64_t part) const { return tiles * part / parts; }
+    int64_t first_filter(int64_t tile) const { return s.out_channels * tile / tiles; }
+    int64_t most_filters() const { return tall * divide_up(tiles, parts); }
+    int64_t factors() const { return tall * all_pixels(); }  // of a tile
+};
+
+template <class Sum>
+OfWeights plan_of_weights(const Sweep& s) {
+    OfWeights plan = {{s}, divide_up(s.out_channels, kDeepPixels), 0, 0, 1};
+    plan.tall = divide_up(s.out_channels, plan.tiles);
+    plan.panels = divide_up(plan.taps(), kPanel<Sum>);
+    if (plan.pieces() < kLeastPieces)
+        plan.parts = at_most(divide_up(kLeastPieces, plan.pieces()), plan.tiles);
+    return plan;
+}
+
+template <class T, class Sum>
+struct OfWeightsCall {
+    const OfWeights& plan;
+    const Textbook& book;
+    const T* x;
+    const T* dy;
+    T* dw;
+    bool accumulate;
+    Sum* factors;                 // [group][tile][pixel][filter]
+    int64_t offsets[kDeepBlock];  // multiples of plan.tall
+
+    // Of a thread: totals, a block of pixels' patches, and a tile.
+    size_t bytes() const {
+        const int64_t sums = (kDeepBlock + kDeepPixels) * kPanel<Sum>;
+        return static_cast<size_t>(plan.most_filters() * kPanel<Sum>) * sizeof(double) +
+               static_cast<size_t>(sums) * sizeof(Sum);
+    }
+    // One image's dy for one tile.
+    void copy_factors(int64_t index) const {
+        const Sweep& s = plan.s;
+        const int64_t plane = plan.pixels(), b = index % s.batch;
+        const int64_t tile = index / s.batch % plan.tiles, group = index / s.batch / plan.tiles;
+        const int64_t m = plan.first_filter(tile);
+        const T* from = dy + ((b * s.groups + group) * s.out_channels + m) * plane;
+        interleave(from, plane, plan.first_filter(tile + 1) - m, plan.tall, plane,
+                   factors + (group * plan.tiles + tile) * plan.factors() + b * plane * plan.tall);
+    }
+    void copy_patches(int64_t group, const Panel<Sum>& panel, int64_t first, int64_t count,
+                      Sum* out) const {
+        const Sweep& s = plan.s;
+        for (int64_t at = first; at < first + count; ++at, out += panel.lanes()) {
+            const int64_t b = at / plan.pixels(), pixel = at % plan.pixels();
+            const T* image = x + (b * s.groups + group) * s.in_channels * s.height * s.width;
+            for (int64_t n = 0; n < panel.runs; ++n)
+                copy_run(s, image, panel.run[n], pixel / s.out_width, pixel % s.out_width,
+                         out + panel.run[n].lane);
+            for (int64_t lane = panel.count; lane < panel.lanes(); ++lane)
+                out[lane] = 0;
+        }
+    }
+    void run(int64_t piece, void* memory) const {
+        const Sweep& s = plan.s;
+        const int64_t part = piece % plan.parts, group = piece / plan.parts / plan.panels;
+        const int64_t tap = piece / plan.parts % plan.panels * kPanel<Sum>;
+        const Panel<Sum> panel(plan, tap, at_most(kPanel<Sum>, plan.taps() - tap));
+        const int64_t begin = plan.first_tile(part), end = plan.first_tile(part + 1);
+        const int64_t lanes = panel.lanes(), first = plan.first_filter(begin);
+        double* totals = static_cast<double*>(memory);
+        Sum* patches = reinterpret_cast<Sum*>(totals + plan.most_filters() * kPanel<Sum>);
+        Sum* sums = patches + kDeepBlock * kPanel<Sum>;
+        for (int64_t pixel = 0; pixel < plan.all_pixels(); pixel += kDeepBlock) {
+            const int64_t count = at_most(kDeepBlock, plan.all_pixels() - pixel);
+            copy_patches(group, panel, pixel, count, patches);
+            for (int64_t tile = begin; tile < end; ++tile) {
+                const int64_t m = plan.first_filter(tile), tall = plan.first_filter(tile + 1) - m;
+                const Sum* own = factors + (group * plan.tiles + tile) * plan.factors();
+                sum_panel(own + pixel * plan.tall, tall, plan.tall, count, patches,
+                          panel.vectors(), offsets, sums);
+                double* to = totals + (m - first) * lanes;
+                if (pixel == 0)
+                    for (int64_t k = 0; k < tall * lanes; ++k) to[k] = sums[k];
+                else
+                    for (int64_t k = 0; k < tall * lanes; ++k) to[k] += sums[k];
+            }
+        }
+        T* to = dw + (group * s.out_channels + first) * plan.taps() + tap;
+        for (int64_t m = first; m < plan.first_filter(end); ++m) {
+            if (!all_finite(totals, panel.count)) settle(book, totals, 1, panel.count, to, 1);
+            for (int64_t k = 0; k < panel.count; ++k)
+                narrow(static_cast<Sum>(accumulate ? widen(to[k]) + totals[k] : totals[k]), to + k);
+            to += plan.taps();
+            totals += lanes;
+        }
+    }
+};
+
+// The gradient for w. False without memory, and then nothing is written.
+template <class Sum, class T>
+bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, T* dw,
+                 bool accumulate, int threads) {
+    const OfWeights plan = plan_of_weights<Sum>(s);
+    const int64_t pieces = plan.pieces(), tiles = s.groups * plan.tiles;
+    const int team = static_cast<int>(at_most(threads, pieces));
+    OfWeightsCall<T, Sum> call = {plan, book, x, dy, dw, accumulate, nullptr, {}};
+    const size_t bytes = (call.bytes() + 63) / 64 * 64;
+    const size_t factors = static_cast<size_t>(tiles * plan.factors()) * sizeof(Sum);
+    char* memory = static_cast<char*>(malloc(static_cast<size_t>(team) * bytes + factors));
+    if (!memory) return false;
+    call.factors = reinterpret_cast<Sum*>(memory + static_cast<size_t>(team) * bytes);
+    for (int64_t t = 0; t < kDeepBlock; ++t) call.offsets[t] = t * plan.tall;
+#pragma omp parallel for schedule(static) num_threads(team)
+    for (int64_t index = 0; index < tiles * s.batch; ++index) call.copy_factors(index);
+#pragma omp parallel for schedule(dynamic) num_threads(team)
+    for (int64_t piece = 0; piece < pieces; ++piece)
+        call.run(piece, memory + static_cast<size_t>(omp_get_thread_num()) * bytes);
+    free(memory);
+    return true;
+}
+
+// ---- y
+
+// Filters and pixels of a piece, and lanes of a patch that are taken at a time.
+constexpr int64_t kDotsFilters = 16, kDotsPixels = 64;
+
+struct Dots : Patches {
+    int64_t filter_parts() const { return divide_up(s.out_channels, kDotsFilters); }
+    int64_t pixel_parts() const { return divide_up(all_pixels(), kDotsPixels); }
+    int64_t pieces() const { return s.groups * filter_parts() * pixel_parts(); }
+};
+
+template <class T, class Sum>
+struct DotsCall {
+    const Dots& plan;
+    const Textbook& book;
+    const T* x;
+    const T* w;
+    const T* bias;
+    T* y;
+    bool accumulate;
+    Sum* patches;  // [group][pixel][tap]
+
+    static constexpr int64_t kTaps = kDotBlock * Lanes<Sum>::count;  // taken at a time
+    int64_t patch() const { return round_up(plan.taps(), Lanes<Sum>::count); }
+    // Of a thread: some taps of the filters, and totals.
+    static constexpr size_t bytes() {
+        return kDotsFilters * (kTaps * sizeof(Sum) + kDotsPixels * sizeof(double));
+    }
+    void copy_patch(int64_t index) const {
+        const Sweep& s = plan.s;
+        const int64_t at = index % plan.all_pixels(), group = index / plan.all_pixels();
+        const int64_t b = at / plan.pixels(), pixel = at % plan.pixels();
+        const T* image = x + (b * s.groups + group) * s.in_channels * s.height * s.width;
+        Sum* out = patches + index * patch();
+        for (int64_t row = 0; row < s.in_channels * s.kernel_h; ++row, out += s.kernel_w)
+            copy_run(s, image, {row / s.kernel_h, row % s.kernel_h, 0, 0, s.kernel_w},
+                     pixel / s.out_width, pixel % s.out_width, out);
+        for (int64_t k = plan.taps(); k < patch(); ++k) *out++ = 0;
+    }
+    void run(int64_t piece, void* memory) const {
+        const Sweep& s = plan.s;
+        const int64_t pixel = piece % plan.pixel_parts() * kDotsPixels;
+        piece /= plan.pixel_parts();
+        const int64_t filter = piece % plan.filter_parts() * kDotsFilters;
+        const int64_t group = piece / plan.filter_parts();
+        const int64_t pixels = at_most(kDotsPixels, plan.all_pixels() - pixel);
+        const int64_t filters = at_most(kDotsFilters, s.out_channels - filter);
+        double* totals = static_cast<double*>(memory);
+        Sum* weights = reinterpret_cast<Sum*>(totals + kDotsFilters * kDotsPixels);
+        const Sum* rows = patches + (group * plan.all_pixels() + pixel) * patch();
+        const T* from = w + (group * s.out_channels + filter) * plan.taps();
+        int64_t places[kDotTaps];
+        for (int64_t n = 0; n < kDotTaps; ++n) places[n] = n * patch();
+        memset(totals, 0, kDotsFilters * kDotsPixels * sizeof(double));
+        for (int64_t tap = 0; tap < plan.taps(); tap += kTaps) {
+            const int64_t count = at_most(kTaps, plan.taps() - tap);
+            const int64_t vectors = divide_up(count, Lanes<Sum>::count);
+            const int64_t wide = vectors * Lanes<Sum>::count;
+            for (int64_t m = 0; m < filters; ++m) {
+                Sum* to = weights + m * wide;
+                for (int64_t k = 0; k < count; ++k) to[k] = widen(from[m * plan.taps() + tap + k]);
+                for (int64_t k = count; k < wide; ++k) to[k] = 0;
+            }
+            for (int64_t n = 0; n < pixels; n += kDotTaps)
+                for (int64_t m = 0; m < filters; m += kDotFilters)
+                    pick_dot_tile<Sum>(static_cast<int>(at_most(filters - m, kDotFilters)),
+                                       static_cast<int>(at_most(pixels - n, kDotTaps)))(
+                        weights + m * wide, wide, rows + n * patch() + tap, places, vectors,
+                        totals + m * kDotsPixels + n, kDotsPixels);
+        }
+        for (int64_t m = 0; m < filters; ++m) {
+            const int64_t of = group * s.out_channels + filter + m;
+            const double offset = bias ? static_cast<double>(widen(bias[of])) : 0;
+            for (int64_t n = 0; n < pixels; ++n) {
+                const int64_t b = (pixel + n) / plan.pixels();
+                T* to = y + (b * s.groups * s.out_channels + of) * plan.pixels() +
+                        (pixel + n) % plan.pixels();
+                const double sum = book.settled(totals[m * kDotsPixels + n], to) + offset;
+                narrow(static_cast<Sum>(accumulate ? widen(*to) + sum : sum), to);
+            }
+        }
+    }
+};
+
+// The forward pass; `bias` may be null. False without memory, and then nothing is written.
+template <class Sum, class T>
+bool multiply_patches(const Sweep& s, const Textbook& book, const T* x, const T* w, const T* bias,
+                      T* y, bool accumulate, int threads) {
+    const Dots plan = {{s}};
+    const int64_t pieces = plan.pieces(), patches = s.groups * plan.all_pixels();
+    DotsCall<T, Sum> call = {plan, book, x, w, bias, y, accumulate, nullptr};
+    const size_t bytes = (call.bytes() + 63) / 64 * 64;
+    const size_t floats = static_cast<size_t>(patches * call.patch());
+    char* memory = static_cast<char*>(
+        malloc(static_cast<size_t>(threads) * bytes + floats * sizeof(Sum)));
+    if (!memory) return false;
+    call.patches = reinterpret_cast<Sum*>(memory + static_cast<size_t>(threads) * bytes);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t index = 0; index < patches; ++index) call.copy_patch(index);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t piece = 0; piece < pieces; ++piece)
+        call.run(piece, memory + static_cast<size_t>(omp_get_thread_num()) * bytes);
+    free(memory);
+    return true;
+}
+
+}  // namespace
+}  // namespace ece408
