@@ -8,7 +8,7 @@ SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/* kernels/mxnet/*)
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 
-.PHONY: run test test-slow test-sanitized lint format train clean help
+.PHONY: run test test-slow test-sanitized fuzz lint format train clean help
 
 run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
 	$(PY) scripts/m1.1.py $(ARGS)
@@ -28,13 +28,20 @@ test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 # The interpreter is not built with the sanitizer, so its library must be there first; leaks are
 # the interpreter's own, and the kernels' threads stay.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -O1
-test-sanitized: $(VENV)/.installed-test  ## the CPU kernels' tests under ASan and UBSan
+SANITIZED := build/sanitized/ece408_op/backends/libece408_cpu.so
+UNDER_SANITIZERS = LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so)" \
+    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+
+test-sanitized: $(SANITIZED)  ## the CPU kernels' tests under ASan and UBSan
+	$(UNDER_SANITIZERS) ECE408_TEST_LIBRARY=$(SANITIZED) $(PY) -m pytest -q tests/backends
+
+fuzz: $(SANITIZED)  ## the CPU kernels on 20000 random problems under ASan and UBSan
+	$(UNDER_SANITIZERS) $(PY) scripts/fuzz_cpu.py 20000 --library $(SANITIZED)
+
+$(SANITIZED): $(VENV)/.installed-test
 	$(PY) -m pip install --quiet 'setuptools>=77.0.3,<85'
 	CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" $(PY) setup.py --quiet build_ext --force \
 	    --build-lib build/sanitized --build-temp build/sanitized-objects
-	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	    ECE408_TEST_LIBRARY=build/sanitized/ece408_op/backends/libece408_cpu.so \
-	    $(PY) -m pytest -q tests/backends
 
 lint: $(VENV)/.installed-test  ## style and types
 	$(VENV)/bin/ruff check .

@@ -14,10 +14,10 @@
 // of each other, and what they are does not depend on the number of threads.
 #pragma once
 
-#include <omp.h>
 #include <stdlib.h>
 
 #include "deep.h"
+#include "team.h"
 #include "weight_sums.h"
 
 namespace ece408 {
@@ -274,9 +274,9 @@ bool put_back_patches(const Sweep& s, const Textbook& book, const T* w, const T*
     if (!memory) return false;
     PutBackCall<T, Sum> call = {plan, book, w, dy, dx, accumulate, {}};
     for (int64_t t = 0; t < kDeepBlock; ++t) call.offsets[t] = t * kDeepPixels;
-#pragma omp parallel for schedule(dynamic) num_threads(team)
-    for (int64_t piece = 0; piece < pieces; ++piece)
-        call.run(piece, memory + static_cast<size_t>(omp_get_thread_num()) * bytes);
+    share(team, pieces, [&](int64_t piece, int member) {
+        call.run(piece, memory + static_cast<size_t>(member) * bytes);
+    });
     free(memory);
     return true;
 }
@@ -395,11 +395,10 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
     if (!memory) return false;
     call.factors = reinterpret_cast<Sum*>(memory + static_cast<size_t>(team) * bytes);
     for (int64_t t = 0; t < kDeepBlock; ++t) call.offsets[t] = t * plan.tall;
-#pragma omp parallel for schedule(static) num_threads(team)
-    for (int64_t index = 0; index < tiles * s.batch; ++index) call.copy_factors(index);
-#pragma omp parallel for schedule(dynamic) num_threads(team)
-    for (int64_t piece = 0; piece < pieces; ++piece)
-        call.run(piece, memory + static_cast<size_t>(omp_get_thread_num()) * bytes);
+    share(team, tiles * s.batch, [&](int64_t index, int) { call.copy_factors(index); });
+    share(team, pieces, [&](int64_t piece, int member) {
+        call.run(piece, memory + static_cast<size_t>(member) * bytes);
+    });
     free(memory);
     return true;
 }
@@ -501,11 +500,10 @@ bool multiply_patches(const Sweep& s, const Textbook& book, const T* x, const T*
         malloc(static_cast<size_t>(threads) * bytes + floats * sizeof(Sum)));
     if (!memory) return false;
     call.patches = reinterpret_cast<Sum*>(memory + static_cast<size_t>(threads) * bytes);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t index = 0; index < patches; ++index) call.copy_patch(index);
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t piece = 0; piece < pieces; ++piece)
-        call.run(piece, memory + static_cast<size_t>(omp_get_thread_num()) * bytes);
+    share(threads, patches, [&](int64_t index, int) { call.copy_patch(index); });
+    share(threads, pieces, [&](int64_t piece, int member) {
+        call.run(piece, memory + static_cast<size_t>(member) * bytes);
+    });
     free(memory);
     return true;
 }

@@ -11,8 +11,8 @@
 
 #include <string.h>
 
-#include "plane.h"
 #include "lanes.h"
+#include "plane.h"
 #include "square_tile.h"
 #include "team.h"
 #include "textbook.h"
@@ -210,8 +210,10 @@ void settle_rows(const Plan& plan, int64_t filter, float* sums, int64_t rows, co
         }
 }
 
-// Puts a filter's sums into so many rows of y.
-void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate, float* y) {
+// Puts a filter's sums into so many rows of y. Each, times zero, is added to `rest`, which stays
+// zero as long as all are finite.
+void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate, float* y,
+              Vec (&rest)[2]) {
     const int64_t width = plan.layer.shape.out_width;
     const float* const end = y + rows * width;
     const auto put = [&](float* to, int64_t left, Vec v) {
@@ -226,11 +228,37 @@ void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate
         const float* odd = even + plan.sums;
         for (int64_t j = 0; j < width; j += 2 * kLanes, even += kLanes, odd += kLanes) {
             const Vec e = load(even), o = load(odd);
+            rest[0] = multiply_add(e, broadcast(0.0f), rest[0]);
+            rest[1] = multiply_add(o, broadcast(0.0f), rest[1]);
             put(y + j, width - j, interleave_first(e, o));
             if (width - j > kLanes)
                 put(y + j + kLanes, width - j - kLanes, interleave_second(e, o));
         }
     }
+}
+
+// Puts the sums of a block of filters into so many rows of y. What is put can be put again, so that
+// it need not be read before to know whether it is finite; what is added must be right at once.
+void put_block(const Plan& plan, int64_t block, float* sums, int64_t rows, bool accumulate,
+               float* y) {
+    const Shape& s = plan.layer.shape;
+    const int64_t first = plan.first_filter(block), end = plan.first_filter(block + 1);
+    const auto put = [&](bool finite) {
+        Vec rest[2] = {broadcast(0.0f), broadcast(0.0f)};
+        for (int64_t m = first; m < end; ++m) {
+            float* const own = sums + 4 * (m - first) * plan.sums;
+            float* const to = y + m * s.out_height * s.out_width;
+            if (!finite) settle_rows(plan, m, own, rows, to);
+            put_rows(plan, own, rows, accumulate, to, rest);
+        }
+        float lanes[kLanes];
+        store(lanes, rest[0] + rest[1]);
+        return all_finite(lanes, kLanes);
+    };
+    if (accumulate)
+        put(all_finite(sums, 4 * (end - first) * plan.sums));
+    else if (!put(true))
+        put(false);
 }
 
 // A thread's own.
@@ -317,12 +345,7 @@ void run_stretch(const Plan& plan, const float* image, const float* x_end, int64
             args.y = scratch.sums + begin * kLanes;
             pick_tile(plan.columns.groups, filters, end - begin)(args);
         }
-        const bool finite = all_finite(scratch.sums, 4 * filters * plan.sums);
-        for (int64_t m = 0; m < filters; ++m) {
-            float* const sums = scratch.sums + 4 * m * plan.sums;
-            if (!finite) settle_rows(plan, first + m, sums, rows, y + (first + m) * plane);
-            put_rows(plan, sums, rows, accumulate, y + (first + m) * plane);
-        }
+        put_block(plan, block, scratch.sums, rows, accumulate, y);
     }
 }
 

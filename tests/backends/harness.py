@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import guarded
 import numpy as np
 import oracle
 
 from ece408_op import settings
 from ece408_op.backends import Backend
+from ece408_op.lab import guarded
 from ece408_op.problem import ConvProblem
 
 

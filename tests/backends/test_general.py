@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-import guarded
 import numpy as np
 import oracle
 import pytest
@@ -21,6 +20,7 @@ from ece408_op.backends import native
 from ece408_op.backends.cpu import CpuBackend
 from ece408_op.course.footprint import available_bytes
 from ece408_op.errors import InvalidProblem
+from ece408_op.lab import guarded
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 PROBLEMS = [
@@ -49,6 +49,12 @@ PROBLEMS = [
     # Batches whose weight gradients are summed in stretches.
     "b21,c3,h6,w7,m4,k3x3,p1x1",
     "b35,c3,h6,w7,m12,k3x3,s2x1",
+    # Windows that have little in common, or cover nearly all of the image: patches.
+    "b3,c3,h29,w31,m17,k5x7,s5x7,bias",
+    "b2,c4,h40,w38,m6,k3x9,s4x8,p1x2,d2x1,g2",
+    "b5,c2,h12,w13,m5,k12x11,p0x1,bias",
+    "b40,c3,h6,w5,m33,k6x5",
+    "b1,c2,h1,w700,m9,k1x100,s1x10,p0x3",
     # Rows of a vector and more, padded, for which the image is copied with its border.
     "b1,c3,h9,w33,m5,k3x3,p1x1,bias",
     "b9,c2,h7,w29,m13,k5x4,p3x2",
@@ -170,7 +176,13 @@ def _real(problem, rng):
     return [rng.standard_normal(shape).astype(problem.dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("text", ["b7,c5,h20,w23,m9,k3,p1x1", "b1,c4,h60,w61,m6,k3,s2x2,g2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("b7,c5,h20,w23,m9,k3,p1x1", "b1,c4,h60,w61,m6,k3,s2x2,g2"),
+        *("b5,c3,h35,w42,m20,k7,s7x7", "b30,c3,h9,w11,m20,k9x10", "b1,c6,h50,w50,m7,k9,s4x4"),
+    ],
+)
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
 def test_no_result_depends_on_threads(isa, text, dtype, rng):
     problem = ConvProblem.parse(text if dtype == "float32" else f"{text},{dtype}")
@@ -193,6 +205,9 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
         "b1,c3,h26,w26,m512,k3,p1x1",
         "b1,c512,h20,w20,m4,k3",
         "b1,c2000,h17,w17,m20,k1",
+        "b4,c3,h64,w64,m8,k64",
+        "b2,c3,h64,w64,m16,k16,s16x16",
+        "b1,c1,h1,w9000,m8,k1x3000,s1x2",
     ],
 )
 def test_error_against_float64(isa, text, rng):
