@@ -103,7 +103,7 @@ def _partitioning(method: Any) -> Any:
     def optimize_for(self: Any, *arguments: Any, **keywords: Any) -> Any:
         graph = graph_json.read(self)
         if graph is not None and not graph_json.is_partitioned(graph):
-            self = graph_json.write(layout_guard.guarded(graph), self)
+            self = graph_json.write(layout_guard.guarded(graph, of_data="clip"), self)
         return method(self, *arguments, **keywords)
 
     return optimize_for

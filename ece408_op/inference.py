@@ -44,8 +44,6 @@ def infer_shapes(
         _check(name, shape, need, x_shape)
     output = _hide(_without(problem.y_shape, drop), [known[0], True, *known[2:]])
     _check_size("output", output)
-    if not given[0] and not known[1]:
-        needed[0] = []
     return needed, output
 
 

@@ -56,8 +56,11 @@ def plain_gradient(nd: Any, array: Any) -> Any:
     return nd.clip(array, a_min=-_INFINITY, a_max=_INFINITY)
 
 
-def guarded(graph: Graph) -> Graph:
+def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
     """The graph with guards around our operator, at any depth, as a CachedOp needs them.
+
+    `of_data` is the guard of data: "reshape", or "clip", which always copies, where shapes may
+    become known late: reshape takes an unknown shape for that of a scalar.
 
     An executor needs none: it keeps the plain copy of a blocked array as long as it lives. Nor does
     `ece408_forward`, which MXNet hands arrays as it does to operators of its own. A CachedOp needs
@@ -83,7 +86,7 @@ def guarded(graph: Graph) -> Graph:
         # Such as the context group, or MXNet's own marks of a loop's body.
         of_mxnet = {k: v for k, v in node["attrs"].items() if k.startswith("__")}
         data, *parameters = node["inputs"]
-        inputs = [guard("reshape", data, f"{name}_data", of_mxnet)]
+        inputs = [guard(of_data, data, f"{name}_data", of_mxnet)]
         for role, entry in zip(("weight", "bias"), parameters):
             is_variable = nodes[entry[0]]["op"] == "null"
             operator = "_contrib_gradientmultiplier" if is_variable else "clip"
@@ -91,6 +94,6 @@ def guarded(graph: Graph) -> Graph:
         return guard("clip", [add({**node, "inputs": inputs}), 0, 0], name, of_mxnet)[0]
 
     for node in graph["nodes"]:
-        node = inside(inputs_moved(node, moved), guarded)
+        node = inside(inputs_moved(node, moved), lambda graph: guarded(graph, of_data))
         moved.append(add_ours(node) if is_ours(node) else add(node))
     return rebuilt(graph, nodes, moved)

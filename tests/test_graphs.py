@@ -221,19 +221,23 @@ def test_a_network_is_exported_to_onnx(mx, rng, tmp_path):
     np.testing.assert_array_equal(found, symbol.bind(mx.cpu(), arrays).forward()[0].asnumpy())
 
 
-def test_a_partitioned_graph_runs(mx, rng):
+@pytest.fixture
+def partition(mx):
+    """Makes a node of every square root of a graph."""
+    names = mx.base.c_str_array(["sqrt"])
+    mx.base.check_call(mx.base._LIB.MXSetSubgraphPropertyOpNamesV2(b"default", 1, names))
+    yield lambda symbol: symbol.optimize_for("default")
+    mx.base.check_call(mx.base._LIB.MXRemoveSubgraphPropertyOpNamesV2(b"default"))
+
+
+def test_a_partitioned_graph_runs(mx, rng, partition):
     """MXNet cannot read the nodes of such graphs from JSON, so they must be left as they are."""
     found = []
     arrays = {"data": _integers(mx, rng, (2, 3, 9, 9))}
     arrays.update(c_weight=_integers(mx, rng, (8, 3, 3, 3)), c_bias=_integers(mx, rng, (8,)))
     for convolution in _both(mx):
         symbol = convolution(mx.sym.sqrt(mx.sym.Variable("data") ** 2), name="c", **ATTRIBUTES)
-        mx.base.check_call(
-            mx.base._LIB.MXSetSubgraphPropertyOpNamesV2(
-                b"default", 1, mx.base.c_str_array(["sqrt"])
-            )
-        )
-        part = symbol.optimize_for("default")
+        part = partition(symbol)
         assert "_CachedOp" in part.tojson()
         found.append(part.bind(mx.cpu(), arrays).forward()[0].asnumpy())
         block = mx.gluon.SymbolBlock(part, [mx.sym.Variable("data")])
@@ -243,9 +247,17 @@ def test_a_partitioned_graph_runs(mx, rng):
             parameter.set_data(arrays[name])
         block.hybridize()
         found.append(block(arrays["data"]).asnumpy())
-    mx.base._LIB.MXRemoveSubgraphPropertyOpNamesV2(b"default")
     for each in found[1:]:
         np.testing.assert_array_equal(found[0], each)
+
+
+def test_a_graph_is_partitioned_before_its_shapes_are_known(mx, partition):
+    for convolution in _both(mx):
+        one, two = mx.sym.var("one", shape=(2, 3, 10, 10)), mx.sym.var("two")
+        first = convolution(one, two, no_bias=True, kernel=(2, 2), num_filter=1)
+        second = convolution(two, no_bias=True, kernel=(1, 1), num_filter=1)
+        executor = partition(mx.sym.Group([first, second])).simple_bind(mx.cpu())
+        assert [y.shape for y in executor.outputs] == [(2, 1, 9, 9), (1, 1, 2, 2)]
 
 
 def _graph(operator, attributes, names):

@@ -30,7 +30,7 @@ def test_channels_of_data_from_weight():
 
 def test_nothing_known_still_gives_what_the_attributes_say():
     inputs, output = infer_shapes(PLAIN, [[], [], []])
-    assert inputs == [[], [8, -1, 5, 3], [8]]
+    assert inputs == [[-1, -1, -1, -1], [8, -1, 5, 3], [8]]
     assert output == [-1, 8, -1, -1]
 
 
