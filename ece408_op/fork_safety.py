@@ -7,7 +7,6 @@ written in Python needs in order to end: they wait for each other for ever.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import Any
 
@@ -40,7 +39,7 @@ def install(mxnet: Any) -> None:
             _in_use = False
             _wait_for_deletions(mxnet.operator._registry.ref_holder)
 
-    os.register_at_fork(before=python_calls.uninterrupted(wait))
+    python_calls.before_forks(wait)
 
 
 def _wait_for_deletions(operators: dict[int, Any]) -> None:

@@ -35,13 +35,12 @@ def install(mxnet: Any) -> None:
     library = _library()
     if library is None:
         return
-    # Unlike CDLL's, functions of PyDLL keep Python's lock.
+    # Functions of PyDLL keep Python's lock.
     unraisable = ctypes.PyDLL(str(forward_operator.LIBRARY)).ece408_unraisable
     unraisable.argtypes = [ctypes.py_object] * 3
     unraisable.restype = ctypes.py_object
     # Not a function in Python: what it has raised later would be raised in that one.
     sys.unraisablehook = functools.partial(unraisable, _is_of_signal, sys.unraisablehook)
-    os.register_at_fork(after_in_child=library.ece408_after_fork)
     # Last in, first out: before MXNet's own, which hangs if an operator is in flight.
     atexit.register(_end, mxnet)
 
@@ -68,10 +67,20 @@ def register(mxnet: Any, name: str) -> Callable[[type], type]:
     return do_register
 
 
-def uninterrupted(action: Callable[[], None]) -> Callable[[], object]:
-    """`action` for those who call it where nothing can be raised: signals wait for its end."""
-    library = _library()
-    return action if library is None else functools.partial(library.ece408_call, _Action(action))
+def before_forks(action: Callable[[], None]) -> None:
+    """Have `action` called before every fork; signals wait until the fork is done.
+
+    What a handler raised there, Python would only print, in the midst of what it does itself.
+    """
+    if _library() is None:
+        os.register_at_fork(before=action)
+        return
+    library = ctypes.PyDLL(str(forward_operator.LIBRARY))
+    os.register_at_fork(
+        before=functools.partial(library.ece408_before_fork, _Action(action)),
+        after_in_parent=library.ece408_after_fork_in_parent,
+        after_in_child=library.ece408_after_fork_in_child,
+    )
 
 
 def _is_of_signal(given: Any) -> bool:

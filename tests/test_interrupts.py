@@ -197,7 +197,7 @@ print("ok")
 """
 
 IGNORED_BY_PYTHON = """
-import sys
+import sys, time
 sys.unraisablehook = lambda given: print("previous hook:", given.exc_type.__name__)
 import ece408_op, mxnet
 class Failing:
@@ -207,7 +207,7 @@ for error in (ValueError(), SystemExit(), KeyboardInterrupt()):
     try:
         failing = Failing()
         del failing
-        len("")  # Python looks for what is to be raised after calls
+        time.sleep(0.01)  # Python looks for what is to be raised after calls
         print("not raised")
     except KeyboardInterrupt:
         print("raised")
@@ -216,7 +216,8 @@ for error in (ValueError(), SystemExit(), KeyboardInterrupt()):
 
 def test_an_interrupt_before_a_fork_arrives_in_the_parent_only(run_python):
     result = run_python(BEFORE_A_FORK)
-    assert (result.stdout, result.stderr) == ("arrived 0\n", "")
+    assert result.stdout == "arrived 0\n"
+    assert "ignored" not in result.stderr
 
 
 def test_a_handler_that_ends_the_process_does(run_python):

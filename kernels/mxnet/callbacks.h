@@ -49,11 +49,10 @@ ECE408_EXPORT ece408_creator* ece408_guarded(ece408_creator* creator);
 /* A function in Python that neither takes nor returns anything. */
 typedef void ece408_action(void);
 
-/* Calls it with signals put off until it has returned. */
-ECE408_EXPORT void ece408_call(ece408_action* action);
-
-/* In a child process, before it calls anything here. */
-ECE408_EXPORT void ece408_after_fork(void);
+/* Around a fork, with Python's lock: puts signals off and calls `action`; then lets them through. */
+ECE408_EXPORT void ece408_before_fork(ece408_action* action);
+ECE408_EXPORT void ece408_after_fork_in_parent(void);
+ECE408_EXPORT void ece408_after_fork_in_child(void);
 
 typedef struct _object PyObject;
 

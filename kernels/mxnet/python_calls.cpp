@@ -38,7 +38,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 // At the end of the process: how long what is in flight may take, and what is left of it then.
-constexpr Seconds kPatience{2}, kLastPatience{0.5};
+constexpr Seconds kPatience{1}, kLastPatience{0.5};
 constexpr std::chrono::milliseconds kGlance{1};
 
 std::atomic<bool> ended{false};
@@ -166,11 +166,16 @@ void sleep_for_ever() {
 
 }  // namespace ece408
 
-void ece408_call(ece408_action* action) {
-    ece408::run_python([=] { return action(), 1; });
+void ece408_before_fork(ece408_action* action) {
+    if (ece408::on_main_thread()) ece408::put_off_signals();
+    action();
 }
 
-void ece408_after_fork(void) {
+void ece408_after_fork_in_parent(void) {
+    if (ece408::on_main_thread()) ece408::let_signals_through();
+}
+
+void ece408_after_fork_in_child(void) {
     using namespace ece408;
     calls = 0;
     if (depth > 0 && puts_off) sigaction(SIGINT, &python_handler, nullptr);
