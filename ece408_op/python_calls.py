@@ -16,7 +16,7 @@ import os
 import sys
 from typing import Any, Callable
 
-from . import errors, forward_operator
+from . import forward_operator
 
 _Action = ctypes.CFUNCTYPE(None)
 _NOT_AT_REST = -1
@@ -105,6 +105,3 @@ def _end(mxnet: Any) -> None:
     result = _library().ece408_end(base._LIB.MXNDArrayWaitAll, base._LIB.MXNotifyShutdown)
     if result == _NOT_AT_REST:
         atexit.unregister(base._notify_shutdown)
-    failure = errors.take_failure()
-    if result and failure is not None and sys.stderr is not None:
-        print(f"ece408: {failure}", file=sys.stderr)
