@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import checkpoint
+from .. import checkpoint, graph_json
 from ..attributes import ConvAttributes
 from ..course import models
 from ..errors import CheckpointMismatch, InvalidSetting, InvalidSize, UnsupportedProblem
@@ -92,7 +92,7 @@ def convolutions(symbol: Any, image: tuple[int, ...]) -> list[ConvProblem]:
     found = []
     for node in nodes:
         attributes = node.get("attrs", {})
-        if node["op"] == "Convolution" or attributes.get("op_type") == "ece408_conv":
+        if node["op"] == "Convolution" or graph_json.is_ours(node):
             producer, output, *_ = node["inputs"][0]
             x_shape = _shape(by_name, nodes[producer], output)
             own = {key: value for key, value in attributes.items() if key != "op_type"}
