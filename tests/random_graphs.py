@@ -34,6 +34,8 @@ from ece408_op.mxnet_import import load_mxnet
 MOST_SECONDS = 300
 # Largest difference, over the largest value of an array.
 TOLERANCE = {"float32": 2e-4, "float64": 1e-9}
+# How often MXNet's own operator is run where ours was found wrong.
+NATIVE_RUNS = 20
 GROUPS = "executors, groups of contexts"
 STATIC_MODES = {
     "dynamic": {},
@@ -121,9 +123,10 @@ class Generator:
             *(self._transposed, self._identity, self._same_name, self._zeros),
         ]
         # MXNet's control flow copies its inputs out of blocked layouts before they are computed:
-        # next to its transposed convolutions it is wrong, with its own convolution, too.
-        without = [self._loop, self._transposed][rng.integers(2)]
-        kinds = [kind for kind in kinds if kind != without]
+        # next to its transposed convolutions it is wrong, with its own convolution, too. Next to
+        # recurrent layers, its gradients are now and then NaN, and now and then the process ends.
+        without = [[self._loop], [self._transposed, self._recurrent]][rng.integers(2)]
+        kinds = [kind for kind in kinds if kind not in without]
         for _ in range(int(rng.integers(3, 15))):
             kinds[rng.integers(len(kinds))]()
         if not program.features["convolutions"]:
@@ -753,7 +756,8 @@ def check(mx: Any, seed: int, ours: Any = _ours) -> tuple[list[str], Counter]:
             continue
         features[way] += 1
         lines = expected.failures(run, ours)
-        if lines and expected.failures(run, _native):
+        # Some of its failures depend on the timing of its threads.
+        if lines and any(expected.failures(run, _native) for _ in range(NATIVE_RUNS)):
             features["(MXNet's own fails as well)"] += 1
         else:
             wrong.extend(f"{way}: {line}" for line in lines)
