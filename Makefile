@@ -35,8 +35,10 @@ UNDER_SANITIZERS = LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so)" \
 test-sanitized: $(SANITIZED)  ## the CPU kernels' tests under ASan and UBSan
 	$(UNDER_SANITIZERS) ECE408_TEST_LIBRARY=$(SANITIZED) $(PY) -m pytest -q tests/backends
 
-fuzz: $(SANITIZED)  ## the CPU kernels on 20000 random problems under ASan and UBSan
+fuzz: $(SANITIZED)  ## 20000 random problems and 5000 random networks under ASan and UBSan
 	$(UNDER_SANITIZERS) $(PY) scripts/fuzz_cpu.py 20000 --library $(SANITIZED)
+	$(UNDER_SANITIZERS) ECE408_TEST_LIBRARY=$(SANITIZED) \
+	    $(PY) tests/random_graphs.py --graphs 5000 --jobs 2
 
 $(SANITIZED): $(VENV)/.installed-test
 	$(PY) -m pip install --quiet 'setuptools>=77.0.3,<85'

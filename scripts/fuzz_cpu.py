@@ -1,16 +1,19 @@
 """Check the CPU kernels on random problems: whole numbers exactly, and no stray accesses."""
 
 import argparse
+import multiprocessing
+import os
 import sys
+import threading
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from tqdm import tqdm
 
+from ece408_op import program
 from ece408_op.backends import native
-from ece408_op.errors import Ece408Error
 from ece408_op.lab import cpu_fuzz
 
 
@@ -20,56 +23,73 @@ def prepare(library):
         native.LIBRARY = library.resolve()
 
 
-def draw(count, seed):
-    return list(cpu_fuzz.cases(count, seed))
+class Workers:
+    """Processes that compute, one for each of `jobs` threads; one that dies is replaced."""
 
+    def __init__(self, jobs, library):
+        self._library = library
+        self._threads = ThreadPoolExecutor(jobs)
+        self._local = threading.local()
+        self._all = []
 
-def run(cases, library):
-    """Results of each case; one that ends the process is a failure, and the next gets another."""
+    def __enter__(self):
+        return self
 
-    def process():
-        return ProcessPoolExecutor(1, initializer=prepare, initargs=(library,))
+    def __exit__(self, *_):
+        self._threads.shutdown(cancel_futures=True)
+        for pool in self._all:
+            pool.shutdown(cancel_futures=True)
 
-    pool = process()
-    try:
-        for case in cases:
-            try:
-                yield case, *pool.submit(cpu_fuzz.run, case).result()
-            except BrokenProcessPool:
-                pool = process()
-                yield case, Counter(), [("any", "any", "the process was killed")]
-    finally:
-        pool.shutdown()
+    def run(self, cases):
+        """Each case, how often each kernel ran, and its failures."""
+        return self._threads.map(self._run, cases)
+
+    def _run(self, case):
+        if getattr(self._local, "pool", None) is None:
+            self._local.pool = self._make_pool()
+        try:
+            return case, *self._local.pool.submit(cpu_fuzz.run, case).result()
+        except BrokenProcessPool:
+            self._local.pool = None
+            return case, Counter(), [("any", "any", "the process was killed")]
+
+    def _make_pool(self):
+        # Not forked: other threads may hold locks.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(1, context, initializer=prepare, initargs=(self._library,))
+        self._all.append(pool)
+        return pool
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", nargs="?", type=int, default=300, help="problems (default: 300)")
     parser.add_argument("--seed", type=int, default=408, help="which ones (default: 408)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes (default: one per processor)"
+    )
     parser.add_argument("--problem", metavar="TEXT", help="only this one, as a failure printed it")
     parser.add_argument(
         "--library", type=Path, metavar="PATH", help="another build of libece408_cpu.so"
     )
     options = parser.parse_args()
     ran, wrong = Counter(), Counter()
-    try:
-        if options.problem:
-            cases = [cpu_fuzz.Case.parse(options.problem)]
-        else:
-            prepare(options.library)
-            cases = list(cpu_fuzz.cases(options.count, options.seed))
-        progress = tqdm(cases, unit="problem", disable=None)
-        for case, counts, failures in run(progress, options.library):
+    if options.problem:
+        cases = [cpu_fuzz.Case.parse(options.problem)]
+    else:
+        prepare(options.library)
+        cases = list(cpu_fuzz.cases(options.count, options.seed))
+    with Workers(options.jobs, options.library) as workers:
+        results = workers.run(cases)
+        progress = tqdm(results, total=len(cases), unit="problem", disable=None)
+        for case, counts, failures in progress:
             ran += counts
             for kernel, direction, how in failures:
                 wrong[kernel, direction] += 1
                 progress.write(f"{kernel} {direction}: {how}\n  --problem '{case}'", sys.stderr)
-    except Ece408Error as error:
-        print(f"fuzz_cpu: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
     print(cpu_fuzz.table(ran, wrong))
-    sys.exit(bool(wrong))
+    return bool(wrong)
 
 
 if __name__ == "__main__":
-    main()
+    program.run("fuzz_cpu", main)

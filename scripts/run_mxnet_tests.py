@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ece408_op.errors import Ece408Error
+from ece408_op import program
 from ece408_op.lab import mxnet_tests
 
 
@@ -20,13 +20,7 @@ def main():
     options = _options()
     # Processes that run tests end with this one, as they do after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        results = _run(options)
-    except Ece408Error as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        return error.exit_code
-    print(mxnet_tests.table(results))
-    return 0
+    print(mxnet_tests.table(_run(options)))
 
 
 def _options():
@@ -75,4 +69,4 @@ def _run(options):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run("run_mxnet_tests", main)

@@ -28,6 +28,7 @@ from typing import Any, Callable
 import numpy as np
 
 import ece408_op
+from ece408_op.backends import native
 from ece408_op.mxnet_import import load_mxnet
 
 # For one network in all ways; a process that takes longer is ended.
@@ -37,6 +38,8 @@ TOLERANCE = {"float32": 2e-4, "float64": 1e-9}
 # How often MXNet's own operator is run where ours was found wrong.
 NATIVE_RUNS = 20
 GROUPS = "executors, groups of contexts"
+# What sanitizers say.
+REPORTS = ("ERROR: AddressSanitizer", "runtime error:")
 STATIC_MODES = {
     "dynamic": {},
     "static memory": {"static_alloc": True},
@@ -845,6 +848,8 @@ def ways(
 
 def work(first: int, last: int, convolution: Any) -> None:
     """Check the seeds in turn; print a line of JSON for each."""
+    if "ECE408_TEST_LIBRARY" in os.environ:
+        native.LIBRARY = Path(os.environ["ECE408_TEST_LIBRARY"]).resolve()
     mx = load_mxnet()
     for seed in range(first, last):
         wrong, features = check(mx, seed, convolution)
@@ -921,8 +926,11 @@ def _worker(
         watchdog.cancel()
         process.wait()
         errors.seek(0)
-        frames = [line.strip() for line in errors if line.startswith("  File")]
-        end.append(f"the process ended with {process.returncode}: {' < '.join(frames[:4])}")
+        lines = errors.readlines()
+        reports = [line.strip() for line in lines if any(word in line for word in REPORTS)]
+        frames = [line.strip() for line in lines if line.startswith("  File")]
+        text = " < ".join([*reports[:2], *frames[:4]])
+        end.append(f"the process ended with {process.returncode}: {text}")
 
 
 def table(coverage: Counter) -> str:
