@@ -81,7 +81,8 @@ def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
 
     def add_ours(node: Node) -> int:
         name = node["name"]
-        if nodes[node["inputs"][0][0]]["name"].endswith(SUFFIX):
+        # Guarded before. What comes of another operator of ours ends with a guard, too.
+        if nodes[node["inputs"][0][0]]["name"] == f"{name}_data{SUFFIX}":
             return add(node)
         # Such as the context group, or MXNet's own marks of a loop's body.
         of_mxnet = {k: v for k, v in node["attrs"].items() if k.startswith("__")}
