@@ -29,7 +29,9 @@ test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 # the interpreter's own, and the kernels' threads stay.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -O1
 SANITIZED := build/sanitized/ece408_op/backends/libece408_cpu.so
-UNDER_SANITIZERS = LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so)" \
+# The sanitizer looks for the C++ library's functions when it is loaded.
+library = $$($${CXX:-g++} -print-file-name=$(1))
+UNDER_SANITIZERS = LD_PRELOAD="$(call library,libasan.so):$(call library,libstdc++.so.6)" \
     ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 
 test-sanitized: $(SANITIZED)  ## the CPU kernels' tests under ASan and UBSan

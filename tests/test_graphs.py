@@ -143,6 +143,51 @@ def test_blocks_with_states_of_an_unknown_batch(mx, rng):
         np.testing.assert_allclose(*(g.asnumpy() for g in gradients), rtol=1e-4)
 
 
+def _gradients_of_a_chain(mx, convolution, values, before, is_hybrid):
+    """Gradients of two convolutions with one weight, before them `before` and then an average."""
+
+    class Chain(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.weight = self.params.get("weight", shape=values[1].shape)
+
+        def hybrid_forward(self, F, x, weight):
+            given = {"kernel": (3, 3), "pad": (1, 1), "num_filter": len(values[1]), "no_bias": True}
+            y = before(F, x)
+            for _ in range(2):
+                y = convolution(F)(y, weight, **given)
+            return F.Pooling(y, global_pool=True, kernel=(1, 1), pool_type="avg")
+
+    chain = Chain()
+    chain.initialize()
+    chain.weight.set_data(mx.nd.array(values[1]))
+    if is_hybrid:
+        chain.hybridize()
+    x = mx.nd.array(values[0])
+    x.attach_grad()
+    with mx.autograd.record():
+        y = chain(x)
+    y.backward()
+    return x.grad.asnumpy(), chain.weight.grad().asnumpy()
+
+
+def _loop(F, x):
+    return F.contrib.foreach(lambda step, states: (step * 2, states), x, [F.sum(x)])[0]
+
+
+@pytest.mark.parametrize("before", [lambda F, x: x, _loop], ids=["alone", "after a loop"])
+def test_a_convolution_right_after_another(mx, rng, before):
+    """MXNet's pooling has its gradient in a blocked layout."""
+    for channels in (3, 5):
+        shapes = (2, channels, 8, 8), (channels, channels, 3, 3)
+        values = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+        expected = _gradients_of_a_chain(mx, lambda F: F.Convolution, values, before, False)
+        for _ in range(30):
+            given = (mx, lambda F: ece408_op.Convolution, values, before, True)
+            for found, right in zip(_gradients_of_a_chain(*given), expected):
+                np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-3 * abs(right).max())
+
+
 def test_attributes_reach_the_node_and_its_variables(mx):
     found = []
     for convolution in _both(mx):
