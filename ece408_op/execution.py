@@ -202,8 +202,8 @@ def _for_executors(symbol: Any, graph: Graph) -> Any:
     return graph_json.write(graph, symbol)
 
 
-def _guarded(graph: Graph, like: Any) -> Any:
-    """The Symbol with guards.
+def _guarded(graph: Graph, like: Any, flags: Sequence[tuple[str, Any]] = ()) -> Any:
+    """The Symbol with guards, for a CachedOp of these flags.
 
     MXNet runs control flow as soon as it is reached, and copies inputs that are in a blocked layout
     before they are computed. With memory shared between arrays, an input has the layout of the
@@ -212,7 +212,8 @@ def _guarded(graph: Graph, like: Any) -> Any:
     """
     if graph_json.has_control_flow(graph):
         os.environ["NNVM_EXEC_MATCH_RANGE"] = "0"
-    return graph_json.write(layout_guard.guarded(graph), like)
+    static_shape = str(dict(flags).get("static_shape", False)) in ("True", "1")
+    return graph_json.write(layout_guard.guarded(graph, static_shape=static_shape), like)
 
 
 def _only_forward(given: dict[str, Any]) -> bool:
@@ -283,7 +284,7 @@ def _cached_op_class(plain: Any) -> Any:
             if graph is None or graph_json.is_partitioned(graph):
                 super().__init__(sym, flags)
                 return
-            super().__init__(_guarded(graph, sym), flags)
+            super().__init__(_guarded(graph, sym, flags), flags)
             if graph_inference.has_open_sources(graph):
                 self._ours = _ByShapes(plain, sym, graph, flags)
             else:
@@ -397,7 +398,7 @@ class _ByShapes:
         known = dict(zip(self._symbol.list_inputs(), shapes))
         graph = graph_inference.with_known_sources(self._symbol, self._graph, known)
         symbol = graph_json.write(graph, self._symbol)
-        guarded = self._plain(_guarded(graph, symbol), self._flags)
+        guarded = self._plain(_guarded(graph, symbol, self._flags), self._flags)
         made = _DualCachedOp(self._plain, guarded, symbol, graph, self._flags)
         if self._hook[0]:
             made.register_hook(*self._hook)
