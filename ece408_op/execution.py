@@ -66,6 +66,8 @@ def _binding(method: Any, shapes_of: Any) -> Any:
             keywords = {**keywords, **shapes}
         executor = _compiled_executor(method, self, graph, shapes, given, arguments, keywords)
         if executor is None:
+            if given.get("group2ctx"):
+                _plan_memory_apart()
             executor = method(_for_executors(self, graph), *arguments, **keywords)
         # The one that the user knows.
         executor._symbol = self
@@ -203,17 +205,22 @@ def _for_executors(symbol: Any, graph: Graph) -> Any:
 
 
 def _guarded(graph: Graph, like: Any, flags: Sequence[tuple[str, Any]] = ()) -> Any:
-    """The Symbol with guards, for a CachedOp of these flags.
-
-    MXNet runs control flow as soon as it is reached, and copies inputs that are in a blocked layout
-    before they are computed. With memory shared between arrays, an input has the layout of the
-    array before it: of a random network's gradients 92 in 100 were wrong. So from now on MXNet
-    plans memory without sharing; it has no such option for one network.
-    """
+    """The Symbol with guards, for a CachedOp of these flags."""
     if graph_json.has_control_flow(graph):
-        os.environ["NNVM_EXEC_MATCH_RANGE"] = "0"
+        _plan_memory_apart()
     static_shape = str(dict(flags).get("static_shape", False)) in ("True", "1")
     return graph_json.write(layout_guard.guarded(graph, static_shape=static_shape), like)
+
+
+def _plan_memory_apart() -> None:
+    """Have MXNet plan memory without sharing it between arrays, from now on.
+
+    An array in shared memory has the layout of the one before it until it is computed. MXNet runs
+    control flow as soon as it is reached, and converts such an input at once: of a random network's
+    gradients 92 in 100 were wrong. Copies between contexts may fail for the same reason. There is
+    no such option for one network.
+    """
+    os.environ["NNVM_EXEC_MATCH_RANGE"] = "0"
 
 
 def _only_forward(given: dict[str, Any]) -> bool:

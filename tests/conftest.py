@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ from ece408_op.backends import native
 from ece408_op.backends.cuda import device
 from ece408_op.errors import DownloadFailed, NoUsableGpu
 from ece408_op.mxnet_import import load_mxnet
+
+# A shell that starts the tests in the background has SIGINT ignored, also by what tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A build of the CPU kernels other than the installed one, such as one with sanitizers.
 if "ECE408_TEST_LIBRARY" in os.environ:
