@@ -14,12 +14,14 @@ import ctypes
 import functools
 import os
 import sys
+import threading
 from typing import Any, Callable
 
 from . import forward_operator
 
 _Action = ctypes.CFUNCTYPE(None)
-_NOT_AT_REST = -1
+# A bit of what `ece408_end` returns.
+_WITHOUT_MXNET = 2
 
 
 @functools.lru_cache(maxsize=1)
@@ -102,6 +104,9 @@ def _end(mxnet: Any) -> None:
     # What MXNet has gathered to give it to its threads at once.
     mxnet.engine.set_bulk_size(0)
     base = mxnet.base
-    result = _library().ece408_end(base._LIB.MXNDArrayWaitAll, base._LIB.MXNotifyShutdown)
-    if result == _NOT_AT_REST:
+    has_others = threading.active_count() > 1
+    result = _library().ece408_end(
+        base._LIB.MXNDArrayWaitAll, base._LIB.MXNotifyShutdown, int(has_others)
+    )
+    if result & _WITHOUT_MXNET:
         atexit.unregister(base._notify_shutdown)
