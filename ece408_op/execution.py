@@ -106,7 +106,7 @@ def _partitioning(method: Any) -> Any:
     def optimize_for(self: Any, *arguments: Any, **keywords: Any) -> Any:
         graph = graph_json.read(self)
         if graph is not None and not graph_json.is_partitioned(graph):
-            self = graph_json.write(layout_guard.guarded(graph, of_data="clip"), self)
+            self = _guarded(graph, self, of_data="clip")
         return method(self, *arguments, **keywords)
 
     return optimize_for
@@ -204,12 +204,15 @@ def _for_executors(symbol: Any, graph: Graph) -> Any:
     return graph_json.write(graph, symbol)
 
 
-def _guarded(graph: Graph, like: Any, flags: Sequence[tuple[str, Any]] = ()) -> Any:
+def _guarded(
+    graph: Graph, like: Any, flags: Sequence[tuple[str, Any]] = (), of_data: str = "reshape"
+) -> Any:
     """The Symbol with guards, for a CachedOp of these flags."""
     if graph_json.has_control_flow(graph):
         _plan_memory_apart()
     static_shape = str(dict(flags).get("static_shape", False)) in ("True", "1")
-    return graph_json.write(layout_guard.guarded(graph, static_shape=static_shape), like)
+    guarded = layout_guard.guarded(graph, of_data=of_data, static_shape=static_shape)
+    return graph_json.write(guarded, like)
 
 
 def _plan_memory_apart() -> None:

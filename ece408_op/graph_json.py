@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Union
 
 from .attributes import mxnet_attributes
 
@@ -16,6 +16,8 @@ OP_TYPE = "ece408_conv"
 Node = dict[str, Any]
 Entry = list[int]
 Graph = dict[str, Any]
+# The node that now has the outputs of another, or, where they are apart, an entry for each.
+Place = Union[int, list[Entry]]
 
 
 def read(symbol: Any) -> Graph | None:
@@ -42,20 +44,21 @@ def own_attributes(node: Node) -> dict[str, str]:
     return {key: text for key, text in node["attrs"].items() if key != "op_type"}
 
 
-def follow(entry: Entry, moved: Sequence[int]) -> Entry:
-    """The entry where `moved[n]` is the node that now has the outputs of node n."""
-    return [moved[entry[0]], *entry[1:]]
+def follow(entry: Entry, moved: Sequence[Place]) -> Entry:
+    """The entry where `moved[n]` is the place of the outputs of node n."""
+    place = moved[entry[0]]
+    return [place, *entry[1:]] if isinstance(place, int) else place[entry[1]]
 
 
-def inputs_moved(node: Node, moved: Sequence[int]) -> Node:
+def inputs_moved(node: Node, moved: Sequence[Place]) -> Node:
     """The node with its inputs followed."""
     node = {**node, "inputs": [follow(entry, moved) for entry in node["inputs"]]}
     if "control_deps" in node:
-        node["control_deps"] = [moved[dep] for dep in node["control_deps"]]
+        node["control_deps"] = [follow([dep, 0], moved)[0] for dep in node["control_deps"]]
     return node
 
 
-def rebuilt(graph: Graph, nodes: list[Node], moved: Sequence[int]) -> Graph:
+def rebuilt(graph: Graph, nodes: list[Node], moved: Sequence[Place]) -> Graph:
     """The graph with other nodes, whose inputs are followed already."""
     result = {
         **graph,

@@ -15,16 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .graph_json import (
-    Entry,
-    Graph,
-    Node,
-    has_control_flow,
-    inputs_moved,
-    inside,
-    is_ours,
-    rebuilt,
-)
+from .graph_json import Entry, Graph, Node, Place, inputs_moved, inside, is_ours, rebuilt
 
 _INFINITY = float("inf")
 # What the names of guards in a graph end with.
@@ -34,6 +25,7 @@ _OPERATORS = {
     "reshape": {"shape": "(-2,)"},
     "clip": {"a_min": "-inf", "a_max": "inf"},
     "_contrib_gradientmultiplier": {"scalar": "1.0"},
+    # Always copies, backward as well.
     "tile": {"reps": "()"},
 }
 
@@ -80,17 +72,18 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
     them even with static memory and static shapes: a convolution of ours before a transposed one
     was wrong in 11 of 60 nets.
     """
-    if has_control_flow(graph) and not static_shape:
-        graph = _guarded_control_flow(graph)
     nodes: list[Node] = []
-    moved: list[int] = []
+    moved: list[Place] = []
+    names = {node["name"] for node in graph["nodes"]}
 
     def add(node: Node) -> int:
         nodes.append(node)
         return len(nodes) - 1
 
     def guard(operator: str, entry: Entry, name: str, of_mxnet: dict[str, str]) -> Entry:
-        return [add(_guard(operator, entry, name, of_mxnet)), 0, 0]
+        attributes = {**_OPERATORS[operator], **of_mxnet}
+        node = {"op": operator, "name": f"{name}{SUFFIX}", "attrs": attributes, "inputs": [entry]}
+        return [add(node), 0, 0]
 
     def add_ours(node: Node) -> int:
         name = node["name"]
@@ -107,54 +100,28 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
             inputs.append(guard(operator, entry, f"{name}_{role}", of_mxnet))
         return guard("clip", [add({**node, "inputs": inputs}), 0, 0], name, of_mxnet)[0]
 
+    def add_control_flow(node: Node) -> Place:
+        """MXNet runs it as soon as it is reached, and takes slices of arrays that are in flight;
+        so these must be plain from the beginning. Variables are, and what has no inputs."""
+        name = node["name"]
+        if static_shape or f"{name}_out0{SUFFIX}" in names:
+            return add(node)
+        inputs = [
+            guard("tile", entry, f"{name}_in{k}", {}) if nodes[entry[0]]["inputs"] else entry
+            for k, entry in enumerate(node["inputs"])
+        ]
+        number = add({**node, "inputs": inputs})
+        outputs = range(int(node["attrs"]["num_outputs"]))
+        return [guard("clip", [number, k, 0], f"{name}_out{k}", {}) for k in outputs]
+
     for node in graph["nodes"]:
         node = inside(
             inputs_moved(node, moved), lambda graph: guarded(graph, of_data, static_shape)
         )
-        moved.append(add_ours(node) if is_ours(node) else add(node))
+        if is_ours(node):
+            moved.append(add_ours(node))
+        elif "subgraphs" in node:
+            moved.append(add_control_flow(node))
+        else:
+            moved.append(add(node))
     return rebuilt(graph, nodes, moved)
-
-
-def _guard(operator: str, entry: Entry, name: str, of_mxnet: dict[str, str]) -> Node:
-    attributes = {**_OPERATORS[operator], **of_mxnet}
-    return {"op": operator, "name": f"{name}{SUFFIX}", "attrs": attributes, "inputs": [entry]}
-
-
-def _guarded_control_flow(graph: Graph) -> Graph:
-    """The graph with guards around control flow, whose inputs and gradients must be plain.
-
-    MXNet runs a loop as soon as it is reached, and takes slices of arrays that are in flight.
-    Tile always copies.
-    """
-    nodes: list[Node] = []
-    entries: dict[tuple[int, int], Entry] = {}
-    moved: list[int] = []
-
-    def follow(entry: Entry) -> Entry:
-        node, output, *version = entry
-        return entries.get((node, output), [moved[node], output, *version])
-
-    def add(node: Node) -> int:
-        nodes.append(node)
-        return len(nodes) - 1
-
-    def plain_input(entry: Entry, name: str) -> Entry:
-        is_computed = nodes[entry[0]]["inputs"] and not nodes[entry[0]]["name"].endswith(SUFFIX)
-        return [add(_guard("tile", entry, name, {})), 0, 0] if is_computed else entry
-
-    for number, node in enumerate(graph["nodes"]):
-        inputs = [follow(entry) for entry in node["inputs"]]
-        node = {**node, "inputs": inputs}
-        if "control_deps" in node:
-            node["control_deps"] = [moved[dep] for dep in node["control_deps"]]
-        if "subgraphs" in node:
-            name = node["name"]
-            node["inputs"] = [plain_input(e, f"{name}_in{k}") for k, e in enumerate(inputs)]
-        moved.append(add(node))
-        if "subgraphs" in node:
-            for output in range(int(node["attrs"]["num_outputs"])):
-                entry = [moved[number], output, 0]
-                guard = add(_guard("clip", entry, f"{node['name']}_out{output}", {}))
-                entries[number, output] = [guard, 0, 0]
-    result = rebuilt(graph, nodes, moved)
-    return {**result, "heads": [follow(head) for head in graph["heads"]]}

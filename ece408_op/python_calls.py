@@ -20,8 +20,6 @@ from typing import Any, Callable
 from . import forward_operator
 
 _Action = ctypes.CFUNCTYPE(None)
-# A bit of what `ece408_end` returns.
-_WITHOUT_MXNET = 2
 
 
 @functools.lru_cache(maxsize=1)
@@ -105,8 +103,8 @@ def _end(mxnet: Any) -> None:
     mxnet.engine.set_bulk_size(0)
     base = mxnet.base
     has_others = threading.active_count() > 1
-    result = _library().ece408_end(
+    at_rest = _library().ece408_end(
         base._LIB.MXNDArrayWaitAll, base._LIB.MXNotifyShutdown, int(has_others)
     )
-    if result & _WITHOUT_MXNET:
+    if not at_rest:
         atexit.unregister(base._notify_shutdown)

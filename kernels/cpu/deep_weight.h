@@ -295,13 +295,7 @@ bool run_deep_weight(const Sweep& s, const Textbook& book, const T* x, const T* 
         const auto layout = [&](int64_t member) {
             return OuterLayout<T, Sum>(plan, x, dy, memory + member * floats);
         };
-        if (totals.stretches == 1)
-            add_together(layout(0), totals.sums, threads);
-        else
-            share(threads, totals.stretches, [&](int64_t i, int member) {
-                add_stretch(layout(member), totals.first_image(i), totals.first_image(i + 1),
-                            totals.of(i));
-            });
+        add_images(totals, layout, threads);
         share(threads, units, [&](int64_t unit, int) {
             put_outer(plan, plan.unit(unit), totals, unit * tile, book, accumulate, dw);
         });

@@ -124,34 +124,42 @@ struct Textbook {
     }
 };
 
+// The indices of the element at `place` in the output, whose last three sizes are given.
+template <class T>
+struct Indices {
+    int64_t first, second, row, column;
+
+    Indices(const Textbook& book, const void* place, int64_t planes, int64_t rows,
+            int64_t columns) {
+        const int64_t index = static_cast<const T*>(place) - static_cast<const T*>(book.out);
+        const int64_t line = index / columns, plane = line / rows;
+        first = plane / planes, second = plane % planes, row = line % rows;
+        column = index % columns;
+    }
+};
+
 template <class T>
 double forward_element(const Textbook& book, const void* place) {
     const Shape& s = book.s;
-    const int64_t index = static_cast<const T*>(place) - static_cast<const T*>(book.out);
-    const int64_t row = index / s.out_width, plane = row / s.out_height;
+    const Indices<T> at(book, place, s.filters, s.out_height, s.out_width);
     return output_element(s, static_cast<const T*>(book.first), static_cast<const T*>(book.second),
-                          plane / s.filters, plane % s.filters, row % s.out_height,
-                          index % s.out_width);
+                          at.first, at.second, at.row, at.column);
 }
 
 template <class T>
 double data_element(const Textbook& book, const void* place) {
     const Shape& s = book.s;
-    const int64_t index = static_cast<const T*>(place) - static_cast<const T*>(book.out);
-    const int64_t row = index / s.width, plane = row / s.height;
+    const Indices<T> at(book, place, s.channels, s.height, s.width);
     return input_gradient(s, static_cast<const T*>(book.first), static_cast<const T*>(book.second),
-                          plane / s.channels, plane % s.channels, row % s.height,
-                          index % s.width);
+                          at.first, at.second, at.row, at.column);
 }
 
 template <class T>
 double weight_element(const Textbook& book, const void* place) {
     const Shape& s = book.s;
-    const int64_t index = static_cast<const T*>(place) - static_cast<const T*>(book.out);
-    const int64_t row = index / s.kernel_w, plane = row / s.kernel_h;
+    const Indices<T> at(book, place, s.group_channels, s.kernel_h, s.kernel_w);
     return weight_gradient(s, static_cast<const T*>(book.first), static_cast<const T*>(book.second),
-                           plane / s.group_channels, plane % s.group_channels, row % s.kernel_h,
-                           index % s.kernel_w);
+                           at.first, at.second, at.row, at.column);
 }
 
 // Of `count` sums, `step` apart, of elements `out_step` apart from `out` on, those that are not

@@ -166,13 +166,7 @@ bool run_weight_sums(const Sweep& s, const Textbook& book, const T* x, const T* 
         const auto layout = [&](int64_t member) -> DotLayout<T, Sum> {
             return {s, f, x, dy, taps, memory + member * floats};
         };
-        if (totals.stretches == 1)
-            add_together(layout(0), totals.sums, threads);
-        else
-            share(threads, totals.stretches, [&](int64_t i, int member) {
-                add_stretch(layout(member), totals.first_image(i), totals.first_image(i + 1),
-                            totals.of(i));
-            });
+        add_images(totals, layout, threads);
         share(threads, weights, [&](int64_t i, int) {
             const double total = book.settled(totals.total(i), dw + i);
             narrow(static_cast<Sum>(accumulate ? widen(dw[i]) + total : total), dw + i);

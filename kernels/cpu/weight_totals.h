@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "team.h"
+
 namespace ece408 {
 namespace {
 
@@ -35,6 +37,20 @@ inline WeightTotals weight_totals(int64_t count, int64_t batch) {
     if (t.stretches < kMostStretches / 2) t.stretches = 1;
     t.sums = static_cast<double*>(calloc(static_cast<size_t>(t.stretches * count), sizeof(double)));
     return t;
+}
+
+// Adds all images' sums: a thread takes a stretch, or, when there is one, all threads an image or
+// some. `layout(member)` is where a thread, or all, lay images out, with its add_stretch and
+// add_together.
+template <class Layout>
+void add_images(const WeightTotals& totals, const Layout& layout, int threads) {
+    if (totals.stretches == 1) {
+        add_together(layout(0), totals.sums, threads);
+        return;
+    }
+    share(threads, totals.stretches, [&](int64_t i, int member) {
+        add_stretch(layout(member), totals.first_image(i), totals.first_image(i + 1), totals.of(i));
+    });
 }
 
 }  // namespace

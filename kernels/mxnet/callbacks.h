@@ -62,9 +62,9 @@ ECE408_EXPORT PyObject* ece408_unraisable(PyObject* is_of_signal, PyObject* othe
                                           PyObject* given);
 
 /* Brings MXNet to rest at the end of the process, with its MXNDArrayWaitAll and MXNotifyShutdown;
- * from then on Python is not called. The process will end without MXNet if that takes longer than
- * some seconds, and if it has other threads, which may be in MXNet's functions. Returns the sum of 1
- * if something that was in flight has failed, and of 2 if the process ends without MXNet. */
+ * from then on Python is not called. Returns 1 when MXNet is at rest, or 0 when that takes longer
+ * than some seconds, or the process has other threads, which may be in MXNet's functions: then it
+ * will end without MXNet. */
 ECE408_EXPORT int ece408_end(int (*wait_for_all)(void), int (*notify_shutdown)(void),
                              int has_others);
 
