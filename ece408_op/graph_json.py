@@ -77,8 +77,13 @@ def inside(node: Node, change: Callable[[Graph], Graph]) -> Node:
     return {**node, "subgraphs": [change(graph) for graph in node["subgraphs"]]}
 
 
+def is_control_flow(node: Node) -> bool:
+    """Whether the node is a loop or a choice; other nodes with graphs inside are partitions."""
+    return node["op"] in ("_foreach", "_while_loop", "_cond")
+
+
 def has_control_flow(graph: Graph) -> bool:
-    return any("subgraphs" in node for node in graph["nodes"])
+    return any(is_control_flow(node) for node in graph["nodes"])
 
 
 def is_partitioned(graph: Graph) -> bool:

@@ -15,7 +15,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from .graph_json import Entry, Graph, Node, Place, inputs_moved, inside, is_ours, rebuilt
+from .graph_json import (
+    Entry,
+    Graph,
+    Node,
+    Place,
+    inputs_moved,
+    inside,
+    is_control_flow,
+    is_ours,
+    rebuilt,
+)
 
 _INFINITY = float("inf")
 # What the names of guards in a graph end with.
@@ -120,7 +130,7 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
         )
         if is_ours(node):
             moved.append(add_ours(node))
-        elif "subgraphs" in node:
+        elif is_control_flow(node):
             moved.append(add_control_flow(node))
         else:
             moved.append(add(node))

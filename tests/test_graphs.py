@@ -296,6 +296,21 @@ def test_a_partitioned_graph_runs(mx, rng, partition):
         np.testing.assert_array_equal(found[0], each)
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
+@pytest.mark.parametrize("mode", ["executor", "hybridized", "static"])
+def test_a_graph_that_mxnet_partitioned_for_onednn_runs(mx, rng, mode):
+    """Nodes with graphs inside them are not always control flow."""
+    symbol = mx.sym.Convolution(mx.sym.Variable("data"), name="a", **ATTRIBUTES)
+    symbol = ece408_op.Convolution(mx.sym.relu(symbol), name="b", **ATTRIBUTES)
+    shapes, _, _ = symbol.infer_shape(data=(2, 3, 9, 9))
+    arrays = {n: _integers(mx, rng, s) for n, s in zip(symbol.list_arguments(), shapes)}
+    part = symbol.get_backend_symbol("MKLDNN")
+    assert "_sg_mkldnn_conv" in part.tojson()
+    np.testing.assert_array_equal(
+        _outputs(mx, part, arrays, mode), _outputs(mx, symbol, arrays, mode)
+    )
+
+
 def test_a_graph_is_partitioned_before_its_shapes_are_known(mx, partition):
     for convolution in _both(mx):
         one, two = mx.sym.var("one", shape=(2, 3, 10, 10)), mx.sym.var("two")
