@@ -1,4 +1,8 @@
-// The team of team.h. A caller takes one of a few slots and fills in what is to be done; it and
+// The team of team.h: workers of its own, or the threads of GNU's OpenMP, with which MXNet computes.
+// Workers are made when first asked for and stay, asleep, for as long as the process does; several
+// callers at once share them.
+//
+// A caller takes one of a few slots and fills in what is to be done; it and
 // workers claim pieces by taking them off the number of those left. That number carries how often
 // the slot was filled, so that a worker who looked at a slot, lost its core, and comes back to find
 // it filled anew claims nothing by mistake. Slots are never freed, so that looking is never wrong.
@@ -9,17 +13,18 @@
 #include "team.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <stdint.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <new>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -208,16 +213,6 @@ void* be_worker(void* self) {
     return nullptr;
 }
 
-// In a forked child there is none of the other threads, nor what they were at.
-void start_anew() {
-    for (Slot& slot : slots) {
-        slot.taken = false;
-        slot.ticket = filling_of(slot.ticket) * kFilling;
-    }
-    for (Worker& worker : all_workers) worker.thread = 0;
-    workers = sleeping = listening = 0;
-}
-
 // Starts a detached thread; false if the system refuses. Signals are for the program's own threads.
 bool start_thread(void* (*run)(void*), void* argument) {
     pthread_attr_t attributes;
@@ -233,58 +228,16 @@ bool start_thread(void* (*run)(void*), void* argument) {
     return started;
 }
 
-using OpenMPParallel = void(void (*run)(void*), void* argument, unsigned threads, unsigned flags);
-
-// GNU's OpenMP, if it is in this process: what the compiler calls for a parallel region.
-OpenMPParallel* find_openmp() {
-    void* const library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    return library ? reinterpret_cast<OpenMPParallel*>(dlsym(library, "GOMP_parallel")) : nullptr;
-}
-
-// Workers [first, last) that are to be started as threads of one parallel region.
-struct Region {
-    OpenMPParallel* parallel;
-    std::atomic<int> next;
-    int last, thread;
-};
-
-void be_in_region(void* argument) {
-    Region& region = *static_cast<Region*>(argument);
-    const int worker = current_thread() == region.thread ? region.last : region.next++;
-    if (worker < region.last) be_worker(&all_workers[worker]);
-    for (;;) pause();
-}
-
-void* hold_region(void* argument) {
-    Region& region = *static_cast<Region*>(argument);
-    region.thread = current_thread();
-    region.parallel(be_in_region, argument,
-                    static_cast<unsigned>(region.last - region.next + 1), 0);
-    return nullptr;
-}
-
-// Where MXNet computes with OpenMP, workers are threads of a parallel region that never ends. So
-// OpenMP counts them, and when there are more threads than cores its own ones, waiting for MXNet's
-// next operator, soon sleep, in place of spinning for milliseconds on cores that we want.
 bool start_workers(int first, int last) {
-    for (int i = first; i < last; ++i) all_workers[i].away_from = -1;
-    if (OpenMPParallel* const parallel = find_openmp()) {
-        void* const memory = malloc(sizeof(Region));  // for ever
-        if (!memory) return false;
-        Region* const region = new (memory) Region{parallel, {first}, last, 0};
-        if (start_thread(hold_region, region)) return true;
-        free(memory);
-        return false;
-    }
-    for (int i = first; i < last; ++i)
+    for (int i = first; i < last; ++i) {
+        all_workers[i].away_from = -1;
         if (!start_thread(be_worker, &all_workers[i])) return i > first;
+    }
     return true;
 }
 
 // Has at least so many workers, or what the system grants.
 void have_workers(int wanted) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, [] { pthread_atfork(nullptr, nullptr, start_anew); });
     int there = workers.load(relaxed);
     while (there < wanted)
         if (workers.compare_exchange_weak(there, wanted)) {
@@ -328,6 +281,120 @@ void wait_for_others(Slot& slot) {
         sleep_while(slot.unfinished, left);
 }
 
+using OpenMPParallel = void(void (*run)(void*), void* argument, unsigned threads, unsigned flags);
+
+// GNU's OpenMP, if it is in this process: what the compiler calls for a parallel region.
+OpenMPParallel* find_openmp() {
+    void* const library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? reinterpret_cast<OpenMPParallel*>(dlsym(library, "GOMP_parallel")) : nullptr;
+}
+
+// OpenMP's threads spin for some milliseconds after each of MXNet's operators. On a machine that has
+// cores for them they are awake when a kernel comes, and workers would have to share cores with them.
+// But a parallel region ends when all its threads have been there. Beside other busy programs it
+// waits for threads that have no core, and who spins takes the cores of those that work. So:
+//
+// - A call is a parallel region as long as regions' ends do not wait for long.
+// - Else the machine is busy. Workers help, and a crowd of threads that sleep in another parallel
+//   region makes OpenMP count more threads than cores, for which it hardly spins.
+// - From time to time a region is tried again.
+//
+// Waiting is added up; kForgiven of the time spent in regions is taken off.
+constexpr int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond;
+constexpr int64_t kMostWaited = 5 * kMillisecond, kForgiven = 8;
+// A region that is tried may wait so long; pauses between trials double from the first to the last.
+constexpr int64_t kTrialWaited = kMillisecond;
+constexpr int64_t kFirstPause = 500 * kMillisecond, kLastPause = 8000 * kMillisecond;
+// Waking a thread that sleeps takes so long on a machine with nothing else to do.
+constexpr int64_t kWakes = 100 * kMicrosecond;
+
+std::atomic<bool> busy;
+std::atomic<int64_t> waited, quiet_since, pause_ns, next_trial;
+// Threads of a crowd sleep for as long as this is what it was when they came.
+std::atomic<uint32_t> crowd;
+
+void be_in_crowd(void* number) {
+    const auto here = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(number));
+    while (crowd.load() == here) sleep_while(crowd, here);
+}
+
+OpenMPParallel* openmp() {
+    static OpenMPParallel* const found = find_openmp();
+    return found;
+}
+
+void* hold_crowd(void* number) {
+    cpu_set_t cores;
+    const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
+    openmp()(be_in_crowd, number, known ? static_cast<unsigned>(CPU_COUNT(&cores)) : 2, 0);
+    return nullptr;
+}
+
+void become_busy(int64_t now) {
+    if (busy.exchange(true)) return;
+    const int64_t next = 2 * pause_ns.load(relaxed);
+    const bool was_trial = now - quiet_since.load(relaxed) < kLastPause / 8;
+    pause_ns.store(!was_trial || next < kFirstPause ? kFirstPause : std::min(next, kLastPause),
+                   relaxed);
+    next_trial.store(now + pause_ns.load(relaxed), relaxed);
+    const uintptr_t number = crowd.fetch_add(1) + 1;
+    start_thread(hold_crowd, reinterpret_cast<void*>(number));
+}
+
+void become_quiet(int64_t now) {
+    if (!busy.exchange(false)) return;
+    waited.store(kMostWaited - kTrialWaited, relaxed);
+    quiet_since.store(now, relaxed);
+    crowd.fetch_add(1);
+    wake(crowd, INT_MAX);
+}
+
+// A call as a parallel region.
+struct Region {
+    Slot& slot;
+    const Job& job;
+    uint64_t ticket;
+    pthread_t caller;
+    // How many portions the caller did, and when none were left.
+    uint32_t done;
+    int64_t none_left;
+
+    static void run(void* self) {
+        Region& r = *static_cast<Region*>(self);
+        if (!pthread_equal(r.caller, pthread_self())) {
+            help(r.slot);
+            return;
+        }
+        r.done = work_off(r.slot, r.job, r.ticket, 0);
+        r.none_left = now_ns();
+    }
+};
+
+// Works off the filling in a parallel region; returns how many portions the caller did. OpenMP ends
+// the threads that a region has less than the one before, so it has the same number every time.
+uint32_t work_off_in_region(Slot& slot, const Job& job, uint64_t ticket, int threads) {
+    Region region = {slot, job, ticket, pthread_self(), 0, 0};
+    const int64_t start = now_ns();
+    openmp()(Region::run, &region, static_cast<unsigned>(threads), 0);
+    const int64_t end = now_ns();
+    // Others may rightly be at their last portion for as long as one takes.
+    const int64_t portion = region.done ? (region.none_left - start) / region.done : end - start;
+    const int64_t lost = std::max<int64_t>(0, end - region.none_left - 2 * portion - kWakes);
+    const int64_t sum = waited.load(relaxed) + lost - (end - start) / kForgiven;
+    waited.store(std::max<int64_t>(0, sum), relaxed);
+    if (sum > kMostWaited) become_busy(end);
+    return region.done;
+}
+
+bool is_region_due() {
+    if (!openmp()) return false;
+    if (!busy.load(relaxed)) return true;
+    const int64_t now = now_ns();
+    if (now < next_trial.load(relaxed)) return false;
+    become_quiet(now);
+    return true;
+}
+
 Slot* take_slot() {
     for (Slot& slot : slots)
         if (!slot.taken.load(relaxed) && !slot.taken.exchange(true, std::memory_order_acquire))
@@ -335,20 +402,40 @@ Slot* take_slot() {
     return nullptr;
 }
 
+// In a forked child there is none of the other threads, nor what they were at.
+void begin_forked_child() {
+    for (Slot& slot : slots) {
+        slot.taken = false;
+        slot.ticket = filling_of(slot.ticket) * kFilling;
+    }
+    for (Worker& worker : all_workers) worker.thread = 0;
+    workers = sleeping = listening = 0;
+    // A region of OpenMP in a thread that had one before would wait for threads for ever.
+    busy = true;
+    next_trial = INT64_MAX;
+}
+
 }  // namespace
 }  // namespace ece408
 
 void ece408_share(int threads, int64_t count, ece408_pieces* pieces, const void* work) {
     using namespace ece408;
-    if (threads > kMostThreads) threads = kMostThreads;
-    if (threads > count) threads = static_cast<int>(count);
+    const int most = std::min(threads, kMostThreads);
+    threads = static_cast<int>(std::min<int64_t>(most, count));
     Slot* const slot = threads > 1 ? take_slot() : nullptr;
     if (!slot) return pieces(work, 0, count, 0);
-    have_workers(threads - 1);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, [] { pthread_atfork(nullptr, nullptr, begin_forked_child); });
     const Job job = {pieces, work, count, count < kMostPortions ? count : kMostPortions, threads};
     const uint64_t ticket = slot->fill(job);
-    ring(threads - 1);
-    const uint32_t done = work_off(*slot, job, ticket, 0);
+    uint32_t done;
+    if (is_region_due()) {
+        done = work_off_in_region(*slot, job, ticket, most);
+    } else {
+        have_workers(threads - 1);
+        ring(threads - 1);
+        done = work_off(*slot, job, ticket, 0);
+    }
     if (slot->unfinished.fetch_sub(done, std::memory_order_acq_rel) != done)
         wait_for_others(*slot);
     slot->taken.store(false, std::memory_order_release);

@@ -1,10 +1,9 @@
-// Threads that share the work of a call: what kernels have in the place of OpenMP.
+// Threads that share the work of a call, on busy machines as well: team.cpp says which.
 //
 // A call's work is so many pieces in any order. The caller does them itself, one after the other,
 // and whatever worker has a core takes some off it; who has none holds nobody up, unless it was
 // put off in the middle of a piece. Where all must have ended before something else begins, that is
-// another call of `share`. Workers are made when first asked for and stay, asleep, for as long as
-// the process does; several callers at once share them.
+// another call of `share`.
 #pragma once
 
 #include "ece408.h"

@@ -102,7 +102,7 @@ def compute():
 
 compute()
 """
-# With OpenMP in the process, as MXNet brings it, workers are made another way.
+# With OpenMP in the process, as MXNet brings it, its threads may help in the place of workers.
 OPENMP = "import ctypes; ctypes.CDLL('libgomp.so.1')\n"
 ENDS = {
     "asleep": "time.sleep(0.05)",
@@ -129,4 +129,20 @@ for _ in range(3):
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
 def test_a_process_forks_and_ends_with_workers(run_python, openmp, end):
     result = run_python(openmp + COMPUTES + end + "\nprint('ok')")
+    assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
+
+
+@pytest.mark.parametrize("openmp", ["", OPENMP], ids=["alone", "openmp"])
+def test_results_stay_right_as_the_machine_becomes_busy(run_python, openmp):
+    """Other threads become helpers each time; so does a trial whether the machine is quiet again."""
+    repeat = """
+from ece408_op.lab.zoo import busy_processes
+for busy in (0, 2 * os.cpu_count(), 0):
+    with busy_processes(busy):
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            compute()
+print("ok")
+"""
+    result = run_python(openmp + COMPUTES + repeat)
     assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
