@@ -143,7 +143,8 @@ def _check_end(kind):
         seconds = _seconds_to_end(process)
         complaints = process.stderr.read()
     assert process.returncode == PROGRAMS[kind][1], complaints
-    assert complaints.endswith("ValueError: mine\n") if kind == "exception" else not complaints
+    expected = "ValueError: mine\n" if kind == "exception" else ""
+    assert complaints.endswith(expected) and bool(complaints) == bool(expected), complaints
     return seconds
 
 

@@ -13,7 +13,7 @@
 #include "team.h"
 
 #include <dlfcn.h>
-#include <limits.h>
+#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -295,58 +295,63 @@ OpenMPParallel* find_openmp() {
 // waits for threads that have no core, and who spins takes the cores of those that work. So:
 //
 // - A call is a parallel region as long as regions' ends do not wait for long.
-// - Else the machine is busy. Workers help, and a crowd of threads that sleep in another parallel
+// - Else the machine is busy for some time. Workers help, and a crowd of threads that sleep in another
 //   region makes OpenMP count more threads than cores, for which it hardly spins.
-// - From time to time a region is tried again.
+// - Then a region is tried again.
 //
-// Waiting is added up; kForgiven of the time spent in regions is taken off.
+// What regions lose by waiting is added up, and a part of the time in which they work is taken off.
+// One of them counts no more than kMostLost: a virtual machine may not run for a while.
 constexpr int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond;
-constexpr int64_t kMostWaited = 5 * kMillisecond, kForgiven = 8;
-// A region that is tried may wait so long; pauses between trials double from the first to the last.
-constexpr int64_t kTrialWaited = kMillisecond;
-constexpr int64_t kFirstPause = 500 * kMillisecond, kLastPause = 8000 * kMillisecond;
+constexpr int64_t kMostLost = kMillisecond, kForgiven = 32, kBusy = 4 * kMillisecond;
 // Waking a thread that sleeps takes so long on a machine with nothing else to do.
 constexpr int64_t kWakes = 100 * kMicrosecond;
+// The machine is taken for busy for so long, twice as long each time that it is found busy again
+// within kTrial.
+constexpr int64_t kFirstBusy = 100 * kMillisecond, kLongestBusy = 4000 * kMillisecond;
+constexpr int64_t kTrial = 1000 * kMillisecond;
 
 std::atomic<bool> busy;
-std::atomic<int64_t> waited, quiet_since, pause_ns, next_trial;
-// Threads of a crowd sleep for as long as this is what it was when they came.
-std::atomic<uint32_t> crowd;
-
-void be_in_crowd(void* number) {
-    const auto here = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(number));
-    while (crowd.load() == here) sleep_while(crowd, here);
-}
+std::atomic<int64_t> lost, quiet_since, busy_for, busy_until;
 
 OpenMPParallel* openmp() {
     static OpenMPParallel* const found = find_openmp();
     return found;
 }
 
-void* hold_crowd(void* number) {
+void be_in_crowd(void* until) {
+    const int64_t end = *static_cast<const int64_t*>(until);
+    const timespec time = {end / 1000000000, end % 1000000000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) continue;
+}
+
+void* hold_crowd(void*) {
+    int64_t until = busy_until.load();
     cpu_set_t cores;
     const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
-    openmp()(be_in_crowd, number, known ? static_cast<unsigned>(CPU_COUNT(&cores)) : 2, 0);
+    openmp()(be_in_crowd, &until, known ? static_cast<unsigned>(CPU_COUNT(&cores)) : 2, 0);
     return nullptr;
 }
 
 void become_busy(int64_t now) {
     if (busy.exchange(true)) return;
-    const int64_t next = 2 * pause_ns.load(relaxed);
-    const bool was_trial = now - quiet_since.load(relaxed) < kLastPause / 8;
-    pause_ns.store(!was_trial || next < kFirstPause ? kFirstPause : std::min(next, kLastPause),
-                   relaxed);
-    next_trial.store(now + pause_ns.load(relaxed), relaxed);
-    const uintptr_t number = crowd.fetch_add(1) + 1;
-    start_thread(hold_crowd, reinterpret_cast<void*>(number));
+    const bool was_trial = now - quiet_since.load(relaxed) < kTrial;
+    const int64_t longer = std::clamp(2 * busy_for.load(relaxed), kFirstBusy, kLongestBusy);
+    busy_for.store(was_trial ? longer : kFirstBusy, relaxed);
+    busy_until.store(now + busy_for.load(relaxed));
+    start_thread(hold_crowd, nullptr);
 }
 
-void become_quiet(int64_t now) {
-    if (!busy.exchange(false)) return;
-    waited.store(kMostWaited - kTrialWaited, relaxed);
-    quiet_since.store(now, relaxed);
-    crowd.fetch_add(1);
-    wake(crowd, INT_MAX);
+// Whether a call is to be a parallel region.
+bool is_region_due() {
+    if (!openmp()) return false;
+    if (!busy.load(relaxed)) return true;
+    const int64_t now = now_ns();
+    if (now < busy_until.load(relaxed)) return false;
+    if (busy.exchange(false)) {
+        lost.store(kBusy - kMostLost / 2, relaxed);
+        quiet_since.store(now, relaxed);
+    }
+    return true;
 }
 
 // A call as a parallel region.
@@ -379,20 +384,13 @@ uint32_t work_off_in_region(Slot& slot, const Job& job, uint64_t ticket, int thr
     const int64_t end = now_ns();
     // Others may rightly be at their last portion for as long as one takes.
     const int64_t portion = region.done ? (region.none_left - start) / region.done : end - start;
-    const int64_t lost = std::max<int64_t>(0, end - region.none_left - 2 * portion - kWakes);
-    const int64_t sum = waited.load(relaxed) + lost - (end - start) / kForgiven;
-    waited.store(std::max<int64_t>(0, sum), relaxed);
-    if (sum > kMostWaited) become_busy(end);
+    const int64_t waited = end - region.none_left - 2 * portion - kWakes;
+    const int64_t forgiven = (region.none_left - start) / kForgiven;
+    const int64_t more = std::clamp<int64_t>(waited, 0, kMostLost) - forgiven;
+    const int64_t sum = std::max<int64_t>(0, lost.load(relaxed) + more);
+    lost.store(sum, relaxed);
+    if (sum > kBusy) become_busy(end);
     return region.done;
-}
-
-bool is_region_due() {
-    if (!openmp()) return false;
-    if (!busy.load(relaxed)) return true;
-    const int64_t now = now_ns();
-    if (now < next_trial.load(relaxed)) return false;
-    become_quiet(now);
-    return true;
 }
 
 Slot* take_slot() {
@@ -412,7 +410,7 @@ void begin_forked_child() {
     workers = sleeping = listening = 0;
     // A region of OpenMP in a thread that had one before would wait for threads for ever.
     busy = true;
-    next_trial = INT64_MAX;
+    busy_until = INT64_MAX;
 }
 
 }  // namespace

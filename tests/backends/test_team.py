@@ -134,7 +134,7 @@ def test_a_process_forks_and_ends_with_workers(run_python, openmp, end):
 
 @pytest.mark.parametrize("openmp", ["", OPENMP], ids=["alone", "openmp"])
 def test_results_stay_right_as_the_machine_becomes_busy(run_python, openmp):
-    """Other threads become helpers each time; so does a trial whether the machine is quiet again."""
+    """Each time other threads help."""
     repeat = """
 from ece408_op.lab.zoo import busy_processes
 for busy in (0, 2 * os.cpu_count(), 0):
