@@ -28,7 +28,7 @@ test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 # The interpreter is not built with the sanitizer, so its library must be there first; leaks are
 # the interpreter's own, and the kernels' threads stay.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -O1
-SANITIZED := build/sanitized/ece408_op/backends/libece408_cpu.so
+SANITIZED := build/sanitized/ece408_op/backends/cpu/libece408_cpu.so
 # The sanitizer looks for the C++ library's functions when it is loaded.
 library = $$($${CXX:-g++} -print-file-name=$(1))
 UNDER_SANITIZERS = LD_PRELOAD="$(call library,libasan.so):$(call library,libstdc++.so.6)" \
@@ -51,13 +51,14 @@ lint: $(VENV)/.installed-test  ## style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
 
 format: $(VENV)/.installed-test  ## bring the sources into form
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 clean:  ## remove what was built; data and trained models in the cache stay
-	rm -rf $(VENV) build ece408_op.egg-info ece408_op/backends/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build ece408_op.egg-info ece408_op/backends/cpu/*.so ece408_op/operator/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12

@@ -20,8 +20,8 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-KERNELS = "ece408_op.backends.libece408_cpu"
-OPERATOR = "ece408_op.backends.libece408_mxnet"
+KERNELS = "ece408_op.backends.cpu.libece408_cpu"
+OPERATOR = "ece408_op.operator.libece408_mxnet"
 SOURCES = Path("kernels/cpu")
 OPERATOR_SOURCES = Path("kernels/mxnet")
 COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-pthread", "-Wall", "-Wextra")

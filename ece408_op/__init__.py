@@ -6,19 +6,19 @@ loaded already, otherwise as soon as it is imported; MXNet itself is not importe
 
 from typing import Any
 
-__version__ = "0.1.0"
-
 from . import errors, settings
-from .api import Convolution
-from .checkpoint import load_checkpoint
-from .mxnet_import import register_with_mxnet
 from .op_log import op_times
+from .operator.checkpoint import load_checkpoint
+from .operator.convolution import Convolution
+from .operator.install import register_with_mxnet
+from .operator.swap import swap, swap_checkpoint
 from .problem import ConvProblem
-from .swap import swap, swap_checkpoint
+from .version import __version__
 
 __all__ = [
     "ConvProblem",
     "Convolution",
+    "__version__",
     "errors",
     "load_checkpoint",
     "op_times",
@@ -33,10 +33,10 @@ register_with_mxnet()
 def __getattr__(name: str) -> Any:
     # Layers are classes of Gluon's and need MXNet to exist.
     if name in ("Conv1D", "Conv2D"):
-        from .mxnet_import import load_mxnet
+        from .operator.loading import load_mxnet
 
         load_mxnet()
-        from . import gluon_layers
+        from .operator import gluon_layers
 
         return getattr(gluon_layers, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """`python -m ece408_op` is the `ece408` command."""
 
-from .cli import main
+from .cli.main import main
 
 if __name__ == "__main__":
     main()

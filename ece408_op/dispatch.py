@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Callable
 
 from . import op_log, settings
-from .attributes import ConvAttributes
 from .backends import Backend
-from .backends.cpu import CpuBackend
+from .backends.cpu.backend import CpuBackend
+from .backends.cpu.reference import ReferenceBackend
 from .backends.cuda import CudaBackend, StagedBackend, ZeroCopyBackend
 from .backends.cuda.work import forward_kernel
-from .backends.reference import ReferenceBackend
 from .errors import InvalidSetting, UnsupportedProblem
 from .problem import ConvProblem
 
@@ -32,18 +31,6 @@ class Layer:
     index: int = 0
     cuda_kernel: str | None = None
     precision: str | None = None
-
-    @classmethod
-    def of(cls, attributes: ConvAttributes, device: str = "cpu", index: int = 0) -> Layer:
-        """The layer of these attributes, its arrays on that device."""
-        return cls(
-            attributes.layer,
-            device,
-            attributes.backend,
-            index,
-            attributes.cuda_kernel,
-            attributes.precision,
-        )
 
     def __str__(self) -> str:
         return f"{self.device}({self.index})" if self.device == "gpu" else self.device

@@ -1,4 +1,4 @@
-"""`ConvProblem`: the one description of a convolution that every other module works from."""
+"""`ConvProblem`, the one description of a convolution, and how exact its result must be."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 import re
 from dataclasses import dataclass
 
-from .errors import InvalidProblem
+from .errors import InvalidProblem, InvalidSetting
 
 Pair = tuple[int, int]
 
+# What a caller permits, and what a computation was. The strictest first; each permits everything
+# that those before it permit.
+PRECISIONS = ("float32", "tf32", "float16")
 ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 # The bounds of kernels/cpu/shape.h: MXNet's for one size, and what an address reaches for an array.
 MOST_SIZE = 2**31 - 1
@@ -24,6 +27,16 @@ _AXES = {
     "g": "groups",
 }
 _PAIRS = {"k": "kernel", "s": "stride", "p": "pad", "d": "dilate"}
+
+
+def check_precision(name: str) -> str:
+    """The name, if it is one of `PRECISIONS`. Raises `InvalidSetting` if not."""
+    if name not in PRECISIONS:
+        raise InvalidSetting(
+            f"unknown precision {name!r}; choose one of {', '.join(PRECISIONS)} (attribute "
+            "precision, --precision, ECE408_PRECISION)"
+        )
+    return name
 
 
 @dataclass(frozen=True)

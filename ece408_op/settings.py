@@ -27,9 +27,9 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import cores
-from . import precision as precisions
 from .errors import InvalidSetting, InvalidSize
+from .host import cores
+from .problem import check_precision
 
 _VARIABLES = {
     "backend": "ECE408_BACKEND",
@@ -103,7 +103,7 @@ def kernel() -> str | None:
 
 def precision() -> str:
     """How exact the forward pass must be at least. Raises `InvalidSetting`."""
-    return precisions.check(_lookup("precision") or "float32")
+    return check_precision(_lookup("precision") or "float32")
 
 
 def devices() -> tuple[int, ...]:

@@ -5,11 +5,13 @@ import contextlib
 import sys
 from pathlib import Path
 
+from studies import choices, results
 from tqdm import tqdm
 
-from ece408_op import program
-from ece408_op.backends.cuda import device
-from ece408_op.lab import choices, cudnn, results, shapes
+from ece408_op.backends.cuda.runtime import device
+from ece408_op.bench import shapes
+from ece408_op.bench.peers import cudnn
+from ece408_op.cli import program
 
 
 def parse():

@@ -3,9 +3,11 @@
 import argparse
 from pathlib import Path
 
-from ece408_op import program
+from studies import counters, results
+
 from ece408_op.backends.cuda.plan import PRECISIONS
-from ece408_op.lab import counters, results, shapes
+from ece408_op.bench import shapes
+from ece408_op.cli import program
 
 
 def main():

@@ -7,13 +7,15 @@ import os
 import sys
 from pathlib import Path
 
+from studies import cpu_table, results
 from tqdm import tqdm
 
-from ece408_op import program, settings
-from ece408_op.backends import native
-from ece408_op.cachedir import atomic_path
+from ece408_op import settings
+from ece408_op.backends.cpu import native
+from ece408_op.bench import ceilings, cpu_timer, shapes
+from ece408_op.cli import program
 from ece408_op.errors import InvalidSetting
-from ece408_op.lab import ceilings, cpu_bench, cpu_table, results, shapes
+from ece408_op.files.cachedir import atomic_path
 from ece408_op.problem import ConvProblem
 
 
@@ -63,7 +65,7 @@ def torch_peer(options):
     if options.no_torch:
         return None
     try:
-        return cpu_bench.TorchPeer(options.torch_python)
+        return cpu_timer.TorchPeer(options.torch_python)
     except InvalidSetting as error:
         print(f"bench_cpu: without PyTorch: {error}", file=sys.stderr)
         return None
@@ -73,7 +75,7 @@ def measure(options, peer):
     """The document that the tables are made of."""
     named = options.shapes or list(shapes.SHAPES)
     listed = [(name, shapes.find(name, options.batch)) for name in named]
-    unlisted = () if options.shapes else cpu_bench.UNLISTED
+    unlisted = () if options.shapes else cpu_timer.UNLISTED
     others = [(text, ConvProblem.parse(f"b{options.batch},{text}")) for text in unlisted]
     small = [(name, dataclasses.replace(p, batch=options.small_batch)) for name, p in listed]
     if options.forward_only:
@@ -90,12 +92,12 @@ def measure(options, peer):
             found = measured(problem, *arguments, options.samples, progress.update)
             return {"name": name, "problem": str(problem), **found}
 
-        document["forward"] = [run(n, p, cpu_bench.forward, peer) for n, p in listed]
+        document["forward"] = [run(n, p, cpu_timer.forward, peer) for n, p in listed]
         document["unlisted"] = [
-            {**run(n, p, cpu_bench.forward, peer), "nearest": shapes.nearest(p)} for n, p in others
+            {**run(n, p, cpu_timer.forward, peer), "nearest": shapes.nearest(p)} for n, p in others
         ]
-        document["backward"] = [run(n, p, cpu_bench.backward, peer) for n, p in small]
-        document["variants"] = [run(n, p, cpu_bench.variants, native.isas()) for n, p in small]
+        document["backward"] = [run(n, p, cpu_timer.backward, peer) for n, p in small]
+        document["variants"] = [run(n, p, cpu_timer.variants, native.isas()) for n, p in small]
     top = top.best(ceilings.measure(native.isas()[0], settings.threads()))
     document["ceilings"] = dataclasses.asdict(top)
     return document

@@ -5,12 +5,15 @@ import contextlib
 import sys
 from pathlib import Path
 
+from studies import ladder_docs, results
 from tqdm import tqdm
 
-from ece408_op import program
-from ece408_op.backends.cuda import catalog, device
-from ece408_op.lab import cuda_bench, cuda_report, cudnn, ladder_docs, results, shapes
-from ece408_op.resources import kernels_dir
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.runtime import device
+from ece408_op.bench import cuda_report, cuda_timer, shapes
+from ece408_op.bench.peers import cudnn
+from ece408_op.cli import program
+from ece408_op.files.resources import kernels_dir
 
 FORWARD = [kernel for kernel in catalog.KERNELS if kernel.direction == "forward"]
 
@@ -61,7 +64,7 @@ def measure_shape(gpu, name, problem, kernels, peer, samples, entry, on_kernel):
         for kernel in kernels
         if kernel.name not in entry["kernels"] and kernel.rejects(problem, gpu.capability) is None
     ]
-    with cuda_bench.bench(gpu, problem) as bench:
+    with cuda_timer.bench(gpu, problem) as bench:
         for kernel in wanted:
             entry["kernels"][kernel.name] = vars(bench.time(kernel, samples))
             on_kernel()

@@ -4,12 +4,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from studies import results, staged_milestones, staging_limits, zero_copy_bench
 from tqdm import tqdm
 
-from ece408_op import mxnet_gpu, program
+from ece408_op.bench import shapes
+from ece408_op.cli import program
 from ece408_op.course import models
-from ece408_op.lab import results, shapes, staged_milestones, staging_limits, zero_copy_bench
-from ece408_op.mxnet_import import load_mxnet
+from ece408_op.operator import gpu_support
+from ece408_op.operator.loading import load_mxnet
 
 SMALL_BATCHES = (1, 100)
 
@@ -57,7 +59,7 @@ def limits(options):
 
 def zero_copy(options):
     if not load_mxnet().runtime.Features().is_enabled("CUDA"):
-        sys.exit(f"bench_gpu_operator: {mxnet_gpu.reason_against()}")
+        sys.exit(f"bench_gpu_operator: {gpu_support.reason_against()}")
     cases = dict(shapes.SHAPES)
     for batch in SMALL_BATCHES:
         for name in ("fa19_1", "fa19_2"):

@@ -4,10 +4,11 @@ import argparse
 import os
 from pathlib import Path
 
+from studies import results, zoo
 from tqdm import tqdm
 
-from ece408_op import program, settings
-from ece408_op.lab import results, zoo
+from ece408_op import settings
+from ece408_op.cli import program
 
 
 def main():

@@ -3,11 +3,12 @@
 import argparse
 from pathlib import Path
 
+from studies import cuda_proof, results
 from tqdm import tqdm
 
-from ece408_op import program
-from ece408_op.backends.cuda import catalog, device
-from ece408_op.lab import cuda_proof, results
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.runtime import device
+from ece408_op.cli import program
 
 
 def main():

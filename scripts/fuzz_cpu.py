@@ -10,11 +10,11 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+from studies import cpu_fuzz
 from tqdm import tqdm
 
-from ece408_op import program
-from ece408_op.backends import native
-from ece408_op.lab import cpu_fuzz
+from ece408_op.backends.cpu import native
+from ece408_op.cli import program
 
 
 def prepare(library):

@@ -5,9 +5,10 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from ece408_op import program
-from ece408_op.cachedir import atomic_path
-from ece408_op.lab import profile_proof, profiled_kernels, results
+from studies import profile_proof, profiled_kernels, results
+
+from ece408_op.cli import program
+from ece408_op.files.cachedir import atomic_path
 from ece408_op.profile.activities import to_json
 
 SHAPES = ("fa19_1", "fa19_2")

@@ -10,10 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
+from studies import mxnet_tests
 from tqdm import tqdm
 
-from ece408_op import program
-from ece408_op.lab import mxnet_tests
+from ece408_op.cli import program
 
 
 def main():

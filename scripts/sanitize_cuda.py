@@ -8,9 +8,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ece408_op import program
-from ece408_op.backends.cuda import catalog
-from ece408_op.lab import results
+from studies import results
+
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.cli import program
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CHECK = Path(__file__).with_name("check_cuda.py")

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from ece408_op import errors
-from ece408_op.backends import native
-from ece408_op.backends.cuda import device
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cuda.runtime import device
 from ece408_op.errors import DownloadFailed, NoUsableGpu
-from ece408_op.mxnet_import import load_mxnet
+from ece408_op.operator.loading import load_mxnet
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 # A shell that starts the tests in the background has SIGINT ignored, also by what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -62,7 +64,7 @@ def pytest_runtest_setup(item):
 @pytest.fixture(scope="session")
 def fashion_mnist():
     """Skip, with the reason, where Fashion-MNIST cannot be had; in CI that is a failure."""
-    from ece408_op.course import data
+    from ece408_op.course.dataset import data
 
     try:
         data.load("t10k", limit=1)
@@ -82,7 +84,7 @@ def run_python():
             capture_output=True,
             text=True,
             timeout=300,
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONPATH": str(SCRIPTS), **environment},
         )
 
     return run

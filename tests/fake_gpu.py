@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from ece408_op.backends.cuda import catalog
-from ece408_op.backends.cuda.device import BEGIN, COPIED_OUT
-from ece408_op.backends.reference import ReferenceBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.runtime.device import BEGIN, COPIED_OUT
 from ece408_op.errors import NotEnoughMemory
 
 MARGIN = 4096

@@ -28,8 +28,8 @@ from typing import Any, Callable
 import numpy as np
 
 import ece408_op
-from ece408_op.backends import native
-from ece408_op.mxnet_import import load_mxnet
+from ece408_op.backends.cpu import native
+from ece408_op.operator.loading import load_mxnet
 
 # For one network in all ways; a process that takes longer is ended.
 MOST_SECONDS = 300

@@ -7,9 +7,10 @@ import contextlib
 import pytest
 
 import ece408_op
-from ece408_op import errors, gpu, settings
-from ece408_op.backends.cuda import device
+from ece408_op import errors, settings
+from ece408_op.backends.cuda.runtime import device
 from ece408_op.errors import InvalidSetting, NoUsableGpu
+from ece408_op.host import gpu
 
 LAYER = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
 WRONG = [

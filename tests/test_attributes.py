@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op.attributes import ConvAttributes
 from ece408_op.errors import InvalidProblem, UnsupportedProblem
+from ece408_op.operator.attributes import ConvAttributes
 
 REQUIRED = {"kernel": "(5, 3)", "num_filter": "7"}
 

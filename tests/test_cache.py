@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import ece408_op
-from ece408_op import cache
-from ece408_op.cli import execute
+from ece408_op.cli import cache
+from ece408_op.cli.main import execute
 from ece408_op.errors import CacheUnwritable, InvalidSetting
 
 

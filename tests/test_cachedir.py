@@ -11,10 +11,11 @@ import time
 
 import pytest
 
-from ece408_op import cachedir, settings
-from ece408_op.cachedir import atomic_path
+from ece408_op import settings
 from ece408_op.errors import CacheUntrusted
-from ece408_op.sealed import Damage, check_trust, read_sealed, write_sealed
+from ece408_op.files import cachedir
+from ece408_op.files.cachedir import atomic_path
+from ece408_op.files.sealed import Damage, check_trust, read_sealed, write_sealed
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_roots_files_are_trusted_by_all(tmp_path):
     code = """
 import os
 from pathlib import Path
-from ece408_op.sealed import check_trust
+from ece408_op.files.sealed import check_trust
 folder = Path("shared")
 folder.mkdir(mode=0o755)
 (folder / "file").touch(0o644)
@@ -169,7 +170,7 @@ print("fine")
 WRITER = """
 import sys, time
 from pathlib import Path
-from ece408_op.cachedir import atomic_path, scratch_folder
+from ece408_op.files.cachedir import atomic_path, scratch_folder
 path = Path(sys.argv[1])
 with atomic_path(path) if path.suffix else scratch_folder(path) as temporary:
     print(temporary, flush=True)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import resources
 from ece408_op.course import models, scoring
 from ece408_op.errors import CheckpointMismatch, CheckpointMissing
+from ece408_op.files import resources
 
 FOLDER = resources.models_dir() / "2019fa"
 

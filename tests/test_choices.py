@@ -7,12 +7,12 @@ import contextlib
 import numpy as np
 import pytest
 from fake_gpu import FakeGpu
+from studies import choices
 
 from ece408_op import settings
-from ece408_op.backends.cuda import tuned
-from ece408_op.lab import choices
-from ece408_op.lab.cuda_bench import Timing
-from ece408_op.lab.shapes import SHAPES
+from ece408_op.backends.cuda.kernels import tuned
+from ece408_op.bench.cuda_timer import Timing
+from ece408_op.bench.shapes import SHAPES
 
 
 class FakePeer:

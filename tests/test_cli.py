@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from ece408_op import __version__, errors, resources
-from ece408_op.cli import execute
+from ece408_op import __version__, errors
+from ece408_op.cli.main import execute
+from ece408_op.files import resources
 
 COMMANDS = (
     *("m1.1", "m1.2", "m2.1", "m3.1", "m4.1", "final", "compare", "doctor", "data", "cache"),
@@ -77,7 +78,7 @@ def test_truncated_data(run_ece408, tmp_path):
 
 
 def test_too_little_memory(fashion_mnist, monkeypatch, capsys):
-    from ece408_op.course import footprint
+    from ece408_op.host import footprint
 
     monkeypatch.setattr(footprint, "available_bytes", lambda: 1 << 30)
     assert execute(["m2.1"]) == errors.NotEnoughMemory.exit_code
@@ -85,7 +86,7 @@ def test_too_little_memory(fashion_mnist, monkeypatch, capsys):
 
 
 def test_without_mxnet(run_python, fashion_mnist):
-    block = "import sys; sys.modules['mxnet'] = None; from ece408_op.cli import main; "
+    block = "import sys; sys.modules['mxnet'] = None; from ece408_op.cli.main import main; "
     result = run_python(block + "main(['m2.1', '5'])")
     _assert_one_line(result, 11, r"MXNet is not installed .* pip install 'ece408_op\[cpu\]'")
     assert run_python(block + "main(['--help'])").returncode == 0
@@ -93,9 +94,9 @@ def test_without_mxnet(run_python, fashion_mnist):
 
 def test_without_the_compiled_kernels(run_python, fashion_mnist):
     code = (
-        "from pathlib import Path; from ece408_op.backends import native;"
+        "from pathlib import Path; from ece408_op.backends.cpu import native;"
         "native.LIBRARY = Path('/nowhere/lib.so');"
-        "from ece408_op.cli import main; main(['m2.1', '5'])"
+        "from ece408_op.cli.main import main; main(['m2.1', '5'])"
     )
     _assert_one_line(run_python(code), 13, "the compiled CPU kernels are not at /nowhere/lib.so")
 

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from ece408_op import cores, settings
+from ece408_op import settings
+from ece408_op.host import cores
 
 
 @pytest.mark.parametrize(

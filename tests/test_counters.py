@@ -6,9 +6,9 @@ import json
 import math
 
 import pytest
+from studies import counters
 
 from ece408_op.errors import NoUsableGpu
-from ece408_op.lab import counters
 
 RAN = json.dumps(
     [

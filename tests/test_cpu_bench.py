@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies import cpu_table
 
-from ece408_op.backends import native
+from ece408_op.backends.cpu import native
+from ece408_op.bench import ceilings, cpu_timer
 from ece408_op.errors import InvalidSetting, WrongResult
-from ece408_op.lab import ceilings, cpu_bench, cpu_table
 from ece408_op.problem import ConvProblem
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "bench_cpu.py"
@@ -40,7 +41,7 @@ def test_the_script_writes_what_it_prints(tmp_path):
         2,
     ]
     for entry in document["forward"]:
-        assert entry["error"] < cpu_bench.TOLERANCE
+        assert entry["error"] < cpu_timer.TOLERANCE
         assert {len(samples) for samples in entry["ms"].values()} == {2}
         assert set(entry["ms"]) == {"ours", "mxnet", "ours fresh", "mxnet fresh"}
     assert set(document["variants"][0]["ms"]) >= {*native.isas(), "1 threads", "2 threads"}
@@ -56,20 +57,20 @@ def test_bad_shapes_and_peers_are_said_in_one_line():
     assert result.returncode == 14
     assert "'fa20_1' is neither a shape's name" in result.stderr
     with pytest.raises(InvalidSetting, match="/nowhere/python does not run"):
-        cpu_bench.TorchPeer("/nowhere/python")
+        cpu_timer.TorchPeer("/nowhere/python")
     with pytest.raises(InvalidSetting, match="it needs PyTorch"):
-        cpu_bench.TorchPeer(os.devnull if os.access(os.devnull, os.X_OK) else "/bin/false")
+        cpu_timer.TorchPeer(os.devnull if os.access(os.devnull, os.X_OK) else "/bin/false")
 
 
 @pytest.mark.parametrize("wrong", [1.0, float("nan"), float("inf")])
 def test_a_wrong_kernel_is_not_timed(mx, wrong):
     problem = ConvProblem.parse("b5,c2,h9,w20,m3,k3")
-    x, w = cpu_bench.inputs(problem)
-    y = cpu_bench.bind(problem, x, w, ours=True).executor.forward()[0]
-    assert cpu_bench.check(problem, x, w, y) < cpu_bench.TOLERANCE
+    x, w = cpu_timer.inputs(problem)
+    y = cpu_timer.bind(problem, x, w, ours=True).executor.forward()[0]
+    assert cpu_timer.check(problem, x, w, y) < cpu_timer.TOLERANCE
     y[4, 2, 6, 17] = wrong
     with pytest.raises(WrongResult, match=r"b5,c2,h9,w20,m3,k3x3 came out with a relative error"):
-        cpu_bench.check(problem, x, w, y)
+        cpu_timer.check(problem, x, w, y)
 
 
 def test_floors_come_from_ceilings():

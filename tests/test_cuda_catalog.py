@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from ece408_op.backends.cuda import catalog
+from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.plan import architecture
+from ece408_op.bench.checker import random_cases
+from ece408_op.bench.shapes import SHAPES
 from ece408_op.errors import InvalidSetting, UnsupportedProblem
-from ece408_op.lab.checker import random_cases
-from ece408_op.lab.shapes import SHAPES
+from ece408_op.files.resources import kernels_dir
 from ece408_op.problem import ConvProblem
-from ece408_op.resources import kernels_dir
 
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
 # Shared memory that a block can have.

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ece408_op import gpu
-from ece408_op.backends.cuda import catalog, compiler
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.runtime import compiler
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
-from ece408_op.lab import gpu_ceilings
+from ece408_op.host import gpu
 from ece408_op.problem import ConvProblem
+from ece408_op.profile import gpu_ceilings
 
 TASKS = [
     (kernel.source, architecture)

@@ -6,12 +6,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from studies import cuda_proof
 
-from ece408_op.backends.cuda import catalog, device
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.runtime import device
+from ece408_op.bench import checker, cuda_timer
+from ece408_op.bench.checker import Case
+from ece408_op.bench.compiling import compile_all
 from ece408_op.errors import NoUsableGpu
-from ece408_op.lab import checker, cuda_bench, cuda_proof
-from ece408_op.lab.checker import Case
-from ece408_op.lab.compiling import compile_all
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
@@ -66,7 +68,7 @@ def test_wrong_kernels_are_rejected(gpu, source):
 def test_the_benchmark_checks_what_it_times(gpu):
     naive = catalog.get("1_naive")
     wrong = dataclasses.replace(naive, source=str(WRONG[0].with_name("misses_last_column.cu")))
-    with cuda_bench.bench(gpu, ConvProblem.parse("b20,c2,h9,w14,m5,k3x4")) as bench:
+    with cuda_timer.bench(gpu, ConvProblem.parse("b20,c2,h9,w14,m5,k3x4")) as bench:
         right, refused = bench.time(naive, 5), bench.time(wrong, 5)
     assert right.failure is None
     assert len(right.samples_ms) == 5

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ece408_op.backends.cuda import catalog
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.bench import checker
+from ece408_op.bench.peers import cudnn
 from ece408_op.errors import InvalidSetting
-from ece408_op.lab import checker, cudnn
 from ece408_op.problem import ConvProblem
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"

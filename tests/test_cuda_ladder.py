@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from studies import ladder_docs
 
-from ece408_op.backends.cuda import catalog
-from ece408_op.lab import cuda_report, ladder_docs
-from ece408_op.resources import kernels_dir
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.bench import cuda_report
+from ece408_op.files.resources import kernels_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "cuda_bench.json"
@@ -49,7 +50,7 @@ def test_the_readme_has_the_measured_table(document):
 
 
 def test_every_kernel_was_measured_right_on_every_shape_it_takes(document):
-    from ece408_op.lab.shapes import SHAPES
+    from ece408_op.bench.shapes import SHAPES
 
     assert set(document["results"]) == set(SHAPES)
     for shape, entry in document["results"].items():

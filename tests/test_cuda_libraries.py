@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ece408_op import cuda_libraries
+from ece408_op.operator import cuda_libraries
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_library_is_found_by_its_soname_afterwards(wheels, run_python):
     )
     code = (
         "import ctypes, os\n"
-        "from ece408_op import cuda_libraries\n"
+        "from ece408_op.operator import cuda_libraries\n"
         "cuda_libraries.preload()\n"
         "ctypes.CDLL('libnvToolsExt.so.1')\n"
         "print(len(cuda_libraries._loaded), os.environ['MXNET_CUDNN_LIB_CHECKING'])\n"

@@ -9,10 +9,12 @@ import pytest
 from fake_gpu import FakeGpu, FakeLoaded
 
 from ece408_op import settings
-from ece408_op.backends.cpu import CpuBackend
-from ece408_op.backends.cuda import staging, tuned, work
-from ece408_op.backends.cuda.chunks import Layout, divide
-from ece408_op.backends.cuda.staging import Staging, covered
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cuda import work
+from ece408_op.backends.cuda.kernels import tuned
+from ece408_op.backends.cuda.staged import staging
+from ece408_op.backends.cuda.staged.chunks import Layout, divide
+from ece408_op.backends.cuda.staged.staging import Staging, covered
 from ece408_op.errors import NotEnoughMemory
 from ece408_op.problem import ConvProblem
 

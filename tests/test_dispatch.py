@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from ece408_op import dispatch, op_log, settings
-from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend, device
+from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend
+from ece408_op.backends.cuda.runtime import device
 from ece408_op.dispatch import Layer
 from ece408_op.errors import InvalidSetting, NoUsableGpu, UnsupportedProblem
-from ece408_op.gpu import find_driver
+from ece408_op.host.gpu import find_driver
 from ece408_op.op_log import GpuTime
 from ece408_op.problem import ConvProblem
 

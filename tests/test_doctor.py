@@ -10,12 +10,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ece408_op import cores, doctor, gpu
-from ece408_op.backends import native
-from ece408_op.cli import execute
-from ece408_op.course import data, footprint, idx, models, resize
-from ece408_op.doctor import MISSING, NOTE, OK, Diagnosis, Finding
+from ece408_op.backends.cpu import native
+from ece408_op.cli import doctor
+from ece408_op.cli.doctor import MISSING, NOTE, OK, Diagnosis, Finding
+from ece408_op.cli.main import execute
+from ece408_op.course import models
+from ece408_op.course.dataset import data, idx, resize
 from ece408_op.errors import KernelsMissing, NoUsableGpu
+from ece408_op.host import cores, footprint, gpu
 
 H200 = gpu.Gpu(0, "NVIDIA H200", (9, 0), 140 << 30)
 V100 = gpu.Gpu(1, "Tesla V100", (7, 0), 16 << 30)
@@ -178,7 +180,7 @@ def test_without_a_driver_the_cpu_milestones_can_run(machine, monkeypatch, capsy
 
 
 def test_without_mxnet(run_python, tmp_path):
-    block = "import sys; sys.modules['mxnet'] = None; from ece408_op.cli import main; "
+    block = "import sys; sys.modules['mxnet'] = None; from ece408_op.cli.main import main; "
     result = run_python(block + "main(['doctor'])", ECE408_CACHE=str(tmp_path))
     lines = result.stdout.splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("--  MXNet "))

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from ece408_op.backends import native
-from ece408_op.fatbin import architectures, runs_on
-from ece408_op.gpu import find_nvcc
+from ece408_op.backends.cpu import native
+from ece408_op.host.fatbin import architectures, runs_on
+from ece408_op.host.gpu import find_nvcc
 
 KERNEL = "__global__ void twice(float *x) { x[threadIdx.x] *= 2; }\n"
 PTX, CODE = 1, 2

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import dispatch, doctor, errors, forward_operator, graph_json, settings
-from ece408_op.backends.reference import ReferenceBackend
-from ece408_op.compiled_graphs import compiled
+from ece408_op import dispatch, errors, settings
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.cli import doctor
 from ece408_op.errors import InvalidProblem, InvalidSetting
-from ece408_op.operator import ConvolutionOp
+from ece408_op.operator import compiled_operator
+from ece408_op.operator.graphs import graph_json
+from ece408_op.operator.graphs.compiled_graphs import compiled
+from ece408_op.operator.python_operator import ConvolutionOp
 
 CASES = [
     ({"kernel": (3, 3), "num_filter": 5}, (2, 3, 9, 7), "float32"),
@@ -31,7 +34,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def _operator_is_there(mx):
-    assert forward_operator.missing() is None
+    assert compiled_operator.missing() is None
 
 
 @pytest.fixture
@@ -164,7 +167,7 @@ def test_exported_and_held_graphs_stay_what_they_are(mx, rng, tmp_path):
     net.export(str(tmp_path / "net"))
     text = (tmp_path / "net-symbol.json").read_text()
     assert "ece408_conv" in text
-    assert forward_operator.NAME not in text
+    assert compiled_operator.NAME not in text
 
 
 def test_a_compiled_graph_has_the_same_arguments_and_outputs(mx):
@@ -173,7 +176,7 @@ def test_a_compiled_graph_has_the_same_arguments_and_outputs(mx):
     graph = graph_json.read(symbol)
     found = compiled(symbol, graph, shapes)
     operators = {node["op"] for node in json.loads(found.tojson())["nodes"]}
-    assert operators == {"null", forward_operator.NAME}
+    assert operators == {"null", compiled_operator.NAME}
     assert found.list_arguments() == symbol.list_arguments()
     assert found.list_outputs() == symbol.list_outputs()
     assert compiled(symbol, graph, {"data": (2, 3, 8, 8)}) is None
@@ -339,12 +342,12 @@ print("done")
 def test_without_the_library_python_computes(run_python):
     code = """
 from pathlib import Path
-from ece408_op import forward_operator
-forward_operator.LIBRARY = Path("/nowhere/lib.so")
+from ece408_op.operator import compiled_operator
+compiled_operator.LIBRARY = Path("/nowhere/lib.so")
 import ece408_op, mxnet as mx
 net = ece408_op.Conv2D(4, 3, in_channels=3)
 net.initialize(mx.init.One()); net.hybridize()
-print(net(mx.nd.ones((1, 3, 5, 5))).asnumpy().max(), forward_operator.missing())
+print(net(mx.nd.ones((1, 3, 5, 5))).asnumpy().max(), compiled_operator.missing())
 """
     expected = "27.0 /nowhere/lib.so is not there; run `pip install .` in the checkout\n"
     result = run_python(code)
@@ -355,6 +358,6 @@ def test_doctor_says_whether_there_is_one(monkeypatch):
     def finding():
         return next(f for f in doctor.diagnose().findings if f.name == "compiled operator")
 
-    assert (finding().status, finding().detail) == ("ok", forward_operator.LIBRARY.name)
-    monkeypatch.setattr(forward_operator, "_missing", "it does not load")
+    assert (finding().status, finding().detail) == ("ok", compiled_operator.LIBRARY.name)
+    monkeypatch.setattr(compiled_operator, "_missing", "it does not load")
     assert finding().detail == "it does not load"

@@ -6,11 +6,12 @@ import json
 
 import numpy as np
 import pytest
+from studies import zoo
 
 import ece408_op
-from ece408_op import forward_operator, graph_json
-from ece408_op.compiled_graphs import compiled
-from ece408_op.lab import zoo
+from ece408_op.operator import compiled_operator
+from ece408_op.operator.graphs import graph_json
+from ece408_op.operator.graphs.compiled_graphs import compiled
 
 # A block of each kind leaves some of its layers out.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter .* is not used:UserWarning")
@@ -33,7 +34,7 @@ def _convolution(mx, x, name="c"):
     return ece408_op.Convolution(x, name=name, kernel=(3, 3), num_filter=C, pad=(1, 1))
 
 
-OURS, CONCAT, POOL = forward_operator.NAME, forward_operator.CONCAT, forward_operator.POOL
+OURS, CONCAT, POOL = compiled_operator.NAME, compiled_operator.CONCAT, compiled_operator.POOL
 
 
 def test_a_whole_residual_block_is_two_nodes(mx):

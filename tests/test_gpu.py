@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import errors, resources, settings
-from ece408_op.backends.cpu import CpuBackend
-from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend, device
-from ece408_op.backends.reference import ReferenceBackend
+from ece408_op import errors, settings
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend
+from ece408_op.backends.cuda.runtime import device
+from ece408_op.files import resources
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
@@ -215,7 +217,7 @@ def test_a_kernel_that_does_not_compile(mx, tmp_path, monkeypatch):
     source = broken / "cuda" / "general.cu"
     lines = source.read_text().count("\n")
     source.write_text(source.read_text() + "int broken() { return nothing; }\n")
-    monkeypatch.setattr("ece408_op.backends.cuda.compiler.kernels_dir", lambda: broken)
+    monkeypatch.setattr("ece408_op.backends.cuda.runtime.compiler.kernels_dir", lambda: broken)
     x, w = mx.nd.ones((2, 7, 19, 23)), mx.nd.ones((5, 7, 3, 2))
     options = {"kernel": (3, 2), "num_filter": 5, "no_bias": True, "stride": (3, 2)}
     fresh = settings.override(cache=tmp_path / "cache")

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import errors, mxnet_gpu, resources
-from ece408_op.backends.cpu import CpuBackend
-from ece408_op.backends.cuda import device
+from ece408_op import errors
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cuda.runtime import device
+from ece408_op.files import resources
+from ece408_op.operator import gpu_support
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +26,7 @@ def _cuda_build(mx):
 
 @pytest.fixture
 def _unfit(mx):
-    if mxnet_gpu.reason_against() is None:
+    if gpu_support.reason_against() is None:
         pytest.skip("this MXNet has code for this GPU")
 
 

@@ -7,11 +7,11 @@ import json
 from subprocess import CompletedProcess
 
 import pytest
+from studies import staged_milestones, staging_limits
+from studies.staging_limits import Host, Layer
+from studies.zero_copy_bench import Row, document, table
 
 from ece408_op.course import comparison, milestone
-from ece408_op.lab import staged_milestones, staging_limits
-from ece408_op.lab.staging_limits import Host, Layer
-from ece408_op.lab.zero_copy_bench import Row, document, table
 from ece408_op.op_log import GpuTime, OpTime
 from ece408_op.problem import ConvProblem
 

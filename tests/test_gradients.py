@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op.course import data
+from ece408_op.course.dataset import data
 
 STEPS = 200
 BATCH = 32

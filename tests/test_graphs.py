@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import errors, forward_operator
+from ece408_op import errors
+from ece408_op.operator import compiled_operator
 
 ATTRIBUTES = {"kernel": (3, 3), "num_filter": 8, "pad": (1, 1)}
 
@@ -352,10 +353,10 @@ def test_internal_operators_of_a_file_are_refused(mx, tmp_path, operator, attrib
         ece408_op.load_checkpoint(tmp_path / "net", 0)
 
 
-@pytest.mark.parametrize("operator", [forward_operator.CONCAT, forward_operator.POOL])
+@pytest.mark.parametrize("operator", [compiled_operator.CONCAT, compiled_operator.POOL])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_internal_operators_refuse_types_that_they_do_not_compute(mx, operator, dtype):
-    given = {"key": forward_operator.KEY, "count": "1", "window": "1 0 0 1 2 2 2 2 0 0"}
+    given = {"key": compiled_operator.KEY, "count": "1", "window": "1 0 0 1 2 2 2 2 0 0"}
     symbol = mx.sym.load_json(json.dumps(_graph(operator, given, ["data"])))
     with pytest.raises(mx.MXNetError, match="InferType"):
         symbol.infer_type(data=dtype)

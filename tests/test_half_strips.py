@@ -9,13 +9,14 @@ import os
 import numpy as np
 import pytest
 
-from ece408_op import gpu as gpus
-from ece408_op.backends.cuda import catalog, compiler, device, half_strips
-from ece408_op.backends.reference import ReferenceBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.backends.cuda.kernels import catalog, half_strips
+from ece408_op.backends.cuda.runtime import compiler, device
+from ece408_op.bench.checker import random_cases
+from ece408_op.bench.gpu_arrays import run
+from ece408_op.bench.shapes import SHAPES
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
-from ece408_op.lab.checker import random_cases
-from ece408_op.lab.gpu_arrays import run
-from ece408_op.lab.shapes import SHAPES
+from ece408_op.host import gpu as gpus
 from ece408_op.problem import ConvProblem
 
 HOPPER = (9, 0)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op.attributes import ConvAttributes
 from ece408_op.errors import InvalidProblem, UnsupportedProblem
-from ece408_op.inference import infer_shapes, infer_storage, infer_types
+from ece408_op.operator.attributes import ConvAttributes
+from ece408_op.operator.inference import infer_shapes, infer_storage, infer_types
 
 PLAIN = ConvAttributes((5, 3), 8)
 GROUPED = ConvAttributes((3, 3), 8, stride=(2, 1), pad=(1, 0), num_group=2, no_bias=True)

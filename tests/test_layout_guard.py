@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import graph_json, layout_guard
+from ece408_op.operator.graphs import graph_json, guards
 
 CHANNELS = 16
 CALLS = 300
@@ -36,7 +36,7 @@ def _whole_numbers(mx, rng, *shape):
 @pytest.fixture
 def make_net(mx, monkeypatch):
     """A net of native, ours, native convolutions with weights of its own."""
-    guarded = layout_guard.guarded
+    guarded = guards.guarded
 
     class Net(mx.gluon.HybridBlock):
         def __init__(self, middle):
@@ -57,9 +57,7 @@ def make_net(mx, monkeypatch):
     def make(middle, mode):
         # A hybridized block makes its graph when it is first called, before the next is made.
         bare = middle is _unguarded
-        monkeypatch.setattr(
-            layout_guard, "guarded", (lambda graph, **_: graph) if bare else guarded
-        )
+        monkeypatch.setattr(guards, "guarded", (lambda graph, **_: graph) if bare else guarded)
         net = Net(middle)
         net.initialize()
         if mode != "imperative":
@@ -114,17 +112,17 @@ def test_a_graph_with_guards_has_them_at_any_depth(mx):
     outer = ece408_op.Convolution(mx.sym.Variable("data"), name="outer", **ATTRIBUTES_OF_A_GRAPH)
     symbol, _ = mx.sym.contrib.foreach(body, outer, states)
     graph = json.loads(symbol.tojson())
-    found = layout_guard.guarded(graph)
+    found = guards.guarded(graph)
     inner = next(node["subgraphs"][0] for node in found["nodes"] if "subgraphs" in node)
     # What the loop takes (one input is a variable), and what comes of it.
     for each, of_loop in ((found, ["tile", "tile", "clip", "clip", "clip"]), (inner, [])):
-        guards = [n["op"] for n in each["nodes"] if n["name"].endswith(layout_guard.SUFFIX)]
+        added = [n["op"] for n in each["nodes"] if n["name"].endswith(guards.SUFFIX)]
         parameters = ["_contrib_gradientmultiplier"] * 2
-        assert guards == ["reshape", *parameters, "clip", *of_loop]
+        assert added == ["reshape", *parameters, "clip", *of_loop]
     again = graph_json.write(found, symbol)
     assert again.list_inputs() == symbol.list_inputs()
     # What the user holds has none.
-    assert layout_guard.SUFFIX not in symbol.tojson()
+    assert guards.SUFFIX not in symbol.tojson()
 
 
 @pytest.mark.parametrize("mode", ["hybridized", "static"])

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from ece408_op.cachedir import locked
 from ece408_op.errors import CacheUnwritable
+from ece408_op.files.cachedir import locked
 
 
 def _socket(path):

@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 import pytest
+from studies import zoo
 
 import ece408_op
 from ece408_op import dispatch
 from ece408_op.errors import surfaced
-from ece408_op.lab import zoo
 from ece408_op.op_log import op_times
-from ece408_op.swap import swap_symbol
+from ece408_op.operator.swap import swap_symbol
 
 LIMIT = 1e-4
 # Enough kinds of layers for every run; the others take minutes.
@@ -79,7 +79,7 @@ def test_busy_processes_end_with_the_measurement(monkeypatch):
 def test_busy_processes_end_with_who_started_them(run_python):
     code = """
 import os, signal
-from ece408_op.lab import zoo
+from studies import zoo
 with zoo.busy_processes(2):
     print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

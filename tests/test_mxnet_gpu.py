@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import ece408_op
-from ece408_op import mxnet_gpu, resources
 from ece408_op.errors import NoUsableGpu
+from ece408_op.files import resources
+from ece408_op.operator import gpu_support
 
 REFUSAL = r"no network can run under mx\.gpu\(\) here: it is too new; keep .* backend='cuda'"
 PREFIX = resources.models_dir() / "2019fa" / "baseline"
@@ -14,7 +15,7 @@ PREFIX = resources.models_dir() / "2019fa" / "baseline"
 
 @pytest.fixture
 def _unfit(monkeypatch):
-    monkeypatch.setattr(mxnet_gpu, "reason_against", lambda: "it is too new")
+    monkeypatch.setattr(gpu_support, "reason_against", lambda: "it is too new")
 
 
 @pytest.mark.usefixtures("_unfit")
@@ -40,13 +41,13 @@ def test_nets_that_are_to_be_there_are_refused(mx):
 
 
 def test_nothing_is_refused_where_mxnet_has_code(mx, monkeypatch):
-    monkeypatch.setattr(mxnet_gpu, "reason_against", lambda: None)
+    monkeypatch.setattr(gpu_support, "reason_against", lambda: None)
     with mx.gpu():
         assert "ece408_conv" in ece408_op.swap(_symbol(mx)).tojson()
 
 
 def test_the_cpu_is_never_refused(mx, monkeypatch):
-    monkeypatch.setattr(mxnet_gpu, "reason_against", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(gpu_support, "reason_against", lambda: pytest.fail("asked"))
     ece408_op.swap(_symbol(mx))
 
 

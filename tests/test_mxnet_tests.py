@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from studies import mxnet_tests
+from studies.mxnet_tests import FileResult, Outcome
 
 from ece408_op.errors import DataMissing
-from ece408_op.lab import mxnet_tests
-from ece408_op.lab.mxnet_tests import FileResult, Outcome
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "run_mxnet_tests.py"
 A_FILE = """

@@ -6,7 +6,7 @@ import importlib.machinery
 
 import pytest
 
-from ece408_op import gpu
+from ece408_op.host import gpu
 
 
 def _nvcc(home):

@@ -6,7 +6,7 @@ import pytest
 import ece408_op
 from ece408_op import dispatch, errors
 from ece408_op.backends import Backend
-from ece408_op.backends.reference import ReferenceBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.errors import surfaced
 
 SHAPE = (2, 3, 9, 8)
@@ -107,7 +107,7 @@ def test_a_null_request_touches_nothing(mx):
 
 
 def _create(mx):
-    from ece408_op.operator import ConvolutionProp
+    from ece408_op.operator.python_operator import ConvolutionProp
 
     prop = ConvolutionProp(kernel="(3, 2)", num_filter="4", no_bias="True")
     return prop.create_operator(mx.cpu(), [SHAPE], [np.float32])
@@ -156,7 +156,7 @@ def test_a_wrong_attribute_ends_in_an_error_not_in_a_crash(run_python):
 def test_no_attribute_whatever_crashes(run_python):
     """Not even one that Python's own parser gives up on."""
     code = (
-        "from ece408_op.operator import ConvolutionProp\n"
+        "from ece408_op.operator.python_operator import ConvolutionProp\n"
         "for kernel in ('(' * 100000, '\\0', 'None', '(3, 3) * 2', '-', '9' * 5000):\n"
         "    prop = ConvolutionProp(kernel=kernel, num_filter='4')\n"
         "    try:\n"

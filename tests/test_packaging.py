@@ -55,9 +55,9 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist):
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Op Time: ") == 2
     code = (
-        "import ece408_op.resources as r; kernels = r.kernels_dir(); "
+        "import ece408_op.files.resources as r; kernels = r.kernels_dir(); "
         "print(r.__file__, kernels, *(kernels / 'tuned').glob('*.json')); "
-        "import mxnet, ece408_op.forward_operator as f; print(f.missing())"
+        "import mxnet, ece408_op.operator.compiled_operator as f; print(f.missing())"
     )
     where = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     paths, missing = where.stdout.splitlines()

@@ -4,7 +4,7 @@ import mmap
 
 import numpy as np
 
-from ece408_op.backends.cuda import pages
+from ece408_op.backends.cuda.staged import pages
 
 
 def test_only_whole_pages_of_large_arrays_are_asked_for(monkeypatch):

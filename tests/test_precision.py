@@ -10,14 +10,15 @@ from fake_gpu import FakeGpu
 
 import ece408_op
 from ece408_op import dispatch, settings
-from ece408_op.attributes import ConvAttributes
-from ece408_op.backends.cpu import CpuBackend
-from ece408_op.backends.cuda import catalog, work
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cuda import work
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.bench.checker import random_cases
+from ece408_op.bench.shapes import SHAPES
 from ece408_op.errors import InvalidSetting
-from ece408_op.lab.checker import random_cases
-from ece408_op.lab.shapes import SHAPES
 from ece408_op.op_log import GpuTime
-from ece408_op.precision import PRECISIONS
+from ece408_op.operator.attributes import ConvAttributes
+from ece408_op.problem import PRECISIONS
 
 UNKNOWN = r"unknown precision 'half'; choose one of float32, tf32, float16"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ece408_op import errors, machine
-from ece408_op.lab.gpu_ceilings import GpuCeilings
+from ece408_op import errors
+from ece408_op.operator import environment
 from ece408_op.profile import (
     activities,
     cupti_recorder,
@@ -29,6 +29,7 @@ from ece408_op.profile import (
 )
 from ece408_op.profile.activities import Activity, Profile
 from ece408_op.profile.demangle import demangle
+from ece408_op.profile.gpu_ceilings import GpuCeilings
 
 DATA = Path(__file__).parent / "data"
 RECORDED = {name: DATA / f"profile_{name}.json" for name in ("cpu", "gpu")}
@@ -454,7 +455,7 @@ def test_one_process_may_record_several_times(mx):
 
 
 def test_a_recorded_program_may_fail(monkeypatch):
-    monkeypatch.setattr(machine, "machine", lambda: {})
+    monkeypatch.setattr(environment, "machine", lambda: {})
     for failure, code in (
         (None, 0),
         (SystemExit(), 0),

@@ -7,13 +7,13 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from studies import profile_proof, profiled_kernels
+from studies.profile_proof import Cost, Layer
+from studies.profiled_kernels import Timed, Times
 
 from ece408_op import errors
-from ece408_op.backends.cuda import device
-from ece408_op.lab import gpu_ceilings, profile_proof, profiled_kernels
-from ece408_op.lab.profile_proof import Cost, Layer
-from ece408_op.lab.profiled_kernels import Timed, Times
-from ece408_op.profile import activities
+from ece408_op.backends.cuda.runtime import device
+from ece408_op.profile import activities, gpu_ceilings
 
 RECORDED = Path(__file__).parent / "data" / "profile_gpu.json"
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from ece408_op import resources
+from ece408_op.cli.program import EXIT_ABANDONED
 from ece408_op.errors import OutputUnwritable
-from ece408_op.program import EXIT_ABANDONED
+from ece408_op.files import resources
 
 SCRIPTS = sorted(
     path
@@ -107,7 +107,7 @@ def test_files_opened_later_do_not_become_closed_streams(tmp_path):
     """What is printed must not be written into them, nor by programs started from here."""
     code = """
 import os, subprocess, sys
-from ece408_op import program
+from ece408_op.cli import program
 
 def work():
     with open("file", "w") as file:

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from studies import cpu_table
 
 from ece408_op import errors
-from ece408_op.cli import _parser
-from ece408_op.lab import cpu_table
+from ece408_op.cli.main import _parser
 from ece408_op.op_log import op_times
 from ece408_op.settings import _VARIABLES
 
@@ -28,7 +28,7 @@ def test_the_python_examples_run(mx, capsys):
 
 
 def test_the_recipe_for_errors_shows_the_original_one(mx, capsys, monkeypatch):
-    from ece408_op.backends.cpu import CpuBackend
+    from ece408_op.backends.cpu.backend import CpuBackend
 
     def failing(self, *arguments):
         raise ZeroDivisionError("inside the kernel")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op import resources
 from ece408_op.errors import CheckpointMissing, KernelsMissing
+from ece408_op.files import resources
 
 
 def test_kernels_are_found():

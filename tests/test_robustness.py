@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op import errors, forward_operator
-from ece408_op.attributes import ConvAttributes
+from ece408_op import errors
 from ece408_op.errors import InvalidProblem
+from ece408_op.operator import compiled_operator
+from ece408_op.operator.attributes import ConvAttributes
 
 ATTRIBUTES = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
 TOO_LARGE = ConvAttributes((9, 9), 4, no_bias=True)
@@ -29,7 +30,7 @@ def test_ten_thousand_calls_without_growth(mx):
         with pytest.raises(InvalidProblem), errors.surfaced():
             symbol.simple_bind(mx.cpu(), grad_req="null", x=(1, 3, 8, 8))
         with pytest.raises(mx.MXNetError):
-            forward_operator.call(
+            compiled_operator.call(
                 mx, TOO_LARGE, [mx.nd.ones((1, 3, 8, 8)), mx.nd.ones((4, 3, 9, 9))]
             )
     x, w = mx.nd.ones((1, 3, 8, 8)), mx.nd.ones((4, 3, 3, 3))
@@ -109,7 +110,7 @@ pending = [convolve(x) for _ in range(5)]
 child = os.fork()
 if child == 0:
     from ece408_op import settings
-    from ece408_op.backends.cpu import CpuBackend
+    from ece408_op.backends.cpu.backend import CpuBackend
     from ece408_op.problem import ConvProblem
     problem = ConvProblem.parse("b4,c8,h40,w40,m32,k3")
     arrays = [np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape)]

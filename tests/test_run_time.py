@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op import run_time
+from ece408_op.host import run_time
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ece408_op.bench import shapes
 from ece408_op.errors import InvalidProblem
-from ece408_op.lab import shapes
 from ece408_op.problem import ConvProblem
 
 

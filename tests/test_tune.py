@@ -12,12 +12,13 @@ from fake_gpu import FakeGpu, tiled
 
 import ece408_op
 from ece408_op import settings
-from ece408_op.backends.cuda import catalog, compiler, device, tuned
-from ece408_op.cli import execute
+from ece408_op.backends.cuda.kernels import catalog, tuned
+from ece408_op.backends.cuda.runtime import compiler, device
+from ece408_op.bench import tune_targets, tuner
+from ece408_op.bench.cuda_timer import Timing
+from ece408_op.bench.shapes import SHAPES
+from ece408_op.cli.main import execute
 from ece408_op.errors import GpuFailed, InvalidSize, TuningFailed
-from ece408_op.lab import tune_targets, tuner
-from ece408_op.lab.cuda_bench import Timing
-from ece408_op.lab.shapes import SHAPES
 from ece408_op.problem import ConvProblem
 
 FA19 = [SHAPES["fa19_1"], SHAPES["fa19_2"]]

@@ -10,11 +10,12 @@ import pytest
 from fake_gpu import FakeGpu, tiled
 
 from ece408_op import settings
-from ece408_op.backends.cuda import catalog, tuned, work
-from ece408_op.backends.cuda.tuned import Result
-from ece408_op.lab.shapes import SHAPES
+from ece408_op.backends.cuda import work
+from ece408_op.backends.cuda.kernels import catalog, tuned
+from ece408_op.backends.cuda.kernels.tuned import Result
+from ece408_op.bench.shapes import SHAPES
+from ece408_op.files.resources import kernels_dir
 from ece408_op.problem import ConvProblem
-from ece408_op.resources import kernels_dir
 
 PROBLEM = SHAPES["fa19_2"]
 

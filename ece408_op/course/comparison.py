@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from ..errors import NoUsableGpu
-from ..interruptible import interrupts_later
-from . import data
+from ..host.interruptible import interrupts_later
+from .dataset import data
 from .milestone import MILESTONES, Milestone, Request, make_request
 from .models import BASELINE, Term
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cachedir import atomic_path, ensure_folder, writing
-from ..machine import machine
+from ..files.cachedir import atomic_path, ensure_folder, writing
+from ..operator.environment import machine
 from .comparison import Options, Row
 
 

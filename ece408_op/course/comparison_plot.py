@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cachedir import atomic_path
 from ..errors import InvalidSetting
+from ..files.cachedir import atomic_path
 from .comparison import Row, Run
 
 SUFFIXES = (".png", ".svg", ".pdf")

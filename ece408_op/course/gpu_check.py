@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-from .. import gpu, mxnet_gpu, settings
+from .. import settings
 from ..errors import NoUsableGpu
-from ..gpu import OLDEST_CAPABILITY, find_nvcc
+from ..host import gpu
+from ..host.gpu import OLDEST_CAPABILITY, find_nvcc
+from ..operator import gpu_support
 
 _INSTEAD = "m1.1 and m2.1 run on the CPU"
 
@@ -33,7 +35,7 @@ def choose_way(own_operator: bool) -> Way:
     gpus = gpu.find_driver().gpus
     if own_operator:
         require_our_kernels()
-    reason = mxnet_gpu.reason_against()
+    reason = gpu_support.reason_against()
     if reason is None:
         return Way(True, f"zero-copy: the whole network runs on {gpus[0].name}")
     if not own_operator:

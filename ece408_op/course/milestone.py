@@ -10,9 +10,11 @@ from pathlib import Path
 
 from .. import dispatch, errors, settings
 from ..errors import InvalidSize, UnknownModel
-from ..interruptible import run_interruptibly
+from ..host import footprint
+from ..host.interruptible import run_interruptibly
 from ..op_log import OpTime, op_times
-from . import data, footprint, gpu_check, models, scoring
+from . import gpu_check, models, scoring
+from .dataset import data
 from .models import BASELINE, Term
 
 TEST_IMAGES = 10000

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import errors, resources
-from ..checkpoint import Checkpoint
-from ..mxnet_import import load_mxnet
-from . import data, models, scoring, training
+from .. import errors
+from ..files import resources
+from ..operator.checkpoint import Checkpoint
+from ..operator.loading import load_mxnet
+from . import models, scoring, training
+from .dataset import data
 from .models import BASELINE, Term
 
 SIZES = (100, 1000, 10000)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import checkpoint, resources
-from ..checkpoint import Checkpoint
 from ..errors import CheckpointMissing, UnknownModel
-from ..mxnet_import import load_mxnet
+from ..files import resources
+from ..operator import checkpoint
+from ..operator.checkpoint import Checkpoint
+from ..operator.loading import load_mxnet
 
 BASELINE = "baseline"
 DEFAULT_TERM = "2019fa"

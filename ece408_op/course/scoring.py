@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..mxnet_import import load_mxnet
+from ..operator.loading import load_mxnet
 
 
 def as_input(images: np.ndarray) -> np.ndarray:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from .. import checkpoint
-from ..cachedir import ensure_folder
 from ..errors import CheckpointMismatch
-from ..mxnet_import import load_mxnet
-from ..sealed import Damage, read_sealed, write_sealed
-from . import data, models, scoring
+from ..files.cachedir import ensure_folder
+from ..files.sealed import Damage, read_sealed, write_sealed
+from ..operator import checkpoint
+from ..operator.loading import load_mxnet
+from . import models, scoring
+from .dataset import data
 from .models import BASELINE, Term
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.cuda import catalog
-from ..backends.cuda.staging import covered
-from ..lab.gpu_ceilings import GpuCeilings
+from ..backends.cuda.kernels import catalog
+from ..backends.cuda.staged.staging import covered
 from .activities import KERNEL, OP_CALL, Activity, in_order
+from .gpu_ceilings import GpuCeilings
 from .layers import catalog_name
 from .occupancy import Limits, occupancy
 

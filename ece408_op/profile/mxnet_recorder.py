@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .. import forward_operator
-from ..mxnet_import import when_imported
+from ..operator import compiled_operator
+from ..operator.loading import when_imported
 from .activities import OPERATOR, Activity
 
 
@@ -97,7 +97,7 @@ def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
             open_ones.append(event)
         elif event["ph"] == "E" and open_ones:
             begin = open_ones.pop()
-            if begin["name"] == forward_operator.NAME:
+            if begin["name"] == compiled_operator.NAME:
                 # Ours, which `op_recorder` has by layer and kernel.
                 continue
             found.append(

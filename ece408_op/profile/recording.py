@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import machine
-from ..backends.cuda import device
-from ..lab import gpu_ceilings
-from . import kernel_figures, occupancy
+from ..backends.cuda.runtime import device
+from ..operator import environment
+from . import gpu_ceilings, kernel_figures, occupancy
 from .activities import KERNEL, Activity, Profile
 from .cupti_recorder import CuptiRecorder
 from .layers import with_layers
@@ -56,7 +55,7 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
         elapsed_s,
         exit_code(failure),
         # This imports MXNet, which a program that left no trace may not have.
-        machine.machine() if activities else {},
+        environment.machine() if activities else {},
         notes=tuple(operators.notes),
     )
     return Outcome(profile, failure)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from ..lab.gpu_ceilings import GpuCeilings
 from . import kernel_figures, ncu, tables
 from .activities import Profile
+from .gpu_ceilings import GpuCeilings
 
 
 def text(profile: Profile) -> str:

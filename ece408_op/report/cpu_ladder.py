@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import settings
-from ..backends import native
+from ..backends.cpu import native
+from ..bench import ceilings, cpu_timer
 from ..errors import surfaced
-from ..lab import ceilings, cpu_bench
-from ..machine import cpu_model
 from ..op_log import op_times
+from ..operator.environment import cpu_model
 from ..problem import ConvProblem
 from .ladder import Ladder, Step
 
@@ -73,11 +73,11 @@ def _ceilings(isas: tuple[str, ...]) -> dict[str, ceilings.Ceilings]:
 
 def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> tuple[dict[str, list[float]], list[str]]:
     """Milliseconds by contender, and the kernels that ran; ours are checked (`WrongResult`)."""
-    x, w = cpu_bench.inputs(problem)
-    ours = cpu_bench.bind(problem, x, w, ours=True)
-    native_one = cpu_bench.bind(problem, x, w, ours=False)
+    x, w = cpu_timer.inputs(problem)
+    ours = cpu_timer.bind(problem, x, w, ours=True)
+    native_one = cpu_timer.bind(problem, x, w, ours=False)
 
-    def forced(**values: Any) -> cpu_bench.Sample:
+    def forced(**values: Any) -> cpu_timer.Sample:
         def sample() -> float:
             with settings.override(**values):
                 return ours.forward()
@@ -89,9 +89,9 @@ def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> tuple[dict[str, list[
         for sample in contenders.values():
             ours.executor.outputs[0][:] = float("nan")
             sample()
-            cpu_bench.check(problem, x, w, ours.executor.outputs[0])
+            cpu_timer.check(problem, x, w, ours.executor.outputs[0])
         names = list(dict.fromkeys(entry.kernel for entry in log))
         reference = [forced(backend="reference")()]
         contenders[_MXNET] = native_one.forward
-        times = cpu_bench.interleaved(contenders, SAMPLES, lambda: None)
+        times = cpu_timer.interleaved(contenders, SAMPLES, lambda: None)
     return {"reference": reference, **times}, names

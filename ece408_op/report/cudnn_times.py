@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..bench import cuda_report
 from ..course.models import Term
-from ..lab import cuda_report
-from ..resources import results_dir
+from ..files.resources import results_dir
 from . import ladder
 
 

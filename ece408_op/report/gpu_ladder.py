@@ -6,14 +6,16 @@ import contextlib
 import itertools
 from collections.abc import Mapping
 
-from ..backends.cuda import device
 from ..backends.cuda.plan import Kernel
+from ..backends.cuda.runtime import device
+from ..bench import cuda_timer
+from ..bench.cuda_report import LADDER
+from ..bench.peers import cudnn
 from ..errors import Ece408Error
-from ..gpu import find_driver
-from ..lab import cuda_bench, cudnn, gpu_ceilings
-from ..lab.cuda_report import LADDER
+from ..files.resources import kernels_dir
+from ..host.gpu import find_driver
 from ..problem import ConvProblem
-from ..resources import kernels_dir
+from ..profile import gpu_ceilings
 from .ladder import Ladder, Step
 
 SAMPLES = 7
@@ -29,7 +31,7 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
     timings: dict[str, dict[str, list[float]]] = {kernel.name: {} for kernel in LADDER}
     notes = [f"Medians of {SAMPLES} runs of the kernel alone, by CUDA events."]
     for layer, problem in layers.items():
-        with cuda_bench.bench(gpu, problem) as bench:
+        with cuda_timer.bench(gpu, problem) as bench:
             for kernel in LADDER:
                 samples, reason = _time(bench, kernel)
                 if samples:
@@ -57,7 +59,7 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
     )
 
 
-def _time(bench: cuda_bench.Bench, kernel: Kernel) -> tuple[list[float], str | None]:
+def _time(bench: cuda_timer.Bench, kernel: Kernel) -> tuple[list[float], str | None]:
     """Milliseconds of each run, or none and the reason."""
     reason = kernel.rejects(bench.problem, bench.gpu.capability)
     if reason is not None:

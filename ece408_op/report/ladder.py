@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..bench.shapes import SHAPES
 from ..course.models import Term
 from ..errors import InvalidSetting
-from ..lab.shapes import SHAPES
 from ..problem import ConvProblem
 
 

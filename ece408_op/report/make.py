@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cachedir import atomic_path, ensure_folder, locked, writing
 from ..course import comparison
 from ..course.comparison import run_process
 from ..errors import CacheUnwritable, ReportUnwritable
+from ..files.cachedir import atomic_path, ensure_folder, locked, writing
 from . import document, notes, page, plan, svg
 from .collect import Runner, collect
 from .document import Document

@@ -11,10 +11,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from ..cachedir import atomic_path
 from ..course.models import find_term
 from ..errors import NoUsableGpu, ProfilerMissing, ProfilingNotPermitted, ReportUnwritable
-from ..machine import machine
+from ..files.cachedir import atomic_path
+from ..operator.environment import machine
 from .plan import Measurement, Options
 
 _STATE = "state.json"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ece408_op import settings
-from ece408_op.backends import native
+from ece408_op.backends.cpu import native
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import oracle
+from studies import guarded
 
 from ece408_op import settings
 from ece408_op.backends import Backend
-from ece408_op.lab import guarded
 from ece408_op.problem import ConvProblem
 
 

@@ -10,7 +10,7 @@ import resource
 import numpy as np
 import pytest
 
-from ece408_op.backends import native
+from ece408_op.backends.cpu import native
 
 
 def _populates():

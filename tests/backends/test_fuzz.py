@@ -1,4 +1,4 @@
-"""Every CPU kernel on random problems (`lab.cpu_fuzz`), with and without infinities and NaN."""
+"""Every CPU kernel on random problems (`studies.cpu_fuzz`), with and without infinities and NaN."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from studies import cpu_fuzz
+from studies.cpu_fuzz import Case
 
-from ece408_op.backends import native
+from ece408_op.backends.cpu import native
 from ece408_op.errors import InvalidSetting
-from ece408_op.lab import cpu_fuzz
-from ece408_op.lab.cpu_fuzz import Case
 from ece408_op.problem import ConvProblem
 
 

@@ -14,13 +14,13 @@ from harness import integers
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from studies import guarded
 
 from ece408_op import settings
-from ece408_op.backends import native
-from ece408_op.backends.cpu import CpuBackend
-from ece408_op.course.footprint import available_bytes
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.errors import InvalidProblem
-from ece408_op.lab import guarded
+from ece408_op.host.footprint import available_bytes
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 PROBLEMS = [

@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 from numpy.random import mtrand
 
-from ece408_op import resources
-from ece408_op.backends import native
-from ece408_op.errors import (
-    InvalidProblem,
-    KernelsMissing,
-    NotEnoughMemory,
-    UnsupportedProblem,
-)
+from ece408_op.backends.cpu import native
+from ece408_op.errors import InvalidProblem, KernelsMissing, NotEnoughMemory, UnsupportedProblem
+from ece408_op.files import resources
 from ece408_op.problem import ConvProblem
 
 PROBLEM = ConvProblem.parse("b1,c1,h3,w3,m1,k3")

@@ -9,7 +9,7 @@ from harness import forward, inputs, integers
 from scipy.signal import correlate
 
 from ece408_op import settings
-from ece408_op.backends.reference import ReferenceBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.errors import InvalidProblem
 from ece408_op.problem import ConvProblem
 

@@ -11,9 +11,9 @@ import pytest
 from harness import forward, inputs
 
 from ece408_op import settings
-from ece408_op.backends import native
-from ece408_op.backends.cpu import CpuBackend
-from ece408_op.backends.reference import ReferenceBackend
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.problem import ConvProblem
 
 PIECES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
@@ -89,7 +89,7 @@ COMPUTES = """
 import os, sys, time
 import numpy as np
 from ece408_op import settings
-from ece408_op.backends.cpu import CpuBackend
+from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.problem import ConvProblem
 settings.configure(threads=3)
 problem = ConvProblem.parse("b4,c8,h40,w40,m32,k3")
@@ -136,7 +136,7 @@ def test_a_process_forks_and_ends_with_workers(run_python, openmp, end):
 def test_results_stay_right_as_the_machine_becomes_busy(run_python, openmp):
     """Each time other threads help."""
     repeat = """
-from ece408_op.lab.zoo import busy_processes
+from studies.zoo import busy_processes
 for busy in (0, 2 * os.cpu_count(), 0):
     with busy_processes(busy):
         end = time.monotonic() + 1.2

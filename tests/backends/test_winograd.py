@@ -18,8 +18,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from ece408_op import settings
-from ece408_op.backends import native
-from ece408_op.backends.cpu import CpuBackend
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.errors import UnsupportedProblem
 from ece408_op.problem import ConvProblem
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 from fake_data import fake_arrays
 
-from ece408_op.course import data, idx
+from ece408_op.course.dataset import data, idx
 
 
 @pytest.fixture

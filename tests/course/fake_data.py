@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ece408_op.course import idx
+from ece408_op.course.dataset import idx
 
 FAKE_COUNTS = {"t10k": 12, "train": 20}
 

@@ -13,19 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ece408_op import cli
-from ece408_op.course import (
-    comparison,
-    comparison_files,
-    comparison_plot,
-    comparison_table,
-)
+from ece408_op.cli import main
+from ece408_op.course import comparison, comparison_files, comparison_plot, comparison_table
 from ece408_op.course.comparison import Options, Row, Run, plan, read_run
 from ece408_op.course.milestone import MILESTONES
 from ece408_op.course.models import BASELINE, TERMS
 from ece408_op.errors import CacheUnwritable, InvalidSetting, InvalidSize, NoUsableGpu
-from ece408_op.interruptible import interrupts_later
-from ece408_op.machine import cpu_model
+from ece408_op.host.interruptible import interrupts_later
+from ece408_op.operator.environment import cpu_model
 
 NATIVE = """\
 Loading fashion-mnist data... done
@@ -333,7 +328,7 @@ def test_plot_of_an_unknown_kind(name):
 
 def test_plot_without_matplotlib(tmp_path, played, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert cli.execute(["compare", "5", "--plot", str(tmp_path / "plot.png")]) == 16
+    assert main.execute(["compare", "5", "--plot", str(tmp_path / "plot.png")]) == 16
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert captured.err.endswith("pip install 'ece408_op[plot]'\n")
@@ -361,7 +356,7 @@ def test_what_cannot_work_is_said_before_the_runs(
 ):
     (tmp_path / "file").touch()
     arguments = [text.replace("{file}", str(tmp_path / "file")) for text in arguments]
-    assert cli.execute(["compare", *arguments]) == code
+    assert main.execute(["compare", *arguments]) == code
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.err.count("\n") == 1
@@ -375,7 +370,7 @@ def test_a_folder_is_no_file_to_write(tmp_path):
 
 def test_the_command_prints_the_table_only(tmp_path, played, capsys, no_data):
     files = ["--json", str(tmp_path / "runs.json"), "--plot", str(tmp_path / "plot.svg")]
-    assert cli.execute(["compare", "20", "--term", "2017fa", "--term", "2019fa", *files]) == 0
+    assert main.execute(["compare", "20", "--term", "2017fa", "--term", "2019fa", *files]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     lines = captured.out.splitlines()
@@ -388,7 +383,7 @@ def test_the_command_prints_the_table_only(tmp_path, played, capsys, no_data):
 
 
 def test_all_terms(played, no_data):
-    assert cli.execute(["compare", "20", "--all-terms", "--repeat", "2"]) == 0
+    assert main.execute(["compare", "20", "--all-terms", "--repeat", "2"]) == 0
     terms = [re.fullmatch("--term=(.*)", command[6])[1] for command in played]
     assert set(terms) == set(TERMS)
 
@@ -400,7 +395,7 @@ def test_a_failure_makes_the_exit_code_1_after_all_rows(no_data, monkeypatch, ca
         )
 
     monkeypatch.setattr(comparison, "run_process", run)
-    assert cli.execute(["compare", "20"]) == 1
+    assert main.execute(["compare", "20"]) == 1
     captured = capsys.readouterr()
     assert re.search(r"^m1\.1 .*  failed: oh$", captured.out, re.M)
     assert re.search(r"^m2\.1 .*  0\.9031 ", captured.out, re.M)
@@ -409,7 +404,7 @@ def test_a_failure_makes_the_exit_code_1_after_all_rows(no_data, monkeypatch, ca
 def test_a_plot_without_figures_is_said(no_data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(comparison, "run_process", lambda command: _result(code=9))
     path = tmp_path / "plot.png"
-    assert cli.execute(["compare", "20", "--plot", str(path)]) == 1
+    assert main.execute(["compare", "20", "--plot", str(path)]) == 1
     assert capsys.readouterr().err == f"ece408: no run has figures to draw to {path}\n"
 
 

@@ -8,14 +8,8 @@ import pytest
 from fake_data import encode, fake_arrays, write_files
 
 from ece408_op import settings
-from ece408_op.course import data, idx
-from ece408_op.errors import (
-    CacheUnwritable,
-    DataCorrupt,
-    DataMissing,
-    InvalidSetting,
-    InvalidSize,
-)
+from ece408_op.course.dataset import data, idx
+from ece408_op.errors import CacheUnwritable, DataCorrupt, DataMissing, InvalidSetting, InvalidSize
 
 IMAGES = "t10k-images-idx3-ubyte"
 LABELS = "t10k-labels-idx1-ubyte"

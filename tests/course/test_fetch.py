@@ -15,10 +15,10 @@ import time
 import pytest
 from fake_data import encode, fake_arrays, write_files
 
-from ece408_op import cachedir
-from ece408_op.course import data, download, idx
-from ece408_op.course.fetch import fetch
+from ece408_op.course.dataset import data, download, idx
+from ece408_op.course.dataset.fetch import fetch
 from ece408_op.errors import CacheUnwritable, DownloadFailed
+from ece408_op.files import cachedir
 
 IMAGES = "t10k-images-idx3-ubyte.gz"
 LABELS = "t10k-labels-idx1-ubyte.gz"
@@ -492,7 +492,7 @@ def test_a_folder_without_write_permission_is_reported(tmp_path):
     code = """
         import os, sys
         from pathlib import Path
-        from ece408_op.cachedir import ensure_folder
+        from ece408_op.files.cachedir import ensure_folder
         from ece408_op.errors import CacheUnwritable
         folder = Path(sys.argv[1])
         folder.mkdir(mode=0o755)

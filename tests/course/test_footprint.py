@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op.course import footprint, models
+from ece408_op.course import models
 from ece408_op.errors import NotEnoughMemory
+from ece408_op.host import footprint
 
 GIB = 1 << 30
 

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from ece408_op import gpu, mxnet_gpu
 from ece408_op.course import gpu_check
 from ece408_op.course.milestone import MILESTONES
 from ece408_op.errors import NoUsableGpu
-from ece408_op.gpu import Driver, Gpu, find_driver
+from ece408_op.host import gpu
+from ece408_op.host.gpu import Driver, Gpu, find_driver
+from ece408_op.operator import gpu_support
 
 GPU_MILESTONES = [name for name, milestone in MILESTONES.items() if milestone.on_gpu]
 
@@ -23,8 +24,8 @@ def _pretend(monkeypatch, capability=(9, 0), pycuda=True, nvcc="/cuda/bin/nvcc",
         runtime=SimpleNamespace(Features=lambda: features),
         libinfo=SimpleNamespace(find_lib_path=lambda: ["libmxnet.so"]),
     )
-    monkeypatch.setattr(mxnet_gpu, "load_mxnet", lambda: fake)
-    monkeypatch.setattr(mxnet_gpu.fatbin, "architectures", lambda library: mxnet)
+    monkeypatch.setattr(gpu_support, "load_mxnet", lambda: fake)
+    monkeypatch.setattr(gpu_support.fatbin, "architectures", lambda library: mxnet)
     monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: pycuda or None)
     monkeypatch.setattr(gpu_check, "find_nvcc", lambda: nvcc)
 
@@ -96,7 +97,7 @@ def test_where_mxnet_has_no_code_for_the_gpu(monkeypatch):
 
 
 def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys):
-    from ece408_op.cli import execute
+    from ece408_op.cli.main import execute
 
     def no_driver():
         raise NoUsableGpu("no NVIDIA driver")
@@ -109,9 +110,9 @@ def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys)
 @pytest.mark.parametrize("name", GPU_MILESTONES)
 def test_a_machine_without_a_gpu_is_told_so(run_python, name):
     code = (
-        "from ece408_op import gpu; find = gpu.find_driver;"
+        "from ece408_op.host import gpu; find = gpu.find_driver;"
         "gpu.find_driver = lambda: find('libcuda-that-is-not-there.so');"
-        f"from ece408_op.cli import main; main([{name!r}, '10'])"
+        f"from ece408_op.cli.main import main; main([{name!r}, '10'])"
     )
     result = run_python(code)
     assert result.stdout == ""
@@ -126,7 +127,7 @@ def test_a_machine_without_a_gpu_is_told_so(run_python, name):
     [(["0"], 3), (["abc"], 4), (["5", "--term", "1999fa"], 4), (["5", "--batch-size", "x"], 3)],
 )
 def test_bad_input_comes_before_the_gpu(name, arguments, code, capsys):
-    from ece408_op.cli import execute
+    from ece408_op.cli.main import execute
 
     assert execute([name, *arguments]) == code
     assert len(capsys.readouterr().err.splitlines()) == 1

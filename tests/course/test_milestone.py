@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from ece408_op import resources
-from ece408_op.course import data, scoring
+from ece408_op.course import scoring
+from ece408_op.course.dataset import data
 from ece408_op.course.milestone import MILESTONES, make_request
 from ece408_op.course.models import BASELINE, TERMS, load_model, network
 from ece408_op.errors import InvalidSize, UnknownModel
+from ece408_op.files import resources
 
 pytestmark = pytest.mark.usefixtures("fashion_mnist")
 LOADING = r"Loading fashion-mnist data\.\.\. done\nLoading model\.\.\. done\nNew Inference\n"

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from ece408_op import resources
-from ece408_op.cli import execute
+from ece408_op.cli.main import execute
 from ece408_op.course import model_card
 from ece408_op.course.models import TERMS
+from ece408_op.files import resources
 
 FOLDER = resources.models_dir()
 TEXT = (FOLDER / "README.md").read_text()

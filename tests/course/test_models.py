@@ -5,9 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
-from ece408_op import errors, resources
+from ece408_op import errors
 from ece408_op.course import models, scoring
 from ece408_op.errors import CheckpointMismatch, CheckpointMissing, UnknownModel
+from ece408_op.files import resources
 
 TERM = models.TERMS["2019fa"]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from fake_data import fake_arrays, write_files
 
-from ece408_op.cli import execute
-from ece408_op.course import data, idx, resize
+from ece408_op.cli.main import execute
+from ece408_op.course.dataset import data, idx, resize
 from ece408_op.errors import CacheUnwritable, DataCorrupt
 
 SIZES = (48, 64, 70, 72)

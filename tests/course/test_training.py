@@ -8,9 +8,10 @@ import pickle
 import numpy as np
 import pytest
 
-from ece408_op.course import data, models, training
+from ece408_op.course import models, training
+from ece408_op.course.dataset import data
 from ece408_op.errors import CacheUntrusted, CheckpointMismatch
-from ece408_op.sealed import write_sealed
+from ece408_op.files.sealed import write_sealed
 
 RECIPE = training.Recipe("2019sp", epochs=2)
 

@@ -9,7 +9,7 @@ import pytest
 
 from ece408_op.course.models import TERMS
 from ece408_op.errors import KernelCompileFailed
-from ece408_op.lab.gpu_ceilings import GpuCeilings
+from ece408_op.profile.gpu_ceilings import GpuCeilings
 from ece408_op.report import gpu_ladder, ladder
 from ece408_op.report.gpu_ladder import what_changed
 
@@ -51,7 +51,7 @@ def h200(monkeypatch):
     driver = SimpleNamespace(gpus=(SimpleNamespace(name="A played GPU"),))
     monkeypatch.setattr(gpu_ladder.device, "get", lambda index: gpu)
     monkeypatch.setattr(gpu_ladder, "find_driver", lambda: driver)
-    monkeypatch.setattr(gpu_ladder.cuda_bench, "bench", bench)
+    monkeypatch.setattr(gpu_ladder.cuda_timer, "bench", bench)
     monkeypatch.setattr(gpu_ladder.cudnn, "peer", peer)
     monkeypatch.setattr(
         gpu_ladder.gpu_ceilings, "measure", lambda gpu: GpuCeilings(4000.0, 60000.0, 0.0)

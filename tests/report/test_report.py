@@ -11,7 +11,7 @@ import sys
 import pytest
 from played import GPU_LINES, HEAD, NO_DRIVER, TIME, failing
 
-from ece408_op import cli
+from ece408_op.cli import main
 from ece408_op.course.models import TERMS
 from ece408_op.errors import InvalidSetting, InvalidSize, NotesUnreadable, ReportUnwritable
 from ece408_op.report import ladder, make, plan
@@ -267,11 +267,11 @@ def test_something_in_the_way(player, options, tmp_path, name):
 def test_the_command(player, tmp_path, capsys):
     (tmp_path / "file").touch()
     folder = str(tmp_path / "out")
-    assert cli.execute(["report", "--output", folder, "--sizes", "100"]) == 0
+    assert main.execute(["report", "--output", folder, "--sizes", "100"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed == [f"{folder}/report.html", f"{folder}/report.md"]
     player.instead["m2.1"] = failing(17, "the operator failed")
-    assert cli.execute(["report", "--output", folder, "--sizes", "100"]) == 1
+    assert main.execute(["report", "--output", folder, "--sizes", "100"]) == 1
     assert "ece408: m2.1, 100 images: the operator failed" in capsys.readouterr().err
     for arguments, code, message in (
         (["--output", str(tmp_path / "file" / "out")], 29, "cannot write the report to"),
@@ -279,7 +279,7 @@ def test_the_command(player, tmp_path, capsys):
         (["--output", folder, "--sizes", "ten"], 3, "'ten' is not a list of sizes"),
         (["--output", folder, "--term", "1999fa"], 4, "unknown term"),
     ):
-        assert cli.execute(["report", *arguments]) == code
+        assert main.execute(["report", *arguments]) == code
         errors = capsys.readouterr().err.splitlines()
         assert len(errors) == 1
         assert errors[0].startswith("ece408: error: ")
@@ -293,7 +293,7 @@ def test_ctrl_c_says_what_is_kept(player, tmp_path, capsys):
     player.instead["m4.1"] = stop
     player.gpu = True
     arguments = ["report", "--output", str(tmp_path), "--sizes", "100"]
-    assert cli.execute(arguments) == 130
+    assert main.execute(arguments) == 130
     error = capsys.readouterr().err
     assert f"ece408: 3 of 12 results are kept in {tmp_path}; the same command goes on" in error
 

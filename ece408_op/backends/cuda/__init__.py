@@ -10,9 +10,11 @@ from abc import abstractmethod
 from ... import op_log, settings
 from ...problem import ConvProblem
 from .. import Backend
-from . import device, loading, staging, work, zero_copy
-from .device import Gpu
-from .staging import Staging
+from . import work, zero_copy
+from .runtime import device, loading
+from .runtime.device import Gpu
+from .staged import staging
+from .staged.staging import Staging
 from .work import Done, Work
 
 # Of what is free of a GPU's memory, staging uses at most this share unless it is told.

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Callable, Protocol, Union
 
-from ...precision import PRECISIONS
-from ...problem import ConvProblem
+from ...problem import PRECISIONS, ConvProblem
 
 Capability = tuple[int, int]
 Grid = tuple[int, int, int]

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from ...errors import InvalidSetting, UnsupportedProblem
 from ...op_log import GpuTime
-from ...precision import PRECISIONS
-from ...problem import ITEM_BYTES, ConvProblem
-from . import catalog, tuned
+from ...problem import ITEM_BYTES, PRECISIONS, ConvProblem
+from .kernels import catalog, tuned
 from .plan import Capability, Kernel, Plan, Target, Tunables
 
 # Arrays that are cut along the batch, and those that serve the whole of it.

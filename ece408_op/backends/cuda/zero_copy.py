@@ -6,8 +6,8 @@ import contextlib
 from typing import Any
 
 from ...op_log import GpuTime
-from .device import BEGIN, COMPUTED, Gpu
-from .loading import load
+from .runtime.device import BEGIN, COMPUTED, Gpu
+from .runtime.loading import load
 from .work import Done, Work
 
 

@@ -1,0 +1,1 @@
+"""The CPU: compiled kernels, and the textbook loop that everything is compared with."""

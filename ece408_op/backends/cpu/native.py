@@ -1,0 +1,172 @@
+"""The compiled CPU kernels, `libece408_cpu.so`, through ctypes (which releases the GIL).
+
+`kernels/cpu/ece408.h` declares the library's functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+from ...errors import (
+    Ece408Error,
+    InvalidProblem,
+    KernelsMissing,
+    NotEnoughMemory,
+    UnsupportedProblem,
+)
+from ...problem import ConvProblem
+
+LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
+SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
+
+_ABI_VERSION = 5
+# Floats in a vector of each instruction set.
+LANES = {"avx512": 16, "avx2": 8, "baseline": 4}
+ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
+_REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
+_FAILURES: dict[int, type[Ece408Error]] = {
+    1: InvalidProblem,
+    2: UnsupportedProblem,
+    3: NotEnoughMemory,
+}
+
+
+_FIELDS = (
+    *("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w"),
+    *("stride_h", "stride_w", "pad_h", "pad_w", "dilate_h", "dilate_w", "groups"),
+)
+
+
+class _Problem(ctypes.Structure):
+    """The header's `ece408_problem`."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in _FIELDS]
+
+
+@functools.lru_cache(maxsize=4096)
+def _native(problem: ConvProblem) -> _Problem:
+    """The library reads it only, so that calls may share it.
+
+    Raises `InvalidProblem` for a number that C does not store as it is, which ctypes cuts silently.
+    """
+    numbers = (
+        *(problem.batch, problem.channels, problem.height, problem.width, problem.filters),
+        *(*problem.kernel, *problem.stride, *problem.pad, *problem.dilate, problem.groups),
+    )
+    native = _Problem(*numbers)
+    if tuple(getattr(native, name) for name in _FIELDS) != numbers:
+        raise InvalidProblem(f"{problem} has a number beyond 64 bits")
+    return native
+
+
+def _declare(library: ctypes.CDLL, name: str, arrays: int, numbers: int) -> None:
+    function = getattr(library, name)
+    function.argtypes = [
+        ctypes.POINTER(_Problem),
+        *[ctypes.c_void_p] * arrays,
+        *[ctypes.c_int] * numbers,
+    ]
+
+
+def _declare_all(library: ctypes.CDLL) -> None:
+    library.ece408_isa_supported.argtypes = [ctypes.c_int]
+    library.ece408_half_to_float.argtypes = [ctypes.c_uint16]
+    library.ece408_half_to_float.restype = ctypes.c_float
+    library.ece408_float_to_half.argtypes = [ctypes.c_float]
+    library.ece408_float_to_half.restype = ctypes.c_uint16
+    library.ece408_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    library.ece408_copy.restype = None
+    library.ece408_populate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    library.ece408_populate.restype = None
+    library.ece408_ceiling_multiply_adds.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+    library.ece408_ceiling_multiply_adds.restype = ctypes.c_double
+    for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
+        arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
+        getattr(library, name).argtypes = arguments
+    for kernel in ("direct", "winograd", "depthwise"):
+        _declare(library, f"ece408_{kernel}_forward_f32", arrays=4, numbers=3)
+        _declare(library, f"ece408_{kernel}_backward_data_f32", arrays=3, numbers=3)
+    for suffix in SUFFIXES.values():
+        _declare(library, f"ece408_general_forward_{suffix}", arrays=4, numbers=3)
+        _declare(library, f"ece408_general_backward_data_{suffix}", arrays=3, numbers=3)
+        _declare(library, f"ece408_general_backward_weight_{suffix}", arrays=3, numbers=3)
+        _declare(library, f"ece408_reference_forward_{suffix}", arrays=4, numbers=2)
+        _declare(library, f"ece408_reference_backward_data_{suffix}", arrays=3, numbers=2)
+        _declare(library, f"ece408_reference_backward_weight_{suffix}", arrays=3, numbers=2)
+        _declare(library, f"ece408_reference_backward_bias_{suffix}", arrays=2, numbers=2)
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at `path`, its functions declared.
+
+    Raises `KernelsMissing` if it is not there, does not load or is another version's.
+    """
+    if not path.is_file():
+        raise KernelsMissing(f"the compiled CPU kernels are not at {path}; {_REMEDY}")
+    try:
+        library = ctypes.CDLL(str(path))
+        version = library.ece408_abi_version()
+        if version == _ABI_VERSION:
+            _declare_all(library)
+    except (OSError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise KernelsMissing(f"{path} does not load ({reason}); {_REMEDY}") from error
+    if version != _ABI_VERSION:
+        raise KernelsMissing(
+            f"{path} has interface {version}, this package needs {_ABI_VERSION}; {_REMEDY}"
+        )
+    return library
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The installed library, loaded once. Raises `KernelsMissing`."""
+    return load(LIBRARY)
+
+
+@functools.lru_cache(maxsize=1)
+def isas() -> tuple[str, ...]:
+    """Instruction sets that library and CPU have, best first. Raises `KernelsMissing`."""
+    supported = library().ece408_isa_supported
+    return tuple(name for name, code in ISA_CODES.items() if supported(code))
+
+
+def copy(to: int, source: int, nbytes: int, threads: int) -> None:
+    """Copy bytes from one address to another with so many cores. Raises `KernelsMissing`."""
+    library().ece408_copy(to, source, nbytes, threads)
+
+
+def populate(address: int, nbytes: int, threads: int) -> None:
+    """Make a fresh array's memory with so many cores, before it is written. Raises
+    `KernelsMissing`."""
+    library().ece408_populate(address, nbytes, threads)
+
+
+def address(function: str, dtype: str) -> int:
+    """Where `ece408_<function>_<dtype>` is, for who calls it without Python. Raises
+    `KernelsMissing`."""
+    found = getattr(library(), f"ece408_{function}_{SUFFIXES[dtype]}")
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
+
+
+def run(
+    function: str,
+    problem: ConvProblem,
+    *arrays: int | None,
+    accumulate: bool,
+    threads: int,
+    isa: str | None = None,
+) -> None:
+    """Call `ece408_<function>_<dtype>` on the addresses given, `None` standing for no array.
+
+    Raises `KernelsMissing`, `InvalidProblem`, `UnsupportedProblem` and `NotEnoughMemory`.
+    """
+    name = f"ece408_{function}_{SUFFIXES[problem.dtype]}"
+    codes = () if isa is None else (ISA_CODES[isa],)
+    call = getattr(library(), name)
+    status = call(_native(problem), *arrays, bool(accumulate), threads, *codes)
+    if status:
+        error = _FAILURES.get(status, Ece408Error)
+        raise error(f"{name} failed with status {status} ({error.__name__}) on {problem}")

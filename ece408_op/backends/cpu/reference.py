@@ -1,0 +1,62 @@
+"""The oracle: textbook loops with sums in float64, for every convolution there is."""
+
+from __future__ import annotations
+
+from ... import settings
+from ...problem import ConvProblem
+from .. import Backend
+from . import native
+
+
+class ReferenceBackend(Backend):
+    """Every problem: any stride, pad, dilate, groups and dtype; slow and obviously right.
+
+    No result depends on the number of threads, which `settings.threads` gives.
+    """
+
+    name = "reference"
+
+    def supports(self, problem: ConvProblem, direction: str) -> str | None:
+        return None
+
+    def forward(
+        self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
+    ) -> str:
+        self.require(problem, "forward")
+        self.require_bias(problem, bias)
+        return self._run("forward", problem, x, w, bias, y, accumulate=accumulate)
+
+    def backward_data(
+        self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
+    ) -> str:
+        self.require(problem, "backward_data")
+        return self._run("backward_data", problem, w, dy, dx, accumulate=accumulate)
+
+    def backward_weight(
+        self,
+        problem: ConvProblem,
+        x: int,
+        dy: int,
+        dw: int | None,
+        dbias: int | None,
+        accumulate_w: bool,
+        accumulate_bias: bool,
+    ) -> str:
+        self.require(problem, "backward_weight")
+        if dw is not None:
+            self._run("backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
+        if dbias is not None:
+            self._run("backward_bias", problem, dy, dbias, accumulate=accumulate_bias)
+        return self.name
+
+    def _run(
+        self, function: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
+    ) -> str:
+        native.run(
+            f"reference_{function}",
+            problem,
+            *arrays,
+            accumulate=accumulate,
+            threads=settings.threads(),
+        )
+        return self.name

@@ -1,0 +1,303 @@
+"""Plans of the kernels that lay images out in half precision for Hopper's tensor cores."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ....problem import ConvProblem
+from ..plan import Capability, Defines, Kernel, Launch, Plan, Tunables, divide_up
+from .register_tiles import shape_defines
+from .runtime_shapes import output_defines
+
+# Shared memory of a processor, of which each block takes 1 KiB for itself.
+_PROCESSOR_BYTES = 228 << 10
+_RECORD_BYTES = 16
+# The loop over steps is unrolled.
+_MOST_STEPS = 128
+# Groups of four warps in a block, and on a processor.
+_MOST_GROUPS = 4
+_MOST_BUSY = 8
+_MOST_TILES = 4
+_REGISTERS = 65536
+_MOST_REGISTERS = 232
+# Registers of a thread for each tile of filters by parts, and besides those and pixels.
+_TILE_REGISTERS = {1: 4, 2: 16}
+_OTHER_REGISTERS = 20
+# Of a plain float32 kernel: multiply-adds of a processor in a cycle, as a rule.
+_FLOAT_RATE = 70
+_PIXELS_AT_ONCE = 64
+# What it costs to read pixels only when they are needed, and twice.
+_HELD_COSTS = {2: 0, 1: 0.12, 0: 0.3}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a block works: by which rows and filters, with how many groups of warps, whether pixels
+    stay in registers (2: while the strip before is worked on); and blocks to a processor."""
+
+    strip_rows: int
+    filter_tiles: int
+    filter_turns: int
+    groups: int
+    blocks: int
+    held: int = 0
+
+
+def not_for_half(problem: ConvProblem) -> str | None:
+    """Why 17_half_wgmma does not compute the problem, or `None`."""
+    return _rejection(problem, 1)
+
+
+def not_for_split(problem: ConvProblem) -> str | None:
+    """Why 18_split_half does not compute the problem, or `None`."""
+    return _rejection(problem, 2)
+
+
+def _rejection(problem: ConvProblem, parts: int) -> str | None:
+    if problem.groups != 1:
+        return f"it computes groups 1 only, not {problem.groups}"
+    if problem.dtype != "float32":
+        return f"it computes float32 only, not {problem.dtype}"
+    if steps(problem) > _MOST_STEPS:
+        return (
+            f"its loop over channels and taps is unrolled, for at most {_MOST_STEPS} steps, not "
+            f"{steps(problem)}"
+        )
+    nbytes = shared_bytes(problem, parts, Layout(1, 1, 1, _MOST_GROUPS, 1))
+    if nbytes + 1024 > _PROCESSOR_BYTES:
+        return (
+            f"weights of 8 filters and input of one row take {nbytes} bytes of shared memory, "
+            f"more than {_PROCESSOR_BYTES - 1024}"
+        )
+    return None
+
+
+def half(
+    kernel: Kernel,
+    problem: ConvProblem,
+    capability: Capability,
+    accumulate: bool,
+    tunables: Tunables = (),
+) -> Plan:
+    return _plan(kernel, problem, accumulate, 1, tunables)
+
+
+def split(
+    kernel: Kernel,
+    problem: ConvProblem,
+    capability: Capability,
+    accumulate: bool,
+    tunables: Tunables = (),
+) -> Plan:
+    return _plan(kernel, problem, accumulate, 2, tunables)
+
+
+def half_choices(problem: ConvProblem, capability: Capability) -> Iterator[Tunables]:
+    """Layouts of 17_half_wgmma worth measuring."""
+    return _choices(problem, 1)
+
+
+def split_choices(problem: ConvProblem, capability: Capability) -> Iterator[Tunables]:
+    """Layouts of 18_split_half worth measuring."""
+    return _choices(problem, 2)
+
+
+def prefers_half(problem: ConvProblem, capability: Capability) -> bool:
+    """Whether 17_half_wgmma should be faster than kernels without tensor cores."""
+    return _worth_it(problem, 1)
+
+
+def prefers_split(problem: ConvProblem, capability: Capability) -> bool:
+    """Whether 18_split_half should be faster than kernels without tensor cores."""
+    return _worth_it(problem, 2)
+
+
+def _worth_it(problem: ConvProblem, parts: int) -> bool:
+    products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
+    return _cycles(problem, parts, choose_layout(problem, parts)) < products / _FLOAT_RATE
+
+
+def _choices(problem: ConvProblem, parts: int) -> Iterator[Tunables]:
+    for layout in _layouts(_batchless(problem), parts)[:16]:
+        yield (
+            ("strip_rows", layout.strip_rows),
+            ("filter_tiles", layout.filter_tiles),
+            ("filter_turns", layout.filter_turns),
+            ("groups", layout.groups),
+            ("blocks", layout.blocks),
+            ("held", layout.held),
+        )
+
+
+def choose_layout(problem: ConvProblem, parts: int) -> Layout:
+    """The layout with the least estimated time. The problem must be one that is not rejected."""
+    return _layouts(_batchless(problem), parts)[0]
+
+
+def _batchless(problem: ConvProblem) -> ConvProblem:
+    return dataclasses.replace(problem, batch=1)
+
+
+@functools.lru_cache(maxsize=256)
+def _layouts(problem: ConvProblem, parts: int) -> list[Layout]:
+    """Layouts that fit, by estimated time."""
+    found = set()
+    for in_block in _parts_of(divide_up(problem.filters, 8)):
+        turns = divide_up(in_block, _MOST_TILES)
+        for rows in _parts_of(problem.out_height):
+            found |= set(_fitting(problem, parts, rows, divide_up(in_block, turns), turns))
+    return sorted(found, key=lambda layout: (_cycles(problem, parts, layout), str(layout)))
+
+
+def _parts_of(count: int) -> set[int]:
+    """The sizes of the largest of nearly equal parts."""
+    return {divide_up(count, parts) for parts in range(1, count + 1)}
+
+
+def _fitting(
+    problem: ConvProblem, parts: int, rows: int, tiles: int, turns: int
+) -> Iterator[Layout]:
+    """What fits into shared memory and registers."""
+    pixels = _strip_height(problem, rows) * _padded_width(problem)
+    for groups in range(1, _MOST_GROUPS + 1):
+        layout = Layout(rows, tiles, turns, groups, 1)
+        room = _PROCESSOR_BYTES // (shared_bytes(problem, parts, layout) + 1024)
+        pixel_registers = divide_up(pixels, 128 * groups) * problem.channels
+        for blocks in range(1, min(room, _MOST_BUSY // groups) + 1):
+            registers = min(_REGISTERS // (1024 * groups * blocks) * 8, _MOST_REGISTERS)
+            registers -= _OTHER_REGISTERS
+            beside_sums = registers - _TILE_REGISTERS[parts] * tiles
+            held = (pixel_registers <= registers - 12) + (pixel_registers <= beside_sums)
+            if beside_sums >= _OTHER_REGISTERS:
+                yield dataclasses.replace(layout, blocks=blocks, held=held)
+
+
+def _cycles(problem: ConvProblem, parts: int, layout: Layout) -> float:
+    """About how many cycles a processor takes for an image.
+
+    The unit reads pixels and weights from shared memory, 128 bytes a cycle: that is what limits
+    it. The rest is fitted to times on an H200: a processor's blocks take turns at loading, and
+    about four groups of warps keep it busy.
+    """
+    columns = [8 * layout.filter_tiles * count for count in range(parts, 0, -1)]
+    step = sum(max(n / 2, 16 + n / 4) for n in columns)
+    strips = divide_up(problem.out_height, layout.strip_rows)
+    filter_blocks = divide_up(problem.filters, 8 * layout.filter_tiles * layout.filter_turns)
+    tiles = _tiles(problem, layout.strip_rows) * layout.filter_turns
+    if layout.blocks == 1:
+        tiles = divide_up(tiles, layout.groups) * layout.groups
+    pixels = _strip_height(problem, layout.strip_rows) * _padded_width(problem)
+    strip = tiles * (steps(problem) * step + 80) + 0.15 * parts * pixels * problem.channels
+    cycles = strips * filter_blocks * (strip + (1000 if layout.blocks > 1 else 2000))
+    cycles += 0.1 * math.prod(problem.y_shape[1:])
+    busy = layout.groups * layout.blocks
+    return cycles * (1 + 0.02 * abs(busy - 4) + 0.01 * layout.blocks + _HELD_COSTS[layout.held])
+
+
+def _plan(
+    kernel: Kernel, problem: ConvProblem, accumulate: bool, parts: int, tunables: Tunables
+) -> Plan:
+    layout = Layout(**dict(tunables)) if tunables else choose_layout(problem, parts)
+    nbytes = shared_bytes(problem, parts, layout)
+    launch = Launch(
+        "convolve",
+        (
+            problem.batch * divide_up(problem.out_height, layout.strip_rows),
+            divide_up(problem.filters, 8 * layout.filter_tiles * layout.filter_turns),
+            1,
+        ),
+        (128 * layout.groups, 1, 1),
+        ("y", "x", "w", "bias", problem.batch),
+        nbytes,
+        layout.blocks,
+    )
+    defines = (
+        *shape_defines(problem),
+        *_window_defines(problem),
+        *output_defines(problem, accumulate),
+        ("STRIP_ROWS", layout.strip_rows),
+        ("FILTER_TILES", layout.filter_tiles),
+        ("FILTER_TURNS", layout.filter_turns),
+        ("GROUPS", layout.groups),
+        ("MIN_BLOCKS", layout.blocks),
+        ("HELD", int(layout.held > 0)),
+        ("AHEAD", int(layout.held > 1)),
+        ("SHARED_BYTES", nbytes),
+    )
+    return Plan(kernel.name, kernel.source, defines, (launch,))
+
+
+def _window_defines(problem: ConvProblem) -> Defines:
+    """The macros of shape.cuh for strides, padding and dilation, where not the usual ones."""
+    pairs = (("STRIDE", problem.stride, 1), ("PAD", problem.pad, 0), ("DILATE", problem.dilate, 1))
+    return tuple(
+        (f"{name}_{axis}", value)
+        for name, values, usual in pairs
+        for axis, value in zip("HW", values)
+        if value != usual
+    )
+
+
+def shared_bytes(problem: ConvProblem, parts: int, layout: Layout) -> int:
+    """The size of the struct Shared."""
+    filters = 8 * layout.filter_tiles * layout.filter_turns
+    eights, part = _channel_blocks(problem)
+    strip = (eights + (part > 0)) * parts * _records(problem, layout.strip_rows)
+    weights = 2 * steps(problem) * parts * filters
+    nbytes = _RECORD_BYTES * (strip + weights) + 12 * filters + 16 * layout.groups
+    if parts == 1 and layout.filter_tiles > 2:  # results go through it
+        nbytes += 2176 * layout.groups * layout.filter_tiles
+    return divide_up(nbytes, 16) * 16
+
+
+def steps(problem: ConvProblem) -> int:
+    """Steps of 16 values of k."""
+    eights, part = _channel_blocks(problem)
+    (height, width) = problem.kernel
+    units = eights * height * width
+    if part:
+        units += height * divide_up(width, 8 // part)
+    return divide_up(units, 2)
+
+
+def _channel_blocks(problem: ConvProblem) -> tuple[int, int]:
+    """Blocks of eight channels, and the channels of records that hold several taps, or 0."""
+    rest = problem.channels % 8
+    part = 8 if rest > 4 else 4 if rest > 2 else 2
+    while 8 // part > problem.kernel[1]:
+        part *= 2
+    if rest == 0 or part == 8:
+        return divide_up(problem.channels, 8), 0
+    return problem.channels // 8, part
+
+
+def _records(problem: ConvProblem, rows: int) -> int:
+    """Records of a plane: of its pixels, or to the end of the last tile's last window."""
+    (stride_h, stride_w), (dilate_h, dilate_w) = problem.stride, problem.dilate
+    laid_w = _laid_width(problem)
+    laid = divide_up(_strip_height(problem, rows), stride_h) * laid_w
+    last = (problem.kernel[0] - 1) * dilate_h // stride_h * laid_w
+    last += (problem.kernel[1] - 1) * dilate_w // stride_w
+    read = (stride_h * stride_w - 1) * laid + _tiles(problem, rows) * _PIXELS_AT_ONCE + last
+    return max(stride_h * stride_w * laid, read)
+
+
+def _tiles(problem: ConvProblem, rows: int) -> int:
+    pixels = (rows - 1) * _laid_width(problem) + problem.out_width
+    return divide_up(pixels, _PIXELS_AT_ONCE)
+
+
+def _strip_height(problem: ConvProblem, rows: int) -> int:
+    return (rows - 1) * problem.stride[0] + (problem.kernel[0] - 1) * problem.dilate[0] + 1
+
+
+def _laid_width(problem: ConvProblem) -> int:
+    return divide_up(_padded_width(problem), problem.stride[1])
+
+
+def _padded_width(problem: ConvProblem) -> int:
+    return problem.width + 2 * problem.pad[1]

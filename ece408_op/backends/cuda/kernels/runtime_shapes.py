@@ -1,0 +1,170 @@
+"""Plans of the ladder's first kernels, which get the layer's shape as arguments."""
+
+from __future__ import annotations
+
+import math
+
+from ....problem import ConvProblem
+from ..plan import Capability, ConstantCopy, Defines, Kernel, Launch, Plan, divide_up
+
+_THREADS = 256
+_CONSTANT_BYTES = 64 << 10
+_SHARED_BYTES = 48 << 10
+_TILE = 16
+_COLUMN_BYTES = 256 << 20
+
+
+def not_plain(problem: ConvProblem) -> str | None:
+    """Why the ladder's kernels do not compute it: they have one stride, no padding, and so on."""
+    for name, only in (("stride", (1, 1)), ("pad", (0, 0)), ("dilate", (1, 1)), ("groups", 1)):
+        if getattr(problem, name) != only:
+            return f"it computes {name} {only} only, not {getattr(problem, name)}"
+    if problem.dtype != "float32":
+        return f"it computes float32 only, not {problem.dtype}"
+    return None
+
+
+def too_many_weights(problem: ConvProblem) -> str | None:
+    """`not_plain`, and weights that do not fit into constant memory."""
+    nbytes = _weight_bytes(problem)
+    if nbytes > _CONSTANT_BYTES:
+        return f"its weights take {nbytes} bytes, and constant memory has {_CONSTANT_BYTES}"
+    return not_plain(problem)
+
+
+def too_large_tiles(problem: ConvProblem) -> str | None:
+    """`too_many_weights`, and tiles that do not fit into shared memory."""
+    nbytes = _tile_bytes(problem)
+    if nbytes > _SHARED_BYTES:
+        return f"a tile and its halo take {nbytes} bytes of shared memory, more than 48 KiB"
+    return too_many_weights(problem)
+
+
+def output_defines(problem: ConvProblem, accumulate: bool) -> Defines:
+    """The macros of output.cuh, where they differ from their defaults."""
+    wanted = (("BIAS", problem.bias), ("ACCUMULATE", accumulate))
+    return tuple((name, 1) for name, value in wanted if value)
+
+
+def naive(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
+    launch = Launch(
+        "convolve",
+        (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
+        (_THREADS, 1, 1),
+        ("y", "x", "w", "bias", *_sizes(problem)),
+    )
+    return Plan(kernel.name, kernel.source, output_defines(problem, accumulate), (launch,))
+
+
+def constant_weights(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
+    launch = Launch(
+        "convolve",
+        (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
+        (_THREADS, 1, 1),
+        ("y", "x", "bias", *_sizes(problem)),
+    )
+    return _with_constants(kernel, problem, accumulate, launch)
+
+
+def shared_tiles(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
+    height, width = _tile(problem)
+    tiles = divide_up(problem.out_height, height) * divide_up(problem.out_width, width)
+    launch = Launch(
+        "convolve",
+        (tiles * problem.batch * problem.filters, 1, 1),
+        (width, height, 1),
+        ("y", "x", "bias", *_sizes(problem)),
+        _tile_bytes(problem),
+    )
+    return _with_constants(kernel, problem, accumulate, launch)
+
+
+def im2col(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
+    depth, pixels = math.prod(problem.w_shape[1:]), problem.out_height * problem.out_width
+    at_once = min(problem.batch, max(1, _COLUMN_BYTES // (4 * depth * pixels)))
+    launches: list[Launch] = []
+    for first in range(0, problem.batch, at_once):
+        images = min(at_once, problem.batch - first)
+        launches += _im2col_launches(problem, first, images, depth, pixels)
+    return Plan(
+        kernel.name,
+        kernel.source,
+        output_defines(problem, accumulate),
+        tuple(launches),
+        workspace_bytes=4 * depth * pixels * at_once,
+    )
+
+
+def _im2col_launches(
+    problem: ConvProblem, first: int, images: int, depth: int, pixels: int
+) -> tuple[Launch, Launch]:
+    sizes = (problem.channels, problem.height, problem.width, *problem.kernel)
+    unroll = Launch(
+        "unroll",
+        (divide_up(images * depth * pixels, _THREADS), 1, 1),
+        (_THREADS, 1, 1),
+        ("workspace", "x", first, images, *sizes),
+    )
+    multiply = Launch(
+        "multiply",
+        (_matrix_tiles(problem) * images, 1, 1),
+        (_TILE, _TILE, 1),
+        ("y", "w", "workspace", "bias", first, problem.filters, depth, pixels),
+    )
+    return unroll, multiply
+
+
+def implicit_gemm(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
+    launch = Launch(
+        "convolve",
+        (_matrix_tiles(problem) * problem.batch, 1, 1),
+        (_TILE, _TILE, 1),
+        ("y", "x", "w", "bias", *_sizes(problem)[1:]),
+    )
+    return Plan(kernel.name, kernel.source, output_defines(problem, accumulate), (launch,))
+
+
+def too_large_columns(problem: ConvProblem) -> str | None:
+    """`not_plain`, and an image whose columns a 32-bit index does not reach."""
+    elements = math.prod(problem.w_shape[1:]) * problem.out_height * problem.out_width
+    if elements >= 1 << 31:
+        return f"the columns of one image have {elements} elements, more than 2^31 - 1"
+    return not_plain(problem)
+
+
+def _matrix_tiles(problem: ConvProblem) -> int:
+    pixels = problem.out_height * problem.out_width
+    return divide_up(pixels, _TILE) * divide_up(problem.filters, _TILE)
+
+
+def _with_constants(kernel: Kernel, problem: ConvProblem, accumulate: bool, launch: Launch) -> Plan:
+    return Plan(
+        kernel.name,
+        kernel.source,
+        output_defines(problem, accumulate),
+        (launch,),
+        (ConstantCopy("weights", "w", _weight_bytes(problem)),),
+    )
+
+
+def _sizes(problem: ConvProblem) -> tuple[int, ...]:
+    return (
+        *(problem.batch, problem.filters, problem.channels, problem.height, problem.width),
+        *problem.kernel,
+    )
+
+
+def _weight_bytes(problem: ConvProblem) -> int:
+    return 4 * math.prod(problem.w_shape)
+
+
+def _tile(problem: ConvProblem) -> tuple[int, int]:
+    """Height and width of a tile of outputs, a thread for each: little left over at the borders."""
+    width = divide_up(problem.out_width, divide_up(problem.out_width, 32))
+    most = _THREADS // width
+    return divide_up(problem.out_height, divide_up(problem.out_height, most)), width
+
+
+def _tile_bytes(problem: ConvProblem) -> int:
+    height, width = _tile(problem)
+    return 4 * (height + problem.kernel[0] - 1) * (width + problem.kernel[1] - 1)

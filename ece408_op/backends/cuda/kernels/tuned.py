@@ -1,0 +1,245 @@
+"""Which kernel, with which tiles, was measured to be the best for a problem on a GPU.
+
+What `ece408 tune` measures is kept in the cache, one file for each GPU; results for some GPUs
+come with the package. A forward pass looks here and never measures anything itself: a problem
+without results runs by the catalog's rules. Results are advice: all that they can name computes
+the same, and what no longer exists is passed over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .... import settings
+from ....errors import Ece408Error
+from ....files.cachedir import atomic_path, ensure_folder, locked
+from ....files.resources import kernels_dir
+from ....problem import ConvProblem
+from ....version import __version__
+from ..plan import Capability, Kernel, Target, Tunables
+from . import catalog
+
+_COMMENT = re.compile(r"//[^\n]*")
+_log = logging.getLogger("ece408_op")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel with tunables of its own."""
+
+    kernel: Kernel
+    tunables: Tunables = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.kernel.name, *(f"{name}={value}" for name, value in self.tunables)])
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was best for a problem among all that are at least as exact as `precision`: a kernel's
+    name and tunables, its median milliseconds, and how many candidates there were."""
+
+    problem: ConvProblem
+    precision: str
+    kernel: str
+    tunables: Tunables
+    ms: float
+    candidates: int
+
+    def document(self) -> dict[str, Any]:
+        """For JSON; `_result` reads it."""
+        content = {**vars(self), "problem": str(self.problem), "tunables": dict(self.tunables)}
+        return {**content, "ms": round(self.ms, 4)}
+
+
+def best(problem: ConvProblem, gpu: Target, precision: str) -> Choice:
+    """The kernel and tunables for the forward pass, at least as exact as `precision`.
+
+    They are those of the results for the same layer at the batch nearest to the problem's: from
+    the cache, else from the package, else as `catalog.default` has it. Files are read once in the
+    life of a process, and again after it has written some. Raises `UnsupportedProblem` on a GPU
+    that no kernel has code for.
+    """
+    return _best(problem, gpu.name, gpu.capability, gpu.driver, precision)
+
+
+@functools.lru_cache(maxsize=4096)
+def _best(
+    problem: ConvProblem,
+    name: str,
+    capability: Capability,
+    driver: int,
+    precision: str,
+) -> Choice:
+    for results in (_kept(_file(_folder(), name), name, capability, driver), _shipped(name)):
+        same = [each for each in results if each.precision == precision and _alike(each, problem)]
+        for result in sorted(same, key=lambda each: _distance(each, problem)):
+            choice = _choice(result, problem, capability)
+            if choice is not None:
+                return choice
+    return Choice(catalog.default(problem, "forward", capability, precision))
+
+
+def kept(problem: ConvProblem, gpu: Target, precision: str) -> Result | None:
+    """What the cache has for exactly this problem, its bias aside."""
+    for each in _kept(file(gpu), gpu.name, gpu.capability, gpu.driver):
+        if (each.problem, each.precision) == (_without_bias(problem), precision):
+            return each
+    return None
+
+
+def file(gpu: Target) -> Path:
+    """Where the cache has the results for this GPU; not necessarily there yet."""
+    return _file(_folder(), gpu.name)
+
+
+def _folder() -> Path:
+    return settings.cache() / "cuda-tuning"
+
+
+def _file(folder: Path, name: str) -> Path:
+    """The file for GPUs of this name."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return folder / f"{slug}.json"
+
+
+def save(results: Iterable[Result], gpu: Target, path: Path | None = None) -> Path:
+    """Add results to those in the file, in the place of older ones of the same problems.
+
+    Other processes may do so at the same time. `path` is that of the GPU's own file in the cache
+    unless given. Results in it that are out of date are dropped. Raises `CacheUnwritable`.
+    """
+    path = path or file(gpu)
+    with locked(ensure_folder(path.parent), "write results of tuning"):
+        old = _read(path, _about(gpu.name, gpu.capability, gpu.driver))
+        merged = {(each.problem, each.precision): each for each in [*old, *results]}
+        content = {
+            **_about(gpu.name, gpu.capability, gpu.driver),
+            "results": [each.document() for each in merged.values()],
+        }
+        with atomic_path(path) as temporary:
+            temporary.write_text(_text({"sha256": _sum(content), **content}), encoding="utf-8")
+    forget()
+    return path
+
+
+def forget() -> None:
+    """Read the files again when they are next needed."""
+    for function in (_best, _kept, _shipped):
+        function.cache_clear()
+
+
+def _sum(content: dict[str, Any]) -> str:
+    """The checksum that is in a file with this content besides."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _text(content: dict[str, Any]) -> str:
+    """JSON with a line for each result."""
+    lines = ",\n".join(f"    {json.dumps(each)}" for each in content["results"])
+    head = json.dumps({**content, "results": []}, indent=2)
+    return head.replace('"results": []', f'"results": [\n{lines}\n  ]') + "\n"
+
+
+@functools.lru_cache(maxsize=16)
+def _kept(path: Path, name: str, capability: Capability, driver: int) -> tuple[Result, ...]:
+    return tuple(_read(path, _about(name, capability, driver)))
+
+
+@functools.lru_cache(maxsize=16)
+def _shipped(name: str) -> tuple[Result, ...]:
+    # They stay of use when a kernel or the driver changes a little.
+    return tuple(_read(_file(kernels_dir() / "tuned", name), {"gpu": name}))
+
+
+def _read(path: Path, about: dict[str, Any]) -> list[Result]:
+    """The results in a file that is about this, with a word where it cannot be used."""
+    if not path.is_file():
+        return []
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        different = [key for key, value in about.items() if document[key] != value]
+        if different:
+            _log.warning(
+                "ece408: the results of tuning in %s are not used: they are of another %s; "
+                "`ece408 tune` measures anew",
+                path,
+                " and ".join(different),
+            )
+            return []
+        results = [_result(each) for each in document["results"]]
+        if document.pop("sha256") != _sum(document):
+            raise ValueError("its content is not that of its checksum")
+        return results
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, Ece408Error) as error:
+        _log.warning(
+            "ece408: the results of tuning in %s are not used: they cannot be read (%s); remove "
+            "the file, `ece408 tune` writes it anew",
+            path,
+            " ".join(f"{type(error).__name__}: {error}".split()),
+        )
+        return []
+
+
+def _result(each: dict[str, Any]) -> Result:
+    tunables = tuple((str(name), int(value)) for name, value in each["tunables"].items())
+    problem = ConvProblem.parse(each["problem"])
+    names = (str(each["precision"]), str(each["kernel"]))
+    return Result(problem, *names, tunables, float(each["ms"]), int(each["candidates"]))
+
+
+def _choice(result: Result, problem: ConvProblem, capability: Capability) -> Choice | None:
+    """What a result names, unless that cannot, or no longer, be used for the problem."""
+    kernel = catalog.find(result.kernel)
+    if kernel is None or not kernel.permitted(result.precision):
+        return None
+    if kernel.direction != "forward" or kernel.rejects(problem, capability) is not None:
+        return None
+    if result.tunables not in kernel.tunables(problem, capability):
+        return None
+    return Choice(kernel, result.tunables)
+
+
+def _alike(result: Result, problem: ConvProblem) -> bool:
+    """Whether they are of the same layer; batch and bias may differ."""
+    return result.problem == dataclasses.replace(problem, batch=result.problem.batch, bias=False)
+
+
+def _distance(result: Result, problem: ConvProblem) -> float:
+    return abs(math.log(result.problem.batch / problem.batch))
+
+
+def _without_bias(problem: ConvProblem) -> ConvProblem:
+    return dataclasses.replace(problem, bias=False)
+
+
+def _about(name: str, capability: Capability, driver: int) -> dict[str, Any]:
+    """What results depend on besides the problem."""
+    major, minor = capability
+    return {
+        "gpu": name,
+        "capability": f"{major}.{minor}",
+        "driver": driver,
+        "kernels": _kernels(),
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _kernels() -> str:
+    """A word that changes with the kernels: with their code, not with their comments."""
+    key = hashlib.sha256(__version__.encode())
+    folder = kernels_dir() / "cuda"
+    for path in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")]):
+        code = _COMMENT.sub("", path.read_text(encoding="utf-8"))
+        key.update(f"{path.name}\0{' '.join(code.split())}\0".encode())
+    return key.hexdigest()[:12]

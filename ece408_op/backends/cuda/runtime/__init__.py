@@ -1,0 +1,1 @@
+"""Compiling CUDA sources, loading and launching kernels, and the memory and streams of a GPU."""

@@ -1,0 +1,129 @@
+"""From a source in kernels/cuda to machine code, by nvcc, kept on disk.
+
+PyCUDA's own cache runs the preprocessor before every lookup as soon as a source includes a header,
+and its compiler needs the driver; so nvcc is called here, on machines without a GPU as well, and
+PyCUDA loads what it made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ....errors import CacheUntrusted, KernelCompileFailed, NoUsableGpu
+from ....files.cachedir import ensure_folder, locked
+from ....files.resources import kernels_dir
+from ....files.sealed import Damage, read_sealed, write_sealed
+from ....host.gpu import find_nvcc
+from ..plan import Defines
+
+OPTIONS = ("-std=c++17", "-O3", "--restrict")
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+
+
+def compile_plan(source: str, defines: Defines, architecture: str, cache_folder: Path) -> bytes:
+    """Machine code (a cubin) of kernels/cuda/`source` for an architecture such as "90"; a source
+    given by an absolute path may include the headers there as well.
+
+    It is compiled once for each text of the source and its headers, macros, options, architecture
+    and version of nvcc, however many threads and processes ask for it, and kept in `cache_folder`;
+    and again, with a line on stderr, where what is kept is damaged or not to be trusted.
+
+    Raises `NoUsableGpu` without nvcc, `KernelCompileFailed` with file, line and command when the
+    source does not compile, `KernelsMissing`, and `CacheUnwritable`.
+    """
+    nvcc = require_nvcc()
+    folder = kernels_dir() / "cuda"
+    options = _options(defines, architecture)
+    key = hashlib.sha256()
+    for part in (nvcc_version(nvcc), *options, *_texts(folder, source)):
+        key.update(part.encode() + b"\0")
+    stem = f"{Path(source).stem}-sm_{architecture}-{key.hexdigest()[:24]}"
+    kept = ensure_folder(cache_folder) / f"{stem}.cubin"
+    with contextlib.suppress(FileNotFoundError, Damage, CacheUntrusted):
+        return read_sealed(kept)
+    # A lock per file: different kernels may be compiled side by side.
+    with locked(ensure_folder(cache_folder / "locks" / stem), f"compile {source}"):
+        try:
+            return read_sealed(kept)
+        except FileNotFoundError:
+            pass
+        except (Damage, CacheUntrusted) as reason:
+            print(f"ece408: compiling {source} anew: {reason}", file=sys.stderr)
+        binary = compile_source(nvcc, folder / source, options)
+        write_sealed(kept, binary)
+        return binary
+
+
+def require_nvcc() -> Path:
+    """Where nvcc is. Raises `NoUsableGpu` when it is nowhere."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise NoUsableGpu(
+            "nvcc, which compiles the CUDA kernels, is not on PATH, in CUDA_HOME, in "
+            "/usr/local/cuda or among pip's packages; install the CUDA toolkit or "
+            "`pip install nvidia-cuda-nvcc nvidia-cuda-cccl`, or set CUDA_HOME"
+        )
+    return nvcc
+
+
+@functools.cache
+def nvcc_version(nvcc: Path) -> str:
+    """What nvcc says about its version. Raises `NoUsableGpu` when it does not run."""
+    try:
+        result = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True)
+    except OSError as error:
+        raise NoUsableGpu(f"{nvcc} does not run ({error.strerror}); reinstall CUDA") from error
+    if result.returncode != 0:
+        raise NoUsableGpu(f"{nvcc} --version fails with {result.returncode}; reinstall CUDA")
+    return result.stdout
+
+
+def _options(defines: Defines, architecture: str) -> tuple[str, ...]:
+    macros = (f"-D{name}={value}" for name, value in defines)
+    code = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    return (*OPTIONS, code, *macros)
+
+
+def _texts(folder: Path, source: str) -> list[str]:
+    """The text of a source and of all headers that it includes from its folder or ours."""
+    paths, texts = [folder / source], []
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        texts.append(text)
+        for name in _INCLUDE.findall(text):
+            # One that is nowhere is nvcc's to complain about.
+            found = [place / name for place in (path.parent, folder) if (place / name).is_file()]
+            paths += [header for header in found[:1] if header not in paths]
+    return texts
+
+
+def compile_source(nvcc: Path, path: Path, options: tuple[str, ...]) -> bytes:
+    """The cubin that nvcc makes of the file. Raises `KernelCompileFailed`."""
+    with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
+        output = Path(folder) / "kernel.cubin"
+        headers = f"-I{kernels_dir() / 'cuda'}"
+        command = [str(nvcc), "-cubin", *options, headers, "-o", str(output), str(path)]
+        result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if result.returncode == 0:
+            return output.read_bytes()
+    raise KernelCompileFailed(
+        f"{_first_error(result.stderr, path)} (exit code {result.returncode} of: "
+        f"{shlex.join(command)})"
+    )
+
+
+def _first_error(messages: str, path: Path) -> str:
+    """nvcc's first error as file:line: text, or the last thing that it said."""
+    match = re.search(r"^(.+?)\((\d+)\): error\b[^:]*: (.*)$", messages, re.M)
+    if match:
+        return f"{match[1]}:{match[2]}: {match[3].strip()}"
+    lines = [line for line in messages.splitlines() if line.strip()]
+    return f"{path}: {lines[-1].strip() if lines else 'nvcc fails without a message'}"

@@ -1,0 +1,349 @@
+"""A GPU as the kernels see it: its context, streams, events and memory, all kept and reused.
+
+PyCUDA frees what it made only from the thread that made the context, and warns on stderr where it
+cannot ("could not be cleaned up"); MXNet runs operators on threads that come and go. So nothing
+made here is ever destroyed by Python: memory is freed by hand, with the context current, and the
+rest lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....errors import GpuFailed, NotEnoughMemory, NoUsableGpu
+from ....host.gpu import OLDEST_CAPABILITY, find_driver
+
+# Marks of a lane: before and after the copies in, after the kernels, after the copies out.
+BEGIN, COPIED_IN, COMPUTED, COPIED_OUT, _CLOCK = range(5)
+
+
+@dataclass
+class Lane:
+    """A stream with events and memory of its own: one thread at a time works with it.
+
+    `device` and `host` are the addresses of `device_bytes` on the GPU and `host_bytes` of
+    page-locked memory, 0 as long as there are none.
+    """
+
+    gpu: Gpu
+    stream: Any
+    events: tuple[Any, ...]
+    device: int = 0
+    host: int = 0
+    device_bytes: int = 0
+    host_bytes: int = 0
+    _blocks: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def copy_in(self, offset: int, nbytes: int) -> None:
+        """Enqueue the copy of `nbytes` at `offset` from page-locked memory to the GPU."""
+        part = self._blocks["host"][offset : offset + nbytes]
+        with reported("a copy to the GPU"):
+            self.gpu.cuda.memcpy_htod_async(self.device + offset, part, self.stream)
+
+    def copy_out(self, offset: int, nbytes: int) -> None:
+        """Enqueue the copy of `nbytes` at `offset` from the GPU to page-locked memory."""
+        part = self._blocks["host"][offset : offset + nbytes]
+        with reported("a copy from the GPU"):
+            self.gpu.cuda.memcpy_dtoh_async(part, self.device + offset, self.stream)
+
+    def launch(self, loaded: Any, pointers: dict[str, int]) -> None:
+        """Enqueue a loaded plan's work on these addresses."""
+        with reported(f"kernel {loaded.plan.kernel}"):
+            loaded.launch(pointers, self.stream)
+
+    def mark(self, event: int) -> None:
+        """Note the time at which the work enqueued so far ends, as BEGIN and the others."""
+        self.events[event].record(self.stream)
+
+    def wait(self) -> None:
+        """Return when everything enqueued has ended. Raises `GpuFailed` if any of it failed."""
+        with reported("a kernel"):
+            self.stream.synchronize()
+
+    def rest(self) -> None:
+        """As `wait`, up to COPIED_OUT, and without keeping a core busy: a little later."""
+        with reported("a kernel"):
+            self.events[COPIED_OUT].synchronize()
+
+    def start_clock(self) -> None:
+        """Let the times of this lane and of others, given this one, count from now."""
+        self.mark(_CLOCK)
+        self.wait()
+
+    def times(self, clock: Lane) -> tuple[float, ...]:
+        """Seconds from the start of another lane's clock to each mark of this one's, in order."""
+        start = clock.events[_CLOCK]
+        return tuple(event.time_since(start) / 1e3 for event in self.events[:_CLOCK])
+
+    def seconds(self, begin: int, end: int) -> float:
+        """Seconds from one mark to another; both must have happened."""
+        return self.events[end].time_since(self.events[begin]) / 1e3
+
+    def reserve(self, device_bytes: int, host_bytes: int) -> None:
+        """See to it that the lane has at least so much memory; what was in it is lost.
+
+        Raises `NotEnoughMemory`, and then the lane has less.
+        """
+        if self.device_bytes < device_bytes:
+            self._free("device")
+            block = self._allocate("device", device_bytes)
+            self.device, self.device_bytes = int(block), device_bytes
+        if self.host_bytes < host_bytes:
+            self._free("host")
+            block = self._allocate("host", host_bytes)
+            self.host, self.host_bytes = block.ctypes.data, host_bytes
+
+    def release(self) -> None:
+        """Give the lane's memory back; its stream and events stay."""
+        self._free("device")
+        self._free("host")
+
+    def _allocate(self, kind: str, nbytes: int) -> Any:
+        with reported(f"allocating {_mib(nbytes)} on {self.gpu}"):
+            if kind == "device":
+                self._blocks[kind] = self.gpu.cuda.mem_alloc(nbytes)
+            else:
+                self._blocks[kind] = self.gpu.cuda.pagelocked_empty(nbytes, "uint8")
+        return self._blocks[kind]
+
+    def _free(self, kind: str) -> None:
+        block = self._blocks.pop(kind, None)
+        if block is None:
+            return
+        if kind == "device":
+            self.device = self.device_bytes = 0
+            block.free()
+        else:
+            self.host = self.host_bytes = 0
+            block.base.free()
+
+
+class Gpu:
+    """One GPU: its number, name, compute capability such as (9, 0), memory in bytes, and the
+    newest CUDA version that its driver knows, such as 13000.
+
+    Get one with `get`. Everything but the plain attributes needs its context to be current:
+    work inside `with gpu.active()`.
+    """
+
+    def __init__(self, cuda: Any, index: int) -> None:
+        device = cuda.Device(index)
+        self.cuda = cuda
+        self.index = index
+        self.name: str = device.name()
+        self.capability: tuple[int, int] = tuple(device.compute_capability())  # type: ignore[assignment]
+        self.driver: int = cuda.get_driver_version()
+        self.memory_bytes: int = device.total_memory()
+        # Held through a staged call, of which one at a time makes the best use of the bus.
+        self.staging = threading.Lock()
+        self._context = device.retain_primary_context()
+        self._lock = threading.Lock()
+        self._lanes: list[Lane] = []
+        self._idle: list[Lane] = []
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.name})"
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Have this GPU's primary context, which MXNet uses too, current on this thread."""
+        self._context.push()
+        try:
+            yield
+        finally:
+            # A thread that ends with a context still pushed aborts the process.
+            self.cuda.Context.pop()
+
+    def free_bytes(self) -> int:
+        """Memory that nobody has taken, this process and others."""
+        with reported(f"asking {self} for its memory"):
+            return self.cuda.mem_get_info()[0]
+
+    @contextlib.contextmanager
+    def lane(self, device_bytes: int = 0) -> Iterator[Lane]:
+        """One lane with at least so much memory on the GPU. Raises `NotEnoughMemory`."""
+        (lane,) = self._take(1)
+        try:
+            try:
+                lane.reserve(device_bytes, 0)
+            except NotEnoughMemory:
+                self._release_idle()
+                lane.reserve(device_bytes, 0)
+            yield lane
+        finally:
+            self._give([lane])
+
+    @contextlib.contextmanager
+    def lanes(
+        self, count: int, device_bytes: int, host_bytes: int, limit: int
+    ) -> Iterator[list[Lane]]:
+        """`count` lanes with so much memory each, all lanes' on the GPU within `limit` bytes.
+
+        Raises `NotEnoughMemory` when the GPU or the machine has no more, or when other calls
+        have taken lanes that leave too little of `limit`.
+        """
+        lanes = self._take(count)
+        try:
+            self._make_room(lanes, device_bytes, limit)
+            for lane in lanes:
+                lane.reserve(device_bytes, host_bytes)
+            yield lanes
+        except NotEnoughMemory:
+            for lane in lanes:
+                lane.release()
+            self._release_idle()
+            raise
+        finally:
+            self._give(lanes)
+
+    def reserved_bytes(self) -> int:
+        """Memory on the GPU that all lanes have together."""
+        with self._lock:
+            return sum(lane.device_bytes for lane in self._lanes)
+
+    def _make_room(self, lanes: list[Lane], device_bytes: int, limit: int) -> None:
+        growth = sum(max(0, device_bytes - lane.device_bytes) for lane in lanes)
+        if self.reserved_bytes() + growth <= limit:
+            return
+        self._release_idle()
+        for lane in lanes:
+            lane.release()
+        taken = self.reserved_bytes()
+        if taken + len(lanes) * device_bytes > limit:
+            raise NotEnoughMemory(
+                f"{_mib(len(lanes) * device_bytes)} are needed on {self}, and other calls have "
+                f"{_mib(taken)} of the {_mib(limit)} allowed (ECE408_GPU_MEMORY)"
+            )
+
+    def _release_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for lane in idle:
+            lane.release()
+        self._give(idle)
+
+    def _take(self, count: int) -> list[Lane]:
+        with self._lock:
+            taken = [self._idle.pop() for _ in range(min(count, len(self._idle)))]
+        missing = count - len(taken)
+        if missing:
+            new = [self._new_lane() for _ in range(missing)]
+            with self._lock:
+                self._lanes += new
+            taken += new
+        return taken
+
+    def _give(self, lanes: list[Lane]) -> None:
+        with self._lock:
+            self._idle += lanes
+
+    def _new_lane(self) -> Lane:
+        flags = self.cuda.event_flags
+        with reported(f"making a stream on {self}"):
+            events = tuple(
+                self.cuda.Event(flags.BLOCKING_SYNC if mark == COPIED_OUT else flags.DEFAULT)
+                for mark in range(_CLOCK + 1)
+            )
+            return Lane(self, self.cuda.Stream(), events)
+
+
+_gpus: dict[int, Gpu] = {}
+_gpus_lock = threading.Lock()
+_process = 0
+
+
+def get(index: int) -> Gpu:
+    """The GPU of this number; the driver is started, and the context made, the first time.
+
+    Raises `NoUsableGpu` when PyCUDA, the driver or the GPU is missing or too old, or in a child
+    of a process that has used its GPUs before it forked.
+    """
+    global _process
+    with _gpus_lock:
+        if _gpus and os.getpid() != _process:
+            raise NoUsableGpu(
+                "CUDA does not survive a fork, and this process was forked from one that had used "
+                "the GPU; start it with multiprocessing's 'spawn', or compute on the CPU"
+            )
+        if index not in _gpus:
+            _gpus[index] = immortal(_open(index))
+            _process = os.getpid()
+        return _gpus[index]
+
+
+def immortal(made: Any) -> Any:
+    """Keep Python from ever destroying an object, at its end either; returns the object."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    return made
+
+
+@contextlib.contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Turn PyCUDA's errors in the block into `NotEnoughMemory` and `GpuFailed`, naming `what`."""
+    cuda: Any = importlib.import_module("pycuda.driver")
+    try:
+        yield
+    except cuda.MemoryError as error:
+        raise NotEnoughMemory(
+            f"{what} failed for want of memory; close other programs, use a smaller batch, or for "
+            "arrays on the CPU set ECE408_GPU_MEMORY to less"
+        ) from error
+    except cuda.Error as error:
+        reason = str(error).splitlines()[0]
+        raise GpuFailed(
+            f"{what} failed: {reason}; after a failed kernel the process must be started anew"
+        ) from error
+
+
+def _open(index: int) -> Gpu:
+    cuda = _driver()
+    count = cuda.Device.count()
+    if index >= count:
+        raise NoUsableGpu(f"there is no GPU {index}; there are {count}, numbered from 0")
+    try:
+        gpu = Gpu(cuda, index)
+    except cuda.Error as error:
+        raise NoUsableGpu(
+            f"GPU {index} cannot be used: {error}; does nvidia-smi show it, and is it free?"
+        ) from error
+    if gpu.capability < OLDEST_CAPABILITY:
+        found, oldest = (".".join(map(str, pair)) for pair in (gpu.capability, OLDEST_CAPABILITY))
+        raise NoUsableGpu(
+            f"{gpu} has compute capability {found}, the CUDA kernels need {oldest}; the backends "
+            "cpu and reference need no GPU"
+        )
+    return gpu
+
+
+def _driver() -> Any:
+    """PyCUDA's driver module, initialised."""
+    # Without a driver PyCUDA warns before it fails, and does not say what is missing.
+    find_driver()
+    try:
+        cuda: Any = importlib.import_module("pycuda.driver")
+        cuda.init()
+    except ModuleNotFoundError:
+        raise NoUsableGpu("PyCUDA is not installed; pip install 'ece408_op[cuda]'") from None
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        raise NoUsableGpu(
+            f"PyCUDA does not import ({reason}); build it for this machine: pip install "
+            "--force-reinstall --no-cache-dir pycuda"
+        ) from error
+    except Exception as error:
+        raise NoUsableGpu(
+            f"the NVIDIA driver does not start ({error}); is there a GPU, and does nvidia-smi "
+            "list it?"
+        ) from error
+    return cuda
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,141 @@
+"""Compiled kernels on the GPU: loaded once, launched through PyCUDA with every call checked."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .... import settings
+from ....errors import GpuFailed
+from ..kernels import catalog
+from ..plan import Capability, Defines, Launch, Plan, architecture
+from .compiler import compile_plan
+
+# What a block can have without asking for more.
+_USUAL_SHARED_BYTES = 48 << 10
+
+_modules: dict[tuple[str, str, Defines], _Module] = {}
+_lock = threading.Lock()
+
+
+def load(plan: Plan, capability: Capability) -> LoadedPlan:
+    """The plan, its code loaded on the GPU whose context is current.
+
+    Code is compiled and loaded once for each GPU, source and macros, and stays for the life of
+    the process. Raises what `compile_plan` raises, and `GpuFailed`.
+    """
+    import pycuda.driver as cuda
+
+    key = (cuda.Context.get_device().pci_bus_id(), plan.source, plan.defines)
+    with _lock:
+        module = _modules.setdefault(key, _Module())
+    module.require(plan, capability)
+    return LoadedPlan(plan, module)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept; not necessarily there yet."""
+    return settings.cache() / "cuda-kernels"
+
+
+class _Module:
+    """One source compiled with its macros, on one GPU."""
+
+    def __init__(self) -> None:
+        # Held from launch to the end of the work by callers whose plan has constants.
+        self.lock = threading.Lock()
+        self._loading = threading.Lock()
+        self._module: Any = None
+        self._functions: dict[str, Any] = {}
+        # By function: what it has been allowed to have at most.
+        self._shared_bytes: dict[str, int] = {}
+        self.processors = 0
+
+    def require(self, plan: Plan, capability: Capability) -> None:
+        """Compile and load unless that is done."""
+        import pycuda.driver as cuda
+
+        with self._loading:
+            if self._module is not None:
+                return
+            name = architecture(catalog.architectures(plan.kernel), capability)
+            if name is None:
+                raise GpuFailed(
+                    f"kernel {plan.kernel} has no code for compute capability "
+                    f"{capability[0]}.{capability[1]}; choose another kernel"
+                )
+            binary = compile_plan(plan.source, plan.defines, name, cache_folder())
+            try:
+                module = cuda.module_from_buffer(binary)
+            except cuda.Error as error:
+                raise GpuFailed(f"kernel {plan.kernel} does not load: {error}") from error
+            # PyCUDA would unload it at exit, when another thread's context may be current.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+            device = cuda.Context.get_device()
+            self.processors = device.get_attribute(cuda.device_attribute.MULTIPROCESSOR_COUNT)
+            self._module = module
+
+    def function(self, launch: Launch) -> Any:
+        """The function, prepared for the launch's arguments and shared memory."""
+        from pycuda.driver import function_attribute
+
+        with self._loading:
+            function = self._functions.get(launch.function)
+            if function is None:
+                function = self._module.get_function(launch.function)
+                function.prepare(["P" if isinstance(a, str) else "i" for a in launch.arguments])
+                self._functions[launch.function] = function
+            if launch.shared_bytes > self._shared_bytes.get(launch.function, _USUAL_SHARED_BYTES):
+                attribute = function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+                function.set_attribute(attribute, launch.shared_bytes)
+                self._shared_bytes[launch.function] = launch.shared_bytes
+        return function
+
+    def address(self, symbol: str) -> int:
+        """Where a global variable of the source lies on the GPU."""
+        pointer, _ = self._module.get_global(symbol)
+        return int(pointer)
+
+
+class LoadedPlan:
+    """A plan that can be launched; `plan` is the plan.
+
+    While `plan.constants` is not empty, hold `lock` from `launch` until the stream is done: all
+    launches of one module share its constants.
+    """
+
+    def __init__(self, plan: Plan, module: _Module) -> None:
+        self.plan = plan
+        self.lock = module.lock
+        self._module = module
+
+    def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
+        """Enqueue copies and launches, in order, on a PyCUDA stream; does not wait for them.
+
+        `pointers` has the address on the GPU of each array that the plan names. To be called with
+        the GPU's context current. Raises `GpuFailed` for a copy or a launch that is refused; a
+        failure while a kernel runs shows at the stream's next synchronisation.
+        """
+        import pycuda.driver as cuda
+
+        try:
+            for copy in self.plan.constants:
+                target, source = self._module.address(copy.symbol), pointers[copy.array]
+                cuda.memcpy_dtod_async(target, source, copy.nbytes, stream)
+            for launch in self.plan.launches:
+                self._enqueue(launch, pointers, stream)
+        except cuda.Error as error:
+            raise GpuFailed(f"kernel {self.plan.kernel} cannot be launched: {error}") from error
+
+    def _enqueue(self, launch: Launch, pointers: Mapping[str, int], stream: Any) -> None:
+        grid = launch.grid
+        if launch.blocks_per_processor:
+            at_once = launch.blocks_per_processor * self._module.processors
+            grid = (min(grid[0], max(1, at_once // (grid[1] * grid[2]))), *grid[1:])
+        arguments = [a if isinstance(a, int) else pointers.get(a) or 0 for a in launch.arguments]
+        self._module.function(launch).prepared_async_call(
+            grid, launch.block, stream, *arguments, shared_size=launch.shared_bytes
+        )

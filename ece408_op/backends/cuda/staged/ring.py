@@ -1,0 +1,196 @@
+"""A staged call's chunks on one GPU: one thread hands them round a ring of lanes.
+
+Everything on the GPU is enqueued and runs by itself: while the thread, with all cores, copies one
+chunk on the host, the chunks of the other lanes have the bus, each direction of it, and the
+kernels. One thread is enough, and it waits for no other one to hand it Python's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...cpu.native import copy, populate
+from ..plan import Plan
+from ..runtime.device import BEGIN, COMPUTED, COPIED_IN, COPIED_OUT, Gpu, Lane
+from ..work import OVER_BATCH, Work, shape_of
+from .chunks import Layout
+
+# Huge pages enough to keep all cores busy.
+_MADE_AHEAD = 64 << 20
+
+Interval = tuple[float, float]
+Loader = Callable[[Gpu, Plan], Any]
+
+
+@dataclass
+class Outcome:
+    """What chunks leave behind: when copies and kernels ran, whose plans these were, and sums over
+    the batch by role."""
+
+    copies: list[Interval] = field(default_factory=list)
+    kernels: list[Interval] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    sums: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def add(self, other: Outcome) -> None:
+        self.copies += other.copies
+        self.kernels += other.kernels
+        self.plans += other.plans
+        for role, values in other.sums.items():
+            self.add_sum(role, values)
+
+    def add_sum(self, role: str, values: np.ndarray) -> None:
+        self.sums[role] = self.sums.get(role, 0.0) + values
+
+
+@dataclass(frozen=True)
+class _Move:
+    """One array's way between the caller and a lane: the caller's address for image 0 and bytes
+    from image to image, the offset in the lane's memory, and the bytes of a chunk."""
+
+    address: int
+    stride: int
+    offset: int
+    nbytes: int
+
+    def fill(self, lane: Lane, first: int, threads: int) -> None:
+        """Copy the chunk that begins with image `first` into page-locked memory."""
+        copy(lane.host + self.offset, self.address + first * self.stride, self.nbytes, threads)
+
+    def empty(self, lane: Lane, first: int, threads: int) -> None:
+        """Copy a chunk of results from page-locked memory to the caller's array."""
+        copy(self.address + first * self.stride, lane.host + self.offset, self.nbytes, threads)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What every chunk of so many images takes."""
+
+    inputs: tuple[_Move, ...]
+    outputs: tuple[_Move, ...]
+    loaded: tuple[Any, ...]
+
+
+class Ring:
+    """The part of a staged call that one GPU does, on lanes that it has to itself; `threads` is
+    how many cores to copy with on the host."""
+
+    def __init__(
+        self, work: Work, layout: Layout, lanes: Sequence[Lane], load: Loader, threads: int
+    ) -> None:
+        self._work = work
+        self._layout = layout
+        self._lanes = lanes
+        self._gpu = lanes[0].gpu
+        self._load = load
+        self._threads = threads
+        # By address of an output: up to where its memory is made.
+        self._made: dict[int, int] = {}
+        self._summed = [role for role in work.outputs if role not in OVER_BATCH]
+
+    def run(self, chunks: Sequence[tuple[int, int]]) -> Outcome:
+        """Do these chunks, given as first image and number of images."""
+        sizes = {images: self._size(images) for images in dict.fromkeys(n for _, n in chunks)}
+        outcome = Outcome(plans=[each.plan for s in sizes.values() for each in s.loaded])
+        under_way: deque[tuple[Lane, _Size, int]] = deque()
+        with _held(sizes.values()):
+            self._lanes[0].start_clock()
+            for lane in self._lanes:
+                self._send_constants(lane)
+            for number, (first, images) in enumerate(chunks):
+                if len(under_way) == len(self._lanes):
+                    self._finish(*under_way.popleft(), outcome)
+                lane = self._lanes[number % len(self._lanes)]
+                self._begin(lane, sizes[images], first)
+                under_way.append((lane, sizes[images], first))
+            while under_way:
+                self._finish(*under_way.popleft(), outcome)
+        return outcome
+
+    def _begin(self, lane: Lane, size: _Size, first: int) -> None:
+        """Bring a chunk on its way."""
+        for move in size.inputs:
+            move.fill(lane, first, self._threads)
+        pointers = {role: lane.device + at for role, at in self._layout.offsets.items()}
+        lane.mark(BEGIN)
+        for move in size.inputs:
+            lane.copy_in(move.offset, move.nbytes)
+        lane.mark(COPIED_IN)
+        for each in size.loaded:
+            lane.launch(each, pointers)
+        lane.mark(COMPUTED)
+        for move in size.outputs:
+            lane.copy_out(move.offset, move.nbytes)
+        lane.mark(COPIED_OUT)
+
+    def _finish(self, lane: Lane, size: _Size, first: int, outcome: Outcome) -> None:
+        """Wait for a chunk, making use of the time, and take its results."""
+        taken = [move for move in size.outputs if move.stride]
+        for move in taken:
+            self._make(move, first)
+        lane.rest()
+        for move in taken:
+            move.empty(lane, first, self._threads)
+        for role in self._summed:
+            address = lane.host + self._layout.offsets[role]
+            outcome.add_sum(role, array_at(self._work, role, address).astype(np.float64))
+        begin, copied_in, computed, copied_out = lane.times(self._lanes[0])
+        outcome.copies += [(begin, copied_in), (computed, copied_out)]
+        outcome.kernels.append((copied_in, computed))
+
+    def _make(self, move: _Move, first: int) -> None:
+        """Make the memory that results go to, where the caller's array is fresh: for the chunk that
+        begins with image `first`, and some for those after it."""
+        end = move.address + first * move.stride + move.nbytes
+        made = self._made.get(move.address, move.address)
+        if made < end:
+            whole = move.address + self._work.problem.batch * move.stride
+            ahead = min(end + _MADE_AHEAD, whole)
+            populate(made, ahead - made, self._threads)
+            self._made[move.address] = ahead
+
+    def _send_constants(self, lane: Lane) -> None:
+        """Bring to the GPU what all chunks share."""
+        for role in self._work.inputs:
+            if role not in OVER_BATCH:
+                move = self._move(role, 1)
+                move.fill(lane, 0, self._threads)
+                lane.copy_in(move.offset, move.nbytes)
+
+    def _size(self, images: int) -> _Size:
+        work = self._work
+        return _Size(
+            inputs=tuple(self._move(r, images) for r in work.inputs if r in OVER_BATCH),
+            outputs=tuple(self._move(role, images) for role in work.outputs),
+            loaded=tuple(self._load(self._gpu, plan) for plan in work.plans(self._gpu, images)),
+        )
+
+    def _move(self, role: str, images: int) -> _Move:
+        work = self._work
+        stride = work.nbytes(role, 1) if role in OVER_BATCH else 0
+        offset = self._layout.offsets[role]
+        return _Move(work.addresses[role], stride, offset, work.nbytes(role, images))
+
+
+@contextlib.contextmanager
+def _held(sizes: Iterable[_Size]) -> Iterator[None]:
+    """Keep other calls from the constants of modules that have any; these chunks' are the same."""
+    loaded = [each for size in sizes for each in size.loaded if each.plan.constants]
+    with contextlib.ExitStack() as stack:
+        for lock in {id(each.lock): each.lock for each in loaded}.values():
+            stack.enter_context(lock)
+        yield
+
+
+def array_at(work: Work, role: str, address: int) -> np.ndarray:
+    """The memory at an address as the array of a role that is not cut along the batch."""
+    memory = (ctypes.c_ubyte * work.nbytes(role, 1)).from_address(address)
+    flat = np.ctypeslib.as_array(memory).view(work.problem.dtype)
+    return flat.reshape(shape_of(work.problem, role))

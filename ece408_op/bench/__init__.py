@@ -1,0 +1,1 @@
+"""Checking and timing kernels, the machine's ceilings, and tuning."""

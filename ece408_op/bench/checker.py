@@ -1,0 +1,198 @@
+"""Whether a CUDA kernel is right: whole numbers, exactly equal, and real ones, closely.
+
+Outputs are full of NaN before a kernel runs, or hold what it is to add to, and lie between guard
+zones. The oracle is the reference backend in float64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backends.cpu.reference import ReferenceBackend
+from ..backends.cuda.plan import Kernel, Tunables
+from ..backends.cuda.runtime.device import Gpu
+from ..errors import InvalidProblem
+from ..problem import ConvProblem
+from .gpu_arrays import StrayWrite, run
+from .shapes import SHAPES
+
+# Output and inputs by direction.
+_ARRAYS = {
+    "forward": ("y", "x", "w", "bias"),
+    "backward_data": ("dx", "w", "dy"),
+    "backward_weight": ("dw", "x", "dy"),
+    "backward_bias": ("dbias", "dy"),
+}
+# Largest relative L2 error against float64 on random numbers, by the arrays' type or, for less
+# accurate kernels, by precision.
+_LARGEST_ERROR = {"float64": 1e-14, "float32": 1e-6, "tf32": 1e-3, "float16": 2e-3}
+# What a kernel takes that takes strides, padding and dilation.
+_STRIDED = ConvProblem.parse("b1,c1,h9,w9,m1,k3x3,s2x2,p1x1,d2x2")
+# A plain float32 sum's, times the square root of its terms, as measured on 25 to 588 of them.
+_RUNNING_SUM_ERROR = 1.8e-8
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of a kernel: the problem, whether it adds to its output, the numbers' seed, and
+    tunables unless they are the kernel's own choice."""
+
+    kernel: Kernel
+    problem: ConvProblem
+    accumulate: bool = False
+    seed: int = 0
+    tunables: Tunables = ()
+
+
+def course_cases(kernel: Kernel, batch: int = 3) -> list[Case]:
+    """The shapes of `bench.shapes` that the kernel does not reject, at a small batch."""
+    problems = [dataclasses.replace(problem, batch=batch) for problem in SHAPES.values()]
+    if kernel.direction == "backward_bias":
+        problems = [dataclasses.replace(problem, bias=True) for problem in problems]
+    return [Case(kernel, p, seed=i) for i, p in enumerate(problems) if kernel.rejection(p) is None]
+
+
+def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
+    """`count` different problems with odd sizes that the kernel does not reject."""
+    rng = np.random.default_rng(seed)
+    cases: dict[ConvProblem, Case] = {}
+    while len(cases) < count:
+        problem = _random_problem(kernel, rng)
+        if problem is not None and kernel.rejection(problem) is None:
+            cases[problem] = Case(
+                kernel, problem, bool(rng.integers(2)), int(rng.integers(1 << 30))
+            )
+    return list(cases.values())
+
+
+def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | None:
+    """A problem of those that the general kernels take, or of the ladder's, if it exists."""
+    everything = kernel.name.startswith("general")
+    windows = everything or kernel.rejection(_STRIDED) is None
+
+    def pair(low: int, high: int) -> tuple[int, int]:
+        a, b = rng.integers(low, high + 1, 2)
+        return int(a), int(b)
+
+    groups = int(rng.choice([1, 1, 2, 3, 5])) if everything else 1
+    high = 12 if everything else 44
+    try:
+        return ConvProblem(
+            batch=int(rng.integers(1, 5)),
+            channels=groups
+            * int(rng.choice([1, 2, 3, 4, 6, 7, 9, 13, 17][: 6 if everything else 9])),
+            height=int(rng.integers(1, high)),
+            width=int(rng.integers(1, 2 * high if everything else high)),
+            filters=groups * int(rng.choice([1, 2, 3, 5, 6, 8, 11, 17, 24, 37])),
+            kernel=pair(1, 5 if everything else 7),
+            stride=pair(1, 3) if windows else (1, 1),
+            pad=pair(0, 3) if windows else (0, 0),
+            dilate=pair(1, 3) if windows else (1, 1),
+            groups=groups,
+            bias=kernel.direction == "backward_bias" or bool(rng.integers(2)),
+            dtype=str(rng.choice(["float32", "float64", "float16"])) if everything else "float32",
+        )
+    except InvalidProblem:
+        return None
+
+
+def largest_integer(kernel: Kernel, problem: ConvProblem) -> int:
+    """Whole numbers up to this in magnitude leave every sum of the kernel exact."""
+    if kernel.precision == "float16":
+        # A channel's taps are summed in half precision, exact up to 2048.
+        return min(8, math.isqrt(2048 // math.prod(problem.kernel)))
+    return 8
+
+
+def exact_failure(gpu: Gpu, case: Case, bare: bool = False) -> str | None:
+    """What is wrong with the kernel's result on whole numbers, or `None`.
+
+    Raises the errors of compiling, loading and launching.
+    """
+    rng = np.random.default_rng(case.seed)
+    most = largest_integer(case.kernel, case.problem)
+    arrays = {
+        name: rng.integers(-most, most + 1, shape).astype(case.problem.dtype)
+        for name, shape in _shapes(case).items()
+    }
+    return _failure(gpu, case, arrays, bare)
+
+
+def relative_error(gpu: Gpu, case: Case) -> float:
+    """The relative L2 error against float64 on normally distributed numbers; may be NaN."""
+    rng = np.random.default_rng(case.seed)
+    arrays = {
+        name: rng.standard_normal(shape).astype(case.problem.dtype)
+        for name, shape in _shapes(case).items()
+    }
+    expected = _expected(case, arrays)
+    found = _found(gpu, case, arrays, bare=False).astype(np.float64)
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def largest_error(kernel: Kernel, problem: ConvProblem) -> float:
+    """What `relative_error` may be for this kernel: twice a running sum's, where that is more."""
+    most = _LARGEST_ERROR[problem.dtype if kernel.float32_accurate else kernel.precision]
+    running = _RUNNING_SUM_ERROR * math.sqrt(math.prod(problem.w_shape[1:]))
+    return max(most, 2 * running) if problem.dtype == "float32" else most
+
+
+def _failure(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> str | None:
+    try:
+        found = _found(gpu, case, arrays, bare)
+    except StrayWrite as error:
+        return str(error)
+    expected = _expected(case, arrays).astype(case.problem.dtype)
+    wrong = np.flatnonzero(found != expected)
+    if not wrong.size:
+        return None
+    index = tuple(int(i) for i in np.unravel_index(wrong[0], found.shape))
+    return (
+        f"{wrong.size} of {found.size} elements are wrong, {np.isnan(found).sum()} of them not "
+        f"written; the first, {index}, is {found[index]} instead of {expected[index]}"
+    )
+
+
+def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
+    """Shapes of the case's arrays, output first."""
+    problem = case.problem
+    shapes = {
+        "x": problem.x_shape,
+        "w": problem.w_shape,
+        "bias": problem.bias_shape,
+        "y": problem.y_shape,
+    }
+    names = _ARRAYS[case.kernel.direction]
+    wanted = [name for name in names if name != "bias" or problem.bias]
+    return {name: shapes[name if name in shapes else name[1:]] for name in wanted}
+
+
+def _found(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> np.ndarray:
+    output = _ARRAYS[case.kernel.direction][0]
+    start = arrays[output] if case.accumulate else np.full_like(arrays[output], np.nan)
+    plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate, case.tunables)
+    # Kernels take other ways where arrays are not aligned to pairs or fours of elements.
+    offset = case.seed % 4 * arrays[output].itemsize
+    return run(gpu, plan, {**arrays, output: start}, output, bare, offset)
+
+
+def _expected(case: Case, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """The output in float64, from the reference backend."""
+    problem, direction = dataclasses.replace(case.problem, dtype="float64"), case.kernel.direction
+    wide = {name: np.ascontiguousarray(array, np.float64) for name, array in arrays.items()}
+    output = wide[_ARRAYS[direction][0]]
+    at = {name: array.ctypes.data for name, array in wide.items()}
+    oracle, add = ReferenceBackend(), case.accumulate
+    if direction == "forward":
+        oracle.forward(problem, at["x"], at["w"], at.get("bias"), at["y"], add)
+    elif direction == "backward_data":
+        oracle.backward_data(problem, at["w"], at["dy"], at["dx"], add)
+    elif direction == "backward_weight":
+        oracle.backward_weight(problem, at["x"], at["dy"], at["dw"], None, add, False)
+    else:
+        oracle.backward_weight(problem, 0, at["dy"], None, at["dbias"], False, add)
+    return output

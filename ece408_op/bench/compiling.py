@@ -1,0 +1,27 @@
+"""Many plans compiled side by side, before their kernels are run one by one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from ..backends.cuda.kernels import catalog
+from ..backends.cuda.plan import Plan, Target, architecture
+from ..backends.cuda.runtime.compiler import compile_plan
+from ..backends.cuda.runtime.launcher import cache_folder
+
+
+def compile_all(gpu: Target, plans: Iterable[Plan]) -> None:
+    """Compile what the plans need on this GPU, on all cores. Raises what `compile_plan` raises."""
+    wanted = {
+        (plan.source, plan.defines, _architecture(plan, gpu), cache_folder()): None
+        for plan in plans
+    }
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for _ in pool.map(lambda arguments: compile_plan(*arguments), wanted):
+            pass
+
+
+def _architecture(plan: Plan, gpu: Target) -> str:
+    return architecture(catalog.architectures(plan.kernel), gpu.capability) or ""

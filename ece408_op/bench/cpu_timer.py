@@ -1,0 +1,268 @@
+"""Times of the CPU kernels beside MXNet's Convolution and PyTorch's, interleaved in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import settings
+from ..backends.cpu.reference import ReferenceBackend
+from ..errors import InvalidSetting, WrongResult, surfaced
+from ..operator.loading import load_mxnet
+from ..problem import ConvProblem
+
+# Shapes nobody tuned for.
+UNLISTED = (
+    "c5,h29,w31,m20,k5",
+    "c3,h41,w35,m7,k3",
+    "c1,h53,w47,m9,k5",
+    "c8,h27,w33,m32,k3",
+    "c2,h45,w38,m15,k7",
+)
+_CHECKED_IMAGES = 3
+_WARM_UP = 2
+# Relative L2 error against float64 from which a result counts as wrong.
+TOLERANCE = 1e-6
+
+Sample = Callable[[], float]
+
+
+class TorchPeer:
+    """PyTorch in its own process, under a Python that has it.
+
+    Raises `InvalidSetting` if that Python does not run or has no PyTorch.
+    """
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+        threads = str(settings.threads())
+        command = [python, str(Path(__file__).parent / "peers" / "torch_peer.py")]
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+            )
+        except OSError as error:
+            raise InvalidSetting(f"{python} does not run: {error}") from error
+        self.version: dict[str, Any] = self._answer()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """The answer to one request; torch_peer.py has the protocol."""
+        assert self._process.stdin is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise InvalidSetting(
+                f"{self._python} ended; it needs PyTorch and memory, or use --no-torch"
+            )
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+@dataclasses.dataclass
+class Bound:
+    """A convolution bound by MXNet with its arrays: outputs are made once and stay."""
+
+    executor: Any
+    dy: Any
+
+    def forward(self) -> float:
+        start = time.perf_counter()
+        self.executor.forward(is_train=False)
+        self.executor.outputs[0].wait_to_read()
+        return 1e3 * (time.perf_counter() - start)
+
+    def backward(self) -> float:
+        """Both gradients; the forward pass that MXNet wants before is not timed."""
+        self.executor.forward(is_train=True)
+        self.executor.outputs[0].wait_to_read()
+        start = time.perf_counter()
+        self.executor.backward([self.dy])
+        for gradient in self.executor.grad_arrays:
+            gradient.wait_to_read()
+        return 1e3 * (time.perf_counter() - start)
+
+
+def bind(problem: ConvProblem, x: Any, w: Any, ours: bool, gradients: bool = False) -> Bound:
+    """The operator alone, in an executor, which has no use for guards against blocked layouts."""
+    mx = load_mxnet()
+    data, weight = mx.sym.Variable("x"), mx.sym.Variable("w")
+    attributes = {
+        "kernel": problem.kernel,
+        "stride": problem.stride,
+        "pad": problem.pad,
+        "dilate": problem.dilate,
+        "num_group": problem.groups,
+        "num_filter": problem.filters,
+        "no_bias": True,
+    }
+    if ours:
+        symbol = mx.sym.Custom(data, weight, op_type="ece408_conv", **attributes)
+    else:
+        symbol = mx.sym.Convolution(data, weight, **attributes)
+    request = "write" if gradients else "null"
+    found = {"x": mx.nd.empty(x.shape), "w": mx.nd.empty(w.shape)} if gradients else None
+    executor = symbol.bind(mx.cpu(), {"x": x, "w": w}, args_grad=found, grad_req=request)
+    dy = mx.nd.array(np.random.default_rng(2).random(problem.y_shape, "f")) if gradients else None
+    return Bound(executor, dy)
+
+
+def inputs(problem: ConvProblem) -> tuple[Any, Any]:
+    """Random x and w as NDArrays, in [-0.5, 0.5)."""
+    mx = load_mxnet()
+    rng = np.random.default_rng(1)
+    return tuple(
+        mx.nd.array(rng.random(shape, "f") - np.float32(0.5))
+        for shape in (problem.x_shape, problem.w_shape)
+    )
+
+
+def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
+    """Relative L2 error of the first, the middle and the last image against float64.
+
+    Raises `WrongResult` above `TOLERANCE`, or where a sampled output is not finite.
+    """
+    images = sorted({0, problem.batch // 2, problem.batch - 1})[:_CHECKED_IMAGES]
+    few = dataclasses.replace(problem, batch=len(images))
+    some = np.concatenate([x[i : i + 1].asnumpy() for i in images])
+    found = np.concatenate([y[i : i + 1].asnumpy() for i in images])
+    expected = _float64(few, some, w.asnumpy())
+    error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    if not error <= TOLERANCE:
+        raise WrongResult(f"{problem} came out with a relative error of {error:.1e}; not timed")
+    return error
+
+
+def _float64(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    wide = dataclasses.replace(problem, dtype="float64")
+    arrays = [np.ascontiguousarray(a, "float64") for a in (x, w)]
+    y = np.empty(wide.y_shape)
+    at_x, at_w = (a.ctypes.data for a in arrays)
+    ReferenceBackend().forward(wide, at_x, at_w, None, y.ctypes.data, accumulate=False)
+    return y
+
+
+def interleaved(
+    contenders: dict[str, Sample], samples: int, on_sample: Callable[[], None]
+) -> dict[str, list[float]]:
+    """`samples` times of each contender in ms, one after the other in turn, all warmed up."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(-_WARM_UP, samples):
+        for name, sample in contenders.items():
+            elapsed = sample()
+            if turn >= 0:
+                times[name].append(elapsed)
+        on_sample()
+    return times
+
+
+@contextmanager
+def _torch_inputs(peer: TorchPeer | None, problem: ConvProblem) -> Iterator[None]:
+    if peer is not None:
+        peer.ask(shape={"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape})
+    try:
+        yield
+    finally:
+        if peer is not None:
+            peer.ask(shape=None)
+
+
+def _torch_contenders(peer: TorchPeer | None, direction: str) -> dict[str, Sample]:
+    def sample(layout: str) -> Sample:
+        return lambda: peer.ask(run=[layout, direction])["ms"]  # type: ignore[union-attr]
+
+    return {} if peer is None else {f"torch {la}": sample(la) for la in ("NCHW", "NHWC")}
+
+
+def forward(
+    problem: ConvProblem, peer: TorchPeer | None, samples: int, on_sample: Callable[[], None]
+) -> dict[str, Any]:
+    """Warm outputs of ours, MXNet's and PyTorch's, then fresh ones; times in ms, and our error.
+
+    Fresh ones have turns of their own: a kernel or a hypervisor that takes back the pages of one
+    is busy with them while the next contender runs. `on_sample` is called after each turn of both.
+    """
+    x, w = inputs(problem)
+    ours, native = bind(problem, x, w, ours=True), bind(problem, x, w, ours=False)
+
+    def fresh(is_ours: bool) -> Sample:
+        # Bound anew: its output has never been touched.
+        return lambda: bind(problem, x, w, ours=is_ours).forward()
+
+    with surfaced(), _torch_inputs(peer, problem):
+        # Each touches its own output first, and so decides what pages it has.
+        ours.forward()
+        ours.executor.outputs[0][:] = float("nan")
+        ours.forward()
+        error = check(problem, x, w, ours.executor.outputs[0])
+        warm = {
+            "ours": ours.forward,
+            "mxnet": native.forward,
+            **_torch_contenders(peer, "forward"),
+        }
+        times = interleaved(warm, samples, on_sample)
+        new = {"ours fresh": fresh(True), "mxnet fresh": fresh(False)}
+        return {"error": error, "ms": {**times, **interleaved(new, samples, on_sample)}}
+
+
+def backward(
+    problem: ConvProblem, peer: TorchPeer | None, samples: int, on_sample: Callable[[], None]
+) -> dict[str, Any]:
+    """Both gradients together, outputs warm; times in ms."""
+    x, w = inputs(problem)
+    ours = bind(problem, x, w, ours=True, gradients=True)
+    native = bind(problem, x, w, ours=False, gradients=True)
+    with surfaced(), _torch_inputs(peer, problem):
+        contenders = {
+            "ours": ours.backward,
+            "mxnet": native.backward,
+            **_torch_contenders(peer, "backward"),
+        }
+        return {"ms": interleaved(contenders, samples, on_sample)}
+
+
+def variants(
+    problem: ConvProblem, isas: tuple[str, ...], samples: int, on_sample: Callable[[], None]
+) -> dict[str, Any]:
+    """Ours on each instruction set, and on each number of threads up to the setting; in ms."""
+    x, w = inputs(problem)
+    ours = bind(problem, x, w, ours=True)
+
+    def forced(**values: Any) -> Sample:
+        def sample() -> float:
+            with settings.override(**values):
+                return ours.forward()
+
+        return sample
+
+    contenders = {isa: forced(isa=isa) for isa in isas}
+    counts = sorted({1, 2, settings.threads()})
+    contenders.update({f"{n} threads": forced(threads=n) for n in counts})
+    with surfaced():
+        errors = {}
+        for isa in isas:
+            ours.executor.outputs[0][:] = float("nan")
+            contenders[isa]()
+            errors[isa] = check(problem, x, w, ours.executor.outputs[0])
+        return {"errors": errors, "ms": interleaved(contenders, samples, on_sample)}

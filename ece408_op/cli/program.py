@@ -1,0 +1,156 @@
+"""How the command and the scripts begin and end: streams that may be closed, full or abandoned,
+and an exit code and at most one line on stderr for whatever goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from typing import Any, Callable, NoReturn
+
+from ..errors import Ece408Error, OutputUnwritable
+
+EXIT_UNEXPECTED = 1
+EXIT_INTERRUPTED = 130
+# What a shell reports of programs that the signal SIGPIPE ends, which Python ignores.
+EXIT_ABANDONED = 141
+
+
+class _Output(io.FileIO):
+    """Standard output. The first write that fails raises, and what comes after it is dropped:
+    a stream would try again to write what it still holds, at the latest while Python ends."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        if self.failure is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.failure = error
+                raise
+        return len(data)
+
+
+class _Errors(io.FileIO):
+    """Standard error. There is nobody to tell of what cannot be written."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+_output: _Output | None = None
+
+
+def run(name: str, work: Callable[[], int | None]) -> NoReturn:
+    """Run a program and end the process with its exit code: what `work` returns, 0 for `None`.
+
+    An error of this package is one line on stderr, and so is output that cannot be written; when
+    the program that reads it has gone, nothing is said.
+    """
+    _open_streams()
+    code: Any
+    try:
+        code = int(work() or 0)
+    except KeyboardInterrupt:
+        code = fail(name, "interrupted", EXIT_INTERRUPTED)
+    except Ece408Error as error:
+        code = fail(name, str(error), error.exit_code)
+    except SystemExit as end:
+        code = end.code
+    except OSError:
+        if not output_failed():
+            raise
+        code = EXIT_UNEXPECTED
+    code = _code_of_output(name, code)
+    sys.stderr.flush()
+    if code == EXIT_INTERRUPTED:
+        # MXNet's threads may still compute and would be waited for.
+        os._exit(code)
+    sys.exit(code)
+
+
+def fail(name: str, text: str, code: int) -> int:
+    """Print the one line of an error; returns `code`."""
+    # What goes wrong after the output is lost is a consequence.
+    if not output_failed():
+        print(f"{name}: error: {text}", file=sys.stderr)
+    return code
+
+
+def output_failed() -> bool:
+    """Whether something could not be written to standard output, in a program that `run` runs."""
+    return _output is not None and _output.failure is not None
+
+
+def _code_of_output(name: str, code: Any) -> Any:
+    """The exit code, unless the output did not arrive, which is told then."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    failure = _output.failure if _output is not None else None
+    if failure is None:
+        return code
+    if failure.errno == errno.EPIPE:
+        return EXIT_ABANDONED
+    print(
+        f"{name}: error: cannot write to standard output: {failure.strerror}; make room, or send "
+        "it to something that takes it",
+        file=sys.stderr,
+    )
+    return OutputUnwritable.exit_code
+
+
+def _open_streams() -> None:
+    """Make the three standard streams what this module says, and see to it that they are open.
+
+    A file that is opened later would otherwise get a closed one's number, and what libraries and
+    programs started from here print would be written into it.
+    """
+    global _output
+    for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        # A closed standard output becomes one that refuses to be written.
+        if not _is_open(number):
+            opened = os.open(os.devnull, flags)
+            os.dup2(opened, number)
+            os.set_inheritable(number, True)
+            if opened != number:
+                os.close(opened)
+    if _is_ours(sys.stdout, 1):
+        _output = _Output(1, "w", closefd=False)
+        sys.stdout = _text(_output, sys.stdout, "strict")
+    if _is_ours(sys.stderr, 2):
+        sys.stderr = _text(_Errors(2, "w", closefd=False), sys.stderr, "backslashreplace")
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _is_ours(stream: Any, number: int) -> bool:
+    """Whether it is the stream that Python has made, or `None`, which it makes of a closed one."""
+    if stream is None:
+        return True
+    return stream in (sys.__stdout__, sys.__stderr__) and stream.fileno() == number
+
+
+def _text(raw: io.FileIO, before: Any, errors: str) -> io.TextIOWrapper:
+    """A stream for text on `raw`, otherwise like the one before it."""
+    if before is None:
+        return io.TextIOWrapper(io.BufferedWriter(raw), errors=errors)
+    before.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        before.encoding,
+        before.errors,
+        line_buffering=before.line_buffering,
+        write_through=before.write_through,
+    )

@@ -1,0 +1,1 @@
+"""Fashion-MNIST: found, downloaded, checked, resized, read."""

@@ -1,0 +1,189 @@
+"""One file of Fashion-MNIST by HTTP: resumed where it broke off, verified before it is named."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tqdm import tqdm
+
+from ...files.cachedir import replace, writing
+from . import idx
+
+# Seconds: to connect and be answered, between two blocks of a file, and between two attempts.
+ANSWER_S = 5.0
+READ_S = 30.0
+PAUSE_S = 1.0
+ATTEMPTS = 3
+_BLOCK = 1 << 16
+
+
+class AddressFailed(Exception):
+    """The address cannot give the file; the text says why."""
+
+
+class _Interrupted(Exception):
+    """A transfer ended early or the server stumbled; trying again may help."""
+
+
+def part_of(target: Path) -> Path:
+    """Where an unfinished download of `target` is kept."""
+    return target.with_name(f"{target.name}.part")
+
+
+def download(url: str, target: Path, expected: idx.Expected) -> None:
+    """Fetch the gzip-compressed `url`; it becomes `target` once its content is as `expected`.
+
+    Until then it is `target`.part, which an interruption leaves behind and the next call
+    resumes. Progress goes to stderr when that is a terminal.
+
+    Raises `AddressFailed`, without another attempt when the server does not answer within
+    `ANSWER_S` or does not have the file, and `CacheUnwritable`.
+    """
+    part = part_of(target)
+    reason = ""
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_S * attempt)
+        resumed = _size(part) > 0
+        try:
+            _receive(url, part, expected.most_bytes)
+            idx.parse(part, expected)
+        except _Interrupted as interruption:
+            reason = str(interruption)
+        except idx.Damage as damage:
+            with writing(part):
+                part.unlink()
+            reason = f"what {url} gave {damage}"
+            # A resumed file may owe its damage to its beginning, from another day.
+            if not resumed:
+                break
+        else:
+            with writing(target):
+                replace(part, target)
+            return
+    raise AddressFailed(reason)
+
+
+def _receive(url: str, part: Path, most: int) -> None:
+    """Append to `part` what it lacks, or write it anew where the server sends all.
+
+    Raises `_Interrupted` when it ends early, `idx.Damage` instead of taking more than `most` bytes
+    in all, and `AddressFailed` when there is no use in trying again.
+    """
+    start = _size(part)
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    try:
+        response = _open(urllib.request.Request(url, headers=headers))
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            # Nothing is left to send; whether the file is right is for the verification to say.
+            with writing(part):
+                part.touch()
+            return
+        kind = _Interrupted if error.code >= http.client.INTERNAL_SERVER_ERROR else AddressFailed
+        raise kind(f"{url} answered {error.code} {error.reason}") from error
+    with response:
+        if not _continues_at(response, start):
+            start = 0
+        with writing(part):
+            file = part.open("ab" if start else "wb")
+        with file:
+            _copy(url, response, file, start, most)
+
+
+def _open(request: urllib.request.Request) -> Any:
+    opener = urllib.request.build_opener(_Handler())
+    try:
+        return opener.open(request, timeout=ANSWER_S)
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise AddressFailed(f"{request.full_url} does not answer ({reason})") from error
+
+
+def _continues_at(response: Any, start: int) -> bool:
+    """Whether the response is the rest of the file from `start`, as asked for."""
+    if response.status != http.client.PARTIAL_CONTENT:
+        return False
+    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return match is not None and int(match[1]) == start
+
+
+def _copy(url: str, response: Any, file: BinaryIO, start: int, most: int) -> None:
+    length = response.headers.get("Content-Length")
+    total = start + int(length) if length and length.isdigit() else None
+    name = url.rpartition("/")[2]
+    done = start
+    with tqdm(
+        desc=name, total=total, initial=start, unit="B", unit_scale=True, leave=False, disable=None
+    ) as progress:
+        while True:
+            try:
+                block = response.read(_BLOCK)
+            except (OSError, http.client.HTTPException) as error:
+                raise _Interrupted(f"{url} broke off after {done} bytes ({error})") from error
+            if not block:
+                break
+            if done + len(block) > most:
+                raise idx.Damage(f"is too long: more than {most} bytes")
+            with writing(Path(file.name)):
+                file.write(block)
+                file.flush()
+            done += len(block)
+            progress.update(len(block))
+    if total is not None and done < total:
+        raise _Interrupted(f"{url} broke off after {done} of {total} bytes")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection that gives up early on a silent server, but not in the middle of a file."""
+
+    def connect(self) -> None:
+        self.sock = _connect(self.host, self.port)
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        # The connection may let go of its socket here; the response then still reads from it.
+        connected = self.sock
+        response = super().getresponse()
+        connected.settimeout(READ_S)
+        return response
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    """Connect within `ANSWER_S` in all, however many addresses the name has."""
+    deadline = time.monotonic() + ANSWER_S
+    failure: OSError = socket.timeout("timed out")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            break
+        connected = socket.socket(family, kind, protocol)
+        connected.settimeout(remaining)
+        try:
+            connected.connect(address)
+        except OSError as error:
+            connected.close()
+            failure = error
+            continue
+        connected.settimeout(ANSWER_S)
+        return connected
+    raise failure
+
+
+class _Handler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)

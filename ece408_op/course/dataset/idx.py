@@ -1,0 +1,204 @@
+"""Fashion-MNIST's four files in the idx format: what each must hold, read and verified.
+
+An idx file is a header of 4-byte integers (a magic number, then the length of each dimension)
+and the payload, one unsigned byte per element. Real files have big-endian headers, the course's
+had little-endian ones; both are read, gzip-compressed or not, whatever the file is called.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import DataCorrupt, DataMissing, InvalidSetting
+
+IMAGE_SIZE = 28
+CLASSES = 10
+KINDS = ("t10k", "train")
+
+_GZIP_MAGIC = b"\x1f\x8b"
+# The third byte says that elements are unsigned bytes, the fourth counts the dimensions.
+_MAGIC_OF_BYTES = 0x0800
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One file: its name without `.gz`, the shape of its array, its payload's sha256 in hex."""
+
+    name: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    @property
+    def magic(self) -> int:
+        return _MAGIC_OF_BYTES | len(self.shape)
+
+    @property
+    def payload_bytes(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def header_bytes(self) -> int:
+        return 4 * (1 + len(self.shape))
+
+    @property
+    def most_bytes(self) -> int:
+        """More than the file can have, compressed or not: gzip adds little to what it cannot."""
+        content = self.header_bytes + self.payload_bytes
+        return content + content // 100 + 1024
+
+
+# The payload alone is summed: compression and the header's byte order do not change it.
+FILES = {
+    "t10k": (
+        Expected(
+            "t10k-images-idx3-ubyte",
+            (10000, IMAGE_SIZE, IMAGE_SIZE),
+            "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+        ),
+        Expected(
+            "t10k-labels-idx1-ubyte",
+            (10000,),
+            "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+        ),
+    ),
+    "train": (
+        Expected(
+            "train-images-idx3-ubyte",
+            (60000, IMAGE_SIZE, IMAGE_SIZE),
+            "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+        ),
+        Expected(
+            "train-labels-idx1-ubyte",
+            (60000,),
+            "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        ),
+    ),
+}
+
+
+class Damage(Exception):
+    """What is wrong with a file's content, without its path and without advice."""
+
+
+def files(kind: str) -> tuple[Expected, Expected]:
+    """The files of images and labels of `kind`. Raises `InvalidSetting` for an unknown one."""
+    if kind not in FILES:
+        raise InvalidSetting(
+            f"unknown part of Fashion-MNIST {kind!r}; there are: {', '.join(KINDS)}"
+        )
+    return FILES[kind]
+
+
+def find(folder: Path, expected: Expected) -> Path | None:
+    """The file in `folder`, compressed or plain, or `None`.
+
+    The compressed one comes first: it is what a download puts next to a damaged plain one.
+    """
+    candidates = (folder / f"{expected.name}.gz", folder / expected.name)
+    # os.path.isfile, unlike pathlib's, takes a folder that may not be entered for an absence.
+    return next((path for path in candidates if os.path.isfile(path)), None)
+
+
+def read(path: Path, expected: Expected) -> np.ndarray:
+    """The array in the file: uint8, of shape `expected.shape`, read-only.
+
+    Raises `DataCorrupt` when the file does not hold exactly that, and `DataMissing` when it
+    cannot be read at all.
+    """
+    try:
+        return parse(path, expected)
+    except Damage as damage:
+        raise DataCorrupt(
+            f"{path} {damage}; delete it and get a new copy with `ece408 data fetch`, "
+            "or point --data (ECE408_DATA) elsewhere"
+        ) from damage
+    except OSError as error:
+        raise DataMissing(
+            f"{path} cannot be read: {error.strerror or error}; make it readable, "
+            "or point --data (ECE408_DATA) elsewhere"
+        ) from error
+
+
+def parse(path: Path, expected: Expected) -> np.ndarray:
+    """`read`, but raises `Damage` for wrong content and `OSError` when there is nothing to read."""
+    content = _content(path, expected.header_bytes + expected.payload_bytes)
+    _check_header(content, expected)
+    payload = memoryview(content)[expected.header_bytes :]
+    _check_length(len(payload), expected)
+    array = np.frombuffer(payload, np.uint8).reshape(expected.shape)
+    if array.ndim == 1:
+        _check_labels(array)
+    _check_sum(payload, expected)
+    return array
+
+
+def _content(path: Path, wanted: int) -> bytes:
+    """The file's bytes, decompressed; when there are too many, one more than `wanted`."""
+    with path.open("rb") as plain:
+        compressed = plain.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        plain.seek(0)
+        if not compressed:
+            return plain.read(wanted + 1)
+        try:
+            with gzip.open(plain) as stream:
+                return stream.read(wanted + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            size = os.fstat(plain.fileno()).st_size
+            raise Damage(f"({size} bytes) is damaged gzip data: {error}") from error
+
+
+def _check_header(content: bytes, expected: Expected) -> None:
+    if len(content) < expected.header_bytes:
+        raise Damage(
+            f"is truncated: its content has {len(content)} bytes, "
+            f"the header alone has {expected.header_bytes}"
+        )
+    order = ">" if struct.unpack_from(">I", content)[0] == expected.magic else "<"
+    magic, *shape = struct.unpack_from(f"{order}{1 + len(expected.shape)}I", content)
+    if magic != expected.magic:
+        raise Damage(
+            f"is not an idx file of {len(expected.shape)}-dimensional bytes: it begins with "
+            f"{content[:4].hex(' ')}, not with {struct.pack('>I', expected.magic).hex(' ')}"
+        )
+    if tuple(shape) != expected.shape:
+        raise Damage(f"has the shape {_times(shape)}, Fashion-MNIST's is {_times(expected.shape)}")
+
+
+def _check_length(length: int, expected: Expected) -> None:
+    if length < expected.payload_bytes:
+        raise Damage(
+            f"is truncated: {length} bytes follow its header, not {expected.payload_bytes}"
+        )
+    if length > expected.payload_bytes:
+        raise Damage(f"is too long: more than {expected.payload_bytes} bytes follow its header")
+
+
+def _check_labels(labels: np.ndarray) -> None:
+    wrong = np.flatnonzero(labels >= CLASSES)
+    if len(wrong):
+        raise Damage(
+            f"has {len(wrong)} labels out of range: number {wrong[0]} is {labels[wrong[0]]}, "
+            f"labels are 0 to {CLASSES - 1}"
+        )
+
+
+def _check_sum(payload: memoryview, expected: Expected) -> None:
+    found = hashlib.sha256(payload).hexdigest()
+    if found != expected.sha256:
+        raise Damage(
+            f"is not Fashion-MNIST's: the sha256 of its data begins with {found[:16]}, "
+            f"not with {expected.sha256[:16]}"
+        )
+
+
+def _times(shape: tuple[int, ...] | list[int]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,227 @@
+"""Folders and files that are made once and kept: created, locked, and written as a whole.
+
+What lies in the cache folder is for its user alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import settings
+from ..errors import CacheUnwritable
+
+# Names of unfinished files and folders begin with it, and with this run of the kernel: locks tell
+# whether somebody is still at work on them only among processes of one kernel.
+_UNFINISHED = ".ece408-"
+_RUN_OF_KERNEL = Path("/proc/sys/kernel/random/boot_id")
+_DAY_S = 24 * 60 * 60
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an `OSError` inside the block into a `CacheUnwritable` about `path`.
+
+    The block should do nothing but write there, so that no other failure is mistaken for one.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CacheUnwritable(
+            f"cannot write {path}: {reason}; make room or make it writable, or choose another "
+            "folder (ECE408_CACHE for the cache)"
+        ) from error
+
+
+def ensure_folder(path: Path) -> Path:
+    """Create the folder `path`, with its parents, unless it is there; returns it.
+
+    The cache folder and what is in it is created for this user alone. Raises `CacheUnwritable`
+    when it cannot be created or nothing can be written in it.
+    """
+    with writing(path):
+        missing = [each for each in path.parents if not each.exists()]
+        for each in (*reversed(missing), path):
+            each.mkdir(0o700 if in_cache(each) else 0o777, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError("no permission to write in this folder")
+    return path
+
+
+def in_cache(path: Path) -> bool:
+    """Whether this is the cache folder, or lies in it."""
+    try:
+        return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(settings.cache()))
+    except RuntimeError:
+        # A user without a home has none.
+        return False
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path next to `path`, which it becomes when the block ends well.
+
+    The temporary file exists, is empty, and has the suffix of `path`; the folder is created if
+    need be. When the block fails or is interrupted, the temporary file is removed and `path` is
+    as it was: nobody ever sees half a file under the final name, after a power cut either. What
+    killed processes have left unfinished in the folder is removed.
+
+    Raises `CacheUnwritable`, also for an `OSError` in the block, which should only write.
+    """
+    ensure_folder(path.parent)
+    _remove_abandoned(path.parent)
+    temporary = path.with_name(f"{_unfinished_here()}-{secrets.token_hex(4)}-{path.name}")
+    with writing(path):
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a regular file")
+        descriptor = _create(temporary, 0o600 if in_cache(path) else 0o666)
+    try:
+        with writing(path):
+            yield temporary
+            replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder in `folder`, removed at the end, or by the next one's user if killed.
+
+    Raises `CacheUnwritable` when it cannot be created. To be used with `folder` locked.
+    """
+    _remove_abandoned(folder)
+    with writing(folder):
+        made = Path(tempfile.mkdtemp(prefix=f"{_unfinished_here()}-", dir=folder))
+        descriptor = os.open(made, os.O_RDONLY)
+    _hold(descriptor)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _unfinished_here() -> str:
+    try:
+        return f"{_UNFINISHED}{_RUN_OF_KERNEL.read_text()[:8]}"
+    except OSError:
+        return f"{_UNFINISHED}unknown"
+
+
+def _create(temporary: Path, mode: int) -> int:
+    """Create the file, with the permissions that the umask leaves of `mode`, and hold it."""
+    while True:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        _hold(descriptor)
+        # Before it was held, another process may have taken it for abandoned.
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+
+
+def _hold(descriptor: int) -> None:
+    """Tell others that an unfinished file or folder is being worked on, until it is closed."""
+    # Where there are no locks, its age has to tell.
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove unfinished files and folders of this user that no process works on any more."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{_UNFINISHED}*"):
+            # What vanishes meanwhile, or may not be removed, is passed over.
+            with contextlib.suppress(OSError):
+                _remove_if_abandoned(path)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    status = path.lstat()
+    is_folder = stat.S_ISDIR(status.st_mode)
+    if status.st_uid != os.geteuid() or not (is_folder or stat.S_ISREG(status.st_mode)):
+        return
+    flags = os.O_RDONLY if is_folder else os.O_RDWR
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if _is_held(descriptor, path.name):
+            return
+        shutil.rmtree(path) if is_folder else path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(descriptor: int, name: str) -> bool:
+    """Whether a process is at work on it; one of less than a day may be another machine's."""
+    young = time.time() - os.fstat(descriptor).st_mtime < _DAY_S
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return young
+    return young and not name.startswith(_unfinished_here())
+
+
+def replace(temporary: Path, path: Path) -> None:
+    """Rename `temporary` to `path` once its content is on the disk, and then the new name."""
+    _flush(temporary)
+    os.replace(temporary, path)
+    # Some file systems cannot do it for folders.
+    with contextlib.suppress(OSError):
+        _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, purpose: str) -> Iterator[None]:
+    """Keep other processes that lock `folder` out of the block; waits for them, and says so.
+
+    `purpose` completes "waiting for another process to ...". On a file system without locks
+    nothing is locked. Raises `CacheUnwritable` when the lock's file cannot be created, or something
+    else lies in its place.
+    """
+    descriptor = _open_lock(folder / ".lock")
+    try:
+        with contextlib.suppress(OSError):
+            _lock(descriptor, purpose)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    with writing(path):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError("it is not a regular file (remove it)")
+        # Reading is enough to lock, and all that others may do with this user's file. Should a pipe
+        # or a link come in between, it is neither waited for nor followed.
+        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def _lock(descriptor: int, purpose: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"ece408: waiting for another process to {purpose}", file=sys.stderr)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,0 +1,78 @@
+"""Files of ours whose content could do harm: kept with a checksum, and read back only if it fits
+and nobody else can have written them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from ..errors import CacheUntrusted
+from .cachedir import atomic_path, in_cache
+
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Damage(Exception):
+    """What is wrong with a file's content, with its path and without advice."""
+
+
+def write_sealed(path: Path, content: bytes) -> None:
+    """Write a file for `read_sealed`, as a whole. Raises `CacheUnwritable`."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content + _seal(path, content))
+
+
+def read_sealed(path: Path) -> bytes:
+    """What `write_sealed` has written there, to the byte, by this user or by root.
+
+    Raises `Damage` when it is not what was written or cannot be read, `CacheUntrusted` when others
+    can have written it, and `FileNotFoundError`.
+    """
+    try:
+        check_trust(path)
+        whole = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damage(f"{path} cannot be read: {error.strerror or error}") from error
+    length = max(len(whole) - hashlib.sha256().digest_size, 0)
+    content, seal = whole[:length], whole[length:]
+    if seal != _seal(path, content):
+        raise Damage(f"{path} is damaged")
+    return content
+
+
+def _seal(path: Path, content: bytes) -> bytes:
+    """A checksum, of the name as well: a file in another one's place is damage, too."""
+    return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
+
+
+def check_trust(path: Path) -> None:
+    """Raise `CacheUntrusted` if users other than this one and root can have written the file.
+
+    Looked at are the file, its folder, and the folders from there up to the cache folder. Raises
+    `FileNotFoundError`.
+    """
+    above = [each for each in path.parents if each == path.parent or in_cache(each)]
+    for each in (path, *above):
+        status = each.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise CacheUntrusted(
+                f"{each} belongs to {_user(status.st_uid)}, not to {_user(os.geteuid())}; remove "
+                "it, or set ECE408_CACHE to a folder of your own"
+            )
+        if status.st_mode & _BY_OTHERS:
+            raise CacheUntrusted(
+                f"{each} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o}); "
+                f"remove it, or, if nobody has changed what is there, chmod go-w {each}"
+            )
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"

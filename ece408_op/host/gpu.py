@@ -1,0 +1,105 @@
+"""What GPUs there are, asked of the driver itself: needs neither PyCUDA nor MXNet."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import NoUsableGpu
+
+# Attributes of cuDeviceGetAttribute.
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+# The oldest architecture that the CUDA kernels are compiled for.
+OLDEST_CAPABILITY = (7, 5)
+_USUAL_HOME = Path("/usr/local/cuda")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: its number, name, compute capability such as (9, 0), and memory in bytes."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        """As nvcc calls it: sm_90."""
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver: the CUDA version that it supports, such as "13.0", and its GPUs."""
+
+    cuda_version: str
+    gpus: tuple[Gpu, ...]
+
+
+def find_driver(library: str = "libcuda.so.1") -> Driver:
+    """The driver and its GPUs. Raises `NoUsableGpu` when there is no driver or no GPU."""
+    try:
+        cuda = ctypes.CDLL(library)
+    except OSError:
+        raise NoUsableGpu(
+            f"no NVIDIA driver ({library} is not there); the CPU milestones m1.1 and m2.1 need none"
+        ) from None
+    status = cuda.cuInit(0)
+    if status:
+        raise NoUsableGpu(
+            f"the NVIDIA driver does not start (cuInit gives {status}); is there a GPU, and does "
+            "nvidia-smi list it?"
+        )
+    version, count = ctypes.c_int(), ctypes.c_int()
+    _check(cuda.cuDriverGetVersion(ctypes.byref(version)), "cuDriverGetVersion")
+    _check(cuda.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
+    if not count.value:
+        raise NoUsableGpu("the NVIDIA driver has no GPU; does CUDA_VISIBLE_DEVICES hide it?")
+    major, minor = divmod(version.value, 1000)
+    gpus = tuple(_describe(cuda, index) for index in range(count.value))
+    return Driver(f"{major}.{minor // 10}", gpus)
+
+
+def _describe(cuda: ctypes.CDLL, index: int) -> Gpu:
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    memory, capability = ctypes.c_size_t(), [ctypes.c_int(), ctypes.c_int()]
+    _check(cuda.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
+    _check(cuda.cuDeviceGetName(name, len(name), device), "cuDeviceGetName")
+    _check(cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device), "cuDeviceTotalMem")
+    for value, attribute in zip(capability, (_CAPABILITY_MAJOR, _CAPABILITY_MINOR)):
+        status = cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        _check(status, "cuDeviceGetAttribute")
+    pair = (capability[0].value, capability[1].value)
+    return Gpu(index, name.value.decode(), pair, memory.value)
+
+
+def _check(status: int, function: str) -> None:
+    if status:
+        raise NoUsableGpu(f"{function} gives {status}; does nvidia-smi work?")
+
+
+def find_nvcc() -> Path | None:
+    """CUDA's compiler: on the PATH, in CUDA_HOME, in its usual folder or from a wheel of pip's.
+
+    `None` without one.
+    """
+    on_path = shutil.which("nvcc")
+    if on_path:
+        return Path(on_path)
+    for home in (os.environ.get("CUDA_HOME"), _USUAL_HOME, *_wheels()):
+        if home and os.access(Path(home) / "bin" / "nvcc", os.X_OK):
+            return Path(home) / "bin" / "nvcc"
+    return None
+
+
+def _wheels() -> list[Path]:
+    """Folders in which pip's wheels of CUDA lie, the newest version first."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return sorted((home for each in folders for home in Path(each).glob("cu[0-9]*")), reverse=True)

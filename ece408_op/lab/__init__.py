@@ -1,1 +1,0 @@
-"""Checking and timing, for any kernel and any network."""

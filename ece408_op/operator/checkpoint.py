@@ -1,0 +1,151 @@
+"""Checkpoints in MXNet's format, those of the course among them: read, checked, written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointMismatch, CheckpointMissing
+from ..files.cachedir import atomic_path
+from .gpu_support import refuse_current_context
+from .graphs.graph_json import OP_TYPE
+from .loading import load_mxnet
+
+# The operator that the course's students implemented inside MXNet.
+COURSE_OPERATOR = "New"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A network with its parameters, and the prefix of the files that they came from."""
+
+    prefix: Path
+    symbol: Any
+    arg_params: dict[str, Any]
+    aux_params: dict[str, Any]
+
+
+def load_checkpoint(prefix: str | Path, epoch: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """`mx.model.load_checkpoint`, also for networks with the course's operator `New`.
+
+    Reads PREFIX-symbol.json and PREFIX-EPOCH.params, EPOCH in four digits; `New`, which no MXNet
+    has, becomes `ece408_conv`. Returns the Symbol and the dicts of arguments and auxiliary
+    states, with the types they are stored in.
+
+    Raises `CheckpointMissing` and `CheckpointMismatch`, and `NoUsableGpu` under `with mx.gpu():`
+    where MXNet has no code for the GPU.
+    """
+    refuse_current_context()
+    symbol_file = Path(f"{prefix}-symbol.json")
+    parameter_file = Path(f"{prefix}-{epoch:04d}.params")
+    loaded = read(Path(prefix), symbol_file, parameter_file)
+    return loaded.symbol, loaded.arg_params, loaded.aux_params
+
+
+def read(prefix: Path, symbol_file: Path, parameter_file: Path) -> Checkpoint:
+    """The checkpoint in two files of any names. Otherwise as `load_checkpoint`."""
+    for path in (symbol_file, parameter_file):
+        if not path.is_file():
+            raise CheckpointMissing(f"{path} is not there; check the folder, prefix and epoch")
+    return Checkpoint(prefix, read_symbol(symbol_file), *_read_parameters(parameter_file))
+
+
+def read_symbol(path: Path) -> Any:
+    """The network in a symbol file, whose operator may be `New`. Raises `CheckpointMismatch`."""
+    mx = load_mxnet()
+    try:
+        return mx.sym.load_json(_replace_course_operator(path.read_text(encoding="utf-8")))
+    except (mx.MXNetError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(
+            f"{path} is not a network that MXNet can read: {_last_line(error)}"
+        ) from error
+
+
+def _replace_course_operator(text: str) -> str:
+    """The network's JSON with `New` made into `ece408_conv`, everything else as it is.
+
+    `New` has no bias; its weight is the second input.
+    """
+    graph = json.loads(text)
+    for node in graph["nodes"]:
+        if node["op"] == COURSE_OPERATOR:
+            # Attributes have had three names in the course of MXNet's versions.
+            key = next((key for key in ("attrs", "param", "attr") if key in node), "attrs")
+            own = {"op_type": OP_TYPE, "layer": node["name"], "no_bias": "True"}
+            node["op"] = "Custom"
+            node[key] = {**node.get(key, {}), **own}
+    return json.dumps(graph)
+
+
+def _read_parameters(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    mx = load_mxnet()
+    try:
+        arrays = mx.nd.load(str(path))
+    # MXNet's message may quote bytes that are no text, a ValueError then.
+    except (mx.MXNetError, ValueError) as error:
+        raise CheckpointMismatch(
+            f"{path} is not a parameter file, or is cut short; copy it anew"
+        ) from error
+    if not isinstance(arrays, dict):
+        raise CheckpointMismatch(f"{path} holds arrays without names; expected a dict")
+    params: dict[str, dict[str, Any]] = {"arg": {}, "aux": {}}
+    for key, array in arrays.items():
+        kind, _, name = key.partition(":")
+        if kind not in params or not name:
+            raise CheckpointMismatch(f"{path} holds {key!r}; expected arg:NAME or aux:NAME")
+        params[kind][name] = array
+    return params["arg"], params["aux"]
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def check_parameters(checkpoint: Checkpoint, inputs: dict[str, tuple[int, ...]]) -> None:
+    """Raise `CheckpointMismatch` unless every parameter is there with the shape that it needs.
+
+    `inputs` are the shapes of the network's inputs by name; labels may be left out.
+    """
+    mx = load_mxnet()
+    symbol = checkpoint.symbol
+    try:
+        shapes, _, aux_shapes = symbol.infer_shape_partial(**inputs)
+    except (mx.MXNetError, TypeError, ValueError) as error:
+        raise CheckpointMismatch(
+            f"{checkpoint.prefix}: the network does not take input of {inputs}: {_last_line(error)}"
+        ) from error
+    wanted = dict(zip(symbol.list_arguments(), shapes))
+    wanted.update(zip(symbol.list_auxiliary_states(), aux_shapes))
+    given = {**checkpoint.arg_params, **checkpoint.aux_params}
+    for name, shape in wanted.items():
+        if name in inputs or name.endswith("_label"):
+            continue
+        if name not in given:
+            raise CheckpointMismatch(
+                f"{checkpoint.prefix}: parameter {name} is missing from the parameter file"
+            )
+        if given[name].shape != shape:
+            raise CheckpointMismatch(
+                f"{checkpoint.prefix}: parameter {name} has shape {given[name].shape}, but the "
+                f"network needs {shape}"
+            )
+
+
+def save_parameters(path: Path, arg_params: dict[str, Any]) -> None:
+    """Write a parameter file in MXNet's format, as float16: half the size, the same answers.
+
+    Raises `CacheUnwritable`.
+    """
+    mx = load_mxnet()
+    with atomic_path(path) as temporary:
+        arrays = {f"arg:{name}": value.astype("float16") for name, value in arg_params.items()}
+        mx.nd.save(str(temporary), arrays)
+
+
+def save_symbol(path: Path, symbol: Any) -> None:
+    """Write a network in MXNet's format. Raises `CacheUnwritable`."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(symbol.tojson() + "\n", encoding="utf-8")

@@ -1,0 +1,158 @@
+"""`ece408_forward`: what `ece408_conv` computes forward on the CPU, without Python in its way.
+
+A custom operator written in Python costs MXNet a tenth of a millisecond and more for each call,
+needs guards (see layout_guard), and holds Python's lock. This one is compiled, in
+kernels/mxnet/forward_operator.cpp, and MXNet runs it as one of its own. It has no gradient, and
+stands in graphs that are only ever run (see execution); what users hold has `ece408_conv`.
+
+Python is asked once for each layer, shape and type which kernel is to run with how many threads.
+Until a setting changes the answer holds; while op times are being collected, or where another
+backend computes, the answer is that Python itself does, and it is handed the arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+from .. import dispatch, errors, op_log, settings
+from ..backends.cpu import native
+from ..backends.cpu.backend import CpuBackend
+from ..problem import ConvProblem
+from .attributes import OWN, ConvAttributes, problem_of
+
+NAME = "ece408_forward"
+CONCAT = "ece408_concat"
+POOL = "ece408_pool"
+LIBRARY = Path(__file__).resolve().with_name("libece408_mxnet.so")
+# MXNet's numbers for types.
+_TYPES = ("float32", "float64", "float16")
+
+
+class _Plan(ctypes.Structure):
+    """The header's `ece408_plan`."""
+
+    _fields_ = [("kernel", ctypes.c_void_p), ("threads", ctypes.c_int), ("isa", ctypes.c_int)]
+
+
+_CALL = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
+_Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
+_Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, *[ctypes.c_void_p] * 4)
+
+# Nodes of these operators have it as an attribute, and a graph with another key is refused: what
+# a file says of memory is not to be trusted.
+KEY = secrets.token_hex(16)
+_missing: str | None = "MXNet is not imported yet"
+
+
+def install(mxnet: Any) -> None:
+    """Have MXNet load the operator. Where that fails `missing` says why, and nothing uses it."""
+    global _missing
+    _missing = _load(mxnet.base)
+
+
+def missing() -> str | None:
+    """Why there is no such operator, in one line, or `None` if there is."""
+    return _missing
+
+
+def _load(base: Any) -> str | None:
+    if not LIBRARY.is_file():
+        return f"{LIBRARY} is not there; run `pip install .` in the checkout"
+    try:
+        base.check_call(base._LIB.MXLoadLib(str(LIBRARY).encode(), 0))
+        library = ctypes.CDLL(str(LIBRARY))
+        share = native.library().ece408_share
+        library.ece408_forward_use(_ask, _compute, share, KEY.encode())
+    except (base.MXNetError, OSError, AttributeError, errors.KernelsMissing) as error:
+        return f"{LIBRARY} does not load ({str(error).splitlines()[0]})"
+    settings.watch(library.ece408_forward_forget)
+    op_log.watch(library.ece408_forward_forget)
+    return None
+
+
+def call(mxnet: Any, layer: ConvAttributes, arrays: list[Any], out: Any = None) -> Any:
+    """The convolution of NDArrays on the CPU, now or as soon as they are there: y, or `out`."""
+    from mxnet.ndarray._internal import _imperative_invoke
+
+    given = node_attributes(layer)
+    return _imperative_invoke(
+        _handle(mxnet.base), arrays, list(given), list(given.values()), out, False, False
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _handle(base: Any) -> int:
+    handle = base.OpHandle()
+    base.check_call(base._LIB.NNGetOpHandle(base.c_str(NAME), ctypes.byref(handle)))
+    return handle.value
+
+
+_PAIRS = ("kernel", "stride", "pad", "dilate")
+
+
+@functools.lru_cache(maxsize=4096)
+def _description(layer: ConvAttributes) -> str:
+    """A layer in one word for the compiled operator, which reads the numbers, and for `_layer`."""
+    sizes = [layer.spatial, int(not layer.no_bias), layer.num_filter, layer.num_group]
+    numbers = [*sizes, *(number for name in _PAIRS for number in getattr(layer, name))]
+    own = json.dumps({name: getattr(layer, name) for name in OWN})
+    return " ".join(map(str, [*numbers, own]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _layer(description: bytes) -> ConvAttributes:
+    """The layer that `_description` wrote."""
+    *texts, own = description.decode().split(" ", 12)
+    spatial, has_bias, filters, groups, *rest = map(int, texts)
+    given: dict[str, Any] = json.loads(own)
+    given.update((name, (rest[2 * i], rest[2 * i + 1])) for i, name in enumerate(_PAIRS))
+    given.update(num_filter=filters, num_group=groups, no_bias=not has_bias, spatial=spatial)
+    return ConvAttributes(**given)
+
+
+def node_attributes(layer: ConvAttributes) -> dict[str, str]:
+    """The attributes of a node that computes this layer, in this process."""
+    return {"key": KEY, "layer": _description(layer)}
+
+
+def _call(description: bytes, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:
+    given = _layer(description)
+    # One-dimensional arrays have no height.
+    x_shape = (*sizes[:2], *sizes[4 - given.spatial : 4])
+    return problem_of(given, x_shape, _TYPES[mxnet_type]), given.layer_on()
+
+
+@_Ask
+def _ask(description: bytes | None, mxnet_type: int, sizes: Any, plan: Any) -> None:
+    try:
+        plan[0] = _Plan(None, settings.threads(), 0)
+        if description is None:
+            return
+        problem, layer = _call(description, mxnet_type, sizes)
+        dispatch.prepare(problem, layer)
+        if op_log.is_open():
+            return
+        backend = dispatch.select(problem, layer, "forward")
+        if isinstance(backend, CpuBackend):
+            plan[0] = _Plan(*backend.forward_function(problem))
+    except errors.Ece408Error:
+        # `_compute` is called next, meets it again, and there is someone to tell.
+        return
+
+
+@_Compute
+def _compute(
+    description: bytes, mxnet_type: int, sizes: Any, x: int, w: int, bias: int | None, y: int
+) -> int:
+    try:
+        problem, layer = _call(description, mxnet_type, sizes)
+        dispatch.forward(problem, layer, x, w, bias, y, accumulate=False)
+    except Exception as error:
+        errors.remember(error)
+        return 0
+    return 1

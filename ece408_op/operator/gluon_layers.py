@@ -1,0 +1,69 @@
+"""Gluon's convolution layers with this package's kernels; their parameter files are Gluon's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from .. import dispatch
+from .attributes import ConvAttributes
+from .convolution import Convolution
+
+
+class _Computed:
+    """What makes a layer of `gluon.nn` compute with `Convolution`."""
+
+    _kwargs: dict[str, Any]
+    act: Any
+    prefix: str
+    backend: str | None = None
+    precision: str | None = None
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        name = "fwd" if isinstance(x, mx.sym.Symbol) else f"{self.prefix}fwd"
+        own: dict[str, Any] = {"backend": self.backend, "precision": self.precision}
+        result = Convolution(x, weight, bias, name=name, **own, **self._kwargs)
+        return result if self.act is None else self.act(result)
+
+
+class Conv2D(_Computed, mx.gluon.nn.Conv2D):
+    """`gluon.nn.Conv2D` with our kernels: the same arguments, parameters and parameter files.
+
+    `backend` picks who computes this layer, and `precision` how exactly at least, as for
+    `Convolution`. Raises `UnsupportedProblem` for a layout other than NCHW, `InvalidSetting` for
+    a backend or precision that there is not, and what `Convolution` raises when it is called.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        backend: str | None = None,
+        precision: str | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(*arguments, **keywords)
+        self.backend, self.precision = backend, precision
+        check_layer(self)
+
+
+class Conv1D(_Computed, mx.gluon.nn.Conv1D):
+    """`gluon.nn.Conv1D` with our kernels; otherwise as `Conv2D`, for layout NCW."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        backend: str | None = None,
+        precision: str | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(*arguments, **keywords)
+        self.backend, self.precision = backend, precision
+        check_layer(self)
+
+
+def check_layer(layer: Any) -> None:
+    """Raise what `Convolution` raises unless it can be this layer."""
+    attributes = {name: str(value) for name, value in layer._kwargs.items()}
+    ConvAttributes.parse({**attributes, "precision": str(layer.precision)})
+    dispatch.check_names(layer.backend)

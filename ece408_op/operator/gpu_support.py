@@ -1,0 +1,53 @@
+"""Whether MXNet's own operators can run on the GPU that is there; ours bring their own code.
+
+MXNet 1.9.1 for CUDA has machine code for a few architectures and nothing that a driver could
+compile for newer ones. There, some of its operators fail and others leave their work undone
+without a word (FullyConnected its bias), so that a network on the GPU gives wrong answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..errors import NoUsableGpu
+from ..host import fatbin, gpu
+from .loading import load_mxnet
+
+_STAGED = (
+    "keep the network on mx.cpu(), where backend='cuda' (ECE408_BACKEND=cuda) computes the "
+    "convolutions on the GPU through staged copies"
+)
+
+
+def reason_against() -> str | None:
+    """Why no network may run under `mx.gpu()` here, or `None` if it may.
+
+    Raises `MXNetMissing`, and `NoUsableGpu` without a driver or a GPU.
+    """
+    mx = load_mxnet()
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        return "this MXNet is built for the CPU only"
+    # MXNet computes on the first one unless told otherwise, and machines have GPUs of one kind.
+    device = gpu.find_driver().gpus[0]
+    built_for = fatbin.architectures(mx.libinfo.find_lib_path()[0])
+    if any(fatbin.runs_on(each, device.capability) for each in built_for):
+        return None
+    return (
+        f"this MXNet has machine code for {', '.join(built_for) or 'no GPU'}, and GPU 0, "
+        f"{device.name}, is {device.architecture}: MXNet's own layers fail there or give wrong "
+        "results without an error"
+    )
+
+
+def refuse_networks(contexts: Iterable[Any]) -> None:
+    """Raise `NoUsableGpu`, with the way out, if one of the contexts is a GPU unfit for networks."""
+    if any(context.device_type == "gpu" for context in contexts):
+        reason = reason_against()
+        if reason is not None:
+            raise NoUsableGpu(f"no network can run under mx.gpu() here: {reason}; {_STAGED}")
+
+
+def refuse_current_context() -> None:
+    """`refuse_networks` for the context that is in force, as in `with mx.gpu():`."""
+    refuse_networks([load_mxnet().context.current_context()])

@@ -1,0 +1,1 @@
+"""The graphs that MXNet is handed: recognised, guarded, compiled, fused, bound."""

@@ -1,0 +1,76 @@
+"""Graphs with the compiled operator `ece408_forward` for ours: for the CPU, without gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import compiled_operator
+from ..attributes import ConvAttributes
+from . import fusion, graph_json
+from .graph_json import Graph, Node
+
+
+def compiled(
+    symbol: Any, graph: Graph, shapes: Mapping[str, Sequence[int]], fuse: bool = False
+) -> Any:
+    """The graph of `symbol` as a Symbol with `ece408_forward` for our operator, or `None`.
+
+    With `fuse` it also does what follows a convolution, see `fusion`; then the order of the
+    arguments may be another, and averages that are moved otherwise are arguments.
+
+    `shapes` are those of the symbol's arguments: MXNet does not hand a library's operator what
+    it does not know, so they are noted at the weights. `None` also where one is missing, where two
+    inputs have one name, and for control flow, which runs the graphs inside it in other ways.
+    """
+    inputs = symbol.list_inputs()
+    has_loops = graph_json.has_control_flow(graph)
+    if has_loops or compiled_operator.missing() is not None or len(set(inputs)) < len(inputs):
+        return None
+    ours = [node for node in graph["nodes"] if graph_json.is_ours(node)]
+    nodes = list(graph["nodes"])
+    for number in {entry[0] for node in ours for entry in node["inputs"][1:]}:
+        if nodes[number]["op"] != "null":
+            continue
+        shape = tuple(shapes.get(nodes[number]["name"], ()))
+        if not shape or not all(size > 0 for size in shape):
+            return None
+        nodes[number] = _with_attribute(nodes[number], "__shape__", str(shape))
+    nodes = [_compiled_node(node) if graph_json.is_ours(node) else node for node in nodes]
+    result = {**graph, "nodes": nodes}
+    if fuse:
+        result = _without(result, fusion.fuse(nodes, graph["heads"]))
+    found = graph_json.write(result, symbol)
+    taken, outputs = Counter(found.list_inputs()), found.list_outputs()
+    return found if taken == Counter(inputs) and outputs == symbol.list_outputs() else None
+
+
+def weights(graph: Graph) -> set[str]:
+    """Names of the variables that the graph's convolutions of ours take besides their data."""
+    nodes = graph["nodes"]
+    sources = {e[0] for node in nodes if graph_json.is_ours(node) for e in node["inputs"][1:]}
+    return {nodes[number]["name"] for number in sources if nodes[number]["op"] == "null"}
+
+
+def _with_attribute(node: Node, key: str, text: str) -> Node:
+    return {**node, "attrs": {**node.get("attrs", {}), key: text}}
+
+
+def _compiled_node(node: Node) -> Node:
+    layer = ConvAttributes.parse(graph_json.own_attributes(node))
+    attributes = compiled_operator.node_attributes(layer)
+    return {**node, "op": compiled_operator.NAME, "attrs": attributes}
+
+
+def _without(graph: Graph, stands_for: Sequence[int]) -> Graph:
+    """The graph without nodes that another one stands for.
+
+    `stands_for[n]` is the node that has the outputs of node n, often the same, and comes before
+    everything that uses them.
+    """
+    kept = [number for number, place in enumerate(stands_for) if place == number]
+    numbers = {number: place for place, number in enumerate(kept)}
+    moved = [numbers[place] for place in stands_for]
+    nodes = [graph_json.inputs_moved(graph["nodes"][number], moved) for number in kept]
+    return graph_json.rebuilt(graph, nodes, moved)

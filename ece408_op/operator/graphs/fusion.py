@@ -1,0 +1,157 @@
+"""What networks do between convolutions, done by them as they end, or in one go.
+
+MXNet's BatchNorm, elemwise_add, Activation and clip each read and write a whole array once more,
+and on arrays in plain layout BatchNorm, Concat and Pooling take two to thirty times what they take
+on oneDNN's blocked ones. In a graph that is only run, with moving averages, BatchNorm is a factor
+and an addend for each channel. So a chain of
+
+    convolution [-> BatchNorm] [-> elemwise_add] [-> Activation relu, or clip]
+
+in which nobody else uses what is in between becomes one node of `ece408_forward`, and one of
+
+    [Concat of channels] [-> BatchNorm] [-> Activation relu, or clip]
+
+that follows such nodes becomes one of `ece408_concat`. Pooling of largest values or averages that
+follows any of these becomes a node of `ece408_pool`.
+"""
+
+from __future__ import annotations
+
+import ast
+import struct
+
+from .. import compiled_operator
+from .graph_json import Entry, Node
+
+# What a chain begins with, and all that leaves its arrays in plain layout.
+_CHAINED = (compiled_operator.NAME, compiled_operator.CONCAT)
+_OURS = (*_CHAINED, compiled_operator.POOL)
+
+
+def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
+    """Fuse every such chain in a graph's nodes, in place.
+
+    Returns for each node the number of the one that has its output now. One of which more than
+    the first output is used stays as it is.
+    """
+    entries = [*(entry for node in nodes for entry in node["inputs"]), *heads]
+    used = [0] * len(nodes)
+    for number, *_ in entries:
+        used[number] += 1
+    with_several = {number for number, output, *_ in entries if output > 0}
+    stands_for = list(range(len(nodes)))
+    for number, node in enumerate(nodes):
+        if number in with_several:
+            continue
+        # Of two convolutions that are added, the later one does it.
+        for entry in sorted(node["inputs"][:2], reverse=True):
+            source = stands_for[entry[0]]
+            chained = nodes[source]["op"] in _CHAINED and used[entry[0]] == 1
+            if chained and _takes(nodes[source], node, entry):
+                # In the last one's place and under its name, after all that the chain needs.
+                nodes[number] = {**nodes[source], "name": node["name"]}
+                stands_for = [number if place == source else place for place in stands_for]
+                break
+        else:
+            _replace(node, [nodes[stands_for[entry[0]]] for entry in node["inputs"]])
+    return stands_for
+
+
+def _takes(ours: Node, node: Node, entry: Entry) -> bool:
+    """Whether our node, by which `node` is given `entry`, can do its work as well; then it will."""
+    attributes = ours["attrs"]
+    place = node["inputs"].index(entry)
+    others = [each for number, each in enumerate(node["inputs"]) if number != place]
+    if "bounds" in attributes:
+        return False
+    bounds = _bounds(node)
+    if bounds is not None:
+        attributes["bounds"] = " ".join(str(_bits("f", bound)) for bound in bounds)
+    elif "adds" in attributes:
+        return False
+    elif node["op"] == "elemwise_add" and ours["op"] == compiled_operator.NAME:
+        attributes["adds"] = "1"
+    elif _is_normalisation(node) and place == 0 and "normalize" not in attributes:
+        attributes["normalize"] = _normalisation(node)
+    else:
+        return False
+    ours["inputs"] = [*ours["inputs"], *others]
+    return True
+
+
+def _replace(node: Node, sources: list[Node]) -> None:
+    """Make a node that follows ours, and that they cannot do, one of our own."""
+    if not any(source["op"] in _OURS for source in sources):
+        return
+    window = _window(node)
+    if window is not None:
+        node.update(op=compiled_operator.POOL, attrs=_made({"window": window}))
+    elif node["op"] == "Concat" and node.get("attrs", {}).get("dim", "1") == "1":
+        node.update(op=compiled_operator.CONCAT, attrs=_made({"count": str(len(sources))}))
+    elif _is_normalisation(node) and sources[0]["op"] in _OURS:
+        attributes = {"count": "1", "normalize": _normalisation(node)}
+        node.update(op=compiled_operator.CONCAT, attrs=_made(attributes))
+
+
+def _made(attributes: dict[str, str]) -> dict[str, str]:
+    return {"key": compiled_operator.KEY, **attributes}
+
+
+def _bits(kind: str, value: float) -> int:
+    """The bits of a number of `struct`'s kind, "f" or "d", as the compiled operators read them."""
+    return int.from_bytes(struct.pack(f"<{kind}", value), "little")
+
+
+def _window(node: Node) -> str | None:
+    """What `ece408_pool` is to know of a Pooling node, or `None` if it cannot do it."""
+    given = node.get("attrs", {})
+    kind, border = given.get("pool_type", "max"), given.get("pooling_convention", "valid")
+    is_global = _flag(given, "global_pool", False)
+    kernel = _pair(given.get("kernel", "()"), 1 if is_global else 0)
+    if node["op"] != "Pooling" or kind not in ("max", "avg") or border not in ("valid", "full"):
+        return None
+    if kernel is None or given.get("layout", "None") not in ("None", "NCHW"):
+        return None
+    stride, pad = _pair(given.get("stride", "()"), 1), _pair(given.get("pad", "()"), 0)
+    if stride is None or pad is None:
+        return None
+    flags = (
+        kind == "max",
+        border == "full",
+        is_global,
+        _flag(given, "count_include_pad", True),
+    )
+    return " ".join(str(int(number)) for number in (*flags, *kernel, *stride, *pad))
+
+
+def _pair(text: str, default: int) -> tuple[int, int] | None:
+    """Two numbers, the default for none, `None` for another number of them."""
+    numbers = ast.literal_eval(text) or (default, default)
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else None
+
+
+def _is_normalisation(node: Node) -> bool:
+    given = node.get("attrs", {})
+    plain = given.get("axis", "1") == "1" and not _flag(given, "output_mean_var", False)
+    return node["op"] == "BatchNorm" and plain
+
+
+def _normalisation(node: Node) -> str:
+    """Whether gamma counts, and epsilon."""
+    given = node.get("attrs", {})
+    epsilon = _bits("d", float(given.get("eps", 1e-3)))
+    return f"{int(not _flag(given, 'fix_gamma', True))} {epsilon}"
+
+
+def _flag(attributes: dict[str, str], name: str, default: bool) -> bool:
+    text = attributes.get(name, "None")
+    return default if text == "None" else bool(ast.literal_eval(text))
+
+
+def _bounds(node: Node) -> tuple[float, float] | None:
+    given = node.get("attrs", {})
+    if node["op"] == "Activation" and given.get("act_type") == "relu":
+        return (0.0, float("inf"))
+    if node["op"] == "clip":
+        return (float(given["a_min"]), float(given["a_max"]))
+    return None

@@ -1,0 +1,103 @@
+"""A network's JSON, as MXNet writes it, and our operator in it.
+
+An edge is an entry (node, output, version): the number of a node before, and which of its outputs.
+Control flow (`foreach`, `while_loop`, `cond`) has graphs of its own inside its nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+from ..attributes import mxnet_attributes
+
+OP_TYPE = "ece408_conv"
+Node = dict[str, Any]
+Entry = list[int]
+Graph = dict[str, Any]
+# The node that now has the outputs of another, or, where they are apart, an entry for each.
+Place = Union[int, list[Entry]]
+
+
+def read(symbol: Any) -> Graph | None:
+    """The graph of a Symbol that has our operator, at any depth; of others `None`."""
+    text = symbol.tojson()
+    return json.loads(text) if f'"{OP_TYPE}"' in text else None
+
+
+def write(graph: Graph, like: Any) -> Any:
+    """The graph as a Symbol, of MXNet's NumPy interface if `like` is."""
+    from mxnet.symbol import load_json
+    from mxnet.symbol.numpy import _Symbol
+
+    symbol = load_json(json.dumps(graph))
+    return symbol.as_np_ndarray() if isinstance(like, _Symbol) else symbol
+
+
+def is_ours(node: Node) -> bool:
+    return node["op"] == "Custom" and node.get("attrs", {}).get("op_type") == OP_TYPE
+
+
+def own_attributes(node: Node) -> dict[str, str]:
+    """What a node of ours is told, without what says that it is ours."""
+    return {key: text for key, text in node["attrs"].items() if key != "op_type"}
+
+
+def follow(entry: Entry, moved: Sequence[Place]) -> Entry:
+    """The entry where `moved[n]` is the place of the outputs of node n."""
+    place = moved[entry[0]]
+    return [place, *entry[1:]] if isinstance(place, int) else place[entry[1]]
+
+
+def inputs_moved(node: Node, moved: Sequence[Place]) -> Node:
+    """The node with its inputs followed."""
+    node = {**node, "inputs": [follow(entry, moved) for entry in node["inputs"]]}
+    if "control_deps" in node:
+        node["control_deps"] = [follow([dep, 0], moved)[0] for dep in node["control_deps"]]
+    return node
+
+
+def rebuilt(graph: Graph, nodes: list[Node], moved: Sequence[Place]) -> Graph:
+    """The graph with other nodes, whose inputs are followed already."""
+    result = {
+        **graph,
+        "nodes": nodes,
+        "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
+        "heads": [follow(head, moved) for head in graph["heads"]],
+    }
+    result.pop("node_row_ptr", None)
+    return result
+
+
+def inside(node: Node, change: Callable[[Graph], Graph]) -> Node:
+    """The node with the graphs inside it changed."""
+    if "subgraphs" not in node:
+        return node
+    return {**node, "subgraphs": [change(graph) for graph in node["subgraphs"]]}
+
+
+def is_control_flow(node: Node) -> bool:
+    """Whether the node is a loop or a choice; other nodes with graphs inside are partitions."""
+    return node["op"] in ("_foreach", "_while_loop", "_cond")
+
+
+def has_control_flow(graph: Graph) -> bool:
+    return any(is_control_flow(node) for node in graph["nodes"])
+
+
+def is_partitioned(graph: Graph) -> bool:
+    """Whether MXNet has made parts of the graph into nodes that it writes but cannot read again."""
+    return any(node["op"] == "_CachedOp" for node in graph["nodes"])
+
+
+def with_native(graph: Graph) -> Graph:
+    """The graph with MXNet's Convolution for our operator, at any depth; names stay."""
+
+    def native(node: Node) -> Node:
+        node = inside(node, with_native)
+        if not is_ours(node):
+            return node
+        return {**node, "op": "Convolution", "attrs": mxnet_attributes(own_attributes(node))}
+
+    return {**graph, "nodes": [native(node) for node in graph["nodes"]]}

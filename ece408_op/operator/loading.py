@@ -1,0 +1,49 @@
+"""MXNet itself, imported late, and what waits for that."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import MXNetMissing
+
+
+def load_mxnet() -> Any:
+    """The `mxnet` module, with `ece408_conv` registered.
+
+    Raises `MXNetMissing` when it is not installed or does not import.
+    """
+    try:
+        return importlib.import_module("mxnet")
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "mxnet"
+        problem = "MXNet is not installed" if missing else f"MXNet does not import ({error})"
+        raise MXNetMissing(
+            f"{problem} for {sys.executable}; install it with: pip install 'ece408_op[cpu]'"
+        ) from error
+    except (AttributeError, OSError) as error:
+        raise MXNetMissing(
+            f"MXNet does not import ({error}); it needs NumPy 1.x up to 1.26 and its own "
+            "libraries: pip install --force-reinstall 'ece408_op[cpu]' (its CUDA build also needs "
+            "NVIDIA's driver, and the libraries that 'ece408_op[cu117]' brings)"
+        ) from error
+
+
+def when_imported(action: Callable[[Any], object]) -> None:
+    """Call `action` with the `mxnet` module: now if it is imported, else as soon as it is."""
+    module = sys.modules.get("mxnet")
+    if module is not None:
+        action(module)
+    else:
+        _when_imported.append(action)
+
+
+_when_imported: list[Callable[[Any], object]] = []
+
+
+def tell_imported(mxnet: Any) -> None:
+    """Do what waited for MXNet."""
+    while _when_imported:
+        _when_imported.pop()(mxnet)

@@ -1,0 +1,26 @@
+"""From MXNet's arrays to raw memory, without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from .loading import load_mxnet
+
+
+def pointer(array: Any) -> int:
+    """Address of the first element of a dense NDArray, on the CPU or the GPU.
+
+    Nothing is waited for: inside an operator's forward and backward the arrays are complete,
+    elsewhere call `array.wait_to_read()` first. The address is good as long as the array is.
+    """
+    base = _base()
+    address = ctypes.c_void_p()
+    base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return address.value or 0
+
+
+@functools.lru_cache(maxsize=1)
+def _base() -> Any:
+    return load_mxnet().base

@@ -1,0 +1,110 @@
+"""MXNet's calls into Python: none is interrupted, and there are none once Python has ended.
+
+MXNet asks an operator written in Python for shapes and the like on its user's thread. Python
+handles Ctrl-C there as anywhere, but what that raises would be printed and lost, or kill the
+process. And MXNet's own threads call Python to run operators and to delete them, which hangs or
+aborts the process once Python ends. So every such call goes through the compiled library
+(kernels/mxnet/python_calls.cpp). Without the library MXNet calls Python itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import sys
+import threading
+from typing import Any, Callable
+
+from . import compiled_operator
+
+_Action = ctypes.CFUNCTYPE(None)
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> Any:
+    try:
+        return ctypes.CDLL(str(compiled_operator.LIBRARY))
+    except OSError:
+        return None
+
+
+def install(mxnet: Any) -> None:
+    """Have what signals raise arrive where Python would only print it, and end MXNet first."""
+    library = _library()
+    if library is None:
+        return
+    # Functions of PyDLL keep Python's lock.
+    unraisable = ctypes.PyDLL(str(compiled_operator.LIBRARY)).ece408_unraisable
+    unraisable.argtypes = [ctypes.py_object] * 3
+    unraisable.restype = ctypes.py_object
+    # Not a function in Python: what it has raised later would be raised in that one.
+    sys.unraisablehook = functools.partial(unraisable, _is_of_signal, sys.unraisablehook)
+    # Last in, first out: before MXNet's own, which hangs if an operator is in flight.
+    atexit.register(_end, mxnet)
+
+
+def register(mxnet: Any, name: str) -> Callable[[type], type]:
+    """`mxnet.operator.register(name)`, of the one operator that is called through the library."""
+
+    def do_register(prop: type) -> type:
+        library, mxnet_library = _library(), mxnet.base._LIB
+        if library is None:
+            return mxnet.operator.register(name)(prop)
+        library.ece408_guarded.restype = ctypes.c_void_p
+        tell_mxnet = mxnet_library.MXCustomOpRegister
+
+        def tell_guarded(key: Any, creator: Any) -> int:
+            return tell_mxnet(key, ctypes.c_void_p(library.ece408_guarded(creator)))
+
+        mxnet_library.MXCustomOpRegister = tell_guarded
+        try:
+            return mxnet.operator.register(name)(prop)
+        finally:
+            mxnet_library.MXCustomOpRegister = tell_mxnet
+
+    return do_register
+
+
+def before_forks(action: Callable[[], None]) -> None:
+    """Have `action` called before every fork; signals wait until the fork is done.
+
+    What a handler raised there, Python would only print, in the midst of what it does itself.
+    """
+    if _library() is None:
+        os.register_at_fork(before=action)
+        return
+    library = ctypes.PyDLL(str(compiled_operator.LIBRARY))
+    os.register_at_fork(
+        before=functools.partial(library.ece408_before_fork, _Action(action)),
+        after_in_parent=library.ece408_after_fork_in_parent,
+        after_in_child=library.ece408_after_fork_in_child,
+    )
+
+
+def _is_of_signal(given: Any) -> bool:
+    """Whether the handler of a signal raised this, and not what was going on when it came."""
+    if issubclass(given.exc_type, KeyboardInterrupt):
+        return True
+    interrupted, entry = None, given.exc_traceback
+    while entry is not None:
+        # A handler in Python is called with the frame that it interrupts.
+        values = list(entry.tb_frame.f_locals.values())
+        values += [each for value in values if type(value) is tuple for each in value]
+        if interrupted is not None and any(value is interrupted for value in values):
+            return True
+        interrupted, entry = entry.tb_frame, entry.tb_next
+    return False
+
+
+def _end(mxnet: Any) -> None:
+    # What MXNet has gathered to give it to its threads at once.
+    mxnet.engine.set_bulk_size(0)
+    base = mxnet.base
+    has_others = threading.active_count() > 1
+    at_rest = _library().ece408_end(
+        base._LIB.MXNDArrayWaitAll, base._LIB.MXNotifyShutdown, int(has_others)
+    )
+    if not at_rest:
+        atexit.unregister(base._notify_shutdown)

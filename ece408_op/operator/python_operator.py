@@ -1,0 +1,145 @@
+"""The operator `ece408_conv` as MXNet sees it: attributes, inference, forward, backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from .. import dispatch, errors
+from ..errors import Ece408Error, InvalidProblem
+from ..problem import ConvProblem
+from . import fork_safety, python_calls
+from .attributes import ConvAttributes, problem_of
+from .graphs.graph_json import OP_TYPE
+from .inference import infer_shapes, infer_storage, infer_types
+from .memory import pointer
+
+
+class ConvolutionOp(mx.operator.CustomOp):
+    """One convolution layer at work. Errors are kept in `errors` for the caller of MXNet."""
+
+    def __init__(self, attributes: ConvAttributes, layer: dispatch.Layer) -> None:
+        super().__init__()
+        self._attributes = attributes
+        self._layer = layer
+
+    def forward(self, is_train, req, in_data, out_data, aux):  # type: ignore[no-untyped-def]
+        if req[0] == "null":
+            return
+        fork_safety.note_use()
+        try:
+            x, w, *bias = (pointer(array) for array in in_data)
+            dispatch.forward(
+                self._problem(in_data[0]),
+                self._layer,
+                x,
+                w,
+                bias[0] if bias else None,
+                pointer(out_data[0]),
+                accumulate=req[0] == "add",
+            )
+        except Exception as error:
+            raise errors.remember(error) from error
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):  # type: ignore[no-untyped-def]
+        fork_safety.note_use()
+        try:
+            self._backward(req, pointer(out_grad[0]), in_data, in_grad)
+        except Exception as error:
+            raise errors.remember(error) from error
+
+    def _backward(self, req: Sequence[str], dy: int, in_data: list, in_grad: list) -> None:
+        problem = self._problem(in_data[0])
+        x, w = (pointer(array) for array in in_data[:2])
+        dx, dw, *dbias = (
+            None if kind == "null" else pointer(array) for kind, array in zip(req, in_grad)
+        )
+        if dx is not None:
+            dispatch.backward_data(problem, self._layer, w, dy, dx, accumulate=req[0] == "add")
+        if dw is not None or any(dbias):
+            dispatch.backward_weight(
+                problem,
+                self._layer,
+                x,
+                dy,
+                dw,
+                dbias[0] if dbias else None,
+                accumulate_w=req[1] == "add",
+                accumulate_bias=bool(dbias) and req[2] == "add",
+            )
+
+    def _problem(self, x: Any) -> ConvProblem:
+        return problem_of(self._attributes, x.shape, np.dtype(x.dtype).name)
+
+
+@python_calls.register(mx, OP_TYPE)
+class ConvolutionProp(mx.operator.CustomOpProp):
+    """What MXNet asks about `ece408_conv` before it runs.
+
+    Inputs: data (B, C, H, W), weight (M, C / num_group, KH, KW) and, unless `no_bias`, bias (M,).
+    """
+
+    def __init__(self, **attributes: str) -> None:
+        super().__init__(need_top_grad=True)
+        # An exception here would kill the process; it is raised by the first question instead.
+        self._error: Ece408Error | None = None
+        self._attributes = ConvAttributes((1, 1), 1)
+        try:
+            self._attributes = ConvAttributes.parse(attributes)
+            dispatch.check_names(self._attributes.backend, self._attributes.cuda_kernel)
+        except Ece408Error as error:
+            self._error = error
+        except Exception as error:
+            self._error = InvalidProblem(f"the attributes cannot be read: {error!r}")
+
+    def list_arguments(self) -> list[str]:
+        inputs = ["data", "weight", "bias"]
+        return inputs[:2] if self._attributes.no_bias else inputs
+
+    def infer_shape(self, in_shape):  # type: ignore[no-untyped-def]
+        try:
+            if self._error is not None:
+                raise self._error
+            inputs, output = infer_shapes(self._attributes, in_shape)
+            return inputs, [output], []
+        except Ece408Error as error:
+            raise errors.remember(error) from None
+
+    def infer_type(self, in_type):  # type: ignore[no-untyped-def]
+        try:
+            names = self.list_arguments()
+            given = [None if t is None else np.dtype(t).name for t in in_type]
+            common = infer_types(names, given)
+            dtype = None if common is None else np.dtype(common).type
+            return [dtype] * len(in_type), [dtype], []
+        except Ece408Error as error:
+            raise errors.remember(error) from None
+
+    def infer_storage_type(self, in_stype):  # type: ignore[no-untyped-def]
+        try:
+            infer_storage(self.list_arguments(), in_stype)
+        except Ece408Error as error:
+            raise errors.remember(error) from None
+        return super().infer_storage_type(in_stype)
+
+    def declare_backward_dependency(self, out_grad, in_data, out_data):  # type: ignore[no-untyped-def]
+        return [out_grad[0], in_data[0], in_data[1]]
+
+    def create_operator(self, ctx, in_shapes, in_dtypes):  # type: ignore[no-untyped-def]
+        fork_safety.note_use()
+        device, index = ("gpu", ctx.device_id) if ctx.device_type == "gpu" else ("cpu", 0)
+        layer = self._attributes.layer_on(device, index)
+        # Here nobody hears of an error; the forward pass meets it again.
+        with contextlib.suppress(Ece408Error):
+            dtype = _type_name(in_dtypes[0])
+            dispatch.prepare(problem_of(self._attributes, tuple(in_shapes[0]), dtype), layer)
+        return ConvolutionOp(self._attributes, layer)
+
+
+def _type_name(dtype: Any) -> str:
+    """The name of a type, or of the type that MXNet has this number for."""
+    return np.dtype(mx.ndarray.ndarray._DTYPE_MX_TO_NP.get(dtype, dtype)).name

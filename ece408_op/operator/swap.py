@@ -1,0 +1,199 @@
+"""Our operator in the place of MXNet's Convolution, in networks that exist already."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Callable
+
+from .. import dispatch
+from ..errors import Ece408Error, InvalidSetting
+from ..files.cachedir import atomic_path
+from ..problem import check_precision
+from . import checkpoint, gpu_support
+from .attributes import ConvAttributes
+from .graphs import graph_json
+from .graphs.insert import rewritten
+from .loading import load_mxnet
+
+_log = logging.getLogger("ece408_op")
+
+
+@dataclass
+class SwapReport:
+    """What `swap` did: the layers that are ours now, and those left, each with the reason."""
+
+    swapped: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"swapped {len(self.swapped)}: {', '.join(self.swapped) or 'nothing'}"]
+        lines += [f"left {name}: {reason}" for name, reason in self.left.items()]
+        return "\n".join(lines)
+
+
+class _Choice:
+    """Which layers the user wants, and the report of what became of them."""
+
+    def __init__(
+        self, backend: str | None, only: str | Iterable[str] | None, precision: str | None
+    ) -> None:
+        if backend is not None:
+            dispatch.check_name(backend)
+        self.backend = backend
+        self.precision = None if precision is None else check_precision(precision)
+        self.report = SwapReport()
+        self._patterns = [only] if isinstance(only, str) else None if only is None else list(only)
+
+    def takes(self, name: str, attributes: dict[str, str]) -> bool:
+        """Whether to swap this layer; notes it in the report either way."""
+        if self._patterns is not None and not any(fnmatchcase(name, p) for p in self._patterns):
+            self.leaves(name, "not among those asked for")
+            return False
+        try:
+            ConvAttributes.parse(attributes)
+        except Ece408Error as error:
+            self.leaves(name, str(error))
+            return False
+        self.report.swapped.append(name)
+        return True
+
+    def leaves(self, name: str, reason: str) -> None:
+        self.report.left[name] = reason
+
+    def finish(self) -> SwapReport:
+        """The report. Raises `InvalidSetting` for a pattern that no convolution's name fits."""
+        names = [*self.report.swapped, *self.report.left]
+        for pattern in self._patterns or ():
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise InvalidSetting(
+                    f"only={pattern!r} fits no convolution; there are: {', '.join(names) or 'none'}"
+                )
+        return self.report
+
+
+def swap(
+    model: Any,
+    backend: str | None = None,
+    only: str | Iterable[str] | None = None,
+    precision: str | None = None,
+) -> Any:
+    """Put our operator in the place of every Convolution of `model` that it can compute.
+
+    `model` is a Symbol, of which a swapped copy is returned, or a Gluon net, which is changed in
+    place, hybridized or not, run before or not. Names of layers, arguments and outputs stay, and
+    so do parameters and their files. `only` limits it to layers by name, or pattern as in a
+    shell; `backend` picks who computes them, and `precision` how exactly at least, as for
+    `Convolution`.
+
+    What was swapped, and what was left and why, is returned as a `SwapReport` for a net, and
+    logged (logger `ece408_op`, level INFO) in both cases. Raises `InvalidSetting` for an unknown
+    backend or precision, an `only` that fits nothing, or a `model` that is neither, and
+    `NoUsableGpu` under `with mx.gpu():`, or for a net there, where MXNet has no code for the GPU.
+    """
+    mx = load_mxnet()
+    gpu_support.refuse_current_context()
+    if isinstance(model, mx.sym.Symbol):
+        symbol, report = swap_symbol(model, backend, only, precision)
+        _log.info("%s", report)
+        return symbol
+    if isinstance(model, mx.gluon.Block):
+        gpu_support.refuse_networks(_contexts(model))
+        report = _swap_net(mx, model, _Choice(backend, only, precision))
+        _log.info("%s", report)
+        return report
+    raise InvalidSetting(
+        f"cannot swap a {type(model).__name__}; give a Symbol, a Gluon net, or use swap_checkpoint"
+    )
+
+
+def _contexts(net: Any) -> Iterator[Any]:
+    """Where the parameters of a net are, or will be."""
+    for parameter in net.collect_params().values():
+        # One that is not initialised is nowhere yet.
+        with contextlib.suppress(RuntimeError):
+            yield from parameter.list_ctx()
+
+
+def swap_checkpoint(
+    prefix: str | Path,
+    epoch: int,
+    out: str | Path,
+    backend: str | None = None,
+    only: str | Iterable[str] | None = None,
+    precision: str | None = None,
+) -> SwapReport:
+    """Swap a saved checkpoint: reads PREFIX-symbol.json and PREFIX-EPOCH.params, writes OUT-...
+
+    The parameter file is copied as it is. Raises as `swap` and `checkpoint.load_checkpoint`, and
+    `CacheUnwritable` when OUT cannot be written.
+    """
+    symbol, _, _ = checkpoint.load_checkpoint(prefix, epoch)
+    swapped, report = swap_symbol(symbol, backend, only, precision)
+    with atomic_path(Path(f"{out}-{epoch:04d}.params")) as temporary:
+        shutil.copyfile(f"{prefix}-{epoch:04d}.params", temporary)
+    checkpoint.save_symbol(Path(f"{out}-symbol.json"), swapped)
+    return report
+
+
+def swap_symbol(
+    symbol: Any,
+    backend: str | None = None,
+    only: str | Iterable[str] | None = None,
+    precision: str | None = None,
+) -> tuple[Any, SwapReport]:
+    """`swap` for a Symbol: the new Symbol and the report."""
+    choice = _Choice(backend, only, precision)
+    swapped = _rewrite(symbol, choice)
+    return swapped, choice.finish()
+
+
+def _rewrite(symbol: Any, choice: _Choice) -> Any:
+    return graph_json.write(rewritten(json.loads(symbol.tojson()), choice), symbol)
+
+
+def _swap_net(mx: Any, net: Any, choice: _Choice) -> SwapReport:
+    changes = [change for block in _blocks(net) for change in _change(mx, block, choice)]
+    report = choice.finish()
+    for apply in changes:
+        apply()
+    for block in _blocks(net):
+        if isinstance(block, mx.gluon.HybridBlock):
+            # What was traced before, and MXNet's own convolution in it, would go on being used.
+            block._clear_cached_op()
+    return report
+
+
+def _blocks(net: Any) -> Iterator[Any]:
+    yield net
+    for child in net._children.values():
+        yield from _blocks(child)
+
+
+def _change(mx: Any, block: Any, choice: _Choice) -> Iterator[Callable[[], None]]:
+    """What is to be done to one block of a net, if anything."""
+    from . import gluon_layers
+
+    nn = mx.gluon.nn
+    ours = {nn.Conv2D: gluon_layers.Conv2D, nn.Conv1D: gluon_layers.Conv1D}
+    if isinstance(block, mx.gluon.SymbolBlock):
+        inputs, symbol = block._cached_graph
+        swapped = _rewrite(symbol, choice)
+        yield lambda: setattr(block, "_cached_graph", (inputs, swapped))
+    elif type(block) in ours:
+        attributes = {name: str(value) for name, value in block._kwargs.items()}
+        if choice.takes(block.name, attributes):
+            yield lambda: _become(block, ours[type(block)], choice)
+    elif isinstance(block, nn.conv_layers._Conv) and type(block) not in ours.values():
+        choice.leaves(block.name, f"it is a {type(block).__name__}")
+
+
+def _become(block: Any, layer: type, choice: _Choice) -> None:
+    block.__class__ = layer
+    block.backend, block.precision = choice.backend, choice.precision

@@ -1,0 +1,152 @@
+"""What the GPU's own counters say of the kernel chosen for each shape: where the time goes.
+
+Nsight Compute (ncu) runs `counted_runs` and reads the counters of the launches between its marks.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ece408_op.errors import GpuFailed, NoUsableGpu
+
+_STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+# What a warp waits for, by ncu's name for it.
+STALLS = {
+    "long_scoreboard": "global memory",
+    "short_scoreboard": "shared memory",
+    "lg_throttle": "room in the queue to global memory",
+    "mio_throttle": "room in the queue to shared memory",
+    "math_pipe_throttle": "a free arithmetic unit",
+    "barrier": "other warps",
+    "wait": "the instruction before, a fixed time",
+    "dispatch_stall": "the dispatcher",
+    "no_instruction": "instructions to be fetched",
+    "not_selected": "its turn",
+}
+_METRICS = {
+    "ms": "gpu__time_duration.sum",
+    "clock_ghz": "sm__cycles_elapsed.avg.per_second",
+    "dram": "fbpa__dram_sectors.avg.pct_of_peak_sustained_elapsed",
+    "read_gb": "dram__bytes_read.sum",
+    "written_gb": "dram__bytes_write.sum",
+    "to_l2": "lts__xbar2lts_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "issue": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
+    "fma": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "shared": "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
+    "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "warps": "sm__warps_active.avg.per_cycle_active",
+    "registers": "launch__registers_per_thread",
+    **{name: _STALL.format(name) for name in STALLS},
+}
+_SHARES = ("dram", "to_l2", "issue", "fma", "tensor", "shared")
+_SCALES = {"ms": 1e-6, "clock_ghz": 1e-9, "read_gb": 1e-9, "written_gb": 1e-9}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One kernel on one shape: the milliseconds that the GPU takes at least to read the inputs and
+    write the outputs, and figures by the names in `_METRICS`, NaN where ncu has none."""
+
+    shape: str
+    precision: str
+    kernel: str
+    floor_ms: float
+    figures: dict[str, float]
+
+
+def find_ncu() -> str:
+    """Where Nsight Compute is. Raises `NoUsableGpu` when it is nowhere."""
+    found = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
+    if found is None:
+        raise NoUsableGpu(
+            "ncu, which reads the GPU's counters, is neither on PATH nor in /usr/local/cuda/bin; "
+            "install the CUDA toolkit's Nsight Compute"
+        )
+    return found
+
+
+def measure(shapes: list[str], precisions: list[str], gpu: int) -> list[Counted]:
+    """The counters of each shape's kernels, of one launch each: the longest of a kernel's.
+
+    Raises `NoUsableGpu` without ncu, and `GpuFailed` when it or what it runs fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
+        log = Path(folder) / "log.csv"
+        command = [
+            *(find_ncu(), "--csv", "--page", "raw", "--print-units", "base"),
+            *("--profile-from-start", "off", "--clock-control", "none", "--log-file", str(log)),
+            *("--metrics", ",".join(_METRICS.values())),
+            *(sys.executable, "-m", "studies.counted_runs", str(gpu)),
+            *(",".join(shapes), ",".join(precisions)),
+        ]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            logged = log.read_text(encoding="utf-8") if log.is_file() else ""
+            lines = (result.stderr + logged).splitlines()
+            said = next((line for line in reversed(lines) if line.strip()), "nothing")
+            raise GpuFailed(f"ncu ends with {result.returncode} and says: {said}")
+        return parse(result.stdout, log.read_text(encoding="utf-8"))
+
+
+def parse(ran: str, log: str) -> list[Counted]:
+    """What `counted_runs` printed, and ncu's log of its launches, in the same order."""
+    rows = list(csv.DictReader(io.StringIO(log[log.index('"ID"') :])))[1:]  # the first has units
+    found = []
+    for run in json.loads(ran.splitlines()[-1]):
+        launches, rows = rows[: run["launches"]], rows[run["launches"] :]
+        del run["launches"]
+        figures = [{name: _number(row, name) for name in _METRICS} for row in launches]
+        found.append(Counted(**run, figures=max(figures, key=lambda each: each["ms"])))
+    return found
+
+
+def _number(row: dict[str, str], name: str) -> float:
+    text = row.get(_METRICS[name], "").replace(",", "")
+    try:
+        return float(text) * _SCALES.get(name, 1)
+    except ValueError:
+        return math.nan
+
+
+def table(rows: list[Counted]) -> str:
+    """As Markdown."""
+    lines = [
+        "Of one launch, with nothing in the caches before. The floor is what a copy of as many "
+        "bytes takes on this GPU as the layer's inputs and outputs have. Shares are of what a unit "
+        "can do at most; of waiting, what a warp spends most of its time on, in cycles for each "
+        "instruction that it issues.\n",
+        "| shape | kernel | ms | floor ms | share | GHz | read GB | written GB | DRAM | way to L2 "
+        "| issue | FMA | tensor | shared memory | conflicts | warps | registers | waits for |",
+        "| --- | --- |" + " ---: |" * 15 + " --- |",
+    ]
+    for row in rows:
+        f = row.figures
+        shares = " | ".join(f"{f[name]:.0f} %" for name in _SHARES)
+        lines.append(
+            f"| {row.shape} {row.precision} | {row.kernel} | {f['ms']:.3f} | {row.floor_ms:.3f} | "
+            f"{100 * row.floor_ms / f['ms']:.0f} % | "
+            f"{f['clock_ghz']:.2f} | {f['read_gb']:.2f} | {f['written_gb']:.2f} | {shares} | "
+            f"{f['conflicts']:.2g} | {f['warps']:.1f} | {f['registers']:.0f} | {_waits(f)} |"
+        )
+    return "\n".join(lines)
+
+
+def _waits(figures: dict[str, float]) -> str:
+    known = [name for name in STALLS if not math.isnan(figures[name])]
+    most = sorted(known, key=lambda name: -figures[name])[:3]
+    return ", ".join(f"{STALLS[name]} {figures[name]:.1f}" for name in most)
+
+
+def document(rows: list[Counted]) -> dict[str, list]:
+    """For JSON."""
+    return {"counted": [vars(row) for row in rows]}

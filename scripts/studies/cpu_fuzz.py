@@ -1,0 +1,326 @@
+"""CPU kernels on random problems, against the reference: exact on whole numbers.
+
+Every kernel that does not refuse a problem computes it, whether it is the one chosen for it or not.
+Arrays lie against memory that must not be touched, and outputs hold NaN before. Some problems have
+infinities and NaN among their inputs, which must show where the textbook loop has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from studies import guarded
+
+from ece408_op.backends.cpu import choice, native
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.errors import Ece408Error, InvalidProblem, InvalidSetting, UnsupportedProblem
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+
+# Output and inputs by direction, in the order of kernels/cpu/ece408.h.
+_ARRAYS = {
+    "forward": ("y", "x", "w", "bias"),
+    "backward_data": ("x", "w", "y"),
+    "backward_weight": ("w", "x", "y"),
+}
+_FLOAT32 = ("direct", "winograd", "depthwise")
+# Multiply-adds of a problem at most, so that the reference takes milliseconds.
+_MOST_PRODUCTS = 200_000
+# Kernels that take rows in pairs are exact while a sum's products times the largest inputs stay
+# below this.
+_EXACT = 1 << 18
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem and how it is computed. Its one-line form (`str`, `parse`) reproduces it.
+
+    `side` says at which end the arrays touch forbidden memory; with `special` there are infinities
+    and NaN among the inputs.
+    """
+
+    problem: ConvProblem
+    isa: str
+    threads: int
+    side: str
+    accumulate: bool
+    special: bool
+    seed: int
+
+    def __str__(self) -> str:
+        flags = [name for name in ("accumulate", "special") if getattr(self, name)]
+        words = [self.problem, self.isa, f"threads={self.threads}", self.side, *flags]
+        return " ".join(str(word) for word in [*words, f"seed={self.seed}"])
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case that `str` wrote as `text`. Raises `InvalidProblem`, `InvalidSetting`."""
+        words = text.split()
+        numbers = dict(word.split("=", 1) for word in words if "=" in word)
+        try:
+            return cls(
+                ConvProblem.parse(words[0]),
+                next(word for word in words if word in native.ISA_CODES),
+                int(numbers["threads"]),
+                next(word for word in words if word in ("start", "end")),
+                "accumulate" in words,
+                "special" in words,
+                int(numbers["seed"]),
+            )
+        except (IndexError, KeyError, StopIteration, ValueError):
+            form = "b1,c1,h5,w5,m1,k3x3 avx2 threads=2 end [accumulate] [special] seed=1"
+            raise InvalidSetting(f"cannot read {text!r}; a case looks like {form}") from None
+
+
+def cases(count: int, seed: int) -> Iterator[Case]:
+    """`count` random cases, the same ones for the same seed and instruction sets."""
+    isas = native.isas()
+    for index in range(count):
+        rng = np.random.default_rng([seed, index])
+        yield Case(
+            _random_problem(rng),
+            isas[rng.integers(len(isas))],
+            int(rng.integers(1, 6)),
+            ("start", "end")[rng.integers(2)],
+            bool(rng.integers(2)),
+            rng.random() < 0.25,
+            int(rng.integers(1 << 16)),
+        )
+
+
+def run(case: Case) -> tuple[Counter[tuple[str, str]], list[tuple[str, str, str]]]:
+    """How often each kernel computed each direction, and what went wrong: (kernel, direction, how).
+
+    Raises `InvalidSetting` for an instruction set that this CPU lacks.
+    """
+    if case.isa not in native.isas():
+        raise InvalidSetting(f"this CPU has no {case.isa}; it has {', '.join(native.isas())}")
+    arrays = _inputs(case)
+    ran: Counter[tuple[str, str]] = Counter()
+    failures = []
+    for direction in _ARRAYS:
+        expected = _expected(case, direction, arrays)
+        chosen = _chosen(case, direction)
+        for kernel in _kernels(case.problem, direction):
+            try:
+                wrong = _wrong(case, kernel, direction, arrays, expected)
+            except UnsupportedProblem as error:
+                if kernel != chosen:
+                    continue
+                wrong = str(error)
+            except Ece408Error as error:
+                wrong = str(error)
+            ran[kernel, direction] += 1
+            if wrong is not None:
+                failures.append((kernel, direction, wrong))
+    return ran, failures
+
+
+def _random_problem(rng: np.random.Generator) -> ConvProblem:
+    while True:
+        try:
+            problem = _KINDS[rng.integers(len(_KINDS))](rng)
+        except InvalidProblem:
+            continue
+        while problem.flops > 2 * _MOST_PRODUCTS and problem.batch > 1:
+            problem = dataclasses.replace(problem, batch=problem.batch // 2)
+        if problem.flops <= 2 * _MOST_PRODUCTS and math.prod(problem.x_shape) <= _MOST_PRODUCTS:
+            return problem
+
+
+def _some(rng: np.random.Generator, most: int) -> int:
+    """From 1 to `most`, small numbers more often."""
+    return int(math.exp(rng.uniform(0, math.log(most + 1))))
+
+
+def _pair(rng: np.random.Generator, most: int) -> tuple[int, int]:
+    return _some(rng, most), _some(rng, most)
+
+
+def _plain(rng: np.random.Generator, groups: int = 1) -> dict[str, object]:
+    return {
+        "batch": _some(rng, 40),
+        "channels": groups * _some(rng, 70),
+        "height": _some(rng, 40),
+        "width": _some(rng, 70),
+        "filters": groups * _some(rng, 70),
+        "kernel": _pair(rng, 9),
+        "groups": groups,
+        "bias": bool(rng.integers(2)),
+        "dtype": sorted(ITEM_BYTES)[rng.integers(3)],
+    }
+
+
+def _any(rng: np.random.Generator) -> ConvProblem:
+    fields = _plain(rng, _some(rng, 6))
+    pad = (_some(rng, 9) - 1, _some(rng, 9) - 1)
+    return ConvProblem(**fields, stride=_pair(rng, 9), pad=pad, dilate=_pair(rng, 5))  # type: ignore[arg-type]
+
+
+def _unit_steps(rng: np.random.Generator) -> ConvProblem:
+    """What `direct` and `winograd` are for."""
+    fields = {**_plain(rng), "dtype": "float32"}
+    if rng.integers(2):
+        fields["kernel"] = tuple(int(side) for side in rng.choice((3, 5, 7), 2))
+    return ConvProblem(**fields, pad=(_some(rng, 5) - 1, _some(rng, 5) - 1))  # type: ignore[arg-type]
+
+
+def _depthwise(rng: np.random.Generator) -> ConvProblem:
+    channels, side = _some(rng, 20), int(rng.choice((3, 5)))
+    fields = {**_plain(rng), "channels": channels, "groups": channels, "dtype": "float32"}
+    fields["filters"] = channels * int(rng.choice((1, 1, 2, 3)))
+    dilate = _pair(rng, 3) if rng.integers(2) else (1, 1)
+    stride = 1 + int(rng.integers(2))
+    pad = (_some(rng, 7) - 1, _some(rng, 7) - 1)
+    fields["kernel"] = (side, side)
+    return ConvProblem(**fields, stride=(stride, stride), pad=pad, dilate=dilate)  # type: ignore[arg-type]
+
+
+def _few_windows(rng: np.random.Generator) -> ConvProblem:
+    """Kernels nearly as large as the padded image, and strides beyond it."""
+    fields, pad = _plain(rng, _some(rng, 3)), (_some(rng, 3) - 1, _some(rng, 3) - 1)
+    height, width = _pair(rng, 30)
+    fields |= {"height": height, "width": width}
+    fields["kernel"] = (
+        max(1, height + 2 * pad[0] - _some(rng, 4) + 1),
+        max(1, width + 2 * pad[1] - _some(rng, 4) + 1),
+    )
+    stride = _pair(rng, 10**6) if rng.integers(2) else _pair(rng, 3)
+    return ConvProblem(**fields, stride=stride, pad=pad)  # type: ignore[arg-type]
+
+
+def _apart(rng: np.random.Generator) -> ConvProblem:
+    """Windows that have nothing in common: patches."""
+    fields = _plain(rng, _some(rng, 3))
+    kernel = _pair(rng, 20)
+    fields |= {"kernel": kernel, "height": _some(rng, 80), "width": _some(rng, 80)}
+    stride = (kernel[0] + _some(rng, 4) - 1, kernel[1] + _some(rng, 4) - 1)
+    return ConvProblem(**fields, stride=stride)  # type: ignore[arg-type]
+
+
+def _line(rng: np.random.Generator) -> ConvProblem:
+    """One dimension, long kernels."""
+    fields = {**_plain(rng), "height": 1, "width": _some(rng, 2000)}
+    fields["kernel"] = (1, _some(rng, 400))
+    stride, pad = (1, _some(rng, 200)), (0, _some(rng, 20) - 1)
+    return ConvProblem(**fields, stride=stride, pad=pad, dilate=(1, _some(rng, 4)))  # type: ignore[arg-type]
+
+
+def _pixels(rng: np.random.Generator) -> ConvProblem:
+    """Planes of a pixel, and single taps."""
+    fields = _plain(rng, _some(rng, 3))
+    if rng.integers(2):
+        fields |= {"height": 1, "width": 1, "kernel": (1 + 2 * int(rng.integers(3)),) * 2}
+        pad = tuple(side // 2 for side in fields["kernel"])  # type: ignore[attr-defined]
+        return ConvProblem(**fields, pad=pad)  # type: ignore[arg-type]
+    return ConvProblem(**{**fields, "kernel": (1, 1)}, stride=_pair(rng, 4))  # type: ignore[arg-type]
+
+
+_KINDS: tuple[Callable[[np.random.Generator], ConvProblem], ...] = (
+    *(_any, _any, _unit_steps, _unit_steps, _depthwise),
+    *(_few_windows, _apart, _line, _pixels),
+)
+
+
+def _inputs(case: Case) -> dict[str, np.ndarray]:
+    """Arrays by role: x, w, y (its gradient), bias if there is one; in float64."""
+    problem = case.problem
+    rng = np.random.default_rng(case.seed)
+    terms = max(math.prod(problem.w_shape[1:]), problem.filters * math.prod(problem.kernel))
+    most = max(1, min(8, math.isqrt(_EXACT // (2 * terms))))
+    shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
+    if problem.bias:
+        shapes["bias"] = problem.bias_shape
+    arrays = {
+        name: rng.integers(-most, most + 1, shape).astype(np.float64)
+        for name, shape in shapes.items()
+    }
+    if case.special:
+        for array in arrays.values():
+            flat = array.reshape(-1)
+            places = rng.integers(flat.size, size=rng.integers(0, 4))
+            flat[places] = rng.choice([np.inf, -np.inf, np.nan], len(places))
+    return arrays
+
+
+def _onto(case: Case, shape: tuple[int, ...]) -> np.ndarray:
+    """What the output holds before."""
+    if not case.accumulate:
+        return np.full(shape, np.nan)
+    return np.random.default_rng(case.seed + 1).integers(-8, 9, shape).astype(np.float64)
+
+
+def _expected(case: Case, direction: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    problem, add = dataclasses.replace(case.problem, dtype="float64"), case.accumulate
+    out = _onto(case, arrays[_ARRAYS[direction][0]].shape)
+    at = {name: array.ctypes.data for name, array in arrays.items()}
+    oracle = ReferenceBackend()
+    if direction == "forward":
+        oracle.forward(problem, at["x"], at["w"], at.get("bias"), out.ctypes.data, add)
+    elif direction == "backward_data":
+        oracle.backward_data(problem, at["w"], at["y"], out.ctypes.data, add)
+    else:
+        oracle.backward_weight(problem, at["x"], at["y"], out.ctypes.data, None, add, False)
+    with np.errstate(over="ignore"):
+        return out.astype(case.problem.dtype)
+
+
+def _kernels(problem: ConvProblem, direction: str) -> tuple[str, ...]:
+    if direction == "backward_weight" or problem.dtype != "float32":
+        return ("general",)
+    return (*_FLOAT32, "general")
+
+
+def _chosen(case: Case, direction: str) -> str:
+    lanes = native.LANES[case.isa]
+    if direction == "forward":
+        return choice.forward_kernel(case.problem, lanes)
+    if direction == "backward_data":
+        return choice.backward_kernel(case.problem, lanes)
+    return "general"
+
+
+def _wrong(
+    case: Case, kernel: str, direction: str, arrays: dict[str, np.ndarray], expected: np.ndarray
+) -> str | None:
+    """What is wrong with a kernel's result, or `None`."""
+    dtype, (_, *roles) = case.problem.dtype, _ARRAYS[direction]
+    inputs = [
+        guarded.place(arrays[role].astype(dtype), case.side, read_only=True)
+        if role in arrays
+        else None
+        for role in roles
+    ]
+    out = guarded.place(_onto(case, expected.shape).astype(dtype), case.side)
+    native.run(
+        f"{kernel}_{direction}",
+        case.problem,
+        *[None if array is None else array.ctypes.data for array in inputs],
+        out.ctypes.data,
+        accumulate=case.accumulate,
+        threads=case.threads,
+        isa=case.isa,
+    )
+    if not guarded.canary_intact(out, case.side):
+        return "memory beside the output was written"
+    same = (out == expected) | (np.isnan(out) & np.isnan(expected))
+    if same.all():
+        return None
+    first = tuple(int(i) for i in np.argwhere(~same)[0])
+    return (
+        f"{np.count_nonzero(~same)} of {out.size} elements are wrong; the first, {first}, is "
+        f"{out[first]} instead of {expected[first]}"
+    )
+
+
+def table(ran: Counter[tuple[str, str]], wrong: Counter[tuple[str, str]]) -> str:
+    """Problems and failures by kernel and direction."""
+    lines = ["| kernel | direction | problems | wrong |", "| --- | --- | --- | --- |"]
+    for kernel, direction in sorted(ran | wrong):
+        counts = f"{ran[kernel, direction]} | {wrong[kernel, direction]}"
+        lines.append(f"| {kernel} | {direction} | {counts} |")
+    return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""Every CUDA kernel through the checker, and what came of it as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ece408_op.backends.cuda.plan import Kernel
+from ece408_op.backends.cuda.runtime.device import Gpu
+from ece408_op.bench.checker import (
+    Case,
+    course_cases,
+    exact_failure,
+    largest_error,
+    random_cases,
+    relative_error,
+)
+from ece408_op.bench.compiling import compile_all
+
+
+@dataclass
+class Proof:
+    """What the checks of one kernel found: numbers of exact results, errors by shape, failures."""
+
+    kernel: str
+    course: int = 0
+    random: int = 0
+    errors: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def prove(
+    gpu: Gpu, kernel: Kernel, random: int = 200, course: bool = True, bare: bool = False
+) -> Proof:
+    """Check one kernel exactly on the course's shapes and on random problems, and, unless `bare`,
+    its error on real numbers.
+
+    Raises the errors of compiling, loading and launching.
+    """
+    proof = Proof(kernel.name)
+    on_course = course_cases(kernel) if course else []
+    drawn = random_cases(kernel, random)
+    cases = [*on_course, *drawn]
+    compile_all(gpu, (c.kernel.plan(c.problem, gpu.capability, c.accumulate) for c in cases))
+    for case in on_course:
+        proof.course += _exact(gpu, case, bare, proof)
+    for case in drawn:
+        proof.random += _exact(gpu, case, bare, proof)
+    for case in [] if bare else on_course:
+        error = relative_error(gpu, case)
+        proof.errors[str(case.problem)] = error
+        # A NaN is not at most anything.
+        if not error <= largest_error(kernel, case.problem):
+            proof.failures.append(f"{case.problem}: relative error {error:.2e}")
+    return proof
+
+
+def _exact(gpu: Gpu, case: Case, bare: bool, proof: Proof) -> bool:
+    failure = exact_failure(gpu, case, bare)
+    if failure is not None:
+        adding = ", adding" if case.accumulate else ""
+        proof.failures.append(f"{case.problem}{adding}, seed {case.seed}: {failure}")
+    return failure is None
+
+
+def table(proofs: list[Proof]) -> str:
+    """The proofs as a Markdown table, and every failure below it."""
+    lines = [
+        "| kernel | course shapes exact | random problems exact | largest error on real numbers "
+        "| failures |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for proof in proofs:
+        error = f"{max(proof.errors.values()):.1e}" if proof.errors else ""
+        lines.append(
+            f"| {proof.kernel} | {proof.course} | {proof.random} | {error} "
+            f"| {len(proof.failures)} |"
+        )
+    for proof in proofs:
+        lines += [f"\n{proof.kernel}: {failure}" for failure in proof.failures]
+    return "\n".join(lines)
+
+
+def document(proofs: list[Proof]) -> list[dict[str, Any]]:
+    """The proofs as dicts, for JSON."""
+    return [vars(proof) for proof in proofs]

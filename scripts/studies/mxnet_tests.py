@@ -1,0 +1,375 @@
+"""MXNet's own tests with its Convolution and with ours in its place, and what came of both."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ece408_op.errors import DataMissing
+from ece408_op.files.cachedir import atomic_path
+
+# Every test of these is run; of other files, those that are about convolutions.
+WHOLE_FILES = (
+    "mkl/test_bf16_operator.py",
+    "mkl/test_contrib_amp.py",
+    "mkl/test_mkldnn.py",
+    "mkl/test_quantization_mkldnn.py",
+    "mkl/test_subgraph.py",
+    "unittest/test_attr.py",
+    "unittest/test_autograd.py",
+    "unittest/test_contrib_control_flow.py",
+    "unittest/test_executor.py",
+    "unittest/test_gluon.py",
+    "unittest/test_gluon_contrib.py",
+    "unittest/test_gluon_model_zoo.py",
+    "unittest/test_gluon_rnn.py",
+    "unittest/test_gluon_save.py",
+    "unittest/test_infer_shape.py",
+    "unittest/test_infer_type.py",
+    "unittest/test_model_parallel.py",
+    "unittest/test_module.py",
+    "unittest/test_multi_device_exec.py",
+    "unittest/test_rnn.py",
+    "unittest/test_subgraph_op.py",
+    "unittest/test_symbol.py",
+    "unittest/test_viz.py",
+)
+_TEXT = 6000
+_WORKER = Path(__file__).with_name("mxnet_tests_worker.py")
+_ABOUT = re.compile(r"conv(?!er)|model_zoo|resnet", re.IGNORECASE)
+
+
+@dataclass
+class Outcome:
+    """What came of a test: "passed", "failed", "skipped", "crashed" or "hung".
+
+    `error` is the error in one line, `text` with its traceback. `calls` counts the calls of
+    Convolution while the test ran with ours in its place: under "ours" those that ours took, and
+    under why it did not those that went to MXNet's own.
+    """
+
+    outcome: str
+    error: str = ""
+    text: str = ""
+    seconds: float = 0.0
+    calls: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def bad(self) -> bool:
+        return self.outcome not in ("passed", "skipped")
+
+
+Outcomes = dict[str, Outcome]
+
+
+def about_convolution(source: str) -> set[str]:
+    """Names of the tests that mention a convolution, themselves or in what they call here."""
+    definitions = {
+        node.name: node
+        for node in ast.parse(source).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }
+    lines = source.splitlines()
+    about = {
+        name
+        for name, node in definitions.items()
+        if _ABOUT.search("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+    }
+    names = {
+        name: {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        for name, node in definitions.items()
+    }
+    while callers := {name for name in names if names[name] & about} - about:
+        about |= callers
+    return {name for name in about if name.lower().startswith("test")}
+
+
+def selected(sources: Path, files: Iterable[str] | None) -> dict[str, set[str] | None]:
+    """Test files below `sources`, and which of their tests to run, `None` for all of them.
+
+    By default `WHOLE_FILES`, and of the others in unittest the tests about convolutions. Raises
+    `DataMissing` for a file that is not there.
+    """
+    if files is None:
+        others = (f"unittest/{path.name}" for path in sources.glob("unittest/test_*.py"))
+        files = sorted({*WHOLE_FILES, *others})
+    chosen = {file: _names_in(sources, file) for file in files}
+    return {file: names for file, names in chosen.items() if names is None or names}
+
+
+def _names_in(sources: Path, file: str) -> set[str] | None:
+    path = sources / file
+    if not path.is_file():
+        raise DataMissing(f"{path} is not there; --sources is the folder tests/python of MXNet's")
+    if file in WHOLE_FILES:
+        return None
+    return about_convolution(path.read_text(encoding="utf-8"))
+
+
+@dataclass
+class Run:
+    """Tests of one file, run in processes of their own, one after the other.
+
+    Run are the tests that are among `names` (`None` for all) and fit the pattern `only`. One that
+    takes longer than `limit` seconds has hung.
+    """
+
+    sources: Path
+    file: str
+    limit: float
+    names: set[str] | None = None
+    only: str = "*"
+
+    def outcomes(self, convolution: str, tests: set[str] | None = None) -> Outcomes:
+        """Run them, in as many processes as it takes to get past those that crash or hang.
+
+        `convolution` is "own" or "ours"; of the tests only those whose whole names `tests` has.
+        """
+        outcomes: Outcomes = {}
+        while True:
+            task: dict[str, object] = {
+                "sources": str(self.sources.resolve()),
+                "file": self.file,
+                "names": None if self.names is None else sorted(self.names),
+                "only": self.only,
+                "tests": None if tests is None else sorted(tests),
+                "done": sorted(outcomes),
+            }
+            with tempfile.TemporaryDirectory() as folder:
+                found, finished = self._process(Path(folder), task, convolution)
+            new = found.keys() - outcomes.keys()
+            outcomes.update(found)
+            if finished or not new:
+                return outcomes
+
+    def _process(
+        self, folder: Path, task: dict[str, object], convolution: str
+    ) -> tuple[Outcomes, bool]:
+        asked, log, events = (folder / name for name in ("task.json", "log", "events"))
+        events.touch()
+        asked.write_text(json.dumps({**task, "events": str(events)}), encoding="utf-8")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(_WORKER), str(asked)],
+                cwd=folder,
+                env=_environment(convolution),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                end = _wait(process, events, self.limit)
+            finally:
+                # What the tests themselves have started ends too.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        text = log.read_text(encoding="utf-8", errors="replace")[-_TEXT:]
+        return read_events(self.file, events.read_text(encoding="utf-8"), end, text)
+
+
+def _environment(convolution: str) -> dict[str, str]:
+    package = str(Path(__file__).resolve().parents[2])
+    return {
+        "MXNET_TEST_SEED": "408",
+        "MXNET_MODULE_SEED": "408",
+        # Threads that spin while they wait take the cores from each other on a busy machine.
+        "OMP_WAIT_POLICY": "passive",
+        **os.environ,
+        "CONVOLUTION": convolution,
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def _wait(process: subprocess.Popen, events: Path, limit: float) -> Outcome | None:
+    """How a process ended, if not well; it is not waited for once a test takes too long."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(timeout=0.2)
+            if status == 0:
+                return None
+            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            return Outcome("crashed", f"the process ended with {how}")
+        if time.time() - events.stat().st_mtime > limit:
+            return Outcome("hung", f"nothing happened for {limit:g} s", seconds=limit)
+
+
+def read_events(file: str, events: str, end: Outcome | None, log: str) -> tuple[Outcomes, bool]:
+    """What came of the tests of one process, and whether it got to the last of them.
+
+    `end` is how the process ended, if not well. That is what came of the test that was running,
+    else of a test by the name of the file and what was going on.
+    """
+    outcomes: Outcomes = {}
+    running, finished = f"{file}::(before any test)", False
+    for line in events.splitlines():
+        event = json.loads(line)
+        if "started" in event:
+            running = event["started"]
+        elif "finished" in event:
+            running, finished = f"{file}::(exit)", True
+        else:
+            test = event.pop("test")
+            running = f"{file}::(after {test.split('::', 1)[-1]})"
+            outcomes[test] = Outcome(**event)
+    if end is not None:
+        end.text = log
+        outcomes[running] = end
+    return outcomes, finished
+
+
+@dataclass
+class FileResult:
+    """What came of the tests of one file with MXNet's own Convolution, and with ours: the same."""
+
+    own: Outcomes
+    ours: Outcomes
+
+    def verdict(self, test: str) -> str:
+        """One of `VERDICTS` for a test."""
+        own, ours = self.own[test], self.ours[test]
+        if own.outcome == ours.outcome == "skipped":
+            return "skipped"
+        if own.bad and ours.bad:
+            return "failed with both"
+        if ours.bad or own.bad:
+            return "failed only with ours" if ours.bad else "failed only with MXNet's own"
+        return "passed with both"
+
+    def calls(self) -> Counter[str]:
+        """Calls of Convolution by who took them: "ours", or why not."""
+        total: Counter[str] = Counter()
+        for outcome in self.ours.values():
+            total.update(outcome.calls)
+        return total
+
+
+VERDICTS = (
+    "passed with both",
+    "failed only with ours",
+    "failed only with MXNet's own",
+    "failed with both",
+    "skipped",
+)
+
+
+def compare(run: Run, own: Outcomes) -> FileResult:
+    """Do `run`, and with MXNet's own Convolution what of it is not in `own`, which it adds to."""
+    ours = run.outcomes("ours")
+    missing = {test for test in ours if test not in own}
+    if missing:
+        # A file that did not get as far as its tests names none.
+        tests = missing if all(map(_is_test, missing)) else None
+        own.update(run.outcomes("own", tests))
+    not_run = Outcome("failed", "was not run")
+    return FileResult(
+        {test: own.get(test, not_run if _is_test(test) else Outcome("passed")) for test in ours},
+        ours,
+    )
+
+
+def _is_test(name: str) -> bool:
+    """Whether it is a test's name, not one that `read_events` gives to what is none."""
+    return "::" in name and "::(" not in name
+
+
+def save_results(path: Path, results: dict[str, FileResult]) -> None:
+    """Write all outcomes as JSON, by file and by test."""
+    content = {
+        file: {
+            test: {
+                "verdict": result.verdict(test),
+                "own": asdict(result.own[test]),
+                "ours": asdict(result.ours[test]),
+            }
+            for test in result.ours
+        }
+        for file, result in results.items()
+    }
+    _write(path, content)
+
+
+def table(results: dict[str, FileResult]) -> str:
+    """A row for each file, then every test that failed only with one, and calls not ours."""
+    columns = ["file", "tests", "with ours", *VERDICTS, "calls of ours", "calls of MXNet's own"]
+    rows = [columns, ["---"] * len(columns)]
+    rows += [_row(file, [result]) for file, result in results.items()]
+    rows.append(_row("all", list(results.values())))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    for verdict in VERDICTS[1:4]:
+        lines += _details(verdict, results)
+    reasons: Counter[str] = Counter()
+    for result in results.values():
+        reasons.update(result.calls())
+    del reasons["ours"]
+    lines += ["", "Calls that went to MXNet's own:", ""] if reasons else []
+    lines += [f"- {count}: {reason}" for reason, count in reasons.most_common()]
+    return "\n".join(lines)
+
+
+def _row(name: str, results: list[FileResult]) -> list[str]:
+    verdicts: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    touched = 0
+    for result in results:
+        verdicts.update(map(result.verdict, result.ours))
+        calls.update(result.calls())
+        touched += sum("ours" in outcome.calls for outcome in result.ours.values())
+    numbers = [
+        sum(verdicts.values()),
+        touched,
+        *(verdicts[verdict] for verdict in VERDICTS),
+        calls["ours"],
+        sum(calls.values()) - calls["ours"],
+    ]
+    return [name, *map(str, numbers)]
+
+
+def _details(verdict: str, results: dict[str, FileResult]) -> list[str]:
+    lines = [
+        f"- {test}: {(result.own if verdict.endswith('own') else result.ours)[test].error}"
+        for result in results.values()
+        for test in result.ours
+        if result.verdict(test) == verdict
+    ]
+    return ["", f"{verdict[0].upper()}{verdict[1:]}:", "", *lines] if lines else []
+
+
+def load(path: Path) -> Outcomes:
+    """Outcomes that `save` has written; none where there is no such file."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {test: Outcome(**outcome) for test, outcome in found.items()}
+
+
+def save(path: Path, outcomes: Outcomes) -> None:
+    """Write outcomes as JSON."""
+    _write(path, {test: asdict(outcome) for test, outcome in sorted(outcomes.items())})
+
+
+def _write(path: Path, content: object) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def summary(file: str, result: FileResult) -> str:
+    """One line about a file whose tests have been run."""
+    verdicts = Counter(map(result.verdict, result.ours))
+    return f"{file}: " + ", ".join(
+        f"{verdicts[each]} {each}" for each in VERDICTS if verdicts[each]
+    )

@@ -1,0 +1,275 @@
+"""The networks of MXNet's model zoo before and after `swap`: agreement and times.
+
+Whole networks take turns with their swapped twins. Their convolutions are also timed one by one:
+ours by the log of op times, MXNet's own bound alone, without a bias both, since within a network
+MXNet's operators cannot be timed without slowing it down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ece408_op import errors
+from ece408_op.bench import cpu_timer
+from ece408_op.op_log import OpTimes, op_times
+from ece408_op.operator.loading import load_mxnet
+from ece408_op.operator.swap import SwapReport, swap, swap_symbol
+from ece408_op.problem import ConvProblem
+
+# The side of the square images that each network takes.
+NETWORKS = {
+    "alexnet": 224,
+    "densenet121": 224,
+    "inceptionv3": 299,
+    "mobilenet1.0": 224,
+    "mobilenetv2_1.0": 224,
+    "resnet18_v1": 224,
+    "resnet18_v2": 224,
+    "squeezenet1.0": 224,
+    "vgg11": 224,
+}
+
+
+def build(name: str, batch: int = 1, seed: int = 408) -> tuple[Any, Any]:
+    """A network of the zoo with random weights, and an input for it, (batch, 3, side, side).
+
+    The last layer is scaled so that the largest output has magnitude 1.
+    """
+    mx = load_mxnet()
+    mx.random.seed(seed)
+    net = mx.gluon.model_zoo.vision.get_model(name, prefix=f"{name.replace('.', '_')}_")
+    net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
+    side = NETWORKS[name]
+    x = mx.nd.random.uniform(-1, 1, shape=(batch, 3, side, side))
+    largest = float(net(x).abs().max().asscalar())
+    weights = [p for key, p in net.collect_params().items() if key.endswith("weight")]
+    weights[-1].set_data(weights[-1].data() / largest)
+    return net, x
+
+
+def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """max |found - expected| / max |expected|; infinite where `found` is not finite."""
+    if not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def layer_errors(symbol: Any, swapped: Any, layers: list[str], params: dict, x: Any) -> dict:
+    """For each swapped layer by name, and for the network's "output", the `error` of swapping.
+
+    Both networks run as a whole, so errors add up from layer to layer.
+    """
+    expected = _outputs(symbol, layers, params, x)
+    with errors.surfaced():
+        found = _outputs(swapped, layers, params, x)
+    return {name: error(found[name], expected[name]) for name in expected}
+
+
+def _outputs(symbol: Any, layers: list[str], params: dict, x: Any) -> dict[str, np.ndarray]:
+    mx = load_mxnet()
+    internals = symbol.get_internals()
+    group = mx.sym.Group([*(internals[f"{name}_output"] for name in layers), symbol])
+    arguments, states = group.list_arguments(), group.list_auxiliary_states()
+    with _environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+        executor = group.bind(
+            mx.cpu(),
+            {name: x if name == "data" else params[name] for name in arguments},
+            aux_states={name: params[name] for name in states},
+        )
+    executor.forward(is_train=False)
+    return {name: y.asnumpy() for name, y in zip([*layers, "output"], executor.outputs)}
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set variables that MXNet reads when it binds.
+
+    Its fusion of layers gives wrong values for an inner output that is asked for as well.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+# Keeps a core busy until the process that started it ends; that one handles Ctrl-C for both.
+_BUSY = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(flush=True)
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(1000000):
+        pass
+"""
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """So many other processes that compute all the time, for the length of a `with` block."""
+    command = [sys.executable, "-c", _BUSY, str(os.getpid())]
+    with contextlib.ExitStack() as started:
+        for _ in range(count):
+            process = subprocess.Popen(command, stdout=subprocess.PIPE)
+            started.enter_context(process)
+            started.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One network before and after `swap`, hybridized; times are samples in milliseconds.
+
+    They were taken beside `busy` other processes that compute all the time. `errors` is per mode
+    (imperative, hybridized) at the network's output, `layer_errors` at
+    each swapped layer; `log` holds the op times of one warm forward pass, and `alone` for each
+    of its problems the samples of MXNet's and of our convolution by itself.
+    """
+
+    name: str
+    batch: int
+    busy: int
+    report: SwapReport
+    errors: dict[str, float]
+    layer_errors: dict[str, float]
+    native_ms: list[float]
+    ours_ms: list[float]
+    log: OpTimes
+    alone: dict[str, dict[str, list[float]]]
+
+    def convolutions_ms(self, whose: str) -> float:
+        """Medians of the network's convolutions by themselves, "mxnet" or "ours", added up."""
+        return sum(statistics.median(self.alone[str(t.problem)][whose]) for t in self.log)
+
+
+def compare(name: str, batch: int = 1, repeat: int = 5, busy: int = 0) -> Comparison:
+    """Swap one network of the zoo and measure, beside so many busy processes."""
+    mx = load_mxnet()
+    net, x = build(name, batch)
+    symbol = net(mx.sym.Variable("data"))
+    params = {p.name: p.data() for p in net.collect_params().values()}
+    swapped, report = swap_symbol(symbol)
+    at_layers = layer_errors(symbol, swapped, report.swapped, params, x)
+    expected = net(x).asnumpy()
+    net.hybridize()
+    ours, _ = build(name, batch)
+    swap(ours)
+    found = {}
+    for mode, active in (("imperative", False), ("hybridized", True)):
+        ours.hybridize(active)
+        with errors.surfaced():
+            found[mode] = error(ours(x).asnumpy(), expected)
+    with busy_processes(busy):
+        native_ms, ours_ms = _in_turns([net, ours], x, repeat)
+        with op_times() as log:
+            ours(x).wait_to_read()
+        alone = {str(p): _alone(p, repeat) for p in dict.fromkeys(t.problem for t in log)}
+    return Comparison(name, batch, busy, report, found, at_layers, native_ms, ours_ms, log, alone)
+
+
+def _in_turns(nets: list[Any], x: Any, repeat: int) -> list[list[float]]:
+    """Wall times of `repeat` forward passes of each net, after one that warms up."""
+    samples: list[list[float]] = [[] for _ in nets]
+    for turn in range(repeat + 1):
+        for net, times in zip(nets, samples):
+            start = time.perf_counter()
+            net(x).wait_to_read()
+            if turn > 0:
+                times.append(1e3 * (time.perf_counter() - start))
+    return samples
+
+
+def _alone(problem: ConvProblem, repeat: int) -> dict[str, list[float]]:
+    """Times of one convolution, MXNet's bound alone and ours by its op time, in turns."""
+    problem = dataclasses.replace(problem, bias=False)
+    x, w = cpu_timer.inputs(problem)
+    native, ours = (cpu_timer.bind(problem, x, w, ours=own) for own in (False, True))
+    times: dict[str, list[float]] = {"mxnet": [], "ours": []}
+    for turn in range(repeat + 1):
+        elapsed = native.forward()
+        with op_times() as log:
+            ours.forward()
+        if turn > 0:
+            times["mxnet"].append(elapsed)
+            times["ours"].append(log[0].milliseconds)
+    return times
+
+
+def table(comparisons: list[Comparison]) -> str:
+    """The comparisons as a Markdown table, then a table of every swapped layer."""
+    lines = [
+        "| network | batch | busy processes beside | layers swapped | left "
+        "| worst layer error | output error "
+        "| convolutions: MXNet ms | ours ms | times MXNet's speed "
+        "| network: MXNet ms | ours ms | times MXNet's speed |",
+        f"{'| --- ' * 13}|",
+    ]
+    for each in comparisons:
+        alone = [each.convolutions_ms(whose) for whose in ("mxnet", "ours")]
+        whole = [statistics.median(samples) for samples in (each.native_ms, each.ours_ms)]
+        cells = [f"{a:.1f} | {b:.1f} | {a / b:.2f}" for a, b in (alone, whole)]
+        lines.append(
+            f"| {each.name} | {each.batch} | {each.busy} "
+            f"| {len(each.report.swapped)} | {len(each.report.left)} "
+            f"| {max(each.layer_errors.values()):.1e} | {max(each.errors.values()):.1e} "
+            f"| {cells[0]} | {cells[1]} |"
+        )
+    for each in comparisons:
+        lines += ["", f"## {each.name}, batch {each.batch}", ""]
+        lines += [
+            "| layer | problem | kernel | ms | alone, ms | MXNet's alone, ms |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for entry in each.log:
+            times = each.alone[str(entry.problem)]
+            ours, native = (statistics.median(times[whose]) for whose in ("ours", "mxnet"))
+            lines.append(
+                f"| {entry.layer} | `{entry.problem}` | {entry.kernel} | {entry.milliseconds:.3f} "
+                f"| {ours:.3f} | {native:.3f} |"
+            )
+    return "\n".join(lines)
+
+
+def records(comparisons: list[Comparison]) -> list[dict[str, Any]]:
+    """The comparisons as strings, numbers, lists and dicts."""
+    return [
+        {
+            "name": each.name,
+            "batch": each.batch,
+            "busy": each.busy,
+            "swapped": each.report.swapped,
+            "left": each.report.left,
+            "errors": each.errors,
+            "layer_errors": each.layer_errors,
+            "native_ms": each.native_ms,
+            "ours_ms": each.ours_ms,
+            "alone_ms": each.alone,
+            "layers": [
+                {
+                    "layer": t.layer,
+                    "problem": str(t.problem),
+                    "kernel": t.kernel,
+                    "ms": t.milliseconds,
+                }
+                for t in each.log
+            ],
+        }
+        for each in comparisons
+    ]
