@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import dataclass
 from typing import Callable
 
 from . import op_log, settings
-from .backends import Backend
+from .backends import Backend, Done
 from .backends.cpu.backend import CpuBackend
 from .backends.cpu.reference import ReferenceBackend
-from .backends.cuda import CudaBackend, StagedBackend, ZeroCopyBackend
+from .backends.cuda import StagedBackend, ZeroCopyBackend
 from .backends.cuda.work import forward_kernel
 from .errors import InvalidSetting, UnsupportedProblem
 from .problem import ConvProblem
@@ -121,25 +120,14 @@ def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
     raise UnsupportedProblem(f"cannot compute {direction} of {problem}; {'; '.join(reasons)}")
 
 
-def prepare(problem: ConvProblem, layer: Layer) -> None:
-    """Do ahead of the first forward pass what it would spend time on, where there is such a thing.
+def prepare(problem: ConvProblem, layer: Layer) -> Backend:
+    """The backend of the forward pass, which has done what its first call would spend time on.
 
     Raises what `forward` raises.
     """
     backend = select(problem, layer, "forward")
-    if isinstance(backend, CudaBackend):
-        # The name of a layer makes no difference.
-        _prepare_once(
-            problem,
-            Layer("", layer.device, "cuda", layer.index, _kernel(layer), _precision(layer)),
-        )
-
-
-@functools.lru_cache(maxsize=4096)
-def _prepare_once(problem: ConvProblem, layer: Layer) -> None:
-    backend = _BACKENDS[layer.device]["cuda"](layer)
-    assert isinstance(backend, CudaBackend)
     backend.prepare(problem, "forward")
+    return backend
 
 
 def forward(
@@ -191,15 +179,15 @@ def backward_weight(
 
 
 def _timed(
-    problem: ConvProblem, layer: Layer, direction: str, call: Callable[[Backend], str]
+    problem: ConvProblem, layer: Layer, direction: str, call: Callable[[Backend], Done]
 ) -> None:
     backend = select(problem, layer, direction)
     start = time.perf_counter()
-    kernel = call(backend)
+    done = call(backend)
     seconds = time.perf_counter() - start
-    busy, precision = op_log.take_gpu_time(), op_log.take_precision()
     op_log.publish(
         op_log.OpTime(
-            layer.name, problem, direction, backend.name, kernel, seconds, busy, precision
+            *(layer.name, problem, direction, backend.name),
+            *(done.kernel, seconds, done.gpu, done.precision),
         )
     )

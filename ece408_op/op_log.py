@@ -116,33 +116,6 @@ def op_times(on_call: Callable[[OpTime], object] | None = None) -> Iterator[OpTi
         _change(_listeners.remove, listen)
 
 
-_thread = threading.local()
-
-
-def note_gpu_time(times: GpuTime) -> None:
-    """For backends: what kept the GPU busy in the call that is under way on this thread."""
-    _thread.gpu = times
-
-
-def take_gpu_time() -> GpuTime | None:
-    """What the last call on this thread has noted, which is forgotten; `None` if nothing."""
-    noted = getattr(_thread, "gpu", None)
-    _thread.gpu = None
-    return noted
-
-
-def note_precision(precision: str) -> None:
-    """For backends: how exact the call was that is under way on this thread, if not float32."""
-    _thread.precision = precision
-
-
-def take_precision() -> str:
-    """What the last call on this thread has noted, which is forgotten; "float32" if nothing."""
-    noted = getattr(_thread, "precision", None)
-    _thread.precision = None
-    return noted or "float32"
-
-
 def publish(entry: OpTime) -> None:
     """Hand an entry to every open `op_times` block."""
     with _lock:

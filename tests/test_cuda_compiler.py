@@ -170,7 +170,7 @@ def test_blocks_begin_with_the_registers_that_they_hand_over(folder, layer):
     kernel, problem = catalog.get("19_more_registers"), ConvProblem.parse(layer)
     for tunables in kernel.tunables(problem, (9, 0))[:2]:
         plan = kernel.plan(problem, (9, 0), False, tunables)
-        binary = compiler.compile_plan(plan.source, plan.defines, "90a", folder)
+        binary = compiler.compile_plan(plan.kernel.source, plan.defines, "90a", folder)
         warps, later = plan.launches[0].block[0] // 32, dict(plan.defines)["REGISTERS"]
         # Of .nv.info: a value of 8 bytes, 0x2f, which is a function and its threads' registers.
         (found,) = re.findall(rb"\x04\x2f\x08\0....(....)", binary, re.S)

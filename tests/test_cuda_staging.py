@@ -30,7 +30,8 @@ def plans(monkeypatch):
 
     def plan(problem, direction, capability, accumulate, kernel, tunables=()):
         made = real(problem, direction, capability, accumulate, kernel, tunables)
-        made = dataclasses.replace(made, kernel=f"{made.kernel}#{len(known)}")
+        kernel = dataclasses.replace(made.kernel, name=f"{made.kernel.name}#{len(known)}")
+        made = dataclasses.replace(made, kernel=kernel)
         known[made] = (problem, direction, accumulate)
         return made
 
@@ -94,8 +95,11 @@ def test_the_log_names_what_chunks_of_this_size_ran(plans, rng, tmp_path):
             FakeGpu(),
         )
         done = staging.compute(asked, [FakeGpu()], _staging(plans, budget=32_000))
-    assert {name.partition("#")[0] for name in done.kernels.split("+")} == {"1_naive"}
-    assert all(plans[plan][0].batch < 10 for plan in done.plans)
+    names = done.kernel.split("+")
+    assert {name.partition("#")[0] for name in names} == {"1_naive"}
+    ran = [problem for plan, (problem, *_) in plans.items() if plan.kernel.name in names]
+    assert len(ran) == len(names)
+    assert all(problem.batch < 10 for problem in ran)
 
 
 def test_a_gradient_alone(plans, rng):

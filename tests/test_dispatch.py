@@ -6,13 +6,12 @@ import sys
 
 import pytest
 
-from ece408_op import dispatch, op_log, settings
+from ece408_op import dispatch, settings
 from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.dispatch import Layer
 from ece408_op.errors import InvalidSetting, NoUsableGpu, UnsupportedProblem
 from ece408_op.host.gpu import find_driver
-from ece408_op.op_log import GpuTime
 from ece408_op.problem import ConvProblem
 
 PROBLEM = ConvProblem.parse("b2,c1,h9,w9,m4,k3")
@@ -94,10 +93,3 @@ def test_what_is_no_forward_kernel(monkeypatch, name):
     monkeypatch.setenv("ECE408_KERNEL", name)
     with pytest.raises(InvalidSetting, match=f"{name}.*choose one of|unknown.*{name}"):
         dispatch.check_settings()
-
-
-def test_gpu_times_are_those_of_the_call_on_this_thread():
-    assert op_log.take_gpu_time() is None
-    op_log.note_gpu_time(GpuTime(1.5))
-    assert op_log.take_gpu_time() == GpuTime(1.5, 0.0)
-    assert op_log.take_gpu_time() is None

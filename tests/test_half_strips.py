@@ -48,10 +48,10 @@ def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, tmp_path, name
     kernel = catalog.get(name)
     for case in random_cases(kernel, 5, seed=17):
         plan = kernel.plan(case.problem, HOPPER, case.accumulate)
-        compiler.compile_plan(plan.source, plan.defines, "90a", tmp_path)
+        compiler.compile_plan(plan.kernel.source, plan.defines, "90a", tmp_path)
     wrong = {**dict(plan.defines), "SHARED_BYTES": dict(plan.defines)["SHARED_BYTES"] + 16}
     with pytest.raises(KernelCompileFailed, match="another size"):
-        compiler.compile_plan(plan.source, tuple(wrong.items()), "90a", tmp_path)
+        compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), "90a", tmp_path)
 
 
 @pytest.mark.parametrize(

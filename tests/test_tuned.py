@@ -53,7 +53,7 @@ def test_a_result_is_used_for_its_layer_and_precision_only(gpu):
         assert other.kernel.name != "5_implicit_gemm"
     for asked, name in ((None, "5_implicit_gemm"), ("1_naive", "1_naive")):
         (plan,) = work.forward(PROBLEM, 0, 0, None, 0, False, asked).plans(gpu, 64)
-        assert plan.kernel == name
+        assert plan.kernel.name == name
 
 
 def test_the_nearest_batch_decides(gpu):

@@ -7,20 +7,41 @@ computes in. Addresses are integers, and the caller keeps the arrays alive durin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import InvalidProblem, UnsupportedProblem
+from ..op_log import GpuTime
 from ..problem import ConvProblem
 
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
 
 
+@dataclass(frozen=True)
+class Done:
+    """What a call did: the kernel's name, the precision of its arithmetic as `op_log.OpTime` has
+    it, and what kept a GPU busy, or `None` where none computed."""
+
+    kernel: str
+    precision: str = "float32"
+    gpu: GpuTime | None = None
+
+
+class NativeFunction(NamedTuple):
+    """The address of a compiled forward function, and its last two arguments: the number of
+    threads and that of an instruction set."""
+
+    address: int
+    threads: int
+    isa: int
+
+
 class Backend(ABC):
     """One way of computing; it raises this package's errors, prints nothing and keeps no array.
 
-    Every method that computes has finished when it returns, gives the name of the kernel that
-    ran, may be called from several threads at once, and raises `UnsupportedProblem` where
-    `supports` has a reason. With `accumulate` the result is added to what the output holds;
-    otherwise the output's old contents are not read.
+    Every method that computes has finished when it returns, may be called from several threads at
+    once, and raises `UnsupportedProblem` where `supports` has a reason. With `accumulate` the
+    result is added to what the output holds; otherwise the output's old contents are not read.
     """
 
     name: str
@@ -32,12 +53,12 @@ class Backend(ABC):
     @abstractmethod
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
-    ) -> str:
+    ) -> Done:
         """y (problem.y_shape) from x, w and, if the problem has one, the bias."""
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
-    ) -> str:
+    ) -> Done:
         """dx, the gradient for x (problem.x_shape), from w and the gradient dy for y."""
         raise self._refusal(problem, "backward_data")
 
@@ -50,9 +71,17 @@ class Backend(ABC):
         dbias: int | None,
         accumulate_w: bool,
         accumulate_bias: bool,
-    ) -> str:
+    ) -> Done:
         """dw and dbias, the gradients for w and the bias; `None` for one that is not wanted."""
         raise self._refusal(problem, "backward_weight")
+
+    def prepare(self, problem: ConvProblem, direction: str) -> None:
+        """Do now what the first call would spend time on. Raises what that raises."""
+        return
+
+    def native_function(self, problem: ConvProblem) -> NativeFunction | None:
+        """What computes the forward pass without Python, or `None` where Python is needed."""
+        return None
 
     def require(self, problem: ConvProblem, direction: str) -> None:
         """Raises `UnsupportedProblem` if `supports` has a reason against the problem."""

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from ..backends.cuda.kernels import catalog
 from ..backends.cuda.plan import Plan, Target, architecture
 from ..backends.cuda.runtime.compiler import compile_plan
 from ..backends.cuda.runtime.launcher import cache_folder
@@ -15,7 +14,7 @@ from ..backends.cuda.runtime.launcher import cache_folder
 def compile_all(gpu: Target, plans: Iterable[Plan]) -> None:
     """Compile what the plans need on this GPU, on all cores. Raises what `compile_plan` raises."""
     wanted = {
-        (plan.source, plan.defines, _architecture(plan, gpu), cache_folder()): None
+        (plan.kernel.source, plan.defines, _architecture(plan, gpu), cache_folder()): None
         for plan in plans
     }
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -24,4 +23,4 @@ def compile_all(gpu: Target, plans: Iterable[Plan]) -> None:
 
 
 def _architecture(plan: Plan, gpu: Target) -> str:
-    return architecture(catalog.architectures(plan.kernel), gpu.capability) or ""
+    return architecture(plan.kernel.architectures, gpu.capability) or ""

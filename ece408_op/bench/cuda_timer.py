@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..backends.cpu.reference import ReferenceBackend
-from ..backends.cuda.plan import Kernel, Launch, Plan
+from ..backends.cuda.kernels.catalog import ARCHITECTURES
+from ..backends.cuda.plan import Code, Kernel, Launch, Plan
 from ..backends.cuda.runtime import launcher
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from ..problem import ConvProblem
@@ -43,6 +44,11 @@ class Timing:
         return statistics.median(self.samples_ms)
 
 
+def _helper(name: str) -> Code:
+    """A source that is no convolution."""
+    return Code(name, f"{name}.cu", ARCHITECTURES, "float32", float32_accurate=True)
+
+
 class Bench:
     """One problem's arrays on the GPU, filled with uniformly distributed numbers in +-0.5.
 
@@ -55,7 +61,7 @@ class Bench:
         self._pointers = pointers
         rng = np.random.default_rng(408)
         pause = Launch("pause", (1, 1, 1), (1, 1, 1), (_PAUSE_US,))
-        self._pause = launcher.load(Plan("pause", "pause.cu", (), (pause,)), gpu.capability)
+        self._pause = launcher.load(Plan(_helper("pause"), (), (pause,)), gpu.capability)
         self._w = rng.random(problem.w_shape, np.float32) - np.float32(0.5)
         gpu.cuda.memcpy_htod(pointers["w"], self._w)
         self._images = self._fill(rng)
@@ -111,7 +117,7 @@ class Bench:
 
     def _count_nonfinite(self, elements: int, lane: Lane) -> int:
         launch = Launch("count_nonfinite", (2048, 1, 1), (256, 1, 1), ("count", "y", elements))
-        plan = Plan("count_nonfinite", "count_nonfinite.cu", (), (launch,))
+        plan = Plan(_helper("count_nonfinite"), (), (launch,))
         self.gpu.cuda.memset_d32(self._pointers["count"], 0, 1)
         lane.launch(launcher.load(plan, self.gpu.capability), self._pointers)
         lane.wait()

@@ -21,7 +21,6 @@ from typing import Any
 
 from .. import dispatch, errors, op_log, settings
 from ..backends.cpu import native
-from ..backends.cpu.backend import CpuBackend
 from ..problem import ConvProblem
 from .attributes import OWN, ConvAttributes, problem_of
 
@@ -134,12 +133,10 @@ def _ask(description: bytes | None, mxnet_type: int, sizes: Any, plan: Any) -> N
         if description is None:
             return
         problem, layer = _call(description, mxnet_type, sizes)
-        dispatch.prepare(problem, layer)
-        if op_log.is_open():
-            return
-        backend = dispatch.select(problem, layer, "forward")
-        if isinstance(backend, CpuBackend):
-            plan[0] = _Plan(*backend.forward_function(problem))
+        backend = dispatch.prepare(problem, layer)
+        function = None if op_log.is_open() else backend.native_function(problem)
+        if function is not None:
+            plan[0] = _Plan(*function)
     except errors.Ece408Error:
         # `_compute` is called next, meets it again, and there is someone to tell.
         return

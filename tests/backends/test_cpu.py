@@ -214,7 +214,7 @@ def test_names_the_kernel_that_ran(isa, text, kernel, rng):
     x, w, _ = inputs(problem, rng)
     y = np.empty(problem.y_shape, problem.dtype)
     at = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
-    assert cpu.forward(problem, *at, False) == f"{kernel}_{isa}"
+    assert cpu.forward(problem, *at, False).kernel == f"{kernel}_{isa}"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_names_the_kernel_of_the_gradient(isa, text, kernel):
     problem = ConvProblem.parse(text)
     w, dy, dx = (np.ones(s, "float32") for s in (problem.w_shape, problem.y_shape, problem.x_shape))
     at = (w.ctypes.data, dy.ctypes.data, dx.ctypes.data)
-    assert cpu.backward_data(problem, *at, False) == f"{kernel}_{isa}"
+    assert cpu.backward_data(problem, *at, False).kernel == f"{kernel}_{isa}"
 
 
 def test_an_instruction_set_the_cpu_lacks(monkeypatch):

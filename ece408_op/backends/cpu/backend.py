@@ -1,22 +1,12 @@
-"""The fast CPU kernels, on the best instruction set; `cpu_choice` says which one."""
+"""The fast CPU kernels, on the best instruction set; `choice` says which one."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from ... import settings
 from ...errors import InvalidSetting
 from ...problem import ConvProblem
-from .. import Backend
+from .. import Backend, Done, NativeFunction
 from . import choice, native
-
-
-class NativeFunction(NamedTuple):
-    """The address of a function of the compiled kernels, and its last two arguments."""
-
-    address: int
-    threads: int
-    isa: int
 
 
 class CpuBackend(Backend):
@@ -34,13 +24,12 @@ class CpuBackend(Backend):
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
-    ) -> str:
+    ) -> Done:
         self.require_bias(problem, bias)
         kernel = choice.forward_kernel(problem, native.LANES[_isa()])
         return _run(kernel, "forward", problem, x, w, bias, y, accumulate=accumulate)
 
-    def forward_function(self, problem: ConvProblem) -> NativeFunction:
-        """What `forward` would call; its last argument is the number of an instruction set."""
+    def native_function(self, problem: ConvProblem) -> NativeFunction:
         isa = _isa()
         name = f"{choice.forward_kernel(problem, native.LANES[isa])}_forward"
         address = native.address(name, problem.dtype)
@@ -48,7 +37,7 @@ class CpuBackend(Backend):
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
-    ) -> str:
+    ) -> Done:
         kernel = choice.backward_kernel(problem, native.LANES[_isa()])
         return _run(kernel, "backward_data", problem, w, dy, dx, accumulate=accumulate)
 
@@ -61,7 +50,7 @@ class CpuBackend(Backend):
         dbias: int | None,
         accumulate_w: bool,
         accumulate_bias: bool,
-    ) -> str:
+    ) -> Done:
         kernel = f"general_{_isa()}"
         if dw is not None:
             _run("general", "backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
@@ -74,12 +63,12 @@ class CpuBackend(Backend):
                 accumulate=accumulate_bias,
                 threads=settings.threads(),
             )
-        return kernel
+        return Done(kernel)
 
 
 def _run(
     kernel: str, direction: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
-) -> str:
+) -> Done:
     isa = _isa()
     native.run(
         f"{kernel}_{direction}",
@@ -89,7 +78,7 @@ def _run(
         threads=settings.threads(),
         isa=isa,
     )
-    return f"{kernel}_{isa}"
+    return Done(f"{kernel}_{isa}")
 
 
 def _isa() -> str:

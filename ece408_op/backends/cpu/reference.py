@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ... import settings
 from ...problem import ConvProblem
-from .. import Backend
+from .. import Backend, Done
 from . import native
 
 
@@ -21,14 +21,14 @@ class ReferenceBackend(Backend):
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
-    ) -> str:
+    ) -> Done:
         self.require(problem, "forward")
         self.require_bias(problem, bias)
         return self._run("forward", problem, x, w, bias, y, accumulate=accumulate)
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
-    ) -> str:
+    ) -> Done:
         self.require(problem, "backward_data")
         return self._run("backward_data", problem, w, dy, dx, accumulate=accumulate)
 
@@ -41,17 +41,17 @@ class ReferenceBackend(Backend):
         dbias: int | None,
         accumulate_w: bool,
         accumulate_bias: bool,
-    ) -> str:
+    ) -> Done:
         self.require(problem, "backward_weight")
         if dw is not None:
             self._run("backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
         if dbias is not None:
             self._run("backward_bias", problem, dy, dbias, accumulate=accumulate_bias)
-        return self.name
+        return Done(self.name)
 
     def _run(
         self, function: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
-    ) -> str:
+    ) -> Done:
         native.run(
             f"reference_{function}",
             problem,
@@ -59,4 +59,4 @@ class ReferenceBackend(Backend):
             accumulate=accumulate,
             threads=settings.threads(),
         )
-        return self.name
+        return Done(self.name)

@@ -5,17 +5,19 @@ Nothing of CUDA is imported, and no GPU looked for, before there is something to
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
+from typing import Any
 
-from ... import op_log, settings
+from ... import settings
 from ...problem import ConvProblem
-from .. import Backend
+from .. import Backend, Done
 from . import work, zero_copy
 from .runtime import device, loading
 from .runtime.device import Gpu
 from .staged import staging
 from .staged.staging import Staging
-from .work import Done, Work
+from .work import Work
 
 # Of what is free of a GPU's memory, staging uses at most this share unless it is told.
 _SHARE_OF_FREE = 0.5
@@ -36,6 +38,8 @@ class CudaBackend(Backend):
     def __init__(self, kernel: str | None = None, precision: str = "float32") -> None:
         self._kernel = kernel
         self._precision = precision
+        # What another one like this is made with.
+        self._arguments: tuple[Any, ...] = (kernel, precision)
 
     @abstractmethod
     def gpus(self) -> list[Gpu]:
@@ -46,8 +50,11 @@ class CudaBackend(Backend):
         """Do the work."""
 
     @abstractmethod
+    def _prepare(self, problem: ConvProblem, direction: str) -> None:
+        """Compile, load, allocate."""
+
     def prepare(self, problem: ConvProblem, direction: str) -> None:
-        """Do now what the first call would spend time on: compile, load, allocate."""
+        _prepare_once(type(self), self._arguments, problem, direction)
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
         if self._kernel is None:
@@ -59,14 +66,14 @@ class CudaBackend(Backend):
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
-    ) -> str:
+    ) -> Done:
         self.require_bias(problem, bias)
         asked = work.forward(problem, x, w, bias, y, accumulate, self._kernel, self._precision)
         return self._run(asked)
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
-    ) -> str:
+    ) -> Done:
         return self._run(work.backward_data(problem, w, dy, dx, accumulate))
 
     def backward_weight(
@@ -78,7 +85,7 @@ class CudaBackend(Backend):
         dbias: int | None,
         accumulate_w: bool,
         accumulate_bias: bool,
-    ) -> str:
+    ) -> Done:
         return self._run(
             work.backward_weight(problem, x, dy, dw, dbias, accumulate_w, accumulate_bias)
         )
@@ -86,11 +93,15 @@ class CudaBackend(Backend):
     def _example(self, problem: ConvProblem, direction: str) -> Work:
         return work.example(problem, direction, self._kernel, self._precision)
 
-    def _run(self, asked: Work) -> str:
-        done = self._compute(asked, self.gpus())
-        op_log.note_gpu_time(done.time)
-        op_log.note_precision(done.precision)
-        return done.kernels
+    def _run(self, asked: Work) -> Done:
+        return self._compute(asked, self.gpus())
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepare_once(
+    kind: type[CudaBackend], arguments: tuple[Any, ...], problem: ConvProblem, direction: str
+) -> None:
+    kind(*arguments)._prepare(problem, direction)
 
 
 class ZeroCopyBackend(CudaBackend):
@@ -99,6 +110,7 @@ class ZeroCopyBackend(CudaBackend):
     def __init__(self, index: int, kernel: str | None = None, precision: str = "float32") -> None:
         super().__init__(kernel, precision)
         self._index = index
+        self._arguments = (index, kernel, precision)
 
     def gpus(self) -> list[Gpu]:
         return [device.get(self._index)]
@@ -106,7 +118,7 @@ class ZeroCopyBackend(CudaBackend):
     def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
         return zero_copy.compute(asked, gpus[0])
 
-    def prepare(self, problem: ConvProblem, direction: str) -> None:
+    def _prepare(self, problem: ConvProblem, direction: str) -> None:
         zero_copy.prepare(self._example(problem, direction), *self.gpus())
 
 
@@ -119,7 +131,7 @@ class StagedBackend(CudaBackend):
     def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
         return staging.compute(asked, gpus, _staging())
 
-    def prepare(self, problem: ConvProblem, direction: str) -> None:
+    def _prepare(self, problem: ConvProblem, direction: str) -> None:
         staging.prepare(self._example(problem, direction), self.gpus(), _staging())
 
 

@@ -53,15 +53,31 @@ class ConstantCopy:
 
 
 @dataclass(frozen=True)
+class Code:
+    """A source in kernels/cuda, by a name.
+
+    `architectures` are what it is for, as nvcc names them without the sm_. `precision` is that of
+    its arithmetic: "float32" (of general kernels: the arrays' own, at least float32), "tf32" or
+    "float16"; `float32_accurate` says that results are as accurate as plain float32 arithmetic
+    gives them.
+    """
+
+    name: str
+    source: str
+    architectures: tuple[str, ...]
+    precision: str
+    float32_accurate: bool
+
+
+@dataclass(frozen=True)
 class Plan:
-    """How a kernel computes a problem: its source in kernels/cuda, the macros it is compiled
-    with, and what to enqueue, copies first. Macros do not depend on the batch.
+    """How a kernel computes a problem: the macros that its source is compiled with, and what to
+    enqueue, copies first. Macros do not depend on the batch.
 
     `workspace_bytes` is memory on the GPU that the launches share; its contents do not matter.
     """
 
-    kernel: str
-    source: str
+    kernel: Code
     defines: Defines
     launches: tuple[Launch, ...]
     constants: tuple[ConstantCopy, ...] = ()
@@ -69,26 +85,18 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Code):
     """An entry of the catalog.
 
-    `direction` is "forward", "backward_data", "backward_weight" or "backward_bias". `precision`
-    is that of the arithmetic: "float32" (of general kernels: the arrays' own, at least float32),
-    "tf32" or "float16"; `float32_accurate` says that results are as accurate as plain float32
-    arithmetic gives them. `architectures` are what the source is for, as nvcc names them without
-    the sm_. Every kernel can add to what its output holds.
+    `direction` is "forward", "backward_data", "backward_weight" or "backward_bias". Every kernel
+    can add to what its output holds.
 
     `planner` makes a plan of (kernel, problem, capability, accumulate) and, if the kernel has
     `choices`, of tunables, which by default are those that it thinks best. `choices` gives, for a
     problem and capability, all tunables worth measuring, of which every one computes the same.
     """
 
-    name: str
-    source: str
     direction: str
-    float32_accurate: bool
-    precision: str
-    architectures: tuple[str, ...]
     summary: str
     rejection: Callable[[ConvProblem], str | None]
     planner: Callable[..., Plan]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...errors import InvalidSetting, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ITEM_BYTES, PRECISIONS, ConvProblem
+from .. import Done
 from .kernels import catalog, tuned
 from .plan import Capability, Kernel, Plan, Target, Tunables
 
@@ -79,25 +80,13 @@ class Work:
         return plan(problem, "forward", gpu.capability, step.accumulate, name, tunables)
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a call was done: what kept the GPUs busy, and the plans that ran, for parts of the batch
-    perhaps other ones than for all of it."""
-
-    time: GpuTime
-    plans: tuple[Plan, ...]
-
-    @property
-    def kernels(self) -> str:
-        """The kernels' names, for the log."""
-        return "+".join(dict.fromkeys(each.kernel for each in self.plans))
-
-    @property
-    def precision(self) -> str:
-        """That of the least exact plan."""
-        kernels = [catalog.get(each.kernel) for each in self.plans]
-        found = {"float32" if each.float32_accurate else each.precision for each in kernels}
-        return max(found, key=PRECISIONS.index)
+def done(time: GpuTime, plans: Iterable[Plan]) -> Done:
+    """What a call did: what kept the GPUs busy, and the plans that ran, for parts of the batch
+    perhaps other ones than for all of it. Its precision is that of the least exact plan."""
+    kernels = list(dict.fromkeys(each.kernel for each in plans))
+    found = {"float32" if each.float32_accurate else each.precision for each in kernels}
+    names = "+".join(dict.fromkeys(each.name for each in kernels))
+    return Done(names, max(found, key=PRECISIONS.index), time)
 
 
 def forward(

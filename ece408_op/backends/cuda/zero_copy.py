@@ -6,9 +6,10 @@ import contextlib
 from typing import Any
 
 from ...op_log import GpuTime
+from .. import Done
 from .runtime.device import BEGIN, COMPUTED, Gpu
 from .runtime.loading import load
-from .work import Done, Work
+from .work import Work, done
 
 
 def compute(work: Work, gpu: Gpu) -> Done:
@@ -32,7 +33,7 @@ def compute(work: Work, gpu: Gpu) -> Done:
         lane.mark(COMPUTED)
         lane.wait()
         time = GpuTime(kernel_seconds=lane.seconds(BEGIN, COMPUTED))
-        return Done(time, tuple(each.plan for each in loaded))
+        return done(time, (each.plan for each in loaded))
 
 
 def prepare(work: Work, gpu: Gpu) -> None:

@@ -330,11 +330,6 @@ def _always(problem: ConvProblem, capability: Capability) -> bool:
     return True
 
 
-def architectures(name: str) -> tuple[str, ...]:
-    """What a kernel's source is for; a source beside the catalog is for every architecture."""
-    return _BY_NAME[name].architectures if name in _BY_NAME else ARCHITECTURES
-
-
 def default(
     problem: ConvProblem, direction: str, capability: Capability, precision: str = "float32"
 ) -> Kernel:

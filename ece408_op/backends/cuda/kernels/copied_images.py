@@ -139,7 +139,7 @@ def _copies(
         _moved_bytes(problem, tile, buffers),
         tile.blocks,
     )
-    return Plan(kernel.name, kernel.source, defines, (launch,))
+    return Plan(kernel, defines, (launch,))
 
 
 def copy_engine_choices(problem: ConvProblem, capability: Capability) -> Iterator[Tunables]:

@@ -31,7 +31,7 @@ def forward(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: boo
     columns = problem.batch * problem.out_height * problem.out_width
     launch = _launch("convolve", problem, tile, rows, columns, ("y", "x", "w", "bias"))
     defines = (*_defines(problem, accumulate, tile), *((("BIAS", 1),) if problem.bias else ()))
-    return Plan(kernel.name, kernel.source, defines, (launch,))
+    return Plan(kernel, defines, (launch,))
 
 
 def backward_data(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
@@ -39,7 +39,7 @@ def backward_data(kernel: Kernel, problem: ConvProblem, _: Capability, accumulat
     tile = _tile(rows, 1 << 30)
     columns = problem.batch * problem.height * problem.width
     launch = _launch("backward_data", problem, tile, rows, columns, ("dx", "w", "dy"))
-    return Plan(kernel.name, kernel.source, _defines(problem, accumulate, tile), (launch,))
+    return Plan(kernel, _defines(problem, accumulate, tile), (launch,))
 
 
 def backward_weight(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
@@ -57,8 +57,7 @@ def backward_weight(kernel: Kernel, problem: ConvProblem, _: Capability, accumul
         "reduce", (divide_up(weights, 256), 1, 1), (256, 1, 1), ("dw", "workspace", slices)
     )
     return Plan(
-        kernel.name,
-        kernel.source,
+        kernel,
         _defines(problem, accumulate, tile),
         (launch, reduce),
         workspace_bytes=slices * weights * sum_bytes,
@@ -83,8 +82,7 @@ def backward_bias(kernel: Kernel, problem: ConvProblem, _: Capability, accumulat
         ("dbias", "workspace", slices),
     )
     return Plan(
-        kernel.name,
-        kernel.source,
+        kernel,
         (*_defines(problem, accumulate, (4, 64, 4)), ("BIAS_THREADS", _BIAS_THREADS)),
         (add, reduce),
         workspace_bytes=8 * slices * problem.filters,

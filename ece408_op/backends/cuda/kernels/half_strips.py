@@ -228,7 +228,7 @@ def _plan(
         ("AHEAD", int(layout.held > 1)),
         ("SHARED_BYTES", nbytes),
     )
-    return Plan(kernel.name, kernel.source, defines, (launch,))
+    return Plan(kernel, defines, (launch,))
 
 
 def _window_defines(problem: ConvProblem) -> Defines:

@@ -196,4 +196,4 @@ def _plan(
     """One launch; `persistent` blocks for each processor, if any."""
     arguments = ("y", "x", "w", "bias", problem.batch)
     launch = Launch("convolve", (blocks, 1, 1), (_THREADS, 1, 1), arguments, 0, persistent)
-    return Plan(kernel.name, kernel.source, defines, (launch,))
+    return Plan(kernel, defines, (launch,))

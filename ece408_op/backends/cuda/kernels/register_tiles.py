@@ -96,7 +96,7 @@ def channel_tree(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate
     launch = Launch(
         "convolve", (blocks, 1, 1), (threads, split, 1), ("y", "x", "w", "bias", problem.batch)
     )
-    return Plan(kernel.name, kernel.source, defines, (launch,))
+    return Plan(kernel, defines, (launch,))
 
 
 def channel_atomics(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
@@ -110,7 +110,7 @@ def channel_atomics(kernel: Kernel, problem: ConvProblem, _: Capability, accumul
     blocks = divide_up(_columns(problem, tile), _THREADS)
     blocks *= divide_up(problem.filters, tile.filters) * divide_up(problem.channels, chunk)
     add = Launch("convolve", (blocks, 1, 1), (_THREADS, 1, 1), ("y", "x", "w", problem.batch))
-    return Plan(kernel.name, kernel.source, defines, (prepare, add))
+    return Plan(kernel, defines, (prepare, add))
 
 
 def _single(
@@ -120,7 +120,7 @@ def _single(
     blocks = divide_up(_columns(problem, tile), _THREADS)
     grid = (blocks * divide_up(problem.filters, tile.filters), 1, 1)
     launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
-    return Plan(kernel.name, kernel.source, defines, (launch,))
+    return Plan(kernel, defines, (launch,))
 
 
 def _tile(problem: ConvProblem) -> Tile:

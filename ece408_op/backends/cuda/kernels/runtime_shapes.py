@@ -53,7 +53,7 @@ def naive(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool)
         (_THREADS, 1, 1),
         ("y", "x", "w", "bias", *_sizes(problem)),
     )
-    return Plan(kernel.name, kernel.source, output_defines(problem, accumulate), (launch,))
+    return Plan(kernel, output_defines(problem, accumulate), (launch,))
 
 
 def constant_weights(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
@@ -87,8 +87,7 @@ def im2col(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool
         images = min(at_once, problem.batch - first)
         launches += _im2col_launches(problem, first, images, depth, pixels)
     return Plan(
-        kernel.name,
-        kernel.source,
+        kernel,
         output_defines(problem, accumulate),
         tuple(launches),
         workspace_bytes=4 * depth * pixels * at_once,
@@ -121,7 +120,7 @@ def implicit_gemm(kernel: Kernel, problem: ConvProblem, _: Capability, accumulat
         (_TILE, _TILE, 1),
         ("y", "x", "w", "bias", *_sizes(problem)[1:]),
     )
-    return Plan(kernel.name, kernel.source, output_defines(problem, accumulate), (launch,))
+    return Plan(kernel, output_defines(problem, accumulate), (launch,))
 
 
 def too_large_columns(problem: ConvProblem) -> str | None:
@@ -139,8 +138,7 @@ def _matrix_tiles(problem: ConvProblem) -> int:
 
 def _with_constants(kernel: Kernel, problem: ConvProblem, accumulate: bool, launch: Launch) -> Plan:
     return Plan(
-        kernel.name,
-        kernel.source,
+        kernel,
         output_defines(problem, accumulate),
         (launch,),
         (ConstantCopy("weights", "w", _weight_bytes(problem)),),

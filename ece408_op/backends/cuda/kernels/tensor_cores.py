@@ -172,7 +172,7 @@ def _plan(
         layout.shared_bytes,
         layout.blocks,
     )
-    return Plan(kernel.name, kernel.source, defines, (launch,))
+    return Plan(kernel, defines, (launch,))
 
 
 def _quad(problem: ConvProblem) -> int:

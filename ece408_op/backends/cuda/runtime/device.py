@@ -55,7 +55,7 @@ class Lane:
 
     def launch(self, loaded: Any, pointers: dict[str, int]) -> None:
         """Enqueue a loaded plan's work on these addresses."""
-        with reported(f"kernel {loaded.plan.kernel}"):
+        with reported(f"kernel {loaded.plan.kernel.name}"):
             loaded.launch(pointers, self.stream)
 
     def mark(self, event: int) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from .... import settings
 from ....errors import GpuFailed
-from ..kernels import catalog
 from ..plan import Capability, Defines, Launch, Plan, architecture
 from .compiler import compile_plan
 
@@ -29,7 +28,7 @@ def load(plan: Plan, capability: Capability) -> LoadedPlan:
     """
     import pycuda.driver as cuda
 
-    key = (cuda.Context.get_device().pci_bus_id(), plan.source, plan.defines)
+    key = (cuda.Context.get_device().pci_bus_id(), plan.kernel.source, plan.defines)
     with _lock:
         module = _modules.setdefault(key, _Module())
     module.require(plan, capability)
@@ -61,17 +60,17 @@ class _Module:
         with self._loading:
             if self._module is not None:
                 return
-            name = architecture(catalog.architectures(plan.kernel), capability)
+            name = architecture(plan.kernel.architectures, capability)
             if name is None:
                 raise GpuFailed(
-                    f"kernel {plan.kernel} has no code for compute capability "
+                    f"kernel {plan.kernel.name} has no code for compute capability "
                     f"{capability[0]}.{capability[1]}; choose another kernel"
                 )
-            binary = compile_plan(plan.source, plan.defines, name, cache_folder())
+            binary = compile_plan(plan.kernel.source, plan.defines, name, cache_folder())
             try:
                 module = cuda.module_from_buffer(binary)
             except cuda.Error as error:
-                raise GpuFailed(f"kernel {plan.kernel} does not load: {error}") from error
+                raise GpuFailed(f"kernel {plan.kernel.name} does not load: {error}") from error
             # PyCUDA would unload it at exit, when another thread's context may be current.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
             device = cuda.Context.get_device()
@@ -128,7 +127,9 @@ class LoadedPlan:
             for launch in self.plan.launches:
                 self._enqueue(launch, pointers, stream)
         except cuda.Error as error:
-            raise GpuFailed(f"kernel {self.plan.kernel} cannot be launched: {error}") from error
+            raise GpuFailed(
+                f"kernel {self.plan.kernel.name} cannot be launched: {error}"
+            ) from error
 
     def _enqueue(self, launch: Launch, pointers: Mapping[str, int], stream: Any) -> None:
         grid = launch.grid

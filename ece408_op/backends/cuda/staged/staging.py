@@ -21,8 +21,9 @@ from typing import TypeVar
 
 from ....errors import NotEnoughMemory
 from ....op_log import GpuTime
+from ... import Done
 from ..runtime.device import Gpu, Lane
-from ..work import OVER_BATCH, Done, Step, Work
+from ..work import OVER_BATCH, Step, Work, done
 from . import pages
 from .chunks import Division, divide
 from .ring import Interval, Loader, Outcome, Ring, array_at
@@ -64,7 +65,7 @@ def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
         kernel_seconds=max(covered(outcome.kernels) for outcome in outcomes),
         copy_seconds=max(covered(outcome.copies) for outcome in outcomes),
     )
-    return Done(time, tuple(plan for outcome in outcomes for plan in outcome.plans))
+    return done(time, (plan for outcome in outcomes for plan in outcome.plans))
 
 
 def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
