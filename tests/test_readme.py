@@ -1,4 +1,4 @@
-"""What README.md shows runs, and what it lists is there."""
+"""What README.md and docs/manual.md show runs, and what they list is there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from ece408_op.op_log import op_times
 from ece408_op.settings import _VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
+MANUAL = (ROOT / "docs" / "manual.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README + MANUAL, re.S)
 
 
 def test_the_python_examples_run(mx, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-    assert len(blocks) == 3
+    assert len(EXAMPLES) == 3
     names: dict = {}
-    for block in blocks:
+    for block in EXAMPLES:
         exec(block, names)
     assert "swapped 26: squeezenet" in capsys.readouterr().out
 
@@ -33,7 +34,7 @@ def test_the_recipe_for_errors_shows_the_original_one(mx, capsys, monkeypatch):
     def failing(self, *arguments):
         raise ZeroDivisionError("inside the kernel")
 
-    first, _, recipe = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    first, _, recipe = EXAMPLES
     names: dict = {}
     exec(first, names)
     mx.nd.waitall()
@@ -48,12 +49,12 @@ def test_the_recipe_for_errors_shows_the_original_one(mx, capsys, monkeypatch):
 def test_every_command_is_listed():
     commands = _parser()._subparsers._group_actions[0].choices
     for command in commands:
-        assert f"`ece408 {command}" in TEXT, command
+        assert f"`ece408 {command}" in README + MANUAL, command
 
 
 @pytest.mark.parametrize("variable", _VARIABLES.values())
 def test_every_setting_is_listed(variable):
-    assert f"| `{variable}` |" in TEXT
+    assert f"| `{variable}` |" in MANUAL
 
 
 def _all_errors(base=errors.Ece408Error):
@@ -63,11 +64,26 @@ def _all_errors(base=errors.Ece408Error):
 
 
 def test_every_exit_code_is_listed():
-    listed = TEXT[TEXT.index("## Exit codes") : TEXT.index("## Development")]
+    listed = MANUAL[MANUAL.index("## Exit codes") : MANUAL.index("## Development")]
     for error in _all_errors():
         assert re.search(rf"\b{error.exit_code} ", listed), error
 
 
 def test_the_table_of_times_is_what_was_measured():
     document = json.loads((ROOT / "docs" / "results" / "cpu.json").read_text())
-    assert cpu_table.with_table(TEXT, document) == TEXT
+    assert cpu_table.with_table(README, document) == README
+
+
+def test_links_lead_somewhere():
+    for folder, text in ((ROOT, README), (ROOT / "docs", MANUAL)):
+        for target in re.findall(r"\]\((?!https:)([^)]+)\)", text):
+            name, _, heading = target.partition("#")
+            path = folder / name
+            assert path.exists(), target
+            if heading:
+                titles = re.findall(r"^## (.*)$", path.read_text(), re.M)
+                assert heading in [title.lower().replace(" ", "-") for title in titles], target
+
+
+def test_the_readme_is_short():
+    assert README.count("\n") <= 150
