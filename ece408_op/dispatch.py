@@ -46,7 +46,7 @@ _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
         "cuda": lambda layer: ZeroCopyBackend(layer.index, _kernel(layer), _precision(layer)),
     },
 }
-# Of those, the ones that are taken without being asked for, the one to prefer first.
+# Default backends, in order of preference.
 _DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
 
 

@@ -132,7 +132,7 @@ class WrongResult(Ece408Error):
 
 
 class TuningFailed(Ece408Error):
-    """No CUDA kernel that could be tuned for a problem computes it right."""
+    """Every candidate of `ece408 tune` gave wrong results for a problem."""
 
     exit_code = 24
 

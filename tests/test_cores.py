@@ -35,7 +35,7 @@ def test_the_quota_of_both_kinds_of_control_group(tmp_path, files, quota):
 def test_threads_by_default(monkeypatch, quota, threads):
     monkeypatch.delenv("ECE408_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(cores, "granted", lambda: quota)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
     assert settings.threads() == threads
     with settings.override(threads=5):
         assert settings.threads() == 5

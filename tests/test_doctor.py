@@ -395,7 +395,7 @@ def test_cores_and_quota(machine, monkeypatch):
         (None, "8 usable, no CPU quota: 8 threads"),
         (2.5, "8 usable, CPU quota of 2.5: 2 threads"),
     ):
-        monkeypatch.setattr(cores, "granted", lambda quota=quota: quota)
+        monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
         assert _finding("cores") == Finding("cores", OK, detail)
     monkeypatch.setenv("ECE408_THREADS", "4")
     found = _finding("cores")

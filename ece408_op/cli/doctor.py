@@ -394,7 +394,7 @@ def _needed_bytes() -> int:
 
 
 def _cores() -> Finding:
-    allowed, quota = len(os.sched_getaffinity(0)), cores.granted()
+    allowed, quota = len(os.sched_getaffinity(0)), cores.cpu_quota()
     limit = "no CPU quota" if quota is None else f"CPU quota of {quota:g}"
     detail = f"{allowed} usable, {limit}: {settings.threads()} threads"
     if settings.threads() <= cores.usable():

@@ -210,15 +210,15 @@ def _run_milestone(options: argparse.Namespace) -> None:
         milestone.run(options.milestone, request)
         print(run_time.summary(), file=sys.stderr)
 
-    asked = profiling.wishes(options)
-    if options.profile or asked != profiling.Wishes():
+    asked = profiling.options_of(options)
+    if options.profile or asked != profiling.ProfileOptions():
         _profile_milestone(options, asked, program)
     else:
         program()
 
 
 def _profile_milestone(
-    options: argparse.Namespace, asked: profiling.Wishes, program: Callable[[], None]
+    options: argparse.Namespace, asked: profiling.ProfileOptions, program: Callable[[], None]
 ) -> None:
     on_gpu = options.milestone.on_gpu or settings.backend() == "cuda"
     if on_gpu:
@@ -252,7 +252,7 @@ def _add_profile(commands: Any) -> None:
 
 
 def _run_profile(options: argparse.Namespace) -> int:
-    asked = profiling.wishes(options)
+    asked = profiling.options_of(options)
     if options.script not in MILESTONES:
         on_gpu = not options.no_gpu and _has_gpu()
         script = Path(options.script)

@@ -22,7 +22,7 @@ from .program import output_failed
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ProfileOptions:
     """What becomes of a profile: files to write, if any, and whether ncu runs the command too."""
 
     json: Path | None = None
@@ -31,7 +31,7 @@ class Wishes:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """`--json`, `--trace` and `--ncu`, as `wishes` reads them."""
+    """`--json`, `--trace` and `--ncu`, as `options_of` reads them."""
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write the profile, every activity of it, to FILE"
     )
@@ -46,9 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def wishes(options: argparse.Namespace) -> Wishes:
+def options_of(options: argparse.Namespace) -> ProfileOptions:
     """What the options of `add_options` ask for."""
-    return Wishes(options.json, options.trace, options.ncu)
+    return ProfileOptions(options.json, options.trace, options.ncu)
 
 
 def without_options(line: Sequence[str]) -> list[str]:
@@ -59,7 +59,7 @@ def without_options(line: Sequence[str]) -> list[str]:
     return parser.parse_known_args(line)[1]
 
 
-def profile_script(path: Path, arguments: Sequence[str], asked: Wishes, gpu: bool) -> int:
+def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, gpu: bool) -> int:
     """Run a Python script as `python path arguments` would, tables to stdout; its exit code.
 
     Raises `ScriptMissing`, and what `profile` raises except for what the script raises.
@@ -92,7 +92,7 @@ def profile(
     program: Callable[[], object],
     command: Sequence[str],
     again: Sequence[str],
-    asked: Wishes,
+    asked: ProfileOptions,
     gpu: bool,
     stream: TextIO,
 ) -> recording.Outcome:
@@ -139,7 +139,7 @@ def _with_figures(found: Profile) -> Profile:
         return dataclasses.replace(found, notes=(*found.notes, note))
 
 
-def _write(found: Profile, asked: Wishes) -> None:
+def _write(found: Profile, asked: ProfileOptions) -> None:
     if asked.json is not None:
         sections = [dataclasses.asdict(section) for section in tables.sections(found)]
         with atomic_path(asked.json) as temporary:

@@ -9,18 +9,16 @@ from pathlib import Path
 
 def usable() -> int:
     """Whole cores' worth of time, at least 1: threads beyond that would wait for each other."""
-    allowed, quota = len(os.sched_getaffinity(0)), granted()
+    allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 @functools.lru_cache(maxsize=1)
-def granted() -> float | None:
-    """`cpu_quota` of this machine, asked once."""
-    return cpu_quota()
-
-
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that the container grants (control groups 1 and 2); `None`: no limit."""
+    """Cores' worth of time that the container grants (control groups 1 and 2); `None`: no limit.
+
+    It is read once.
+    """
     cgroup = root / "sys/fs/cgroup"
     version_2 = _words(cgroup / "cpu.max")
     version_1 = [

@@ -133,7 +133,7 @@ class ConvolutionProp(mx.operator.CustomOpProp):
         fork_safety.note_use()
         device, index = ("gpu", ctx.device_id) if ctx.device_type == "gpu" else ("cpu", 0)
         layer = self._attributes.layer_on(device, index)
-        # Here nobody hears of an error; the forward pass meets it again.
+        # MXNet drops errors raised here; forward() raises it again.
         with contextlib.suppress(Ece408Error):
             dtype = _type_name(in_dtypes[0])
             dispatch.prepare(problem_of(self._attributes, tuple(in_shapes[0]), dtype), layer)

@@ -3,12 +3,12 @@
 // floats in one of its vectors, and only the table at the end is not local.
 #include "general.h"
 
-#include "deep.h"
-#include "deep_weight.h"
+#include "filters_as_lanes.h"
+#include "filters_as_lanes_weight.h"
 #include "general_costs.h"
 #include "patches.h"
 #include "shape.h"
-#include "sweep.h"
+#include "pixels_as_lanes.h"
 #include "weight_sums.h"
 
 namespace ece408 {

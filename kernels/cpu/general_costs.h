@@ -1,11 +1,12 @@
 // What the ways that general.cpp has to compute a convolution take, estimated: sliding over images
-// (sweep.h, deep.h, weight_sums.h, deep_weight.h) or a product of patches (patches.h).
+// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.h, filters_as_lanes_weight.h) or a product of
+// patches (patches.h).
 //
 // Costs are of one group, in multiply-adds of vectors, two of which take a cycle. Constants are
 // fitted to the times of about 60 shapes with AVX-512.
 #pragma once
 
-#include "deep_weight.h"
+#include "filters_as_lanes_weight.h"
 #include "patches.h"
 
 namespace ece408 {

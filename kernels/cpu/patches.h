@@ -9,14 +9,14 @@
 // image each covers: kernels that slide over images meet zeros between the pixels of dy, and
 // outside of an image that is no larger than its window. In exchange every patch is a copy.
 //
-// Lanes are neighbouring taps. The products are deep.h's tile, with pixels or filters as its pixels
-// and taps as its filters, and for y weight_sums.h's dot products. Pieces of work are independent
-// of each other, and what they are does not depend on the number of threads.
+// Lanes are neighbouring taps. The products use the tile of filters_as_lanes.h, with pixels or
+// filters as its pixels and taps as its filters, and for y the dot products of weight_sums.h. Pieces
+// of work are independent of each other, and do not depend on the number of threads.
 #pragma once
 
 #include <stdlib.h>
 
-#include "deep.h"
+#include "filters_as_lanes.h"
 #include "team.h"
 #include "weight_sums.h"
 

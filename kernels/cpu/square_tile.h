@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "pairs.h"
+#include "winograd_f23.h"
 #include "vector.h"
 
 namespace ece408 {

@@ -11,7 +11,7 @@
 
 #include "flat_image.h"
 #include "lanes.h"
-#include "sweep.h"
+#include "pixels_as_lanes.h"
 #include "team.h"
 #include "weight_totals.h"
 

@@ -1,5 +1,5 @@
 // Convolutions of stride 1 with kernels of 3, 5 or 7 rows and columns, by squares of 2x2 output
-// pixels with half the products or fewer: pairs.h has the idea, here in rows and in columns. It is
+// pixels with half the products or fewer: winograd_f23.h has the idea, here in rows and in columns. It is
 // compiled once per instruction set.
 //
 // With pairs in both directions an image becomes 4 x 4 domains of half its height and width, and y

@@ -259,7 +259,7 @@ __device__ __forceinline__ void work(Shared &shared, int thread, float *y, const
         for (int set = share.set; set < share.end; set++) {
             float *run = place + stage.number * (IMAGES * kRoom);
             run += start(unit_piece + set * (kRun / 4));
-            // They were there before they were gone; tools that do not know the engine see it.
+            // Wait on both barriers: the sanitizers cannot see the copy engine's reads.
             Barrier *gone = &shared.outputs_gone[stage.number];
             Barrier *there = &shared.outputs_there[stage.number];
             const unsigned before = stage.parity ^ 1;

@@ -25,8 +25,8 @@ private:
 bool on_main_thread();
 [[noreturn]] void sleep_for_ever();
 
-// Runs what calls Python, for MXNet's threads; returns what it does, or 1 for done once Python has
-// ended, when nobody looks at results.
+// Runs what calls Python, on MXNet's threads, and returns its result; once Python has ended it
+// returns 1, success, since nothing reads results any more.
 template <typename Function>
 int run_python(const Function& function) {
     const PythonCall call;

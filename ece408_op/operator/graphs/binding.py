@@ -238,7 +238,8 @@ def _only_forward(given: dict[str, Any]) -> bool:
 
 
 def _has_floats(symbol: Any, given: dict[str, Any]) -> bool:
-    """Whether our operators have all the types; the custom one has the words to refuse others."""
+    """Whether our operators have all the types; others fall through to the custom operator, which
+    explains."""
     if "args" in given:
         return _are_floats(array.dtype for array in _bound_arrays(symbol, given).values())
     return _are_floats((given.get("type_dict") or {}).values())

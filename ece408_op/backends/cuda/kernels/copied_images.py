@@ -62,15 +62,15 @@ _MORE_REGISTERS = _Movers(4, True)
 
 def not_for_copies(problem: ConvProblem) -> str | None:
     """`no_fewer_products`, and what the copy engine or a block of 16 does not take."""
-    return _not_moved(problem, _COPY_ENGINE)
+    return _why_not(problem, _COPY_ENGINE)
 
 
 def not_for_more_registers(problem: ConvProblem) -> str | None:
     """`no_fewer_products`, and what the copy engine or a block of 19 does not take."""
-    return _not_moved(problem, _MORE_REGISTERS)
+    return _why_not(problem, _MORE_REGISTERS)
 
 
-def _not_moved(problem: ConvProblem, movers: _Movers) -> str | None:
+def _why_not(problem: ConvProblem, movers: _Movers) -> str | None:
     reason = no_fewer_products(problem)
     if reason is not None:
         return reason

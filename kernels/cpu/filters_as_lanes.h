@@ -2,12 +2,12 @@
 //
 // A register tile holds a few neighbouring output pixels by one or two vectors of filters. Every
 // lane is used whatever the size of the plane and its stride, for the price of a transposition at
-// the end, so this is for sums long enough to pay for it; sweep.h has pixels as lanes.
+// the end, so this is for sums long enough to pay for it; pixels_as_lanes.h has pixels as lanes.
 //
 // The source is padded once per image; a tap is a displacement in it. The gradient for x of a
 // strided convolution is one such sum for each residue of x's rows and columns modulo the stride,
 // with only the taps that reach it, so that no zeros are multiplied. Without strides, higher
-// kernels take two output rows at a time with fewer products, as pairs.h explains: then the
+// kernels take two output rows at a time with fewer products, as winograd_f23.h explains: then the
 // source is four domains instead, and there is one such sum for each.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 #include "flat_image.h"
 #include "lanes.h"
-#include "pairs.h"
+#include "winograd_f23.h"
 #include "team.h"
 #include "textbook.h"
 

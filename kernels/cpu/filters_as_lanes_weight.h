@@ -1,4 +1,4 @@
-// The gradient for the weights of many filters: lanes are filters, as in deep.h.
+// The gradient for the weights of many filters: lanes are filters, as in filters_as_lanes.h.
 //
 // Padded images lie with their channels side by side, so that those of one kernel row's taps are
 // a run; dy lies with its filters side by side. A register tile is a few neighbours of such a run
@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-#include "deep.h"
+#include "filters_as_lanes.h"
 #include "team.h"
 #include "weight_totals.h"
 
