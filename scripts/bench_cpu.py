@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ece408_op.bench import ceilings, cpu_timer, shapes
 from ece408_op.cli import program
 from ece408_op.errors import InvalidSetting
 from ece408_op.files.cachedir import atomic_path
+from ece408_op.operator.loading import set_environment
 from ece408_op.problem import ConvProblem
 
 
@@ -118,9 +118,7 @@ def main():
         return update_readme(options)
     if options.threads:
         settings.configure(threads=options.threads)
-    # MXNet reads these once, when it is imported.
-    os.environ["OMP_NUM_THREADS"] = str(settings.threads())
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    set_environment(settings.threads())
     peer = torch_peer(options)
     document = measure(options, peer)
     print(cpu_table.tables(document))

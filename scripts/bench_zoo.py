@@ -1,7 +1,6 @@
 """Swap the networks of MXNet's model zoo: agreement and times, layer by layer."""
 
 import argparse
-import os
 from pathlib import Path
 
 from studies import results, zoo
@@ -9,6 +8,7 @@ from tqdm import tqdm
 
 from ece408_op import settings
 from ece408_op.cli import program
+from ece408_op.operator.loading import set_environment
 
 
 def main():
@@ -39,9 +39,7 @@ def main():
         parser.error(f"unknown network {unknown.pop()!r}; there are: {', '.join(zoo.NETWORKS)}")
     names = options.networks or list(zoo.NETWORKS)
     runs = [(name, batch) for batch in options.batch for name in names]
-    # MXNet reads these once, when it is imported.
-    os.environ["OMP_NUM_THREADS"] = str(settings.threads())
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    set_environment(settings.threads())
     comparisons = [
         zoo.compare(name, batch, options.repeat, options.busy)
         for name, batch in tqdm(runs, unit="network", disable=None)

@@ -17,6 +17,7 @@ import numpy as np
 from .. import settings
 from ..backends.cpu.reference import ReferenceBackend
 from ..errors import InvalidSetting, WrongResult, surfaced
+from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
 from ..problem import ConvProblem
 
@@ -118,7 +119,7 @@ def bind(problem: ConvProblem, x: Any, w: Any, ours: bool, gradients: bool = Fal
         "no_bias": True,
     }
     if ours:
-        symbol = mx.sym.Custom(data, weight, op_type="ece408_conv", **attributes)
+        symbol = mx.sym.Custom(data, weight, op_type=OP_TYPE, **attributes)
     else:
         symbol = mx.sym.Convolution(data, weight, **attributes)
     request = "write" if gradients else "null"

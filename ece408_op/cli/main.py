@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from ..course.milestone import MILESTONES, Milestone
 from ..errors import Ece408Error, InvalidSize, NoUsableGpu
 from ..files.cachedir import atomic_path
 from ..host import gpu, run_time
+from ..operator import loading
 from ..operator.swap import swap_checkpoint
 from ..problem import PRECISIONS
 from ..report import make as report_make
@@ -194,7 +194,8 @@ def _models_of(each: Milestone) -> str:
 
 def _run_milestone(options: argparse.Namespace) -> None:
     settings.configure(threads=options.threads, data=options.data)
-    _prepare_mxnet(options.threads)
+    threads = None if options.threads is None else settings.parse_threads(options.threads)
+    loading.set_environment(threads)
     if options.milestone.own_operator:
         backend = "cuda" if options.milestone.on_gpu else options.backend
         settings.configure(backend=backend, kernel=options.kernel, precision=options.precision)
@@ -422,15 +423,6 @@ def _run_report(options: argparse.Namespace) -> int:
     return EXIT_UNEXPECTED if made.failures else 0
 
 
-def _prepare_mxnet(threads: str | None = None) -> None:
-    """Set what MXNet reads from the environment when it is imported."""
-    if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(settings.parse_threads(threads))
-    # By itself MXNet takes two cores for one with two threads, and uses half of what there is.
-    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads()))
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
-
-
 def _add_data(commands: Any) -> None:
     parser = _add_command(commands, "data", "find, fetch and verify Fashion-MNIST")
     parser.add_argument(
@@ -524,7 +516,7 @@ def _add_tune(commands: Any) -> None:
 
 
 def _run_tune(options: argparse.Namespace) -> None:
-    _prepare_mxnet()
+    loading.set_environment()
     tune.run(
         tune.Request(
             options.what or [models.DEFAULT_TERM],
@@ -608,7 +600,7 @@ def _add_models(commands: Any) -> None:
 
 
 def _run_models(options: argparse.Namespace) -> None:
-    _prepare_mxnet()
+    loading.set_environment()
     settings.configure(data=options.data)
     terms = [models.find_term(name) for name in options.term or models.TERMS]
     chosen = [(term, model) for term in terms for model in term.models]
@@ -650,7 +642,7 @@ def _add_train(commands: Any) -> None:
 def _run_train(options: argparse.Namespace) -> None:
     if options.epochs is not None and options.epochs < 1:
         raise InvalidSize(f"{options.epochs} is not a number of epochs; give 1 or more")
-    _prepare_mxnet()
+    loading.set_environment()
     settings.configure(data=options.data)
     term = models.find_term(options.term)
     recipe = training.recipe_for(term, options.model)

@@ -19,6 +19,7 @@ from ..errors import CheckpointMismatch
 from ..files.cachedir import ensure_folder
 from ..files.sealed import Damage, read_sealed, write_sealed
 from ..operator import checkpoint
+from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
 from . import models, scoring
 from .dataset import data
@@ -107,7 +108,7 @@ def export(recipe: Recipe, trained: Trained, folder: Path) -> list[Path]:
     written = []
     for model in term.models:
         if recipe_for(term, model).model == recipe.model:
-            operator = "Convolution" if model == BASELINE else "ece408_conv"
+            operator = "Convolution" if model == BASELINE else OP_TYPE
             written.append(folder / f"{model}-symbol.json")
             checkpoint.save_symbol(written[-1], models.network(term, operator))
     written.append(folder / f"{recipe.model}-{recipe.epochs:04d}.params")

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from ..op_log import OpTime, op_times
+from ..operator.graphs.graph_json import OP_TYPE
 from .activities import OP_CALL, Activity
 
 
@@ -44,8 +45,7 @@ class OpRecorder:
         self._activities.append(
             Activity(
                 OP_CALL,
-                f"{entry.layer or 'ece408_conv'} {entry.direction} by {entry.backend} "
-                f"{entry.kernel}",
+                f"{entry.layer or OP_TYPE} {entry.direction} by {entry.backend} {entry.kernel}",
                 time.time_ns() - self._origin_ns - duration_ns,
                 duration_ns,
                 thread_track(threading.get_ident()),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from .. import settings
 from ..course.models import find_term
 from ..errors import Ece408Error
+from ..operator.loading import set_environment
 from . import cpu_ladder, gpu_ladder, ladder
 
 
@@ -23,9 +23,7 @@ def main() -> int:
     options = parser.parse_args()
     settings.configure(threads=options.threads)
     try:
-        # MXNet reads it when it is imported, and by itself uses half of the cores.
-        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads()))
-        os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+        set_environment()
         layers = ladder.problems(find_term(options.term), options.batch)
         if options.device == "cpu":
             measured = cpu_ladder.measure(layers)
