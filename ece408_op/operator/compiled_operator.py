@@ -1,9 +1,9 @@
 """`ece408_forward`: what `ece408_conv` computes forward on the CPU, without Python in its way.
 
 A custom operator written in Python costs MXNet a tenth of a millisecond and more for each call,
-needs guards (see layout_guard), and holds Python's lock. This one is compiled, in
+needs guards (see graphs.guards), and holds Python's lock. This one is compiled, in
 kernels/mxnet/forward_operator.cpp, and MXNet runs it as one of its own. It has no gradient, and
-stands in graphs that are only ever run (see execution); what users hold has `ece408_conv`.
+stands in graphs that are only ever run (see graphs.binding); what users hold has `ece408_conv`.
 
 Python is asked once for each layer, shape and type which kernel is to run with how many threads.
 Until a setting changes the answer holds; while op times are being collected, or where another

@@ -56,7 +56,7 @@ class Profile:
     """One program's run. Activities are sorted by their start.
 
     `command` is what ran, `exit_code` how it ended, `elapsed_s` wall seconds; `machine` is
-    `machine.machine()`'s description with versions. `notes` say what could not be recorded and
+    `environment.machine()`'s description with versions. `notes` say what could not be recorded and
     why. `kernel_figures` are `kernel_figures.Figure`s as dicts, and `ceilings` the measured rates
     of the GPU that they are held against (`None` without a GPU); `counters` are ncu's, by kernel.
     """

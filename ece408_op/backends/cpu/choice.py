@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...problem import ConvProblem
 
 # Products of a sum up to which `direct` is faster than `general` for padded images;
-# kernels/cpu/filters_as_lanes.h, with filters as lanes, has the others.
+# kernels/cpu/filters_as_lanes.h has the others.
 _DIRECT_PADDED = 128
 # Products of a sum from which on `general`, which takes it in blocks, loses less to rounding: of
 # `direct`, and of each of the sums that `winograd` puts together.

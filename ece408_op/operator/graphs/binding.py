@@ -1,7 +1,7 @@
 """What MXNet runs in the place of a graph with our operator, by who runs it.
 
 Executors get the graph as it is. A CachedOp, which is what a hybridized Gluon block runs, gets it
-with guards (see `layout_guard`). On the CPU, executors without gradients, and a CachedOp outside
+with guards (see `guards`). On the CPU, executors without gradients, and a CachedOp outside
 `autograd.record()`, get the compiled operator. It happens as MXNet is handed a graph; what users
 hold, save and export is never touched.
 """

@@ -8,7 +8,7 @@ code and a CachedOp do it, even a static one; an executor does not.
 
 The guards are operators of MXNet that compute on plain arrays and so convert what they read. No
 graph that users see has any: they are put around our operator as a CachedOp is made (see
-`execution`).
+`binding`).
 """
 
 from __future__ import annotations
