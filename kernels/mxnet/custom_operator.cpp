@@ -24,6 +24,8 @@ To as(From function) {
 
 // What Python has for one description of an operator, or one operator; every function of ours gets
 // it as its last argument, where Python has nothing.
+//
+// Python frees what `python` points to when it ends: read it within a call into Python only.
 struct Functions {
     MXCallbackList python;
     void* contexts[kCustomOpPropBackwardInferStorageType + 1];
@@ -39,9 +41,10 @@ struct Passed<NUMBER, int (*)(Arguments...)> {
 
     static int call(Arguments... arguments) {
         void* const context = std::get<sizeof...(Arguments) - 1>(std::make_tuple(arguments...));
-        const MXCallbackList& python = static_cast<Functions*>(context)->python;
-        const auto function = as<Type>(python.callbacks[NUMBER]);
-        const auto call = [=] { return function(arguments...); };
+        const auto functions = static_cast<const Functions*>(context);
+        const auto call = [=] {
+            return as<Type>(functions->python.callbacks[NUMBER])(arguments...);
+        };
         return std::is_same<Type, CustomOpFBFunc>::value ? run_python(call) : ask_python(call);
     }
 };
@@ -53,8 +56,7 @@ Function passed() {
 
 int remove(void* context) {
     const auto functions = static_cast<Functions*>(context);
-    const auto python = as<CustomOpDelFunc>(functions->python.callbacks[0]);
-    run_python([=] { return python(nullptr); });
+    run_python([=] { return as<CustomOpDelFunc>(functions->python.callbacks[0])(nullptr); });
     delete functions;
     return 1;
 }
