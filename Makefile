@@ -8,7 +8,7 @@ SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/* kernels/mxnet/*)
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 
-.PHONY: run test test-slow test-sanitized fuzz lint format train clean help
+.PHONY: run test test-slow test-sanitized fuzz lint check-docs format train clean help
 
 run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
 	$(PY) scripts/m1.1.py $(ARGS)
@@ -52,6 +52,9 @@ lint: $(VENV)/.installed-test  ## style and types
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+check-docs: $(VENV)/.installed-test  ## whether the CUDA kernels' headers and table have the measured times
+	$(PY) scripts/bench_cuda.py --check --write docs/results/cuda_bench
 
 format: $(VENV)/.installed-test  ## bring the sources into form
 	$(VENV)/bin/ruff check --fix .

@@ -13,6 +13,7 @@ from ece408_op.backends.cuda.runtime import device
 from ece408_op.bench import cuda_report, cuda_timer, shapes
 from ece408_op.bench.peers import cudnn
 from ece408_op.cli import program
+from ece408_op.files.cachedir import atomic_path
 from ece408_op.files.resources import kernels_dir
 
 FORWARD = [kernel for kernel in catalog.KERNELS if kernel.direction == "forward"]
@@ -51,9 +52,13 @@ def parse():
         "--headers", action="store_true",
         help="write the times in PREFIX.json into the kernels' headers and README, and end",
     )  # fmt: skip
+    parser.add_argument(
+        "--check", action="store_true",
+        help="say which headers and README have other times than PREFIX.json, and end",
+    )  # fmt: skip
     options = parser.parse_args()
-    if (options.resume or options.headers) and not options.write:
-        parser.error("--resume and --headers need --write PREFIX")
+    if (options.resume or options.headers or options.check) and not options.write:
+        parser.error("--resume, --headers and --check need --write PREFIX")
     return options
 
 
@@ -62,7 +67,7 @@ def measure_shape(gpu, name, problem, kernels, peer, samples, entry, on_kernel):
     wanted = [
         kernel
         for kernel in kernels
-        if kernel.name not in entry["kernels"] and kernel.rejects(problem, gpu.capability) is None
+        if kernel.name not in entry["kernels"] and kernel.why_not(problem, gpu.capability) is None
     ]
     with cuda_timer.bench(gpu, problem) as bench:
         for kernel in wanted:
@@ -107,13 +112,22 @@ def _text(versions, options, found):
     return f"{options.samples} samples each. cuDNN by {about}.\n\n{cuda_report.tables(found)}"
 
 
+def _documents(options):
+    """Exit code 1 if documents were, or are, out of date."""
+    document = cuda_report.load(options.write.with_name(options.write.name + ".json"))
+    outdated = ladder_docs.outdated(kernels_dir(), document)
+    for path, text in outdated.items():
+        print(f"{path} {'was' if options.headers else 'is'} out of date", file=sys.stderr)
+        if options.headers:
+            with atomic_path(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+    return int(options.check and bool(outdated))
+
+
 def main():
     options = parse()
-    if options.headers:
-        document = cuda_report.load(options.write.with_name(options.write.name + ".json"))
-        for path in ladder_docs.update(kernels_dir(), document):
-            print(path, file=sys.stderr)
-        return
+    if options.headers or options.check:
+        return _documents(options)
     found, versions = bench_all(options)
     print(_text(versions, options, found))
     failures = [

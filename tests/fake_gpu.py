@@ -11,6 +11,7 @@ import numpy as np
 
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.plan import Family, Layout
 from ece408_op.backends.cuda.runtime.device import BEGIN, COPIED_OUT
 from ece408_op.errors import NotEnoughMemory
 
@@ -18,18 +19,32 @@ MARGIN = 4096
 POISON = 0xFF  # four of these bytes are a NaN
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows(Layout):
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiled(Family):
+    """A family of one layout with three: rows 0, its own choice, 1 and 2."""
+
+    base: Family
+
+    def why_not(self, problem):
+        return self.base.why_not(problem)
+
+    def layouts(self, problem, capability):
+        return [Rows(0), Rows(1), Rows(2)]
+
+    def plan(self, kernel, problem, layout, accumulate):
+        plan = self.base.plan(kernel, problem, Layout(), accumulate)
+        return dataclasses.replace(plan, defines=(*plan.defines, *layout.defines))
+
+
 def tiled(name):
-    """A kernel of the catalog that lacks tunables with some: rows, 1 or 2, which become a macro."""
+    """A kernel of the catalog that has one layout with three."""
     base = catalog.get(name)
-
-    def planner(kernel, problem, capability, accumulate, tunables=()):
-        plan = base.planner(kernel, problem, capability, accumulate)
-        return dataclasses.replace(plan, defines=(*plan.defines, *tunables))
-
-    def choices(problem, capability):
-        return [(("rows", rows),) for rows in (1, 2)]
-
-    return dataclasses.replace(base, planner=planner, choices=choices)
+    return dataclasses.replace(base, family=Tiled(base.family))
 
 
 class FakeLane:

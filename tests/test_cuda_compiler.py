@@ -168,8 +168,8 @@ LAYERS = ("b1,c1,h72,w72,m12,k7", "b1,c1,h48,w48,m6,k5", "b1,c1,h12,w12,m4,k3")
 def test_blocks_begin_with_the_registers_that_they_hand_over(folder, layer):
     """A block that asked for more than it began with would wait for them forever."""
     kernel, problem = catalog.get("19_more_registers"), ConvProblem.parse(layer)
-    for tunables in kernel.tunables(problem, (9, 0))[:2]:
-        plan = kernel.plan(problem, (9, 0), False, tunables)
+    for layout in kernel.layouts(problem, (9, 0))[:2]:
+        plan = kernel.plan(problem, (9, 0), False, layout)
         binary = compiler.compile_plan(plan.kernel.source, plan.defines, "90a", folder)
         warps, later = plan.launches[0].block[0] // 32, dict(plan.defines)["REGISTERS"]
         # Of .nv.info: a value of 8 bytes, 0x2f, which is a function and its threads' registers.

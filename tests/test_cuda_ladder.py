@@ -1,73 +1,103 @@
-"""Headers, catalog, the README's table and what was measured say the same."""
+"""The ladder of CUDA kernels: headers, what was measured, and what it takes to add a kernel."""
 
 from __future__ import annotations
 
-import re
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from studies import ladder_docs
 
-from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.bench import cuda_report
 from ece408_op.files.resources import kernels_dir
+from ece408_op.host.gpu import find_nvcc
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results" / "cuda_bench.json"
+HERE = Path(__file__).resolve().parent
+ROOT = next(folder for folder in HERE.parents if (folder / "pyproject.toml").is_file())
+CATALOG_TESTS = [HERE / f"test_cuda_{name}.py" for name in ("catalog", "lab", "ladder")]
 LADDER = cuda_report.LADDER
 
 
-@pytest.fixture(scope="module")
-def document():
-    return cuda_report.load(RESULTS)
-
-
-@pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)
-def test_a_header_has_the_idea_the_change_and_the_measured_effect(kernel, document):
-    source = (kernels_dir() / "cuda" / kernel.source).read_text()
-    header = source[: re.search(r"^(?!//)", source, re.M).start()]
-    assert len(re.findall(r"^// Measured: ", header, re.M)) == 1
-    assert ladder_docs.header(source, kernel, document) == source, "run bench_cuda.py --headers"
-    if kernel in LADDER:
-        assert header.startswith(f"// {kernel.name.split('_')[0]}. ")
-        assert re.search(r"^// Changed(:| against \d+_)", header, re.M)
-
-
-def test_a_kernel_builds_on_one_before_it():
-    for number, kernel in enumerate(LADDER, 1):
-        assert kernel.name.startswith(f"{number}_")
-        assert kernel.source == f"{kernel.name}.cu"
+def test_a_kernels_header_has_the_idea_and_names_its_parent():
+    """The diff with the parent is the idea."""
+    names = [kernel.name for kernel in LADDER]
+    for kernel in LADDER:
         header = (kernels_dir() / "cuda" / kernel.source).read_text()
-        for before in re.findall(r"Changed against (\w+)\.cu", header):
-            assert before in [each.name for each in LADDER[: number - 1]]
+        assert kernel.source == f"{kernel.name}.cu"
+        assert header.startswith(f"// {kernel.name.split('_')[0]}. "), kernel.name
+        parent = cuda_report.parent(kernel)
+        if kernel is LADDER[0]:
+            assert parent is None
+        else:
+            assert parent in names[: names.index(kernel.name)], kernel.name
+    assert all(kernel.name in cuda_report.tree() for kernel in LADDER)
 
 
-def test_the_readme_has_the_measured_table(document):
-    text = (kernels_dir() / "README.md").read_text()
-    assert ladder_docs.readme(text, document) == text, "run bench_cuda.py --headers"
-    for kernel in catalog.KERNELS:
-        assert f"| {kernel.name} | {kernel.summary} |" in text
+def test_what_was_measured_goes_into_headers_and_readme():
+    timing = {"samples_ms": [1.0, 4.0, 2.0], "error": 1e-7, "failure": None}
+    results = {"fa19_1": {"batch": 5, "kernels": {"1_naive": timing}, "cudnn": {}}}
+    half = {**timing, "samples_ms": [0.5]}
+    results["fa19_1"]["kernels"]["2_constant_weights"] = half
+    document = {"machine": {"gpus": ["a GPU"]}, "results": results}
+    outdated = ladder_docs.outdated(kernels_dir(), document)
+    texts = {path.name: text for path, text in outdated.items()}
+    assert "\n// Measured: fa19_1 2.00 ms; batch 5, a GPU.\n" in texts["1_naive.cu"]
+    assert "fa19_1 0.50 ms (4.00x); batch 5" in texts["2_constant_weights.cu"]
+    assert "\n// Measured: not yet.\n" in texts["3_shared_tiles.cu"]
+    assert (
+        "| 2_constant_weights | weights in constant memory | float32 | 0.50 | 4.00x |"
+        in (texts["README.md"])
+    )
 
 
-def test_every_kernel_was_measured_right_on_every_shape_it_takes(document):
-    from ece408_op.bench.shapes import SHAPES
-
-    assert set(document["results"]) == set(SHAPES)
-    for shape, entry in document["results"].items():
-        assert entry["batch"] == SHAPES[shape].batch
-        for kernel in catalog.KERNELS:
-            if kernel.direction == "forward" and kernel.rejects(SHAPES[shape], (9, 0)) is None:
-                timing = entry["kernels"][kernel.name]
-                assert timing["failure"] is None
-                assert len(timing["samples_ms"]) >= 20
+NEW_KERNEL = """\
+// 20. Nothing new.
+//
+// Changed against 1_naive.cu: the name.
+//
+// Measured: not yet.
+#include "1_naive.cu"
+"""
 
 
-@pytest.mark.parametrize("shape", cuda_report.STEPS)
-def test_the_ladder_climbs(document, shape):
-    """The float32-accurate kernels alone, from the first to the fastest."""
-    steps = cuda_report.steps(document["results"], shape)
-    accurate = [steps[k.name][0] for k in LADDER if k.float32_accurate and k.name in steps]
-    assert accurate[0] / min(accurate) >= 8
+COMPILES = """
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.runtime import compiler
+from ece408_op.bench.shapes import SHAPES
+kernel = catalog.get("20_new")
+plan = kernel.plan(SHAPES["fa19_2"], (9, 0), False)
+compiler.compile_plan(kernel.source, plan.defines, "90", __import__("pathlib").Path("kept"))
+"""
+
+
+def test_a_new_kernel_is_a_source_and_an_entry(tmp_path):
+    """On a machine without a GPU, and nothing else has to be told of it."""
+    for folder in ("ece408_op", "kernels", "scripts", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "kernels" / "cuda" / "20_new.cu").write_text(NEW_KERNEL)
+    family = tmp_path / "ece408_op" / "backends" / "cuda" / "kernels" / "runtime_shapes.py"
+    entries = "KERNELS = (\n"
+    assert entries in family.read_text()
+    entry = '    entry("20_new", "nothing new", Naive()),\n'
+    family.write_text(family.read_text().replace(entries, entries + entry))
+    tests = [str(tmp_path / path.relative_to(ROOT)) for path in CATALOG_TESTS]
+    commands = [["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not a_new", *tests]]
+    if find_nvcc() is not None:
+        commands.append(["-c", COMPILES])
+    for command in commands:
+        result = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
 
 
 def test_a_report_with_a_failure_shows_it():

@@ -28,8 +28,8 @@ def plans(monkeypatch):
     known = {}
     real = work.plan
 
-    def plan(problem, direction, capability, accumulate, kernel, tunables=()):
-        made = real(problem, direction, capability, accumulate, kernel, tunables)
+    def plan(problem, direction, capability, accumulate, kernel, layout=None):
+        made = real(problem, direction, capability, accumulate, kernel, layout)
         kernel = dataclasses.replace(made.kernel, name=f"{made.kernel.name}#{len(known)}")
         made = dataclasses.replace(made, kernel=kernel)
         known[made] = (problem, direction, accumulate)

@@ -74,10 +74,10 @@ def test_channels_left_over_by_eights_share_a_step_with_further_taps(problem, st
 def test_every_choice_fits_a_processor(name, problem):
     kernel = catalog.get(name)
     problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
-    choices = kernel.tunables(problem, HOPPER)
+    choices = kernel.layouts(problem, HOPPER)
     assert len(choices) > 4
-    for tunables in choices:
-        plan = kernel.plan(problem, HOPPER, False, tunables)
+    for layout in choices:
+        plan = kernel.plan(problem, HOPPER, False, layout)
         (launch,) = plan.launches
         assert launch.blocks_per_processor * (launch.shared_bytes + 1024) <= 228 << 10
         assert launch.blocks_per_processor * launch.block[0] <= 2048
@@ -96,7 +96,7 @@ def test_every_choice_fits_a_processor(name, problem):
 )
 def test_what_is_not_claimed_is_rejected_with_the_reason(problem, reason):
     for name in NAMES:
-        assert reason in str(catalog.get(name).rejects(ConvProblem.parse(problem), HOPPER))
+        assert reason in str(catalog.get(name).why_not(ConvProblem.parse(problem), HOPPER))
 
 
 def _convolved(gpu, kernel, problem, x, w):

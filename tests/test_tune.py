@@ -126,7 +126,7 @@ def test_candidates_are_all_that_can_compute_it_each_once():
     for precision, found in names.items():
         choices = tuner.candidates(problem, FakeGpu(), precision)
         found += [str(choice) for choice in choices]
-        plans = [c.kernel.plan(problem, (9, 0), False, c.tunables) for c in choices]
+        plans = [c.kernel.plan(problem, (9, 0), False, c.layout) for c in choices]
         assert len(set(plans)) == len(plans)
         assert all(choice.kernel.permitted(precision) for choice in choices)
     assert set(names["float32"]) < set(names["tf32"]) < set(names["float16"])
@@ -159,9 +159,9 @@ def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, monkeypatc
     monkeypatch.setattr(catalog, "KERNELS", (near, slow))
 
     def time(self, kernel, samples, plan):
-        rows = dict(plan.defines).get("rows")
+        rows = dict(plan.defines).get("ROWS")
         self.timed.append((kernel.name, rows))
-        return Timing([{None: 1.0, 1: 0.5, 2: 3.0}[rows] if kernel is near else 2.5], 1e-7, None)
+        return Timing([{0: 1.0, 1: 0.5, 2: 3.0}[rows] if kernel is near else 2.5], 1e-7, None)
 
     monkeypatch.setattr(FakeBench, "time", time)
     counted = []
@@ -169,7 +169,7 @@ def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, monkeypatc
     assert (result.kernel, dict(result.tunables), result.ms) == ("1_naive", {"rows": 1}, 0.5)
     assert len(counted) == len(tuner.candidates(FA19[0], FakeGpu(), "float32")) == 6
     assert set(benches[0].timed) == {
-        *(("1_naive", None), ("1_naive", 1), ("1_naive", 2), ("5_implicit_gemm", None))
+        *(("1_naive", 0), ("1_naive", 1), ("1_naive", 2), ("5_implicit_gemm", 0))
     }
 
 

@@ -7,7 +7,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fake_gpu import FakeGpu, tiled
+from fake_gpu import FakeGpu, Rows, tiled
 
 from ece408_op import settings
 from ece408_op.backends.cuda import work
@@ -73,7 +73,7 @@ def test_tunables_reach_the_plan_and_must_be_valid(gpu, monkeypatch):
     tuned.save([_result(kernel.name, tunables=tunables)], gpu)
     (plan,) = work.forward(PROBLEM, 0, 0, None, 0, False).plans(gpu, PROBLEM.batch)
     work.plan.cache_clear()
-    assert plan == kernel.plan(PROBLEM, gpu.capability, False, tunables)
+    assert plan == kernel.plan(PROBLEM, gpu.capability, False, Rows(2))
     assert plan != kernel.plan(PROBLEM, gpu.capability, False)
     assert str(_best(gpu)) == "5_implicit_gemm rows=2"
     for invalid in ((("rows", 3),), (("columns", 2),)):

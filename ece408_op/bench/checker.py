@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.cpu.reference import ReferenceBackend
-from ..backends.cuda.plan import Kernel, Tunables
+from ..backends.cuda.plan import Kernel, Layout
 from ..backends.cuda.runtime.device import Gpu
 from ..errors import InvalidProblem
 from ..problem import ConvProblem
@@ -39,13 +39,13 @@ _RUNNING_SUM_ERROR = 1.8e-8
 @dataclass(frozen=True)
 class Case:
     """One run of a kernel: the problem, whether it adds to its output, the numbers' seed, and
-    tunables unless they are the kernel's own choice."""
+    a layout unless it is the kernel's own choice."""
 
     kernel: Kernel
     problem: ConvProblem
     accumulate: bool = False
     seed: int = 0
-    tunables: Tunables = ()
+    layout: Layout | None = None
 
 
 def course_cases(kernel: Kernel, batch: int = 3) -> list[Case]:
@@ -53,7 +53,9 @@ def course_cases(kernel: Kernel, batch: int = 3) -> list[Case]:
     problems = [dataclasses.replace(problem, batch=batch) for problem in SHAPES.values()]
     if kernel.direction == "backward_bias":
         problems = [dataclasses.replace(problem, bias=True) for problem in problems]
-    return [Case(kernel, p, seed=i) for i, p in enumerate(problems) if kernel.rejection(p) is None]
+    return [
+        Case(kernel, p, seed=i) for i, p in enumerate(problems) if kernel.family.why_not(p) is None
+    ]
 
 
 def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
@@ -62,7 +64,7 @@ def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
     cases: dict[ConvProblem, Case] = {}
     while len(cases) < count:
         problem = _random_problem(kernel, rng)
-        if problem is not None and kernel.rejection(problem) is None:
+        if problem is not None and kernel.family.why_not(problem) is None:
             cases[problem] = Case(
                 kernel, problem, bool(rng.integers(2)), int(rng.integers(1 << 30))
             )
@@ -72,7 +74,7 @@ def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
 def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | None:
     """A problem of those that the general kernels take, or of the ladder's, if it exists."""
     everything = kernel.name.startswith("general")
-    windows = everything or kernel.rejection(_STRIDED) is None
+    windows = everything or kernel.family.why_not(_STRIDED) is None
 
     def pair(low: int, high: int) -> tuple[int, int]:
         a, b = rng.integers(low, high + 1, 2)
@@ -174,7 +176,7 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
 def _found(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> np.ndarray:
     output = _ARRAYS[case.kernel.direction][0]
     start = arrays[output] if case.accumulate else np.full_like(arrays[output], np.nan)
-    plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate, case.tunables)
+    plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate, case.layout)
     # Kernels take other ways where arrays are not aligned to pairs or fours of elements.
     offset = case.seed % 4 * arrays[output].itemsize
     return run(gpu, plan, {**arrays, output: start}, output, bare, offset)

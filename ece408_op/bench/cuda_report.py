@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 from ..backends.cuda.kernels.catalog import KERNELS
+from ..backends.cuda.plan import Kernel
 from ..errors import InvalidSetting
+from ..files.resources import kernels_dir
 
 LADDER = [kernel for kernel in KERNELS if kernel.name[0].isdigit()]
 # The shapes whose steps from kernel to kernel the ladder shows.
@@ -42,7 +45,7 @@ def tables(results: Results) -> str:
         [
             "Median milliseconds, the kernel's own time on the GPU by events:",
             _by_shape(results),
-            "The ladder, step by step. Factors are over the float32-accurate kernel before:",
+            "The ladder, step by step. A step is over the kernel that the one in question changes:",
             ladder(results),
             "Relative L2 errors against float64:",
             _by_shape(results, errors=True),
@@ -72,17 +75,42 @@ def _cell(timing: dict[str, Any] | None, errors: bool) -> str:
     return f"{timing['error']:.1e}" if errors else f"{statistics.median(timing['samples_ms']):.3f}"
 
 
+def parent(kernel: Kernel) -> str | None:
+    """The kernel that this one's header says it changes, `None` for the first."""
+    source = (kernels_dir() / "cuda" / kernel.source).read_text(encoding="utf-8")
+    found = re.search(r"^// Changed against (\w+)\.cu", source, re.M)
+    return found[1] if found else None
+
+
 def steps(results: Results, shape: str) -> dict[str, tuple[float, float | None]]:
-    """By kernel of the ladder: milliseconds, and how many times faster than the float32-accurate
-    kernel before it (`None` for the first)."""
+    """By kernel of the ladder: milliseconds, and how many times faster than its parent (`None`
+    where that has no time)."""
     timings, found = results.get(shape, {}).get("kernels", {}), {}
-    before: float | None = None
     for kernel in LADDER:
-        ms = median(timings.get(kernel.name))
+        ms, before = (median(timings.get(name)) for name in (kernel.name, parent(kernel) or ""))
         if ms is not None:
             found[kernel.name] = (ms, before / ms if before else None)
-            before = ms if kernel.float32_accurate else before
     return found
+
+
+def tree() -> str:
+    """The ladder as text: each kernel below its parent, chains in one line."""
+    below: dict[str | None, list[str]] = {}
+    for kernel in LADDER:
+        below.setdefault(parent(kernel), []).append(kernel.name)
+    lines: list[str] = []
+
+    def draw(name: str, indent: int) -> None:
+        chain = [name]
+        while len(after := below.get(chain[-1], [])) == 1:
+            chain += after
+        lines.append(" " * indent + " > ".join(chain))
+        for each in after:
+            draw(each, indent + 4)
+
+    for first in below[None]:
+        draw(first, 4)
+    return "\n".join(lines)
 
 
 def ladder(results: Results) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.cpu.reference import ReferenceBackend
-from ..backends.cuda.kernels.catalog import ARCHITECTURES
-from ..backends.cuda.plan import Code, Kernel, Launch, Plan
+from ..backends.cuda.plan import ARCHITECTURES, Code, Kernel, Launch, Plan
 from ..backends.cuda.runtime import launcher
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from ..problem import ConvProblem

@@ -49,15 +49,13 @@ class Candidate:
 
 def candidates(problem: ConvProblem, gpu: Target, precision: str) -> list[Choice]:
     """Every kernel for the forward pass that can compute the problem and is at least as exact as
-    `precision`, with each of its tunables that makes a difference."""
-    by_plan: dict[Plan, Choice] = {}
+    `precision`, with its own choice of a layout and then with each of the others."""
+    found: list[Choice] = []
     for kernel in catalog.KERNELS:
-        fits = kernel.direction == "forward" and kernel.permitted(precision)
-        if fits and kernel.rejects(problem, gpu.capability) is None:
-            for tunables in kernel.tunables(problem, gpu.capability):
-                choice = Choice(kernel, tunables)
-                by_plan.setdefault(_plan(choice, problem, gpu), choice)
-    return list(by_plan.values())
+        if kernel.direction == "forward" and kernel.permitted(precision):
+            layouts = kernel.layouts(problem, gpu.capability)
+            found += [Choice(kernel, layout if i else None) for i, layout in enumerate(layouts)]
+    return found
 
 
 def tune(
@@ -81,7 +79,7 @@ def tune(
     first: list[Choice] = []
     others: list[Choice] = []
     for choice in candidates(problem, gpu, loosest):
-        (others if choice.tunables else first).append(choice)
+        (first if choice.layout is None else others).append(choice)
     with bench(gpu, problem) as measure:
         found = _timed_all(measure, first, on_each)
         close = {
@@ -116,7 +114,7 @@ def _timed_all(
 
 
 def _plan(choice: Choice, problem: ConvProblem, gpu: Target) -> Plan:
-    return choice.kernel.plan(problem, gpu.capability, False, choice.tunables)
+    return choice.kernel.plan(problem, gpu.capability, False, choice.layout)
 
 
 def _timed(measure: Bench, choice: Choice, samples: int) -> Candidate:

@@ -102,8 +102,10 @@ def _figure(
 
 
 def _precision(kernel: str) -> str:
-    """The precision of the kernel that the log of op times names, of several the first's."""
-    return catalog.get(catalog_name(kernel).split("+")[0]).precision
+    """The precision of the kernel that the log of op times names, of several the first's; a
+    profile may be of another version, with kernels that are no longer there."""
+    found = catalog.find(catalog_name(kernel).split("+")[0])
+    return "float32" if found is None else found.precision
 
 
 def _functions(

@@ -61,7 +61,7 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
 
 def _time(bench: cuda_timer.Bench, kernel: Kernel) -> tuple[list[float], str | None]:
     """Milliseconds of each run, or none and the reason."""
-    reason = kernel.rejects(bench.problem, bench.gpu.capability)
+    reason = kernel.why_not(bench.problem, bench.gpu.capability)
     if reason is not None:
         return [], reason
     try:

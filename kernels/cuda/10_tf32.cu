@@ -1,9 +1,9 @@
 // 10. Tensor cores in TF32: the matrix product of 5 and 6, 16 pixels by 8 filters by 8 values of k
 //     in one instruction.
 //
-// Changed against 9_half.cu: an image (or a strip of its rows, and the halo below) lies in shared
-// memory while the warps of a block turn it into tiles of the implicit matrix of 5_implicit_gemm.cu
-// on the fly: lanes gather pixels as the instruction wants them. k runs over groups of channels,
+// Changed against 6_register_tiles.cu: the implicit matrix of 5_implicit_gemm.cu again, but whole
+// images (or strips of their rows, and the halo below) lie in shared memory, and lanes gather their
+// pixels from there as the instruction wants them. k runs over groups of channels,
 // in a group over taps, so that where a lane reads is a constant away from its pixel. Factors are
 // rounded to TF32 (11 bits): the relative error is near 3e-4, only for those who ask for it.
 // Blocks are persistent: each prepares its weights once and takes every gridDim.x-th strip.
@@ -29,11 +29,8 @@
 #ifndef STRIP_ROWS
 #define STRIP_ROWS 29  // output rows whose input is in shared memory
 #endif
-#ifndef BUFFERS
-#define BUFFERS 1  // 2: the next strip is loaded meanwhile
-#endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 2
+#ifndef BLOCKS
+#define BLOCKS 2
 #endif
 
 constexpr int kThreads = WARPS * 32;
@@ -51,8 +48,11 @@ constexpr int kBuffer = kGroups * QUAD * kPitch;
 
 struct Shared {
     float2 weights[kGroups][kSteps][FILTER_TILES][32];
-    float strips[BUFFERS][kBuffer];
+    float strip[kBuffer];
 };
+#ifdef SHARED_BYTES
+static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
+#endif
 
 // Where in a strip tap number `tap`, or the last one, lies.
 __host__ __device__ constexpr int tap_offset(int tap) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ void compute(Tiles &sum, const Shared &shared,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     extern __shared__ __align__(16) char memory[];
     Shared &shared = *(Shared *)memory;
@@ -168,32 +168,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     load_weights(shared, w, filter0);
-    for (int buffer = 0; buffer < BUFFERS; buffer++) {
-        for (int i = CHANNELS * kPitch + threadIdx.x; i < kBuffer; i += kThreads) {
-            shared.strips[buffer][i] = 0;
-        }
-    }
-    if (BUFFERS == 2 && blockIdx.x < units) fetch(shared.strips[0], x, blockIdx.x);
-    int buffer = 0;
+    for (int i = CHANNELS * kPitch + threadIdx.x; i < kBuffer; i += kThreads) shared.strip[i] = 0;
     for (unsigned unit = blockIdx.x; unit < units; unit += gridDim.x) {
-        if (BUFFERS == 1) {
-            __syncthreads();
-            fetch(shared.strips[0], x, unit);
-        }
+        __syncthreads();
+        fetch(shared.strip, x, unit);
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads();
-        const float *strip = shared.strips[buffer];
-        if (BUFFERS == 2) {
-            buffer = 1 - buffer;
-            if (unit + gridDim.x < units) fetch(shared.strips[buffer], x, unit + gridDim.x);
-        }
         const int row0 = unit % kStrips * STRIP_ROWS;
         const int pixels = min(STRIP_ROWS, kOutH - row0) * kOutW;
         float *out = y + unit / kStrips * kOutImage + row0 * kOutW;
         for (int tile0 = warp * TILES; tile0 * 16 < pixels; tile0 += WARPS * TILES) {
             Tiles sum;
             clear(sum);
-            compute(sum, shared, strip, tile0, pixels - 1);
+            compute(sum, shared, shared.strip, tile0, pixels - 1);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
 #pragma unroll

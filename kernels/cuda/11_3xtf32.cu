@@ -29,11 +29,8 @@
 #ifndef STRIP_ROWS
 #define STRIP_ROWS 29  // output rows whose input is in shared memory
 #endif
-#ifndef BUFFERS
-#define BUFFERS 1  // 2: the next strip is loaded meanwhile
-#endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 2
+#ifndef BLOCKS
+#define BLOCKS 2
 #endif
 #ifndef PROMOTE
 #define PROMOTE 4  // steps between additions to the float32 sums, about
@@ -55,8 +52,11 @@ constexpr int kBuffer = kGroups * QUAD * kPitch;
 
 struct Shared {
     float2 weights[kGroups][kSteps][FILTER_TILES][32];
-    float strips[BUFFERS][kBuffer];
+    float strip[kBuffer];
 };
+#ifdef SHARED_BYTES
+static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
+#endif
 
 // Where in a strip tap number `tap`, or the last one, lies.
 __host__ __device__ constexpr int tap_offset(int tap) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void compute(Tiles &sum, const Shared &shared,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     extern __shared__ __align__(16) char memory[];
     Shared &shared = *(Shared *)memory;
@@ -212,32 +212,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
     load_weights(shared, w, filter0);
-    for (int buffer = 0; buffer < BUFFERS; buffer++) {
-        for (int i = CHANNELS * kPitch + threadIdx.x; i < kBuffer; i += kThreads) {
-            shared.strips[buffer][i] = 0;
-        }
-    }
-    if (BUFFERS == 2 && blockIdx.x < units) fetch(shared.strips[0], x, blockIdx.x);
-    int buffer = 0;
+    for (int i = CHANNELS * kPitch + threadIdx.x; i < kBuffer; i += kThreads) shared.strip[i] = 0;
     for (unsigned unit = blockIdx.x; unit < units; unit += gridDim.x) {
-        if (BUFFERS == 1) {
-            __syncthreads();
-            fetch(shared.strips[0], x, unit);
-        }
+        __syncthreads();
+        fetch(shared.strip, x, unit);
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads();
-        const float *strip = shared.strips[buffer];
-        if (BUFFERS == 2) {
-            buffer = 1 - buffer;
-            if (unit + gridDim.x < units) fetch(shared.strips[buffer], x, unit + gridDim.x);
-        }
         const int row0 = unit % kStrips * STRIP_ROWS;
         const int pixels = min(STRIP_ROWS, kOutH - row0) * kOutW;
         float *out = y + unit / kStrips * kOutImage + row0 * kOutW;
         for (int tile0 = warp * TILES; tile0 * 16 < pixels; tile0 += WARPS * TILES) {
             Tiles sum;
             clear(sum);
-            compute(sum, shared, strip, tile0, pixels - 1);
+            compute(sum, shared, shared.strip, tile0, pixels - 1);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
 #pragma unroll

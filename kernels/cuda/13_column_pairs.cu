@@ -13,7 +13,7 @@
 #define WIDTH 70
 #define FILTERS 12
 #endif
-#include "pairs.cuh"
+#include "float2.cuh"
 #include "shape.cuh"
 
 #ifndef ROWS
@@ -25,8 +25,8 @@
 #ifndef THREADS
 #define THREADS 128
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 4
+#ifndef BLOCKS
+#define BLOCKS 4
 #endif
 
 constexpr int kStrips = divide_up(kOutH, ROWS);
@@ -47,7 +47,7 @@ __device__ void load_weights(float (&weights)[kFilterBlocks][kTaps][BLOCK_FILTER
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     __shared__ __align__(16) float weights[kFilterBlocks][kTaps][BLOCK_FILTERS];
     const unsigned index = blockIdx.x * THREADS + threadIdx.x;

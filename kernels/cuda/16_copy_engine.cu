@@ -1,6 +1,6 @@
 // 16. 15 with images and outputs moved by Hopper's copy engine.
 //
-// Changed against 15_fewer_products.cu: what 15 waits for is the way to the L2 cache: rows that are
+// Changed against 15_winograd.cu: what 15 waits for is the way to the L2 cache: rows that are
 // no multiples of 32 bytes are written in more pieces than they have sectors. Here a block owns
 // IMAGES whole images at a time, which the engine that copies whole runs of memory on its own
 // brings to shared memory while the block computes those before. The outputs of a GROUP of filters,
@@ -20,7 +20,7 @@
 #endif
 #include "copied_images.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     extern __shared__ __align__(128) char memory[];
     Shared &shared = at(memory);

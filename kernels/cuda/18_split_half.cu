@@ -17,7 +17,7 @@
 #endif
 constexpr int kRuns = divide_up(kSteps, PROMOTE);
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     convolve_strips(y, x, w, bias, batch, [](auto &sum, auto strip, auto weights) {
         float large[2 * kSums] = {}, small[kSums] = {};

@@ -22,7 +22,7 @@
 #define WARPS 4
 #include "copied_images.cuh"
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     extern __shared__ __align__(128) char memory[];
     Shared &shared = at(memory);

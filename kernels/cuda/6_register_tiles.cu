@@ -20,8 +20,8 @@
 #ifndef THREADS
 #define THREADS 128
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 4
+#ifndef BLOCKS
+#define BLOCKS 4
 #endif
 #ifndef CHUNK
 #define CHUNK 12  // channels whose weights are in shared memory at a time
@@ -41,7 +41,7 @@ __device__ void load_weights(float (&weights)[CHUNK][kTaps][BLOCK_FILTERS], cons
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     __shared__ __align__(16) float weights[CHUNK][kTaps][BLOCK_FILTERS];
     const int filter0 = blockIdx.x % kFilterBlocks * BLOCK_FILTERS;

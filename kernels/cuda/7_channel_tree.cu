@@ -20,8 +20,8 @@
 #ifndef THREADS
 #define THREADS 32  // for each of the SPLIT parts
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 4
+#ifndef BLOCKS
+#define BLOCKS 4
 #endif
 #ifndef CHUNK
 #define CHUNK 12  // channels whose weights are in shared memory at a time
@@ -66,7 +66,7 @@ __device__ void reduce(float (&sum)[BLOCK_FILTERS][ROWS]) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS * SPLIT, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS * SPLIT, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     __shared__ __align__(16) float weights[CHUNK][kTaps][BLOCK_FILTERS];
     const int filter0 = blockIdx.x % kFilterBlocks * BLOCK_FILTERS;

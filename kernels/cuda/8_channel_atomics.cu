@@ -18,8 +18,8 @@
 #ifndef THREADS
 #define THREADS 128
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 4
+#ifndef BLOCKS
+#define BLOCKS 4
 #endif
 #ifndef CHUNK
 #define CHUNK 4  // channels of a block
@@ -46,7 +46,7 @@ extern "C" __global__ void prepare(float *y, const float *bias, unsigned element
     if (index < elements) store(y + index, 0, bias, index / kOutPlane % FILTERS);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(float *y, const float *x, const float *w, int batch) {
     __shared__ __align__(16) float weights[CHUNK][kTaps][BLOCK_FILTERS];
     const int filter0 = blockIdx.x % kFilterBlocks * BLOCK_FILTERS;

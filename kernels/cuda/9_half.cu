@@ -20,8 +20,8 @@
 #ifndef THREADS
 #define THREADS 128
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 4
+#ifndef BLOCKS
+#define BLOCKS 4
 #endif
 #ifndef CHUNK
 #define CHUNK 12  // channels whose weights are in shared memory at a time
@@ -42,7 +42,7 @@ __device__ void load_weights(__half (&weights)[CHUNK][kTaps][BLOCK_FILTERS], con
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     __shared__ __align__(16) __half weights[CHUNK][kTaps][BLOCK_FILTERS];
     const int filter0 = blockIdx.x % kFilterBlocks * BLOCK_FILTERS;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "copy_engine.cuh"
-#include "fewer_products.cuh"
+#include "winograd.cuh"
 #include "output.cuh"
 
 #ifndef IMAGES
@@ -21,8 +21,8 @@
 #ifndef WARPS
 #define WARPS 1  // those that compute are a multiple of it, and those before them as many
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 1
+#ifndef BLOCKS
+#define BLOCKS 1
 #endif
 
 constexpr int kStrips = divide_up(kOutH, ROWS);
@@ -50,6 +50,9 @@ struct Shared {
     Barrier images_there[BUFFERS], images_read[BUFFERS];
     Barrier outputs_there[STAGES], outputs_gone[STAGES];
 };
+#ifdef SHARED_BYTES
+static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
+#endif
 
 // The block's shared memory. Its address comes from a register: the compiler would compute it anew
 // at each use.

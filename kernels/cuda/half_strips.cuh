@@ -31,19 +31,17 @@
 #ifndef STRIP_ROWS
 #define STRIP_ROWS 29  // output rows whose input is in shared memory
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 2
+#ifndef BLOCKS
+#define BLOCKS 2
 #endif
 // 1: results go through shared memory, so that fewer parts of lines are written; it pays where
 // there is little to multiply for much to write.
 #define STAGED (PARTS == 1 && FILTER_TILES > 2)
 #ifndef HELD
-#define HELD 1  // 1: a thread's pixels fit into its registers, 0: it reads them twice
+// 0: a thread reads its pixels twice; 1: its registers hold them; 2: and those of the next strip
+// while this one is worked on.
+#define HELD 2
 #endif
-#ifndef AHEAD
-#define AHEAD HELD  // 1: the next strip's pixels are held while this one is worked on
-#endif
-static_assert(HELD || !AHEAD, "what is read ahead has to be held");
 
 constexpr int kThreads = GROUPS * 128;
 constexpr int kPaddedW = WIDTH + 2 * PAD_W;
@@ -224,7 +222,7 @@ struct Pixels {
 };
 
 // A thread's pixels, where they stay in registers while their largest is found.
-constexpr bool kHeld = HELD;
+constexpr bool kHeld = HELD > 0, kAhead = HELD > 1;
 using Held = float[kHeld ? kTurns : 1][kHeld ? CHANNELS : 1];
 
 __device__ __forceinline__ void fetch(Held &held, const Pixels &pixels) {
@@ -395,12 +393,12 @@ __device__ __forceinline__ void convolve_strips(float *y, const float *x, const 
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 
     Held held;
-    if (AHEAD && blockIdx.x < units) fetch(held, Pixels(x, blockIdx.x));
+    if (kAhead && blockIdx.x < units) fetch(held, Pixels(x, blockIdx.x));
     load_weights(shared, w, filter0);
     for (unsigned unit = blockIdx.x; unit < units; unit += gridDim.x) {
-        if (!AHEAD) fetch(held, Pixels(x, unit));
+        if (!kAhead) fetch(held, Pixels(x, unit));
         lay_out(shared, held, Pixels(x, unit));
-        if (AHEAD && unit + gridDim.x < units) fetch(held, Pixels(x, unit + gridDim.x));
+        if (kAhead && unit + gridDim.x < units) fetch(held, Pixels(x, unit + gridDim.x));
         const int row0 = unit % kStrips * STRIP_ROWS, rows = min(STRIP_ROWS, kOutH - row0);
         const int tiles = divide_up((rows - 1) * kLaidW + kOutW, 64);
         float *out = y + unit / kStrips * kOutImage + filter0 * kOutPlane + row0 * kOutW;

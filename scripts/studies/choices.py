@@ -44,7 +44,7 @@ def measure(gpu: Gpu, problem: ConvProblem, peer: Peer | None, samples: int) -> 
 
 def _timing(each: Bench, precision: str, samples: int) -> dict[str, Any]:
     choice = tuned.best(each.problem, each.gpu, precision)
-    plan = choice.kernel.plan(each.problem, each.gpu.capability, False, choice.tunables)
+    plan = choice.kernel.plan(each.problem, each.gpu.capability, False, choice.layout)
     return {"choice": str(choice), **vars(each.time(choice.kernel, samples, plan))}
 
 

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _run(gpu: device.Gpu, problem: ConvProblem, choice: Choice) -> int:
-    plan = choice.kernel.plan(problem, gpu.capability, False, choice.tunables)
+    plan = choice.kernel.plan(problem, gpu.capability, False, choice.layout)
     with bench(gpu, problem) as arrays:
         arrays.time(choice.kernel, 1, plan)
         gpu.cuda.start_profiler()

@@ -8,7 +8,6 @@ from pathlib import Path
 from ece408_op.backends.cuda.kernels.catalog import KERNELS
 from ece408_op.backends.cuda.plan import Kernel
 from ece408_op.bench import cuda_report
-from ece408_op.files.cachedir import atomic_path
 
 BEGIN, END = "<!-- ladder: begin -->", "<!-- ladder: end -->"
 _MEASURED = re.compile(r"^// Measured: .*(?:\n// .+)*$", re.M)
@@ -16,7 +15,9 @@ _MEASURED = re.compile(r"^// Measured: .*(?:\n// .+)*$", re.M)
 
 def header(source: str, kernel: Kernel, document: dict) -> str:
     """A kernel's source with its measured effect in the header."""
-    if kernel.direction == "forward":
+    if not any(kernel.name in each["kernels"] for each in document["results"].values()):
+        line = "// Measured: not yet."
+    elif kernel.direction == "forward":
         effect = cuda_report.measured(document["results"], kernel.name)
         gpu = " and ".join(document["machine"]["gpus"])
         line = f"// Measured: {effect}; batch {_batch(document)}, {gpu}."
@@ -34,8 +35,9 @@ def readme(text: str, document: dict) -> str:
     ]
     gpu = " and ".join(document["machine"]["gpus"])
     parts = [
-        f"Median milliseconds at batch {_batch(document)} on one {gpu}; a step is over the "
-        "float32-accurate kernel before.",
+        cuda_report.tree(),
+        f"Median milliseconds at batch {_batch(document)} on one {gpu}; a step is over the kernel "
+        "above it in the tree.",
         cuda_report.ladder(document["results"]),
         "And beside the ladder:",
         "\n".join(["| kernel | what it does |", "| --- | --- |", *others]),
@@ -43,17 +45,13 @@ def readme(text: str, document: dict) -> str:
     return f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{after}"
 
 
-def update(kernels: Path, document: dict) -> list[Path]:
-    """Bring headers and README below `kernels` up to date; returns what was changed."""
+def outdated(kernels: Path, document: dict) -> dict[Path, str]:
+    """Headers and README below `kernels` that are out of date, with the text for each."""
     texts = {kernels / "README.md": readme((kernels / "README.md").read_text(), document)}
     for kernel in KERNELS:
         path = kernels / "cuda" / kernel.source
         texts[path] = header(path.read_text(), kernel, document)
-    changed = [path for path, text in texts.items() if path.read_text() != text]
-    for path in changed:
-        with atomic_path(path) as temporary:
-            temporary.write_text(texts[path], encoding="utf-8")
-    return changed
+    return {path: text for path, text in texts.items() if path.read_text() != text}
 
 
 _LADDER = cuda_report.LADDER

@@ -217,7 +217,7 @@ def _clock_mhz() -> int:
 def _plan(shape: str) -> Plan:
     gpu, problem = device.get(0), shapes.find(shape)
     choice = tuned.best(problem, gpu, "float32")
-    return choice.kernel.plan(problem, gpu.capability, False, choice.tunables)
+    return choice.kernel.plan(problem, gpu.capability, False, choice.layout)
 
 
 @dataclass(frozen=True)

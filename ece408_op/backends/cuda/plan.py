@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Callable, Protocol, Union
+from typing import Any, Protocol, Union
 
 from ...problem import PRECISIONS, ConvProblem
+
+# As nvcc names them without the sm_: one of each major version at least.
+ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
 
 Capability = tuple[int, int]
 Grid = tuple[int, int, int]
 Defines = tuple[tuple[str, Union[str, int]], ...]
-# What a kernel can be given to choose among its tiles: names and numbers, such as rows and filters.
+# A layout as names and numbers, such as rows and filters.
 Tunables = tuple[tuple[str, int], ...]
 
 
@@ -85,59 +89,108 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How a kernel cuts a problem up: fields are numbers, which families add.
+
+    Each field is a macro of the source, by its name in capitals.
+    """
+
+    @property
+    def tunables(self) -> Tunables:
+        """Names and numbers."""
+        return tuple(vars(self).items())
+
+    @property
+    def defines(self) -> Defines:
+        """The macros."""
+        return tuple((name.upper(), value) for name, value in self.tunables)
+
+
+class Family(ABC):
+    """Kernels that are laid out in the same way; layouts of one problem compute the same."""
+
+    @abstractmethod
+    def why_not(self, problem: ConvProblem) -> str | None:
+        """Why these kernels cannot compute the problem, or `None` if they can."""
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> Sequence[Layout]:
+        """Layouts worth measuring of a problem that `why_not` has nothing against; first the one
+        that should be the fastest on a GPU of this capability."""
+        return (Layout(),)
+
+    @abstractmethod
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Any, accumulate: bool) -> Plan:
+        """How one of the kernels computes the problem, laid out as one of `layouts`.
+
+        With `accumulate` the result is added to the output, else overwrites it.
+        """
+
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        """Whether these kernels should be faster than those of a higher rank."""
+        return True
+
+
+@dataclass(frozen=True)
 class Kernel(Code):
     """An entry of the catalog.
 
     `direction` is "forward", "backward_data", "backward_weight" or "backward_bias". Every kernel
-    can add to what its output holds.
-
-    `planner` makes a plan of (kernel, problem, capability, accumulate) and, if the kernel has
-    `choices`, of tunables, which by default are those that it thinks best. `choices` gives, for a
-    problem and capability, all tunables worth measuring, of which every one computes the same.
+    can add to what its output holds. Of the kernels that can compute a problem and pay, the one of
+    the lowest `rank` is the default; one without a rank computes only where it is asked for.
     """
 
     direction: str
     summary: str
-    rejection: Callable[[ConvProblem], str | None]
-    planner: Callable[..., Plan]
-    choices: Callable[[ConvProblem, Capability], Iterable[Tunables]] | None = None
+    family: Family
+    rank: int | None = None
 
-    def rejects(self, problem: ConvProblem, capability: Capability) -> str | None:
+    def why_not(self, problem: ConvProblem, capability: Capability) -> str | None:
         """Why this kernel cannot compute the problem on a GPU of this capability, or `None`."""
         if architecture(self.architectures, capability) is None:
             return (
                 f"it has no code for compute capability {capability[0]}.{capability[1]}, only for "
                 f"{', '.join(f'sm_{name}' for name in self.architectures)}"
             )
-        return self.rejection(problem)
+        return self.family.why_not(problem)
 
     def permitted(self, precision: str) -> bool:
         """Whether it is at least as exact as `precision`, one of `PRECISIONS`, asks for."""
         at_most = PRECISIONS[: PRECISIONS.index(precision) + 1]
         return self.float32_accurate or self.precision in at_most
 
-    def tunables(self, problem: ConvProblem, capability: Capability) -> tuple[Tunables, ...]:
-        """What `plan` can be given for a problem that is not rejected; the first, `()`, stands for
-        the planner's own choice."""
-        if self.choices is None:
-            return ((),)
-        return tuple(dict.fromkeys([(), *self.choices(problem, capability)]))
+    def layouts(self, problem: ConvProblem, capability: Capability) -> Sequence[Layout]:
+        """What `plan` takes, best first; none for a problem that the kernel cannot compute."""
+        refused = self.why_not(problem, capability) is not None
+        return () if refused else self.family.layouts(problem, capability)
 
     def plan(
         self,
         problem: ConvProblem,
         capability: Capability,
         accumulate: bool,
-        tunables: Tunables = (),
+        layout: Layout | None = None,
     ) -> Plan:
-        """How to compute a problem that `rejects` has nothing against.
+        """How to compute a problem that `why_not` has nothing against, with the best layout unless
+        another one is given. With `accumulate` the result is added to the output."""
+        if layout is None:
+            layout = self.family.layouts(problem, capability)[0]
+        return self.family.plan(self, problem, layout, accumulate)
 
-        With `accumulate` the result is added to the output, else overwrites it. `tunables` are
-        some of those that the method of this name gives.
-        """
-        if not tunables:
-            return self.planner(self, problem, capability, accumulate)
-        return self.planner(self, problem, capability, accumulate, tunables)
+
+def entry(
+    name: str,
+    summary: str,
+    family: Family,
+    rank: int | None = None,
+    architectures: tuple[str, ...] = ARCHITECTURES,
+    precision: str = "float32",
+    float32_accurate: bool = True,
+    direction: str = "forward",
+) -> Kernel:
+    """The kernel of the source kernels/cuda/`name`.cu, which is for all GPUs and as accurate as
+    float32 unless told otherwise."""
+    code = (name, f"{name}.cu", architectures, precision, float32_accurate)
+    return Kernel(*code, direction, summary, family, rank)
 
 
 def architecture(names: tuple[str, ...], capability: Capability) -> str | None:

@@ -13,7 +13,7 @@ from ...op_log import GpuTime
 from ...problem import ITEM_BYTES, PRECISIONS, ConvProblem
 from .. import Done
 from .kernels import catalog, tuned
-from .plan import Capability, Kernel, Plan, Target, Tunables
+from .plan import Capability, Kernel, Layout, Plan, Target
 
 # Arrays that are cut along the batch, and those that serve the whole of it.
 OVER_BATCH = ("x", "y", "dx", "dy")
@@ -76,8 +76,8 @@ class Work:
         if self.kernel is not None:
             return plan(problem, "forward", gpu.capability, step.accumulate, self.kernel)
         best = tuned.best(problem, gpu, self.precision)
-        name, tunables = best.kernel.name, best.tunables
-        return plan(problem, "forward", gpu.capability, step.accumulate, name, tunables)
+        name, layout = best.kernel.name, best.layout
+        return plan(problem, "forward", gpu.capability, step.accumulate, name, layout)
 
 
 def done(time: GpuTime, plans: Iterable[Plan]) -> Done:
@@ -162,7 +162,7 @@ def rejection(
 ) -> str | None:
     """Why the kernel of this name cannot compute it, or `None`; without a name, `None`."""
     named = _named(direction, kernel)
-    reason = None if named is None else named.rejects(problem, capability)
+    reason = None if named is None else named.why_not(problem, capability)
     return None if reason is None else f"kernel {kernel}: {reason}"
 
 
@@ -173,9 +173,9 @@ def plan(
     capability: Capability,
     accumulate: bool,
     kernel: str | None,
-    tunables: Tunables = (),
+    layout: Layout | None = None,
 ) -> Plan:
-    """How the kernel of this name, with these tunables, or without a name the catalog's choice
+    """How the kernel of this name, with this layout, or without a name the catalog's choice
     computes one direction.
 
     Raises `InvalidSetting` for a name that no kernel has, and `UnsupportedProblem` when it is of
@@ -188,7 +188,7 @@ def plan(
             "the best one is chosen"
         )
     chosen = _named(direction, kernel) or catalog.default(problem, direction, capability)
-    return chosen.plan(problem, capability, accumulate, tunables)
+    return chosen.plan(problem, capability, accumulate, layout)
 
 
 def _named(direction: str, kernel: str | None) -> Kernel | None:

@@ -1,4 +1,4 @@
-"""Plans of the kernels that lay images out in half precision for Hopper's tensor cores."""
+"""The kernels that lay images out in half precision for Hopper's tensor cores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from ..plan import Capability, Defines, Kernel, Launch, Plan, Tunables, divide_up
-from .register_tiles import shape_defines
-from .runtime_shapes import output_defines
+from .. import limits
+from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from .register_tiles import defines
 
-# Shared memory of a processor, of which each block takes 1 KiB for itself.
-_PROCESSOR_BYTES = 228 << 10
+_PROCESSOR_BYTES = limits.shared_bytes((9, 0))
 _RECORD_BYTES = 16
 # The loop over steps is unrolled.
 _MOST_STEPS = 128
@@ -22,7 +21,6 @@ _MOST_STEPS = 128
 _MOST_GROUPS = 4
 _MOST_BUSY = 8
 _MOST_TILES = 4
-_REGISTERS = 65536
 _MOST_REGISTERS = 232
 # Registers of a thread for each tile of filters by parts, and besides those and pixels.
 _TILE_REGISTERS = {1: 4, 2: 16}
@@ -35,9 +33,9 @@ _HELD_COSTS = {2: 0, 1: 0.12, 0: 0.3}
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a block works: by which rows and filters, with how many groups of warps, whether pixels
-    stay in registers (2: while the strip before is worked on); and blocks to a processor."""
+class Strips(Layout):
+    """How a block works: by which rows and filters, with how many groups of warps; blocks to a
+    processor; and whether pixels stay in registers (2: while the strip before is worked on)."""
 
     strip_rows: int
     filter_tiles: int
@@ -47,103 +45,60 @@ class Layout:
     held: int = 0
 
 
-def not_for_half(problem: ConvProblem) -> str | None:
-    """Why 17_half_wgmma does not compute the problem, or `None`."""
-    return _rejection(problem, 1)
+@dataclass(frozen=True)
+class HalfStrips(Family):
+    """Every factor in `parts` numbers of half precision: 2 make float32 of it."""
 
+    parts: int
 
-def not_for_split(problem: ConvProblem) -> str | None:
-    """Why 18_split_half does not compute the problem, or `None`."""
-    return _rejection(problem, 2)
+    def why_not(self, problem: ConvProblem) -> str | None:
+        if problem.groups != 1:
+            return f"it computes groups 1 only, not {problem.groups}"
+        if problem.dtype != "float32":
+            return f"it computes float32 only, not {problem.dtype}"
+        if steps(problem) > _MOST_STEPS:
+            return (
+                f"its loop over channels and taps is unrolled, for at most {_MOST_STEPS} steps, "
+                f"not {steps(problem)}"
+            )
+        most = _PROCESSOR_BYTES - limits.RESERVED_SHARED_BYTES
+        nbytes = shared_bytes(problem, self.parts, Strips(1, 1, 1, _MOST_GROUPS, 1))
+        if nbytes > most:
+            return (
+                f"weights of 8 filters and input of one row take {nbytes} bytes of shared memory, "
+                f"more than {most}"
+            )
+        return None
 
+    def layouts(self, problem: ConvProblem, capability: Capability) -> list[Strips]:
+        return _layouts(dataclasses.replace(problem, batch=1), self.parts)[:16]
 
-def _rejection(problem: ConvProblem, parts: int) -> str | None:
-    if problem.groups != 1:
-        return f"it computes groups 1 only, not {problem.groups}"
-    if problem.dtype != "float32":
-        return f"it computes float32 only, not {problem.dtype}"
-    if steps(problem) > _MOST_STEPS:
-        return (
-            f"its loop over channels and taps is unrolled, for at most {_MOST_STEPS} steps, not "
-            f"{steps(problem)}"
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        """Whether it should take less time than a kernel without tensor cores."""
+        products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
+        layout = self.layouts(problem, capability)[0]
+        return _cycles(problem, self.parts, layout) < products / _FLOAT_RATE
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:
+        nbytes = shared_bytes(problem, self.parts, layout)
+        launch = Launch(
+            "convolve",
+            (
+                problem.batch * divide_up(problem.out_height, layout.strip_rows),
+                divide_up(problem.filters, 8 * layout.filter_tiles * layout.filter_turns),
+                1,
+            ),
+            (128 * layout.groups, 1, 1),
+            ("y", "x", "w", "bias", problem.batch),
+            nbytes,
+            layout.blocks,
         )
-    nbytes = shared_bytes(problem, parts, Layout(1, 1, 1, _MOST_GROUPS, 1))
-    if nbytes + 1024 > _PROCESSOR_BYTES:
-        return (
-            f"weights of 8 filters and input of one row take {nbytes} bytes of shared memory, "
-            f"more than {_PROCESSOR_BYTES - 1024}"
-        )
-    return None
-
-
-def half(
-    kernel: Kernel,
-    problem: ConvProblem,
-    capability: Capability,
-    accumulate: bool,
-    tunables: Tunables = (),
-) -> Plan:
-    return _plan(kernel, problem, accumulate, 1, tunables)
-
-
-def split(
-    kernel: Kernel,
-    problem: ConvProblem,
-    capability: Capability,
-    accumulate: bool,
-    tunables: Tunables = (),
-) -> Plan:
-    return _plan(kernel, problem, accumulate, 2, tunables)
-
-
-def half_choices(problem: ConvProblem, capability: Capability) -> Iterator[Tunables]:
-    """Layouts of 17_half_wgmma worth measuring."""
-    return _choices(problem, 1)
-
-
-def split_choices(problem: ConvProblem, capability: Capability) -> Iterator[Tunables]:
-    """Layouts of 18_split_half worth measuring."""
-    return _choices(problem, 2)
-
-
-def prefers_half(problem: ConvProblem, capability: Capability) -> bool:
-    """Whether 17_half_wgmma should be faster than kernels without tensor cores."""
-    return _worth_it(problem, 1)
-
-
-def prefers_split(problem: ConvProblem, capability: Capability) -> bool:
-    """Whether 18_split_half should be faster than kernels without tensor cores."""
-    return _worth_it(problem, 2)
-
-
-def _worth_it(problem: ConvProblem, parts: int) -> bool:
-    products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
-    return _cycles(problem, parts, choose_layout(problem, parts)) < products / _FLOAT_RATE
-
-
-def _choices(problem: ConvProblem, parts: int) -> Iterator[Tunables]:
-    for layout in _layouts(_batchless(problem), parts)[:16]:
-        yield (
-            ("strip_rows", layout.strip_rows),
-            ("filter_tiles", layout.filter_tiles),
-            ("filter_turns", layout.filter_turns),
-            ("groups", layout.groups),
-            ("blocks", layout.blocks),
-            ("held", layout.held),
-        )
-
-
-def choose_layout(problem: ConvProblem, parts: int) -> Layout:
-    """The layout with the least estimated time. The problem must be one that is not rejected."""
-    return _layouts(_batchless(problem), parts)[0]
-
-
-def _batchless(problem: ConvProblem) -> ConvProblem:
-    return dataclasses.replace(problem, batch=1)
+        macros = (*defines(problem, layout, accumulate), ("SHARED_BYTES", nbytes))
+        return Plan(kernel, (*macros, *_window_defines(problem)), (launch,))
 
 
 @functools.lru_cache(maxsize=256)
-def _layouts(problem: ConvProblem, parts: int) -> list[Layout]:
+def _layouts(problem: ConvProblem, parts: int) -> list[Strips]:
     """Layouts that fit, by estimated time."""
     found = set()
     for in_block in _parts_of(divide_up(problem.filters, 8)):
@@ -160,15 +115,17 @@ def _parts_of(count: int) -> set[int]:
 
 def _fitting(
     problem: ConvProblem, parts: int, rows: int, tiles: int, turns: int
-) -> Iterator[Layout]:
+) -> Iterator[Strips]:
     """What fits into shared memory and registers."""
     pixels = _strip_height(problem, rows) * _padded_width(problem)
     for groups in range(1, _MOST_GROUPS + 1):
-        layout = Layout(rows, tiles, turns, groups, 1)
-        room = _PROCESSOR_BYTES // (shared_bytes(problem, parts, layout) + 1024)
+        layout = Strips(rows, tiles, turns, groups, 1)
+        room = _PROCESSOR_BYTES // (
+            shared_bytes(problem, parts, layout) + limits.RESERVED_SHARED_BYTES
+        )
         pixel_registers = divide_up(pixels, 128 * groups) * problem.channels
         for blocks in range(1, min(room, _MOST_BUSY // groups) + 1):
-            registers = min(_REGISTERS // (1024 * groups * blocks) * 8, _MOST_REGISTERS)
+            registers = min(limits.REGISTERS // (1024 * groups * blocks) * 8, _MOST_REGISTERS)
             registers -= _OTHER_REGISTERS
             beside_sums = registers - _TILE_REGISTERS[parts] * tiles
             held = (pixel_registers <= registers - 12) + (pixel_registers <= beside_sums)
@@ -176,7 +133,7 @@ def _fitting(
                 yield dataclasses.replace(layout, blocks=blocks, held=held)
 
 
-def _cycles(problem: ConvProblem, parts: int, layout: Layout) -> float:
+def _cycles(problem: ConvProblem, parts: int, layout: Strips) -> float:
     """About how many cycles a processor takes for an image.
 
     The unit reads pixels and weights from shared memory, 128 bytes a cycle: that is what limits
@@ -198,39 +155,6 @@ def _cycles(problem: ConvProblem, parts: int, layout: Layout) -> float:
     return cycles * (1 + 0.02 * abs(busy - 4) + 0.01 * layout.blocks + _HELD_COSTS[layout.held])
 
 
-def _plan(
-    kernel: Kernel, problem: ConvProblem, accumulate: bool, parts: int, tunables: Tunables
-) -> Plan:
-    layout = Layout(**dict(tunables)) if tunables else choose_layout(problem, parts)
-    nbytes = shared_bytes(problem, parts, layout)
-    launch = Launch(
-        "convolve",
-        (
-            problem.batch * divide_up(problem.out_height, layout.strip_rows),
-            divide_up(problem.filters, 8 * layout.filter_tiles * layout.filter_turns),
-            1,
-        ),
-        (128 * layout.groups, 1, 1),
-        ("y", "x", "w", "bias", problem.batch),
-        nbytes,
-        layout.blocks,
-    )
-    defines = (
-        *shape_defines(problem),
-        *_window_defines(problem),
-        *output_defines(problem, accumulate),
-        ("STRIP_ROWS", layout.strip_rows),
-        ("FILTER_TILES", layout.filter_tiles),
-        ("FILTER_TURNS", layout.filter_turns),
-        ("GROUPS", layout.groups),
-        ("MIN_BLOCKS", layout.blocks),
-        ("HELD", int(layout.held > 0)),
-        ("AHEAD", int(layout.held > 1)),
-        ("SHARED_BYTES", nbytes),
-    )
-    return Plan(kernel, defines, (launch,))
-
-
 def _window_defines(problem: ConvProblem) -> Defines:
     """The macros of shape.cuh for strides, padding and dilation, where not the usual ones."""
     pairs = (("STRIDE", problem.stride, 1), ("PAD", problem.pad, 0), ("DILATE", problem.dilate, 1))
@@ -242,8 +166,8 @@ def _window_defines(problem: ConvProblem) -> Defines:
     )
 
 
-def shared_bytes(problem: ConvProblem, parts: int, layout: Layout) -> int:
-    """The size of the struct Shared."""
+def shared_bytes(problem: ConvProblem, parts: int, layout: Strips) -> int:
+    """The size of the struct Shared, which the source asserts."""
     filters = 8 * layout.filter_tiles * layout.filter_turns
     eights, part = _channel_blocks(problem)
     strip = (eights + (part > 0)) * parts * _records(problem, layout.strip_rows)
@@ -301,3 +225,23 @@ def _laid_width(problem: ConvProblem) -> int:
 
 def _padded_width(problem: ConvProblem) -> int:
     return problem.width + 2 * problem.pad[1]
+
+
+KERNELS = (
+    entry(
+        "17_half_wgmma",
+        "half precision, as exact as TF32; a tap is a shift in shared memory",
+        HalfStrips(1),
+        rank=6,
+        architectures=("90a",),
+        precision="tf32",
+        float32_accurate=False,
+    ),
+    entry(
+        "18_split_half",
+        "17 at float32 accuracy: every factor in two halves",
+        HalfStrips(2),
+        rank=7,
+        architectures=("90a",),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Plans of the ladder's kernels that keep a tile of rows by filters in each thread's registers."""
+"""The ladder's kernels that keep a tile of rows by filters in each thread's registers."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from ..plan import Capability, Defines, Kernel, Launch, Plan, divide_up
+from .. import limits
+from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
 from .runtime_shapes import not_plain, output_defines
 
-_SHARED_BYTES = 48 << 10
 _THREADS = 128
 # Sums and pixels that a thread holds besides addresses, of the 128 registers it may have.
 _REGISTERS = 104
 _SPLIT = 4
-_ALL_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(Layout):
     """Rows by filters of a thread."""
 
     rows: int
-    filters: int
+    block_filters: int
 
 
 def choose_tile(
@@ -51,13 +50,6 @@ def too_large_kernel(problem: ConvProblem) -> str | None:
     return reason
 
 
-def one_input_channel(problem: ConvProblem) -> str | None:
-    """`too_large_kernel`, and channels that leave nothing to reduce."""
-    if problem.channels == 1:
-        return "it splits the sum over input channels, and there is one"
-    return too_large_kernel(problem)
-
-
 def shape_defines(problem: ConvProblem) -> Defines:
     """The macros of shape.cuh."""
     return (
@@ -70,80 +62,135 @@ def shape_defines(problem: ConvProblem) -> Defines:
     )
 
 
-def register_tiles(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tile = _tile(problem)
-    chunk = _chunk(problem, tile, problem.channels, 4)
-    return _single(kernel, problem, accumulate, tile, (("CHUNK", chunk),))
+@dataclass(frozen=True)
+class _Chunked(Tile):
+    """And channels whose weights are in shared memory together."""
+
+    chunk: int
 
 
-def half(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tile = choose_tile(problem, 8, 1.5) or Tile(1, 2)
-    tile = Tile(tile.rows, max(2, tile.filters))
-    chunk = _chunk(problem, tile, problem.channels, 2)
-    return _single(kernel, problem, accumulate, tile, (("CHUNK", chunk),))
+class RegisterTiles(Family):
+    """A thread for each column of each strip of rows, for some filters."""
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        return too_large_kernel(problem)
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Layout, ...]:
+        tile = _tile(problem)
+        chunk = _chunk(problem, tile, problem.channels, 4)
+        return (_Chunked(tile.rows, tile.block_filters, chunk),)
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Tile, accumulate: bool) -> Plan:
+        grid = (_tiles(problem, layout, _THREADS), 1, 1)
+        launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
+        return Plan(kernel, defines(problem, layout, accumulate), (launch,))
 
 
-def channel_tree(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tile = _tile(problem)
-    split = _SPLIT if problem.channels >= _SPLIT else 2
-    threads = _THREADS // split
-    chunk = _chunk(problem, tile, problem.channels, 4, 24 << 10)
-    defines = (
-        *tile_defines(problem, accumulate, tile),
-        *(("CHUNK", chunk), ("SPLIT", split), ("THREADS", threads)),
-    )
-    blocks = divide_up(_columns(problem, tile), threads) * divide_up(problem.filters, tile.filters)
-    launch = Launch(
-        "convolve", (blocks, 1, 1), (threads, split, 1), ("y", "x", "w", "bias", problem.batch)
-    )
-    return Plan(kernel, defines, (launch,))
+class Half(RegisterTiles):
+    """Filters in twos, in half precision."""
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Layout, ...]:
+        tile = choose_tile(problem, 8, 1.5) or Tile(1, 2)
+        tile = Tile(tile.rows, max(2, tile.block_filters))
+        chunk = _chunk(problem, tile, problem.channels, 2)
+        return (_Chunked(tile.rows, tile.block_filters, chunk),)
 
 
-def channel_atomics(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    tile = _tile(problem)
-    chunk = _chunk(problem, tile, min(4, divide_up(problem.channels, 2)), 4)
-    defines = (*tile_defines(problem, accumulate, tile), ("CHUNK", chunk))
-    elements = math.prod(problem.y_shape)
-    prepare = Launch(
-        "prepare", (divide_up(elements, 256), 1, 1), (256, 1, 1), ("y", "bias", elements)
-    )
-    blocks = divide_up(_columns(problem, tile), _THREADS)
-    blocks *= divide_up(problem.filters, tile.filters) * divide_up(problem.channels, chunk)
-    add = Launch("convolve", (blocks, 1, 1), (_THREADS, 1, 1), ("y", "x", "w", problem.batch))
-    return Plan(kernel, defines, (prepare, add))
+@dataclass(frozen=True)
+class _Split(_Chunked):
+    """And parts of the channels, with threads for each."""
+
+    split: int
+    threads: int
 
 
-def _single(
-    kernel: Kernel, problem: ConvProblem, accumulate: bool, tile: Tile, extra: Defines
-) -> Plan:
-    defines = (*tile_defines(problem, accumulate, tile), *extra)
-    blocks = divide_up(_columns(problem, tile), _THREADS)
-    grid = (blocks * divide_up(problem.filters, tile.filters), 1, 1)
-    launch = Launch("convolve", grid, (_THREADS, 1, 1), ("y", "x", "w", "bias", problem.batch))
-    return Plan(kernel, defines, (launch,))
+class ChannelTree(Family):
+    """Threads of a block share the channels of their outputs."""
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        if problem.channels == 1:
+            return "it splits the sum over input channels, and there is one"
+        return too_large_kernel(problem)
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Layout, ...]:
+        tile = _tile(problem)
+        split = _SPLIT if problem.channels >= _SPLIT else 2
+        chunk = _chunk(problem, tile, problem.channels, 4, limits.STATIC_SHARED_BYTES // 2)
+        return (_Split(tile.rows, tile.block_filters, chunk, split, _THREADS // split),)
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: _Split, accumulate: bool) -> Plan:
+        launch = Launch(
+            "convolve",
+            (_tiles(problem, layout, layout.threads), 1, 1),
+            (layout.threads, layout.split, 1),
+            ("y", "x", "w", "bias", problem.batch),
+        )
+        return Plan(kernel, defines(problem, layout, accumulate), (launch,))
+
+
+class ChannelAtomics(ChannelTree):
+    """Blocks share the channels of their outputs."""
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Layout, ...]:
+        tile = _tile(problem)
+        chunk = _chunk(problem, tile, min(4, divide_up(problem.channels, 2)), 4)
+        return (_Chunked(tile.rows, tile.block_filters, chunk),)
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: _Chunked, accumulate: bool) -> Plan:
+        elements = math.prod(problem.y_shape)
+        prepare = Launch(
+            "prepare", (divide_up(elements, 256), 1, 1), (256, 1, 1), ("y", "bias", elements)
+        )
+        blocks = _tiles(problem, layout, _THREADS) * divide_up(problem.channels, layout.chunk)
+        add = Launch("convolve", (blocks, 1, 1), (_THREADS, 1, 1), ("y", "x", "w", problem.batch))
+        return Plan(kernel, defines(problem, layout, accumulate), (prepare, add))
 
 
 def _tile(problem: ConvProblem) -> Tile:
     return choose_tile(problem, 8) or Tile(1, 2)
 
 
-def tile_defines(problem: ConvProblem, accumulate: bool, tile: Tile) -> Defines:
-    """The macros of shape.cuh, output.cuh and of a tile."""
-    return (
-        *shape_defines(problem),
-        *output_defines(problem, accumulate),
-        *(("ROWS", tile.rows), ("BLOCK_FILTERS", tile.filters)),
-    )
+def defines(problem: ConvProblem, layout: Layout, accumulate: bool) -> Defines:
+    """The macros of shape.cuh, of output.cuh and of the layout."""
+    return (*shape_defines(problem), *output_defines(problem, accumulate), *layout.defines)
 
 
-def _columns(problem: ConvProblem, tile: Tile) -> int:
-    """Threads that it takes: one for each column of each strip of rows of each image."""
-    return problem.batch * divide_up(problem.out_height, tile.rows) * problem.out_width
+def _tiles(problem: ConvProblem, tile: Tile, threads: int) -> int:
+    """Blocks of so many threads: one thread for each column of each strip of rows of each image."""
+    columns = problem.batch * divide_up(problem.out_height, tile.rows) * problem.out_width
+    return divide_up(columns, threads) * divide_up(problem.filters, tile.block_filters)
 
 
 def _chunk(
-    problem: ConvProblem, tile: Tile, most: int, item_bytes: int, limit: int = _SHARED_BYTES
+    problem: ConvProblem,
+    tile: Tile,
+    most: int,
+    item_bytes: int,
+    limit: int = limits.STATIC_SHARED_BYTES,
 ) -> int:
     """Channels whose weights fit into shared memory together."""
-    channel_bytes = item_bytes * math.prod(problem.kernel) * tile.filters
+    channel_bytes = item_bytes * math.prod(problem.kernel) * tile.block_filters
     return max(1, min(most, limit // channel_bytes))
+
+
+KERNELS = (
+    entry(
+        "6_register_tiles",
+        "rows by filters in each thread's registers, shapes known at compile time",
+        RegisterTiles(),
+        rank=10,
+    ),
+    entry("7_channel_tree", "channels split within a block and reduced by a tree", ChannelTree()),
+    entry(
+        "8_channel_atomics",
+        "channels split between blocks and reduced by atomic additions",
+        ChannelAtomics(),
+    ),
+    entry(
+        "9_half",
+        "6 in half precision, two filters an instruction",
+        Half(),
+        precision="float16",
+        float32_accurate=False,
+    ),
+)

@@ -1,15 +1,14 @@
-"""Plans of the ladder's first kernels, which get the layer's shape as arguments."""
+"""The ladder's first kernels, which get the layer's shape as arguments."""
 
 from __future__ import annotations
 
 import math
 
 from ....problem import ConvProblem
-from ..plan import Capability, ConstantCopy, Defines, Kernel, Launch, Plan, divide_up
+from .. import limits
+from ..plan import Code, ConstantCopy, Defines, Family, Launch, Layout, Plan, divide_up, entry
 
 _THREADS = 256
-_CONSTANT_BYTES = 64 << 10
-_SHARED_BYTES = 48 << 10
 _TILE = 16
 _COLUMN_BYTES = 256 << 20
 
@@ -24,74 +23,96 @@ def not_plain(problem: ConvProblem) -> str | None:
     return None
 
 
-def too_many_weights(problem: ConvProblem) -> str | None:
-    """`not_plain`, and weights that do not fit into constant memory."""
-    nbytes = _weight_bytes(problem)
-    if nbytes > _CONSTANT_BYTES:
-        return f"its weights take {nbytes} bytes, and constant memory has {_CONSTANT_BYTES}"
-    return not_plain(problem)
-
-
-def too_large_tiles(problem: ConvProblem) -> str | None:
-    """`too_many_weights`, and tiles that do not fit into shared memory."""
-    nbytes = _tile_bytes(problem)
-    if nbytes > _SHARED_BYTES:
-        return f"a tile and its halo take {nbytes} bytes of shared memory, more than 48 KiB"
-    return too_many_weights(problem)
-
-
 def output_defines(problem: ConvProblem, accumulate: bool) -> Defines:
     """The macros of output.cuh, where they differ from their defaults."""
     wanted = (("BIAS", problem.bias), ("ACCUMULATE", accumulate))
     return tuple((name, 1) for name, value in wanted if value)
 
 
-def naive(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    launch = Launch(
-        "convolve",
-        (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
-        (_THREADS, 1, 1),
-        ("y", "x", "w", "bias", *_sizes(problem)),
-    )
-    return Plan(kernel, output_defines(problem, accumulate), (launch,))
+class Naive(Family):
+    """A thread for each output element."""
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        return not_plain(problem)
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
+        launch = Launch(
+            "convolve",
+            (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
+            (_THREADS, 1, 1),
+            ("y", "x", "w", "bias", *_sizes(problem)),
+        )
+        return Plan(kernel, output_defines(problem, accumulate), (launch,))
 
 
-def constant_weights(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    launch = Launch(
-        "convolve",
-        (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
-        (_THREADS, 1, 1),
-        ("y", "x", "bias", *_sizes(problem)),
-    )
-    return _with_constants(kernel, problem, accumulate, launch)
+class ConstantWeights(Family):
+    """A thread for each output element, weights in constant memory."""
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        nbytes = _weight_bytes(problem)
+        if nbytes > limits.CONSTANT_BYTES:
+            return (
+                f"its weights take {nbytes} bytes, and constant memory has {limits.CONSTANT_BYTES}"
+            )
+        return not_plain(problem)
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
+        copy = ConstantCopy("weights", "w", _weight_bytes(problem))
+        defines = output_defines(problem, accumulate)
+        return Plan(kernel, defines, (self._launch(problem),), (copy,))
+
+    def _launch(self, problem: ConvProblem) -> Launch:
+        return Launch(
+            "convolve",
+            (divide_up(math.prod(problem.y_shape), _THREADS), 1, 1),
+            (_THREADS, 1, 1),
+            ("y", "x", "bias", *_sizes(problem)),
+        )
 
 
-def shared_tiles(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    height, width = _tile(problem)
-    tiles = divide_up(problem.out_height, height) * divide_up(problem.out_width, width)
-    launch = Launch(
-        "convolve",
-        (tiles * problem.batch * problem.filters, 1, 1),
-        (width, height, 1),
-        ("y", "x", "bias", *_sizes(problem)),
-        _tile_bytes(problem),
-    )
-    return _with_constants(kernel, problem, accumulate, launch)
+class SharedTiles(ConstantWeights):
+    """`ConstantWeights` with a tile of the image in shared memory."""
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        nbytes = _tile_bytes(problem)
+        if nbytes > limits.STATIC_SHARED_BYTES:
+            return f"a tile and its halo take {nbytes} bytes of shared memory, more than 48 KiB"
+        return super().why_not(problem)
+
+    def _launch(self, problem: ConvProblem) -> Launch:
+        height, width = _tile(problem)
+        tiles = divide_up(problem.out_height, height) * divide_up(problem.out_width, width)
+        return Launch(
+            "convolve",
+            (tiles * problem.batch * problem.filters, 1, 1),
+            (width, height, 1),
+            ("y", "x", "bias", *_sizes(problem)),
+            _tile_bytes(problem),
+        )
 
 
-def im2col(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    depth, pixels = math.prod(problem.w_shape[1:]), problem.out_height * problem.out_width
-    at_once = min(problem.batch, max(1, _COLUMN_BYTES // (4 * depth * pixels)))
-    launches: list[Launch] = []
-    for first in range(0, problem.batch, at_once):
-        images = min(at_once, problem.batch - first)
-        launches += _im2col_launches(problem, first, images, depth, pixels)
-    return Plan(
-        kernel,
-        output_defines(problem, accumulate),
-        tuple(launches),
-        workspace_bytes=4 * depth * pixels * at_once,
-    )
+class Im2col(Family):
+    """Columns written to memory, then a matrix product; as many images at a time as columns fit."""
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        elements = math.prod(problem.w_shape[1:]) * problem.out_height * problem.out_width
+        if elements >= 1 << 31:
+            return f"the columns of one image have {elements} elements, more than 2^31 - 1"
+        return not_plain(problem)
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
+        depth, pixels = math.prod(problem.w_shape[1:]), problem.out_height * problem.out_width
+        at_once = min(problem.batch, max(1, _COLUMN_BYTES // (4 * depth * pixels)))
+        launches: list[Launch] = []
+        for first in range(0, problem.batch, at_once):
+            images = min(at_once, problem.batch - first)
+            launches += _im2col_launches(problem, first, images, depth, pixels)
+        return Plan(
+            kernel,
+            output_defines(problem, accumulate),
+            tuple(launches),
+            workspace_bytes=4 * depth * pixels * at_once,
+        )
 
 
 def _im2col_launches(
@@ -113,36 +134,22 @@ def _im2col_launches(
     return unroll, multiply
 
 
-def implicit_gemm(kernel: Kernel, problem: ConvProblem, _: Capability, accumulate: bool) -> Plan:
-    launch = Launch(
-        "convolve",
-        (_matrix_tiles(problem) * problem.batch, 1, 1),
-        (_TILE, _TILE, 1),
-        ("y", "x", "w", "bias", *_sizes(problem)[1:]),
-    )
-    return Plan(kernel, output_defines(problem, accumulate), (launch,))
+class ImplicitGemm(Naive):
+    """A matrix product whose columns are gathered from the image."""
 
-
-def too_large_columns(problem: ConvProblem) -> str | None:
-    """`not_plain`, and an image whose columns a 32-bit index does not reach."""
-    elements = math.prod(problem.w_shape[1:]) * problem.out_height * problem.out_width
-    if elements >= 1 << 31:
-        return f"the columns of one image have {elements} elements, more than 2^31 - 1"
-    return not_plain(problem)
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
+        launch = Launch(
+            "convolve",
+            (_matrix_tiles(problem) * problem.batch, 1, 1),
+            (_TILE, _TILE, 1),
+            ("y", "x", "w", "bias", *_sizes(problem)[1:]),
+        )
+        return Plan(kernel, output_defines(problem, accumulate), (launch,))
 
 
 def _matrix_tiles(problem: ConvProblem) -> int:
     pixels = problem.out_height * problem.out_width
     return divide_up(pixels, _TILE) * divide_up(problem.filters, _TILE)
-
-
-def _with_constants(kernel: Kernel, problem: ConvProblem, accumulate: bool, launch: Launch) -> Plan:
-    return Plan(
-        kernel,
-        output_defines(problem, accumulate),
-        (launch,),
-        (ConstantCopy("weights", "w", _weight_bytes(problem)),),
-    )
 
 
 def _sizes(problem: ConvProblem) -> tuple[int, ...]:
@@ -166,3 +173,16 @@ def _tile(problem: ConvProblem) -> tuple[int, int]:
 def _tile_bytes(problem: ConvProblem) -> int:
     height, width = _tile(problem)
     return 4 * (height + problem.kernel[0] - 1) * (width + problem.kernel[1] - 1)
+
+
+KERNELS = (
+    entry("1_naive", "a thread for each output element, everything from global memory", Naive()),
+    entry("2_constant_weights", "weights in constant memory", ConstantWeights()),
+    entry("3_shared_tiles", "tiles of the image and their halo in shared memory", SharedTiles()),
+    entry("4_im2col", "explicit im2col, then a tiled matrix product", Im2col()),
+    entry(
+        "5_implicit_gemm",
+        "the same matrix product, its columns gathered from the image on the fly",
+        ImplicitGemm(),
+    ),
+)

@@ -26,7 +26,7 @@ from ....files.cachedir import atomic_path, ensure_folder, locked
 from ....files.resources import kernels_dir
 from ....problem import ConvProblem
 from ....version import __version__
-from ..plan import Capability, Kernel, Target, Tunables
+from ..plan import Capability, Kernel, Layout, Target, Tunables
 from . import catalog
 
 _COMMENT = re.compile(r"//[^\n]*")
@@ -35,10 +35,15 @@ _log = logging.getLogger("ece408_op")
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel with tunables of its own."""
+    """A kernel, with the layout that it thinks best unless another one is given."""
 
     kernel: Kernel
-    tunables: Tunables = ()
+    layout: Layout | None = None
+
+    @property
+    def tunables(self) -> Tunables:
+        """The layout's, if one is given."""
+        return () if self.layout is None else self.layout.tunables
 
     def __str__(self) -> str:
         return " ".join([self.kernel.name, *(f"{name}={value}" for name, value in self.tunables)])
@@ -203,11 +208,14 @@ def _choice(result: Result, problem: ConvProblem, capability: Capability) -> Cho
     kernel = catalog.find(result.kernel)
     if kernel is None or not kernel.permitted(result.precision):
         return None
-    if kernel.direction != "forward" or kernel.rejects(problem, capability) is not None:
+    if kernel.direction != "forward":
         return None
-    if result.tunables not in kernel.tunables(problem, capability):
-        return None
-    return Choice(kernel, result.tunables)
+    layouts = kernel.layouts(problem, capability)
+    if layouts and not result.tunables:
+        return Choice(kernel)
+    fitting = (each for each in layouts if set(each.tunables) == set(result.tunables))
+    layout = next(fitting, None)
+    return None if layout is None else Choice(kernel, layout)
 
 
 def _alike(result: Result, problem: ConvProblem) -> bool:

@@ -21,14 +21,14 @@
 #define WIDTH 70
 #define FILTERS 12
 #endif
-#include "fewer_products.cuh"
-#include "pairs.cuh"
+#include "winograd.cuh"
+#include "float2.cuh"
 
 #ifndef THREADS
 #define THREADS 128
 #endif
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 4
+#ifndef BLOCKS
+#define BLOCKS 4
 #endif
 
 constexpr int kStrips = divide_up(kOutH, ROWS);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void convolve_all(float *column,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
     __shared__ __align__(16) float factors[FILTERS][kFactors];
     load_factors(factors, w, THREADS);

@@ -1,4 +1,4 @@
-// Winograd's F(2, 3) along the rows of one channel: what 15_fewer_products.cu says, in registers.
+// Winograd's F(2, 3) along the rows of one channel: what 15_winograd.cu says, in registers.
 // A thread has ROWS pairs of neighbouring outputs below each other.
 #pragma once
 
