@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import SCRIPTS
 from studies import mxnet_tests
 from studies.mxnet_tests import FileResult, Outcome
 
 from ece408_op.errors import DataMissing
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "run_mxnet_tests.py"
+SCRIPT = SCRIPTS / "run_mxnet_tests.py"
 A_FILE = """
 import os
 import mxnet as mx

@@ -5,7 +5,7 @@ Convolution or ours. Run imperatively on NDArrays with MXNet's own operator it g
 other way with ours must give: executors with and without gradients, groups of contexts, hybridized
 blocks nested in each other in all static modes, and what they export.
 
-    python tests/random_graphs.py --graphs 1000 --first 0
+    python tests/helpers/random_graphs.py --graphs 1000 --first 0
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from places import DATA
 from studies import profile_proof, profiled_kernels
 from studies.profile_proof import Cost, Layer
 from studies.profiled_kernels import Timed, Times
@@ -15,7 +15,7 @@ from ece408_op import errors
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.profile import activities, gpu_ceilings
 
-RECORDED = Path(__file__).parent / "data" / "profile_gpu.json"
+RECORDED = DATA / "profile_gpu.json"
 
 
 def test_a_milestones_kernels_are_held_against_its_events_and_ncu():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from places import ROOT
 from studies import ladder_docs
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.bench import cuda_report
 from ece408_op.files.resources import kernels_dir
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "cuda_bench.json"
 LADDER = cuda_report.LADDER
 

@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
+from places import DATA
 
 from ece408_op import errors
 from ece408_op.operator import environment
@@ -31,7 +31,6 @@ from ece408_op.profile.activities import Activity, Profile
 from ece408_op.profile.demangle import demangle
 from ece408_op.profile.gpu_ceilings import GpuCeilings
 
-DATA = Path(__file__).parent / "data"
 RECORDED = {name: DATA / f"profile_{name}.json" for name in ("cpu", "gpu")}
 HOPPER = occupancy.Limits(threads=2048, blocks=32, registers=65536, shared=233472, reserved=1024)
 CEILINGS = GpuCeilings(copy_gbs=4000, fp32_gflops=50_000, tf32_gflops=400_000)

@@ -7,10 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import SCRIPTS
 from studies import cpu_table
 
 from ece408_op.backends.cpu import native
@@ -18,7 +18,7 @@ from ece408_op.bench import ceilings, cpu_timer
 from ece408_op.errors import InvalidSetting, WrongResult
 from ece408_op.problem import ConvProblem
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "bench_cpu.py"
+SCRIPT = SCRIPTS / "bench_cpu.py"
 SMALL = ("--batch", "3", "--small-batch", "2", "--samples", "2", "--no-torch", "--threads", "2")
 
 

@@ -6,17 +6,15 @@ import dataclasses
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import SCRIPTS
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.bench import checker
 from ece408_op.bench.peers import cudnn
 from ece408_op.errors import InvalidSetting
 from ece408_op.problem import ConvProblem
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
 @pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT, SCRIPTS
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "make_venv.sh"
+SCRIPT = SCRIPTS / "make_venv.sh"
 # What the script asks of an interpreter: is it from 3.9 to 3.12, can it make environments?
 TOO_NEW = "exit 1"
 NO_VENV = 'case "$2" in *ensurepip*) exit 1;; esac; exit 0'
@@ -72,6 +72,6 @@ def test_otherwise_it_says_what_to_do(make_venv, environment, fakes, message):
 
 def test_make_names_every_target():
     result = subprocess.run(
-        ["make", "help"], capture_output=True, text=True, cwd=SCRIPT.parents[1], env=os.environ
+        ["make", "help"], capture_output=True, text=True, cwd=ROOT, env=os.environ
     )
     assert {line.split()[0] for line in result.stdout.splitlines()} >= {"run", "test", "lint"}
