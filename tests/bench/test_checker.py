@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import every
 from places import SCRIPTS
 
 from ece408_op.backends.cuda.kernels import catalog
@@ -17,7 +18,7 @@ from ece408_op.errors import InvalidSetting
 from ece408_op.problem import ConvProblem
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)
+@every(kernel=catalog.KERNELS)
 def test_random_problems_differ_and_are_ones_that_the_kernel_takes(kernel):
     cases = checker.random_cases(kernel, 50)
     assert len({case.problem for case in cases}) == 50

@@ -12,6 +12,7 @@ import harness
 import numpy as np
 import oracle
 import pytest
+from cases import every
 from harness import backward_data, forward, inputs, integers, real_inputs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -40,9 +41,7 @@ def check_exact(problem, rng, accumulate=False, side="end"):
     np.testing.assert_array_equal(y, expected, err_msg=str(problem))
 
 
-@pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("channels", [SHORT, LONG])
+@every(channels=[SHORT, LONG], kernel=KERNELS, side=["start", "end"])
 def test_kernels(isa, kernel, side, channels, rng):
     for size in ((9, 9), (11, 25), (23, 18), (10, 47)):
         problem = ConvProblem(2, channels, *size, filters=7, kernel=kernel)
@@ -50,8 +49,7 @@ def test_kernels(isa, kernel, side, channels, rng):
         check_exact(replace(problem, bias=True), rng, accumulate=True, side=side)
 
 
-@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (2, 6), (4, 1)])
-@pytest.mark.parametrize("channels", [2, LONG])
+@every(channels=[2, LONG], kernel=[(3, 3), (5, 5), (2, 6), (4, 1)])
 def test_every_output_width_up_to_40(isa, kernel, channels, rng):
     for width in range(1, 41):
         for height in (1, 2, 5):
@@ -60,7 +58,7 @@ def test_every_output_width_up_to_40(isa, kernel, channels, rng):
             check_exact(problem, rng, accumulate=bool(width % 2))
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@every(bias=[False, True])
 def test_every_number_of_filters_up_to_30(isa, bias, rng):
     for filters in range(1, 31):
         for channels in (2, 6):
@@ -68,8 +66,7 @@ def test_every_number_of_filters_up_to_30(isa, bias, rng):
         check_exact(ConvProblem(1, 1, 6, 7, filters=filters, kernel=(3, 4), bias=bias), rng)
 
 
-@pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize("channels", [1, 256, 257, 600])
+@every(channels=[1, 256, 257, 600], side=["start", "end"])
 def test_single_taps_of_every_plane_up_to_a_few_vectors(isa, channels, side, rng):
     """Sums of more than 256 channels are taken in parts; the gradient's are of the filters."""
     for pixels in (*range(1, 20), *range(31, 35), *range(47, 51), *range(62, 66), 130):
@@ -84,16 +81,14 @@ def test_single_taps_of_every_plane_up_to_a_few_vectors(isa, channels, side, rng
             np.testing.assert_array_equal(found, expected, err_msg=str(problem))
 
 
-@pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize("stride", [(2, 2), (1, 2), (2, 1), (3, 5)])
+@every(stride=[(2, 2), (1, 2), (2, 1), (3, 5)], side=["start", "end"])
 def test_single_taps_with_strides(isa, stride, side, rng):
     for batch, height, width in ((1, 9, 26), (3, 12, 31), (9, 40, 7), (2, 3, 1)):
         problem = ConvProblem(batch, 5, height, width, 7, (1, 1), stride=stride, bias=True)
         check_exact(problem, rng, accumulate=height == 12, side=side)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@every(threads=[1, 2, 3, 16], batch=[1, 2, 3, 4, 5])
 def test_batches_and_threads(isa, batch, threads, rng):
     with settings.override(threads=threads):
         for accumulate in (False, True):
@@ -124,9 +119,7 @@ def test_any_supported_problem(data):
         check_exact(problem, np.random.default_rng(number(0, 999)), accumulate, side)
 
 
-@pytest.mark.parametrize(
-    "text", [*COURSE, "b1,c3,h40,w40,m9,k3", "b1,c30,h40,w40,m9,k3", "b1,c700,h7,w7,m99,k1"]
-)
+@every(text=[*COURSE, "b1,c3,h40,w40,m9,k3", "b1,c30,h40,w40,m9,k3", "b1,c700,h7,w7,m99,k1"])
 def test_results_do_not_depend_on_threads(isa, text, rng):
     problem = ConvProblem.parse(text)
     harness.check_threads(cpu, problem, rng)
@@ -134,7 +127,7 @@ def test_results_do_not_depend_on_threads(isa, text, rng):
     harness.check_threads(cpu, problem, rng, onto)
 
 
-@pytest.mark.parametrize("text", [*COURSE, "b1,c12,h12,w12,m24,k7", "b1,c3000,h6,w7,m9,k1"])
+@every(text=[*COURSE, "b1,c12,h12,w12,m24,k7", "b1,c3000,h6,w7,m9,k1"])
 def test_error_against_float64(isa, text, rng):
     assert harness.error(cpu, ConvProblem.parse(text), rng) <= 1e-6
 
@@ -148,13 +141,12 @@ def test_calls_from_several_threads_at_once(isa, rng):
         np.testing.assert_array_equal(y, forward(reference, problem, x, w))
 
 
-@pytest.mark.parametrize("row", range(4, 8))
-@pytest.mark.parametrize(
-    "text",
-    [
+@every(
+    text=[
         *("b1,c1,h9,w24,m2,k3x3", "b1,c26,h9,w24,m2,k3x3", "b1,c26,h12,w24,m2,k5x3"),
         *("b1,c26,h9,w24,m2,k4x3", "b1,c26,h14,w24,m40,k3x3,p1x1"),
     ],
+    row=range(4, 8),
 )
 def test_infinities_and_nans_stay_where_they_belong(isa, text, row, rng):
     """A pixel must not leak into outputs that do not read it, not even times zero."""
@@ -165,13 +157,12 @@ def test_infinities_and_nans_stay_where_they_belong(isa, text, row, rng):
     np.testing.assert_array_equal(np.isfinite(forward(cpu, problem, x, w)), expected)
 
 
-@pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize(
-    "text",
-    [
+@every(
+    text=[
         *("b170,c1,h70,w70,m12,k5", "b61,c2,h75,w63,m37,k4x5,bias"),
         "b160,c1,h130,w135,m12,k3,s2x2,p1x1,bias",
     ],
+    side=["start", "end"],
 )
 def test_outputs_larger_than_the_cache(isa, text, side, rng):
     """They are written past it, whole lines at a time, wherever their planes start."""
@@ -180,9 +171,8 @@ def test_outputs_larger_than_the_cache(isa, text, side, rng):
     check_exact(problem, rng, side=side)
 
 
-@pytest.mark.parametrize(
-    ("text", "kernel"),
-    [
+@every(
+    case=[
         ("b1,c1,h5,w24,m1,k3", "direct"),
         ("b1,c1,h70,w70,m12,k5", "direct"),
         ("b1,c12,h33,w33,m24,k5", "winograd"),
@@ -207,9 +197,10 @@ def test_outputs_larger_than_the_cache(isa, text, side, rng):
         ("b1,c2,h9,w9,m2,k7,g2", "general"),
         ("b1,c4,h9,w9,m4,k3,g2", "general"),
         ("b1,c2,h9,w9,m2,k3,g2,float64", "general"),
-    ],
+    ]
 )
-def test_names_the_kernel_that_ran(isa, text, kernel, rng):
+def test_names_the_kernel_that_ran(isa, case, rng):
+    text, kernel = case
     problem = ConvProblem.parse(text)
     x, w, _ = inputs(problem, rng)
     y = np.empty(problem.y_shape, problem.dtype)
@@ -217,9 +208,8 @@ def test_names_the_kernel_that_ran(isa, text, kernel, rng):
     assert cpu.forward(problem, *at, False).kernel == f"{kernel}_{isa}"
 
 
-@pytest.mark.parametrize(
-    ("text", "kernel"),
-    [
+@every(
+    case=[
         ("b1,c2,h5,w6,m2,k3,p1x1,g2", "depthwise"),
         ("b1,c2,h5,w6,m2,k3,d2x2,p3x4,g2", "depthwise"),
         ("b1,c12,h33,w33,m24,k5", "winograd"),
@@ -227,9 +217,10 @@ def test_names_the_kernel_that_ran(isa, text, kernel, rng):
         ("b1,c1,h28,w28,m50,k5", "general"),
         ("b1,c2,h5,w6,m4,k3,p1x1,g2", "general"),
         ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "general"),
-    ],
+    ]
 )
-def test_names_the_kernel_of_the_gradient(isa, text, kernel):
+def test_names_the_kernel_of_the_gradient(isa, case):
+    text, kernel = case
     problem = ConvProblem.parse(text)
     w, dy, dx = (np.ones(s, "float32") for s in (problem.w_shape, problem.y_shape, problem.x_shape))
     at = (w.ctypes.data, dy.ctypes.data, dx.ctypes.data)

@@ -9,6 +9,7 @@ import harness
 import numpy as np
 import oracle
 import pytest
+from cases import every
 from harness import forward, inputs, real_inputs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -32,9 +33,7 @@ def check_exact(problem, rng, accumulate=False, side="end"):
     harness.check_exact(cpu, problem, rng, accumulate, side)
 
 
-@pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("kernel", [3, 5])
+@every(kernel=[3, 5], steps=STEPS, side=["start", "end"])
 def test_every_width_up_to_40(isa, kernel, steps, side, rng):
     for width in range(1, 41):
         height = 1 + width * 7 % 19
@@ -43,15 +42,14 @@ def test_every_width_up_to_40(isa, kernel, steps, side, rng):
         check_exact(ConvProblem.parse(text), rng, accumulate=bool(width % 2), side=side)
 
 
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("kernel", [3, 5])
+@every(kernel=[3, 5], steps=STEPS)
 def test_every_height_up_to_30_and_no_border(isa, kernel, steps, rng):
     for height in range(1, 31):
         size = f"h{height + 4 * (kernel - 1)},w{50 - height}"
         check_exact(ConvProblem.parse(f"b1,c2,{size},m2,k{kernel},{steps},g2"), rng)
 
 
-@pytest.mark.parametrize("multiplier", [1, 2, 5])
+@every(multiplier=[1, 2, 5])
 def test_several_filters_for_a_channel(isa, multiplier, rng):
     for text in ("b3,c4,h9,w20,k3,p1x1", "b2,c7,h12,w7,k5,s2x2,p2x2"):
         channels = int(text[4])
@@ -59,24 +57,20 @@ def test_several_filters_for_a_channel(isa, multiplier, rng):
         check_exact(ConvProblem.parse(text), rng, accumulate=True)
 
 
-@pytest.mark.parametrize("pad", [3, 7, 40])
+@every(pad=[3, 7, 40])
 def test_more_border_than_image(isa, pad, rng):
     for size, steps in (("h1,w1", "s1x1"), ("h1,w1", "s2x2"), ("h2,w3", "s1x1"), ("h1,w1", "d2x3")):
         text = f"b2,c2,{size},m2,k3,{steps},p{pad}x{pad + 1},g2,bias"
         check_exact(ConvProblem.parse(text), rng)
 
 
-@pytest.mark.parametrize(
-    "text", ["b2,c40,h60,w61,m40,k5,p2x2,g40", "b1,c24,h999,w130,m24,k3,s2x2,g24"]
-)
+@every(text=["b2,c40,h60,w61,m40,k5,p2x2,g40", "b1,c24,h999,w130,m24,k3,s2x2,g24"])
 def test_results_do_not_depend_on_threads(isa, text, rng):
     """Sizes that all of the threads are given a part of: whole planes, and parts of planes."""
     harness.check_threads(cpu, ConvProblem.parse(text), rng)
 
 
-@pytest.mark.parametrize(
-    "text", ["b9,c16,h250,w240,m16,k3,p1x1", "b9,c16,h247,w240,m16,k5,p4x4,d2x2"]
-)
+@every(text=["b9,c16,h250,w240,m16,k3,p1x1", "b9,c16,h247,w240,m16,k5,p4x4,d2x2"])
 def test_outputs_larger_than_the_cache(isa, text, rng):
     """They are written past it where rows begin with a line."""
     problem = ConvProblem.parse(f"{text},g16,bias")
@@ -86,8 +80,7 @@ def test_outputs_larger_than_the_cache(isa, text, rng):
     np.testing.assert_array_equal(forward(cpu, problem, x, w, bias, side="start"), expected)
 
 
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("kernel", [3, 5])
+@every(kernel=[3, 5], steps=STEPS)
 def test_infinities_and_nans_stay_where_they_belong(isa, kernel, steps, rng):
     problem = ConvProblem.parse(f"b1,c3,h31,w45,m3,k{kernel},{steps},p2x2,g3")
     x, w = real_inputs(problem, rng)
@@ -96,7 +89,7 @@ def test_infinities_and_nans_stay_where_they_belong(isa, kernel, steps, rng):
     np.testing.assert_array_equal(np.isfinite(forward(cpu, problem, x, w)), expected)
 
 
-@pytest.mark.parametrize("text", ["b2,c9,h30,w33,m9,k5,p2x2,g9", "b2,c8,h29,w33,m16,k3,s2x2,g8"])
+@every(text=["b2,c9,h30,w33,m9,k5,p2x2,g9", "b2,c8,h29,w33,m16,k3,s2x2,g8"])
 def test_error_against_float64(isa, text, rng):
     assert harness.error(cpu, ConvProblem.parse(text), rng) <= 3e-7
 
@@ -141,7 +134,7 @@ def test_any_problem(problem, data):
         )
 
 
-@pytest.mark.parametrize("text", ["b1,c4,h9,w9,m4,k3,g2", "b1,c2,h9,w9,m2,k3,s2x1,g2"])
+@every(text=["b1,c4,h9,w9,m4,k3,g2", "b1,c2,h9,w9,m2,k3,s2x1,g2"])
 def test_the_library_refuses_what_the_kernel_cannot_do(isa, text, rng):
     problem = ConvProblem.parse(text)
     x, w, _ = inputs(problem, rng)

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cases import every
 from studies import cpu_fuzz
 from studies.cpu_fuzz import Case
 
@@ -30,9 +31,9 @@ def test_random_problems_at_length():
         check(case)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+@every(
+    accumulate=[False, True],
+    text=[
         *("b2,c3,h13,w27,m5,k3,p1x1,bias", "b2,c3,h13,w27,m5,k7x5,p2x3", "b1,c3,h9,w40,m4,k5"),
         *("b2,c4,h13,w20,m4,k3,p1x1,g4,bias", "b2,c20,h13,w20,m33,k3,p1x1", "b2,c3,h9,w30,m5,k1"),
         *("b2,c20,h9,w9,m20,k3,s2x2,p1x1", "b2,c3,h21,w21,m7,k9,s9x9", "b9,c2,h6,w7,m5,k6x7"),
@@ -40,7 +41,6 @@ def test_random_problems_at_length():
         *("b2,c12,h9,w12,m40,k3,p1x1,float16", "b3,c4,h9,w9,m10,k3,s2x2,g2,float64"),
     ],
 )
-@pytest.mark.parametrize("accumulate", [False, True])
 def test_infinities_and_nans_are_where_the_textbook_has_them(isa, text, accumulate):
     for seed in range(10):
         problem = ConvProblem.parse(text)

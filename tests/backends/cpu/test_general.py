@@ -10,6 +10,7 @@ import math
 import numpy as np
 import oracle
 import pytest
+from cases import every
 from harness import integers
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -113,16 +114,14 @@ def check_exact(problem, rng, accumulate, side="end"):
         )
 
 
-@pytest.mark.parametrize("dtype", ITEM_BYTES)
-@pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize("text", PROBLEMS)
+@every(text=PROBLEMS, side=["start", "end"], dtype=ITEM_BYTES)
 def test_every_direction_is_exact_on_whole_numbers(isa, dtype, side, text, rng):
     problem = ConvProblem.parse(f"{text},{dtype}" if dtype != "float32" else text)
     for accumulate in (False, True):
         check_exact(problem, rng, accumulate, side)
 
 
-@pytest.mark.parametrize("size", range(1, 20))
+@every(size=range(1, 20))
 def test_narrow_images_and_few_filters(isa, size, rng):
     check_exact(ConvProblem(2, 2, size, 20 - size, size, (3, 3), pad=(1, 1)), rng, False)
 
@@ -176,14 +175,13 @@ def _real(problem, rng):
     return [rng.standard_normal(shape).astype(problem.dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+@every(
+    dtype=ITEM_BYTES,
+    text=[
         *("b7,c5,h20,w23,m9,k3,p1x1", "b1,c4,h60,w61,m6,k3,s2x2,g2"),
         *("b5,c3,h35,w42,m20,k7,s7x7", "b30,c3,h9,w11,m20,k9x10", "b1,c6,h50,w50,m7,k9,s4x4"),
     ],
 )
-@pytest.mark.parametrize("dtype", ITEM_BYTES)
 def test_no_result_depends_on_threads(isa, text, dtype, rng):
     problem = ConvProblem.parse(text if dtype == "float32" else f"{text},{dtype}")
     x, w, dy = _real(problem, rng)
@@ -196,9 +194,8 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
             np.testing.assert_array_equal(other, found[0], err_msg=direction)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+@every(
+    text=[
         "b2,c64,h14,w14,m16,k3,p1x1",
         "b1,c512,h9,w9,m8,k3,p1x1",
         "b8,c3,h60,w60,m8,k7,s2x2,p3x3",
@@ -208,7 +205,7 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
         "b4,c3,h64,w64,m8,k64",
         "b2,c3,h64,w64,m16,k16,s16x16",
         "b1,c1,h1,w9000,m8,k1x3000,s1x2",
-    ],
+    ]
 )
 def test_error_against_float64(isa, text, rng):
     problem = ConvProblem.parse(text)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import oracle
 import pytest
+from cases import every
 from harness import forward, inputs, integers
 from scipy.signal import correlate
 
 from ece408_op import settings
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.errors import InvalidProblem
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 PROBLEMS = [
     "b2,c1,h7,w9,m3,k3x3",
@@ -27,19 +28,9 @@ PROBLEMS = [
     "b2,c4,h9,w7,m8,k2x3,s3x2,p2x2,d2x1,g4,bias",
     "b1,c2,h5,w6,m2,k1x1,s4x5,p1x0",
 ]
-DTYPES = ["float32", "float64", "float16"]
+EACH_DTYPE = [ConvProblem.parse(f"{text},{dtype}") for text in PROBLEMS for dtype in ITEM_BYTES]
 
 reference = ReferenceBackend()
-
-
-@pytest.fixture(params=PROBLEMS)
-def text(request):
-    return request.param
-
-
-@pytest.fixture(params=DTYPES)
-def problem(text, request):
-    return ConvProblem.parse(f"{text},{request.param}")
 
 
 def backward_data(problem, w, dy, dx, accumulate=False):
@@ -65,6 +56,7 @@ def poisoned(shape, dtype):
     return np.full(shape, np.nan, dtype)
 
 
+@every(problem=EACH_DTYPE)
 def test_forward_is_exact_on_whole_numbers(problem, rng):
     x, w, bias = inputs(problem, rng)
     np.testing.assert_array_equal(
@@ -73,6 +65,7 @@ def test_forward_is_exact_on_whole_numbers(problem, rng):
     )
 
 
+@every(problem=EACH_DTYPE)
 def test_forward_accumulates(problem, rng):
     x, w, bias = inputs(problem, rng)
     onto = integers(rng, problem.y_shape, problem.dtype)
@@ -97,6 +90,7 @@ def test_sums_are_taken_in_double(rng):
     np.testing.assert_allclose(forward(reference, problem, x, w), expected, rtol=1.2e-7)
 
 
+@every(problem=EACH_DTYPE)
 def test_backward_is_exact_on_whole_numbers(problem, rng):
     x, w, _ = inputs(problem, rng)
     dy = integers(rng, problem.y_shape, problem.dtype)
@@ -109,6 +103,7 @@ def test_backward_is_exact_on_whole_numbers(problem, rng):
     np.testing.assert_array_equal(dbias, rounded(problem, oracle.backward_bias(dy)))
 
 
+@every(problem=EACH_DTYPE)
 def test_backward_accumulates_each_on_its_own(problem, rng):
     x, w, _ = inputs(problem, rng)
     dy = integers(rng, problem.y_shape, problem.dtype)
@@ -126,6 +121,7 @@ def test_backward_accumulates_each_on_its_own(problem, rng):
         np.testing.assert_array_equal(dbias, add_bias * dbias0 + oracle.backward_bias(dy))
 
 
+@every(text=PROBLEMS)
 def test_gradients_are_the_slopes_of_forward(text, rng):
     """Of sum(dy * y), by central differences along random directions."""
     problem = ConvProblem.parse(f"{text},float64")

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from cases import every
 from harness import forward, inputs
 
 from ece408_op import settings
@@ -25,8 +26,7 @@ def share(threads, count, pieces):
     native.library().ece408_share(threads, ctypes.c_int64(count), call, None)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 7, 40])
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 50, 1000, 200001])
+@every(count=[0, 1, 2, 3, 50, 1000, 200001], threads=[1, 2, 3, 7, 40])
 def test_every_piece_is_done_once_and_no_two_are_the_same_member(threads, count):
     done = np.zeros(count, int)
     at_work, wrong = set(), []

@@ -12,6 +12,7 @@ import harness
 import numpy as np
 import oracle
 import pytest
+from cases import every
 from harness import forward, inputs, real_inputs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -57,8 +58,7 @@ def check_exact(problem, rng, accumulate=False, side="end"):
     harness.check_exact(winograd, problem, rng, accumulate, side, gradient=fits)
 
 
-@pytest.mark.parametrize("side", ["start", "end"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@every(kernel=KERNELS, side=["start", "end"])
 def test_every_width_up_to_40(isa, kernel, side, rng):
     for width in range(kernel[1], 41):
         height = kernel[0] + width * 7 % 9
@@ -67,20 +67,20 @@ def test_every_width_up_to_40(isa, kernel, side, rng):
         check_exact(problem, rng, accumulate=width % 5 == 0, side=side)
 
 
-@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (7, 7)])
+@every(kernel=[(3, 3), (5, 5), (7, 7)])
 def test_every_height_up_to_30(isa, kernel, rng):
     for height in range(kernel[0], 31):
         check_exact(ConvProblem(1, 2, height, 50 - height, 5, kernel), rng)
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@every(bias=[False, True])
 def test_every_number_of_filters_up_to_30(isa, bias, rng):
     for filters in range(1, 31):
         check_exact(ConvProblem(2, 3, 8, 21, filters, (3, 5), bias=bias), rng)
         check_exact(ConvProblem(1, 1, 7, 9, filters, (5, 3), bias=bias), rng, accumulate=True)
 
 
-@pytest.mark.parametrize("text", ["b1,c40,h40,w66,m9,k3,p1x1", "b2,c64,h31,w33,m3,k7,p3x3"])
+@every(text=["b1,c40,h40,w66,m9,k3,p1x1", "b2,c64,h31,w33,m3,k7,p3x3"])
 def test_images_that_are_taken_in_stretches(isa, text, rng):
     """Their domains are more than stays near, and with several threads they are shared."""
     problem = ConvProblem.parse(text)
@@ -95,18 +95,17 @@ def test_many_images_at_a_time(isa, rng):
         check_exact(ConvProblem(300, 2, 9, 11, 3, (5, 5)), rng)
 
 
-@pytest.mark.parametrize("pad", [3, 4, 20])
+@every(pad=[3, 4, 20])
 def test_more_border_than_kernel(isa, pad, rng):
     check_exact(ConvProblem(2, 2, 3, 4, 3, (3, 3), pad=(pad, pad + 1)), rng)
 
 
-@pytest.mark.parametrize("text", ["b2,c12,h33,w33,m24,k7", "b1,c9,h40,w41,m7,k3,p1x1"])
+@every(text=["b2,c12,h33,w33,m24,k7", "b1,c9,h40,w41,m7,k3,p1x1"])
 def test_results_do_not_depend_on_threads(isa, text, rng):
     harness.check_threads(winograd, ConvProblem.parse(text), rng)
 
 
-@pytest.mark.parametrize("row", range(3, 9))
-@pytest.mark.parametrize("kernel", [(3, 3), (5, 3), (3, 7), (7, 5)])
+@every(kernel=[(3, 3), (5, 3), (3, 7), (7, 5)], row=range(3, 9))
 def test_infinities_and_nans_stay_where_they_belong(isa, kernel, row, rng):
     """A pixel must not leak into outputs that do not read it, not even times zero."""
     problem = ConvProblem(2, 3, 13, 27, 5, kernel, pad=(1, 2))
@@ -116,24 +115,23 @@ def test_infinities_and_nans_stay_where_they_belong(isa, kernel, row, rng):
     np.testing.assert_array_equal(np.isfinite(forward(winograd, problem, x, w)), expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "most"),
-    [
+@every(
+    case=[
         ("b2,c12,h33,w33,m24,k7", 5e-7),
         ("b2,c6,h22,w22,m16,k5", 3e-7),
         ("b1,c256,h14,w14,m9,k3,p1x1", 1e-6),
-    ],
+    ]
 )
-def test_error_against_float64(isa, text, most, rng):
+def test_error_against_float64(isa, case, rng):
+    text, most = case
     assert harness.error(winograd, ConvProblem.parse(text), rng) <= most
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+@every(
+    text=[
         *("b1,c1,h9,w9,m1,k4", "b1,c1,h9,w9,m1,k3x4", "b1,c1,h9,w9,m1,k1x3", "b1,c1,h9,w9,m1,k9"),
         *("b1,c1,h9,w9,m1,k3,s2x1", "b1,c1,h9,w9,m1,k3,d1x2", "b1,c2,h9,w9,m2,k3,g2"),
-    ],
+    ]
 )
 def test_refuses_what_it_does_not_do(isa, text, rng):
     problem = ConvProblem.parse(text)

@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from cases import every
 
 import ece408_op
 from ece408_op import errors, settings
@@ -86,8 +87,7 @@ def _on_the_gpu(arrays):
             block.free()
 
 
-@pytest.mark.parametrize("text", COURSE + OTHERS)
-@pytest.mark.parametrize("accumulate", [False, True])
+@every(accumulate=[False, True], text=COURSE + OTHERS)
 def test_every_direction_equals_the_cpus_staged_and_in_place(text, accumulate, rng):
     problem = ConvProblem.parse(text)
     x, w, bias, dy = _arrays(problem, rng)

@@ -7,6 +7,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from cases import every
 
 import ece408_op
 from ece408_op import errors
@@ -52,8 +53,7 @@ MODES = ["executor", "training", "hybridized", "static"]
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("role", ["data", "weight", "bias"])
-@pytest.mark.parametrize("output", [0, 1])
+@every(output=[0, 1], role=["data", "weight", "bias"])
 def test_an_input_may_be_any_output_of_an_operator(mx, rng, mode, role, output):
     shapes = {"data": (2, 4, 9, 9), "w": (8, 4, 3, 3), "b": (8,)}
     doubled = {"data": "data", "weight": "w", "bias": "b"}[role]

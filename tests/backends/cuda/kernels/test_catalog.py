@@ -7,6 +7,7 @@ import math
 import re
 
 import pytest
+from cases import every
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.plan import architecture
@@ -27,8 +28,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("direction", ARRAYS)
+@every(direction=ARRAYS, capability=CAPABILITIES)
 def test_every_architecture_has_a_kernel_for_every_problem(capability, direction):
     problems = [case.problem for case in random_cases(catalog.get("general"), 100)]
     for problem in [*problems, *SHAPES.values()]:
@@ -61,14 +61,13 @@ def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
         assert chosen.name == kernel, problem
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [
+@every(
+    problem=[
         "b64,c64,h56,w56,m64,k3,p1x1",
         "b64,c3,h224,w224,m64,k7,s2x2,p3x3",
         "b64,c32,h33,w33,m24,k5,d2x2",
         "b10000,c12,h33,w33,m24,k5",
-    ],
+    ]
 )
 def test_hopper_takes_strides_padding_and_dilation_on_tensor_cores(problem):
     names = [
@@ -120,7 +119,7 @@ def _check_plan(plan, capability):
     assert {copy.array for copy in plan.constants} <= known
 
 
-@pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)
+@every(kernel=catalog.KERNELS)
 def test_one_compile_serves_every_batch(kernel):
     (case,) = random_cases(kernel, 1)
     plans = [
@@ -130,9 +129,8 @@ def test_one_compile_serves_every_batch(kernel):
     assert len({(plan.kernel.source, plan.defines) for plan in plans}) == 1
 
 
-@pytest.mark.parametrize(
-    ("kernel", "problem", "reason"),
-    [
+@every(
+    case=[
         ("1_naive", "b1,c1,h9,w9,m1,k3,s2x2", r"stride \(1, 1\) only, not \(2, 2\)"),
         ("1_naive", "b1,c1,h9,w9,m1,k3,float64", "float32 only, not float64"),
         ("2_constant_weights", "b1,c64,h9,w9,m64,k3", "147456 bytes, and constant memory has"),
@@ -153,9 +151,10 @@ def test_one_compile_serves_every_batch(kernel):
         ("16_copy_engine", "b1,c1,h72,w72,m12,k7", "more threads, registers or shared memory"),
         ("19_more_registers", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes"),
         ("19_more_registers", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
-    ],
+    ]
 )
-def test_what_a_kernel_does_not_claim_it_rejects_with_the_reason(kernel, problem, reason):
+def test_what_a_kernel_does_not_claim_it_rejects_with_the_reason(case):
+    kernel, problem, reason = case
     found = catalog.get(kernel).rejects(ConvProblem.parse(problem), (9, 0))
     assert found is not None
     assert re.search(reason, found), found

@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import pytest
+from cases import every
 
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda.kernels import catalog, half_strips
@@ -54,23 +55,23 @@ def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, tmp_path, name
         compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), "90a", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("problem", "steps"),
-    [
+@every(
+    case=[
         (SHAPES["fa19_2"], 20),  # of 5 rows: 5 taps of 8 channels, 2 + 2 + 1 taps of 4
         (SHAPES["sp18_2"], 13),
         (SHAPES["k7_2"], 39),
         (ConvProblem.parse("b1,c3,h20,w20,m8,k7"), 14),
         (ConvProblem.parse("b1,c3,h20,w20,m8,k1"), 1),
         (ConvProblem.parse("b1,c2,h20,w20,m8,k5"), 5),
-    ],
+    ]
 )
-def test_channels_left_over_by_eights_share_a_step_with_further_taps(problem, steps):
+def test_channels_left_over_by_eights_share_a_step_with_further_taps(case):
+    problem, steps = case
     assert half_strips.steps(problem) == steps
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("problem", [*SHAPES.values(), "b2,c64,h56,w56,m64,k3,p1x1"], ids=str)
+@every(problem=[*SHAPES.values(), "b2,c64,h56,w56,m64,k3,p1x1"])
 def test_every_choice_fits_a_processor(name, problem):
     kernel = catalog.get(name)
     problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
@@ -85,16 +86,16 @@ def test_every_choice_fits_a_processor(name, problem):
         assert launch.grid[1] * filters >= problem.filters
 
 
-@pytest.mark.parametrize(
-    ("problem", "reason"),
-    [
+@every(
+    case=[
         ("b1,c4,h9,w9,m4,k3,g2", "groups 1 only, not 2"),
         ("b1,c4,h9,w9,m4,k3,float64", "float32 only, not float64"),
         ("b1,c256,h9,w9,m4,k3", "at most 128 steps, not 144"),
         ("b1,c64,h9,w3000,m4,k3", "bytes of shared memory, more than 232448"),
-    ],
+    ]
 )
-def test_what_is_not_claimed_is_rejected_with_the_reason(problem, reason):
+def test_what_is_not_claimed_is_rejected_with_the_reason(case):
+    problem, reason = case
     for name in NAMES:
         assert reason in str(catalog.get(name).rejects(ConvProblem.parse(problem), HOPPER))
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cases import every
 from fake_gpu import FakeGpu, FakeLoaded
 
 from ece408_op import settings
@@ -52,9 +53,7 @@ def _addresses(arrays):
     return [array.ctypes.data for array in arrays]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("gpus", [1, 2, 3])
-@pytest.mark.parametrize("accumulate", [False, True])
+@every(accumulate=[False, True], gpus=[1, 2, 3], dtype=["float32", "float64", "float16"])
 def test_every_direction_in_small_chunks_equals_the_cpu(plans, rng, dtype, gpus, accumulate):
     problem = dataclasses.replace(SMALL, dtype=dtype)
     x, w, bias, dy = _arrays(problem, rng)
@@ -156,8 +155,7 @@ def _work(problem):
     return work.forward(problem, 0, 0, 0 if problem.bias else None, 0, False, None)
 
 
-@pytest.mark.parametrize("budget", [64 << 20, 1 << 30, 1 << 36])
-@pytest.mark.parametrize("lanes", [3, 8])
+@every(lanes=[3, 8], budget=[64 << 20, 1 << 30, 1 << 36])
 def test_a_division_covers_the_batch_within_the_budget(budget, lanes):
     division = divide(_work(FA19_1), FakeGpu(), budget, lanes)
     assert division.device_bytes <= budget
