@@ -42,7 +42,8 @@ def test_the_script_writes_what_it_prints(tmp_path):
     ]
     for entry in document["forward"]:
         assert entry["error"] < cpu_timer.TOLERANCE
-        assert {len(samples) for samples in entry["ms"].values()} == {2}
+        assert {times["n"] for times in entry["ms"].values()} == {2}
+        assert all(0 < times["min"] <= times["median"] for times in entry["ms"].values())
         assert set(entry["ms"]) == {"ours", "mxnet", "ours fresh", "mxnet fresh"}
     assert set(document["variants"][0]["ms"]) >= {*native.isas(), "1 threads", "2 threads"}
     readme = tmp_path / "README.md"

@@ -90,7 +90,8 @@ def test_the_table_of_zero_copy():
         "| fa19_1 | b2,c1,h9,w9,m4,k3x3 | k | NO | 1.000 | 1.200 | 200 | 2.300 | 2.300 | 1.0 | "
         "500 | 0.25 |" in table([row])
     )
-    json.dumps(document([row]))
+    (kept,) = document([row])["rows"]
+    assert kept["calls"] == {"median": 0.0023, "min": 0.0022, "n": 3}
 
 
 def test_limits_are_set_beside_the_floor():
@@ -103,4 +104,6 @@ def test_limits_are_set_beside_the_floor():
     assert "| fa19_1 | 40.0 | 42.0 (1.05x) | 39.0 | 84.0 (2.10x) |" in lines
     assert "| together | 60.0 | 60.0 (1.00x) | | 120.0 (2.00x) |" in lines
     assert lines[-1] == "| to the GPU | 54.0 |"
-    json.dumps(staging_limits.document(host, layers))
+    kept = staging_limits.document(host, layers)
+    assert kept["host"][0]["samples"] == {"median": 54.0, "min": 50.0, "n": 3}
+    assert kept["layers"][0]["fresh"] == {"median": 84.0, "min": 80.0, "n": 3}

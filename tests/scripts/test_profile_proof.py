@@ -36,6 +36,7 @@ def test_a_milestones_kernels_are_held_against_its_events_and_ncu():
 def test_layers_and_costs_as_tables():
     cost = Cost(("m3.1", "100"), ((10.0,), (12.0,), (11.0,)), ((12.0,), (13.0,), (12.1,)))
     assert profile_proof.costs_table([cost]).endswith("| m3.1 100 | 1 | 11.0 | 12.1 | +10.0% |")
+    assert cost.record()["without_ms"] == [{"median": 11.0, "min": 10.0, "n": 3}]
     plain = Layer("m3.1 100", "conv1", "13_column_pairs", 1.9, 2.1)
     text = profile_proof.layers_table([plain])
     assert text.startswith("Of a staged milestone")
@@ -68,6 +69,7 @@ def test_totals_and_single_launches_as_tables():
     assert f"\n{start} 19.5000 |  |  | 1980 |\n" in text
     assert f"\n{start} 19.5000 | 20.0000 | -2.50% | 1980 |\n" in text
     assert text.endswith("| 0.9500 | 1.0000 | -5.00% | 1.0000 | 1.0100 | -0.99% |")
+    assert found.record()["events"]["in_a_row"] == {"median": 19.8, "min": 18.0, "n": 3}
 
 
 def test_a_failed_run_is_told_in_its_words(monkeypatch):

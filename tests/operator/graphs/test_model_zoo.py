@@ -30,6 +30,10 @@ def test_a_network_of_the_zoo(mx, name, tmp_path):
     assert set(found.layer_errors) == {*found.report.swapped, "output"}
     assert max(found.layer_errors.values()) <= LIMIT
     assert max(found.errors.values()) <= LIMIT
+    (kept,) = zoo.records([found])
+    assert [each["layer"] for each in kept["layers"]] == [each.layer for each in found.log]
+    (ms,) = found.native_ms
+    assert kept["native_ms"] == {"median": ms, "min": ms, "n": 1}
 
 
 @pytest.mark.parametrize("name", NAMES)
