@@ -35,12 +35,12 @@ UNDER_SANITIZERS = LD_PRELOAD="$(call library,libasan.so):$(call library,libstdc
     ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 
 test-sanitized: $(SANITIZED)  ## the CPU kernels' tests under ASan and UBSan
-	$(UNDER_SANITIZERS) ECE408_TEST_LIBRARY=$(SANITIZED) $(PY) -m pytest -q tests/backends
+	$(UNDER_SANITIZERS) ECE408_TEST_LIBRARY=$(SANITIZED) $(PY) -m pytest -q tests/backends/cpu
 
 fuzz: $(SANITIZED)  ## 20000 random problems and 5000 random networks under ASan and UBSan
 	$(UNDER_SANITIZERS) $(PY) scripts/fuzz_cpu.py 20000 --library $(SANITIZED)
 	$(UNDER_SANITIZERS) ECE408_TEST_LIBRARY=$(SANITIZED) \
-	    $(PY) tests/random_graphs.py --graphs 5000 --jobs 2
+	    $(PY) tests/helpers/random_graphs.py --graphs 5000 --jobs 2
 
 $(SANITIZED): $(VENV)/.installed-test
 	$(PY) -m pip install --quiet 'setuptools>=77.0.3,<85'

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from ece408_op import settings
 from ece408_op.backends.cpu import native
 from ece408_op.bench import ceilings, cpu_timer, shapes
+from ece408_op.bench.summary import summary
 from ece408_op.cli import program
 from ece408_op.errors import InvalidSetting
 from ece408_op.files.cachedir import atomic_path
@@ -90,7 +91,8 @@ def measure(options, peer):
         def run(name, problem, measured, *arguments):
             progress.set_description(name)
             found = measured(problem, *arguments, options.samples, progress.update)
-            return {"name": name, "problem": str(problem), **found}
+            ms = {each: summary(times) for each, times in found["ms"].items() if times}
+            return {"name": name, "problem": str(problem), **found, "ms": ms}
 
         document["forward"] = [run(n, p, cpu_timer.forward, peer) for n, p in listed]
         document["unlisted"] = [

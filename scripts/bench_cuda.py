@@ -71,10 +71,11 @@ def measure_shape(gpu, name, problem, kernels, peer, samples, entry, on_kernel):
     ]
     with cuda_timer.bench(gpu, problem) as bench:
         for kernel in wanted:
-            entry["kernels"][kernel.name] = vars(bench.time(kernel, samples))
+            entry["kernels"][kernel.name] = cuda_report.kept(vars(bench.time(kernel, samples)))
             on_kernel()
         if peer is not None and not entry["cudnn"]:
-            entry["cudnn"] = peer.measure(problem, samples)
+            measured = peer.measure(problem, samples)
+            entry["cudnn"] = {name: cuda_report.kept(each) for name, each in measured.items()}
 
 
 def bench_all(options):

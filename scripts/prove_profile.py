@@ -1,15 +1,12 @@
 """Profiles of milestones, their kernel times beside events' and ncu's, and what profiling costs."""
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 
 from studies import profile_proof, profiled_kernels, results
 
 from ece408_op.cli import program
-from ece408_op.files.cachedir import atomic_path
-from ece408_op.profile.activities import to_json
 
 SHAPES = ("fa19_1", "fa19_2")
 COUNTED = 3  # launches by ncu
@@ -33,7 +30,7 @@ def main():
         "--write",
         type=Path,
         metavar="PREFIX",
-        help="write PREFIX.md and PREFIX.json, and of each milestone the profile and time line",
+        help="write PREFIX.md and PREFIX.json as well",
     )
     options = parser.parse_args()
     if options.launch:
@@ -50,13 +47,10 @@ def prove(options):
         runs += [(milestone, options.counters, True) for milestone in milestones]
     text, layers = [], []
     for milestone, size, counters in runs:
-        output, profile, trace = profile_proof.profiled([milestone, size], counters)
+        output, profile = profile_proof.profiled([milestone, size], counters)
         layers += profile_proof.of_milestone(profile)
         command = f"ece408 profile {'--ncu ' if counters else ''}{milestone} {size}"
         text.append(f"`{command}`:\n\n```\n{output.strip()}\n```")
-        if options.write and not counters:
-            write(options.write, f"_{milestone}.json", to_json(profile))
-            write(options.write, f"_{milestone}_trace.json", trace)
     # MXNet's own convolution reports no op times.
     costs = [
         profile_proof.cost([milestone, options.size], options.runs)
@@ -71,9 +65,12 @@ def prove(options):
     text += [table(found) for found, table in tables if found]
     print("\n\n".join(text))
     if options.write:
-        content = {"kernels": kernels, "layers": layers, "costs": costs}
-        plain = {name: list(map(dataclasses.asdict, found)) for name, found in content.items()}
-        results.write(options.write, "Profiles", "\n\n".join(text), plain)
+        content = {
+            "kernels": [each.record() for each in kernels],
+            "layers": list(map(vars, layers)),
+            "costs": [each.record() for each in costs],
+        }
+        results.write(options.write, "Profiles", "\n\n".join(text), content)
 
 
 def compare_kernels():
@@ -83,11 +80,6 @@ def compare_kernels():
         profiled_kernels.with_ncu(found, [*command, found.shape])
         for found in profiled_kernels.compare(SHAPES)
     ]
-
-
-def write(prefix, suffix, text):
-    with atomic_path(prefix.with_name(prefix.name + suffix)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

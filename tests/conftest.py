@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from places import SCRIPTS
 
 from ece408_op import errors
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.errors import DownloadFailed, NoUsableGpu
 from ece408_op.operator.loading import load_mxnet
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 # A shell that starts the tests in the background has SIGINT ignored, also by what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,13 +7,11 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from ece408_op import __version__
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
+from places import ROOT
 from studies import cpu_table
 
 from ece408_op import errors
@@ -14,7 +14,6 @@ from ece408_op.cli.main import _parser
 from ece408_op.op_log import op_times
 from ece408_op.settings import _VARIABLES
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 MANUAL = (ROOT / "docs" / "manual.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README + MANUAL, re.S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ from ..backends.cuda.kernels.catalog import KERNELS
 from ..backends.cuda.plan import Kernel
 from ..errors import InvalidSetting
 from ..files.resources import kernels_dir
+from .summary import summary
 
 LADDER = [kernel for kernel in KERNELS if kernel.name[0].isdigit()]
 # The shapes whose steps from kernel to kernel the ladder shows.
 STEPS = ("fa19_1", "fa19_2")
 
 # {shape: {"batch": n, "kernels": {name: timing}, "cudnn": {variant: timing}}}; a timing has
-# samples_ms and error, and failure, which is None or says what was wrong.
+# ms, a summary, and error, and failure, which is None or says what was wrong.
 Results = dict[str, dict[str, Any]]
 
 
@@ -36,7 +36,14 @@ def median(timing: dict[str, Any] | None) -> float | None:
     """The median of a timing in milliseconds; `None` where there is none or it failed."""
     if timing is None or timing.get("failure"):
         return None
-    return statistics.median(timing["samples_ms"])
+    return timing["ms"]["median"]
+
+
+def kept(timing: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, with a summary `ms` in place of `samples_ms`; none without samples."""
+    samples = timing.get("samples_ms")
+    others = {name: value for name, value in timing.items() if name != "samples_ms"}
+    return {"ms": summary(samples), **others} if samples else others
 
 
 def tables(results: Results) -> str:
@@ -72,7 +79,7 @@ def _cell(timing: dict[str, Any] | None, errors: bool) -> str:
         return ""
     if timing.get("failure"):
         return "failed"
-    return f"{timing['error']:.1e}" if errors else f"{statistics.median(timing['samples_ms']):.3f}"
+    return f"{timing['error']:.1e}" if errors else f"{timing['ms']['median']:.3f}"
 
 
 def parent(kernel: Kernel) -> str | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files.cachedir import atomic_path, ensure_folder, writing
+from ..files.records import to_json
 from ..operator.environment import machine
 from .comparison import Options, Row
 
@@ -27,9 +27,8 @@ def check_writable(path: Path) -> None:
 
 def write_json(path: Path, rows: Sequence[Row], options: Options) -> None:
     """Write `document` to `path`, as a whole or not at all. Raises `CacheUnwritable`."""
-    text = json.dumps(document(rows, options), indent=2) + "\n"
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(to_json(document(rows, options)), encoding="utf-8")
 
 
 def document(rows: Sequence[Row], options: Options) -> dict[str, Any]:

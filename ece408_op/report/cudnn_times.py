@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,9 +33,10 @@ def recorded(term: Term) -> Recorded | None:
     for layer, problem in ladder.problems(term, 1).items():
         entry = document.get("results", {}).get(ladder.shape_name(problem), {})
         for variant, timing in entry.get("cudnn", {}).items():
-            if "samples_ms" in timing:
+            ms = cuda_report.median(timing)
+            if ms is not None:
                 batch = entry["batch"]
-                found.setdefault(variant, {})[layer] = statistics.median(timing["samples_ms"])
+                found.setdefault(variant, {})[layer] = ms
     if not found:
         return None
     versions = ", ".join(f"{name} {value}" for name, value in document["peer"].items())

@@ -8,7 +8,7 @@
 // by the first in another one. As the unit truncates what it accumulates, sums of first parts are
 // added up in float32 registers every few steps.
 //
-// Measured: fa19_1 1.48 ms (0.43x), fa19_2 1.02 ms (1.43x); batch 10000, NVIDIA H200.
+// Measured: fa19_1 1.48 ms (0.72x), fa19_2 1.02 ms (0.58x); batch 10000, NVIDIA H200.
 #define PARTS 2
 #include "half_strips.cuh"
 

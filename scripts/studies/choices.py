@@ -9,7 +9,7 @@ from typing import Any
 
 from ece408_op.backends.cuda.kernels import catalog, tuned
 from ece408_op.backends.cuda.runtime.device import Gpu
-from ece408_op.bench.cuda_report import median
+from ece408_op.bench.cuda_report import kept, median
 from ece408_op.bench.cuda_timer import Bench, bench
 from ece408_op.bench.peers.cudnn import Peer
 from ece408_op.problem import PRECISIONS, ConvProblem
@@ -20,7 +20,7 @@ _SIMPLEST = "1_naive"
 
 # By shape: "batches", {batch: timing} at float32; "cudnn", {batch: {variant: timing}};
 # "precisions", {precision: timing} at the largest batch, and "simplest", the timing there of the
-# simplest kernel. A timing has choice, samples_ms, error and failure.
+# simplest kernel. A timing has choice, ms (a summary), error and failure.
 Entry = dict[str, dict[str, Any]]
 
 
@@ -36,16 +36,17 @@ def measure(gpu: Gpu, problem: ConvProblem, peer: Peer | None, samples: int) -> 
                 entry["precisions"]["float32"] = found
                 for precision in PRECISIONS[1:]:
                     entry["precisions"][precision] = _timing(each, precision, samples)
-                entry["simplest"] = vars(each.time(catalog.get(_SIMPLEST), 1))
+                entry["simplest"] = kept(vars(each.time(catalog.get(_SIMPLEST), 1)))
         if peer is not None and batch in SMALL:
-            entry["cudnn"][str(batch)] = peer.measure(at, samples)
+            measured = peer.measure(at, samples)
+            entry["cudnn"][str(batch)] = {name: kept(found) for name, found in measured.items()}
     return entry
 
 
 def _timing(each: Bench, precision: str, samples: int) -> dict[str, Any]:
     choice = tuned.best(each.problem, each.gpu, precision)
     plan = choice.kernel.plan(each.problem, each.gpu.capability, False, choice.layout)
-    return {"choice": str(choice), **vars(each.time(choice.kernel, samples, plan))}
+    return {"choice": str(choice), **kept(vars(each.time(choice.kernel, samples, plan)))}
 
 
 def tables(results: dict[str, Entry]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from ece408_op.bench.ceilings import Ceilings
@@ -13,12 +12,16 @@ README_BEGIN = "<!-- docs/results/cpu.json: times -->"
 README_END = "<!-- end of times -->"
 
 
-def median(times: dict[str, list[float]], name: str) -> float | None:
+# By contender, a summary in ms.
+Times = dict[str, dict[str, float]]
+
+
+def median(times: Times, name: str) -> float | None:
     """A contender's median in ms, or `None` if it did not run."""
-    return statistics.median(times[name]) if times.get(name) else None
+    return times[name]["median"] if name in times else None
 
 
-def best_torch(times: dict[str, list[float]]) -> float | None:
+def best_torch(times: Times) -> float | None:
     """The better layout's median in ms."""
     found = [m for m in (median(times, f"torch {la}") for la in ("NCHW", "NHWC")) if m is not None]
     return min(found) if found else None
@@ -69,7 +72,7 @@ _BACKWARD_HEAD = ["shape", "problem", "floor", "ours", "GFLOP/s", "MXNet", "x", 
 
 def _forward_row(top: Ceilings, entry: dict[str, Any]) -> list[str]:
     problem, times = ConvProblem.parse(entry["problem"]), entry["ms"]
-    ours = statistics.median(times["ours"])
+    ours = times["ours"]["median"]
     return [
         *(entry["name"], f"`{problem}`", f"{top.floor_ms(problem):.1f}", f"{ours:.1f}"),
         *(f"{problem.flops / ours / 1e6:.0f}", f"{top.floor_ms(problem) / ours:.0%}"),
@@ -87,7 +90,7 @@ def _unlisted_row(top: Ceilings, document: dict[str, Any], entry: dict[str, Any]
     if nearest is None:
         return [*row, ""]
     shares = [
-        top.floor_ms(ConvProblem.parse(e["problem"])) / statistics.median(e["ms"]["ours"])
+        top.floor_ms(ConvProblem.parse(e["problem"])) / e["ms"]["ours"]["median"]
         for e in (entry, nearest)
     ]
     return [*row, f"{shares[0] / shares[1]:.2f} ({entry['nearest']})"]
@@ -95,7 +98,7 @@ def _unlisted_row(top: Ceilings, document: dict[str, Any], entry: dict[str, Any]
 
 def _backward_row(top: Ceilings, entry: dict[str, Any]) -> list[str]:
     problem, times = ConvProblem.parse(entry["problem"]), entry["ms"]
-    ours = statistics.median(times["ours"])
+    ours = times["ours"]["median"]
     return [
         *(entry["name"], f"`{problem}`", f"{2 * top.compute_ms(problem):.1f}", f"{ours:.1f}"),
         f"{2 * problem.flops / ours / 1e6:.0f}",
@@ -119,7 +122,7 @@ def readme_table(document: dict[str, Any]) -> str:
     rows = []
     for entry in document["forward"]:
         times = entry["ms"]
-        ours = statistics.median(times["ours"])
+        ours = times["ours"]["median"]
         problem = ConvProblem.parse(entry["problem"])
         share = f"{ceilings(document).floor_ms(problem) / ours:.0%}"
         native, torch = _peer(median(times, "mxnet"), ours), _peer(best_torch(times), ours)

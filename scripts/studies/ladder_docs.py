@@ -15,14 +15,14 @@ _MEASURED = re.compile(r"^// Measured: .*(?:\n// .+)*$", re.M)
 
 def header(source: str, kernel: Kernel, document: dict) -> str:
     """A kernel's source with its measured effect in the header."""
-    if not any(kernel.name in each["kernels"] for each in document["results"].values()):
+    if kernel.direction != "forward":
+        line = "// Measured: no, it is not on the ladder."
+    elif not any(kernel.name in each["kernels"] for each in document["results"].values()):
         line = "// Measured: not yet."
-    elif kernel.direction == "forward":
+    else:
         effect = cuda_report.measured(document["results"], kernel.name)
         gpu = " and ".join(document["machine"]["gpus"])
         line = f"// Measured: {effect}; batch {_batch(document)}, {gpu}."
-    else:
-        line = "// Measured: no, it is not on the ladder."
     return _MEASURED.sub(_wrapped(line), source, count=1)
 
 

@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ece408_op.bench.summary import summary
 from ece408_op.course import comparison
 from ece408_op.errors import OperatorFailed
 from ece408_op.profile import activities
@@ -51,6 +53,14 @@ class Cost:
         """For each layer, the median without and with."""
         plain, recorded = (zip(*rows) for rows in (self.without_ms, self.with_ms))
         return [(statistics.median(a), statistics.median(b)) for a, b in zip(plain, recorded)]
+
+    def record(self) -> dict[str, Any]:
+        """The same for JSON, a summary for each layer."""
+        times = {"without_ms": self.without_ms, "with_ms": self.with_ms}
+        layers = {
+            name: [summary(of_layer) for of_layer in zip(*rows)] for name, rows in times.items()
+        }
+        return {"command": self.command, **layers}
 
 
 def of_milestone(profile: Profile) -> list[Layer]:
@@ -95,17 +105,16 @@ def cost(arguments: Sequence[str], runs: int) -> Cost:
     return Cost(tuple(arguments), tuple(times[False]), tuple(times[True]))
 
 
-def profiled(arguments: Sequence[str], counters: bool) -> tuple[str, Profile, str]:
-    """What `ece408 profile` prints for a milestone, the profile, and its time line's text; with
-    `counters`, ncu's too.
+def profiled(arguments: Sequence[str], counters: bool) -> tuple[str, Profile]:
+    """What `ece408 profile` prints for a milestone, and the profile; with `counters`, ncu's too.
 
     Raises `OperatorFailed` when it fails.
     """
     with tempfile.TemporaryDirectory(prefix="ece408-proof-") as folder:
-        json, trace = Path(folder) / "profile.json", Path(folder) / "trace.json"
-        options = [f"--json={json}", f"--trace={trace}", *(["--ncu"] if counters else [])]
+        json = Path(folder) / "profile.json"
+        options = [f"--json={json}", *(["--ncu"] if counters else [])]
         output = _run(["profile", *options, *arguments])
-        return output, activities.read(json), trace.read_text(encoding="utf-8")
+        return output, activities.read(json)
 
 
 def _run(arguments: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ece408_op.backends.cuda.kernels import tuned
 from ece408_op.backends.cuda.plan import Plan
 from ece408_op.backends.cuda.runtime import device, launcher
 from ece408_op.bench import shapes
+from ece408_op.bench.summary import summary
 from ece408_op.errors import OperatorFailed
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import ncu
@@ -44,6 +46,10 @@ class Times:
     behind: tuple[float, ...]
     in_a_row: tuple[float, ...]
 
+    def record(self) -> dict[str, dict[str, float]]:
+        """The same for JSON, a summary of each."""
+        return {way: summary(samples) for way, samples in vars(self).items()}
+
 
 @dataclass(frozen=True)
 class Timed:
@@ -60,6 +66,10 @@ class Timed:
     profile: Times
     clocks_mhz: tuple[int, int]
     ncu_ms: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {k: v.record() if isinstance(v, Times) else v for k, v in vars(self).items()}
 
 
 def compare(names: Sequence[str]) -> list[Timed]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 from pathlib import Path
 from typing import Any
 
 from ece408_op.files.cachedir import atomic_path
+from ece408_op.files.records import to_json
 from ece408_op.operator.environment import machine
 
 
@@ -18,7 +18,7 @@ def write(prefix: Path, title: str, table: str, content: dict[str, Any]) -> None
     document = {"date": date, "machine": about, **content}
     header = ", ".join(f"{key} {_plain(value)}" for key, value in about.items())
     text = f"# {title}\n\n{date}: {header}\n\n{table}\n"
-    for suffix, each in ((".md", text), (".json", json.dumps(document, indent=2) + "\n")):
+    for suffix, each in ((".md", text), (".json", to_json(document))):
         with atomic_path(prefix.with_name(prefix.name + suffix)) as temporary:
             temporary.write_text(each, encoding="utf-8")
 

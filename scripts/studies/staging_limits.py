@@ -20,6 +20,7 @@ from ece408_op.backends.cuda.runtime import device
 from ece408_op.backends.cuda.runtime.device import Gpu
 from ece408_op.backends.cuda.staged import pages
 from ece408_op.bench import shapes
+from ece408_op.bench.summary import summary
 from ece408_op.problem import ConvProblem
 
 _SAMPLES = 5
@@ -206,4 +207,6 @@ def table(host: Sequence[Host], layers: Sequence[Layer]) -> str:
 
 def document(host: Sequence[Host], layers: Sequence[Layer]) -> dict[str, Any]:
     """The same for JSON."""
-    return {"host": [vars(each) for each in host], "layers": [vars(each) for each in layers]}
+    rates = [{**vars(each), "samples": summary(each.samples)} for each in host]
+    times = [{**vars(e), "used": summary(e.used), "fresh": summary(e.fresh)} for e in layers]
+    return {"host": rates, "layers": times}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.runtime import device, loading
 from ece408_op.backends.cuda.runtime.device import BEGIN, COMPUTED
+from ece408_op.bench.summary import summary
 from ece408_op.errors import surfaced
 from ece408_op.op_log import op_times
 from ece408_op.operator.loading import load_mxnet
@@ -22,6 +22,8 @@ from ece408_op.operator.memory import pointer
 from ece408_op.problem import ConvProblem
 
 _WARM_UPS = 3
+# The samples of a `Row`.
+_SAMPLED = ("ops", "calls", "native")
 
 
 @dataclass(frozen=True)
@@ -149,5 +151,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def document(rows: Sequence[Row]) -> dict[str, Any]:
-    """The same for JSON, with every sample."""
-    return {"rows": [dataclasses.asdict(row) for row in rows]}
+    """The same for JSON."""
+    return {
+        "rows": [
+            {**vars(row), **{name: summary(getattr(row, name)) for name in _SAMPLED}}
+            for row in rows
+        ]
+    }

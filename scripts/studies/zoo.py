@@ -22,6 +22,7 @@ import numpy as np
 
 from ece408_op import errors
 from ece408_op.bench import cpu_timer
+from ece408_op.bench.summary import summary
 from ece408_op.op_log import OpTimes, op_times
 from ece408_op.operator.loading import load_mxnet
 from ece408_op.operator.swap import SwapReport, swap, swap_symbol
@@ -254,19 +255,21 @@ def records(comparisons: list[Comparison]) -> list[dict[str, Any]]:
             "name": each.name,
             "batch": each.batch,
             "busy": each.busy,
-            "swapped": each.report.swapped,
             "left": each.report.left,
-            "errors": each.errors,
-            "layer_errors": each.layer_errors,
-            "native_ms": each.native_ms,
-            "ours_ms": each.ours_ms,
-            "alone_ms": each.alone,
+            "errors": {**each.errors, "executor": each.layer_errors["output"]},
+            "native_ms": summary(each.native_ms),
+            "ours_ms": summary(each.ours_ms),
+            "alone_ms": {
+                problem: {whose: summary(samples) for whose, samples in times.items()}
+                for problem, times in each.alone.items()
+            },
             "layers": [
                 {
                     "layer": t.layer,
                     "problem": str(t.problem),
                     "kernel": t.kernel,
                     "ms": t.milliseconds,
+                    "error": each.layer_errors[t.layer],
                 }
                 for t in each.log
             ],

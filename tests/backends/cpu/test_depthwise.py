@@ -1,0 +1,146 @@
+"""Groups of one channel, forward and the gradient for x, on every instruction set this CPU has.
+
+Arrays lie against forbidden pages (`guarded`), outputs are NaN before.
+"""
+
+from __future__ import annotations
+
+import harness
+import numpy as np
+import oracle
+import pytest
+from cases import every
+from harness import forward, inputs, real_inputs
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from ece408_op import settings
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.errors import InvalidProblem, UnsupportedProblem
+from ece408_op.problem import ConvProblem
+
+# Strides and dilations, and how far these reach from a tap to the next.
+STEPS = {"s1x1": (1, 1), "s2x2": (1, 1), "d2x2": (2, 2), "d3x1": (3, 1), "d1x4": (1, 4)}
+
+cpu = CpuBackend()
+reference = ReferenceBackend()
+
+
+def check_exact(problem, rng, accumulate=False, side="end"):
+    harness.check_exact(cpu, problem, rng, accumulate, side)
+
+
+@every(kernel=[3, 5], steps=STEPS, side=["start", "end"])
+def test_every_width_up_to_40(isa, kernel, steps, side, rng):
+    for width in range(1, 41):
+        height = 1 + width * 7 % 19
+        down, across = (step * (kernel // 2) + width % 3 for step in STEPS[steps])
+        text = f"b2,c3,h{height},w{width},m3,k{kernel},{steps},p{down}x{across},g3,bias"
+        check_exact(ConvProblem.parse(text), rng, accumulate=bool(width % 2), side=side)
+
+
+@every(kernel=[3, 5], steps=STEPS)
+def test_every_height_up_to_30_and_no_border(isa, kernel, steps, rng):
+    for height in range(1, 31):
+        size = f"h{height + 4 * (kernel - 1)},w{50 - height}"
+        check_exact(ConvProblem.parse(f"b1,c2,{size},m2,k{kernel},{steps},g2"), rng)
+
+
+@every(multiplier=[1, 2, 5])
+def test_several_filters_for_a_channel(isa, multiplier, rng):
+    for text in ("b3,c4,h9,w20,k3,p1x1", "b2,c7,h12,w7,k5,s2x2,p2x2"):
+        channels = int(text[4])
+        text += f",m{channels * multiplier},g{channels},bias"
+        check_exact(ConvProblem.parse(text), rng, accumulate=True)
+
+
+@every(pad=[3, 7, 40])
+def test_more_border_than_image(isa, pad, rng):
+    for size, steps in (("h1,w1", "s1x1"), ("h1,w1", "s2x2"), ("h2,w3", "s1x1"), ("h1,w1", "d2x3")):
+        text = f"b2,c2,{size},m2,k3,{steps},p{pad}x{pad + 1},g2,bias"
+        check_exact(ConvProblem.parse(text), rng)
+
+
+@every(text=["b2,c40,h60,w61,m40,k5,p2x2,g40", "b1,c24,h999,w130,m24,k3,s2x2,g24"])
+def test_results_do_not_depend_on_threads(isa, text, rng):
+    """Sizes that all of the threads are given a part of: whole planes, and parts of planes."""
+    harness.check_threads(cpu, ConvProblem.parse(text), rng)
+
+
+@every(text=["b9,c16,h250,w240,m16,k3,p1x1", "b9,c16,h247,w240,m16,k5,p4x4,d2x2"])
+def test_outputs_larger_than_the_cache(isa, text, rng):
+    """They are written past it where rows begin with a line."""
+    problem = ConvProblem.parse(f"{text},g16,bias")
+    assert 4 * np.prod(problem.y_shape) > 32 << 20
+    x, w, bias = inputs(problem, rng)
+    expected = forward(reference, problem, x, w, bias)
+    np.testing.assert_array_equal(forward(cpu, problem, x, w, bias, side="start"), expected)
+
+
+@every(kernel=[3, 5], steps=STEPS)
+def test_infinities_and_nans_stay_where_they_belong(isa, kernel, steps, rng):
+    problem = ConvProblem.parse(f"b1,c3,h31,w45,m3,k{kernel},{steps},p2x2,g3")
+    x, w = real_inputs(problem, rng)
+    x[0, 1, 0, 0], x[0, 1, 13, 29], x[0, 1, 30, 44] = np.inf, np.nan, -np.inf
+    expected = np.isfinite(oracle.forward(problem, x, w, None))
+    np.testing.assert_array_equal(np.isfinite(forward(cpu, problem, x, w)), expected)
+
+
+@every(text=["b2,c9,h30,w33,m9,k5,p2x2,g9", "b2,c8,h29,w33,m16,k3,s2x2,g8"])
+def test_error_against_float64(isa, text, rng):
+    assert harness.error(cpu, ConvProblem.parse(text), rng) <= 3e-7
+
+
+@st.composite
+def problems(draw):
+    def number(least, most):
+        return draw(st.integers(least, most))
+
+    stride = number(1, 2)
+    dilate = (1, 1) if stride == 2 else (number(1, 3), number(1, 3))
+    kernel = draw(st.sampled_from([3, 5]))
+    channels = number(2, 9)
+    try:
+        return ConvProblem(
+            batch=number(1, 4),
+            channels=channels,
+            height=number(1, 40),
+            width=number(1, 60),
+            filters=channels * number(1, 3),
+            kernel=(kernel, kernel),
+            stride=(stride, stride),
+            pad=(number(0, 7), number(0, 7)),
+            dilate=dilate,
+            groups=channels,
+            bias=draw(st.booleans()),
+        )
+    except InvalidProblem:
+        return None
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(problem=problems(), data=st.data())
+def test_any_problem(problem, data):
+    if problem is None:
+        return
+    isa = data.draw(st.sampled_from(native.isas()))
+    with settings.override(isa=isa, threads=data.draw(st.integers(1, 4))):
+        rng = np.random.default_rng(data.draw(st.integers(0, 999)))
+        check_exact(
+            problem, rng, data.draw(st.booleans()), data.draw(st.sampled_from(["start", "end"]))
+        )
+
+
+@every(text=["b1,c4,h9,w9,m4,k3,g2", "b1,c2,h9,w9,m2,k3,s2x1,g2"])
+def test_the_library_refuses_what_the_kernel_cannot_do(isa, text, rng):
+    problem = ConvProblem.parse(text)
+    x, w, _ = inputs(problem, rng)
+    y = np.empty(problem.y_shape, problem.dtype)
+    with pytest.raises(UnsupportedProblem):
+        native.run(
+            "depthwise_forward", problem, x.ctypes.data, w.ctypes.data, None, y.ctypes.data,
+            accumulate=False, threads=1, isa=isa,
+        )  # fmt: skip

@@ -1,0 +1,272 @@
+"""The general CPU kernels against an oracle in NumPy: every direction, type, instruction set.
+
+Arrays lie against forbidden pages (`guarded`), outputs are NaN before.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+from cases import every
+from harness import integers
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from studies import guarded
+
+from ece408_op import settings
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.errors import InvalidProblem
+from ece408_op.host.footprint import available_bytes
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+
+PROBLEMS = [
+    "b1,c1,h1,w1,m1,k1",
+    "b2,c3,h9,w11,m4,k3x3,s2x3,bias",
+    "b5,c2,h6,w7,m3,k3x3,p1x2",
+    "b2,c2,h3,w3,m9,k3x3,p4x3,bias",
+    "b1,c2,h12,w11,m3,k3x2,d3x4",
+    "b3,c3,h13,w14,m17,k3x4,s2x3,p2x1,d2x3,bias",
+    "b2,c6,h7,w8,m4,k1x5,p0x2,g2",
+    "b4,c5,h20,w35,m5,k3x3,p1x1,g5,bias",
+    "b2,c4,h9,w7,m8,k2x1,s3x2,p2x2,d2x1,g4",
+    "b1,c2,h50,w60,m3,k7x7,s4x5,p3x0",
+    "b1,c300,h5,w6,m9,k1x1,p1x1",
+    # Many filters or channels, for which the lanes are filters.
+    "b3,c14,h9,w17,m37,k3x3,s2x2,p1x1,bias",
+    "b2,c40,h8,w15,m50,k2x3,s3x2,p2x1,d2x1,g2",
+    "b5,c16,h7,w7,m33,k3x3,p1x1",
+    "b1,c70,h6,w30,m20,k1x2,d1x3,bias",
+    "b1,c30,h5,w5,m20,k3x3,s2x1,p4x3",
+    "b2,c17,h11,w10,m64,k2x2,s3x3",
+    "b9,c16,h2,w3,m16,k2x2,p3x2",
+    "b2,c20,h20,w300,m16,k3x3,p1x1",
+    "b3,c40,h13,w12,m30,k5x3,p2x1,d1x2,bias",
+    "b2,c18,h21,w30,m33,k1x1,s2x3,bias",
+    # Batches whose weight gradients are summed in stretches.
+    "b21,c3,h6,w7,m4,k3x3,p1x1",
+    "b35,c3,h6,w7,m12,k3x3,s2x1",
+    # Windows that have little in common, or cover nearly all of the image: patches.
+    "b3,c3,h29,w31,m17,k5x7,s5x7,bias",
+    "b2,c4,h40,w38,m6,k3x9,s4x8,p1x2,d2x1,g2",
+    "b5,c2,h12,w13,m5,k12x11,p0x1,bias",
+    "b40,c3,h6,w5,m33,k6x5",
+    "b1,c2,h1,w700,m9,k1x100,s1x10,p0x3",
+    # Rows of a vector and more, padded, for which the image is copied with its border.
+    "b1,c3,h9,w33,m5,k3x3,p1x1,bias",
+    "b9,c2,h7,w29,m13,k5x4,p3x2",
+    "b3,c1,h6,w40,m30,k3x1,p5x0,bias",
+]
+DIRECTIONS = ("forward", "backward_data", "backward_weight", "backward_bias")
+
+cpu = CpuBackend()
+
+
+def run(problem, direction, x, w, bias, dy, onto, side="end"):
+    """One direction on guarded arrays; the output holds NaN before or, accumulating, `onto`."""
+    accumulate = onto is not None
+    shape = dict(zip(DIRECTIONS, _output_shapes(problem)))[direction]
+    before = onto if accumulate else np.full(shape, np.nan, problem.dtype)
+    out = guarded.place(before, side)
+    needed = {"forward": (x, w, bias), "backward_data": (w, dy)}.get(direction, (x, dy))
+    places = [None if a is None else guarded.place(a, side, read_only=True) for a in needed]
+    at = [None if a is None else a.ctypes.data for a in places]
+    to = out.ctypes.data
+    if direction == "forward":
+        cpu.forward(problem, *at, to, accumulate)
+    elif direction == "backward_data":
+        cpu.backward_data(problem, *at, to, accumulate)
+    elif direction == "backward_weight":
+        cpu.backward_weight(problem, *at, to, None, accumulate, False)
+    else:
+        cpu.backward_weight(problem, *at, None, to, False, accumulate)
+    assert guarded.canary_intact(out, side)
+    return out
+
+
+def _output_shapes(problem):
+    return problem.y_shape, problem.x_shape, problem.w_shape, problem.bias_shape
+
+
+def _expected(problem, x, w, bias, dy):
+    return (
+        oracle.forward(problem, x, w, bias),
+        oracle.backward_data(problem, w, dy),
+        oracle.backward_weight(problem, x, dy),
+        oracle.backward_bias(dy),
+    )
+
+
+def check_exact(problem, rng, accumulate, side="end"):
+    shapes = (problem.x_shape, problem.w_shape, problem.bias_shape, problem.y_shape)
+    x, w, bias, dy = (integers(rng, shape, problem.dtype) for shape in shapes)
+    bias = bias if problem.bias else None
+    for direction, expected in zip(DIRECTIONS, _expected(problem, x, w, bias, dy)):
+        onto = integers(rng, expected.shape, problem.dtype) if accumulate else None
+        total = expected + onto.astype(np.float64) if accumulate else expected
+        found = run(problem, direction, x, w, bias, dy, onto, side)
+        np.testing.assert_array_equal(
+            found, total.astype(problem.dtype), err_msg=f"{direction} {problem}"
+        )
+
+
+@every(text=PROBLEMS, side=["start", "end"], dtype=ITEM_BYTES)
+def test_every_direction_is_exact_on_whole_numbers(isa, dtype, side, text, rng):
+    problem = ConvProblem.parse(f"{text},{dtype}" if dtype != "float32" else text)
+    for accumulate in (False, True):
+        check_exact(problem, rng, accumulate, side)
+
+
+@every(size=range(1, 20))
+def test_narrow_images_and_few_filters(isa, size, rng):
+    check_exact(ConvProblem(2, 2, size, 20 - size, size, (3, 3), pad=(1, 1)), rng, False)
+
+
+@st.composite
+def problems(draw):
+    def number(least, most):
+        return draw(st.integers(least, most))
+
+    groups = number(1, 4)
+    try:
+        return ConvProblem(
+            batch=number(1, 4),
+            channels=groups * number(1, 5),
+            height=number(1, 30),
+            width=number(1, 40),
+            filters=groups * number(1, 10),
+            kernel=(number(1, 7), number(1, 7)),
+            stride=(number(1, 4), number(1, 4)),
+            pad=(number(0, 8), number(0, 8)),
+            dilate=(number(1, 3), number(1, 3)),
+            groups=groups,
+            bias=draw(st.booleans()),
+            dtype=draw(st.sampled_from(sorted(ITEM_BYTES))),
+        )
+    except InvalidProblem:
+        return None
+
+
+def _any_problem(examples):
+    @hypothesis_settings(max_examples=examples, deadline=None)
+    @given(problem=problems(), data=st.data())
+    def check(problem, data):
+        if problem is None:
+            return
+        isa = data.draw(st.sampled_from(native.isas()))
+        threads = data.draw(st.sampled_from([1, 2, 3]))
+        with settings.override(isa=isa, threads=threads):
+            seed = data.draw(st.integers(0, 2**16))
+            check_exact(problem, np.random.default_rng(seed), data.draw(st.booleans()))
+
+    return check
+
+
+test_any_problem = _any_problem(150)
+test_any_problem_at_length = pytest.mark.slow(_any_problem(2000))
+
+
+def _real(problem, rng):
+    shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
+    return [rng.standard_normal(shape).astype(problem.dtype) for shape in shapes]
+
+
+@every(
+    dtype=ITEM_BYTES,
+    text=[
+        *("b7,c5,h20,w23,m9,k3,p1x1", "b1,c4,h60,w61,m6,k3,s2x2,g2"),
+        *("b5,c3,h35,w42,m20,k7,s7x7", "b30,c3,h9,w11,m20,k9x10", "b1,c6,h50,w50,m7,k9,s4x4"),
+    ],
+)
+def test_no_result_depends_on_threads(isa, text, dtype, rng):
+    problem = ConvProblem.parse(text if dtype == "float32" else f"{text},{dtype}")
+    x, w, dy = _real(problem, rng)
+    for direction in DIRECTIONS:
+        found = []
+        for threads in (1, 2, 3, 5):
+            with settings.override(threads=threads):
+                found.append(run(problem, direction, x, w, None, dy, None))
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0], err_msg=direction)
+
+
+@every(
+    text=[
+        "b2,c64,h14,w14,m16,k3,p1x1",
+        "b1,c512,h9,w9,m8,k3,p1x1",
+        "b8,c3,h60,w60,m8,k7,s2x2,p3x3",
+        "b1,c3,h26,w26,m512,k3,p1x1",
+        "b1,c512,h20,w20,m4,k3",
+        "b1,c2000,h17,w17,m20,k1",
+        "b4,c3,h64,w64,m8,k64",
+        "b2,c3,h64,w64,m16,k16,s16x16",
+        "b1,c1,h1,w9000,m8,k1x3000,s1x2",
+    ]
+)
+def test_error_against_float64(isa, text, rng):
+    problem = ConvProblem.parse(text)
+    x, w, dy = _real(problem, rng)
+    for direction, exact in zip(DIRECTIONS, _expected(problem, x, w, None, dy)):
+        found = run(problem, direction, x, w, None, dy, None)
+        error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+        assert error <= 1e-6, (direction, error)
+
+
+def test_names_the_kernel_that_ran(isa):
+    plain = ConvProblem.parse("b1,c3,h9,w25,m2,k3")
+    x, w, dy = _real(plain, np.random.default_rng(1))
+    at = [a.ctypes.data for a in (x, w, dy)]
+    assert cpu.forward(plain, at[0], at[1], None, at[2], False).kernel == f"direct_{isa}"
+    assert cpu.backward_data(plain, at[1], at[2], at[0], False).kernel == f"direct_{isa}"
+    shallow = ConvProblem.parse("b1,c1,h9,w25,m2,k3")
+    assert cpu.backward_data(shallow, at[1], at[2], at[0], False).kernel == f"general_{isa}"
+    padded = ConvProblem.parse("b1,c1,h3,w3,m2,k3,p1x1")
+    assert cpu.forward(padded, at[0], at[1], None, at[2], False).kernel == f"general_{isa}"
+
+
+def test_half_precision_in_portable_code():
+    library = native.library()
+    to_float, to_half = library.ece408_half_to_float, library.ece408_float_to_half
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    values = bits.view(np.float16).astype(np.float32)
+    found = np.array([to_float(int(b)) for b in bits], np.float32)
+    np.testing.assert_array_equal(found, values)
+    # Every half, what lies half-way to the next, and what lies just beside that.
+    finite = np.sort(values[np.isfinite(values)])
+    middle = (finite[:-1].astype(np.float64) + finite[1:]) / 2
+    tricky = np.concatenate(
+        [finite, middle, np.nextafter(middle.astype(np.float32), np.float32(np.inf)),
+         np.nextafter(middle.astype(np.float32), np.float32(-np.inf)),
+         np.array([65519.9, 65520, 65521, 1e9, np.inf, -np.inf, np.nan, 1e-9, 2**-25, -0.0])]
+    ).astype(np.float32)  # fmt: skip
+    halves = np.array([to_half(float(v)) for v in tricky], np.uint16).view(np.float16)
+    np.testing.assert_array_equal(halves, tricky.astype(np.float16))
+    assert np.signbit(halves[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_more_elements_than_32_bits_count(side):
+    """More than 2^31 elements in x or in y, the last of them right too."""
+    wide, few = 2**31 // (1 << 16) + 3, 1
+    channels, filters = (wide, few) if side == "input" else (few, wide)
+    problem = ConvProblem(1, channels, 256, 256, filters, (1, 1), pad=(0, 0), dtype="float16")
+    # The arrays in half precision, and the kernel's copy of the image in single.
+    need = 7 * math.prod(problem.x_shape) + 3 * math.prod(problem.y_shape)
+    if available_bytes() < need:
+        pytest.skip(f"needs {need >> 30} GiB of memory")
+    x = np.zeros(problem.x_shape, np.float16)
+    x[:, -1, -1, -5:] = 3
+    x[:, 0, 0, :5] = 3
+    w = np.full(problem.w_shape, 2, np.float16)
+    y = np.full(problem.y_shape, np.nan, np.float16)
+    cpu.forward(problem, x.ctypes.data, w.ctypes.data, None, y.ctypes.data, False)
+    for channel in (0, filters - 1):
+        first = 6 if side == "input" or channels == 1 else 0
+        assert (y[0, channel, 0, :5] == first).all()
+        assert (y[0, channel, -1, -5:] == 6).all()
+        assert not y[0, channel, 100].any()

@@ -1,0 +1,148 @@
+"""The threads that kernels share their work among."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cases import every
+from harness import forward, inputs
+
+from ece408_op import settings
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.problem import ConvProblem
+
+PIECES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+
+
+def share(threads, count, pieces):
+    """`ece408_share` with pieces(begin, end, member)."""
+    call = PIECES(lambda _, begin, end, member: pieces(begin, end, member))
+    native.library().ece408_share(threads, ctypes.c_int64(count), call, None)
+
+
+@every(count=[0, 1, 2, 3, 50, 1000, 200001], threads=[1, 2, 3, 7, 40])
+def test_every_piece_is_done_once_and_no_two_are_the_same_member(threads, count):
+    done = np.zeros(count, int)
+    at_work, wrong = set(), []
+
+    def pieces(begin, end, member):
+        if member in at_work or not 0 <= member < threads:
+            wrong.append(member)
+        at_work.add(member)
+        done[begin:end] += 1
+        at_work.discard(member)
+
+    share(threads, count, pieces)
+    assert (done == 1).all()
+    assert not wrong
+
+
+def test_a_worker_helps():
+    """Two pieces that each wait for the other one to begin."""
+    together = threading.Barrier(2)
+    share(2, 2, lambda begin, end, member: together.wait(timeout=60))
+    assert not together.broken
+
+
+def test_a_held_up_worker_holds_up_its_own_caller_only():
+    """One call's pieces, all workers' among them, wait until other calls have ended."""
+    others_ended = threading.Event()
+    ended = []
+    held = threading.Thread(target=share, args=(3, 3, lambda *_: others_ended.wait(60)))
+    held.start()
+    for count in (1, 10, 1000):
+        share(3, count, lambda begin, end, member: ended.extend(range(begin, end)))
+    others_ended.set()
+    held.join()
+    assert len(ended) == 1011
+
+
+def test_work_within_work():
+    ended = []
+    share(3, 4, lambda *_: share(3, 5, lambda begin, end, member: ended.append(end - begin)))
+    assert sum(ended) == 20
+
+
+def test_more_callers_than_can_have_help(rng):
+    problems = [
+        ConvProblem.parse(text)
+        for text in ("b1,c16,h20,w20,m64,k3,p1x1", "b2,c8,h16,w40,m16,k5", "b9,c32,h9,w9,m32,k3")
+    ]
+    cases = [(problem, *inputs(problem, rng)[:2]) for problem in problems]
+    expected = [forward(ReferenceBackend(), *case) for case in cases]
+
+    def call(number):
+        i = number % len(cases)
+        return np.array_equal(forward(CpuBackend(), *cases[i]), expected[i])
+
+    with settings.override(threads=3), ThreadPoolExecutor(24) as pool:
+        assert all(pool.map(call, range(600)))
+
+
+COMPUTES = """
+import os, sys, time
+import numpy as np
+from ece408_op import settings
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.problem import ConvProblem
+settings.configure(threads=3)
+problem = ConvProblem.parse("b4,c8,h40,w40,m32,k3")
+x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
+
+def compute():
+    y = np.empty(problem.y_shape, np.float32)
+    CpuBackend().forward(problem, x.ctypes.data, w.ctypes.data, None, y.ctypes.data, False)
+    assert (y == 72).all()
+
+compute()
+"""
+# With OpenMP in the process, as MXNet brings it, its threads may help in the place of workers.
+OPENMP = "import ctypes; ctypes.CDLL('libgomp.so.1')\n"
+ENDS = {
+    "asleep": "time.sleep(0.05)",
+    "at_work": """
+import threading
+def for_ever():
+    while True: compute()
+threading.Thread(target=for_ever, daemon=True).start()
+time.sleep(0.05)
+""",
+    "forked": """
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        compute(); compute()
+        os._exit(0)
+    compute()
+    assert os.waitpid(child, 0)[1] == 0
+""",
+}
+
+
+@pytest.mark.parametrize("openmp", ["", OPENMP], ids=["alone", "openmp"])
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_a_process_forks_and_ends_with_workers(run_python, openmp, end):
+    result = run_python(openmp + COMPUTES + end + "\nprint('ok')")
+    assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
+
+
+@pytest.mark.parametrize("openmp", ["", OPENMP], ids=["alone", "openmp"])
+def test_results_stay_right_as_the_machine_becomes_busy(run_python, openmp):
+    """Each time other threads help."""
+    repeat = """
+from studies.zoo import busy_processes
+for busy in (0, 2 * os.cpu_count(), 0):
+    with busy_processes(busy):
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            compute()
+print("ok")
+"""
+    result = run_python(openmp + COMPUTES + repeat)
+    assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr

@@ -1,0 +1,165 @@
+"""The CPU kernel `winograd` itself, forward and the gradient for x, on every instruction set.
+
+Which problems it is used for depends on what it costs, so it is called by its name. Arrays lie
+against forbidden pages (`guarded`), outputs are NaN before (`harness`).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import harness
+import numpy as np
+import oracle
+import pytest
+from cases import every
+from harness import forward, inputs, real_inputs
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from ece408_op import settings
+from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.errors import UnsupportedProblem
+from ece408_op.problem import ConvProblem
+
+KERNELS = list(itertools.product((3, 5, 7), repeat=2))
+
+
+class Winograd(CpuBackend):
+    """The kernel for everything, and nothing else."""
+
+    def forward(self, problem, x, w, bias, y, accumulate):
+        return self._run("forward", problem, x, w, bias, y, accumulate=accumulate)
+
+    def backward_data(self, problem, w, dy, dx, accumulate):
+        return self._run("backward_data", problem, w, dy, dx, accumulate=accumulate)
+
+    @staticmethod
+    def _run(direction, problem, *arrays, accumulate):
+        native.run(
+            f"winograd_{direction}",
+            problem,
+            *arrays,
+            accumulate=accumulate,
+            threads=settings.threads(),
+            isa=settings.isa() or native.isas()[0],
+        )
+        return "winograd"
+
+
+winograd = Winograd()
+
+
+def check_exact(problem, rng, accumulate=False, side="end"):
+    """Both directions; the gradient is for less padding than the kernel."""
+    fits = all(pad < kernel for pad, kernel in zip(problem.pad, problem.kernel))
+    harness.check_exact(winograd, problem, rng, accumulate, side, gradient=fits)
+
+
+@every(kernel=KERNELS, side=["start", "end"])
+def test_every_width_up_to_40(isa, kernel, side, rng):
+    for width in range(kernel[1], 41):
+        height = kernel[0] + width * 7 % 9
+        pad = (width % 3, width % 2)
+        problem = ConvProblem(2, 2, height, width, 3, kernel, pad=pad, bias=bool(width % 2))
+        check_exact(problem, rng, accumulate=width % 5 == 0, side=side)
+
+
+@every(kernel=[(3, 3), (5, 5), (7, 7)])
+def test_every_height_up_to_30(isa, kernel, rng):
+    for height in range(kernel[0], 31):
+        check_exact(ConvProblem(1, 2, height, 50 - height, 5, kernel), rng)
+
+
+@every(bias=[False, True])
+def test_every_number_of_filters_up_to_30(isa, bias, rng):
+    for filters in range(1, 31):
+        check_exact(ConvProblem(2, 3, 8, 21, filters, (3, 5), bias=bias), rng)
+        check_exact(ConvProblem(1, 1, 7, 9, filters, (5, 3), bias=bias), rng, accumulate=True)
+
+
+@every(text=["b1,c40,h40,w66,m9,k3,p1x1", "b2,c64,h31,w33,m3,k7,p3x3"])
+def test_images_that_are_taken_in_stretches(isa, text, rng):
+    """Their domains are more than stays near, and with several threads they are shared."""
+    problem = ConvProblem.parse(text)
+    for threads in (1, 2, 5):
+        with settings.override(threads=threads):
+            check_exact(problem, rng, accumulate=threads == 2)
+
+
+def test_many_images_at_a_time(isa, rng):
+    """Threads take several, and read ahead; of the last there is nothing to read."""
+    with settings.override(threads=2):
+        check_exact(ConvProblem(300, 2, 9, 11, 3, (5, 5)), rng)
+
+
+@every(pad=[3, 4, 20])
+def test_more_border_than_kernel(isa, pad, rng):
+    check_exact(ConvProblem(2, 2, 3, 4, 3, (3, 3), pad=(pad, pad + 1)), rng)
+
+
+@every(text=["b2,c12,h33,w33,m24,k7", "b1,c9,h40,w41,m7,k3,p1x1"])
+def test_results_do_not_depend_on_threads(isa, text, rng):
+    harness.check_threads(winograd, ConvProblem.parse(text), rng)
+
+
+@every(kernel=[(3, 3), (5, 3), (3, 7), (7, 5)], row=range(3, 9))
+def test_infinities_and_nans_stay_where_they_belong(isa, kernel, row, rng):
+    """A pixel must not leak into outputs that do not read it, not even times zero."""
+    problem = ConvProblem(2, 3, 13, 27, 5, kernel, pad=(1, 2))
+    x, w = real_inputs(problem, rng)
+    x[0, 0, row, row + 5], x[0, 1, 12, 26], x[1, 2, 0, 0] = np.inf, np.nan, -np.inf
+    expected = np.isfinite(oracle.forward(problem, x, w, None))
+    np.testing.assert_array_equal(np.isfinite(forward(winograd, problem, x, w)), expected)
+
+
+@every(
+    case=[
+        ("b2,c12,h33,w33,m24,k7", 5e-7),
+        ("b2,c6,h22,w22,m16,k5", 3e-7),
+        ("b1,c256,h14,w14,m9,k3,p1x1", 1e-6),
+    ]
+)
+def test_error_against_float64(isa, case, rng):
+    text, most = case
+    assert harness.error(winograd, ConvProblem.parse(text), rng) <= most
+
+
+@every(
+    text=[
+        *("b1,c1,h9,w9,m1,k4", "b1,c1,h9,w9,m1,k3x4", "b1,c1,h9,w9,m1,k1x3", "b1,c1,h9,w9,m1,k9"),
+        *("b1,c1,h9,w9,m1,k3,s2x1", "b1,c1,h9,w9,m1,k3,d1x2", "b1,c2,h9,w9,m2,k3,g2"),
+    ]
+)
+def test_refuses_what_it_does_not_do(isa, text, rng):
+    problem = ConvProblem.parse(text)
+    x, w, _ = inputs(problem, rng)
+    with pytest.raises(UnsupportedProblem, match="winograd_forward"):
+        forward(winograd, problem, x, w)
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_supported_problem(data):
+    def number(least, most):
+        return data.draw(st.integers(least, most))
+
+    kernel = data.draw(st.sampled_from(KERNELS))
+    pad = (number(0, 4), number(0, 4))
+    problem = ConvProblem(
+        batch=number(1, 4),
+        channels=number(1, 9),
+        height=max(1, kernel[0] - 2 * pad[0]) + number(0, 30),
+        width=max(1, kernel[1] - 2 * pad[1]) + number(0, 60),
+        filters=number(1, 20),
+        kernel=kernel,
+        pad=pad,
+        bias=data.draw(st.booleans()),
+    )
+    side = data.draw(st.sampled_from(["start", "end"]))
+    isa = data.draw(st.sampled_from(native.isas()))
+    with settings.override(isa=isa, threads=number(1, 4)):
+        rng = np.random.default_rng(number(0, 999))
+        check_exact(problem, rng, data.draw(st.booleans()), side)

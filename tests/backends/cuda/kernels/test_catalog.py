@@ -1,0 +1,172 @@
+"""The catalog of CUDA kernels: what it claims, and that it leaves no problem without a kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+from cases import every
+
+from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.plan import architecture
+from ece408_op.bench.checker import random_cases
+from ece408_op.bench.shapes import SHAPES
+from ece408_op.errors import InvalidSetting, UnsupportedProblem
+from ece408_op.files.resources import kernels_dir
+from ece408_op.problem import ConvProblem
+
+CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+# Shared memory that a block can have.
+SHARED_KIB = {(7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+ARRAYS = {
+    "forward": {"y", "x", "w", "bias"},
+    "backward_data": {"dx", "w", "dy"},
+    "backward_weight": {"dw", "x", "dy"},
+    "backward_bias": {"dbias", "dy"},
+}
+
+
+@every(direction=ARRAYS, capability=CAPABILITIES)
+def test_every_architecture_has_a_kernel_for_every_problem(capability, direction):
+    problems = [case.problem for case in random_cases(catalog.get("general"), 100)]
+    for problem in [*problems, *SHAPES.values()]:
+        kernel = catalog.default(problem, direction, capability)
+        assert kernel.direction == direction
+        assert kernel.float32_accurate
+        assert kernel.name != "1_naive"
+
+
+def test_the_default_is_the_fast_kernel_for_the_courses_layers():
+    def default(name, capability):
+        return catalog.default(SHAPES[name], "forward", capability).name
+
+    assert default("fa19_1", (9, 0)) == "16_copy_engine"
+    assert default("fa19_1", (7, 5)) == "13_column_pairs"
+    assert default("k7_1", (9, 0)) == "19_more_registers"
+    assert default("k7_1", (8, 6)) == default("k7_1", (10, 0)) == "15_winograd"
+    assert default("fa19_2", (9, 0)) == default("k7_2", (9, 0)) == "18_split_half"
+    assert default("k7_2", (8, 0)) == default("fa19_2", (8, 0)) == "11_3xtf32"
+    assert default("fa19_2", (7, 5)) == "6_register_tiles"
+
+
+def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
+    for problem, kernel in [
+        ("b64,c64,h56,w56,m64,k3", "6_register_tiles"),
+        ("b256,c32,h32,w32,m64,k3", "11_3xtf32"),
+        ("b16,c3,h224,w224,m64,k3", "11_3xtf32"),
+    ]:
+        chosen = catalog.default(ConvProblem.parse(problem), "forward", (8, 0))
+        assert chosen.name == kernel, problem
+
+
+@every(
+    problem=[
+        "b64,c64,h56,w56,m64,k3,p1x1",
+        "b64,c3,h224,w224,m64,k7,s2x2,p3x3",
+        "b64,c32,h33,w33,m24,k5,d2x2",
+        "b10000,c12,h33,w33,m24,k5",
+    ]
+)
+def test_hopper_takes_strides_padding_and_dilation_on_tensor_cores(problem):
+    names = [
+        catalog.default(ConvProblem.parse(problem), "forward", (9, 0), precision).name
+        for precision in ("float32", "tf32", "float16")
+    ]
+    assert names == ["18_split_half", "17_half_wgmma", "17_half_wgmma"]
+
+
+def test_a_gpu_without_code_has_no_kernel():
+    problem = SHAPES["fa19_1"]
+    with pytest.raises(UnsupportedProblem, match=r"no code for compute capability 7\.0"):
+        catalog.default(problem, "forward", (7, 0))
+    assert "sm_80" in (catalog.get("11_3xtf32").why_not(SHAPES["fa19_2"], (7, 5)) or "")
+
+
+def test_an_unknown_kernel_is_an_error_with_the_names():
+    with pytest.raises(InvalidSetting, match="unknown CUDA kernel 'fast'; there are: 1_naive, "):
+        catalog.get("fast")
+
+
+@pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)
+def test_plans_stay_within_the_limits_of_cuda(kernel):
+    small = random_cases(kernel, 30)
+    # Arrays of MXNet end at 2^31 - 1 elements.
+    most = [
+        (1 << 31) // max(map(math.prod, (c.problem.x_shape[1:], c.problem.y_shape[1:])))
+        for c in small
+    ]
+    large = [dataclasses.replace(c.problem, batch=n - 1) for c, n in zip(small, most)]
+    for problem in [case.problem for case in small] + large:
+        for capability in CAPABILITIES:
+            if kernel.why_not(problem, capability) is None:
+                _check_plan(kernel.plan(problem, capability, True), capability)
+
+
+def _check_plan(plan, capability):
+    known = ARRAYS[plan.kernel.direction] | {"workspace"}
+    for launch in plan.launches:
+        assert 0 < launch.grid[0] < 1 << 31
+        assert all(0 < size <= 65535 for size in launch.grid[1:])
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        assert 0 < threads <= 1024
+        assert launch.shared_bytes <= SHARED_KIB.get(capability, 99) << 10
+        names = {argument for argument in launch.arguments if isinstance(argument, str)}
+        assert names <= known
+        assert all(abs(a) < 1 << 31 for a in launch.arguments if isinstance(a, int))
+        assert plan.workspace_bytes or "workspace" not in names
+    assert {copy.array for copy in plan.constants} <= known
+
+
+@every(kernel=catalog.KERNELS)
+def test_one_compile_serves_every_batch(kernel):
+    (case,) = random_cases(kernel, 1)
+    plans = [
+        kernel.plan(dataclasses.replace(case.problem, batch=batch), (9, 0), False)
+        for batch in (1, 7, 1000)
+    ]
+    assert len({(plan.kernel.source, plan.defines) for plan in plans}) == 1
+
+
+@every(
+    case=[
+        ("1_naive", "b1,c1,h9,w9,m1,k3,s2x2", r"stride \(1, 1\) only, not \(2, 2\)"),
+        ("1_naive", "b1,c1,h9,w9,m1,k3,float64", "float32 only, not float64"),
+        ("2_constant_weights", "b1,c64,h9,w9,m64,k3", "147456 bytes, and constant memory has"),
+        ("3_shared_tiles", "b1,c1,h200,w200,m1,k100", "more than 48 KiB"),
+        ("6_register_tiles", "b1,c1,h20,w20,m1,k11", "at most 100 pixels, not 11x11"),
+        ("7_channel_tree", "b1,c1,h20,w20,m1,k3", "and there is one"),
+        ("11_3xtf32", "b1,c512,h20,w20,m8,k3", "bytes of shared memory, more than"),
+        ("12_one_channel", "b1,c2,h20,w20,m1,k3", "one input channel only, not 2"),
+        ("12_one_channel", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
+        ("13_column_pairs", "b1,c1,h20,w21,m2,k3", "even widths only, not 21 and 19"),
+        ("15_winograd", "b1,c2,h20,w20,m2,k3", "one input channel only, not 2"),
+        ("15_winograd", "b1,c1,h20,w20,m2,k3x4", "odd widths from 3 only, not 4"),
+        ("15_winograd", "b1,c1,h20,w20,m2,k3x1", "odd widths from 3 only, not 1"),
+        ("15_winograd", "b1,c1,h20,w20,m2,k11x9", "registers for a kernel of 11x9"),
+        ("15_winograd", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
+        ("16_copy_engine", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes, not of 20x21 and 18x19"),
+        ("16_copy_engine", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
+        ("16_copy_engine", "b1,c1,h72,w72,m12,k7", "more threads, registers or shared memory"),
+        ("19_more_registers", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes"),
+        ("19_more_registers", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
+    ]
+)
+def test_what_a_kernel_does_not_claim_it_rejects_with_the_reason(case):
+    kernel, problem, reason = case
+    found = catalog.get(kernel).why_not(ConvProblem.parse(problem), (9, 0))
+    assert found is not None
+    assert re.search(reason, found), found
+
+
+def test_the_newest_code_that_a_gpu_runs_is_chosen():
+    names = ("75", "80", "86", "90a", "100")
+    chosen = {c: architecture(names, c) for c in [(7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 0)]}
+    assert list(chosen.values()) == ["75", "80", "86", "90a", "100", None]
+
+
+def test_every_source_belongs_to_the_catalog():
+    sources = {path.name for path in (kernels_dir() / "cuda").glob("*.cu")}
+    helps = {"count_nonfinite.cu", "ceilings.cu", "pause.cu"}
+    assert sources == {kernel.source for kernel in catalog.KERNELS} | helps

@@ -1,0 +1,168 @@
+"""The kernels that lay images out in half precision: their plans, and numbers out of range."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+
+import numpy as np
+import pytest
+from cases import every
+
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.backends.cuda.kernels import catalog, half_strips
+from ece408_op.backends.cuda.runtime import compiler, device
+from ece408_op.bench.checker import random_cases
+from ece408_op.bench.gpu_arrays import run
+from ece408_op.bench.shapes import SHAPES
+from ece408_op.errors import KernelCompileFailed, NoUsableGpu
+from ece408_op.host import gpu as gpus
+from ece408_op.problem import ConvProblem
+
+HOPPER = (9, 0)
+NAMES = ("17_half_wgmma", "18_split_half")
+
+
+@pytest.fixture(scope="module")
+def nvcc():
+    if gpus.find_nvcc() is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI has no nvcc; pip install '.[test]' brings one")
+        pytest.skip("there is no nvcc; pip install '.[test]' brings one")
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    try:
+        found = device.get(0)
+    except NoUsableGpu as error:
+        pytest.skip(str(error))
+    if found.capability != HOPPER:
+        pytest.skip(f"compute capability {found.capability}, not {HOPPER}")
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, tmp_path, name):
+    """The kernel asserts the size that the plan gives it."""
+    kernel = catalog.get(name)
+    for case in random_cases(kernel, 5, seed=17):
+        plan = kernel.plan(case.problem, HOPPER, case.accumulate)
+        compiler.compile_plan(plan.kernel.source, plan.defines, "90a", tmp_path)
+    wrong = {**dict(plan.defines), "SHARED_BYTES": dict(plan.defines)["SHARED_BYTES"] + 16}
+    with pytest.raises(KernelCompileFailed, match="another size"):
+        compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), "90a", tmp_path)
+
+
+@every(
+    case=[
+        (SHAPES["fa19_2"], 20),  # of 5 rows: 5 taps of 8 channels, 2 + 2 + 1 taps of 4
+        (SHAPES["sp18_2"], 13),
+        (SHAPES["k7_2"], 39),
+        (ConvProblem.parse("b1,c3,h20,w20,m8,k7"), 14),
+        (ConvProblem.parse("b1,c3,h20,w20,m8,k1"), 1),
+        (ConvProblem.parse("b1,c2,h20,w20,m8,k5"), 5),
+    ]
+)
+def test_channels_left_over_by_eights_share_a_step_with_further_taps(case):
+    problem, steps = case
+    assert half_strips.steps(problem) == steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+@every(problem=[*SHAPES.values(), "b2,c64,h56,w56,m64,k3,p1x1"])
+def test_every_choice_fits_a_processor(name, problem):
+    kernel = catalog.get(name)
+    problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
+    choices = kernel.layouts(problem, HOPPER)
+    assert len(choices) > 4
+    for layout in choices:
+        plan = kernel.plan(problem, HOPPER, False, layout)
+        (launch,) = plan.launches
+        assert launch.blocks_per_processor * (launch.shared_bytes + 1024) <= 228 << 10
+        assert launch.blocks_per_processor * launch.block[0] <= 2048
+        filters = 8 * math.prod(dict(plan.defines)[n] for n in ("FILTER_TILES", "FILTER_TURNS"))
+        assert launch.grid[1] * filters >= problem.filters
+
+
+@every(
+    case=[
+        ("b1,c4,h9,w9,m4,k3,g2", "groups 1 only, not 2"),
+        ("b1,c4,h9,w9,m4,k3,float64", "float32 only, not float64"),
+        ("b1,c256,h9,w9,m4,k3", "at most 128 steps, not 144"),
+        ("b1,c64,h9,w3000,m4,k3", "bytes of shared memory, more than 232448"),
+    ]
+)
+def test_what_is_not_claimed_is_rejected_with_the_reason(case):
+    problem, reason = case
+    for name in NAMES:
+        assert reason in str(catalog.get(name).why_not(ConvProblem.parse(problem), HOPPER))
+
+
+def _convolved(gpu, kernel, problem, x, w):
+    y = np.full(problem.y_shape, np.nan, np.float32)
+    plan = kernel.plan(problem, gpu.capability, False)
+    return run(gpu, plan, {"y": y, "x": x, "w": w}, "y")
+
+
+def _expected(problem, x, w):
+    wide = dataclasses.replace(problem, dtype="float64")
+    x, w, y = x.astype(np.float64), w.astype(np.float64), np.empty(problem.y_shape)
+    ReferenceBackend().forward(wide, x.ctypes.data, w.ctypes.data, None, y.ctypes.data, False)
+    return y
+
+
+PROBLEM = ConvProblem.parse("b3,c12,h14,w17,m11,k5x4,p1x2")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("of_x", "of_w"), [(1e30, 1e-30), (1e-30, 1e20), (1e-3, 1e4), (1e36, 1)])
+def test_half_precisions_few_exponents_do_not_show(gpu, of_x, of_w):
+    rng = np.random.default_rng(17)
+    x = (rng.standard_normal(PROBLEM.x_shape) * of_x).astype(np.float32)
+    w = (rng.standard_normal(PROBLEM.w_shape) * of_w).astype(np.float32)
+    # Images and filters of very different size beside each other.
+    x[1] *= 1e-5
+    w[4] *= 1e-4
+    expected = _expected(PROBLEM, x, w)
+    for name, most in zip(NAMES, (1e-3, 1e-6)):
+        error = _convolved(gpu, catalog.get(name), PROBLEM, x, w) - expected
+        for b in range(len(x)):
+            for m in range(len(w)):
+                relative = np.linalg.norm(error[b, m]) / np.linalg.norm(expected[b, m])
+                assert relative < most, (name, b, m)
+
+
+@pytest.mark.gpu
+def test_two_halves_hold_whole_numbers_that_one_does_not(gpu):
+    rng = np.random.default_rng(18)
+    x = rng.integers(-9999, 10000, PROBLEM.x_shape).astype(np.float32)
+    w = rng.integers(-3, 4, PROBLEM.w_shape).astype(np.float32)
+    expected = _expected(PROBLEM, x, w)
+    assert abs(expected).max() < 1 << 24
+    assert np.array_equal(_convolved(gpu, catalog.get("18_split_half"), PROBLEM, x, w), expected)
+    assert not np.array_equal(
+        _convolved(gpu, catalog.get("17_half_wgmma"), PROBLEM, x, w), expected
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite_reaches_its_windows_and_no_others(gpu, value):
+    rng = np.random.default_rng(19)
+    x = rng.standard_normal(PROBLEM.x_shape).astype(np.float32)
+    w = rng.standard_normal(PROBLEM.w_shape).astype(np.float32)
+    x[1, 9, 6, 7] = value
+    with np.errstate(invalid="ignore"):
+        expected = _expected(PROBLEM, x, w)
+    for name in NAMES:
+        found = _convolved(gpu, catalog.get(name), PROBLEM, x, w)
+        assert np.array_equal(np.isfinite(found), np.isfinite(expected)), name
+
+
+@pytest.mark.gpu
+def test_an_image_of_nothing_gives_nothing(gpu):
+    x, w = np.zeros(PROBLEM.x_shape, np.float32), np.ones(PROBLEM.w_shape, np.float32)
+    for name in NAMES:
+        assert not _convolved(gpu, catalog.get(name), PROBLEM, x, w).any()

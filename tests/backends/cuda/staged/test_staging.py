@@ -1,0 +1,190 @@
+"""Staging without a GPU: chunks, lanes, sums and bounds, on a GPU that is only pretended."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from cases import every
+from fake_gpu import FakeGpu, FakeLoaded
+
+from ece408_op import settings
+from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cuda import work
+from ece408_op.backends.cuda.kernels import tuned
+from ece408_op.backends.cuda.staged import staging
+from ece408_op.backends.cuda.staged.chunks import Layout, divide
+from ece408_op.backends.cuda.staged.staging import Staging, covered
+from ece408_op.errors import NotEnoughMemory
+from ece408_op.problem import ConvProblem
+
+FA19_1 = ConvProblem.parse("b10000,c1,h70,w70,m12,k5")
+SMALL = ConvProblem.parse("b37,c4,h9,w8,m6,k3x2,s2x1,p1,g2,bias")
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """What the catalog's plans were made for: the fake kernels compute that."""
+    known = {}
+    real = work.plan
+
+    def plan(problem, direction, capability, accumulate, kernel, layout=None):
+        made = real(problem, direction, capability, accumulate, kernel, layout)
+        kernel = dataclasses.replace(made.kernel, name=f"{made.kernel.name}#{len(known)}")
+        made = dataclasses.replace(made, kernel=kernel)
+        known[made] = (problem, direction, accumulate)
+        return made
+
+    monkeypatch.setattr(work, "plan", plan)
+    return known
+
+
+def _staging(plans, budget=1 << 30, threads=4):
+    return Staging(lambda gpu: budget, threads, lambda gpu, plan: FakeLoaded(plan, *plans[plan]))
+
+
+def _arrays(problem, rng):
+    shapes = (problem.x_shape, problem.w_shape, problem.bias_shape, problem.y_shape)
+    return [rng.integers(-3, 4, shape).astype(problem.dtype) for shape in shapes]
+
+
+def _addresses(arrays):
+    return [array.ctypes.data for array in arrays]
+
+
+@every(accumulate=[False, True], gpus=[1, 2, 3], dtype=["float32", "float64", "float16"])
+def test_every_direction_in_small_chunks_equals_the_cpu(plans, rng, dtype, gpus, accumulate):
+    problem = dataclasses.replace(SMALL, dtype=dtype)
+    x, w, bias, dy = _arrays(problem, rng)
+    found = [a.copy() for a in (dy, x, w, bias)]
+    expected = [a.copy() for a in found]
+    y, dx, dw, dbias = _addresses(found)
+    px, pw, pbias, pdy = _addresses((x, w, bias, dy))
+    fakes = [FakeGpu() for _ in range(gpus)]
+    how = _staging(plans, budget=20_000)
+    for each in (
+        work.forward(problem, px, pw, pbias, y, accumulate, None),
+        work.backward_data(problem, pw, pdy, dx, accumulate),
+        work.backward_weight(problem, px, pdy, dw, dbias, accumulate, accumulate),
+    ):
+        staging.compute(each, fakes, how)
+    y, dx, dw, dbias = _addresses(expected)
+    cpu = CpuBackend()
+    cpu.forward(problem, px, pw, pbias, y, accumulate)
+    cpu.backward_data(problem, pw, pdy, dx, accumulate)
+    cpu.backward_weight(problem, px, pdy, dw, dbias, accumulate, accumulate)
+    for ours, theirs in zip(found, expected):
+        np.testing.assert_array_equal(ours, theirs)
+    assert all(len(gpu.requests) == 3 for gpu in fakes)
+    assert all(count * size <= 20_000 for gpu in fakes for count, size in gpu.requests)
+
+
+def test_the_log_names_what_chunks_of_this_size_ran(plans, rng, tmp_path):
+    problem = ConvProblem.parse("b37,c1,h9,w8,m6,k3")
+    x, w, _, y = _arrays(problem, rng)
+    asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
+    measured = (("1_naive", 5), ("5_implicit_gemm", problem.batch))
+    with settings.override(cache=tmp_path):
+        tuned.save(
+            [
+                tuned.Result(dataclasses.replace(problem, batch=n), "float32", kernel, (), 1.0, 2)
+                for kernel, n in measured
+            ],
+            FakeGpu(),
+        )
+        done = staging.compute(asked, [FakeGpu()], _staging(plans, budget=32_000))
+    names = done.kernel.split("+")
+    assert {name.partition("#")[0] for name in names} == {"1_naive"}
+    ran = [problem for plan, (problem, *_) in plans.items() if plan.kernel.name in names]
+    assert len(ran) == len(names)
+    assert all(problem.batch < 10 for problem in ran)
+
+
+def test_a_gradient_alone(plans, rng):
+    problem = SMALL
+    x, w, bias, dy = _arrays(problem, rng)
+    found, expected = (w.copy(), bias.copy()), (w.copy(), bias.copy())
+    for wanted in ((0,), (1,)):
+        pair = [found[n].ctypes.data if n in wanted else None for n in (0, 1)]
+        arrays = (x.ctypes.data, dy.ctypes.data)
+        asked = work.backward_weight(problem, *arrays, *pair, True, False)
+        staging.compute(asked, [FakeGpu()], _staging(plans, budget=20_000))
+    CpuBackend().backward_weight(problem, *arrays, *_addresses(expected), True, False)
+    for ours, theirs in zip(found, expected):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_less_memory_than_budgeted_makes_chunks_smaller(plans, rng):
+    x, w, bias, y = _arrays(SMALL, rng)
+    expected = y.copy()
+    asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
+    gpu = FakeGpu(memory=9_000)
+    staging.compute(asked, [gpu], _staging(plans))
+    CpuBackend().forward(SMALL, *_addresses((x, w, bias, expected)), False)
+    np.testing.assert_array_equal(y, expected)
+    sizes = [count * size for count, size in gpu.requests]
+    assert len(sizes) > 1
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] <= 9_000
+
+
+def test_not_enough_for_one_image(plans, rng):
+    asked = work.forward(SMALL, *_addresses(_arrays(SMALL, rng)), False, None)
+    message = r"one image of b37,c4,.* takes \d+ bytes on the GPU, and 100 may be used; .*GPU_MEM"
+    with pytest.raises(NotEnoughMemory, match=message):
+        staging.compute(asked, [FakeGpu()], _staging(plans, budget=100))
+    with pytest.raises(NotEnoughMemory, match=r"fake GPU is full|one image of"):
+        staging.compute(asked, [FakeGpu(memory=100)], _staging(plans))
+
+
+def test_a_failing_kernel_ends_the_call(plans, rng):
+    class Failing(FakeLoaded):
+        def launch(self, pointers, stream):
+            raise ZeroDivisionError("in a kernel")
+
+    asked = work.forward(SMALL, *_addresses(_arrays(SMALL, rng)), False, None)
+    how = Staging(lambda gpu: 20_000, 4, lambda gpu, plan: Failing(plan, *plans[plan]))
+    gpu = FakeGpu()
+    with pytest.raises(ZeroDivisionError, match="in a kernel"):
+        staging.compute(asked, [gpu], how)
+    assert not gpu.staging.locked()
+
+
+def _work(problem):
+    return work.forward(problem, 0, 0, 0 if problem.bias else None, 0, False, None)
+
+
+@every(lanes=[3, 8], budget=[64 << 20, 1 << 30, 1 << 36])
+def test_a_division_covers_the_batch_within_the_budget(budget, lanes):
+    division = divide(_work(FA19_1), FakeGpu(), budget, lanes)
+    assert division.device_bytes <= budget
+    assert division.lanes == lanes
+    firsts, sizes = zip(*division.chunks(FA19_1.batch))
+    assert sum(sizes) == FA19_1.batch
+    assert list(firsts) == [sum(sizes[:n]) for n in range(len(sizes))]
+    assert sizes[0] == max(sizes)
+    one = 4 * (70 * 70 + 12 * 66 * 66)
+    assert (1 << 20) <= sizes[0] * one <= (32 << 20)
+
+
+def test_a_batch_of_one_takes_one_lane():
+    division = divide(_work(dataclasses.replace(FA19_1, batch=1)), FakeGpu(), 1 << 30, 8)
+    assert (division.lanes, division.chunks(1)) == (1, [(0, 1)])
+
+
+def test_arrays_of_a_layout_do_not_overlap():
+    layout = Layout.of(_work(SMALL), 5, FakeGpu())
+    asked = _work(SMALL)
+    spans = sorted(
+        (layout.offsets[role], layout.offsets[role] + asked.nbytes(role, 5))
+        for role in asked.addresses
+    )
+    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:]))
+    assert all(begin % 256 == 0 for begin, _ in spans)
+    assert spans[-1][1] <= layout.host_bytes <= layout.device_bytes
+
+
+def test_covered_counts_what_overlaps_once():
+    assert covered([]) == 0
+    assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.75)]) == 4

@@ -1,0 +1,120 @@
+"""MXNet's model zoo before and after `swap`: every layer, every way to run it."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+import numpy as np
+import pytest
+from studies import zoo
+
+import ece408_op
+from ece408_op import dispatch
+from ece408_op.errors import surfaced
+from ece408_op.op_log import op_times
+from ece408_op.operator.swap import swap_symbol
+
+LIMIT = 1e-4
+# Enough kinds of layers for every run; the others take minutes.
+QUICK = ("mobilenetv2_1.0", "resnet18_v2", "squeezenet1.0")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+         for name in zoo.NETWORKS]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_of_the_zoo(mx, name, tmp_path):
+    found = zoo.compare(name, repeat=1)
+    assert not found.report.left
+    assert len(found.log) == len(found.report.swapped) > 0
+    assert set(found.layer_errors) == {*found.report.swapped, "output"}
+    assert max(found.layer_errors.values()) <= LIMIT
+    assert max(found.errors.values()) <= LIMIT
+    (kept,) = zoo.records([found])
+    assert [each["layer"] for each in kept["layers"]] == [each.layer for each in found.log]
+    (ms,) = found.native_ms
+    assert kept["native_ms"] == {"median": ms, "min": ms, "n": 1}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_of_the_zoo_exported(mx, name, tmp_path):
+    net, x = zoo.build(name)
+    expected = net(x).asnumpy()
+    assert 0.5 < np.abs(expected).max() < 2
+    ece408_op.swap(net)
+    net.hybridize()
+    with surfaced():
+        net(x).wait_to_read()
+        net.export(str(tmp_path / "net"))
+        block = mx.gluon.SymbolBlock.imports(
+            str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+        )
+        assert zoo.error(block(x).asnumpy(), expected) <= LIMIT
+
+
+def _is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_busy_processes_end_with_the_measurement(monkeypatch):
+    started = []
+    popen = zoo.subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    def measure():
+        with zoo.busy_processes(2):
+            assert len(started) == 2
+            assert all(_is_alive(process.pid) for process in started)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(zoo.subprocess, "Popen", start)
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    assert [process.returncode for process in started] == [-9, -9]
+
+
+def test_busy_processes_end_with_who_started_them(run_python):
+    code = """
+import os, signal
+from studies import zoo
+with zoo.busy_processes(2):
+    print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    children = run_python(code).stdout.split()
+    assert len(children) == 2
+    for _ in range(600):
+        if not any(_is_alive(pid) for pid in children):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{children} go on")
+
+
+def test_one_corrupted_layer_is_found(mx, monkeypatch):
+    """The comparison itself: an operator that is off in one layer must not pass."""
+    net, x = zoo.build("squeezenet1.0")
+    symbol = net(mx.sym.Variable("data"))
+    params = {p.name: p.data() for p in net.collect_params().values()}
+    swapped, report = swap_symbol(symbol)
+    spoilt = report.swapped[7]
+    forward = dispatch.forward
+
+    def corrupted(problem, layer, x, w, bias, y, accumulate):
+        forward(problem, layer, x, w, bias, y, accumulate)
+        if layer.name == spoilt:
+            first = (ctypes.c_float * 100).from_address(y)
+            first[:] = [value + 0.01 for value in first]
+
+    monkeypatch.setattr(dispatch, "forward", corrupted)
+    # While op times are collected every call goes through `dispatch`.
+    with op_times():
+        found = zoo.layer_errors(symbol, swapped, report.swapped, params, x)
+    assert found[spoilt] > LIMIT
+    assert all(found[name] <= LIMIT for name in report.swapped[:7])
