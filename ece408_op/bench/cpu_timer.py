@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from .. import settings
-from ..backends.cpu.reference import ReferenceBackend
 from ..errors import InvalidSetting, WrongResult, surfaced
 from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
 from ..problem import ConvProblem
+from . import oracle
 
 # Shapes nobody tuned for.
 UNLISTED = (
@@ -148,20 +148,11 @@ def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
     few = dataclasses.replace(problem, batch=len(images))
     some = np.concatenate([x[i : i + 1].asnumpy() for i in images])
     found = np.concatenate([y[i : i + 1].asnumpy() for i in images])
-    expected = _float64(few, some, w.asnumpy())
+    expected = oracle.forward(few, some, w.asnumpy())
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     if not error <= TOLERANCE:
         raise WrongResult(f"{problem} came out with a relative error of {error:.1e}; not timed")
     return error
-
-
-def _float64(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    wide = dataclasses.replace(problem, dtype="float64")
-    arrays = [np.ascontiguousarray(a, "float64") for a in (x, w)]
-    y = np.empty(wide.y_shape)
-    at_x, at_w = (a.ctypes.data for a in arrays)
-    ReferenceBackend().forward(wide, at_x, at_w, None, y.ctypes.data, accumulate=False)
-    return y
 
 
 def interleaved(
