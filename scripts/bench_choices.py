@@ -39,7 +39,7 @@ def parse():
 def bench(options):
     gpu = device.get(options.gpu)
     with contextlib.ExitStack() as stack:
-        peer = None if options.no_peer else stack.enter_context(cudnn.peer(options.peer_python))
+        peer = None if options.no_peer else stack.enter_context(cudnn.Peer(options.peer_python))
         found = {
             name: choices.measure(gpu, shapes.find(name), peer, options.samples)
             for name in tqdm(options.shapes.split(","), unit="shape", disable=None)

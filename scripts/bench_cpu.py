@@ -1,6 +1,7 @@
 """Time the CPU kernels beside MXNet's Convolution and PyTorch's, outputs checked first."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -61,14 +62,14 @@ def parse():
 
 
 def torch_peer(options):
-    """PyTorch's process; None, with the reason on stderr, if there is none."""
+    """PyTorch's process, or a context of None, with the reason on stderr."""
     if options.no_torch:
-        return None
+        return contextlib.nullcontext()
     try:
         return cpu_timer.TorchPeer(options.torch_python)
     except InvalidSetting as error:
         print(f"bench_cpu: without PyTorch: {error}", file=sys.stderr)
-        return None
+        return contextlib.nullcontext()
 
 
 def measure(options, peer):
@@ -83,7 +84,7 @@ def measure(options, peer):
     turns = options.samples + 2
     total = 2 * turns * (len(listed) + len(others) + len(small))
     document = {"threads": settings.threads(), "samples": options.samples}
-    document["torch"] = peer and peer.version
+    document["torch"] = peer and peer.versions
     top = ceilings.measure(native.isas()[0], settings.threads())
     with tqdm(total=total, unit="turn", disable=None) as progress:
 
@@ -119,8 +120,8 @@ def main():
     if options.threads:
         settings.configure(threads=options.threads)
     set_environment(settings.threads())
-    peer = torch_peer(options)
-    document = measure(options, peer)
+    with torch_peer(options) as peer:
+        document = measure(options, peer)
     print(cpu_table.tables(document))
     if options.write:
         results.write(options.write, "CPU kernels", cpu_table.tables(document), document)

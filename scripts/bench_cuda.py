@@ -82,7 +82,7 @@ def bench_all(options):
     kernels = [catalog.get(name) for name in options.kernels.split(",")]
     gpu = device.get(options.gpu)
     with contextlib.ExitStack() as stack:
-        peer = None if options.no_peer else stack.enter_context(cudnn.peer(options.peer_python))
+        peer = None if options.no_peer else stack.enter_context(cudnn.Peer(options.peer_python))
         versions = peer.versions if peer else document.get("peer", {})
         progress = stack.enter_context(
             tqdm(total=len(problems) * len(kernels), unit="kernel", disable=None)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import settings
-from ..errors import InvalidSetting, WrongResult, surfaced
+from ..errors import WrongResult, surfaced
 from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
 from ..problem import ConvProblem
 from . import oracle
+from .peers import process
 
 # Shapes nobody tuned for.
 UNLISTED = (
@@ -37,48 +35,16 @@ TOLERANCE = 1e-6
 Sample = Callable[[], float]
 
 
-class TorchPeer:
-    """PyTorch in its own process, under a Python that has it.
+class TorchPeer(process.Peer):
+    """PyTorch in its own process, under a Python that has it; torch_peer.py says what to ask.
 
     Raises `InvalidSetting` if that Python does not run or has no PyTorch.
     """
 
     def __init__(self, python: str) -> None:
-        self._python = python
-        threads = str(settings.threads())
-        command = [python, str(Path(__file__).parent / "peers" / "torch_peer.py")]
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=environment,
-            )
-        except OSError as error:
-            raise InvalidSetting(f"{python} does not run: {error}") from error
-        self.version: dict[str, Any] = self._answer()
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer to one request; torch_peer.py has the protocol."""
-        assert self._process.stdin is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise InvalidSetting(
-                f"{self._python} ended; it needs PyTorch and memory, or use --no-torch"
-            )
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads()))
+        remedy = "it needs PyTorch and memory, or use --no-torch"
+        super().__init__("torch_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
 
 
 @dataclasses.dataclass

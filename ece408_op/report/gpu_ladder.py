@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Mapping
 
@@ -96,8 +95,7 @@ def _peers(
     if python is None:
         return ()
     samples: dict[str, dict[str, list[float]]] = {}
-    with contextlib.ExitStack() as stack:
-        peer = stack.enter_context(cudnn.peer(python))
+    with cudnn.Peer(python) as peer:
         about = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
         for layer, problem in layers.items():
             for variant, timing in peer.measure(problem, SAMPLES).items():
