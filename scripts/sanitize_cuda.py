@@ -12,6 +12,7 @@ from studies import results
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.cli import program
+from ece408_op.files import markdown
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CHECK = Path(__file__).with_name("check_cuda.py")
@@ -68,15 +69,17 @@ def main():
     sanitizer, tools = find_sanitizer(), options.tools.split(",")
     with ThreadPoolExecutor(len(tools)) as pool:
         ran = list(pool.map(lambda tool: run_tool(tool, sanitizer, kernels, options.random), tools))
-    lines = [
-        f"{len(kernels)} kernels, {options.random} random problems each: {', '.join(kernels)}.\n",
-        "| tool | what it says | results |",
-        "| --- | --- | --- |",
+    rows = [
+        [
+            *(each["tool"], each["summary"]),
+            "right" if each["results_right"] else "wrong, or the program failed",
+        ]
+        for each in ran
     ]
-    for each in ran:
-        right = "right" if each["results_right"] else "wrong, or the program failed"
-        lines.append(f"| {each['tool']} | {each['summary']} | {right} |")
-    table = "\n".join(lines)
+    table = (
+        f"{len(kernels)} kernels, {options.random} random problems each: {', '.join(kernels)}.\n\n"
+        + markdown.table(["tool", "what it says", "results"], rows)
+    )
     print(table)
     bad = [each for each in ran if not (each["clean"] and each["results_right"])]
     for each in bad:

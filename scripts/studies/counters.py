@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ece408_op.errors import GpuFailed, NoUsableGpu
+from ece408_op.files import markdown
 
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 # What a warp waits for, by ncu's name for it.
@@ -120,25 +121,28 @@ def _number(row: dict[str, str], name: str) -> float:
 
 def table(rows: list[Counted]) -> str:
     """As Markdown."""
-    lines = [
+    about = (
         "Of one launch, with nothing in the caches before. The floor is what a copy of as many "
         "bytes takes on this GPU as the layer's inputs and outputs have. Shares are of what a unit "
         "can do at most; of waiting, what a warp spends most of its time on, in cycles for each "
-        "instruction that it issues.\n",
-        "| shape | kernel | ms | floor ms | share | GHz | read GB | written GB | DRAM | way to L2 "
-        "| issue | FMA | tensor | shared memory | conflicts | warps | registers | waits for |",
-        "| --- | --- |" + " ---: |" * 15 + " --- |",
+        "instruction that it issues."
+    )
+    head = ["shape", "kernel", "ms", "floor ms", "share", "GHz", "read GB", "written GB", "DRAM"]
+    head += ["way to L2", "issue", "FMA", "tensor", "shared memory", "conflicts", "warps"]
+    head += ["registers", "waits for"]
+    table = markdown.table(head, map(_cells, rows), right=range(2, len(head) - 1))
+    return f"{about}\n\n{table}"
+
+
+def _cells(row: Counted) -> list[str]:
+    f = row.figures
+    return [
+        *(f"{row.shape} {row.precision}", row.kernel, f"{f['ms']:.3f}", f"{row.floor_ms:.3f}"),
+        f"{100 * row.floor_ms / f['ms']:.0f} %",
+        *(f"{f[name]:.2f}" for name in ("clock_ghz", "read_gb", "written_gb")),
+        *(f"{f[name]:.0f} %" for name in _SHARES),
+        *(f"{f['conflicts']:.2g}", f"{f['warps']:.1f}", f"{f['registers']:.0f}", _waits(f)),
     ]
-    for row in rows:
-        f = row.figures
-        shares = " | ".join(f"{f[name]:.0f} %" for name in _SHARES)
-        lines.append(
-            f"| {row.shape} {row.precision} | {row.kernel} | {f['ms']:.3f} | {row.floor_ms:.3f} | "
-            f"{100 * row.floor_ms / f['ms']:.0f} % | "
-            f"{f['clock_ghz']:.2f} | {f['read_gb']:.2f} | {f['written_gb']:.2f} | {shares} | "
-            f"{f['conflicts']:.2g} | {f['warps']:.1f} | {f['registers']:.0f} | {_waits(f)} |"
-        )
-    return "\n".join(lines)
 
 
 def _waits(figures: dict[str, float]) -> str:

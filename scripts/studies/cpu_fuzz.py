@@ -19,6 +19,7 @@ from studies import guarded
 from ece408_op.backends.cpu import choice, native
 from ece408_op.bench import oracle
 from ece408_op.errors import Ece408Error, InvalidProblem, InvalidSetting, UnsupportedProblem
+from ece408_op.files import markdown
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 # Output and inputs by direction, in the order of kernels/cpu/ece408.h.
@@ -314,8 +315,5 @@ def _wrong(
 
 def table(ran: Counter[tuple[str, str]], wrong: Counter[tuple[str, str]]) -> str:
     """Problems and failures by kernel and direction."""
-    lines = ["| kernel | direction | problems | wrong |", "| --- | --- | --- | --- |"]
-    for kernel, direction in sorted(ran | wrong):
-        counts = f"{ran[kernel, direction]} | {wrong[kernel, direction]}"
-        lines.append(f"| {kernel} | {direction} | {counts} |")
-    return "\n".join(lines)
+    rows = [(*key, ran[key], wrong[key]) for key in sorted(ran | wrong)]
+    return markdown.table(["kernel", "direction", "problems", "wrong"], rows)

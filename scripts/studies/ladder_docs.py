@@ -8,6 +8,7 @@ from pathlib import Path
 from ece408_op.backends.cuda.kernels.catalog import KERNELS
 from ece408_op.backends.cuda.plan import Kernel
 from ece408_op.bench import cuda_report
+from ece408_op.files import markdown
 from ece408_op.files.cachedir import atomic_path
 
 BEGIN, END = "<!-- ladder: begin -->", "<!-- ladder: end -->"
@@ -29,16 +30,14 @@ def readme(text: str, document: dict) -> str:
     """kernels/README.md with the ladder's table and the other kernels between its marks."""
     before, rest = text.split(BEGIN, 1)
     after = rest.split(END, 1)[1]
-    others = [
-        f"| {kernel.name} | {kernel.summary} |" for kernel in KERNELS if kernel not in _LADDER
-    ]
+    others = [(kernel.name, kernel.summary) for kernel in KERNELS if kernel not in _LADDER]
     gpu = " and ".join(document["machine"]["gpus"])
     parts = [
         f"Median milliseconds at batch {_batch(document)} on one {gpu}; a step is over the "
         "float32-accurate kernel before.",
         cuda_report.ladder(document["results"]),
         "And beside the ladder:",
-        "\n".join(["| kernel | what it does |", "| --- | --- |", *others]),
+        markdown.table(["kernel", "what it does"], others),
     ]
     return f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{after}"
 
