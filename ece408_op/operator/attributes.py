@@ -16,7 +16,8 @@ from ..problem import ConvProblem, Pair, check_precision
 OWN = ("layer", "backend", "cuda_kernel", "precision")
 # What MXNet itself reads of a node: its places, learning rates, what to compute again.
 _OF_MXNET = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-_IGNORED = ("workspace", "cudnn_tune", "cudnn_off")
+# Attributes of MXNet's Convolution that mean nothing to ours; a layout is only checked.
+IGNORED = ("workspace", "cudnn_tune", "cudnn_off", "layout")
 _UNSET = ("None", "_Null", "()", "")
 _LAYOUTS = {1: "NCW", 2: "NCHW"}
 # For the axis that a one-dimensional convolution lacks: what makes it do nothing.
@@ -56,16 +57,15 @@ class ConvAttributes:
     def parse(cls, attributes: Mapping[str, str]) -> ConvAttributes:
         """From strings as MXNet passes them: `'(5, 5)'`, `'True'`, `'None'` for what is not set.
 
-        `workspace`, `cudnn_tune` and `cudnn_off` mean nothing here and are ignored, and so is what
-        `is_of_mxnet`. Raises `InvalidProblem` for an
-        unknown name, a value of the wrong kind, or when kernel or num_filter is not given, and
-        `UnsupportedProblem` for a layout other than NCHW (NCW), or three dimensions, and
-        `InvalidSetting` for a precision that there is not.
+        Ignores `IGNORED` and what `is_of_mxnet`. Raises `InvalidProblem` for an unknown name, a
+        value of the wrong kind, or when kernel or num_filter is not given, `UnsupportedProblem` for
+        a layout other than NCHW (NCW), or three dimensions, and `InvalidSetting` for a precision
+        that does not exist.
         """
         given = {name: str(text).strip() for name, text in attributes.items()}
         fields: dict[str, Any] = {}
         for name, text in given.items():
-            if name in _IGNORED or is_of_mxnet(name) or text in _UNSET or name == "layout":
+            if name in IGNORED or is_of_mxnet(name) or text in _UNSET:
                 continue
             if name not in _PARSERS:
                 raise InvalidProblem(

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import CheckpointMismatch, CheckpointMissing
 from ..files.cachedir import atomic_path
 from .gpu_support import refuse_current_context
-from .graphs.graph_json import OP_TYPE
+from .graphs.graph_json import as_ours
 from .loading import load_mxnet
 
 # The operator that the course's students implemented inside MXNet.
@@ -69,13 +69,11 @@ def _replace_course_operator(text: str) -> str:
     `New` has no bias; its weight is the second input.
     """
     graph = json.loads(text)
-    for node in graph["nodes"]:
+    for number, node in enumerate(graph["nodes"]):
         if node["op"] == COURSE_OPERATOR:
             # Attributes have had three names in the course of MXNet's versions.
             key = next((key for key in ("attrs", "param", "attr") if key in node), "attrs")
-            own = {"op_type": OP_TYPE, "layer": node["name"], "no_bias": "True"}
-            node["op"] = "Custom"
-            node[key] = {**node.get(key, {}), **own}
+            graph["nodes"][number] = as_ours(node, node.pop(key, {}), no_bias="True")
     return json.dumps(graph)
 
 

@@ -131,10 +131,9 @@ def _monitoring(method: Any) -> Any:
 
         def heard(name: bytes, array: Any) -> None:
             text = name.decode()
-            if guards.SUFFIX not in text:
-                callback(roles.get(text, text).encode(), array)
+            callback(roles.get(text, text).encode(), array)
 
-        method(self, heard, monitor_all)
+        method(self, guards.unheard(heard), monitor_all)
 
     return set_monitor_callback
 
@@ -348,13 +347,9 @@ class _DualCachedOp:
 
     def register_hook(self, callback: Any, monitor_all: bool) -> None:
         """Have a monitor's callback see all nodes but guards."""
-
-        def heard(name: Any, operator: Any, array: Any) -> None:
-            if guards.SUFFIX not in str(name):
-                callback(name, operator, array)
-
         self._is_monitored = bool(callback)
-        self._guarded._register_op_hook(heard if callback else callback, monitor_all)
+        heard = guards.unheard(callback) if callback else callback
+        self._guarded._register_op_hook(heard, monitor_all)
 
     def _can_compile(self, arrays: tuple[Any, ...]) -> bool:
         """Whether there is a compiled operator; tries to make it the first time."""

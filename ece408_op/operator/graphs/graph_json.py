@@ -7,7 +7,7 @@ Control flow (`foreach`, `while_loop`, `cond`) has graphs of its own inside its 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 from ..attributes import mxnet_attributes
@@ -37,6 +37,13 @@ def write(graph: Graph, like: Any) -> Any:
 
 def is_ours(node: Node) -> bool:
     return node["op"] == "Custom" and node.get("attrs", {}).get("op_type") == OP_TYPE
+
+
+def as_ours(node: Node, attributes: Mapping[str, str], **own: str | None) -> Node:
+    """The node as one of ours, its name the layer's; attributes that are `None` are left out."""
+    given = {**attributes, "op_type": OP_TYPE, "layer": node["name"], **own}
+    attrs = {key: text for key, text in given.items() if text is not None}
+    return {**node, "op": "Custom", "attrs": attrs}
 
 
 def own_attributes(node: Node) -> dict[str, str]:
