@@ -16,7 +16,7 @@ from ece408_op.bench import ceilings, cpu_timer, shapes
 from ece408_op.cli import program
 from ece408_op.errors import InvalidSetting
 from ece408_op.files.cachedir import atomic_path
-from ece408_op.operator.loading import set_environment
+from ece408_op.operator.variables import set_environment
 from ece408_op.problem import ConvProblem
 
 

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from ece408_op import settings
 from ece408_op.cli import program
-from ece408_op.operator.loading import set_environment
+from ece408_op.operator.variables import set_environment
 
 
 def main():

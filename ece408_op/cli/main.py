@@ -29,7 +29,7 @@ from ..course.milestone import MILESTONES, Milestone
 from ..errors import Ece408Error, InvalidSize, NoUsableGpu
 from ..files.cachedir import atomic_path
 from ..host import gpu, run_time
-from ..operator import loading
+from ..operator import variables
 from ..operator.swap import swap_checkpoint
 from ..problem import PRECISIONS
 from ..report import make as report_make
@@ -195,7 +195,7 @@ def _models_of(each: Milestone) -> str:
 def _run_milestone(options: argparse.Namespace) -> None:
     settings.configure(threads=options.threads, data=options.data)
     threads = None if options.threads is None else settings.parse_threads(options.threads)
-    loading.set_environment(threads)
+    variables.set_environment(threads)
     if options.milestone.own_operator:
         backend = "cuda" if options.milestone.on_gpu else options.backend
         settings.configure(backend=backend, kernel=options.kernel, precision=options.precision)
@@ -516,7 +516,7 @@ def _add_tune(commands: Any) -> None:
 
 
 def _run_tune(options: argparse.Namespace) -> None:
-    loading.set_environment()
+    variables.set_environment()
     tune.run(
         tune.Request(
             options.what or [models.DEFAULT_TERM],
@@ -600,7 +600,7 @@ def _add_models(commands: Any) -> None:
 
 
 def _run_models(options: argparse.Namespace) -> None:
-    loading.set_environment()
+    variables.set_environment()
     settings.configure(data=options.data)
     terms = [models.find_term(name) for name in options.term or models.TERMS]
     chosen = [(term, model) for term in terms for model in term.models]
@@ -642,7 +642,7 @@ def _add_train(commands: Any) -> None:
 def _run_train(options: argparse.Namespace) -> None:
     if options.epochs is not None and options.epochs < 1:
         raise InvalidSize(f"{options.epochs} is not a number of epochs; give 1 or more")
-    loading.set_environment()
+    variables.set_environment()
     settings.configure(data=options.data)
     term = models.find_term(options.term)
     recipe = training.recipe_for(term, options.model)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.metadata
-import os
 import re
 from pathlib import Path
+
+from . import variables
 
 # In an order in which each finds what it needs.
 _LIBRARIES = (
@@ -36,8 +37,7 @@ def preload() -> None:
     mxnet = _cuda_build()
     if mxnet is None or _loaded:
         return
-    # cuDNN 8.9 where 8.5 was compiled in works; the warning would come with every process.
-    os.environ.setdefault("MXNET_CUDNN_LIB_CHECKING", "0")
+    variables.accept_newer_cudnn()
     folder = Path(str(mxnet.locate_file("nvidia")))
     for name in _LIBRARIES:
         component, soname = name.split("/")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..operator import compiled_operator
+from ..operator import compiled_operator, variables
 from ..operator.loading import when_imported
 from .activities import OPERATOR, Activity
 
@@ -29,9 +28,7 @@ class MXNetRecorder:
         self.notes: list[str] = []
 
     def start(self) -> None:
-        # By itself MXNet would run the operators of a network in one go, and record them as one.
-        for mode in ("INFERENCE", "TRAIN"):
-            os.environ.setdefault(f"MXNET_EXEC_BULK_EXEC_{mode}", "0")
+        variables.run_operators_one_by_one()
         when_imported(self._begin)
 
     def stop(self) -> list[Activity]:

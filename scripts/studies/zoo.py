@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -82,7 +83,8 @@ def _outputs(symbol: Any, layers: list[str], params: dict, x: Any) -> dict[str, 
     internals = symbol.get_internals()
     group = mx.sym.Group([*(internals[f"{name}_output"] for name in layers), symbol])
     arguments, states = group.list_arguments(), group.list_auxiliary_states()
-    with _environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+    # MXNet's fusion of layers gives wrong values for an inner output that is asked for as well.
+    with mock.patch.dict(os.environ, MXNET_SUBGRAPH_BACKEND="NONE"):
         executor = group.bind(
             mx.cpu(),
             {name: x if name == "data" else params[name] for name in arguments},
@@ -90,23 +92,6 @@ def _outputs(symbol: Any, layers: list[str], params: dict, x: Any) -> dict[str, 
         )
     executor.forward(is_train=False)
     return {name: y.asnumpy() for name, y in zip([*layers, "output"], executor.outputs)}
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Set variables that MXNet reads when it binds.
-
-    Its fusion of layers gives wrong values for an inner output that is asked for as well.
-    """
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 # Keeps a core busy until the process that started it ends; that one handles Ctrl-C for both.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from ...errors import Ece408Error
 from ...problem import ITEM_BYTES
+from .. import variables
 from . import compiled_graphs, graph_inference, graph_json, guards
 from .graph_inference import Shapes
 from .graph_json import Graph
@@ -67,7 +67,7 @@ def _binding(method: Any, shapes_of: Any) -> Any:
         executor = _compiled_executor(method, self, graph, shapes, given, arguments, keywords)
         if executor is None:
             if given.get("group2ctx"):
-                _plan_memory_apart()
+                variables.plan_memory_apart()
             executor = method(_for_executors(self, graph), *arguments, **keywords)
         # The one that the user knows.
         executor._symbol = self
@@ -208,21 +208,10 @@ def _guarded(
 ) -> Any:
     """The Symbol with guards, for a CachedOp of these flags."""
     if graph_json.has_control_flow(graph):
-        _plan_memory_apart()
+        variables.plan_memory_apart()
     static_shape = str(dict(flags).get("static_shape", False)) in ("True", "1")
     guarded = guards.guarded(graph, of_data=of_data, static_shape=static_shape)
     return graph_json.write(guarded, like)
-
-
-def _plan_memory_apart() -> None:
-    """Have MXNet plan memory without sharing it between arrays, from now on.
-
-    An array in shared memory has the layout of the one before it until it is computed. MXNet runs
-    control flow as soon as it is reached, and converts such an input at once: of a random network's
-    gradients 92 in 100 were wrong. Copies between contexts may fail for the same reason. There is
-    no such option for one network.
-    """
-    os.environ["NNVM_EXEC_MATCH_RANGE"] = "0"
 
 
 def _only_forward(given: dict[str, Any]) -> bool:
