@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from studies import cpu_table, results
+from studies import options as shared
 from tqdm import tqdm
 
 from ece408_op import settings
@@ -46,9 +47,7 @@ def parse():
         help="a Python with PyTorch (default: this one)",
     )
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
-    parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    shared.add_write(parser)
     parser.add_argument(
         "--readme",
         type=Path,
@@ -122,9 +121,7 @@ def main():
     set_environment(settings.threads())
     with torch_peer(options) as peer:
         document = measure(options, peer)
-    print(cpu_table.tables(document))
-    if options.write:
-        results.write(options.write, "CPU kernels", cpu_table.tables(document), document)
+    results.show(options.write, "CPU kernels", cpu_table.tables(document), document)
 
 
 if __name__ == "__main__":

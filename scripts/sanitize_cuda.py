@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from studies import options as shared
 from studies import results
 
 from ece408_op.backends.cuda.kernels import catalog
@@ -61,9 +62,7 @@ def main():
         "--random", type=int, default=6, help="random problems for each kernel (default: 6)"
     )
     parser.add_argument("--tools", default=",".join(TOOLS), help="(default: all four)")
-    parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    shared.add_write(parser)
     options = parser.parse_args()
     kernels = options.kernels or [kernel.name for kernel in catalog.KERNELS]
     sanitizer, tools = find_sanitizer(), options.tools.split(",")
@@ -80,14 +79,12 @@ def main():
         f"{len(kernels)} kernels, {options.random} random problems each: {', '.join(kernels)}.\n\n"
         + markdown.table(["tool", "what it says", "results"], rows)
     )
-    print(table)
+    kept = [{key: each[key] for key in each if key != "output"} for each in ran]
+    content = {"kernels": kernels, "random": options.random, "tools": kept}
+    results.show(options.write, "CUDA kernels under compute-sanitizer", table, content)
     bad = [each for each in ran if not (each["clean"] and each["results_right"])]
     for each in bad:
         print(f"\n{each['tool']}:\n{_shown(each)}", file=sys.stderr)
-    if options.write:
-        kept = [{key: each[key] for key in each if key != "output"} for each in ran]
-        content = {"kernels": kernels, "random": options.random, "tools": kept}
-        results.write(options.write, "CUDA kernels under compute-sanitizer", table, content)
     return bool(bad)
 
 

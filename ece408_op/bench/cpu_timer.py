@@ -60,6 +60,15 @@ class Bound:
         self.executor.outputs[0].wait_to_read()
         return 1e3 * (time.perf_counter() - start)
 
+    def forward_with(self, **values: Any) -> Sample:
+        """The forward pass under these settings."""
+
+        def sample() -> float:
+            with settings.override(**values):
+                return self.forward()
+
+        return sample
+
     def backward(self) -> float:
         """Both gradients; the forward pass that MXNet wants before is not timed."""
         self.executor.forward(is_train=True)
@@ -206,17 +215,9 @@ def variants(
     """Ours on each instruction set, and on each number of threads up to the setting; in ms."""
     x, w = inputs(problem)
     ours = bind(problem, x, w, ours=True)
-
-    def forced(**values: Any) -> Sample:
-        def sample() -> float:
-            with settings.override(**values):
-                return ours.forward()
-
-        return sample
-
-    contenders = {isa: forced(isa=isa) for isa in isas}
+    contenders = {isa: ours.forward_with(isa=isa) for isa in isas}
     counts = sorted({1, 2, settings.threads()})
-    contenders.update({f"{n} threads": forced(threads=n) for n in counts})
+    contenders.update({f"{n} threads": ours.forward_with(threads=n) for n in counts})
     with surfaced():
         errors = {}
         for isa in isas:

@@ -125,6 +125,21 @@ def _add_data_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_threads_and_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
+    )
+    _add_data_option(parser)
+
+
+def _add_batch_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        help="images in one forward pass (default: all; fewer need less memory)",
+    )
+
+
 def _add_milestone(commands: Any, each: Milestone) -> None:
     parser = _add_command(commands, each.name, each.title)
     parser.add_argument(
@@ -138,11 +153,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         help=f"configuration of the course: {', '.join(models.TERMS)} (default: the only one "
         f"that has the model, or {models.DEFAULT_TERM})",
     )
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        help="images in one forward pass (default: all; fewer need less memory)",
-    )
+    _add_batch_size(parser)
     if each.own_operator and not each.on_gpu:
         parser.add_argument(
             "--backend",
@@ -163,10 +174,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help=f"how exact convolutions must be at least: {', '.join(PRECISIONS)} (default: "
             "ECE408_PRECISION, or float32); CUDA kernels only gain by it",
         )
-    parser.add_argument(
-        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
-    )
-    _add_data_option(parser)
+    _add_threads_and_data(parser)
     parser.add_argument(
         "--model-dir",
         metavar="DIR",
@@ -292,21 +300,14 @@ def _add_compare(commands: Any) -> None:
         f"{models.DEFAULT_TERM}; may be repeated)",
     )
     terms.add_argument("--all-terms", action="store_true", help="every configuration")
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        help="images in one forward pass (default: all; fewer need less memory)",
-    )
+    _add_batch_size(parser)
     parser.add_argument(
         "--backend",
         metavar="NAME",
         help=f"who computes our operator on the CPU: {', '.join(dispatch.backend_names())} "
         "(default: ECE408_BACKEND, or the fastest)",
     )
-    parser.add_argument(
-        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
-    )
-    _add_data_option(parser)
+    _add_threads_and_data(parser)
     parser.add_argument(
         "--repeat",
         metavar="N",
@@ -378,10 +379,7 @@ def _add_report(commands: Any) -> None:
         default=report_plan.DEFAULT_SIZES,
         help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
     )
-    parser.add_argument(
-        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
-    )
-    _add_data_option(parser)
+    _add_threads_and_data(parser)
     parser.add_argument(
         "--peer-python",
         metavar="PYTHON",

@@ -20,6 +20,17 @@ class _Computed:
     backend: str | None = None
     precision: str | None = None
 
+    def __init__(
+        self,
+        *arguments: Any,
+        backend: str | None = None,
+        precision: str | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(*arguments, **keywords)
+        self.backend, self.precision = backend, precision
+        check_layer(self)
+
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         name = "fwd" if isinstance(x, mx.sym.Symbol) else f"{self.prefix}fwd"
         own: dict[str, Any] = {"backend": self.backend, "precision": self.precision}
@@ -35,31 +46,9 @@ class Conv2D(_Computed, mx.gluon.nn.Conv2D):
     a backend or precision that there is not, and what `Convolution` raises when it is called.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        backend: str | None = None,
-        precision: str | None = None,
-        **keywords: Any,
-    ) -> None:
-        super().__init__(*arguments, **keywords)
-        self.backend, self.precision = backend, precision
-        check_layer(self)
-
 
 class Conv1D(_Computed, mx.gluon.nn.Conv1D):
     """`gluon.nn.Conv1D` with our kernels; otherwise as `Conv2D`, for layout NCW."""
-
-    def __init__(
-        self,
-        *arguments: Any,
-        backend: str | None = None,
-        precision: str | None = None,
-        **keywords: Any,
-    ) -> None:
-        super().__init__(*arguments, **keywords)
-        self.backend, self.precision = backend, precision
-        check_layer(self)
 
 
 def check_layer(layer: Any) -> None:
