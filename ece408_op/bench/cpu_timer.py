@@ -174,7 +174,7 @@ def forward(
     ours, native = bind(problem, x, w, ours=True), bind(problem, x, w, ours=False)
 
     def fresh(is_ours: bool) -> Sample:
-        # Bound anew: its output has never been touched.
+        # A new executor: its output has never been touched.
         return lambda: bind(problem, x, w, ours=is_ours).forward()
 
     with surfaced(), _torch_inputs(peer, problem):

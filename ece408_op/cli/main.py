@@ -286,7 +286,7 @@ def _add_compare(commands: Any) -> None:
         commands,
         "compare",
         "run all milestones that this machine can run, and print their figures in one table",
-        epilog="Each run is a process of its own. What cannot run for want of a GPU is listed with "
+        epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
         "the reason. Exit code: 0, or 1 when a run failed for another reason.",
     )
     parser.add_argument(
@@ -388,7 +388,7 @@ def _add_report(commands: Any) -> None:
     parser.add_argument(
         "--reuse",
         action="store_true",
-        help="run nothing, but write the report anew, with your notes, from what the last one in "
+        help="run nothing, but write the report again, with your notes, from what the last one in "
         "DIR has measured, there or on another machine",
     )
     parser.set_defaults(run=_run_report)
@@ -428,7 +428,7 @@ def _add_data(commands: Any) -> None:
         nargs="?",
         choices=("where", "fetch", "verify"),
         default="where",
-        help="where: print the folder it is in, fetching it if it is nowhere; fetch: bring a "
+        help="where: print its folder, after fetching it if it is missing; fetch: bring a "
         "sound copy of all four files into the cache; verify: check them (default: %(default)s)",
     )
     _add_data_option(parser)
@@ -454,7 +454,7 @@ def _add_doctor(commands: Any) -> None:
         commands,
         "doctor",
         "tell what is installed and usable here, and what to do about the rest",
-        epilog="exit codes: 0: all milestones can run (save perhaps m1.2, which needs an MXNet "
+        epilog="exit codes: 0: all milestones can run (except perhaps m1.2, which needs an MXNet "
         f"built for the GPU: the last line says so); {doctor.EXIT_CPU_ONLY}: only those on the "
         f"CPU can; {doctor.EXIT_NOTHING}: not even those can",
     )
@@ -561,7 +561,7 @@ def _run_cache(options: argparse.Namespace) -> None:
 
 
 def _add_swap(commands: Any) -> None:
-    title = "put our operator into a saved checkpoint, in the place of MXNet's Convolution"
+    title = "replace MXNet's Convolution by our operator in a saved checkpoint"
     parser = _add_command(commands, "swap", title)
     parser.add_argument("prefix", metavar="PREFIX", help="reads PREFIX-symbol.json")
     parser.add_argument("epoch", metavar="EPOCH", type=int, help="and PREFIX-EPOCH.params")
@@ -631,7 +631,7 @@ def _add_train(commands: Any) -> None:
         help="folder for the checkpoint (default: ./models/TERM)",
     )
     parser.add_argument(
-        "--restart", action="store_true", help="begin anew instead of where a run stopped"
+        "--restart", action="store_true", help="start over instead of continuing an interrupted run"
     )
     _add_data_option(parser)
     parser.set_defaults(run=_run_train)

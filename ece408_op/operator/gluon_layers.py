@@ -12,7 +12,7 @@ from .convolution import Convolution
 
 
 class _Computed:
-    """What makes a layer of `gluon.nn` compute with `Convolution`."""
+    """Makes a layer of `gluon.nn` compute with `Convolution`."""
 
     _kwargs: dict[str, Any]
     act: Any
@@ -41,9 +41,9 @@ class _Computed:
 class Conv2D(_Computed, mx.gluon.nn.Conv2D):
     """`gluon.nn.Conv2D` with our kernels: the same arguments, parameters and parameter files.
 
-    `backend` picks who computes this layer, and `precision` how exactly at least, as for
-    `Convolution`. Raises `UnsupportedProblem` for a layout other than NCHW, `InvalidSetting` for
-    a backend or precision that there is not, and what `Convolution` raises when it is called.
+    `backend` names the backend, and `precision` the lowest precision allowed, as for `Convolution`.
+    Raises `UnsupportedProblem` for a layout other than NCHW, `InvalidSetting` for an unknown
+    backend or precision, and what `Convolution` raises when it is called.
     """
 
 
@@ -52,7 +52,7 @@ class Conv1D(_Computed, mx.gluon.nn.Conv1D):
 
 
 def check_layer(layer: Any) -> None:
-    """Raise what `Convolution` raises unless it can be this layer."""
+    """Raise what `Convolution` raises if it cannot compute this layer."""
     attributes = {name: str(value) for name, value in layer._kwargs.items()}
     ConvAttributes.parse({**attributes, "precision": str(layer.precision)})
     dispatch.check_names(layer.backend)

@@ -1,4 +1,4 @@
-"""MXNet itself, imported late, and what waits for that."""
+"""Imports MXNet when it is first needed, and then runs the actions that waited for it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ _when_imported: list[Callable[[Any], object]] = []
 
 
 def tell_imported(mxnet: Any) -> None:
-    """Do what waited for MXNet."""
+    """Run the actions that waited for MXNet."""
     while _when_imported:
         _when_imported.pop()(mxnet)

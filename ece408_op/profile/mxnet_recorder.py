@@ -77,8 +77,8 @@ class MXNetRecorder:
 
 
 def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
-    """The operators in what MXNet's profiler wrote, but for our compiled one: pairs of events, "B"
-    and "E", of which a thread's enclose each other; microseconds of the system's clock."""
+    """The operators that MXNet's profiler wrote, except our compiled one: pairs of events "B" and
+    "E", nested within a thread, in microseconds of the system's clock."""
     devices: dict[int, str] = {}
     threads: dict[int, int] = {}
     begun: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -95,7 +95,7 @@ def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
         elif event["ph"] == "E" and open_ones:
             begin = open_ones.pop()
             if begin["name"] == compiled_operator.NAME:
-                # Ours, which `op_recorder` has by layer and kernel.
+                # Our own; `op_recorder` records it by layer and kernel.
                 continue
             found.append(
                 Activity(

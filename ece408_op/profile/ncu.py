@@ -1,4 +1,4 @@
-"""Counters of the hardware, by NVIDIA's `ncu`, which runs the program once more under itself."""
+"""Hardware counters by NVIDIA's `ncu`, which runs the program once more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import ProfilerMissing, ProfilingNotPermitted
 
-# What is asked for: the attribute of `Counters`, ncu's metric, and by what to divide its value.
+# The attribute of `Counters`, ncu's metric, and the divisor of its value.
 _METRICS = {
     "milliseconds": ("gpu__time_duration.sum", 1e6),
     "dram_read_gb": ("dram__bytes_read.sum", 1e9),
@@ -54,7 +54,7 @@ class Counters:
 
 
 def find() -> str:
-    """Where ncu is. Raises `ProfilerMissing` when it is nowhere."""
+    """The path of ncu. Raises `ProfilerMissing` if it is not found."""
     found = shutil.which("ncu")
     if found:
         return found

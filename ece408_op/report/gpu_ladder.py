@@ -77,7 +77,7 @@ def _step(kernel: Kernel, samples_ms: dict[str, list[float]]) -> Step:
 
 
 def what_changed(source: str) -> str:
-    """The paragraphs of a kernel's header between its title and what was once measured."""
+    """The paragraphs of a kernel's header between its title and the line "Measured"."""
     head = itertools.takewhile(lambda line: line.startswith("//"), source.splitlines())
     paragraphs = "\n".join(line[2:].strip() for line in head).split("\n\n")
     told = (each for each in paragraphs[1:] if not each.startswith("Measured"))

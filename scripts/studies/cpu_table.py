@@ -130,7 +130,7 @@ def readme_table(document: dict[str, Any]) -> str:
 
 
 def with_table(text: str, document: dict[str, Any]) -> str:
-    """The README's text with its table made anew. Raises `InvalidSetting` without the markers."""
+    """The README's text with a new table. Raises `InvalidSetting` without the markers."""
     if text.count(README_BEGIN) != 1 or text.count(README_END) != 1:
         raise InvalidSetting(f"the text lacks the lines {README_BEGIN} and {README_END}")
     before, rest = text.split(README_BEGIN)

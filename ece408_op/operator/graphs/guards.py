@@ -83,8 +83,8 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
     `of_data` is the guard of data: "reshape", or "clip" where shapes may become known late:
     reshape takes an unknown shape for that of a scalar.
 
-    With `static_shape`, what is next to control flow is often wrong in MXNet, also with its own
-    operators; so no guard is put there.
+    With `static_shape` no guards are put around control flow: what is next to it is often wrong in
+    MXNet even with its own operators.
 
     An executor needs none: it keeps the plain copy of a blocked array as long as it lives. Nor does
     `ece408_forward`, which MXNet hands arrays as it does to operators of its own. A CachedOp needs
@@ -106,7 +106,7 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
 
     def add_ours(node: Node) -> int:
         name = node["name"]
-        # Guarded before. What comes of another operator of ours ends with a guard, too.
+        # Already guarded. (The output of another operator of ours is a guard, too.)
         if nodes[node["inputs"][0][0]]["name"] == f"{name}_data{_SUFFIX}":
             return add(node)
         # Such as the context group, or MXNet's own marks of a loop's body.

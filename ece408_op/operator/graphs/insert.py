@@ -1,4 +1,4 @@
-"""A network's JSON with our operator in the place of MXNet's Convolution."""
+"""Replaces MXNet's Convolution by our operator in a network's JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OTHER_OPERATORS = {
 
 
 class Choice(Protocol):
-    """Who decides which layers are swapped, which backend computes them, and how exactly."""
+    """Decides which layers are swapped, which backend computes them, and at what precision."""
 
     backend: str | None
     precision: str | None
