@@ -30,7 +30,7 @@ class UnknownModel(Ece408Error, ValueError):
 
 
 class DataMissing(Ece408Error):
-    """Fashion-MNIST is not where it was said to be, or nowhere to be found."""
+    """Fashion-MNIST is not in the given folder, or not found at all."""
 
     exit_code = 5
 
@@ -162,7 +162,7 @@ class ReportUnwritable(Ece408Error):
 
 
 class NotesUnreadable(Ece408Error):
-    """The notes in a report that is there already cannot be told from the rest of it."""
+    """The notes in an existing report cannot be separated from the rest of it."""
 
     exit_code = 30
 
@@ -190,7 +190,7 @@ def remember(error: Exception) -> Ece408Error:
     """Keep the first failure that MXNet will report without its text; returns it as ours.
 
     An error that is not of this package becomes the cause of an `OperatorFailed`. Outside
-    `surfaced`, where nobody would ever see it, its text goes to stderr, once.
+    `surfaced`, where it would be lost, its text goes to stderr, once.
     """
     global _first_failure, _last_said
     if isinstance(error, Ece408Error):

@@ -1,12 +1,14 @@
 """Time the CPU kernels beside MXNet's Convolution and PyTorch's, outputs checked first."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
 from pathlib import Path
 
 from studies import cpu_table, results
+from studies import options as shared
 from tqdm import tqdm
 
 from ece408_op import settings
@@ -16,7 +18,7 @@ from ece408_op.bench.summary import summary
 from ece408_op.cli import program
 from ece408_op.errors import InvalidSetting
 from ece408_op.files.cachedir import atomic_path
-from ece408_op.operator.loading import set_environment
+from ece408_op.operator.variables import set_environment
 from ece408_op.problem import ConvProblem
 
 
@@ -46,9 +48,7 @@ def parse():
         help="a Python with PyTorch (default: this one)",
     )
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
-    parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    shared.add_write(parser)
     parser.add_argument(
         "--readme",
         type=Path,
@@ -62,14 +62,14 @@ def parse():
 
 
 def torch_peer(options):
-    """PyTorch's process; None, with the reason on stderr, if there is none."""
+    """PyTorch's process, or a context of None, with the reason on stderr."""
     if options.no_torch:
-        return None
+        return contextlib.nullcontext()
     try:
         return cpu_timer.TorchPeer(options.torch_python)
     except InvalidSetting as error:
         print(f"bench_cpu: without PyTorch: {error}", file=sys.stderr)
-        return None
+        return contextlib.nullcontext()
 
 
 def measure(options, peer):
@@ -84,7 +84,7 @@ def measure(options, peer):
     turns = options.samples + 2
     total = 2 * turns * (len(listed) + len(others) + len(small))
     document = {"threads": settings.threads(), "samples": options.samples}
-    document["torch"] = peer and peer.version
+    document["torch"] = peer and peer.versions
     top = ceilings.measure(native.isas()[0], settings.threads())
     with tqdm(total=total, unit="turn", disable=None) as progress:
 
@@ -121,11 +121,9 @@ def main():
     if options.threads:
         settings.configure(threads=options.threads)
     set_environment(settings.threads())
-    peer = torch_peer(options)
-    document = measure(options, peer)
-    print(cpu_table.tables(document))
-    if options.write:
-        results.write(options.write, "CPU kernels", cpu_table.tables(document), document)
+    with torch_peer(options) as peer:
+        document = measure(options, peer)
+    results.show(options.write, "CPU kernels", cpu_table.tables(document), document)
 
 
 if __name__ == "__main__":

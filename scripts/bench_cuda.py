@@ -1,17 +1,15 @@
 """Time every CUDA kernel on every shape, beside cuDNN, and check what they compute."""
 
 import argparse
-import contextlib
 import sys
-from pathlib import Path
 
 from studies import ladder_docs, results
+from studies import options as shared
 from tqdm import tqdm
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.bench import cuda_report, cuda_timer, shapes
-from ece408_op.bench.peers import cudnn
 from ece408_op.cli import program
 from ece408_op.files.cachedir import atomic_path
 from ece408_op.files.resources import kernels_dir
@@ -33,18 +31,10 @@ def parse():
         help="separated by commas (default: all)",
     )
     parser.add_argument("--batch", type=int, help="images at once (default: 10000)")
-    parser.add_argument("--samples", type=int, default=20, help="timed runs of each (default: 20)")
-    parser.add_argument("--gpu", type=int, default=0, help="number of the GPU (default: 0)")
-    parser.add_argument(
-        "--peer-python",
-        default="python3",
-        metavar="PYTHON",
-        help="a Python with PyTorch, for cuDNN's times (default: python3)",
-    )
-    parser.add_argument("--no-peer", action="store_true", help="leave cuDNN out")
-    parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    shared.add_samples(parser)
+    shared.add_gpu(parser)
+    shared.add_peer(parser)
+    shared.add_write(parser)
     parser.add_argument(
         "--resume", action="store_true", help="keep what PREFIX.json has and measure the rest"
     )
@@ -87,12 +77,9 @@ def bench_all(options):
     problems = {name: shapes.find(name, options.batch) for name in options.shapes.split(separator)}
     kernels = [catalog.get(name) for name in options.kernels.split(",")]
     gpu = device.get(options.gpu)
-    with contextlib.ExitStack() as stack:
-        peer = None if options.no_peer else stack.enter_context(cudnn.peer(options.peer_python))
+    progress = tqdm(total=len(problems) * len(kernels), unit="kernel", disable=None)
+    with shared.peer(options) as peer, progress:
         versions = peer.versions if peer else document.get("peer", {})
-        progress = stack.enter_context(
-            tqdm(total=len(problems) * len(kernels), unit="kernel", disable=None)
-        )
         for name, problem in problems.items():
             entry = found.get(name)
             if entry is None or entry["batch"] != problem.batch:

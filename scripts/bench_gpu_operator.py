@@ -2,8 +2,8 @@
 
 import argparse
 import sys
-from pathlib import Path
 
+from studies import options as shared
 from studies import results, staged_milestones, staging_limits, zero_copy_bench
 from tqdm import tqdm
 
@@ -33,15 +33,10 @@ def main():
     parser.add_argument(
         "--samples", type=int, default=20, help="timed calls of each shape (default: 20)"
     )
-    parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    shared.add_write(parser)
     options = parser.parse_args()
     part = {"staged": staged, "limits": limits, "zero-copy": zero_copy}[options.part]
-    title, table, content = part(options)
-    print(table)
-    if options.write:
-        results.write(options.write, title, table, content)
+    results.show(options.write, *part(options))
 
 
 def staged(options):

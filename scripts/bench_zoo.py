@@ -1,14 +1,14 @@
 """Swap the networks of MXNet's model zoo: agreement and times, layer by layer."""
 
 import argparse
-from pathlib import Path
 
+from studies import options as shared
 from studies import results, zoo
 from tqdm import tqdm
 
 from ece408_op import settings
 from ece408_op.cli import program
-from ece408_op.operator.loading import set_environment
+from ece408_op.operator.variables import set_environment
 
 
 def main():
@@ -30,9 +30,7 @@ def main():
         metavar="N",
         help="measure beside N other processes that compute all the time (default: 0)",
     )
-    parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    shared.add_write(parser)
     options = parser.parse_args()
     unknown = set(options.networks) - zoo.NETWORKS.keys()
     if unknown:
@@ -44,10 +42,8 @@ def main():
         zoo.compare(name, batch, options.repeat, options.busy)
         for name, batch in tqdm(runs, unit="network", disable=None)
     ]
-    print(zoo.table(comparisons))
-    if options.write:
-        content = {"networks": zoo.records(comparisons)}
-        results.write(options.write, "Model zoo", zoo.table(comparisons), content)
+    content = {"networks": zoo.records(comparisons)}
+    results.show(options.write, "Model zoo", zoo.table(comparisons), content)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Check every CUDA kernel: exact on whole numbers, close on real ones, nothing else written."""
 
 import argparse
-from pathlib import Path
 
 from studies import cuda_proof, results
+from studies import options as shared
 from tqdm import tqdm
 
 from ece408_op.backends.cuda.kernels import catalog
@@ -19,7 +19,7 @@ def main():
         metavar="KERNEL",
         help=f"of {', '.join(kernel.name for kernel in catalog.KERNELS)} (default: all)",
     )
-    parser.add_argument("--gpu", type=int, default=0, help="number of the GPU (default: 0)")
+    shared.add_gpu(parser)
     parser.add_argument(
         "--random", type=int, default=200, help="random problems for each kernel (default: 200)"
     )
@@ -29,9 +29,7 @@ def main():
     parser.add_argument(
         "--bare", action="store_true", help="without guard zones, for compute-sanitizer to watch"
     )
-    parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    shared.add_write(parser)
     options = parser.parse_args()
     kernels = [catalog.get(name) for name in options.kernels] or catalog.KERNELS
     gpu = device.get(options.gpu)
@@ -39,14 +37,8 @@ def main():
         cuda_proof.prove(gpu, kernel, options.random, not options.small, options.bare)
         for kernel in tqdm(kernels, unit="kernel", disable=None)
     ]
-    print(cuda_proof.table(proofs))
-    if options.write:
-        results.write(
-            options.write,
-            "CUDA kernels checked",
-            cuda_proof.table(proofs),
-            {"kernels": cuda_proof.document(proofs)},
-        )
+    content = {"kernels": cuda_proof.document(proofs)}
+    results.show(options.write, "CUDA kernels checked", cuda_proof.table(proofs), content)
     return any(proof.failures for proof in proofs)
 
 

@@ -8,10 +8,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from studies import options as shared
 from studies import results
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.cli import program
+from ece408_op.files import markdown
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CHECK = Path(__file__).with_name("check_cuda.py")
@@ -60,31 +62,29 @@ def main():
         "--random", type=int, default=6, help="random problems for each kernel (default: 6)"
     )
     parser.add_argument("--tools", default=",".join(TOOLS), help="(default: all four)")
-    parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
-    )
+    shared.add_write(parser)
     options = parser.parse_args()
     kernels = options.kernels or [kernel.name for kernel in catalog.KERNELS]
     sanitizer, tools = find_sanitizer(), options.tools.split(",")
     with ThreadPoolExecutor(len(tools)) as pool:
         ran = list(pool.map(lambda tool: run_tool(tool, sanitizer, kernels, options.random), tools))
-    lines = [
-        f"{len(kernels)} kernels, {options.random} random problems each: {', '.join(kernels)}.\n",
-        "| tool | what it says | results |",
-        "| --- | --- | --- |",
+    rows = [
+        [
+            *(each["tool"], each["summary"]),
+            "right" if each["results_right"] else "wrong, or the program failed",
+        ]
+        for each in ran
     ]
-    for each in ran:
-        right = "right" if each["results_right"] else "wrong, or the program failed"
-        lines.append(f"| {each['tool']} | {each['summary']} | {right} |")
-    table = "\n".join(lines)
-    print(table)
+    table = (
+        f"{len(kernels)} kernels, {options.random} random problems each: {', '.join(kernels)}.\n\n"
+        + markdown.table(["tool", "what it says", "results"], rows)
+    )
+    kept = [{key: each[key] for key in each if key != "output"} for each in ran]
+    content = {"kernels": kernels, "random": options.random, "tools": kept}
+    results.show(options.write, "CUDA kernels under compute-sanitizer", table, content)
     bad = [each for each in ran if not (each["clean"] and each["results_right"])]
     for each in bad:
         print(f"\n{each['tool']}:\n{_shown(each)}", file=sys.stderr)
-    if options.write:
-        kept = [{key: each[key] for key in each if key != "output"} for each in ran]
-        content = {"kernels": kernels, "random": options.random, "tools": kept}
-        results.write(options.write, "CUDA kernels under compute-sanitizer", table, content)
     return bool(bad)
 
 

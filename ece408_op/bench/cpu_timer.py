@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import settings
-from ..backends.cpu.reference import ReferenceBackend
-from ..errors import InvalidSetting, WrongResult, surfaced
+from ..errors import WrongResult, surfaced
 from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
 from ..problem import ConvProblem
+from . import oracle
+from .peers import process
 
 # Shapes nobody tuned for.
 UNLISTED = (
@@ -37,48 +35,16 @@ TOLERANCE = 1e-6
 Sample = Callable[[], float]
 
 
-class TorchPeer:
-    """PyTorch in its own process, under a Python that has it.
+class TorchPeer(process.Peer):
+    """PyTorch in its own process, under a Python that has it; torch_peer.py says what to ask.
 
     Raises `InvalidSetting` if that Python does not run or has no PyTorch.
     """
 
     def __init__(self, python: str) -> None:
-        self._python = python
-        threads = str(settings.threads())
-        command = [python, str(Path(__file__).parent / "peers" / "torch_peer.py")]
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=environment,
-            )
-        except OSError as error:
-            raise InvalidSetting(f"{python} does not run: {error}") from error
-        self.version: dict[str, Any] = self._answer()
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer to one request; torch_peer.py has the protocol."""
-        assert self._process.stdin is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise InvalidSetting(
-                f"{self._python} ended; it needs PyTorch and memory, or use --no-torch"
-            )
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads()))
+        remedy = "it needs PyTorch and memory, or use --no-torch"
+        super().__init__("torch_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
 
 
 @dataclasses.dataclass
@@ -93,6 +59,15 @@ class Bound:
         self.executor.forward(is_train=False)
         self.executor.outputs[0].wait_to_read()
         return 1e3 * (time.perf_counter() - start)
+
+    def forward_with(self, **values: Any) -> Sample:
+        """The forward pass under these settings."""
+
+        def sample() -> float:
+            with settings.override(**values):
+                return self.forward()
+
+        return sample
 
     def backward(self) -> float:
         """Both gradients; the forward pass that MXNet wants before is not timed."""
@@ -148,20 +123,11 @@ def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
     few = dataclasses.replace(problem, batch=len(images))
     some = np.concatenate([x[i : i + 1].asnumpy() for i in images])
     found = np.concatenate([y[i : i + 1].asnumpy() for i in images])
-    expected = _float64(few, some, w.asnumpy())
+    expected = oracle.forward(few, some, w.asnumpy())
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     if not error <= TOLERANCE:
         raise WrongResult(f"{problem} came out with a relative error of {error:.1e}; not timed")
     return error
-
-
-def _float64(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    wide = dataclasses.replace(problem, dtype="float64")
-    arrays = [np.ascontiguousarray(a, "float64") for a in (x, w)]
-    y = np.empty(wide.y_shape)
-    at_x, at_w = (a.ctypes.data for a in arrays)
-    ReferenceBackend().forward(wide, at_x, at_w, None, y.ctypes.data, accumulate=False)
-    return y
 
 
 def interleaved(
@@ -208,7 +174,7 @@ def forward(
     ours, native = bind(problem, x, w, ours=True), bind(problem, x, w, ours=False)
 
     def fresh(is_ours: bool) -> Sample:
-        # Bound anew: its output has never been touched.
+        # A new executor: its output has never been touched.
         return lambda: bind(problem, x, w, ours=is_ours).forward()
 
     with surfaced(), _torch_inputs(peer, problem):
@@ -249,17 +215,9 @@ def variants(
     """Ours on each instruction set, and on each number of threads up to the setting; in ms."""
     x, w = inputs(problem)
     ours = bind(problem, x, w, ours=True)
-
-    def forced(**values: Any) -> Sample:
-        def sample() -> float:
-            with settings.override(**values):
-                return ours.forward()
-
-        return sample
-
-    contenders = {isa: forced(isa=isa) for isa in isas}
+    contenders = {isa: ours.forward_with(isa=isa) for isa in isas}
     counts = sorted({1, 2, settings.threads()})
-    contenders.update({f"{n} threads": forced(threads=n) for n in counts})
+    contenders.update({f"{n} threads": ours.forward_with(threads=n) for n in counts})
     with surfaced():
         errors = {}
         for isa in isas:

@@ -10,6 +10,7 @@ from typing import Any
 from ..backends.cuda.kernels.catalog import KERNELS
 from ..backends.cuda.plan import Kernel
 from ..errors import InvalidSetting
+from ..files import markdown
 from ..files.resources import kernels_dir
 from .summary import summary
 
@@ -61,17 +62,14 @@ def tables(results: Results) -> str:
 
 
 def _by_shape(results: Results, errors: bool = False) -> str:
-    titles = [f"{shape}, batch {each['batch']}" for shape, each in results.items()]
-    lines = [
-        f"| | {' | '.join(titles)} |",
-        f"| --- |{' --- |' * len(results)}",
-    ]
+    head = ["", *(f"{shape}, batch {each['batch']}" for shape, each in results.items())]
+    rows = []
     for part, prefix in (("kernels", ""), ("cudnn", "cuDNN ")):
         names = dict.fromkeys(name for each in results.values() for name in each[part])
         for name in names:
             cells = [_cell(each[part].get(name), errors) for each in results.values()]
-            lines.append(f"| {prefix}{name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([f"{prefix}{name}", *cells])
+    return markdown.table(head, rows)
 
 
 def _cell(timing: dict[str, Any] | None, errors: bool) -> str:
@@ -123,17 +121,17 @@ def tree() -> str:
 def ladder(results: Results) -> str:
     """The ladder's kernels with what each does, its times and its steps, as Markdown."""
     by_shape = {shape: steps(results, shape) for shape in STEPS}
-    lines = [
-        f"| kernel | idea | precision |{''.join(f' {shape} ms | step |' for shape in STEPS)}",
-        f"| --- | --- | --- |{' --- | --- |' * len(STEPS)}",
-    ]
+    head = ["kernel", "idea", "precision"]
+    for shape in STEPS:
+        head += [f"{shape} ms", "step"]
+    rows = []
     for kernel in LADDER:
         cells = [kernel.name, kernel.summary, kernel.precision]
         for shape in STEPS:
             ms, factor = by_shape[shape].get(kernel.name, (None, None))
             cells += ["" if ms is None else f"{ms:.2f}", "" if factor is None else f"{factor:.2f}x"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown.table(head, rows)
 
 
 def measured(results: Results, kernel: str) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.cpu.reference import ReferenceBackend
 from ..backends.cuda.plan import ARCHITECTURES, Code, Kernel, Launch, Plan
 from ..backends.cuda.runtime import launcher
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from ..problem import ConvProblem
+from . import oracle
 from .checker import largest_error
 
 _WARM_UP = 3
@@ -64,7 +64,8 @@ class Bench:
         self._w = rng.random(problem.w_shape, np.float32) - np.float32(0.5)
         gpu.cuda.memcpy_htod(pointers["w"], self._w)
         self._images = self._fill(rng)
-        self._expected = _reference(problem, np.stack(list(self._images.values())), self._w)
+        checked = dataclasses.replace(problem, batch=len(self._images))
+        self._expected = oracle.forward(checked, np.stack(list(self._images.values())), self._w)
 
     def time(self, kernel: Kernel, samples: int, plan: Plan | None = None) -> Timing:
         """`samples` timed runs of a kernel, by its own plan unless another is given.
@@ -155,11 +156,3 @@ def bench(gpu: Gpu, problem: ConvProblem) -> Iterator[Bench]:
             for name, shape in sizes.items()
         }
         yield Bench(gpu, problem, pointers)
-
-
-def _reference(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """y in float64 of some images."""
-    wide = dataclasses.replace(problem, batch=len(x), dtype="float64")
-    x, w, y = x.astype(np.float64), w.astype(np.float64), np.empty(wide.y_shape)
-    ReferenceBackend().forward(wide, x.ctypes.data, w.ctypes.data, None, y.ctypes.data, False)
-    return y

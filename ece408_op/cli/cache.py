@@ -73,7 +73,7 @@ def _measure(kind: str, path: Path) -> Entry:
 
 def _file_sizes(path: Path) -> Iterator[int]:
     """Size in bytes of each file and link at or below `path`."""
-    # What vanishes meanwhile, or may not be looked into, is passed over.
+    # Skip what vanishes meanwhile or may not be read.
     with contextlib.suppress(OSError):
         if _is_folder(path):
             for child in path.iterdir():

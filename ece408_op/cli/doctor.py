@@ -1,11 +1,11 @@
-"""What is installed and usable here, and a hint for each thing that is not: `ece408 doctor`.
+"""`ece408 doctor`: says what is installed and usable here, with a hint for whatever is not.
 
 Exit codes of the command: 0 when all milestones can run, `EXIT_CPU_ONLY` (20) when only those on
 the CPU can, `EXIT_NOTHING` (21) when not even those can. Milestone m1.2, which needs an MXNet
-built for the GPU at hand, does not count; the last line says when it is the exception.
+built for this machine's GPU, does not count; the last line says when it is the exception.
 
-Each item is a check of its own. Whatever goes wrong in one becomes its finding, so that the other
-checks, and the reader, get on.
+Each item is a separate check. Whatever goes wrong in one becomes its finding, so that the other
+checks still run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Finding:
 
 _Found = Union[Finding, "list[Finding]"]
 
-# The findings that milestones cannot do without, by name; any GPU will do.
+# Names of the findings that milestones require; any GPU counts.
 _CPU_NEEDS = (
     *("Python", "NumPy", "SciPy", "MXNet", "CPU kernels", "Fashion-MNIST", "models"),
     "cache folder",
@@ -90,7 +90,7 @@ class Diagnosis:
 
     @property
     def gpu_ready(self) -> bool:
-        """Whether the GPU milestones can run, those with MXNet's own convolution left aside."""
+        """Whether the GPU milestones can run, except those with MXNet's own convolution."""
         return not self._unmet(_CPU_NEEDS + _GPU_NEEDS)
 
     @property
@@ -388,7 +388,7 @@ def _needed_bytes() -> int:
     term = models.TERMS[models.DEFAULT_TERM]
     try:
         symbol = models.network(term)
-    except Exception:  # Whatever keeps MXNet from working has a finding of its own.
+    except Exception:  # Another finding says why MXNet does not work.
         return USUAL_NEED_BYTES
     return footprint.required_bytes(symbol, TEST_IMAGES, TEST_IMAGES, term.image_size)
 

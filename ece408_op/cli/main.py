@@ -29,7 +29,7 @@ from ..course.milestone import MILESTONES, Milestone
 from ..errors import Ece408Error, InvalidSize, NoUsableGpu
 from ..files.cachedir import atomic_path
 from ..host import gpu, run_time
-from ..operator import loading
+from ..operator import variables
 from ..operator.swap import swap_checkpoint
 from ..problem import PRECISIONS
 from ..report import make as report_make
@@ -125,6 +125,21 @@ def _add_data_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_threads_and_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
+    )
+    _add_data_option(parser)
+
+
+def _add_batch_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        help="images in one forward pass (default: all; fewer need less memory)",
+    )
+
+
 def _add_milestone(commands: Any, each: Milestone) -> None:
     parser = _add_command(commands, each.name, each.title)
     parser.add_argument(
@@ -138,11 +153,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         help=f"configuration of the course: {', '.join(models.TERMS)} (default: the only one "
         f"that has the model, or {models.DEFAULT_TERM})",
     )
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        help="images in one forward pass (default: all; fewer need less memory)",
-    )
+    _add_batch_size(parser)
     if each.own_operator and not each.on_gpu:
         parser.add_argument(
             "--backend",
@@ -163,10 +174,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help=f"how exact convolutions must be at least: {', '.join(PRECISIONS)} (default: "
             "ECE408_PRECISION, or float32); CUDA kernels only gain by it",
         )
-    parser.add_argument(
-        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
-    )
-    _add_data_option(parser)
+    _add_threads_and_data(parser)
     parser.add_argument(
         "--model-dir",
         metavar="DIR",
@@ -195,7 +203,7 @@ def _models_of(each: Milestone) -> str:
 def _run_milestone(options: argparse.Namespace) -> None:
     settings.configure(threads=options.threads, data=options.data)
     threads = None if options.threads is None else settings.parse_threads(options.threads)
-    loading.set_environment(threads)
+    variables.set_environment(threads)
     if options.milestone.own_operator:
         backend = "cuda" if options.milestone.on_gpu else options.backend
         settings.configure(backend=backend, kernel=options.kernel, precision=options.precision)
@@ -278,7 +286,7 @@ def _add_compare(commands: Any) -> None:
         commands,
         "compare",
         "run all milestones that this machine can run, and print their figures in one table",
-        epilog="Each run is a process of its own. What cannot run for want of a GPU is listed with "
+        epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
         "the reason. Exit code: 0, or 1 when a run failed for another reason.",
     )
     parser.add_argument(
@@ -292,21 +300,14 @@ def _add_compare(commands: Any) -> None:
         f"{models.DEFAULT_TERM}; may be repeated)",
     )
     terms.add_argument("--all-terms", action="store_true", help="every configuration")
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        help="images in one forward pass (default: all; fewer need less memory)",
-    )
+    _add_batch_size(parser)
     parser.add_argument(
         "--backend",
         metavar="NAME",
         help=f"who computes our operator on the CPU: {', '.join(dispatch.backend_names())} "
         "(default: ECE408_BACKEND, or the fastest)",
     )
-    parser.add_argument(
-        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
-    )
-    _add_data_option(parser)
+    _add_threads_and_data(parser)
     parser.add_argument(
         "--repeat",
         metavar="N",
@@ -378,10 +379,7 @@ def _add_report(commands: Any) -> None:
         default=report_plan.DEFAULT_SIZES,
         help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
     )
-    parser.add_argument(
-        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
-    )
-    _add_data_option(parser)
+    _add_threads_and_data(parser)
     parser.add_argument(
         "--peer-python",
         metavar="PYTHON",
@@ -390,7 +388,7 @@ def _add_report(commands: Any) -> None:
     parser.add_argument(
         "--reuse",
         action="store_true",
-        help="run nothing, but write the report anew, with your notes, from what the last one in "
+        help="run nothing, but write the report again, with your notes, from what the last one in "
         "DIR has measured, there or on another machine",
     )
     parser.set_defaults(run=_run_report)
@@ -430,7 +428,7 @@ def _add_data(commands: Any) -> None:
         nargs="?",
         choices=("where", "fetch", "verify"),
         default="where",
-        help="where: print the folder it is in, fetching it if it is nowhere; fetch: bring a "
+        help="where: print its folder, after fetching it if it is missing; fetch: bring a "
         "sound copy of all four files into the cache; verify: check them (default: %(default)s)",
     )
     _add_data_option(parser)
@@ -456,7 +454,7 @@ def _add_doctor(commands: Any) -> None:
         commands,
         "doctor",
         "tell what is installed and usable here, and what to do about the rest",
-        epilog="exit codes: 0: all milestones can run (save perhaps m1.2, which needs an MXNet "
+        epilog="exit codes: 0: all milestones can run (except perhaps m1.2, which needs an MXNet "
         f"built for the GPU: the last line says so); {doctor.EXIT_CPU_ONLY}: only those on the "
         f"CPU can; {doctor.EXIT_NOTHING}: not even those can",
     )
@@ -516,7 +514,7 @@ def _add_tune(commands: Any) -> None:
 
 
 def _run_tune(options: argparse.Namespace) -> None:
-    loading.set_environment()
+    variables.set_environment()
     tune.run(
         tune.Request(
             options.what or [models.DEFAULT_TERM],
@@ -563,7 +561,7 @@ def _run_cache(options: argparse.Namespace) -> None:
 
 
 def _add_swap(commands: Any) -> None:
-    title = "put our operator into a saved checkpoint, in the place of MXNet's Convolution"
+    title = "replace MXNet's Convolution by our operator in a saved checkpoint"
     parser = _add_command(commands, "swap", title)
     parser.add_argument("prefix", metavar="PREFIX", help="reads PREFIX-symbol.json")
     parser.add_argument("epoch", metavar="EPOCH", type=int, help="and PREFIX-EPOCH.params")
@@ -600,7 +598,7 @@ def _add_models(commands: Any) -> None:
 
 
 def _run_models(options: argparse.Namespace) -> None:
-    loading.set_environment()
+    variables.set_environment()
     settings.configure(data=options.data)
     terms = [models.find_term(name) for name in options.term or models.TERMS]
     chosen = [(term, model) for term in terms for model in term.models]
@@ -633,7 +631,7 @@ def _add_train(commands: Any) -> None:
         help="folder for the checkpoint (default: ./models/TERM)",
     )
     parser.add_argument(
-        "--restart", action="store_true", help="begin anew instead of where a run stopped"
+        "--restart", action="store_true", help="start over instead of continuing an interrupted run"
     )
     _add_data_option(parser)
     parser.set_defaults(run=_run_train)
@@ -642,7 +640,7 @@ def _add_train(commands: Any) -> None:
 def _run_train(options: argparse.Namespace) -> None:
     if options.epochs is not None and options.epochs < 1:
         raise InvalidSize(f"{options.epochs} is not a number of epochs; give 1 or more")
-    loading.set_environment()
+    variables.set_environment()
     settings.configure(data=options.data)
     term = models.find_term(options.term)
     recipe = training.recipe_for(term, options.model)

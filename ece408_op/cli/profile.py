@@ -1,4 +1,4 @@
-"""Profiles on the command line: what is asked for, the run, the tables, the files."""
+"""Profiles from the command line: reads options, runs the program, writes tables and files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .program import output_failed
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What becomes of a profile: files to write, if any, and whether ncu runs the command too."""
+    """Which files a profile is written to, and whether ncu also runs the command."""
 
     json: Path | None = None
     trace: Path | None = None
@@ -47,12 +47,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(options: argparse.Namespace) -> ProfileOptions:
-    """What the options of `add_options` ask for."""
+    """The values of the options that `add_options` added."""
     return ProfileOptions(options.json, options.trace, options.ncu)
 
 
 def without_options(line: Sequence[str]) -> list[str]:
-    """A milestone's command line without what asks for its profile."""
+    """A milestone's command line without the options for its profile."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--profile", action="store_true")
     add_options(parser)
@@ -98,9 +98,9 @@ def profile(
 ) -> recording.Outcome:
     """Record a program, print the tables to `stream` after its own output, and write the files.
 
-    `command` is what the profile says has run, `again` runs the same in a process of its own.
-    What the program raises is in the outcome. Where nothing could be recorded before it failed,
-    there are no tables and no files.
+    `command` is the command line named in the profile, `again` runs it in a separate process.
+    The outcome has what the program raised. If nothing was recorded before it failed, there are no
+    tables and no files.
 
     Raises, before the program begins, `CacheUnwritable` for files that cannot be written,
     `ProfilerMissing` and `ProfilingNotPermitted`; the last two after everything else if it is ncu
@@ -125,7 +125,7 @@ def profile(
     print(f"\n{summary.text(found)}", file=stream, flush=True)
     _write(found, asked)
     if refusal is not None:
-        # Everything but the counters is there by now.
+        # By now everything but the counters has been written.
         raise refusal
     return dataclasses.replace(outcome, profile=found)
 

@@ -35,7 +35,7 @@ class _Output(io.FileIO):
 
 
 class _Errors(io.FileIO):
-    """Standard error. There is nobody to tell of what cannot be written."""
+    """Standard error. A failed write to it is ignored, as it could not be reported."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -77,7 +77,7 @@ def run(name: str, work: Callable[[], int | None]) -> NoReturn:
 
 def fail(name: str, text: str, code: int) -> int:
     """Print the one line of an error; returns `code`."""
-    # What goes wrong after the output is lost is a consequence.
+    # Errors after the output is lost are its consequences.
     if not output_failed():
         print(f"{name}: error: {text}", file=sys.stderr)
     return code
@@ -89,7 +89,7 @@ def output_failed() -> bool:
 
 
 def _code_of_output(name: str, code: Any) -> Any:
-    """The exit code, unless the output did not arrive, which is told then."""
+    """The exit code; if output could not be written, report that and return its code."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     failure = _output.failure if _output is not None else None

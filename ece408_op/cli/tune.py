@@ -1,4 +1,4 @@
-"""`ece408 tune`: what to measure, what to keep of it, and what to print."""
+"""`ece408 tune`: measures kernels, keeps the results and prints tables."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def run(request: Request) -> None:
 
 
 def _is_wanted(problem: ConvProblem, name: str, gpu: Gpu, force: bool) -> bool:
-    """Whether to measure; says so where not, on stderr or, with the result, on stdout."""
+    """Whether to measure; if not, says why on stderr or prints the kept result to stdout."""
     if problem.dtype != "float32" or len(tuner.candidates(problem, gpu, name)) < 2:
         print(f"ece408: there is one kernel for {problem}, nothing to choose", file=sys.stderr)
         return False
     result = None if force else tuned.kept(problem, gpu, name)
     if result is not None:
-        print(f"{_line(result)} (kept; --force measures anew)")
+        print(f"{_line(result)} (kept; --force measures it again)")
     return result is None
 
 

@@ -32,7 +32,7 @@ _SECONDS_TO_END = 5
 
 @dataclass(frozen=True)
 class Options:
-    """What every run is given, as on the command line; `None` leaves it to the milestone."""
+    """Options given to every run, as on the command line; `None` leaves one to the milestone."""
 
     size: str | None = None
     batch_size: str | None = None
@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to make: its milestone, what that is asked for, and the command that runs it."""
+    """One run to make: its milestone, the request, and the command that runs it."""
 
     milestone: Milestone
     request: Request
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def lacks_gpu(self) -> bool:
-        """Whether it could not run for want of a GPU or what it takes to compute on it."""
+        """Whether it could not run because a GPU, or what computing on it needs, is missing."""
         return self.exit_code == NoUsableGpu.exit_code
 
     @property
@@ -139,7 +139,7 @@ def _job(term: Term, milestone: Milestone, model: str, options: Options) -> Job:
 
 
 def prepare_data(jobs: Sequence[Job]) -> None:
-    """Fetch and resize what the runs will load, which is nothing to charge the first one with.
+    """Fetch and resize the images beforehand, so that the first run's time does not include it.
 
     Raises the errors of `data.load`.
     """
@@ -149,7 +149,7 @@ def prepare_data(jobs: Sequence[Job]) -> None:
 
 def run_process(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; when Ctrl-C interrupts the wait, it ends before we do."""
-    # A process that Ctrl-C finds half started would be nobody's to end.
+    # If Ctrl-C came while the process is started, nothing would end it.
     with interrupts_later() as interrupt:
         process = subprocess.Popen(
             command,
@@ -242,15 +242,15 @@ def _seconds(clock: str) -> float:
 
 
 def reason(result: subprocess.CompletedProcess[str]) -> str:
-    """One line on why a run failed: its own error, else its last words."""
+    """One line on why a run failed: its own error, else the last line it printed."""
     if result.returncode == -signal.SIGKILL:
-        return "killed (SIGKILL), perhaps for want of memory; --batch-size 1000 takes less"
+        return "killed (SIGKILL), perhaps because memory ran out; --batch-size 1000 takes less"
     if result.returncode < 0:
         number = -result.returncode
         return f"ended by signal {number} ({signal.strsignal(number)})"
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     errors = [line[len(_ERROR) :] for line in lines if line.startswith(_ERROR)]
-    return (errors or lines or [f"exit code {result.returncode}, without a word"])[-1]
+    return (errors or lines or [f"exit code {result.returncode}, without a message"])[-1]
 
 
 def _median(figures: Iterable[float | None]) -> float:

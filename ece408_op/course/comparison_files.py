@@ -15,9 +15,9 @@ from .comparison import Options, Row
 
 
 def check_writable(path: Path) -> None:
-    """Create the folder of a file to be written, and raise `CacheUnwritable` if that is no use.
+    """Create the folder of a file to be written; raise `CacheUnwritable` if it cannot be written.
 
-    What is there already must be a file: a device such as /dev/null would be replaced.
+    An existing path must be a file: a device such as /dev/null would be replaced.
     """
     ensure_folder(path.parent)
     with writing(path):

@@ -13,7 +13,7 @@ from .comparison import Row, Run
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
-# Told apart by people who do not see red and green as different (Okabe and Ito).
+# Distinguishable with red-green colour blindness (Okabe and Ito).
 _LAYER_COLOURS = ("#0072B2", "#E69F00", "#56B4E9", "#F0E442")
 _PROGRAM_COLOUR = "#009E73"
 _FAINT = "#777777"

@@ -13,7 +13,7 @@ _WORDS = ("script", "term", "model")
 def table(rows: Sequence[Row]) -> str:
     """One line for each row below a header with the units.
 
-    A run without figures has, in their place, the line that says why.
+    A run without figures shows the reason instead.
     """
     runs = [row.summary for row in rows]
     layers = max((len(run.op_seconds) for run in runs), default=0)
@@ -41,6 +41,6 @@ def _cells(run: Run, layers: int) -> tuple[str, ...]:
 
 
 def _width(column: int, lines: Sequence[tuple[str, ...]]) -> int:
-    """The widest cell; a reason, which is the last cell of its line, is as wide as it likes."""
+    """The width of the widest cell, not counting reasons, which end their lines."""
     last = max(map(len, lines))
     return max(len(line[column]) for line in lines if column < len(_NAMES) or len(line) == last)

@@ -1,4 +1,4 @@
-"""Whether the GPU milestones can run here and in which way, and if not, why and what to do."""
+"""Decides whether and how the GPU milestones can run here; if not, says why and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INSTEAD = "m1.1 and m2.1 run on the CPU"
 class Way:
     """Where a GPU milestone's network runs: on the GPU as a whole, or only its convolutions.
 
-    `explanation` is a sentence on it for whoever runs the milestone.
+    `explanation` is a sentence about it for the user.
     """
 
     network_on_gpu: bool
@@ -28,9 +28,9 @@ class Way:
 def choose_way(own_operator: bool) -> Way:
     """The way that works: zero-copy under MXNet's `gpu()` where MXNet can run there, else staged.
 
-    Raises `NoUsableGpu`, with the way out, unless what a GPU milestone needs is there. That is a
-    GPU with its driver, and for our operator PyCUDA and nvcc, for MXNet's own a build of MXNet
-    with code for this GPU.
+    Raises `NoUsableGpu`, saying what to do, if something is missing that a GPU milestone needs: a
+    GPU with its driver, for our operator PyCUDA and nvcc, for MXNet's own a build of MXNet with
+    code for this GPU.
     """
     gpus = gpu.find_driver().gpus
     if own_operator:
@@ -53,7 +53,7 @@ def _remedy(reason: str) -> str:
 
 
 def require_our_kernels() -> None:
-    """Raise `NoUsableGpu` unless what our CUDA kernels need is there, on the GPUs to be used."""
+    """Raise `NoUsableGpu` unless the GPUs to be used, PyCUDA and nvcc can run our CUDA kernels."""
     gpus = gpu.find_driver().gpus
     for index in settings.devices():
         if index >= len(gpus):

@@ -1,4 +1,4 @@
-"""The milestones: load data and model, run the network, print what the course prints."""
+"""The milestones: load data and model, run the network, print the course's lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MILESTONES = {
 
 @dataclass(frozen=True)
 class Request:
-    """What a milestone is asked to run: `size` images in batches of `batch_size`."""
+    """A request to a milestone: `size` images in batches of `batch_size`."""
 
     term: Term
     model: str

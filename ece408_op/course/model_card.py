@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..files import resources
+from ..files import markdown, resources
 from ..operator.checkpoint import Checkpoint
 from ..operator.loading import load_mxnet
 from . import models, scoring, training
@@ -65,16 +65,12 @@ def _perturbed(loaded: Checkpoint, seed: int) -> dict[str, Any]:
 
 def table(cards: list[Card]) -> str:
     """The cards as a Markdown table."""
-    sizes = " | ".join(f"at {size}" for size in SIZES)
-    lines = [
-        f"| term | model | {sizes} | answers changed |",
-        "| --- " * (3 + len(SIZES)) + "|",
+    head = ["term", "model", *(f"at {size}" for size in SIZES), "answers changed"]
+    rows = [
+        [card.term.name, card.model, *card.correctness, ", ".join(map(str, card.changed))]
+        for card in cards
     ]
-    for card in cards:
-        correctness = " | ".join(str(value) for value in card.correctness)
-        changed = ", ".join(map(str, card.changed))
-        lines.append(f"| {card.term.name} | {card.model} | {correctness} | {changed} |")
-    return "\n".join(lines)
+    return markdown.table(head, rows)
 
 
 def document(cards: list[Card]) -> str:

@@ -33,7 +33,7 @@ class Term:
 
     @property
     def default_model(self) -> str:
-        """The model that milestones with an operator of our own run unless told otherwise."""
+        """The model that milestones with our operator run by default."""
         return self.models[1]
 
 
@@ -109,7 +109,7 @@ def load_model(term: Term, model: str, folder: Path | None = None) -> Checkpoint
     if not symbol_file.is_file():
         raise CheckpointMissing(
             f"no model {model}: {symbol_file} is not there; give the folder of its checkpoint, "
-            "or install the package anew"
+            "or install the package again"
         )
     loaded = checkpoint.read(prefix, symbol_file, _parameter_file(folder, model))
     image = (1, 1, term.image_size, term.image_size)

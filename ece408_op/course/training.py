@@ -28,12 +28,12 @@ from .models import BASELINE, Term
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training run is made of; two runs of one recipe give the same model.
+    """The parameters of a training run; two runs of one recipe give the same model.
 
     Adam with a cosine schedule from `learning_rate` to 0 over `epochs`; `decay` is the L2 weight
     decay of convolutions and dense layers. Pixels come as they are, 0 to 255: the first layer's
     weights start `first_layer_scale` times as large, and learn as much slower, as the others, or
-    tanh saturates within a few steps. With `steps` the run ends after so many updates.
+    tanh saturates within a few steps. With `steps` the run ends after that number of updates.
     """
 
     term: str
@@ -276,5 +276,5 @@ def _check_recipe(recipe: Recipe, stored: dict[str, Any], path: Path) -> None:
     if differing:
         raise CheckpointMismatch(
             f"{path} is of a run with another {', '.join(differing)}; give the same options to "
-            "go on with it, or --restart to begin anew"
+            "go on with it, or --restart to start over"
         )

@@ -1,1 +1,1 @@
-"""Files: written whole, kept in the cache with a checksum, or installed with the package."""
+"""Files: written whole, kept in the cache with a checksum, or installed; Markdown tables."""

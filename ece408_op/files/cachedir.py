@@ -1,6 +1,6 @@
-"""Folders and files that are made once and kept: created, locked, and written as a whole.
+"""Creates and locks folders, and writes files as a whole.
 
-What lies in the cache folder is for its user alone.
+The cache folder is created for its user alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .. import settings
 from ..errors import CacheUnwritable
 
 # Names of unfinished files and folders begin with it, and with this run of the kernel: locks tell
-# whether somebody is still at work on them only among processes of one kernel.
+# whether a process still works on them only among processes of one kernel.
 _UNFINISHED = ".ece408-"
 _RUN_OF_KERNEL = Path("/proc/sys/kernel/random/boot_id")
 _DAY_S = 24 * 60 * 60
@@ -63,7 +63,7 @@ def in_cache(path: Path) -> bool:
     try:
         return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(settings.cache()))
     except RuntimeError:
-        # A user without a home has none.
+        # A user without a home has no cache folder.
         return False
 
 
@@ -73,7 +73,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     The temporary file exists, is empty, and has the suffix of `path`; the folder is created if
     need be. When the block fails or is interrupted, the temporary file is removed and `path` is
-    as it was: nobody ever sees half a file under the final name, after a power cut either. What
+    as it was: a half-written file never has the final name, not even after a power cut. What
     killed processes have left unfinished in the folder is removed.
 
     Raises `CacheUnwritable`, also for an `OSError` in the block, which should only write.
@@ -134,8 +134,8 @@ def _create(temporary: Path, mode: int) -> int:
 
 
 def _hold(descriptor: int) -> None:
-    """Tell others that an unfinished file or folder is being worked on, until it is closed."""
-    # Where there are no locks, its age has to tell.
+    """Mark an unfinished file or folder as being worked on, until it is closed."""
+    # On file systems without locks, decide by its age.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
@@ -144,7 +144,7 @@ def _remove_abandoned(folder: Path) -> None:
     """Remove unfinished files and folders of this user that no process works on any more."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_UNFINISHED}*"):
-            # What vanishes meanwhile, or may not be removed, is passed over.
+            # Skip what vanishes meanwhile or may not be removed.
             with contextlib.suppress(OSError):
                 _remove_if_abandoned(path)
 

@@ -1,5 +1,5 @@
-"""Files of ours whose content could do harm: kept with a checksum, and read back only if it fits
-and nobody else can have written them."""
+"""Files whose content could do harm: kept with a checksum, and read only if it fits and no other
+user can have written them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def read_sealed(path: Path) -> bytes:
 
 
 def _seal(path: Path, content: bytes) -> bytes:
-    """A checksum, of the name as well: a file in another one's place is damage, too."""
+    """A checksum of name and content: a file under another one's name counts as damaged."""
     return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
 
 
 def check_trust(path: Path) -> None:
     """Raise `CacheUntrusted` if users other than this one and root can have written the file.
 
-    Looked at are the file, its folder, and the folders from there up to the cache folder. Raises
+    Checks the file, its folder, and the folders from there up to the cache folder. Raises
     `FileNotFoundError`.
     """
     above = [each for each in path.parents if each == path.parent or in_cache(each)]
@@ -67,7 +67,7 @@ def check_trust(path: Path) -> None:
         if status.st_mode & _BY_OTHERS:
             raise CacheUntrusted(
                 f"{each} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o}); "
-                f"remove it, or, if nobody has changed what is there, chmod go-w {each}"
+                f"remove it, or, if you trust its content, chmod go-w {each}"
             )
 
 

@@ -1,4 +1,4 @@
-"""How many cores this process has: those it may run on, less what its container withholds."""
+"""How many cores this process may use: its affinity, limited by its container's CPU quota."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def usable() -> int:
-    """Whole cores' worth of time, at least 1: threads beyond that would wait for each other."""
+    """Usable cores, rounded down, at least 1: more threads would wait for each other."""
     allowed, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 @functools.lru_cache(maxsize=1)
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that the container grants (control groups 1 and 2); `None`: no limit.
+    """The container's CPU quota in cores (control groups 1 and 2); `None` without a limit.
 
     It is read once.
     """

@@ -1,4 +1,4 @@
-"""How much memory a forward pass needs, and how much there is."""
+"""How much memory a forward pass needs, and how much is available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPUs there are, asked of the driver itself: needs neither PyCUDA nor MXNet."""
+"""Lists this machine's GPUs by asking the driver: needs neither PyCUDA nor MXNet."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check(status: int, function: str) -> None:
 def find_nvcc() -> Path | None:
     """CUDA's compiler: on the PATH, in CUDA_HOME, in its usual folder or from a wheel of pip's.
 
-    `None` without one.
+    `None` if none is found.
     """
     on_path = shutil.which("nvcc")
     if on_path:

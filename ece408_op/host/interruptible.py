@@ -1,4 +1,4 @@
-"""When Ctrl-C takes effect: during long calls into MXNet, and not while a process is started."""
+"""Lets Ctrl-C interrupt long calls into MXNet, and delays it while a process is started."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def run_interruptibly(work: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def interrupts_later() -> Iterator[Callable[[], None]]:
-    """Ctrl-C within the block does nothing; the function that it gives, called after it, does.
+    """Delay Ctrl-C within the block; the function that it yields, called after it, raises it.
 
-    There is nothing to put off on another thread than the main one, or where it is ignored.
+    Does nothing on threads other than the main one, or where Ctrl-C is ignored.
     """
     before = signal.getsignal(signal.SIGINT)
     on_main_thread = threading.current_thread() is threading.main_thread()

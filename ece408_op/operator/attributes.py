@@ -12,14 +12,15 @@ from ..dispatch import Layer
 from ..errors import InvalidProblem, UnsupportedProblem
 from ..problem import ConvProblem, Pair, check_precision
 
-# What MXNet's Convolution does not have.
+# Attributes that MXNet's Convolution does not have.
 OWN = ("layer", "backend", "cuda_kernel", "precision")
-# What MXNet itself reads of a node: its places, learning rates, what to compute again.
+# Attributes that MXNet itself reads from any node: context, learning rates, recomputation.
 _OF_MXNET = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-_IGNORED = ("workspace", "cudnn_tune", "cudnn_off")
+# Attributes of MXNet's Convolution that mean nothing to ours; a layout is only checked.
+IGNORED = ("workspace", "cudnn_tune", "cudnn_off", "layout")
 _UNSET = ("None", "_Null", "()", "")
 _LAYOUTS = {1: "NCW", 2: "NCHW"}
-# For the axis that a one-dimensional convolution lacks: what makes it do nothing.
+# Values that make the axis that a one-dimensional convolution lacks do nothing.
 _HEIGHT_OF_ONE_DIMENSION = {"kernel": 1, "stride": 1, "pad": 0, "dilate": 1}
 
 
@@ -30,13 +31,13 @@ def is_of_mxnet(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ConvAttributes:
-    """What a convolution is told besides its arrays, under MXNet's names.
+    """The parameters of a convolution besides its arrays, under MXNet's names.
 
     A one-dimensional convolution, `spatial` being 1, is the two-dimensional one on images of
     height 1, and its attributes are kept as such. `layer`, `backend`, `cuda_kernel` and
-    `precision` are this package's own: the layer's name for the log of op times, and the backend
-    and the CUDA kernel that shall compute this layer, and how exactly at least, or `None` for
-    what the settings say.
+    `precision` are this package's own: the layer's name for the log of op times, the backend and
+    the CUDA kernel that shall compute this layer, and the lowest precision allowed; `None` leaves
+    each to the settings.
     """
 
     kernel: Pair
@@ -56,16 +57,15 @@ class ConvAttributes:
     def parse(cls, attributes: Mapping[str, str]) -> ConvAttributes:
         """From strings as MXNet passes them: `'(5, 5)'`, `'True'`, `'None'` for what is not set.
 
-        `workspace`, `cudnn_tune` and `cudnn_off` mean nothing here and are ignored, and so is what
-        `is_of_mxnet`. Raises `InvalidProblem` for an
-        unknown name, a value of the wrong kind, or when kernel or num_filter is not given, and
-        `UnsupportedProblem` for a layout other than NCHW (NCW), or three dimensions, and
-        `InvalidSetting` for a precision that there is not.
+        Ignores `IGNORED` and what `is_of_mxnet`. Raises `InvalidProblem` for an unknown name, a
+        value of the wrong kind, or when kernel or num_filter is not given, `UnsupportedProblem` for
+        a layout other than NCHW (NCW), or three dimensions, and `InvalidSetting` for a precision
+        that does not exist.
         """
         given = {name: str(text).strip() for name, text in attributes.items()}
         fields: dict[str, Any] = {}
         for name, text in given.items():
-            if name in _IGNORED or is_of_mxnet(name) or text in _UNSET or name == "layout":
+            if name in IGNORED or is_of_mxnet(name) or text in _UNSET:
                 continue
             if name not in _PARSERS:
                 raise InvalidProblem(
@@ -94,7 +94,7 @@ class ConvAttributes:
     def problem(self, x_shape: Sequence[int], dtype: str) -> ConvProblem:
         """The convolution of these attributes on x of shape (B, C, H, W), or (B, C, W).
 
-        Raises `InvalidProblem` when there is none.
+        Raises `InvalidProblem` when no such convolution exists.
         """
         if len(x_shape) != 2 + self.spatial:
             raise InvalidProblem(
@@ -122,7 +122,7 @@ class ConvAttributes:
 
 
 def mxnet_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Of our operator's attributes those that MXNet's Convolution has as well."""
+    """Those of our operator's attributes that MXNet's Convolution also has."""
     return {name: text for name, text in attributes.items() if name not in OWN}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in MXNet's format, those of the course among them: read, checked, written."""
+"""Reads, checks and writes checkpoints in MXNet's format, the course's among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import CheckpointMismatch, CheckpointMissing
 from ..files.cachedir import atomic_path
 from .gpu_support import refuse_current_context
-from .graphs.graph_json import OP_TYPE
+from .graphs.graph_json import as_ours
 from .loading import load_mxnet
 
 # The operator that the course's students implemented inside MXNet.
@@ -69,13 +69,11 @@ def _replace_course_operator(text: str) -> str:
     `New` has no bias; its weight is the second input.
     """
     graph = json.loads(text)
-    for node in graph["nodes"]:
+    for number, node in enumerate(graph["nodes"]):
         if node["op"] == COURSE_OPERATOR:
-            # Attributes have had three names in the course of MXNet's versions.
+            # MXNet's versions have used three names for the attributes.
             key = next((key for key in ("attrs", "param", "attr") if key in node), "attrs")
-            own = {"op_type": OP_TYPE, "layer": node["name"], "no_bias": "True"}
-            node["op"] = "Custom"
-            node[key] = {**node.get(key, {}), **own}
+            graph["nodes"][number] = as_ours(node, node.pop(key, {}), no_bias="True")
     return json.dumps(graph)
 
 
@@ -83,10 +81,10 @@ def _read_parameters(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     mx = load_mxnet()
     try:
         arrays = mx.nd.load(str(path))
-    # MXNet's message may quote bytes that are no text, a ValueError then.
+    # MXNet's message may quote bytes that are not text, which raises ValueError.
     except (mx.MXNetError, ValueError) as error:
         raise CheckpointMismatch(
-            f"{path} is not a parameter file, or is cut short; copy it anew"
+            f"{path} is not a parameter file, or is cut short; copy it again"
         ) from error
     if not isinstance(arrays, dict):
         raise CheckpointMismatch(f"{path} holds arrays without names; expected a dict")

@@ -46,18 +46,18 @@ def Convolution(
     """MXNet's Convolution in two dimensions or one, computed by the kernels of this package.
 
     Takes NDArrays and returns one, or Symbols and returns one; for Symbols, inputs that are not
-    given are made as variables, all three if none is; arrays of MXNet's NumPy interface give such
+    given become variables, all three if none is given; arrays of MXNet's NumPy interface give such
     an array. data is (B, C, H, W), weight (M, C / num_group, KH, KW), bias (M,), the result
     (B, M, OH, OW); with a kernel of one number data is (B, C, W), and so on. Arguments are those
     of MXNet's Convolution (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and
-    three of this package: `backend` picks who computes this layer, `cuda_kernel` the kernel of
-    backend `cuda`, and `precision`, one of "float32", "tf32" and "float16", permits the forward
-    pass in float32 to be less exact where that is faster; a backend that gains nothing by it
-    computes in float32 all the same. `of_mxnet` are attributes that MXNet gives a Symbol's node,
+    three of this package: `backend` names the backend that computes this layer, `cuda_kernel` the
+    kernel of backend `cuda`, and `precision`, one of "float32", "tf32" and "float16", permits the
+    forward pass in float32 to be less exact where that is faster; a backend that gains nothing by
+    it computes in float32 all the same. `of_mxnet` are attributes that MXNet gives a Symbol's node,
     such as `lr_mult` or `__group__`.
 
-    Raises `InvalidProblem`, `UnsupportedProblem`, `InvalidSetting`, and for NDArrays what keeps a
-    backend that was asked for from computing, before anything is computed; a failure in the
+    Raises `InvalidProblem`, `UnsupportedProblem`, `InvalidSetting`, and for NDArrays, before
+    anything is computed, the reason why the requested backend cannot compute; a failure in the
     computation itself surfaces as `errors.surfaced` describes.
     """
     given = {
@@ -117,7 +117,7 @@ def _ndarray(
     problem = parsed.problem(shapes[0], dtype or "float32")
     data, *parameters = (array for _, array in inputs)
     _check_backend(problem, parsed, data.context)
-    # Blocked layouts are the CPU's; a GPU may have no code for the guards.
+    # Only CPU arrays have blocked layouts; MXNet may have no GPU code for the guards.
     guarded = data.context.device_type != "gpu"
     if guarded and not mx.autograd.is_recording() and compiled_operator.missing() is None:
         layer = dataclasses.replace(parsed, layer=name or "")
@@ -139,7 +139,7 @@ def _ndarray(
 
 
 def _check_backend(problem: ConvProblem, parsed: ConvAttributes, context: Any) -> None:
-    """Raise here why a backend that was asked for cannot compute: MXNet would lose the reason."""
+    """Raise why the requested backend cannot compute; MXNet would lose the reason later."""
     if parsed.backend or settings.backend():
         on_gpu = context.device_type == "gpu"
         device, index = ("gpu", context.device_id) if on_gpu else ("cpu", 0)

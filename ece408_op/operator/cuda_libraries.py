@@ -1,8 +1,8 @@
-"""CUDA's libraries out of pip's wheels, loaded so that MXNet's CUDA build finds them.
+"""Loads CUDA's libraries from pip's wheels so that MXNet's CUDA build finds them.
 
-MXNet asks for them by soname and looks beside itself and where the system has libraries, which is
-not where wheels put them (nvidia/*/lib). What is loaded already is found by its soname, so they
-are loaded first, each after those that it needs itself.
+MXNet asks for them by soname and searches its own folder and the system's, but wheels put them in
+nvidia/*/lib. The loader finds a library that is already loaded by its soname, so this module loads
+them first, each after the libraries that it depends on.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.metadata
-import os
 import re
 from pathlib import Path
 
-# In an order in which each finds what it needs.
+from . import variables
+
+# Each comes after the libraries that it depends on.
 _LIBRARIES = (
     *("cuda_runtime/libcudart.so.11.0", "nvtx/libnvToolsExt.so.1", "cuda_nvrtc/libnvrtc.so.11.2"),
     *("cublas/libcublasLt.so.11", "cublas/libcublas.so.11", "cufft/libcufft.so.10"),
@@ -23,21 +24,20 @@ _LIBRARIES = (
     *("cudnn/libcudnn_cnn_infer.so.8", "cudnn/libcudnn_cnn_train.so.8"),
     *("cudnn/libcudnn_adv_infer.so.8", "cudnn/libcudnn_adv_train.so.8", "cudnn/libcudnn.so.8"),
 )
-# A library that this package loads for MXNet's sake must never be unloaded.
+# References that keep the loaded libraries from being unloaded.
 _loaded: list[ctypes.CDLL] = []
 
 
 def preload() -> None:
     """Load the wheels' libraries if MXNet's CUDA build is installed; else do nothing.
 
-    A library that no wheel has, or that does not load, is left for MXNet to find on the system,
-    or to complain about.
+    If no wheel has a library, or it does not load, MXNet searches the system for it and reports
+    what it lacks.
     """
     mxnet = _cuda_build()
     if mxnet is None or _loaded:
         return
-    # cuDNN 8.9 where 8.5 was compiled in works; the warning would come with every process.
-    os.environ.setdefault("MXNET_CUDNN_LIB_CHECKING", "0")
+    variables.accept_newer_cudnn()
     folder = Path(str(mxnet.locate_file("nvidia")))
     for name in _LIBRARIES:
         component, soname = name.split("/")

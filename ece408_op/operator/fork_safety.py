@@ -1,7 +1,7 @@
-"""Forks, such as a DataLoader's workers, while an operator of ours is in flight or has run.
+"""Makes forks, such as a DataLoader's workers, safe while our operator runs or after it has run.
 
-Before a fork MXNet waits for its threads without giving up Python's lock, which an operator
-written in Python needs in order to end: they wait for each other for ever.
+Before a fork MXNet waits for its threads without giving up Python's lock, which an operator written
+in Python needs in order to end: a deadlock.
 """
 
 from __future__ import annotations

@@ -12,13 +12,24 @@ from .convolution import Convolution
 
 
 class _Computed:
-    """What makes a layer of `gluon.nn` compute with `Convolution`."""
+    """Makes a layer of `gluon.nn` compute with `Convolution`."""
 
     _kwargs: dict[str, Any]
     act: Any
     prefix: str
     backend: str | None = None
     precision: str | None = None
+
+    def __init__(
+        self,
+        *arguments: Any,
+        backend: str | None = None,
+        precision: str | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(*arguments, **keywords)
+        self.backend, self.precision = backend, precision
+        check_layer(self)
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         name = "fwd" if isinstance(x, mx.sym.Symbol) else f"{self.prefix}fwd"
@@ -30,40 +41,18 @@ class _Computed:
 class Conv2D(_Computed, mx.gluon.nn.Conv2D):
     """`gluon.nn.Conv2D` with our kernels: the same arguments, parameters and parameter files.
 
-    `backend` picks who computes this layer, and `precision` how exactly at least, as for
-    `Convolution`. Raises `UnsupportedProblem` for a layout other than NCHW, `InvalidSetting` for
-    a backend or precision that there is not, and what `Convolution` raises when it is called.
+    `backend` names the backend, and `precision` the lowest precision allowed, as for `Convolution`.
+    Raises `UnsupportedProblem` for a layout other than NCHW, `InvalidSetting` for an unknown
+    backend or precision, and what `Convolution` raises when it is called.
     """
-
-    def __init__(
-        self,
-        *arguments: Any,
-        backend: str | None = None,
-        precision: str | None = None,
-        **keywords: Any,
-    ) -> None:
-        super().__init__(*arguments, **keywords)
-        self.backend, self.precision = backend, precision
-        check_layer(self)
 
 
 class Conv1D(_Computed, mx.gluon.nn.Conv1D):
     """`gluon.nn.Conv1D` with our kernels; otherwise as `Conv2D`, for layout NCW."""
 
-    def __init__(
-        self,
-        *arguments: Any,
-        backend: str | None = None,
-        precision: str | None = None,
-        **keywords: Any,
-    ) -> None:
-        super().__init__(*arguments, **keywords)
-        self.backend, self.precision = backend, precision
-        check_layer(self)
-
 
 def check_layer(layer: Any) -> None:
-    """Raise what `Convolution` raises unless it can be this layer."""
+    """Raise what `Convolution` raises if it cannot compute this layer."""
     attributes = {name: str(value) for name, value in layer._kwargs.items()}
     ConvAttributes.parse({**attributes, "precision": str(layer.precision)})
     dispatch.check_names(layer.backend)

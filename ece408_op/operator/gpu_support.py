@@ -1,8 +1,8 @@
-"""Whether MXNet's own operators can run on the GPU that is there; ours bring their own code.
+"""Whether MXNet's own operators can run on this machine's GPU; ours bring their own code.
 
 MXNet 1.9.1 for CUDA has machine code for a few architectures and nothing that a driver could
-compile for newer ones. There, some of its operators fail and others leave their work undone
-without a word (FullyConnected its bias), so that a network on the GPU gives wrong answers.
+compile for newer ones. On those, some of its operators fail and others silently skip work
+(FullyConnected omits its bias), so that a network on the GPU gives wrong answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def reason_against() -> str | None:
     mx = load_mxnet()
     if not mx.runtime.Features().is_enabled("CUDA"):
         return "this MXNet is built for the CPU only"
-    # MXNet computes on the first one unless told otherwise, and machines have GPUs of one kind.
+    # MXNet uses the first GPU by default, and the GPUs of a machine are usually of one kind.
     device = gpu.find_driver().gpus[0]
     built_for = fatbin.architectures(mx.libinfo.find_lib_path()[0])
     if any(fatbin.runs_on(each, device.capability) for each in built_for):
@@ -41,7 +41,7 @@ def reason_against() -> str | None:
 
 
 def refuse_networks(contexts: Iterable[Any]) -> None:
-    """Raise `NoUsableGpu`, with the way out, if one of the contexts is a GPU unfit for networks."""
+    """Raise `NoUsableGpu`, saying what to do, if MXNet cannot run networks on a context's GPU."""
     if any(context.device_type == "gpu" for context in contexts):
         reason = reason_against()
         if reason is not None:

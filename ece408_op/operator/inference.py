@@ -18,7 +18,7 @@ Shape = list[int]
 def infer_shapes(
     attributes: ConvAttributes, given: Sequence[Sequence[int]]
 ) -> tuple[list[Shape], Shape]:
-    """Shapes of data, weight[, bias], and of the output, as far as they follow from `given`.
+    """Shapes of data, weight[, bias] and the output, as far as `given` determines them.
 
     `given` has one shape for each input, empty if nothing is known; in it, and in what is
     returned, a size that is not known is -1 (0 is read as the same). The weight's shape follows
@@ -98,7 +98,7 @@ def _check_size(name: str, shape: Shape) -> None:
 
 
 def _smallest_problem(attributes: ConvAttributes, x_shape: Shape) -> ConvProblem:
-    """The problem on x, the smallest sizes that fit standing in for those that are unknown."""
+    """The problem on x, with the smallest possible sizes for those that are unknown."""
     extents = [d * (k - 1) + 1 for d, k in zip(attributes.dilate, attributes.kernel)]
     stand_ins = (1, attributes.num_group, *extents[2 - attributes.spatial :])
     return attributes.problem(

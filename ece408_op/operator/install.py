@@ -1,8 +1,8 @@
 """What happens when MXNet is imported: compatibility with today's NumPy and Python, registration.
 
-`register_with_mxnet` leaves a note with Python's import system, so that whoever imports MXNet,
-the user's script or this package, gets it working and with `ece408_conv` registered; help texts
-and checks of an installation work without MXNet and do not wait for it.
+`register_with_mxnet` adds a finder to Python's import system that prepares MXNet and registers
+`ece408_conv` whenever MXNet is imported, by the user's script or by this package. Help texts and
+checks of an installation need no MXNet and do not wait for it.
 """
 
 from __future__ import annotations

@@ -1,27 +1,13 @@
-"""MXNet itself, imported late, and what waits for that."""
+"""Imports MXNet when it is first needed, and then runs the actions that waited for it."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from .. import settings
 from ..errors import MXNetMissing
-
-
-def set_environment(threads: int | None = None) -> None:
-    """Set what MXNet reads from the environment when it is imported.
-
-    Without `threads` it computes with as many threads as our kernels, unless the environment says
-    otherwise: its own default is half of the cores. Raises `InvalidSize` for a wrong setting.
-    """
-    if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads()))
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
 
 
 def load_mxnet() -> Any:
@@ -58,6 +44,6 @@ _when_imported: list[Callable[[Any], object]] = []
 
 
 def tell_imported(mxnet: Any) -> None:
-    """Do what waited for MXNet."""
+    """Run the actions that waited for MXNet."""
     while _when_imported:
         _when_imported.pop()(mxnet)

@@ -12,8 +12,8 @@ from .loading import load_mxnet
 def pointer(array: Any) -> int:
     """Address of the first element of a dense NDArray, on the CPU or the GPU.
 
-    Nothing is waited for: inside an operator's forward and backward the arrays are complete,
-    elsewhere call `array.wait_to_read()` first. The address is good as long as the array is.
+    Does not wait for the array: inside an operator's forward and backward it is complete, elsewhere
+    call `array.wait_to_read()` first. The address is valid as long as the array exists.
     """
     base = _base()
     address = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""MXNet's calls into Python: none is interrupted, and there are none once Python has ended.
+"""Lets no signal interrupt MXNet's calls into Python, and ends them before Python ends.
 
 MXNet asks an operator written in Python for shapes and the like on its user's thread. Python
 handles Ctrl-C there as anywhere, but what that raises would be printed and lost, or kill the
@@ -31,7 +31,7 @@ def _library() -> Any:
 
 
 def install(mxnet: Any) -> None:
-    """Have what signals raise arrive where Python would only print it, and end MXNet first."""
+    """Keep what signal handlers raise where Python would only print it; end MXNet before Python."""
     library = _library()
     if library is None:
         return
@@ -68,9 +68,9 @@ def register(mxnet: Any, name: str) -> Callable[[type], type]:
 
 
 def before_forks(action: Callable[[], None]) -> None:
-    """Have `action` called before every fork; signals wait until the fork is done.
+    """Call `action` before every fork; signals wait until the fork is done.
 
-    What a handler raised there, Python would only print, in the midst of what it does itself.
+    Python would only print what a handler raises during a fork, in the middle of its own work.
     """
     if _library() is None:
         os.register_at_fork(before=action)
@@ -84,7 +84,7 @@ def before_forks(action: Callable[[], None]) -> None:
 
 
 def _is_of_signal(given: Any) -> bool:
-    """Whether the handler of a signal raised this, and not what was going on when it came."""
+    """Whether a signal's handler raised this, rather than the code that it interrupted."""
     if issubclass(given.exc_type, KeyboardInterrupt):
         return True
     interrupted, entry = None, given.exc_traceback

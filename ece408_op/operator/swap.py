@@ -1,4 +1,4 @@
-"""Our operator in the place of MXNet's Convolution, in networks that exist already."""
+"""Replaces MXNet's Convolution by our operator in existing networks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SwapReport:
 
 
 class _Choice:
-    """Which layers the user wants, and the report of what became of them."""
+    """Which layers the user wants swapped, and the report on each."""
 
     def __init__(
         self, backend: str | None, only: str | Iterable[str] | None, precision: str | None
@@ -84,13 +84,13 @@ def swap(
     only: str | Iterable[str] | None = None,
     precision: str | None = None,
 ) -> Any:
-    """Put our operator in the place of every Convolution of `model` that it can compute.
+    """Replace by our operator every Convolution of `model` that it can compute.
 
     `model` is a Symbol, of which a swapped copy is returned, or a Gluon net, which is changed in
     place, hybridized or not, run before or not. Names of layers, arguments and outputs stay, and
     so do parameters and their files. `only` limits it to layers by name, or pattern as in a
-    shell; `backend` picks who computes them, and `precision` how exactly at least, as for
-    `Convolution`.
+    shell; `backend` names the backend that computes them, and `precision` the lowest precision
+    allowed, as for `Convolution`.
 
     What was swapped, and what was left and why, is returned as a `SwapReport` for a net, and
     logged (logger `ece408_op`, level INFO) in both cases. Raises `InvalidSetting` for an unknown
@@ -116,7 +116,7 @@ def swap(
 def _contexts(net: Any) -> Iterator[Any]:
     """Where the parameters of a net are, or will be."""
     for parameter in net.collect_params().values():
-        # One that is not initialised is nowhere yet.
+        # Parameters that are not initialised have no context yet.
         with contextlib.suppress(RuntimeError):
             yield from parameter.list_ctx()
 
@@ -165,7 +165,7 @@ def _swap_net(mx: Any, net: Any, choice: _Choice) -> SwapReport:
         apply()
     for block in _blocks(net):
         if isinstance(block, mx.gluon.HybridBlock):
-            # What was traced before, and MXNet's own convolution in it, would go on being used.
+            # An earlier trace with MXNet's own convolution would stay in use.
             block._clear_cached_op()
     return report
 
@@ -177,7 +177,7 @@ def _blocks(net: Any) -> Iterator[Any]:
 
 
 def _change(mx: Any, block: Any, choice: _Choice) -> Iterator[Callable[[], None]]:
-    """What is to be done to one block of a net, if anything."""
+    """The change to make to one block of a net, if any."""
     from . import gluon_layers
 
     nn = mx.gluon.nn

@@ -1,1 +1,1 @@
-"""What a program did and how long each part took: recorded, summed up in nvprof's columns, kept."""
+"""Records what a program did and how long each part took, and sums it up in nvprof's columns."""

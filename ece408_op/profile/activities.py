@@ -1,4 +1,4 @@
-"""What a profile consists of: activities on one time line, and what they were recorded from."""
+"""A profile: activities on one time line, and the program they were recorded from."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def to_json(profile: Profile, **more: Any) -> str:
 
 
 def from_json(text: str) -> Profile:
-    """The profile in a text of `to_json`'s. Raises `InvalidSetting` if it is none."""
+    """The profile in a text that `to_json` wrote. Raises `InvalidSetting` for any other text."""
     try:
         document = json.loads(text)
         found = document["schema"]

@@ -1,7 +1,7 @@
 """Records what GPUs do, and the calls of CUDA's API, with NVIDIA's CUPTI through cupti-python.
 
-CUPTI hands over buffers of records on threads of its own. Their times are in a clock of CUPTI's,
-which is read beside the system's so that everything comes to lie on one time line.
+CUPTI delivers buffers of records on its own threads, with times by its own clock. Reading that
+clock and the system's together brings all activities onto one time line.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CuptiRecorder:
                 self._cupti.activity_enable(kind)
             self._offset_ns = self._clock_offset() - self._origin_ns
         except Exception as error:
-            # Besides cuptiError there are errors that the module does not name.
+            # The module raises errors other than cuptiError that it does not name.
             raise _refusal(error) from error
 
     def stop(self) -> list[Activity]:
@@ -136,7 +136,7 @@ class CuptiRecorder:
 
 
 def load() -> Any:
-    """The module `cupti.cupti`. Raises `ProfilerMissing`, with what to do about it."""
+    """The module `cupti.cupti`. Raises `ProfilerMissing`, saying what to install."""
     if sys.version_info < _OLDEST_PYTHON:
         raise ProfilerMissing(
             f"profiling on the GPU needs Python 3.10 or later, this is {sys.version.split()[0]}; "
@@ -165,7 +165,7 @@ def without_nested_calls(activities: list[Activity]) -> list[Activity]:
 
 
 def _buffer() -> tuple[int, int]:
-    """The size of a buffer for records, and that their number has no other limit."""
+    """The size in bytes of a buffer for records, and 0: no other limit on their number."""
     return _BUFFER_BYTES, 0
 
 

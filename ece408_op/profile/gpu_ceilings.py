@@ -1,4 +1,4 @@
-"""What a GPU itself can do: the ceilings that its kernels' rates are held against."""
+"""Measures what a GPU can do at most; kernels' rates are compared with these ceilings."""
 
 from __future__ import annotations
 

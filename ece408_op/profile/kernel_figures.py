@@ -1,4 +1,4 @@
-"""What our own kernels achieve on a GPU, from what was recorded of them: no hardware counters.
+"""Rates of our own kernels on a GPU, computed from a recording, without hardware counters.
 
 Operations and bytes are those of the convolution itself: multiply-adds as two, each input read once
 and each output written once. What a kernel does beyond them counts against it.

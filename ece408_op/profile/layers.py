@@ -1,4 +1,4 @@
-"""Which call of our operator a kernel or a copy on the GPU belongs to.
+"""Finds the call of our operator that a kernel or a copy on the GPU belongs to.
 
 Functions of several of our sources have the same name: they get that of the kernel before it, as
 the catalog names it.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..operator import compiled_operator
+from ..operator import compiled_operator, variables
 from ..operator.loading import when_imported
 from .activities import OPERATOR, Activity
 
@@ -29,9 +28,7 @@ class MXNetRecorder:
         self.notes: list[str] = []
 
     def start(self) -> None:
-        # By itself MXNet would run the operators of a network in one go, and record them as one.
-        for mode in ("INFERENCE", "TRAIN"):
-            os.environ.setdefault(f"MXNET_EXEC_BULK_EXEC_{mode}", "0")
+        variables.run_operators_one_by_one()
         when_imported(self._begin)
 
     def stop(self) -> list[Activity]:
@@ -80,8 +77,8 @@ class MXNetRecorder:
 
 
 def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
-    """The operators in what MXNet's profiler wrote, but for our compiled one: pairs of events, "B"
-    and "E", of which a thread's enclose each other; microseconds of the system's clock."""
+    """The operators that MXNet's profiler wrote, except our compiled one: pairs of events "B" and
+    "E", nested within a thread, in microseconds of the system's clock."""
     devices: dict[int, str] = {}
     threads: dict[int, int] = {}
     begun: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -98,7 +95,7 @@ def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
         elif event["ph"] == "E" and open_ones:
             begin = open_ones.pop()
             if begin["name"] == compiled_operator.NAME:
-                # Ours, which `op_recorder` has by layer and kernel.
+                # Our own; `op_recorder` records it by layer and kernel.
                 continue
             found.append(
                 Activity(

@@ -1,20 +1,21 @@
-"""Counters of the hardware, by NVIDIA's `ncu`, which runs the program once more under itself."""
+"""Hardware counters by NVIDIA's `ncu`, which runs the program once more."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import shutil
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ProfilerMissing, ProfilingNotPermitted
 
-# What is asked for: the attribute of `Counters`, ncu's metric, and by what to divide its value.
+# The attribute of `Counters`, ncu's metric, and the divisor of its value.
 _METRICS = {
     "milliseconds": ("gpu__time_duration.sum", 1e6),
     "dram_read_gb": ("dram__bytes_read.sum", 1e9),
@@ -27,6 +28,8 @@ _METRICS = {
 _REGISTERS = "launch__registers_per_thread"
 _USUAL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
 _NOT_PERMITTED = "ERR_NVGPUCTRPERM"
+
+Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Counters:
 
 
 def find() -> str:
-    """Where ncu is. Raises `ProfilerMissing` when it is nowhere."""
+    """The path of ncu. Raises `ProfilerMissing` if it is not found."""
     found = shutil.which("ncu")
     if found:
         return found
@@ -61,29 +64,40 @@ def find() -> str:
                 return str(path)
     raise ProfilerMissing(
         "ncu is not on PATH, in /usr/local/cuda/bin or in /opt/nvidia/nsight-compute; install "
-        "NVIDIA's Nsight Compute, or leave --ncu out"
+        "NVIDIA's Nsight Compute (`ece408 profile` works without --ncu)"
     )
 
 
 def count(command: Sequence[str], ncu: str) -> list[Counters]:
     """The counters of all functions that a command launches, the one with the most time first.
 
-    Its output goes nowhere. Clocks stay as they are. Raises `ProfilingNotPermitted`, and
-    `ProfilerMissing` when ncu fails for another reason.
+    Raises what `run` raises.
+    """
+    metrics = [_REGISTERS, *(metric for metric, _ in _METRICS.values())]
+    return by_function(run(command, ncu, metrics, "--target-processes", "all")[1])
+
+
+def run(
+    command: Sequence[str], ncu: str, metrics: Iterable[str], *options: str
+) -> tuple[subprocess.CompletedProcess[str], list[Row]]:
+    """A command run under ncu, and a row for each launch: its columns, and metrics in base units.
+
+    Clocks stay as they are. Raises `ProfilingNotPermitted`, and `ProfilerMissing` when ncu counts
+    nothing for another reason.
     """
     with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
         log = Path(folder) / "ncu.csv"
-        metrics = ",".join([_REGISTERS, *(metric for metric, _ in _METRICS.values())])
-        options = ["--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics]
-        options += ["--clock-control", "none", "--target-processes", "all", "--log-file", str(log)]
-        result = subprocess.run([ncu, *options, *command], capture_output=True, text=True)
+        own = ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
+        own += ["--clock-control", "none", "--log-file", str(log)]
+        result = subprocess.run([ncu, *own, *options, *command], capture_output=True, text=True)
         said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if _NOT_PERMITTED in said + result.stderr:
         raise ProfilingNotPermitted(
             f"the driver does not let this user read the GPU's counters ({_NOT_PERMITTED}); run as "
-            "root, have it loaded with NVreg_RestrictProfilingToAdminUsers=0, or leave --ncu out"
+            "root, or have it loaded with NVreg_RestrictProfilingToAdminUsers=0 (`ece408 profile` "
+            "works without --ncu)"
         )
-    found = parse(said)
+    found = rows(said)
     if not found:
         reason = next(
             (line for line in reversed((said + result.stderr).splitlines()) if "==" in line), ""
@@ -92,39 +106,43 @@ def count(command: Sequence[str], ncu: str) -> list[Counters]:
             f"ncu has counted nothing (exit code {result.returncode}): {reason.strip('= ')}; does "
             "it run by itself?"
         )
-    return found
+    return result, found
 
 
-def parse(log: str) -> list[Counters]:
-    """The counters in ncu's page "raw" as CSV, units in the line below the names."""
+def rows(log: str) -> list[Row]:
+    """The launches in ncu's page "raw" as CSV, which has units in the line below the names."""
     lines = [line for line in log.splitlines() if line.startswith('"')]
-    by_function: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}
-    for row in csv.DictReader(io.StringIO("\n".join(lines))):
-        if row["ID"]:
-            key = (row["Kernel Name"], row["Block Size"], row[_REGISTERS])
-            by_function.setdefault(key, []).append(row)
+    return [row for row in csv.DictReader(io.StringIO("\n".join(lines))) if row["ID"]]
+
+
+def number(row: Row, metric: str) -> float:
+    """A value of ncu's, which writes thousands apart; NaN where the GPU has no such counter."""
+    try:
+        return float(row.get(metric, "").replace(",", ""))
+    except ValueError:
+        return math.nan
+
+
+def by_function(launches: Iterable[Row]) -> list[Counters]:
+    """The counters of all functions launched, the one with the most time first."""
+    grouped: dict[tuple[str, str, str], list[Row]] = {}
+    for row in launches:
+        key = (row["Kernel Name"], row["Block Size"], row[_REGISTERS])
+        grouped.setdefault(key, []).append(row)
     found = [
         Counters(
             name,
             tuple(map(int, block.strip("()").split(","))),
-            round(_number(registers)),
-            len(rows),
+            round(number(group[0], _REGISTERS)),
+            len(group),
             **{
-                attribute: statistics.median(_number(row[metric]) for row in rows) / divisor
+                attribute: statistics.median(number(row, metric) for row in group) / divisor
                 for attribute, (metric, divisor) in _METRICS.items()
             },
         )
-        for (name, block, registers), rows in by_function.items()
+        for (name, block, _), group in grouped.items()
     ]
     return sorted(found, key=lambda each: -each.launches * each.milliseconds)
-
-
-def _number(text: str) -> float:
-    """A value of ncu's; it writes thousands apart, and "n/a" where the GPU has no such counter."""
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return float("nan")
 
 
 def table(found: Sequence[Counters]) -> str:

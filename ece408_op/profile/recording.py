@@ -1,4 +1,4 @@
-"""Runs a program with every recorder that can see something of it, and makes a profile of that."""
+"""Runs a program with all recorders that apply, and makes a profile of what they recorded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
         tuple(command),
         elapsed_s,
         exit_code(failure),
-        # This imports MXNet, which a program that left no trace may not have.
+        # This imports MXNet, which may be missing if nothing was recorded.
         environment.machine() if activities else {},
         notes=tuple(operators.notes),
     )

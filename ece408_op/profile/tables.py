@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .activities import API, ON_GPU, OP_CALL, OPERATOR, Activity, Profile
 
-# The share of the time that the course's reports list the entries of.
+# The course's reports list the entries that make up this share of the time.
 MARK = 0.9
 _HEADER = "Time(%)      Time     Calls       Avg       Min       Max  Name"
 _UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))

@@ -33,7 +33,7 @@ def collect(measurements: Sequence[Measurement], store: Store, runner: Runner) -
 
 
 def _left_out(measurement: Measurement, results: dict[str, Result]) -> Result | None:
-    """The result of the gate, if that found no GPU."""
+    """The result of the measurement's `gate`, if that found no GPU."""
     gate = results.get(measurement.gate) if measurement.gate else None
     if gate is None or not gate.lacks_gpu:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from .. import settings
 from ..backends.cpu import native
@@ -76,22 +75,14 @@ def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> tuple[dict[str, list[
     x, w = cpu_timer.inputs(problem)
     ours = cpu_timer.bind(problem, x, w, ours=True)
     native_one = cpu_timer.bind(problem, x, w, ours=False)
-
-    def forced(**values: Any) -> cpu_timer.Sample:
-        def sample() -> float:
-            with settings.override(**values):
-                return ours.forward()
-
-        return sample
-
-    contenders = {isa: forced(isa=isa) for isa in isas}
+    contenders = {isa: ours.forward_with(isa=isa) for isa in isas}
     with surfaced(), op_times() as log:
         for sample in contenders.values():
             ours.executor.outputs[0][:] = float("nan")
             sample()
             cpu_timer.check(problem, x, w, ours.executor.outputs[0])
         names = list(dict.fromkeys(entry.kernel for entry in log))
-        reference = [forced(backend="reference")()]
+        reference = [ours.forward_with(backend="reference")()]
         contenders[_MXNET] = native_one.forward
         times = cpu_timer.interleaved(contenders, SAMPLES, lambda: None)
     return {"reference": reference, **times}, names

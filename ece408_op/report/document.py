@@ -46,7 +46,7 @@ class Shown:
 class ProfileView:
     """A profile's tables as (title, text), its time line's file, and sums in milliseconds.
 
-    `failure` says why there is none; the rest is then empty.
+    `failure` says why there is no profile; the rest is then empty.
     """
 
     failure: str | None = None
@@ -75,7 +75,7 @@ class Section:
 
 @dataclass(frozen=True)
 class LadderView:
-    """A ladder, the files of its pictures, or why there is none."""
+    """A ladder and the files of its pictures, or the reason why it is missing."""
 
     device: str
     failure: str | None = None
@@ -214,7 +214,7 @@ def _cudnn(options: Options, gpu: LadderView) -> Recorded | None:
 def _failures(
     measurements: Sequence[Measurement], results: Mapping[str, Result]
 ) -> tuple[str, ...]:
-    """What went wrong, and was not only impossible on this machine."""
+    """A line for each failure, except of programs that cannot run on this machine."""
     return tuple(
         f"{each.title}: {reason(results[each.key].completed)}"
         for each in measurements

@@ -40,7 +40,7 @@ _NAMES = {
     OPERATOR: "MXNet operator",
     OP_CALL: "our operator's backend",
 }
-# What is closer than this share of the time line is drawn as one bar.
+# Activities closer than this share of the time line are drawn as one bar.
 _RESOLUTION = 1 / 3000
 _NEARLY_ALL = 0.95
 _MOST_ROWS = 32
@@ -48,7 +48,7 @@ _MOST_ROWS = 32
 _CPU_ROWS = (OP_CALL, OPERATOR, API)
 _LABELLED = 0.06
 _CHARACTERS = 95  # that fit the width of the time line
-# What is less than this factor apart on a logarithmic scale has one label.
+# Lines less than this factor apart on a logarithmic scale share a label.
 _CLOSE = 1.3
 
 
@@ -199,7 +199,7 @@ def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int,
     for kind in dict.fromkeys(activity.kind for activity in activities):
         of_kind = [activity for activity in activities if activity.kind == kind]
         spans = merged(of_kind, begin, end, int(whole * _RESOLUTION))
-        # Shorter than they are, so that neighbours can be told apart.
+        # Drawn shorter than they lasted, to separate neighbours.
         bars = [
             ((start - begin) / 1e6, (stop - start - min(whole / 800, (stop - start) / 4)) / 1e6)
             for start, stop, _ in spans

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Mapping
 
@@ -78,7 +77,7 @@ def _step(kernel: Kernel, samples_ms: dict[str, list[float]]) -> Step:
 
 
 def what_changed(source: str) -> str:
-    """The paragraphs of a kernel's header between its title and what was once measured."""
+    """The paragraphs of a kernel's header between its title and the line "Measured"."""
     head = itertools.takewhile(lambda line: line.startswith("//"), source.splitlines())
     paragraphs = "\n".join(line[2:].strip() for line in head).split("\n\n")
     told = (each for each in paragraphs[1:] if not each.startswith("Measured"))
@@ -96,8 +95,7 @@ def _peers(
     if python is None:
         return ()
     samples: dict[str, dict[str, list[float]]] = {}
-    with contextlib.ExitStack() as stack:
-        peer = stack.enter_context(cudnn.peer(python))
+    with cudnn.Peer(python) as peer:
         about = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
         for layer, problem in layers.items():
             for variant, timing in peer.measure(problem, SAMPLES).items():

@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The steps on one device, and who else computed the same problems there.
+    """The steps on one device, and the libraries that computed the same problems there.
 
     `layers` are the problems in their one-line form. `gflops` and `gbs` are measured ceilings of
     the device by name. `floors_ms` is, by layer, what the ceilings allow in float32. `notes` are
@@ -83,14 +83,14 @@ def to_json(ladder: Ladder) -> str:
 
 
 def from_json(text: str) -> Ladder:
-    """The ladder in a text of `to_json`'s. Raises `InvalidSetting` if it is none."""
+    """The ladder in a text that `to_json` wrote. Raises `InvalidSetting` for any other text."""
     try:
         document: dict[str, Any] = json.loads(text)
         for name in ("steps", "peers"):
             document[name] = tuple(Step(**step) for step in document[name])
         return Ladder(**{**document, "notes": tuple(document["notes"])})
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidSetting(f"these are no times of kernels ({error!r}); measure anew") from error
+        raise InvalidSetting(f"these are no times of kernels ({error!r}); measure again") from error
 
 
 def problems(term: Term, batch: int) -> dict[str, ConvProblem]:

@@ -25,7 +25,7 @@ _RESULTS = "results"
 class Made:
     """The files that were written, and a line on each program that failed.
 
-    Programs that cannot run on this machine, for want of a GPU or of a profiler, have not failed.
+    A program that needs a GPU or a profiler that this machine lacks has not failed.
     """
 
     files: tuple[Path, ...]
@@ -47,7 +47,7 @@ def make(options: Options, folder: Path, runner: Runner | None = None) -> Made:
 
 
 def measure(options: Options, folder: Path, runner: Runner | None = None) -> None:
-    """Run what a report needs, and keep in `folder` what it is to be written from.
+    """Run what a report needs, and keep the results in `folder`.
 
     Raises `ReportUnwritable`, and the errors of loading Fashion-MNIST.
     """
@@ -86,7 +86,7 @@ def write(folder: Path) -> Made:
 
 
 def results_kept(options: Options, folder: Path) -> tuple[int, int]:
-    """How many programs have results that the next report goes on from, and of how many."""
+    """How many programs' results the next report can reuse, and how many programs there are."""
     store = Store(folder / _RESULTS)
     measurements: Sequence[Measurement] = plan.plan(options, store.folder)
     return sum(store.find(each) is not None for each in measurements), len(measurements)
@@ -107,7 +107,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Raise, before any work, what would keep a report from being written."""
+    """Raise, before any work, the error that writing the report would raise."""
     svg.require()
     page.require()
     with _writing_to(folder):

@@ -8,7 +8,7 @@ import sys
 from .. import settings
 from ..course.models import find_term
 from ..errors import Ece408Error
-from ..operator.loading import set_environment
+from ..operator.variables import set_environment
 from . import cpu_ladder, gpu_ladder, ladder
 
 

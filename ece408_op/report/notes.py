@@ -1,4 +1,4 @@
-"""What a student writes into report.md, between marks, and finds again when it is made anew."""
+"""Keeps what a student writes into report.md, between marks, when the report is made again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _END = "<!-- end of notes -->"
 def read(path: Path) -> dict[str, str]:
     """The notes in a report, by the key of their section; {} if there is no report yet.
 
-    Raises `NotesUnreadable` where marks do not come in pairs, each key once: writing the report
-    anew would lose text.
+    Raises `NotesUnreadable` unless marks come in pairs, each key once: writing the report again
+    would lose text.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def _misplaced(path: Path, number: int, line: str) -> NotesUnreadable:
 
 
 class Sections:
-    """Notes on their way into a new report: `place` gives each section its own."""
+    """Notes to be put into a new report, section by section, by `place`."""
 
     def __init__(self, notes: Mapping[str, str]) -> None:
         self._notes = dict(notes)

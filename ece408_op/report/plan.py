@@ -1,4 +1,4 @@
-"""What a report is made of: the programs to run, each a process of its own."""
+"""Lists the programs to run for a report, each in a separate process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..course.models import BASELINE, Term
 from ..errors import InvalidSize
 
 DEFAULT_SIZES = "100,1000,10000"
-# Run at the largest size only; the course asks for no op times of them, or for the same again.
+# Run at the largest size only; the course asks for no op times of them, or for the same ones.
 _ONE_SIZE = ("m1.1", "m1.2", "final")
 # What the report profiles: the last one's kernels are m4.1's.
 PROFILED = ("m1.1", "m1.2", "m2.1", "m3.1")
-# Images in one batch for the CPU's kernels; the textbook loops take seconds for so many.
+# Images in one batch for the CPU's kernels; the textbook loops take seconds for them.
 CPU_LADDER_BATCH = 1000
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for. `sizes` are numbers of images, smallest first.
+    """The command line's options. `sizes` are numbers of images, smallest first.
 
     `peer_python` is a Python with PyTorch, for cuDNN's times, `threads` and `data` are what every
     run is given; `None` leaves it to the milestones.
@@ -38,7 +38,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A program to run. `key` names it among a report's, `title` to whoever waits for it.
+    """A program to run. `key` is its name within a report, `title` the name shown to the user.
 
     `job` is the milestone that it runs, if it does. The program writes `profile` if there is one.
     It is left out when the measurement `gate` found no usable GPU, for the same reason.

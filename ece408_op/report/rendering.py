@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import InvalidSetting
 
-# What begins something in Markdown; an underscore within a word does not.
+# Characters with a meaning in Markdown; an underscore within a word has none.
 _SPECIAL = re.compile(r"[\\*\[\]<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
@@ -26,7 +26,7 @@ def require() -> Any:
 def render(template: str, **values: Any) -> str:
     """A template of the folder templates/ with its values; in HTML, text is escaped.
 
-    A value that the template asks for and does not get is an error.
+    A value that the template uses and `values` lacks is an error.
     """
     jinja2 = require()
     environment = jinja2.Environment(
@@ -61,12 +61,12 @@ def cell(text: object) -> str:
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with three digits or more; nothing where there are none."""
+    """Milliseconds with three digits or more; empty for `None`."""
     if value is None:
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
 
 def times(factor: float | None) -> str:
-    """A factor such as 1.25x; nothing where there is none."""
+    """A factor such as 1.25x; empty for `None`."""
     return "" if factor is None else f"{factor:.2f}x"

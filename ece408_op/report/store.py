@@ -1,4 +1,4 @@
-"""What a report's programs printed, kept as each ends: an interrupted report goes on from there."""
+"""Keeps what each of a report's programs printed, so that an interrupted report can continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATE = "state.json"
 _IMPOSSIBLE = tuple(
     error.exit_code for error in (NoUsableGpu, ProfilerMissing, ProfilingNotPermitted)
 )
-# Settings of ours that change no figures.
+# Settings of this package that do not change results.
 _PLACES = ("ECE408_DATA", "ECE408_CACHE")
 _OTHER_SETTINGS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
@@ -30,8 +30,8 @@ _OTHER_SETTINGS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 class Result:
     """How a measurement's program ended, what it printed, and how long it took, in seconds.
 
-    `profile` is the JSON text that it wrote, if it was to write any. A program that was left out
-    for want of a GPU has the result of the one that found none.
+    `profile` is the JSON text that it wrote, if asked to. A program that was left out because there
+    is no GPU has the result of the one that found this.
     """
 
     command: tuple[str, ...]
@@ -47,12 +47,12 @@ class Result:
 
     @property
     def lacks_gpu(self) -> bool:
-        """Whether it could not run for want of a GPU or what it takes to compute on it."""
+        """Whether it could not run because a GPU, or what computing on it needs, is missing."""
         return self.returncode == NoUsableGpu.exit_code
 
     @property
     def failed(self) -> bool:
-        """Whether it went wrong, and was not only impossible on this machine."""
+        """Whether it failed for another reason than that it cannot run on this machine."""
         return self.returncode not in (0, *_IMPOSSIBLE)
 
     @property
@@ -86,7 +86,7 @@ class Store:
         self._write(_STATE, self.state)
 
     def reopen(self) -> Options:
-        """Take what is there as it is, wherever it was measured; returns what it was asked for.
+        """Use the existing results, wherever they were measured; returns their options.
 
         Raises `ReportUnwritable` if there is no complete set of results.
         """
@@ -116,7 +116,7 @@ class Store:
         self._write(f"{measurement.key}.json", dataclasses.asdict(result))
 
     def finish(self) -> None:
-        """Say that the report is complete: the next one begins anew."""
+        """Mark the report as complete: the next one starts over."""
         self.state["finished"] = True
         self._write(_STATE, self.state)
 
@@ -132,7 +132,7 @@ class Store:
 
 
 def _identity(options: Options) -> dict[str, Any]:
-    """What results depend on, besides the command; all of it as JSON gives it back."""
+    """Everything besides the command that results depend on, in the form that JSON restores."""
     return {
         "machine": machine(),
         "options": {

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import InvalidSetting
 
 INK, FAINT = "#1f2328", "#8b949e"
-# Told apart by people who do not see red and green as different (Okabe and Ito).
+# Distinguishable with red-green colour blindness (Okabe and Ito).
 BLUE, ORANGE, GREEN, SKY, RED, PINK = (
     *("#0072b2", "#e69f00", "#009e73", "#56b4e9", "#d55e00", "#cc79a7"),
 )

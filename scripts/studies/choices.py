@@ -4,7 +4,6 @@ time and error by precision."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from ece408_op.backends.cuda.kernels import catalog, tuned
@@ -12,6 +11,7 @@ from ece408_op.backends.cuda.runtime.device import Gpu
 from ece408_op.bench.cuda_report import kept, median
 from ece408_op.bench.cuda_timer import Bench, bench
 from ece408_op.bench.peers.cudnn import Peer
+from ece408_op.files import markdown
 from ece408_op.problem import PRECISIONS, ConvProblem
 
 SMALL = (1, 16)
@@ -66,11 +66,6 @@ def tables(results: dict[str, Entry]) -> str:
     )
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def _ms(timing: dict[str, Any] | None) -> str:
     ms = median(timing)
     return "failed" if ms is None else f"{ms:.3f}"
@@ -89,7 +84,7 @@ def _by_batch(results: dict[str, Entry]) -> str:
                 *("" if ms is None else f"{1e3 * ms / batch:.3f}" for ms, batch in each),
             ]
         )
-    return _table(titles, rows)
+    return markdown.table(titles, rows)
 
 
 def _small(results: dict[str, Entry]) -> str:
@@ -105,7 +100,7 @@ def _small(results: dict[str, Entry]) -> str:
             factor = "" if peer is None or ms is None else f"{peer / ms:.2f}"
             cells += [ours["choice"], _ms(ours), "" if peer is None else f"{peer:.3f}", factor]
         rows.append(cells)
-    return _table(titles, rows)
+    return markdown.table(titles, rows)
 
 
 def _best_peer(entry: Entry, batch: int) -> float | None:
@@ -128,4 +123,4 @@ def _by_precision(results: dict[str, Entry]) -> str:
             multiple = f"{timing['error'] / simplest:.1f}"
             cells += [timing["choice"], _ms(timing), f"{timing['error']:.1e}", multiple]
         rows.append(cells)
-    return _table(titles, rows)
+    return markdown.table(titles, rows)

@@ -5,18 +5,16 @@ Nsight Compute (ncu) runs `counted_runs` and reads the counters of the launches 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-import shutil
-import subprocess
 import sys
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ece408_op.errors import GpuFailed, NoUsableGpu
+from ece408_op.course.comparison import reason
+from ece408_op.errors import GpuFailed
+from ece408_op.files import markdown
+from ece408_op.profile import ncu
 
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 # What a warp waits for, by ncu's name for it.
@@ -64,81 +62,58 @@ class Counted:
     figures: dict[str, float]
 
 
-def find_ncu() -> str:
-    """Where Nsight Compute is. Raises `NoUsableGpu` when it is nowhere."""
-    found = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
-    if found is None:
-        raise NoUsableGpu(
-            "ncu, which reads the GPU's counters, is neither on PATH nor in /usr/local/cuda/bin; "
-            "install the CUDA toolkit's Nsight Compute"
-        )
-    return found
-
-
 def measure(shapes: list[str], precisions: list[str], gpu: int) -> list[Counted]:
     """The counters of each shape's kernels, of one launch each: the longest of a kernel's.
 
-    Raises `NoUsableGpu` without ncu, and `GpuFailed` when it or what it runs fails.
+    Raises what `ncu.find` and `ncu.run` raise, and `GpuFailed` when `counted_runs` fails.
     """
-    with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
-        log = Path(folder) / "log.csv"
-        command = [
-            *(find_ncu(), "--csv", "--page", "raw", "--print-units", "base"),
-            *("--profile-from-start", "off", "--clock-control", "none", "--log-file", str(log)),
-            *("--metrics", ",".join(_METRICS.values())),
-            *(sys.executable, "-m", "studies.counted_runs", str(gpu)),
-            *(",".join(shapes), ",".join(precisions)),
-        ]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode:
-            logged = log.read_text(encoding="utf-8") if log.is_file() else ""
-            lines = (result.stderr + logged).splitlines()
-            said = next((line for line in reversed(lines) if line.strip()), "nothing")
-            raise GpuFailed(f"ncu ends with {result.returncode} and says: {said}")
-        return parse(result.stdout, log.read_text(encoding="utf-8"))
+    command = [sys.executable, "-m", "studies.counted_runs", str(gpu)]
+    command += [",".join(shapes), ",".join(precisions)]
+    between_marks = ("--profile-from-start", "off")
+    result, launches = ncu.run(command, ncu.find(), _METRICS.values(), *between_marks)
+    if result.returncode:
+        raise GpuFailed(f"ncu ends with {result.returncode} and says: {reason(result)}")
+    return parse(result.stdout, launches)
 
 
-def parse(ran: str, log: str) -> list[Counted]:
-    """What `counted_runs` printed, and ncu's log of its launches, in the same order."""
-    rows = list(csv.DictReader(io.StringIO(log[log.index('"ID"') :])))[1:]  # the first has units
+def parse(ran: str, launches: Sequence[ncu.Row]) -> list[Counted]:
+    """What `counted_runs` printed, with the rows of its launches, in the same order."""
     found = []
     for run in json.loads(ran.splitlines()[-1]):
-        launches, rows = rows[: run["launches"]], rows[run["launches"] :]
-        del run["launches"]
-        figures = [{name: _number(row, name) for name in _METRICS} for row in launches]
+        count = run.pop("launches")
+        own, launches = launches[:count], launches[count:]
+        figures = [
+            {name: ncu.number(row, _METRICS[name]) * _SCALES.get(name, 1) for name in _METRICS}
+            for row in own
+        ]
         found.append(Counted(**run, figures=max(figures, key=lambda each: each["ms"])))
     return found
 
 
-def _number(row: dict[str, str], name: str) -> float:
-    text = row.get(_METRICS[name], "").replace(",", "")
-    try:
-        return float(text) * _SCALES.get(name, 1)
-    except ValueError:
-        return math.nan
-
-
 def table(rows: list[Counted]) -> str:
     """As Markdown."""
-    lines = [
+    about = (
         "Of one launch, with nothing in the caches before. The floor is what a copy of as many "
         "bytes takes on this GPU as the layer's inputs and outputs have. Shares are of what a unit "
         "can do at most; of waiting, what a warp spends most of its time on, in cycles for each "
-        "instruction that it issues.\n",
-        "| shape | kernel | ms | floor ms | share | GHz | read GB | written GB | DRAM | way to L2 "
-        "| issue | FMA | tensor | shared memory | conflicts | warps | registers | waits for |",
-        "| --- | --- |" + " ---: |" * 15 + " --- |",
+        "instruction that it issues."
+    )
+    head = ["shape", "kernel", "ms", "floor ms", "share", "GHz", "read GB", "written GB", "DRAM"]
+    head += ["way to L2", "issue", "FMA", "tensor", "shared memory", "conflicts", "warps"]
+    head += ["registers", "waits for"]
+    table = markdown.table(head, map(_cells, rows), right=range(2, len(head) - 1))
+    return f"{about}\n\n{table}"
+
+
+def _cells(row: Counted) -> list[str]:
+    f = row.figures
+    return [
+        *(f"{row.shape} {row.precision}", row.kernel, f"{f['ms']:.3f}", f"{row.floor_ms:.3f}"),
+        f"{100 * row.floor_ms / f['ms']:.0f} %",
+        *(f"{f[name]:.2f}" for name in ("clock_ghz", "read_gb", "written_gb")),
+        *(f"{f[name]:.0f} %" for name in _SHARES),
+        *(f"{f['conflicts']:.2g}", f"{f['warps']:.1f}", f"{f['registers']:.0f}", _waits(f)),
     ]
-    for row in rows:
-        f = row.figures
-        shares = " | ".join(f"{f[name]:.0f} %" for name in _SHARES)
-        lines.append(
-            f"| {row.shape} {row.precision} | {row.kernel} | {f['ms']:.3f} | {row.floor_ms:.3f} | "
-            f"{100 * row.floor_ms / f['ms']:.0f} % | "
-            f"{f['clock_ghz']:.2f} | {f['read_gb']:.2f} | {f['written_gb']:.2f} | {shares} | "
-            f"{f['conflicts']:.2g} | {f['warps']:.1f} | {f['registers']:.0f} | {_waits(f)} |"
-        )
-    return "\n".join(lines)
 
 
 def _waits(figures: dict[str, float]) -> str:

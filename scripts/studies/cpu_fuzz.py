@@ -1,4 +1,4 @@
-"""CPU kernels on random problems, against the reference: exact on whole numbers.
+"""CPU kernels on random problems, against the oracle: exact on whole numbers.
 
 Every kernel that does not refuse a problem computes it, whether it is the one chosen for it or not.
 Arrays lie against memory that must not be touched, and outputs hold NaN before. Some problems have
@@ -17,8 +17,9 @@ import numpy as np
 from studies import guarded
 
 from ece408_op.backends.cpu import choice, native
-from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.bench import oracle
 from ece408_op.errors import Ece408Error, InvalidProblem, InvalidSetting, UnsupportedProblem
+from ece408_op.files import markdown
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 # Output and inputs by direction, in the order of kernels/cpu/ece408.h.
@@ -28,7 +29,7 @@ _ARRAYS = {
     "backward_weight": ("w", "x", "y"),
 }
 _FLOAT32 = ("direct", "winograd", "depthwise")
-# Multiply-adds of a problem at most, so that the reference takes milliseconds.
+# Multiply-adds of a problem at most, so that the oracle takes milliseconds.
 _MOST_PRODUCTS = 200_000
 # Kernels that take rows in pairs are exact while a sum's products times the largest inputs stay
 # below this.
@@ -255,16 +256,11 @@ def _onto(case: Case, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _expected(case: Case, direction: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    problem, add = dataclasses.replace(case.problem, dtype="float64"), case.accumulate
-    out = _onto(case, arrays[_ARRAYS[direction][0]].shape)
-    at = {name: array.ctypes.data for name, array in arrays.items()}
-    oracle = ReferenceBackend()
-    if direction == "forward":
-        oracle.forward(problem, at["x"], at["w"], at.get("bias"), out.ctypes.data, add)
-    elif direction == "backward_data":
-        oracle.backward_data(problem, at["w"], at["y"], out.ctypes.data, add)
-    else:
-        oracle.backward_weight(problem, at["x"], at["y"], out.ctypes.data, None, add, False)
+    output, *inputs = _ARRAYS[direction]
+    compute = getattr(oracle, direction)
+    out = compute(case.problem, *(arrays[name] for name in inputs if name in arrays))
+    if case.accumulate:
+        out += _onto(case, arrays[output].shape)
     with np.errstate(over="ignore"):
         return out.astype(case.problem.dtype)
 
@@ -319,8 +315,5 @@ def _wrong(
 
 def table(ran: Counter[tuple[str, str]], wrong: Counter[tuple[str, str]]) -> str:
     """Problems and failures by kernel and direction."""
-    lines = ["| kernel | direction | problems | wrong |", "| --- | --- | --- | --- |"]
-    for kernel, direction in sorted(ran | wrong):
-        counts = f"{ran[kernel, direction]} | {wrong[kernel, direction]}"
-        lines.append(f"| {kernel} | {direction} | {counts} |")
-    return "\n".join(lines)
+    rows = [(*key, ran[key], wrong[key]) for key in sorted(ran | wrong)]
+    return markdown.table(["kernel", "direction", "problems", "wrong"], rows)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ece408_op.bench.ceilings import Ceilings
 from ece408_op.errors import InvalidSetting
+from ece408_op.files import markdown
 from ece408_op.problem import ConvProblem
 
 README_BEGIN = "<!-- docs/results/cpu.json: times -->"
@@ -43,12 +44,12 @@ def tables(document: dict[str, Any]) -> str:
         "PyTorch: the better of NCHW and NHWC, its memory kept warm. Floors and GFLOP/s count all "
         "multiply-adds; `winograd` does fewer.",
         "## Forward",
-        _table(_FORWARD_HEAD, [_forward_row(top, e) for e in document["forward"]]),
+        markdown.table(_FORWARD_HEAD, [_forward_row(top, e) for e in document["forward"]]),
     ]
     if document["unlisted"]:
         parts += [
             "## Shapes nobody tuned for",
-            _table(
+            markdown.table(
                 [*_FORWARD_HEAD, "share of floor / nearest's"],
                 [_unlisted_row(top, document, e) for e in document["unlisted"]],
             ),
@@ -56,7 +57,7 @@ def tables(document: dict[str, Any]) -> str:
     if document["backward"]:
         parts += [
             "## Backward: both gradients",
-            _table(_BACKWARD_HEAD, [_backward_row(top, e) for e in document["backward"]]),
+            markdown.table(_BACKWARD_HEAD, [_backward_row(top, e) for e in document["backward"]]),
         ]
     if document["variants"]:
         parts += ["## Instruction sets and threads", _variants(document)]
@@ -114,7 +115,7 @@ def _variants(document: dict[str, Any]) -> str:
     for entry in document["variants"]:
         medians = [_ms(median(entry["ms"], name)) for name in names]
         rows.append([entry["name"], f"`{entry['problem']}`", *medians])
-    return _table(head, rows)
+    return markdown.table(head, rows)
 
 
 def readme_table(document: dict[str, Any]) -> str:
@@ -128,11 +129,11 @@ def readme_table(document: dict[str, Any]) -> str:
         native, torch = _peer(median(times, "mxnet"), ours), _peer(best_torch(times), ours)
         rows.append([entry["name"], f"`{problem}`", f"{ours:.0f} ms", share, native[1], torch[1]])
     head = ["layer", "problem", "time", "of the floor", "MXNet takes", "PyTorch takes"]
-    return _table(head, rows)
+    return markdown.table(head, rows)
 
 
 def with_table(text: str, document: dict[str, Any]) -> str:
-    """The README's text with its table made anew. Raises `InvalidSetting` without the markers."""
+    """The README's text with a new table. Raises `InvalidSetting` without the markers."""
     if text.count(README_BEGIN) != 1 or text.count(README_END) != 1:
         raise InvalidSetting(f"the text lacks the lines {README_BEGIN} and {README_END}")
     before, rest = text.split(README_BEGIN)
@@ -148,8 +149,3 @@ def _peer(milliseconds: float | None, ours: float) -> tuple[str, str]:
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -16,6 +16,7 @@ from ece408_op.bench.checker import (
     relative_error,
 )
 from ece408_op.bench.compiling import compile_all
+from ece408_op.files import markdown
 
 
 @dataclass
@@ -65,17 +66,17 @@ def _exact(gpu: Gpu, case: Case, bare: bool, proof: Proof) -> bool:
 
 def table(proofs: list[Proof]) -> str:
     """The proofs as a Markdown table, and every failure below it."""
-    lines = [
-        "| kernel | course shapes exact | random problems exact | largest error on real numbers "
-        "| failures |",
-        "| --- | --- | --- | --- | --- |",
+    head = ["kernel", "course shapes exact", "random problems exact"]
+    head += ["largest error on real numbers", "failures"]
+    rows = [
+        [
+            *(proof.kernel, proof.course, proof.random),
+            f"{max(proof.errors.values()):.1e}" if proof.errors else "",
+            len(proof.failures),
+        ]
+        for proof in proofs
     ]
-    for proof in proofs:
-        error = f"{max(proof.errors.values()):.1e}" if proof.errors else ""
-        lines.append(
-            f"| {proof.kernel} | {proof.course} | {proof.random} | {error} "
-            f"| {len(proof.failures)} |"
-        )
+    lines = [markdown.table(head, rows)]
     for proof in proofs:
         lines += [f"\n{proof.kernel}: {failure}" for failure in proof.failures]
     return "\n".join(lines)

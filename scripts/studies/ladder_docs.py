@@ -8,6 +8,7 @@ from pathlib import Path
 from ece408_op.backends.cuda.kernels.catalog import KERNELS
 from ece408_op.backends.cuda.plan import Kernel
 from ece408_op.bench import cuda_report
+from ece408_op.files import markdown
 
 BEGIN, END = "<!-- ladder: begin -->", "<!-- ladder: end -->"
 _MEASURED = re.compile(r"^// Measured: .*(?:\n// .+)*$", re.M)
@@ -30,9 +31,7 @@ def readme(text: str, document: dict) -> str:
     """kernels/README.md with the ladder's table and the other kernels between its marks."""
     before, rest = text.split(BEGIN, 1)
     after = rest.split(END, 1)[1]
-    others = [
-        f"| {kernel.name} | {kernel.summary} |" for kernel in KERNELS if kernel not in _LADDER
-    ]
+    others = [(kernel.name, kernel.summary) for kernel in KERNELS if kernel not in _LADDER]
     gpu = " and ".join(document["machine"]["gpus"])
     parts = [
         cuda_report.tree(),
@@ -40,7 +39,7 @@ def readme(text: str, document: dict) -> str:
         "above it in the tree.",
         cuda_report.ladder(document["results"]),
         "And beside the ladder:",
-        "\n".join(["| kernel | what it does |", "| --- | --- |", *others]),
+        markdown.table(["kernel", "what it does"], others),
     ]
     return f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{after}"
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ece408_op.errors import DataMissing
+from ece408_op.files import markdown
 from ece408_op.files.cachedir import atomic_path
 
 # Every test of these is run; of other files, those that are about convolutions.
@@ -306,10 +307,9 @@ def save_results(path: Path, results: dict[str, FileResult]) -> None:
 def table(results: dict[str, FileResult]) -> str:
     """A row for each file, then every test that failed only with one, and calls not ours."""
     columns = ["file", "tests", "with ours", *VERDICTS, "calls of ours", "calls of MXNet's own"]
-    rows = [columns, ["---"] * len(columns)]
-    rows += [_row(file, [result]) for file, result in results.items()]
+    rows = [_row(file, [result]) for file, result in results.items()]
     rows.append(_row("all", list(results.values())))
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines = [markdown.table(columns, rows)]
     for verdict in VERDICTS[1:4]:
         lines += _details(verdict, results)
     reasons: Counter[str] = Counter()
@@ -321,7 +321,7 @@ def table(results: dict[str, FileResult]) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, results: list[FileResult]) -> list[str]:
+def _row(name: str, results: list[FileResult]) -> list[object]:
     verdicts: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     touched = 0
@@ -336,7 +336,7 @@ def _row(name: str, results: list[FileResult]) -> list[str]:
         calls["ours"],
         sum(calls.values()) - calls["ours"],
     ]
-    return [name, *map(str, numbers)]
+    return [name, *numbers]
 
 
 def _details(verdict: str, results: dict[str, FileResult]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from ece408_op.bench.summary import summary
 from ece408_op.course import comparison
 from ece408_op.errors import OperatorFailed
+from ece408_op.files import markdown
 from ece408_op.profile import activities
 from ece408_op.profile.activities import OP_CALL, Profile
 
@@ -131,11 +132,7 @@ def layers_table(layers: Sequence[Layer]) -> str:
     counted = any(each.ncu_ms is not None for each in layers)
     header = ["milestone", "layer", "kernel", "profile, ms", "between events, ms"]
     header += ["ncu, ms", "off by"] if counted else []
-    lines = [_STAGED + (_COUNTED if counted else ""), ""]
-    lines += [
-        f"| {' | '.join(header)} |",
-        f"|{' --- |' * len(header)}",
-    ]
+    rows = []
     for each in layers:
         cells = [each.milestone, each.layer, each.kernel]
         cells += [f"{each.profile_ms:.4f}", f"{each.events_ms:.4f}"]
@@ -143,17 +140,17 @@ def layers_table(layers: Sequence[Layer]) -> str:
             cells += [f"{each.ncu_ms:.4f}", f"{each.profile_ms / each.ncu_ms - 1:+.2%}"]
         elif counted:
             cells += ["", ""]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return f"{_STAGED}{_COUNTED if counted else ''}\n\n{markdown.table(header, rows)}"
 
 
 def costs_table(costs: Sequence[Cost]) -> str:
     """What profiling costs, as Markdown."""
-    lines = ["| milestone | layer | op time, ms | with profile, ms | costs |"]
-    lines += [f"|{' --- |' * 5}"]
+    head = ["milestone", "layer", "op time, ms", "with profile, ms", "costs"]
+    rows = []
     for each in costs:
         command = " ".join(each.command)
         for layer, (plain, recorded) in enumerate(each.medians(), start=1):
-            cells = [command, str(layer), f"{plain:.1f}", f"{recorded:.1f}"]
-            lines.append(f"| {' | '.join(cells)} | {recorded / plain - 1:+.1%} |")
-    return "\n".join(lines)
+            cells = [command, layer, f"{plain:.1f}", f"{recorded:.1f}"]
+            rows.append([*cells, f"{recorded / plain - 1:+.1%}"])
+    return markdown.table(head, rows)

@@ -8,7 +8,7 @@ import math
 import statistics
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ece408_op.backends.cuda.runtime import device, launcher
 from ece408_op.bench import shapes
 from ece408_op.bench.summary import summary
 from ece408_op.errors import OperatorFailed
+from ece408_op.files import markdown
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import ncu
 from ece408_op.profile.activities import KERNEL, Activity
@@ -140,17 +141,17 @@ def table(found: Sequence[Timed]) -> str:
 
 
 def _totals(found: Sequence[Timed]) -> str:
-    lines = [
+    about = (
         f"Totals of {LAUNCHES} launches, which are the proof. In a row: the sum in the profile, "
         "the time between an event before and one after all of them, and the same without a "
         f"profile (medians of {_ROUNDS}). Apart: the sum in the profile of launches with a pause "
         "before each, and as many times ncu's duration of one (a median), for ncu's launches lie "
-        "apart as well: in a row, the GPU lowers its clock where a kernel takes much power.",
-        "",
-        "| shape | kernel | in a row: profile, ms | events, ms | off by | events without a "
-        "profile, ms | off by | clock, MHz | apart: profile, ms | ncu, ms | off by | clock, MHz |",
-        f"|{' --- |' * 12}",
-    ]
+        "apart as well: in a row, the GPU lowers its clock where a kernel takes much power."
+    )
+    head = ["shape", "kernel", "in a row: profile, ms", "events, ms", "off by"]
+    head += ["events without a profile, ms", "off by", "clock, MHz"]
+    head += ["apart: profile, ms", "ncu, ms", "off by", "clock, MHz"]
+    rows = []
     for each in found:
         events = (each.recorded_events, each.events)
         in_a_row = _cells(
@@ -159,32 +160,27 @@ def _totals(found: Sequence[Timed]) -> str:
         )
         ncu_ms = None if each.ncu_ms is None else LAUNCHES * each.ncu_ms
         apart = _cells(sum(each.profile.apart), [ncu_ms])
-        rested, busy = map(str, each.clocks_mhz)
-        lines.append(_row([each.shape, each.kernel, *in_a_row, busy, *apart, rested]))
-    return "\n".join(lines)
+        rested, busy = each.clocks_mhz
+        rows.append([each.shape, each.kernel, *in_a_row, busy, *apart, rested])
+    return f"{about}\n\n{markdown.table(head, rows)}"
 
 
 def _singles(found: Sequence[Timed]) -> str:
-    lines = [
+    about = (
         "Single launches (medians). Events around one that comes after a pause time more than the "
         "kernel: after the first event the GPU waits until Python has launched it. Enqueued "
-        "behind another launch it does not wait, and events and profile agree.",
-        "",
-        "| shape | kernel | after a pause: profile, ms | events, ms | off by "
-        "| behind another: profile, ms | events, ms | off by |",
-        f"|{' --- |' * 8}",
-    ]
+        "behind another launch it does not wait, and events and profile agree."
+    )
+    head = ["shape", "kernel", "after a pause: profile, ms", "events, ms", "off by"]
+    head += ["behind another: profile, ms", "events, ms", "off by"]
+    rows = []
     for each in found:
         cells = [each.shape, each.kernel]
         for way in ("apart", "behind"):
             profile, events = (getattr(t, way) for t in (each.profile, each.recorded_events))
             cells += _cells(statistics.median(profile), [statistics.median(events)])
-        lines.append(_row(cells))
-    return "\n".join(lines)
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+        rows.append(cells)
+    return f"{about}\n\n{markdown.table(head, rows)}"
 
 
 def _cells(profile_ms: float, others: Sequence[float | None]) -> list[str]:

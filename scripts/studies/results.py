@@ -11,6 +11,13 @@ from ece408_op.files.records import to_json
 from ece408_op.operator.environment import machine
 
 
+def show(prefix: Path | None, title: str, table: str, content: dict[str, Any]) -> None:
+    """Print the table and, where a prefix is given, `write`."""
+    print(table)
+    if prefix is not None:
+        write(prefix, title, table, content)
+
+
 def write(prefix: Path, title: str, table: str, content: dict[str, Any]) -> None:
     """Write PREFIX.md and PREFIX.json. Raises `CacheUnwritable` where that cannot be."""
     date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -12,6 +12,7 @@ from typing import Any
 from ece408_op.course import comparison
 from ece408_op.course.comparison import Run
 from ece408_op.course.models import TERMS, Term
+from ece408_op.files import markdown
 
 # `final` runs what m4.1 runs.
 _SCRIPTS = ("m1.1", "m1.2", "m2.1", "m3.1", "m4.1")
@@ -79,16 +80,12 @@ def differences(rows: Sequence[Row]) -> list[str]:
 
 def table(rows: Sequence[Row]) -> str:
     """A table in Markdown, and a line on whether correctness agrees."""
-    lines = [
-        "| term | model | script | way | correctness | op times, ms | kernels, ms (share) | "
-        "copies, ms (share) | program, s |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    head = ["term", "model", "script", "way", "correctness", "op times, ms", "kernels, ms (share)"]
+    head += ["copies, ms (share)", "program, s"]
     different = differences(rows)
     verdict = f"not everywhere: {'; '.join(different)}" if different else "everywhere"
-    lines += ["", f"Correctness of m3.1 and m4.1 equals m2.1's: {verdict}."]
-    return "\n".join(lines)
+    agrees = f"Correctness of m3.1 and m4.1 equals m2.1's: {verdict}."
+    return f"{markdown.table(head, map(_cells, rows))}\n\n{agrees}"
 
 
 def _cells(row: Row) -> list[str]:

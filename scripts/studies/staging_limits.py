@@ -21,6 +21,7 @@ from ece408_op.backends.cuda.runtime.device import Gpu
 from ece408_op.backends.cuda.staged import pages
 from ece408_op.bench import shapes
 from ece408_op.bench.summary import summary
+from ece408_op.files import markdown
 from ece408_op.problem import ConvProblem
 
 _SAMPLES = 5
@@ -178,31 +179,27 @@ def _layer(name: str, problem: ConvProblem, rates: dict[str, float]) -> Layer:
 
 def table(host: Sequence[Host], layers: Sequence[Layer]) -> str:
     """Both as Markdown."""
-    lines = [
+
+    def times(name: str, floor: float, used: float, bus: str, fresh: float) -> list[str]:
+        cells = [f"{ms:.1f} ({ms / floor:.2f}x)" for ms in (used, fresh)]
+        return [name, f"{floor:.1f}", cells[0], bus, cells[1]]
+
+    medians = [(statistics.median(each.used), statistics.median(each.fresh)) for each in layers]
+    rows = [
+        times(each.name, each.floor, used, f"{each.bus:.1f}", fresh)
+        for each, (used, fresh) in zip(layers, medians)
+    ]
+    used, fresh = map(sum, zip(*medians))
+    rows.append(times("together", sum(each.floor for each in layers), used, "", fresh))
+    rates = [(each.name, f"{statistics.median(each.samples):.1f}") for each in host]
+    head = ["layer", "floor", "output used before", "of these the bus", "fresh output"]
+    parts = [
         "Medians. Staged forward passes at batch 10000, milliseconds; the floor is the larger "
         "direction at the bus's rate below:",
-        "",
-        "| layer | floor | output used before | of these the bus | fresh output |",
-        "| --- | --- | --- | --- | --- |",
+        markdown.table(head, rows),
+        markdown.table(["what the machine does", "GB/s"], rates),
     ]
-    for layer in layers:
-        used, fresh = statistics.median(layer.used), statistics.median(layer.fresh)
-        lines.append(
-            f"| {layer.name} | {layer.floor:.1f} | {used:.1f} ({used / layer.floor:.2f}x) | "
-            f"{layer.bus:.1f} | {fresh:.1f} ({fresh / layer.floor:.2f}x) |"
-        )
-    total = [
-        sum(statistics.median(values) for values in column)
-        for column in zip(*((layer.used, layer.fresh) for layer in layers))
-    ]
-    floor = sum(layer.floor for layer in layers)
-    lines.append(
-        f"| together | {floor:.1f} | {total[0]:.1f} ({total[0] / floor:.2f}x) | | "
-        f"{total[1]:.1f} ({total[1] / floor:.2f}x) |"
-    )
-    lines += ["", "| what the machine does | GB/s |", "| --- | --- |"]
-    lines += [f"| {each.name} | {statistics.median(each.samples):.1f} |" for each in host]
-    return "\n".join(lines)
+    return "\n\n".join(parts)
 
 
 def document(host: Sequence[Host], layers: Sequence[Layer]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ece408_op.backends.cuda.runtime import device, loading
 from ece408_op.backends.cuda.runtime.device import BEGIN, COMPUTED
 from ece408_op.bench.summary import summary
 from ece408_op.errors import surfaced
+from ece408_op.files import markdown
 from ece408_op.op_log import op_times
 from ece408_op.operator.loading import load_mxnet
 from ece408_op.operator.memory import pointer
@@ -130,24 +131,32 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def table(rows: Sequence[Row]) -> str:
     """A table in Markdown, medians of the samples."""
-    lines = [
-        "| shape | problem | kernel | exact | kernel alone, ms | op time, ms | overhead, us | "
-        "whole call, ms | MXNet's Convolution, ms | times faster | its first call, ms | "
-        "its largest error |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    head = [
+        "shape",
+        "problem",
+        "kernel",
+        "exact",
+        "kernel alone, ms",
+        "op time, ms",
+        "overhead, us",
     ]
+    head += ["whole call, ms", "MXNet's Convolution, ms", "times faster"]
+    head += ["its first call, ms", "its largest error"]
+    lines = []
     for row in rows:
         op, call, native = (
             1e3 * statistics.median(samples) for samples in (row.ops, row.calls, row.native)
         )
         lines.append(
-            f"| {row.name} | {row.problem} | {row.kernel} | {'yes' if row.exact else 'NO'} | "
-            f"{1e3 * row.bare:.3f} | {op:.3f} | {row.overhead_us:.0f} | {call:.3f} | "
-            f"{native:.3f} | {native / call:.1f} | {1e3 * row.native_first:.0f} | "
-            f"{row.native_error:g} |"
+            [
+                *(row.name, row.problem, row.kernel, "yes" if row.exact else "NO"),
+                *(f"{1e3 * row.bare:.3f}", f"{op:.3f}", f"{row.overhead_us:.0f}", f"{call:.3f}"),
+                *(f"{native:.3f}", f"{native / call:.1f}", f"{1e3 * row.native_first:.0f}"),
+                f"{row.native_error:g}",
+            ]
         )
-    lines += ["", f"{len(rows[0].calls)} samples each; calls through a bound executor."]
-    return "\n".join(lines)
+    samples_each = f"{len(rows[0].calls)} samples each; calls through a bound executor."
+    return f"{markdown.table(head, lines)}\n\n{samples_each}"
 
 
 def document(rows: Sequence[Row]) -> dict[str, Any]:

@@ -17,12 +17,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from ece408_op import errors
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.summary import summary
+from ece408_op.files import markdown
 from ece408_op.op_log import OpTimes, op_times
 from ece408_op.operator.loading import load_mxnet
 from ece408_op.operator.swap import SwapReport, swap, swap_symbol
@@ -82,7 +84,8 @@ def _outputs(symbol: Any, layers: list[str], params: dict, x: Any) -> dict[str, 
     internals = symbol.get_internals()
     group = mx.sym.Group([*(internals[f"{name}_output"] for name in layers), symbol])
     arguments, states = group.list_arguments(), group.list_auxiliary_states()
-    with _environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+    # MXNet's fusion of layers gives wrong values for an inner output that is asked for as well.
+    with mock.patch.dict(os.environ, MXNET_SUBGRAPH_BACKEND="NONE"):
         executor = group.bind(
             mx.cpu(),
             {name: x if name == "data" else params[name] for name in arguments},
@@ -90,23 +93,6 @@ def _outputs(symbol: Any, layers: list[str], params: dict, x: Any) -> dict[str, 
         )
     executor.forward(is_train=False)
     return {name: y.asnumpy() for name, y in zip([*layers, "output"], executor.outputs)}
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Set variables that MXNet reads when it binds.
-
-    Its fusion of layers gives wrong values for an inner output that is asked for as well.
-    """
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 # Keeps a core busy until the process that started it ends; that one handles Ctrl-C for both.
@@ -215,37 +201,36 @@ def _alone(problem: ConvProblem, repeat: int) -> dict[str, list[float]]:
 
 def table(comparisons: list[Comparison]) -> str:
     """The comparisons as a Markdown table, then a table of every swapped layer."""
-    lines = [
-        "| network | batch | busy processes beside | layers swapped | left "
-        "| worst layer error | output error "
-        "| convolutions: MXNet ms | ours ms | times MXNet's speed "
-        "| network: MXNet ms | ours ms | times MXNet's speed |",
-        f"{'| --- ' * 13}|",
+    head = ["network", "batch", "busy processes beside", "layers swapped", "left"]
+    head += ["worst layer error", "output error"]
+    for part in ("convolutions", "network"):
+        head += [f"{part}: MXNet ms", "ours ms", "times MXNet's speed"]
+    parts = [markdown.table(head, map(_row, comparisons))]
+    head = ["layer", "problem", "kernel", "ms", "alone, ms", "MXNet's alone, ms"]
+    for each in comparisons:
+        parts += [f"## {each.name}, batch {each.batch}", markdown.table(head, _layer_rows(each))]
+    return "\n\n".join(parts)
+
+
+def _row(each: Comparison) -> list[object]:
+    alone = [each.convolutions_ms(whose) for whose in ("mxnet", "ours")]
+    whole = [statistics.median(samples) for samples in (each.native_ms, each.ours_ms)]
+    errors = (max(each.layer_errors.values()), max(each.errors.values()))
+    return [
+        *(each.name, each.batch, each.busy, len(each.report.swapped), len(each.report.left)),
+        *(f"{error:.1e}" for error in errors),
+        *(cell for a, b in (alone, whole) for cell in (f"{a:.1f}", f"{b:.1f}", f"{a / b:.2f}")),
     ]
-    for each in comparisons:
-        alone = [each.convolutions_ms(whose) for whose in ("mxnet", "ours")]
-        whole = [statistics.median(samples) for samples in (each.native_ms, each.ours_ms)]
-        cells = [f"{a:.1f} | {b:.1f} | {a / b:.2f}" for a, b in (alone, whole)]
-        lines.append(
-            f"| {each.name} | {each.batch} | {each.busy} "
-            f"| {len(each.report.swapped)} | {len(each.report.left)} "
-            f"| {max(each.layer_errors.values()):.1e} | {max(each.errors.values()):.1e} "
-            f"| {cells[0]} | {cells[1]} |"
-        )
-    for each in comparisons:
-        lines += ["", f"## {each.name}, batch {each.batch}", ""]
-        lines += [
-            "| layer | problem | kernel | ms | alone, ms | MXNet's alone, ms |",
-            "| --- | --- | --- | --- | --- | --- |",
+
+
+def _layer_rows(each: Comparison) -> Iterator[list[object]]:
+    for entry in each.log:
+        times = each.alone[str(entry.problem)]
+        milliseconds = [statistics.median(times[whose]) for whose in ("ours", "mxnet")]
+        yield [
+            *(entry.layer, f"`{entry.problem}`", entry.kernel),
+            *(f"{ms:.3f}" for ms in (entry.milliseconds, *milliseconds)),
         ]
-        for entry in each.log:
-            times = each.alone[str(entry.problem)]
-            ours, native = (statistics.median(times[whose]) for whose in ("ours", "mxnet"))
-            lines.append(
-                f"| {entry.layer} | `{entry.problem}` | {entry.kernel} | {entry.milliseconds:.3f} "
-                f"| {ours:.3f} | {native:.3f} |"
-            )
-    return "\n".join(lines)
 
 
 def records(comparisons: list[Comparison]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def test_what_an_error_may_be_follows_type_precision_and_depth():
 def test_a_python_without_pytorch_is_said(python, capfd):
     if python == sys.executable and importlib.util.find_spec("torch"):
         pytest.skip("this Python has PyTorch")
-    with pytest.raises(InvalidSetting, match="by --peer-python"), cudnn.peer(python):
+    with pytest.raises(InvalidSetting, match="by --peer-python"), cudnn.Peer(python):
         pass
 
 

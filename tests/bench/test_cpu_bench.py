@@ -63,6 +63,33 @@ def test_bad_shapes_and_peers_are_said_in_one_line():
         cpu_timer.TorchPeer(os.devnull if os.access(os.devnull, os.X_OK) else "/bin/false")
 
 
+_TORCH = """
+import os
+__version__ = "played"
+Tensor = memory_format = contiguous_format = channels_last = None
+set_num_threads = set_grad_enabled = lambda value: None
+class rand:
+    def __init__(self, size): os._exit(7) if 0 in size else None
+    def contiguous(self, memory_format): return self
+class nn:
+    class functional:
+        conv2d = staticmethod(lambda x, w: None)
+"""
+
+
+def test_a_peer_answers_until_it_dies(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text(_TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with cpu_timer.TorchPeer(sys.executable) as peer:
+        assert peer.versions["torch"] == "played"
+        assert peer.ask(shape={"x": [1], "w": [1], "y": [1]}) == {}
+        assert peer.ask(run=["NCHW", "forward"])["ms"] >= 0
+        peer.ask(shape={"x": [0], "w": [1], "y": [1]})
+        for _ in range(2):
+            with pytest.raises(InvalidSetting, match="ended; it needs PyTorch"):
+                peer.ask(run=["NCHW", "forward"])
+
+
 @pytest.mark.parametrize("wrong", [1.0, float("nan"), float("inf")])
 def test_a_wrong_kernel_is_not_timed(mx, wrong):
     problem = ConvProblem.parse("b5,c2,h9,w20,m3,k3")

@@ -206,7 +206,7 @@ def test_the_command_keeps_what_it_measured(benches, capsys, tmp_path):
 
     assert execute(arguments) == 0
     assert "10_tf32, 0.2000 ms of" in (again := capsys.readouterr().out)
-    assert again.count("(kept; --force measures anew)") == 2
+    assert again.count("(kept; --force measures it again)") == 2
     assert len(benches) == 1
     assert execute([*arguments, "--force"]) == 0
     assert len(benches) == 2

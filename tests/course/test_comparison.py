@@ -136,8 +136,8 @@ def test_output_that_cannot_be_read_is_a_failure(stdout, stderr):
     [
         (12, "a hint\nece408: error: 10000 images need 4 GiB\n", "10000 images need 4 GiB"),
         (1, "Traceback\n  somewhere\nKeyError: 'x'\n", "KeyError: 'x'"),
-        (1, "", "exit code 1, without a word"),
-        (-signal.SIGKILL, "", "killed (SIGKILL), perhaps for want of memory; --batch-size"),
+        (1, "", "exit code 1, without a message"),
+        (-signal.SIGKILL, "", "killed (SIGKILL), perhaps because memory ran out; --batch-size"),
         (-signal.SIGSEGV, "half a line", "ended by signal 11 (Segmentation fault)"),
     ],
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 from studies import guarded
 
 from ece408_op import settings
 from ece408_op.backends import Backend
+from ece408_op.bench import oracle
 from ece408_op.problem import ConvProblem
 
 

@@ -257,7 +257,7 @@ NCU = DATA / "ncu.csv"
 
 
 def test_ncus_counters_are_read_by_function():
-    found = ncu.parse(NCU.read_text())
+    found = ncu.by_function(ncu.rows(NCU.read_text()))
     assert found
     assert [c.launches * c.milliseconds for c in found] == sorted(
         (c.launches * c.milliseconds for c in found), reverse=True
@@ -268,7 +268,7 @@ def test_ncus_counters_are_read_by_function():
         assert 0 < each.warps_share <= 1
         assert 0 < each.possible_warps_share <= 1
         assert each.name in ncu.table(found)
-    assert ncu.parse("==PROF== nothing") == []
+    assert ncu.rows("==PROF== nothing") == []
 
 
 def test_ncus_refusal_and_failure_are_one_line(tmp_path, monkeypatch):
@@ -618,7 +618,9 @@ def test_without_a_gpu_a_gpu_milestones_error_is_its_own(run_ece408, arguments, 
 def test_occupancy_is_what_ncu_says():
     """ncu.csv and profile_gpu.json are of the same milestone on the same GPU."""
     recorded = activities.read(RECORDED["gpu"])
-    counters = layers.with_kernel_names(ncu.parse(NCU.read_text()), recorded.activities)
+    counters = layers.with_kernel_names(
+        ncu.by_function(ncu.rows(NCU.read_text())), recorded.activities
+    )
     functions = [f for figure in recorded.kernel_figures for f in figure["functions"]]
     assert {each.name for each in counters} == {f["name"] for f in functions}
     possible = {each.name: each.possible_warps_share for each in counters}

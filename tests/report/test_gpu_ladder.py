@@ -52,7 +52,7 @@ def h200(monkeypatch):
     monkeypatch.setattr(gpu_ladder.device, "get", lambda index: gpu)
     monkeypatch.setattr(gpu_ladder, "find_driver", lambda: driver)
     monkeypatch.setattr(gpu_ladder.cuda_timer, "bench", bench)
-    monkeypatch.setattr(gpu_ladder.cudnn, "peer", peer)
+    monkeypatch.setattr(gpu_ladder.cudnn, "Peer", peer)
     monkeypatch.setattr(
         gpu_ladder.gpu_ceilings, "measure", lambda gpu: GpuCeilings(4000.0, 60000.0, 0.0)
     )

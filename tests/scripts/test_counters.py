@@ -8,7 +8,7 @@ import math
 import pytest
 from studies import counters
 
-from ece408_op.errors import NoUsableGpu
+from ece408_op.profile import ncu
 
 RAN = json.dumps(
     [
@@ -35,7 +35,7 @@ LOG = (
 
 
 def test_the_longest_launch_of_each_kernel_counts_in_the_order_they_ran():
-    first, second = counters.parse(f"a word\n{RAN}\n", LOG)
+    first, second = counters.parse(f"a word\n{RAN}\n", ncu.rows(LOG))
     assert (first.shape, first.precision, first.kernel) == ("a", "float32", "4_im2col")
     assert first.figures["ms"] == pytest.approx(2.5)
     assert first.figures["registers"] == 64
@@ -47,14 +47,8 @@ def test_the_longest_launch_of_each_kernel_counts_in_the_order_they_ran():
 
 
 def test_the_table_says_what_warps_wait_for_the_longest():
-    rows = counters.parse(RAN, LOG)
+    rows = counters.parse(RAN, ncu.rows(LOG))
     table = counters.table(rows).splitlines()
     assert table[-2].startswith("| a float32 | 4_im2col | 2.500 | 0.500 | 20 % | 1.75 |")
     assert table[-2].endswith("| other warps 4.5 |")
     assert table[-1].startswith("| b tf32 | 10_tf32 | 0.600 | 0.300 | 50 % | 1.98 |")
-
-
-def test_without_ncu_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(counters.shutil, "which", lambda *args, **kwargs: None)
-    with pytest.raises(NoUsableGpu, match=r"ncu, .* install the CUDA toolkit's Nsight Compute"):
-        counters.measure(["fa19_1"], ["float32"], 0)

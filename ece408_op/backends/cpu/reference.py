@@ -1,4 +1,4 @@
-"""The oracle: textbook loops with sums in float64, for every convolution there is."""
+"""Textbook loops with sums in float64, for every convolution there is."""
 
 from __future__ import annotations
 

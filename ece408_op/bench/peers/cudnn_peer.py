@@ -1,18 +1,16 @@
 """cuDNN through PyTorch, in a process of its own: reads problems, answers with times.
 
-It runs under whichever Python has PyTorch, so it imports nothing of this package. Each line of
-stdin is a JSON object with batch, channels, height, width, filters, kernel and samples; each line
-of stdout is the answer, {variant: {"samples_ms": [...], "error": ...} or {"failure": ...}}; the
-first line says which versions there are.
+It runs under whichever Python has PyTorch, so it imports nothing of this package but `serve`. A
+request has batch, channels, height, width, filters, kernel and samples; the answer is {variant:
+{"samples_ms": [...], "error": ...} or {"failure": ...}}.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import torch
+from serve import serve
 
 WARM_UP = 3
 CHECKED_IMAGES = 4
@@ -59,10 +57,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     torch.backends.cudnn.benchmark = True
-    versions = {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-    print(json.dumps(versions), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+    serve({"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}, answer)
 
 
 if __name__ == "__main__":

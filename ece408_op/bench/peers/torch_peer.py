@@ -1,9 +1,9 @@
 """PyTorch's convolution on the CPU, in a process of its own: reads requests, answers with times.
 
-It runs under whichever Python has PyTorch, so it imports nothing of this package. A line of stdin
-is a JSON object: {"shape": {"x": [...], "w": [...], "y": [...]}} makes room for inputs and is
-answered with {}, {"shape": null} frees them; {"run": [layout, direction]} computes once and is
-answered with {"ms": ...}. The first line of stdout gives the version.
+It runs under whichever Python has PyTorch, so it imports nothing of this package but `serve`. The
+request {"shape": {"x": [...], "w": [...], "y": [...]}} makes room for inputs and is answered with
+{}, {"shape": null} frees them; {"run": [layout, direction]} computes once and is answered with
+{"ms": ...}.
 
 PyTorch takes a new output for every call. So that it is measured on memory that has been touched
 before, as the others are, the C library is told to keep what is freed.
@@ -12,13 +12,12 @@ before, as the others are, the C library is told to keep what is freed.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import sys
 import time
 from typing import Any
 
 import torch
+from serve import serve
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER = -1
@@ -68,18 +67,18 @@ def main() -> None:
     kept = keep_freed_memory()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.set_grad_enabled(False)
-    print(json.dumps({"torch": torch.__version__, "keeps_memory": kept}), flush=True)
     inputs: Inputs | None = None
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        nonlocal inputs
         if "shape" in request:
             inputs = None
             inputs = Inputs(request["shape"]) if request["shape"] else None
-            answer: dict[str, Any] = {}
-        else:
-            assert inputs is not None
-            answer = {"ms": compute(inputs, *request["run"])}
-        print(json.dumps(answer), flush=True)
+            return {}
+        assert inputs is not None
+        return {"ms": compute(inputs, *request["run"])}
+
+    serve({"torch": torch.__version__, "keeps_memory": kept}, answer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fashion-MNIST as arrays, from wherever it is; fetched when it is nowhere."""
+"""Finds Fashion-MNIST, fetches it if it is missing, and loads it as arrays."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def find(kind: str) -> Path | None:
 
 
 def locate(kind: str) -> Path:
-    """As `find`, but what is nowhere is fetched into the cache.
+    """As `find`, but fetches missing files into the cache.
 
-    Raises the errors of `find`, `CacheUnwritable`, and `DownloadFailed` when there is no copy
-    and none can be had.
+    Raises the errors of `find`, `CacheUnwritable`, and `DownloadFailed` when no copy exists and
+    none can be fetched.
     """
     folder = find(kind)
     if folder is None:

@@ -21,12 +21,12 @@ _COMMAND_S = 1800.0
 
 
 class PackageFailed(Exception):
-    """The package cannot be had; the text says why."""
+    """The package cannot be obtained; the text says why."""
 
 
 def extract(folder: Path) -> None:
-    """Put all four files into `folder`, which is locked, verified; without root and without traces
-    in the system.
+    """Put all four files, verified, into `folder`, which is locked; needs no root and leaves no
+    traces in the system.
 
     Raises `PackageFailed`, and `CacheUnwritable` when `folder` cannot be written.
     """

@@ -60,7 +60,7 @@ def download(url: str, target: Path, expected: idx.Expected) -> None:
             with writing(part):
                 part.unlink()
             reason = f"what {url} gave {damage}"
-            # A resumed file may owe its damage to its beginning, from another day.
+            # If a resumed file is damaged, the damage may lie in the part from an earlier call.
             if not resumed:
                 break
         else:
@@ -71,10 +71,10 @@ def download(url: str, target: Path, expected: idx.Expected) -> None:
 
 
 def _receive(url: str, part: Path, most: int) -> None:
-    """Append to `part` what it lacks, or write it anew where the server sends all.
+    """Append the missing bytes to `part`, or rewrite it if the server sends everything.
 
     Raises `_Interrupted` when it ends early, `idx.Damage` instead of taking more than `most` bytes
-    in all, and `AddressFailed` when there is no use in trying again.
+    in all, and `AddressFailed` when trying again cannot help.
     """
     start = _size(part)
     headers = {"Range": f"bytes={start}-"} if start else {}
@@ -83,7 +83,7 @@ def _receive(url: str, part: Path, most: int) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            # Nothing is left to send; whether the file is right is for the verification to say.
+            # Nothing is left to send; verification decides whether the file is right.
             with writing(part):
                 part.touch()
             return

@@ -129,7 +129,7 @@ def read(path: Path, expected: Expected) -> np.ndarray:
 
 
 def parse(path: Path, expected: Expected) -> np.ndarray:
-    """`read`, but raises `Damage` for wrong content and `OSError` when there is nothing to read."""
+    """`read`, but raises `Damage` for wrong content and `OSError` for an unreadable file."""
     content = _content(path, expected.header_bytes + expected.payload_bytes)
     _check_header(content, expected)
     payload = memoryview(content)[expected.header_bytes :]

@@ -67,15 +67,15 @@ def resized(kind: str, size: int, original: Callable[[], np.ndarray]) -> np.ndar
     `original` gives the uint8 images (N, 28, 28); it is called only when the cache has no
     sound file, which is then made, with progress on stderr when that is a terminal.
 
-    Raises `CacheUnwritable`, `DataCorrupt` when this machine's SciPy resizes otherwise than it
-    should, and what `original` raises.
+    Raises `CacheUnwritable`, `DataCorrupt` when this machine's SciPy gives other pixels than the
+    course's, and what `original` raises.
     """
     path = cached_path(kind, size)
     if os.path.exists(path):
         try:
             return _open(path, kind, size)
         except (Damage, CacheUntrusted) as reason:
-            print(f"ece408: making the images of {size}x{size} anew: {reason}", file=sys.stderr)
+            print(f"ece408: making the images of {size}x{size} again: {reason}", file=sys.stderr)
     _make(path, original(), kind, size)
     return np.load(path, mmap_mode="r")
 
@@ -92,7 +92,7 @@ def verify(kind: str) -> list[Path]:
             _open(path, kind, int(size))
         except (Damage, ValueError) as damage:
             raise DataCorrupt(
-                f"{path} is damaged; remove it, and it is made anew when it is needed"
+                f"{path} is damaged; remove it, and it is made again when it is needed"
             ) from damage
         checked.append(path)
     return checked

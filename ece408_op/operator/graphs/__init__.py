@@ -1,1 +1,1 @@
-"""The graphs that MXNet is handed: recognised, guarded, compiled, fused, bound."""
+"""Recognises, guards, compiles, fuses and binds the graphs that MXNet runs."""

@@ -1,9 +1,9 @@
-"""What MXNet runs in the place of a graph with our operator, by who runs it.
+"""Chooses what MXNet runs instead of a graph with our operator.
 
 Executors get the graph as it is. A CachedOp, which is what a hybridized Gluon block runs, gets it
 with guards (see `guards`). On the CPU, executors without gradients, and a CachedOp outside
-`autograd.record()`, get the compiled operator. It happens as MXNet is handed a graph; what users
-hold, save and export is never touched.
+`autograd.record()`, get the compiled operator. The graph is replaced when MXNet receives it; what
+users hold, save and export never changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from ...errors import Ece408Error
 from ...problem import ITEM_BYTES
+from .. import variables
 from . import compiled_graphs, graph_inference, graph_json, guards
 from .graph_inference import Shapes
 from .graph_json import Graph
@@ -38,9 +38,9 @@ def install(mxnet: Any) -> None:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What is raised where a graph cannot be compiled, or its shapes not inferred.
+    """The errors of a graph that cannot be compiled, or whose shapes cannot be inferred.
 
-    Then the operator written in Python computes, or says what is wrong in this package's words.
+    After one, the Python operator computes, or raises this package's error.
     """
     from mxnet import MXNetError
 
@@ -67,9 +67,9 @@ def _binding(method: Any, shapes_of: Any) -> Any:
         executor = _compiled_executor(method, self, graph, shapes, given, arguments, keywords)
         if executor is None:
             if given.get("group2ctx"):
-                _plan_memory_apart()
+                variables.plan_memory_apart()
             executor = method(_for_executors(self, graph), *arguments, **keywords)
-        # The one that the user knows.
+        # The symbol that the user knows.
         executor._symbol = self
         return executor
 
@@ -85,7 +85,7 @@ def _compiled_executor(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Any:
-    """An executor of the compiled graph, or `None` where that cannot be."""
+    """An executor of the compiled graph, or `None` if it cannot be compiled."""
     if not shapes or not _only_forward(given) or not _has_floats(symbol, given):
         return None
     try:
@@ -131,16 +131,15 @@ def _monitoring(method: Any) -> Any:
 
         def heard(name: bytes, array: Any) -> None:
             text = name.decode()
-            if guards.SUFFIX not in text:
-                callback(roles.get(text, text).encode(), array)
+            callback(roles.get(text, text).encode(), array)
 
-        method(self, heard, monitor_all)
+        method(self, guards.unheard(heard), monitor_all)
 
     return set_monitor_callback
 
 
 def _reshaping(method: Any) -> Any:
-    """`Executor.reshape`, which binds the user's graph anew where shapes were written into it."""
+    """`Executor.reshape`, which binds the user's graph again if shapes were written into it."""
 
     @functools.wraps(method)
     def reshape(
@@ -209,21 +208,10 @@ def _guarded(
 ) -> Any:
     """The Symbol with guards, for a CachedOp of these flags."""
     if graph_json.has_control_flow(graph):
-        _plan_memory_apart()
+        variables.plan_memory_apart()
     static_shape = str(dict(flags).get("static_shape", False)) in ("True", "1")
     guarded = guards.guarded(graph, of_data=of_data, static_shape=static_shape)
     return graph_json.write(guarded, like)
-
-
-def _plan_memory_apart() -> None:
-    """Have MXNet plan memory without sharing it between arrays, from now on.
-
-    An array in shared memory has the layout of the one before it until it is computed. MXNet runs
-    control flow as soon as it is reached, and converts such an input at once: of a random network's
-    gradients 92 in 100 were wrong. Copies between contexts may fail for the same reason. There is
-    no such option for one network.
-    """
-    os.environ["NNVM_EXEC_MATCH_RANGE"] = "0"
 
 
 def _only_forward(given: dict[str, Any]) -> bool:
@@ -250,7 +238,7 @@ def _are_floats(types: Iterable[Any]) -> bool:
 
 
 def _bound_arrays(symbol: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The arrays that `bind` is given. Raises `TypeError` if one is none."""
+    """The arrays that `bind` is given. Raises `TypeError` if one is not an array."""
     from mxnet.ndarray import NDArray
 
     args = given["args"]
@@ -266,14 +254,14 @@ def _bound_shapes(symbol: Any, given: dict[str, Any]) -> Shapes:
 
 
 def _inferred_shapes(symbol: Any, given: dict[str, Any]) -> Shapes:
-    """Shapes of arguments as they follow from those that `simple_bind` is given."""
+    """Shapes of all arguments, inferred from those that `simple_bind` is given."""
     return graph_inference.argument_shapes(symbol, given.get("kwargs", {}))
 
 
 def _make_plain(names: set[str], arrays: dict[str, Any]) -> None:
     """Undo blocked layouts that MXNet's convolutions have left the weights of ours in.
 
-    Right it is either way, but MXNet would convert them anew for every call.
+    Results are right either way, but MXNet would convert the weights again in every call.
     """
     from mxnet import nd
 
@@ -286,7 +274,7 @@ def _cached_op_class(plain: Any) -> Any:
     """MXNet's CachedOp, which takes a symbol with our operator as well."""
 
     class CachedOp(plain):
-        """A CachedOp; one of a graph of ours runs that graph in other forms."""
+        """A CachedOp; for a graph of ours it runs the guarded or the compiled form."""
 
         def __init__(self, sym: Any, flags: Sequence[tuple[str, Any]] = ()) -> None:
             graph = graph_json.read(sym)
@@ -315,9 +303,9 @@ def _cached_op_class(plain: Any) -> Any:
 
 
 class _DualCachedOp:
-    """A CachedOp of a graph of ours: guarded, or compiled where no gradient is wanted.
+    """A CachedOp of a graph of ours: compiled outside `autograd.record()` on the CPU, else guarded.
 
-    The compiled one is made when it is first of use; with static memory it has memory of its own.
+    The compiled one is made at its first use; with static memory it has its own memory.
     """
 
     def __init__(
@@ -325,7 +313,7 @@ class _DualCachedOp:
     ) -> None:
         self._plain = plain
         self._guarded = guarded
-        # None once the compiled one has been made, or could not be.
+        # None once the compiled one has been tried, whether it could be made or not.
         self._to_compile: tuple[Any, Graph] | None = (symbol, graph)
         self._names = symbol.list_inputs()
         self._data = {self._names[number] for number in dict(flags).get("data_indices", ())}
@@ -348,13 +336,9 @@ class _DualCachedOp:
 
     def register_hook(self, callback: Any, monitor_all: bool) -> None:
         """Have a monitor's callback see all nodes but guards."""
-
-        def heard(name: Any, operator: Any, array: Any) -> None:
-            if guards.SUFFIX not in str(name):
-                callback(name, operator, array)
-
         self._is_monitored = bool(callback)
-        self._guarded._register_op_hook(heard if callback else callback, monitor_all)
+        heard = guards.unheard(callback) if callback else callback
+        self._guarded._register_op_hook(heard, monitor_all)
 
     def _can_compile(self, arrays: tuple[Any, ...]) -> bool:
         """Whether there is a compiled operator; tries to make it the first time."""

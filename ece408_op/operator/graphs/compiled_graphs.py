@@ -17,12 +17,12 @@ def compiled(
 ) -> Any:
     """The graph of `symbol` as a Symbol with `ece408_forward` for our operator, or `None`.
 
-    With `fuse` it also does what follows a convolution, see `fusion`; then the order of the
-    arguments may be another, and averages that are moved otherwise are arguments.
+    With `fuse` it also computes what follows a convolution, see `fusion`; then arguments may come
+    in another order, and moving averages become arguments.
 
-    `shapes` are those of the symbol's arguments: MXNet does not hand a library's operator what
-    it does not know, so they are noted at the weights. `None` also where one is missing, where two
-    inputs have one name, and for control flow, which runs the graphs inside it in other ways.
+    `shapes` are those of the symbol's arguments: MXNet does not tell a library's operator unknown
+    shapes, so they are written to the weights' nodes. Also `None` if a shape is missing, if two
+    inputs have one name, and for control flow, which runs its inner graphs by CachedOps.
     """
     inputs = symbol.list_inputs()
     has_loops = graph_json.has_control_flow(graph)
@@ -64,7 +64,7 @@ def _compiled_node(node: Node) -> Node:
 
 
 def _without(graph: Graph, stands_for: Sequence[int]) -> Graph:
-    """The graph without nodes that another one stands for.
+    """The graph without nodes that another node replaces.
 
     `stands_for[n]` is the node that has the outputs of node n, often the same, and comes before
     everything that uses them.

@@ -1,4 +1,4 @@
-"""What networks do between convolutions, done by them as they end, or in one go.
+"""Fuses what follows a convolution into it, and what follows that into single nodes.
 
 MXNet's BatchNorm, elemwise_add, Activation and clip each read and write a whole array once more,
 and on arrays in plain layout BatchNorm, Concat and Pooling take two to thirty times what they take
@@ -7,7 +7,7 @@ and an addend for each channel. So a chain of
 
     convolution [-> BatchNorm] [-> elemwise_add] [-> Activation relu, or clip]
 
-in which nobody else uses what is in between becomes one node of `ece408_forward`, and one of
+whose intermediate results have no other use becomes one node of `ece408_forward`, and a chain of
 
     [Concat of channels] [-> BatchNorm] [-> Activation relu, or clip]
 
@@ -31,8 +31,8 @@ _OURS = (*_CHAINED, compiled_operator.POOL)
 def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
     """Fuse every such chain in a graph's nodes, in place.
 
-    Returns for each node the number of the one that has its output now. One of which more than
-    the first output is used stays as it is.
+    Returns for each node the number of the node that now has its output. A node of which another
+    output than the first is used stays as it is.
     """
     entries = [*(entry for node in nodes for entry in node["inputs"]), *heads]
     used = [0] * len(nodes)
@@ -43,7 +43,7 @@ def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
     for number, node in enumerate(nodes):
         if number in with_several:
             continue
-        # Of two convolutions that are added, the later one does it.
+        # If two convolutions are added, the later one adds.
         for entry in sorted(node["inputs"][:2], reverse=True):
             source = stands_for[entry[0]]
             chained = nodes[source]["op"] in _CHAINED and used[entry[0]] == 1
@@ -58,7 +58,7 @@ def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
 
 
 def _takes(ours: Node, node: Node, entry: Entry) -> bool:
-    """Whether our node, by which `node` is given `entry`, can do its work as well; then it will."""
+    """Whether our node, whose output `entry` goes into `node`, has taken over its work."""
     attributes = ours["attrs"]
     place = node["inputs"].index(entry)
     others = [each for number, each in enumerate(node["inputs"]) if number != place]
@@ -80,7 +80,7 @@ def _takes(ours: Node, node: Node, entry: Entry) -> bool:
 
 
 def _replace(node: Node, sources: list[Node]) -> None:
-    """Make a node that follows ours, and that they cannot do, one of our own."""
+    """Replace a node that follows ours, and cannot be fused into it, by an operator of our own."""
     if not any(source["op"] in _OURS for source in sources):
         return
     window = _window(node)
@@ -103,7 +103,7 @@ def _bits(kind: str, value: float) -> int:
 
 
 def _window(node: Node) -> str | None:
-    """What `ece408_pool` is to know of a Pooling node, or `None` if it cannot do it."""
+    """The attributes of `ece408_pool` for a Pooling node, or `None` if it cannot compute that."""
     given = node.get("attrs", {})
     kind, border = given.get("pool_type", "max"), given.get("pooling_convention", "valid")
     is_global = _flag(given, "global_pool", False)
@@ -125,7 +125,7 @@ def _window(node: Node) -> str | None:
 
 
 def _pair(text: str, default: int) -> tuple[int, int] | None:
-    """Two numbers, the default for none, `None` for another number of them."""
+    """Two numbers, or the default if none is given; `None` for any other count."""
     numbers = ast.literal_eval(text) or (default, default)
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
@@ -137,7 +137,7 @@ def _is_normalisation(node: Node) -> bool:
 
 
 def _normalisation(node: Node) -> str:
-    """Whether gamma counts, and epsilon."""
+    """Whether gamma is used, and epsilon."""
     given = node.get("attrs", {})
     epsilon = _bits("d", float(given.get("eps", 1e-3)))
     return f"{int(not _flag(given, 'fix_gamma', True))} {epsilon}"

@@ -1,8 +1,9 @@
 """Shapes and types of graphs with our operator, inferred as with MXNet's own convolution.
 
-MXNet tells a custom operator nothing of its output. Its Convolution also infers the other way:
-the batch of a recurrent cell's first state, for one, follows from what its convolution is added
-to. So what our operator leaves open is inferred in the same graph with MXNet's Convolution.
+MXNet does not tell a custom operator its output's shape. Its own Convolution also infers inputs
+from the output: the batch of a recurrent cell's first state, for example, follows from the array
+its convolution is added to. So the shapes that our operator leaves unknown are inferred in the same
+graph with MXNet's Convolution.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def install(mxnet: Any) -> None:
-    """Have `infer_shape` and `infer_type` of Symbols complete what our operator leaves open."""
+    """Make `infer_shape` and `infer_type` of Symbols complete what our operator leaves unknown."""
     symbol_class = mxnet.symbol.symbol.Symbol
     for name, merged in (("_infer_shape_impl", _merged_shape), ("_infer_type_impl", _merged_type)):
         setattr(symbol_class, name, _completing(getattr(symbol_class, name), merged))
@@ -72,7 +73,7 @@ def argument_shapes(symbol: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
 
 
 def has_open_sources(graph: Graph) -> bool:
-    """Whether a node without inputs, such as zeros, has a shape that the graph must tell it."""
+    """Whether a node without inputs, such as zeros, takes its shape from the rest of the graph."""
     return any(map(_is_open_source, graph["nodes"]))
 
 

@@ -1,4 +1,4 @@
-"""A network's JSON, as MXNet writes it, and our operator in it.
+"""Reads and writes a network's JSON as MXNet writes it, and finds our operator in it.
 
 An edge is an entry (node, output, version): the number of a node before, and which of its outputs.
 Control flow (`foreach`, `while_loop`, `cond`) has graphs of its own inside its nodes.
@@ -7,7 +7,7 @@ Control flow (`foreach`, `while_loop`, `cond`) has graphs of its own inside its 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 from ..attributes import mxnet_attributes
@@ -16,12 +16,12 @@ OP_TYPE = "ece408_conv"
 Node = dict[str, Any]
 Entry = list[int]
 Graph = dict[str, Any]
-# The node that now has the outputs of another, or, where they are apart, an entry for each.
+# The node that now has another node's outputs, or, if they are split, an entry for each output.
 Place = Union[int, list[Entry]]
 
 
 def read(symbol: Any) -> Graph | None:
-    """The graph of a Symbol that has our operator, at any depth; of others `None`."""
+    """The graph of a Symbol that has our operator at any depth, else `None`."""
     text = symbol.tojson()
     return json.loads(text) if f'"{OP_TYPE}"' in text else None
 
@@ -39,8 +39,15 @@ def is_ours(node: Node) -> bool:
     return node["op"] == "Custom" and node.get("attrs", {}).get("op_type") == OP_TYPE
 
 
+def as_ours(node: Node, attributes: Mapping[str, str], **own: str | None) -> Node:
+    """The node as one of ours, its name the layer's; attributes that are `None` are left out."""
+    given = {**attributes, "op_type": OP_TYPE, "layer": node["name"], **own}
+    attrs = {key: text for key, text in given.items() if text is not None}
+    return {**node, "op": "Custom", "attrs": attrs}
+
+
 def own_attributes(node: Node) -> dict[str, str]:
-    """What a node of ours is told, without what says that it is ours."""
+    """The attributes of a node of ours except the operator's name."""
     return {key: text for key, text in node["attrs"].items() if key != "op_type"}
 
 

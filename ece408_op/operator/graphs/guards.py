@@ -6,13 +6,14 @@ copy before the operator, on a thread of its own, reads it: silent wrong results
 pass through data and weight, in the backward pass through the gradient of the output. Imperative
 code and a CachedOp do it, even a static one; an executor does not.
 
-The guards are operators of MXNet that compute on plain arrays and so convert what they read. No
-graph that users see has any: they are put around our operator as a CachedOp is made (see
-`binding`).
+Guards are operators of MXNet that return their input and compute on plain arrays, and so convert
+what they read. No graph that users see has any: they are put around our operator as a CachedOp is
+made (see `binding`), and around calls on NDArrays (see `convolution`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .graph_json import (
@@ -29,11 +30,17 @@ from .graph_json import (
 
 _INFINITY = float("inf")
 # What the names of guards in a graph end with.
-SUFFIX = "__ece408_plain"
-# The guards in a graph, with attributes that make each the identity.
+_SUFFIX = "__ece408_plain"
+# Guards in a graph, with attributes that make each the identity.
 _OPERATORS = {
+    # Converts where identity and multiplication by 1 hand the blocked layout on. Does not copy an
+    # array that is plain already.
     "reshape": {"shape": "(-2,)"},
+    # Never works in place. Its gradient is always plain, where that of operators that may work in
+    # place (reshape, identity, cast) is left in blocked layout by a CachedOp.
     "clip": {"a_min": "-inf", "a_max": "inf"},
+    # Copies several times faster than clip. It may work in place and then hands on the layout of
+    # another operator's result, but NDArrays and a graph's variables are never overwritten.
     "_contrib_gradientmultiplier": {"scalar": "1.0"},
     # Always copies, backward as well.
     "tile": {"reps": "()"},
@@ -41,41 +48,43 @@ _OPERATORS = {
 
 
 def plain_data(nd: Any, array: Any) -> Any:
-    """The same NDArray's values in plain layout; `nd` is `mx.nd`.
-
-    Reshape converts where identity and multiplication by 1 hand the blocked layout on. In a
-    graph, an array that is plain already is not copied.
-    """
+    """The same NDArray's values in plain layout; `nd` is `mx.nd`."""
     return nd.reshape(array, shape=(-2,))
 
 
 def plain_parameter(nd: Any, array: Any) -> Any:
-    """The same NDArray's values in plain layout, always copied.
-
-    Multiplying the gradient by 1 copies several times faster than clip. Like other operators that
-    may work in place it hands on the layout of another operator's result in a graph, where clip
-    stands in its place; an NDArray, or a graph's variable, is never overwritten.
-    """
+    """The same NDArray's values in plain layout, always copied."""
     return nd.contrib.gradientmultiplier(array, scalar=1.0)
 
 
 def plain_gradient(nd: Any, array: Any) -> Any:
-    """The same NDArray's values, by an operator whose gradient is always in plain layout.
-
-    In a CachedOp, operators that may compute their gradient in place (reshape, identity, cast)
-    leave it in blocked layout. Clip's is never in place, and its forward pass always is.
-    """
+    """The same NDArray's values, by an operator whose gradient is always in plain layout."""
     return nd.clip(array, a_min=-_INFINITY, a_max=_INFINITY)
+
+
+def is_guard(name: Any) -> bool:
+    """Whether a node, or an output of a node, of this name is a guard's."""
+    return _SUFFIX in str(name)
+
+
+def unheard(callback: Callable[..., None]) -> Callable[..., None]:
+    """A monitor's callback, whose first argument is a name, that guards do not call."""
+
+    def heard(name: Any, *others: Any) -> None:
+        if not is_guard(name):
+            callback(name, *others)
+
+    return heard
 
 
 def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) -> Graph:
     """The graph with guards around our operator, at any depth, as a CachedOp needs them.
 
-    `of_data` is the guard of data: "reshape", or "clip", which always copies, where shapes may
-    become known late: reshape takes an unknown shape for that of a scalar.
+    `of_data` is the guard of data: "reshape", or "clip" where shapes may become known late:
+    reshape takes an unknown shape for that of a scalar.
 
-    With `static_shape`, what is next to control flow is often wrong in MXNet, also with its own
-    operators; so no guard is put there.
+    With `static_shape` no guards are put around control flow: what is next to it is often wrong in
+    MXNet even with its own operators.
 
     An executor needs none: it keeps the plain copy of a blocked array as long as it lives. Nor does
     `ece408_forward`, which MXNet hands arrays as it does to operators of its own. A CachedOp needs
@@ -92,13 +101,13 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
 
     def guard(operator: str, entry: Entry, name: str, of_mxnet: dict[str, str]) -> Entry:
         attributes = {**_OPERATORS[operator], **of_mxnet}
-        node = {"op": operator, "name": f"{name}{SUFFIX}", "attrs": attributes, "inputs": [entry]}
+        node = {"op": operator, "name": f"{name}{_SUFFIX}", "attrs": attributes, "inputs": [entry]}
         return [add(node), 0, 0]
 
     def add_ours(node: Node) -> int:
         name = node["name"]
-        # Guarded before. What comes of another operator of ours ends with a guard, too.
-        if nodes[node["inputs"][0][0]]["name"] == f"{name}_data{SUFFIX}":
+        # Already guarded. (The output of another operator of ours is a guard, too.)
+        if nodes[node["inputs"][0][0]]["name"] == f"{name}_data{_SUFFIX}":
             return add(node)
         # Such as the context group, or MXNet's own marks of a loop's body.
         of_mxnet = {k: v for k, v in node["attrs"].items() if k.startswith("__")}
@@ -114,7 +123,7 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
         """MXNet runs it as soon as it is reached, and takes slices of arrays that are in flight;
         so these must be plain from the beginning. Variables are, and what has no inputs."""
         name = node["name"]
-        if static_shape or f"{name}_out0{SUFFIX}" in names:
+        if static_shape or f"{name}_out0{_SUFFIX}" in names:
             return add(node)
         inputs = [
             guard("tile", entry, f"{name}_in{k}", {}) if nodes[entry[0]]["inputs"] else entry

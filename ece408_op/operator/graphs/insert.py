@@ -1,13 +1,12 @@
-"""A network's JSON with our operator in the place of MXNet's Convolution."""
+"""Replaces MXNet's Convolution by our operator in a network's JSON."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from .graph_json import OP_TYPE, Graph, Node, inside
+from ..attributes import IGNORED
+from .graph_json import Graph, Node, as_ours, inside
 
-# Attributes of MXNet's Convolution that mean nothing to ours.
-_DROPPED = ("workspace", "cudnn_tune", "cudnn_off", "layout")
 # Other operators that convolve, and why they stay.
 _OTHER_OPERATORS = {
     "Convolution_v1": "it is the operator Convolution_v1",
@@ -16,7 +15,7 @@ _OTHER_OPERATORS = {
 
 
 class Choice(Protocol):
-    """Who decides which layers are swapped, which backend computes them, and how exactly."""
+    """Decides which layers are swapped, which backend computes them, and at what precision."""
 
     backend: str | None
     precision: str | None
@@ -36,12 +35,7 @@ def rewritten(graph: Graph, choice: Choice) -> Graph:
             choice.leaves(name, _OTHER_OPERATORS[node["op"]])
         if node["op"] != "Convolution" or not choice.takes(name, attributes):
             return node
-        kept = {key: text for key, text in attributes.items() if key not in _DROPPED}
-        own = {"op_type": OP_TYPE, "layer": name}
-        # What is not asked for is not written, so that files stay as they were.
-        for attribute in ("backend", "precision"):
-            if getattr(choice, attribute) is not None:
-                own[attribute] = getattr(choice, attribute)
-        return {**node, "op": "Custom", "attrs": {**kept, **own}}
+        kept = {key: text for key, text in attributes.items() if key not in IGNORED}
+        return as_ours(node, kept, backend=choice.backend, precision=choice.precision)
 
     return {**graph, "nodes": [place(node) for node in graph["nodes"]]}

@@ -1,4 +1,4 @@
-"""What knows operators by name sees MXNet's Convolution for ours: summaries, plots, ONNX export."""
+"""Shows MXNet's summaries, plots and ONNX export its own Convolution instead of our operator."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import harness
 import numpy as np
-import oracle
 import pytest
 from cases import every
 from harness import backward_data, forward, inputs, integers, real_inputs
@@ -22,6 +21,7 @@ from ece408_op import settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.bench import oracle
 from ece408_op.errors import InvalidSetting
 from ece408_op.problem import ConvProblem
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import harness
 import numpy as np
-import oracle
 import pytest
 from cases import every
 from harness import forward, inputs, real_inputs
@@ -19,6 +18,7 @@ from ece408_op import settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.bench import oracle
 from ece408_op.errors import InvalidProblem, UnsupportedProblem
 from ece408_op.problem import ConvProblem
 

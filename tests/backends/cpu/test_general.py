@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import oracle
 import pytest
 from cases import every
 from harness import integers
@@ -20,6 +19,7 @@ from studies import guarded
 from ece408_op import settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.bench import oracle
 from ece408_op.errors import InvalidProblem
 from ece408_op.host.footprint import available_bytes
 from ece408_op.problem import ITEM_BYTES, ConvProblem
@@ -92,20 +92,11 @@ def _output_shapes(problem):
     return problem.y_shape, problem.x_shape, problem.w_shape, problem.bias_shape
 
 
-def _expected(problem, x, w, bias, dy):
-    return (
-        oracle.forward(problem, x, w, bias),
-        oracle.backward_data(problem, w, dy),
-        oracle.backward_weight(problem, x, dy),
-        oracle.backward_bias(dy),
-    )
-
-
 def check_exact(problem, rng, accumulate, side="end"):
     shapes = (problem.x_shape, problem.w_shape, problem.bias_shape, problem.y_shape)
     x, w, bias, dy = (integers(rng, shape, problem.dtype) for shape in shapes)
     bias = bias if problem.bias else None
-    for direction, expected in zip(DIRECTIONS, _expected(problem, x, w, bias, dy)):
+    for direction, expected in oracle.every_direction(problem, x, w, bias, dy).items():
         onto = integers(rng, expected.shape, problem.dtype) if accumulate else None
         total = expected + onto.astype(np.float64) if accumulate else expected
         found = run(problem, direction, x, w, bias, dy, onto, side)
@@ -210,7 +201,7 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
 def test_error_against_float64(isa, text, rng):
     problem = ConvProblem.parse(text)
     x, w, dy = _real(problem, rng)
-    for direction, exact in zip(DIRECTIONS, _expected(problem, x, w, None, dy)):
+    for direction, exact in oracle.every_direction(problem, x, w, None, dy).items():
         found = run(problem, direction, x, w, None, dy, None)
         error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
         assert error <= 1e-6, (direction, error)

@@ -10,7 +10,6 @@ import itertools
 
 import harness
 import numpy as np
-import oracle
 import pytest
 from cases import every
 from harness import forward, inputs, real_inputs
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from ece408_op import settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.bench import oracle
 from ece408_op.errors import UnsupportedProblem
 from ece408_op.problem import ConvProblem
 

@@ -121,7 +121,7 @@ def test_a_damaged_file_is_made_anew(fake, original, capfd, damage):
     assert len(original.calls) == 2
     out, err = capfd.readouterr()
     assert out == ""
-    assert err == f"ece408: making the images of 48x48 anew: {path} is damaged\n"
+    assert err == f"ece408: making the images of 48x48 again: {path} is damaged\n"
     resize.resized("t10k", 48, original)
     assert len(original.calls) == 2
 
@@ -136,7 +136,7 @@ def test_genuine_images_must_be_the_known_ones(elsewhere, fashion_mnist, capfd):
     path.write_bytes(content[:128] + pixels + hashlib.sha256(pixels).digest())
     np.testing.assert_array_equal(data.load("t10k", 48)[0], sound)
     assert path.read_bytes() == content
-    assert capfd.readouterr().err.count(f"anew: {path} is damaged") == 1
+    assert capfd.readouterr().err.count(f"again: {path} is damaged") == 1
 
 
 def test_images_that_scipy_makes_otherwise_are_refused(fake, original, monkeypatch):
@@ -153,7 +153,7 @@ def test_sealed_images_of_another_user_are_made_anew(fake, original, capfd):
     path.chmod(0o666)
     resize.resized("t10k", 48, original)
     assert len(original.calls) == 2
-    assert f"anew: {path} can be written by other users (mode 0666)" in capfd.readouterr().err
+    assert f"again: {path} can be written by other users (mode 0666)" in capfd.readouterr().err
 
 
 def test_verify_checks_what_was_made_of_the_images(fake, original, monkeypatch, tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 
@@ -10,9 +9,9 @@ import numpy as np
 import pytest
 from cases import every
 
-from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda.kernels import catalog, half_strips
 from ece408_op.backends.cuda.runtime import compiler, device
+from ece408_op.bench import oracle
 from ece408_op.bench.checker import random_cases
 from ece408_op.bench.gpu_arrays import run
 from ece408_op.bench.shapes import SHAPES
@@ -106,13 +105,6 @@ def _convolved(gpu, kernel, problem, x, w):
     return run(gpu, plan, {"y": y, "x": x, "w": w}, "y")
 
 
-def _expected(problem, x, w):
-    wide = dataclasses.replace(problem, dtype="float64")
-    x, w, y = x.astype(np.float64), w.astype(np.float64), np.empty(problem.y_shape)
-    ReferenceBackend().forward(wide, x.ctypes.data, w.ctypes.data, None, y.ctypes.data, False)
-    return y
-
-
 PROBLEM = ConvProblem.parse("b3,c12,h14,w17,m11,k5x4,p1x2")
 
 
@@ -125,7 +117,7 @@ def test_half_precisions_few_exponents_do_not_show(gpu, of_x, of_w):
     # Images and filters of very different size beside each other.
     x[1] *= 1e-5
     w[4] *= 1e-4
-    expected = _expected(PROBLEM, x, w)
+    expected = oracle.forward(PROBLEM, x, w)
     for name, most in zip(NAMES, (1e-3, 1e-6)):
         error = _convolved(gpu, catalog.get(name), PROBLEM, x, w) - expected
         for b in range(len(x)):
@@ -139,7 +131,7 @@ def test_two_halves_hold_whole_numbers_that_one_does_not(gpu):
     rng = np.random.default_rng(18)
     x = rng.integers(-9999, 10000, PROBLEM.x_shape).astype(np.float32)
     w = rng.integers(-3, 4, PROBLEM.w_shape).astype(np.float32)
-    expected = _expected(PROBLEM, x, w)
+    expected = oracle.forward(PROBLEM, x, w)
     assert abs(expected).max() < 1 << 24
     assert np.array_equal(_convolved(gpu, catalog.get("18_split_half"), PROBLEM, x, w), expected)
     assert not np.array_equal(
@@ -154,8 +146,7 @@ def test_what_is_not_finite_reaches_its_windows_and_no_others(gpu, value):
     x = rng.standard_normal(PROBLEM.x_shape).astype(np.float32)
     w = rng.standard_normal(PROBLEM.w_shape).astype(np.float32)
     x[1, 9, 6, 7] = value
-    with np.errstate(invalid="ignore"):
-        expected = _expected(PROBLEM, x, w)
+    expected = oracle.forward(PROBLEM, x, w)
     for name in NAMES:
         found = _convolved(gpu, catalog.get(name), PROBLEM, x, w)
         assert np.array_equal(np.isfinite(found), np.isfinite(expected)), name

@@ -1,0 +1,15 @@
+"""The answering end of `process`; of the standard library only, for any Python to run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def serve(versions: dict[str, Any], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write the versions, then answer each line of stdin with a line of stdout until it ends."""
+    print(json.dumps(versions), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)

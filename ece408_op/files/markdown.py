@@ -1,0 +1,11 @@
+"""Tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+
+def table(head: Sequence[str], rows: Iterable[Iterable[object]], right: Container[int] = ()) -> str:
+    """A table of a head and rows as long, columns in `right` aligned to the right."""
+    rule = ["---:" if column in right else "---" for column in range(len(head))]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, rule, *rows))
