@@ -19,7 +19,7 @@ from ..problem import PRECISIONS, ConvProblem
 from .compiling import compile_all
 from .cuda_timer import Bench, Timing, bench
 
-# A kernel that is so many times slower than the best with its own tiles is not with others faster.
+# A kernel that is slower than the best by this factor with its own tiles is not tried with others.
 _WORTH_ALL_TILES = 2.0
 # Every candidate is timed a little, and then those that are this close to the best at length.
 _FIRST_SAMPLES = 3
@@ -137,7 +137,7 @@ def _at_length(measure: Bench, found: list[Candidate], precision: str) -> list[C
 
 
 def _near(found: Sequence[Candidate], precision: str, factor: float) -> list[Candidate]:
-    """Those that are right and at most so many times slower than the best, in order."""
+    """Those that are right and slower than the best by at most `factor`, in order."""
     right = sorted(_right(found, precision), key=_order)
     return [each for each in right if each.timing.median_ms <= factor * right[0].timing.median_ms]
 

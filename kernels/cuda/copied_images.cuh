@@ -54,7 +54,7 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// The block's shared memory. Its address comes from a register: the compiler would compute it anew
+// The block's shared memory. Its address comes from a register: the compiler would compute it again
 // at each use.
 __device__ __forceinline__ Shared &at(char *memory) {
     unsigned address = shared_address(memory);

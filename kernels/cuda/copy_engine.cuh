@@ -29,7 +29,7 @@ __device__ __forceinline__ void barrier_arrive(Barrier *barrier) {
                  : "memory");
 }
 
-// Arrive, and let the phase end only when the engine has brought so many bytes.
+// Arrive, and let the phase end only when the engine has brought `bytes` bytes.
 __device__ __forceinline__ void barrier_expect(Barrier *barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                      shared_address(barrier)),

@@ -1,4 +1,4 @@
-// Not a convolution: the GPU is kept busy for so many microseconds, for benchmarks, while the host
+// Not a convolution: keeps the GPU busy for some microseconds, for benchmarks, while the host
 // gets ready what comes next, so that none of the host's own time is measured.
 extern "C" __global__ void pause(int microseconds) {
     unsigned long long begin, now;

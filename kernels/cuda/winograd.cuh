@@ -31,8 +31,7 @@ __device__ __forceinline__ float factor(const float *taps, int product) {
     return (group[0] + (product < kDifferences ? group[1] : -group[1]) + last) / 2;
 }
 
-// All filters' factors, those of a product together; by all of the block's threads, of which there
-// are so many.
+// All filters' factors, those of a product together, by all of the block's `threads` threads.
 __device__ __forceinline__ void load_factors(float (*factors)[kFactors], const float *w,
                                              int threads) {
     for (int i = threadIdx.x; i < FILTERS * kProducts; i += threads) {

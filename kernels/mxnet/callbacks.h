@@ -37,7 +37,7 @@ typedef void ece408_sharing(int threads, int64_t count, ece408_pieces* pieces, c
 ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute,
                                       ece408_sharing* share, const char* key);
 
-/* Has every plan asked for anew. */
+/* Forgets every plan: the next call asks Python again. */
 ECE408_EXPORT void ece408_forward_forget(void);
 
 /* MXNet's CustomOpPropCreator. */

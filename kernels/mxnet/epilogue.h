@@ -45,7 +45,7 @@ inline float bounded(float value, float lowest, float highest) {
     return value > highest ? highest : value;
 }
 
-// One plane of so many pixels: y from x, which may be the same, and what is added, unless null.
+// One plane of `pixels` pixels: y from x, which may be the same, and what is added, unless null.
 // NaN stays NaN.
 inline void finish_plane(const Epilogue& epilogue, const Affine& affine, int64_t filter,
                          int64_t pixels, const float* x, const float* added, float* y) {

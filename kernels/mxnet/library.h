@@ -22,9 +22,9 @@ using mxnet::ext::MX_SUCCESS;
 using mxnet::ext::MXReturnValue;
 using mxnet::ext::MXTensor;
 
-// Without a word: lib_api's MX_ERROR_MSG keeps what it is given for good, and at every later call
-// hands MXNet copies of all of it that nobody frees. Who is refused computes with the operator
-// written in Python, or has been told by it, and that has words.
+// Without a message: lib_api's MX_ERROR_MSG keeps every text that it is given, and each later call
+// copies all of them for MXNet, which never frees the copies. After a refusal the operator written
+// in Python computes, or has already said why not.
 constexpr MXReturnValue kRefused = mxnet::ext::MX_FAIL;
 
 // Numbers that are not whole are written as their bits: printed ones are read by the rules of the

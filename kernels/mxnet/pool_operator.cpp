@@ -12,14 +12,14 @@
 
 namespace {
 
-// Every thread has a row of so many floats; wider ones are MXNet's own to pool.
+// Floats in the row that every thread has; MXNet's own operator pools wider arrays.
 constexpr int64_t kMostReach = 1 << 24;
 
 struct Axis {
     int64_t kernel = 1, stride = 1, pad = 0;
 };
 
-// One axis of one array: so many pixels and windows.
+// One axis of one array: its pixels and windows.
 struct Windows : Axis {
     int64_t size, count;
 
@@ -104,7 +104,7 @@ void reduce_terms(const float* __restrict x, int64_t step, int64_t stride, int64
     }
 }
 
-// y of so many terms each.
+// y, each element of `terms` terms.
 template <class Reduction, int64_t STRIDE>
 void reduce(const float* x, int64_t terms, int64_t step, int64_t stride, int64_t count, float* y) {
     int64_t done = 0;

@@ -44,7 +44,7 @@ constexpr std::chrono::milliseconds kGlance{1};
 std::atomic<bool> ended{false};
 std::atomic<int> calls{0};
 
-// What a handler of a signal has raised where nobody would have got it.
+// What a signal's handler raised while MXNet called Python, which would have dropped it.
 struct Kept {
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
     pid_t process = 0;

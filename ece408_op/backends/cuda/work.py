@@ -55,13 +55,13 @@ class Work:
         )
 
     def nbytes(self, role: str, images: int) -> int:
-        """Size of an array in bytes, of a batch of so many images."""
+        """Size of an array in bytes, for a batch of `images`."""
         shape = shape_of(self.problem, role)
         count = images * math.prod(shape[1:]) if role in OVER_BATCH else math.prod(shape)
         return count * ITEM_BYTES[self.problem.dtype]
 
     def plans(self, gpu: Target, images: int) -> list[Plan]:
-        """How to compute each step for so many images on this GPU.
+        """How to compute each step for a batch of `images` on this GPU.
 
         Raises `InvalidSetting` and `UnsupportedProblem`.
         """

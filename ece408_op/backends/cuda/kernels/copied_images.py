@@ -21,7 +21,7 @@ from .one_channel import (
 from .register_tiles import defines
 
 _ARCHITECTURES = ("90", "100", "120")
-# How fast they are, about, with groups of so many filters and room for so many groups.
+# Relative speed on an H200, by filters of a group and groups that there is room for.
 _GROUPS = {(1, 3): 0.9, (1, 4): 0.9, (2, 3): 0.97, (2, 4): 1.0, (3, 3): 0.98, (3, 4): 0.98}
 # Images from which on blocks of whole images are enough for all processors.
 _MANY_IMAGES = 512

@@ -170,7 +170,7 @@ def factor_bytes(problem: ConvProblem) -> int:
 
 
 def _blocks(registers: int, most: int) -> int:
-    """Blocks of threads with so many registers that a processor's suffice for, within bounds."""
+    """Blocks that a processor's registers suffice for, from 1 to `most`; registers of a thread."""
     return max(1, min(most, limits.REGISTERS // (_THREADS * registers)))
 
 

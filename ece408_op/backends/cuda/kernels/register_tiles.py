@@ -156,7 +156,7 @@ def defines(problem: ConvProblem, layout: Layout, accumulate: bool) -> Defines:
 
 
 def _tiles(problem: ConvProblem, tile: Tile, threads: int) -> int:
-    """Blocks of so many threads: one thread for each column of each strip of rows of each image."""
+    """Blocks with one thread for each column of each strip of rows of each image."""
     columns = problem.batch * divide_up(problem.out_height, tile.rows) * problem.out_width
     return divide_up(columns, threads) * divide_up(problem.filters, tile.block_filters)
 

@@ -177,7 +177,7 @@ def _read(path: Path, about: dict[str, Any]) -> list[Result]:
         if different:
             _log.warning(
                 "ece408: the results of tuning in %s are not used: they are of another %s; "
-                "`ece408 tune` measures anew",
+                "`ece408 tune` measures again",
                 path,
                 " and ".join(different),
             )
@@ -189,7 +189,7 @@ def _read(path: Path, about: dict[str, Any]) -> list[Result]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Ece408Error) as error:
         _log.warning(
             "ece408: the results of tuning in %s are not used: they cannot be read (%s); remove "
-            "the file, `ece408 tune` writes it anew",
+            "the file, `ece408 tune` writes it again",
             path,
             " ".join(f"{type(error).__name__}: {error}".split()),
         )

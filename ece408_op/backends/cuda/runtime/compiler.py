@@ -56,7 +56,7 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
         except FileNotFoundError:
             pass
         except (Damage, CacheUntrusted) as reason:
-            print(f"ece408: compiling {source} anew: {reason}", file=sys.stderr)
+            print(f"ece408: compiling {source} again: {reason}", file=sys.stderr)
         binary = compile_source(nvcc, folder / source, options)
         write_sealed(kept, binary)
         return binary

@@ -162,7 +162,7 @@ class Gpu:
             self.cuda.Context.pop()
 
     def free_bytes(self) -> int:
-        """Memory that nobody has taken, this process and others."""
+        """Memory that no process has taken."""
         with reported(f"asking {self} for its memory"):
             return self.cuda.mem_get_info()[0]
 
@@ -298,7 +298,7 @@ def reported(what: str) -> Iterator[None]:
     except cuda.Error as error:
         reason = str(error).splitlines()[0]
         raise GpuFailed(
-            f"{what} failed: {reason}; after a failed kernel the process must be started anew"
+            f"{what} failed: {reason}; after a failed kernel restart the process"
         ) from error
 
 

@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Division:
-    """A call cut into chunks of `layout.images`, the last one smaller, for so many lanes."""
+    """A call cut into chunks of `layout.images`, the last one smaller, dealt out to lanes."""
 
     lanes: int
     layout: Layout

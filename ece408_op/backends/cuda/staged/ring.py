@@ -71,7 +71,7 @@ class _Move:
 
 @dataclass(frozen=True)
 class _Size:
-    """What every chunk of so many images takes."""
+    """Bytes that a chunk takes of the device's and the host's memory."""
 
     inputs: tuple[_Move, ...]
     outputs: tuple[_Move, ...]

@@ -97,7 +97,7 @@ def _part(work: Work, first: int, count: int) -> Work:
 
 
 def _equal_parts(batch: int, most: int) -> list[tuple[int, int]]:
-    """First image and number of images of at most so many parts, none of them empty."""
+    """First image and number of images of each part; at most the parts asked for, none empty."""
     size = math.ceil(batch / most)
     return [(first, min(size, batch - first)) for first in range(0, batch, size)]
 

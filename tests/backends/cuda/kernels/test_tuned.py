@@ -107,7 +107,7 @@ def test_several_may_write_at_once(gpu):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"driver": 12000}, "are of another driver; `ece408 tune` measures anew"),
+        ({"driver": 12000}, "are of another driver; `ece408 tune` measures again"),
         ({"kernels": "0123"}, "are of another kernels"),
         ({"gpu": "a better one"}, "are of another gpu"),
         ({"results": [{"problem": "b1"}]}, "cannot be read (KeyError: 'tunables')"),
@@ -130,7 +130,7 @@ def test_a_file_out_of_date_or_damaged_is_left_alone_with_one_warning(gpu, caplo
     assert message in record.getMessage()
     assert str(path) in record.getMessage()
     assert "\n" not in record.getMessage()
-    # What comes next is written anew.
+    # What comes next is written again.
     tuned.save([_result("5_implicit_gemm")], gpu)
     assert _best(gpu).kernel.name == "5_implicit_gemm"
 

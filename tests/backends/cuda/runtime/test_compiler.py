@@ -92,7 +92,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("how", SPOILED)
-def test_what_is_kept_is_compiled_anew_unless_it_is_sound(folder, monkeypatch, capfd, how):
+def test_what_is_kept_is_compiled_again_unless_it_is_sound(folder, monkeypatch, capfd, how):
     sound = compiler.compile_plan("1_naive.cu", (), "90", folder)
     (kept,) = folder.glob("*.cubin")
     calls = _count_compiles(monkeypatch)
@@ -102,10 +102,10 @@ def test_what_is_kept_is_compiled_anew_unless_it_is_sound(folder, monkeypatch, c
         assert compiler.compile_plan("1_naive.cu", (), "90", folder) == sound
     assert len(calls) == 1
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"ece408: compiling 1_naive.cu anew: {kept} {reason}")
+    assert line.startswith(f"ece408: compiling 1_naive.cu again: {kept} {reason}")
 
 
-def test_a_changed_header_or_compiler_is_compiled_anew(folder, tmp_path, monkeypatch):
+def test_a_changed_header_or_compiler_is_compiled_again(folder, tmp_path, monkeypatch):
     calls = _count_compiles(monkeypatch)
     source, header = tmp_path / "own.cu", tmp_path / "own.cuh"
     source.write_text('#include "own.cuh"\nextern "C" __global__ void f(int *y) { *y = VALUE; }\n')
