@@ -14,7 +14,6 @@ from places import ROOT
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import compiler
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
-from ece408_op.host import gpu
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import gpu_ceilings
 
@@ -24,17 +23,6 @@ TASKS = [
     for architecture in kernel.architectures
 ]
 TASKS += [(gpu_ceilings.SOURCE, architecture) for architecture in gpu_ceilings.ARCHITECTURES]
-
-
-@pytest.fixture(scope="session")
-def nvcc():
-    """Skip, with the reason, where there is no nvcc; in CI that is a failure."""
-    found = gpu.find_nvcc()
-    if found is None:
-        if os.environ.get("CI"):
-            pytest.fail("CI has no nvcc; pip install '.[test]' brings one")
-        pytest.skip("there is no nvcc; pip install '.[test]' brings one")
-    return found
 
 
 @pytest.fixture
