@@ -8,16 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from places import SCRIPTS
 
 from ece408_op.cli.program import EXIT_ABANDONED
 from ece408_op.errors import OutputUnwritable
-from ece408_op.files import resources
 
-SCRIPTS = sorted(
-    path
-    for path in (resources.models_dir().parent / "scripts").glob("*.py")
-    if not path.name.startswith("_")
-)
+PROGRAMS = sorted(SCRIPTS.glob("[!_]*.py"))
 ECE408 = (sys.executable, "-m", "ece408_op")
 
 
@@ -75,11 +71,11 @@ def test_without_stderr_results_and_exit_codes_are_the_same(fashion_mnist, redir
 
 
 def test_every_script_ends_like_that():
-    for script in SCRIPTS:
+    for script in PROGRAMS:
         ending = rf'program\.run\("{script.stem}", main\)\n$| launch\("\S+"\)\n$'
         assert re.search(ending, script.read_text()), script
     for name, own in (("check_cuda", "check_cuda"), ("train", "ece408")):
-        (script,) = (path for path in SCRIPTS if path.stem == name)
+        (script,) = (path for path in PROGRAMS if path.stem == name)
         _assert_told(_run("1>/dev/full", sys.executable, str(script), "--help"), own)
 
 
@@ -128,7 +124,7 @@ program.run("test", work)
 
 
 def test_a_scripts_errors_are_one_line(tmp_path):
-    script = next(path for path in SCRIPTS if path.name == "bench_cpu.py")
+    script = next(path for path in PROGRAMS if path.name == "bench_cpu.py")
     result = _run("", sys.executable, str(script), "nonsense", "--no-torch", "--samples", "1")
     assert result.stderr.startswith("bench_cpu: error: ")
     assert len(result.stderr.splitlines()) == 1

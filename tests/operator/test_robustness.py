@@ -41,12 +41,19 @@ def test_ten_thousand_calls_without_growth(mx):
 
     # MXNet's own Convolution, too, takes some megabytes more during its first thousands of calls.
     call(5000)
-    memory, threads = _status("VmRSS"), _status("Threads")
-    call(10000)
+    threads, grown = _status("Threads"), []
+    # What leaks does so each time; the allocator may take some more once.
+    for _ in range(3):
+        memory = _status("VmRSS")
+        call(10000)
+        grown.append(_status("VmRSS") - memory)
+        # Room for the allocator; 10000 leaked outputs alone would be 5760 KiB.
+        if grown[-1] <= 4096:
+            break
+    else:
+        pytest.fail(f"three times 10000 calls took {grown} KiB more")
     # MXNet makes another thread whenever all are busy, which on a loaded machine is a few times.
     assert _status("Threads") <= threads + 8
-    # Room for the allocator; 10000 leaked outputs alone would be 5760 KiB.
-    assert _status("VmRSS") <= memory + 4096
 
 
 def test_eight_threads_at_once(mx, rng):

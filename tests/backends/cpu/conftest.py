@@ -1,15 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from ece408_op import settings
 from ece408_op.backends.cpu import native
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(408)
 
 
 @pytest.fixture(params=settings.ISAS)

@@ -9,24 +9,14 @@ import pytest
 from studies import cuda_proof
 
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.runtime import device
 from ece408_op.bench import checker, cuda_timer
 from ece408_op.bench.checker import Case
 from ece408_op.bench.compiling import compile_all
 from ece408_op.bench.shapes import SHAPES
-from ece408_op.errors import NoUsableGpu
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
 WRONG = sorted((Path(__file__).parent / "wrong_kernels").glob("*.cu"))
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    try:
-        return device.get(0)
-    except NoUsableGpu as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("kernel", catalog.KERNELS, ids=lambda kernel: kernel.name)
