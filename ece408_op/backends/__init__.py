@@ -28,12 +28,13 @@ class Done:
 
 
 class NativeFunction(NamedTuple):
-    """The address of a compiled forward function, and its last two arguments: the number of
-    threads and that of an instruction set."""
+    """The address of a compiled forward function, and its last arguments: the number of threads
+    and those of an instruction set and of a kernel."""
 
     address: int
     threads: int
     isa: int
+    kernel: int
 
 
 class Backend(ABC):

@@ -35,7 +35,10 @@ _TYPES = ("float32", "float64", "float16")
 class _Plan(ctypes.Structure):
     """The header's `ece408_plan`."""
 
-    _fields_ = [("kernel", ctypes.c_void_p), ("threads", ctypes.c_int), ("isa", ctypes.c_int)]
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        *[(name, ctypes.c_int) for name in ("threads", "isa", "kernel")],
+    ]
 
 
 _CALL = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
@@ -129,7 +132,7 @@ def _call(description: bytes, mxnet_type: int, sizes: Any) -> tuple[ConvProblem,
 @_Ask
 def _ask(description: bytes | None, mxnet_type: int, sizes: Any, plan: Any) -> None:
     try:
-        plan[0] = _Plan(None, settings.threads(), 0)
+        plan[0] = _Plan(None, settings.threads())
         if description is None:
             return
         problem, layer = _call(description, mxnet_type, sizes)

@@ -12,13 +12,14 @@ extern "C" {
 #endif
 
 /* A forward function of ece408.h for float32, or for another type its arrays are of. */
-typedef int ece408_kernel(const ece408_problem* problem, const void* x, const void* w,
-                          const void* bias, void* y, int accumulate, int threads, int isa);
+typedef int ece408_function(const ece408_problem* problem, const void* x, const void* w,
+                            const void* bias, void* y, int accumulate, int threads, int isa,
+                            int kernel);
 
-/* What computes a call; without a kernel, Python does. */
+/* What computes a call, and its last arguments; without a function, Python does. */
 typedef struct ece408_plan {
-    ece408_kernel* kernel;
-    int threads, isa;
+    ece408_function* function;
+    int threads, isa, kernel;
 } ece408_plan;
 
 /* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads for

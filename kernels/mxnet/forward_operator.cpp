@@ -124,8 +124,8 @@ private:
 
     static MXReturnValue convolve(const ece408_problem& p, const Call& call,
                                   const ece408_plan& plan, const Arrays& a) {
-        if (plan.kernel &&
-            plan.kernel(&p, a.x, a.w, a.bias, a.y, 0, plan.threads, plan.isa) == ECE408_OK)
+        if (plan.function && plan.function(&p, a.x, a.w, a.bias, a.y, 0, plan.threads, plan.isa,
+                                           plan.kernel) == ECE408_OK)
             return MX_SUCCESS;
         // Python also does what a kernel could not, so as to say why.
         if (plans().compute(call, a.x, a.w, a.bias, a.y)) return MX_SUCCESS;
