@@ -31,15 +31,23 @@ typedef void ece408_ask(const char* layer, int type, const int64_t* sizes, ece40
 typedef int ece408_compute(const char* layer, int type, const int64_t* sizes, const void* x,
                            const void* w, const void* bias, void* y);
 
+/* Takes how long the function of a plan computed such a call, in seconds; 0 if that failed. */
+typedef int ece408_report(const char* layer, int type, const int64_t* sizes,
+                          const ece408_plan* plan, double seconds);
+
 /* The function ece408_share. */
 typedef void ece408_sharing(int threads, int64_t count, ece408_pieces* pieces, const void* work);
 
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */
 ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute,
-                                      ece408_sharing* share, const char* key);
+                                      ece408_report* report, ece408_sharing* share,
+                                      const char* key);
 
 /* Has every plan asked for anew. */
 ECE408_EXPORT void ece408_forward_forget(void);
+
+/* Has every call of a plan's function reported from now on, or none. */
+ECE408_EXPORT void ece408_forward_log(int is_open);
 
 /* MXNet's CustomOpPropCreator. */
 typedef int ece408_creator(void);

@@ -30,9 +30,14 @@ class CpuBackend(Backend):
 
     def native_function(self, problem: ConvProblem) -> NativeFunction:
         isa = _isa()
-        kernel = native.kernels().index(native.choose(problem, "forward", isa))
-        address = native.address("forward", problem.dtype)
-        return NativeFunction(address, settings.threads(), native.ISA_CODES[isa], kernel)
+        kernel = native.choose(problem, "forward", isa)
+        return NativeFunction(
+            native.address("forward", problem.dtype),
+            settings.threads(),
+            native.ISA_CODES[isa],
+            native.kernels().index(kernel),
+            f"{kernel}_{isa}",
+        )
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool

@@ -24,7 +24,6 @@ LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
 SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
 _ABI_VERSION = 6
-_CHOSEN = -1
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {
@@ -175,14 +174,12 @@ def run(
     kernel: str | None = None,
 ) -> None:
     """Call `ece408_<function>_<dtype>` on the addresses given, `None` standing for no array. A fast
-    function takes an instruction set, and the name of a kernel or `None` for the one chosen.
+    function also takes an instruction set and the name of a kernel.
 
     Raises `KernelsMissing`, `InvalidProblem`, `UnsupportedProblem` and `NotEnoughMemory`.
     """
     name = f"ece408_{function}_{SUFFIXES[problem.dtype]}"
-    codes: tuple[int, ...] = ()
-    if isa is not None:
-        codes = ISA_CODES[isa], _CHOSEN if kernel is None else kernels().index(kernel)
+    codes = (ISA_CODES[isa], kernels().index(kernel)) if isa and kernel else ()
     call = getattr(library(), name)
     status = call(_native(problem), *arrays, bool(accumulate), threads, *codes)
     if status:
