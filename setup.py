@@ -29,7 +29,10 @@ COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-pthread", "-Wall", "-Wextra")
 LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti")
 # Threads of a library sleep in its code, so it stays loaded.
 LINK = ("-shared", "-pthread", "-ldl", "-Wl,--as-needed", "-Wl,-z,nodelete")
-FIXED = {"reference": ("-ffp-contract=off",), "dispatch": (), "copies": (), "team": ()}
+FIXED = {
+    **{"reference": ("-ffp-contract=off",), "choice": ("-ffp-contract=off",)},
+    **{"dispatch": (), "copies": (), "team": ()},
+}
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (
     *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", *AVX2),

@@ -74,25 +74,24 @@ class OpTimes(list[OpTime]):
 
 _Listener = Callable[[OpTime], object]
 _listeners: list[_Listener] = []
-_watchers: list[Callable[[], object]] = []
+_watchers: list[Callable[[bool], object]] = []
 _lock = threading.Lock()
 
 
-def is_open() -> bool:
-    """Whether any `op_times` block is collecting."""
-    return bool(_listeners)
-
-
-def watch(on_change: Callable[[], object]) -> None:
-    """Have `on_change` called after every beginning and end of an `op_times` block."""
-    _watchers.append(on_change)
+def watch(on_change: Callable[[bool], object]) -> None:
+    """Have `on_change` told now, and at every beginning and end of an `op_times` block, whether any
+    such block is collecting."""
+    with _lock:
+        _watchers.append(on_change)
+        on_change(bool(_listeners))
 
 
 def _change(how: Callable[[_Listener], None], listener: _Listener) -> None:
     with _lock:
         how(listener)
-    for on_change in _watchers:
-        on_change()
+        # With the lock: who is told last is told what is true last.
+        for on_change in _watchers:
+            on_change(bool(_listeners))
 
 
 @contextlib.contextmanager

@@ -28,12 +28,14 @@ class Done:
 
 
 class NativeFunction(NamedTuple):
-    """The address of a compiled forward function, and its last two arguments: the number of
-    threads and that of an instruction set."""
+    """The address of a compiled forward function, its last arguments (the number of threads and
+    those of an instruction set and of a kernel), and that kernel's name, as `Done` has it."""
 
     address: int
     threads: int
     isa: int
+    kernel: int
+    name: str
 
 
 class Backend(ABC):

@@ -6,8 +6,9 @@ kernels/mxnet/forward_operator.cpp, and MXNet runs it as one of its own. It has 
 stands in graphs that are only ever run (see graphs.binding); what users hold has `ece408_conv`.
 
 Python is asked once for each layer, shape and type which kernel is to run with how many threads.
-Until a setting changes the answer holds; while op times are being collected, or where another
-backend computes, the answer is that Python itself does, and it is handed the arrays.
+Until a setting changes the answer holds; where another backend computes, the answer is that Python
+itself does, and it is handed the arrays. While op times are being collected the operator runs as
+ever, and tells Python after each call of a kernel how long that took.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import functools
 import json
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from .. import dispatch, errors, op_log, settings
 from ..backends.cpu import native
@@ -35,17 +36,23 @@ _TYPES = ("float32", "float64", "float16")
 class _Plan(ctypes.Structure):
     """The header's `ece408_plan`."""
 
-    _fields_ = [("kernel", ctypes.c_void_p), ("threads", ctypes.c_int), ("isa", ctypes.c_int)]
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        *[(name, ctypes.c_int) for name in ("threads", "isa", "kernel")],
+    ]
 
 
 _CALL = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
 _Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, *[ctypes.c_void_p] * 4)
+_Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), ctypes.c_double)
 
 # Nodes of these operators have it as an attribute, and a graph with another key is refused: what
 # a file says of memory is not to be trusted.
 KEY = secrets.token_hex(16)
 _missing: str | None = "MXNet is not imported yet"
+# Backend and kernel, as op times name them, by a plan's function, instruction set and kernel.
+_names: dict[tuple[int, int, int], tuple[str, str]] = {}
 
 
 def install(mxnet: Any) -> None:
@@ -66,11 +73,11 @@ def _load(base: Any) -> str | None:
         base.check_call(base._LIB.MXLoadLib(str(LIBRARY).encode(), 0))
         library = ctypes.CDLL(str(LIBRARY))
         share = native.library().ece408_share
-        library.ece408_forward_use(_ask, _compute, share, KEY.encode())
+        library.ece408_forward_use(_ask, _compute, _report, share, KEY.encode())
     except (base.MXNetError, OSError, AttributeError, errors.KernelsMissing) as error:
         return f"{LIBRARY} does not load ({str(error).splitlines()[0]})"
     settings.watch(library.ece408_forward_forget)
-    op_log.watch(library.ece408_forward_forget)
+    op_log.watch(library.ece408_forward_log)
     return None
 
 
@@ -129,14 +136,16 @@ def _call(description: bytes, mxnet_type: int, sizes: Any) -> tuple[ConvProblem,
 @_Ask
 def _ask(description: bytes | None, mxnet_type: int, sizes: Any, plan: Any) -> None:
     try:
-        plan[0] = _Plan(None, settings.threads(), 0)
+        plan[0] = _Plan(None, settings.threads())
         if description is None:
             return
         problem, layer = _call(description, mxnet_type, sizes)
         backend = dispatch.prepare(problem, layer)
-        function = None if op_log.is_open() else backend.native_function(problem)
+        function = backend.native_function(problem)
         if function is not None:
-            plan[0] = _Plan(*function)
+            *numbers, name = function
+            _names[function.address, function.isa, function.kernel] = backend.name, name
+            plan[0] = _Plan(*numbers)
     except errors.Ece408Error:
         # `_compute` is called next, meets it again, and there is someone to tell.
         return
@@ -146,9 +155,26 @@ def _ask(description: bytes | None, mxnet_type: int, sizes: Any, plan: Any) -> N
 def _compute(
     description: bytes, mxnet_type: int, sizes: Any, x: int, w: int, bias: int | None, y: int
 ) -> int:
-    try:
+    def forward() -> None:
         problem, layer = _call(description, mxnet_type, sizes)
         dispatch.forward(problem, layer, x, w, bias, y, accumulate=False)
+
+    return _done(forward)
+
+
+@_Report
+def _report(description: bytes, mxnet_type: int, sizes: Any, plan: Any, seconds: float) -> int:
+    def publish() -> None:
+        problem, layer = _call(description, mxnet_type, sizes)
+        backend, kernel = _names[plan[0].function, plan[0].isa, plan[0].kernel]
+        op_log.publish(op_log.OpTime(layer.name, problem, "forward", backend, kernel, seconds))
+
+    return _done(publish)
+
+
+def _done(work: Callable[[], object]) -> int:
+    try:
+        work()
     except Exception as error:
         errors.remember(error)
         return 0

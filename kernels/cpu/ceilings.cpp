@@ -69,9 +69,6 @@ void read_all(const float* from, int64_t floats, int threads) {
 
 }  // namespace
 
-#define ECE408_JOIN_(a, b) a##b
-#define ECE408_JOIN(a, b) ECE408_JOIN_(a, b)
-
-extern const Ceilings ECE408_JOIN(ceilings_, ECE408_ISA) = {multiply_adds, store_all, read_all};
+extern const Ceilings ECE408_THIS_BUILD(ceilings) = {multiply_adds, store_all, read_all};
 
 }  // namespace ece408

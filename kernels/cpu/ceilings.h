@@ -1,6 +1,7 @@
 // Measures of the machine, once per instruction set; ceilings.cpp defines them all.
 #pragma once
 
+#include "builds.h"
 #include "ece408.h"
 
 namespace ece408 {
@@ -11,10 +12,6 @@ struct Ceilings {
     void (*read_all)(const float* from, int64_t floats, int threads);
 };
 
-extern const Ceilings ceilings_baseline;
-#if defined(__x86_64__)
-extern const Ceilings ceilings_avx2;
-extern const Ceilings ceilings_avx512;
-#endif
+ECE408_DECLARE_BUILDS(Ceilings, ceilings)
 
 }  // namespace ece408

@@ -1,25 +1,23 @@
 // Depthwise convolutions: every output plane is of one input plane, with a small square kernel of
 // its own. Forward, and the gradient for x of stride 1. It is compiled once per instruction set,
 // with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the
-// functions at the end are not local.
+// constant at the end is not local.
 //
 // There are so few products that what counts is to touch every pixel once. A register tile is a
 // few output rows by one vector of columns: each vector of an input row is loaded once for all
 // output rows that it meets, and nothing is copied. Lanes that would be in the border are left out
-// of the loads, rows in the border are a row of zeros; both are multiplied, so that `general`
-// computes with weights that are not all finite. With stride 2 two vectors are loaded and
-// parted into even and odd pixels, which are two taps. With dilation the rows of a tile lie as far
-// apart as the taps do. Threads take planes, or, of few planes, parts of them. Where the arrays
-// exceed the caches, a tile asks for the rows of the one below it, and outputs go past the caches
-// if their rows are whole lines.
+// of the loads, rows in the border are a row of zeros; both are multiplied, so that other kernels
+// compute with weights that are not all finite. With stride 2 two vectors are loaded and parted into
+// even and odd pixels, which are two taps. With dilation the rows of a tile lie as far apart as the
+// taps do. Threads take planes, or, of few planes, parts of them. Where the arrays exceed the
+// caches, a tile asks for the rows of the one below it, and outputs go past the caches if their rows
+// are whole lines.
 //
 // An output is its bias and then its products, row by row of the kernel, whichever tile computes
 // it. The gradient for x is such a convolution of dy with the kernel turned round.
-#include "depthwise.h"
+#include "kernels.h"
 
-#include <stdlib.h>
-
-#include "general.h"
+#include "buffer.h"
 #include "lanes.h"
 #include "shape.h"
 #include "team.h"
@@ -32,11 +30,10 @@ namespace {
 constexpr int kMostRows = ECE408_LANES == 4 ? 6 : 8;
 constexpr int kMostTaps = 25;
 
-// A convolution of planes; batch, filters and the kernel are the problem's.
+// A convolution of planes: the problem's, or the gradient for x as one.
 struct Layer {
     Shape shape;
-    int64_t height, width, out_height, out_width;  // of a plane and of an output plane
-    int64_t top, left;                             // its border; may be negative
+    int64_t top, left;  // its border; may be negative
     const float* weights;
     bool turned;
 
@@ -195,13 +192,13 @@ void run_rows(const Call& call, const float* image, int64_t first, int64_t count
     const Shape& s = layer.shape;
     int64_t from = first * s.stride_h - layer.top;
     for (int64_t h = 0; h < (count - 1) * s.stride_h + s.kernel_h; ++h, from += s.dilate_h)
-        t->row[h] = from >= 0 && from < layer.height ? image + from * layer.width : call.zeros;
-    t->y = y + first * layer.out_width;
-    t->ahead = image + from * layer.width;
+        t->row[h] = from >= 0 && from < s.height ? image + from * s.width : call.zeros;
+    t->y = y + first * s.out_width;
+    t->ahead = image + from * s.width;
     t->ahead_lines = 0;
     if (call.fetches) {
-        const int64_t lines = divide_up(count * s.stride_h * layer.width, kLine);
-        t->ahead_lines = divide_up(lines, divide_up(layer.out_width, kLanes));
+        const int64_t lines = divide_up(count * s.stride_h * s.width, kLine);
+        t->ahead_lines = divide_up(lines, divide_up(s.out_width, kLanes));
     }
     pick_tile(s.kernel_h, s.stride_h, count)(*t);
 }
@@ -211,12 +208,12 @@ void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
     const Layer& layer = call.layer;
     const Shape& s = layer.shape;
     const int64_t filter = plane % s.filters, window = s.kernel_h * s.kernel_w;
-    const float* image = call.x + layer.source(plane) * layer.height * layer.width;
-    float* y = call.y + plane * layer.out_height * layer.out_width;
+    const float* image = call.x + layer.source(plane) * s.height * s.width;
+    float* y = call.y + plane * s.out_height * s.out_width;
     float turned[kMostTaps];
     Tile t;
-    t.width = layer.width, t.left = layer.left, t.dilate = s.dilate_w;
-    t.out_width = layer.out_width, t.apart = s.dilate_h * layer.out_width;
+    t.width = s.width, t.left = layer.left, t.dilate = s.dilate_w;
+    t.out_width = s.out_width, t.apart = s.dilate_h * s.out_width;
     t.weights = layer.weights + filter * window;
     if (layer.turned) {
         for (int64_t k = 0; k < window; ++k) turned[k] = t.weights[window - 1 - k];
@@ -228,25 +225,26 @@ void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
     for (int64_t row = 0; row < call.classes; ++row)
         for (int64_t tile = begin; tile < end; ++tile) {
             const int64_t first = row + tile * kMostRows * s.dilate_h;
-            const int64_t left = divide_up(layer.out_height - first, s.dilate_h);
+            const int64_t left = divide_up(s.out_height - first, s.dilate_h);
             if (left > 0) run_rows(call, image, first, left < kMostRows ? left : kMostRows, y, &t);
         }
 }
 
 int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
               int threads) {
-    float* zeros = static_cast<float*>(calloc(static_cast<size_t>(layer.width), sizeof(float)));
+    const Shape& s = layer.shape;
+    const auto zeros = Buffer<float>::zeros(s.width);
     if (!zeros) return ECE408_NO_MEMORY;
-    const int64_t dilate = layer.shape.dilate_h;
-    const int64_t classes = dilate < layer.out_height ? dilate : layer.out_height;
-    const int64_t tiles = divide_up(divide_up(layer.out_height, dilate), kMostRows);
+    const int64_t dilate = s.dilate_h;
+    const int64_t classes = dilate < s.out_height ? dilate : s.out_height;
+    const int64_t tiles = divide_up(divide_up(s.out_height, dilate), kMostRows);
     Call call = {layer, x, bias, y, accumulate, zeros, classes, tiles, false, false};
 #if ECE408_STREAMS
-    const int64_t outputs = layer.planes() * layer.out_height * layer.out_width;
-    call.streams = !accumulate && exceeds_caches(4 * outputs) && layer.out_width % kLanes == 0 &&
+    const int64_t outputs = layer.planes() * s.out_height * s.out_width;
+    call.streams = !accumulate && exceeds_caches(4 * outputs) && s.out_width % kLanes == 0 &&
                    floats_past_line(y) == 0;
 #endif
-    const int64_t inputs = layer.planes() * layer.height * layer.width;
+    const int64_t inputs = layer.planes() * s.height * s.width;
     call.fetches = dilate == 1 && exceeds_caches(4 * inputs);
     // Of few planes threads share each.
     const int64_t parts = layer.planes() < 4 * threads ? tiles : 1;
@@ -259,46 +257,27 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
         finish_streams();
 #endif
     });
-    free(zeros);
     return ECE408_OK;
+}
+
+int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+            float* y, bool accumulate, int threads) {
+    if (!all_finite(w, weights(problem))) return kNotFinite;
+    const Layer layer = {derive(problem), problem.pad_h, problem.pad_w, w, false};
+    return run_layer(layer, x, bias, y, accumulate, threads);
+}
+
+int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,
+                  bool accumulate, int threads) {
+    if (!all_finite(w, weights(problem))) return kNotFinite;
+    const Shape s = derive(problem);
+    const Layer layer = {gradient_shape(s), (s.kernel_h - 1) * s.dilate_h - s.pad_h,
+                         (s.kernel_w - 1) * s.dilate_w - s.pad_w, w, true};
+    return run_layer(layer, dy, nullptr, dx, accumulate, threads);
 }
 
 }  // namespace
 
-#define ECE408_JOIN(a, b) a##b
-#define ECE408_NAME(prefix, isa) ECE408_JOIN(prefix, isa)
-
-int ECE408_NAME(depthwise_forward_, ECE408_ISA)(const ece408_problem& problem, const float* x,
-                                                const float* w, const float* bias, float* y,
-                                                bool accumulate, int threads) {
-    if (!depthwise_suits(problem)) return ECE408_UNSUPPORTED;
-    if (!all_finite(w, weights(problem)))
-        return ECE408_NAME(general_, ECE408_ISA).f32.forward(problem, x, w, bias, y, accumulate,
-                                                             threads);
-    const Shape s = derive(problem);
-    const Layer layer = {s,       s.height, s.width, s.out_height, s.out_width,
-                         s.pad_h, s.pad_w,  w,       false};
-    return run_layer(layer, x, bias, y, accumulate, threads);
-}
-
-int ECE408_NAME(depthwise_backward_data_, ECE408_ISA)(const ece408_problem& problem,
-                                                      const float* w, const float* dy, float* dx,
-                                                      bool accumulate, int threads) {
-    if (!depthwise_suits_backward(problem)) return ECE408_UNSUPPORTED;
-    if (!all_finite(w, weights(problem)))
-        return ECE408_NAME(general_, ECE408_ISA).f32.backward_data(problem, w, dy, dx, accumulate,
-                                                                   threads);
-    const Shape s = derive(problem);
-    const Layer layer = {s,
-                         s.out_height,
-                         s.out_width,
-                         s.height,
-                         s.width,
-                         (s.kernel_h - 1) * s.dilate_h - s.pad_h,
-                         (s.kernel_w - 1) * s.dilate_w - s.pad_w,
-                         w,
-                         true};
-    return run_layer(layer, dy, nullptr, dx, accumulate, threads);
-}
+extern const Kernel ECE408_THIS_BUILD(depthwise) = {{forward, backward_data, nullptr}, {}, {}};
 
 }  // namespace ece408

@@ -1,7 +1,7 @@
 // Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, forward
 // and the gradient for x, and of single taps with any stride, forward: what surrounds the register
 // tile of tile.h. It is compiled once per instruction set, with ECE408_ISA its name and
-// ECE408_LANES the floats in one of its vectors, and only the functions at the end are not local.
+// ECE408_LANES the floats in one of its vectors, and only the constant at the end is not local.
 //
 // Weights are packed for the tile, but for kernels of a single tap, for which that would take as
 // long as a small plane's products. Those see an image without a border as one row.
@@ -9,17 +9,17 @@
 // The tile knows no padding: an image that has some is copied with its border first; of an image
 // that a single tap strides over, the pixels that it meets are. The gradient for x is such a
 // convolution of dy, with the kernel turned round and channels and filters swapped. A border's
-// zeros are multiplied like pixels, so `general` computes with weights that are not all finite.
+// zeros are multiplied like pixels, so other kernels compute with weights that are not all finite.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
 // output plane. Threads take whole images, or, of few images, stretches of that list. Each tile
 // asks for a few lines of the image that its thread will read next: processors fetch ahead within a
 // page, and such an image is a few pages.
-#include "direct.h"
+#include "kernels.h"
 
 #include <string.h>
 
-#include "general.h"
+#include "buffer.h"
 #include "lanes.h"
 #include "plane.h"
 #include "team.h"
@@ -37,7 +37,7 @@ struct Plan {
     Shape shape;  // the layer's
     Tiling tiling;
     const float* bias;
-    float* packed;  // null for a single tap
+    Buffer<float> packed;  // null for a single tap
 };
 
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
@@ -233,12 +233,12 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const int team = static_cast<int>(threads < units ? threads : units);
     const bool streams = ECE408_STREAMS && parts == 1 && !accumulate &&
                          taps(s) <= kStreamedTaps && exceeds_caches(4 * s.batch * y_image);
-    float* copies = nullptr;
+    Buffer<float> memory;
     if (!layer.as_it_is()) {
-        const int64_t count = parts == 1 ? team : s.batch;
-        copies = static_cast<float*>(malloc(static_cast<size_t>(count * padded) * sizeof(float)));
-        if (!copies) return false;
+        memory = Buffer<float>((parts == 1 ? team : s.batch) * padded);
+        if (!memory) return false;
     }
+    float* const copies = memory;
     if (copies && parts > 1)
         share(team, s.batch * s.channels, [&](int64_t c, int) {
             lay_out_channel(layer, x + c * pixels, copies + c * s.height * s.width);
@@ -262,53 +262,39 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
         finish_streams();
 #endif
     });
-    free(copies);
     return true;
 }
 
 int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
               int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, s, {}, bias, nullptr};
-    const bool packs = s.kernel_h * s.kernel_w > 1;
-    if (packs)
-        plan.packed = static_cast<float*>(
-            malloc(static_cast<size_t>(s.filters * (1 + taps(s))) * sizeof(float)));
-    bool done = plan.packed || !packs;
-    done = done && make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling);
-    if (done) {
-        if (packs) pack_weights(plan);
-        done = run(plan, x, y, accumulate, threads);
+    Plan plan = {layer, s, {}, bias, {}};
+    if (!make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling))
+        return ECE408_NO_MEMORY;
+    if (s.kernel_h * s.kernel_w > 1) {
+        plan.packed = Buffer<float>(s.filters * (1 + taps(s)));
+        if (!plan.packed) return ECE408_NO_MEMORY;
+        pack_weights(plan);
     }
-    free(plan.tiling.in);
-    free(plan.packed);
-    return done ? ECE408_OK : ECE408_NO_MEMORY;
+    return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+            float* y, bool accumulate, int threads) {
+    const bool border = problem.pad_h > 0 || problem.pad_w > 0;
+    if (border && !all_finite(w, weights(problem))) return kNotFinite;
+    return run_layer(forward_layer(problem, w), x, bias, y, accumulate, threads);
+}
+
+int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,
+                  bool accumulate, int threads) {
+    if (!is_flat(problem) && !all_finite(w, weights(problem))) return kNotFinite;
+    return run_layer(backward_layer(problem, w), dy, nullptr, dx, accumulate, threads);
 }
 
 }  // namespace
 
-#define ECE408_JOIN(a, b) a##b
-#define ECE408_NAME(prefix, isa) ECE408_JOIN(prefix, isa)
 
-int ECE408_NAME(direct_forward_, ECE408_ISA)(const ece408_problem& problem, const float* x,
-                                             const float* w, const float* bias, float* y,
-                                             bool accumulate, int threads) {
-    if (!direct_suits(problem, kLanes)) return ECE408_UNSUPPORTED;
-    const bool border = problem.pad_h > 0 || problem.pad_w > 0;
-    if (border && !all_finite(w, weights(problem)))
-        return ECE408_NAME(general_, ECE408_ISA).f32.forward(problem, x, w, bias, y, accumulate,
-                                                             threads);
-    return run_layer(forward_layer(problem, w), x, bias, y, accumulate, threads);
-}
-
-int ECE408_NAME(direct_backward_data_, ECE408_ISA)(const ece408_problem& problem, const float* w,
-                                                   const float* dy, float* dx, bool accumulate,
-                                                   int threads) {
-    if (!direct_suits_backward(problem, kLanes)) return ECE408_UNSUPPORTED;
-    if (!is_flat(problem) && !all_finite(w, weights(problem)))
-        return ECE408_NAME(general_, ECE408_ISA).f32.backward_data(problem, w, dy, dx, accumulate,
-                                                                   threads);
-    return run_layer(backward_layer(problem, w), dy, nullptr, dx, accumulate, threads);
-}
+extern const Kernel ECE408_THIS_BUILD(direct) = {{forward, backward_data, nullptr}, {}, {}};
 
 }  // namespace ece408

@@ -1,30 +1,22 @@
-// Chooses, while the program runs, the build of a kernel for the instruction set asked for, and
-// refuses what the kernel or the CPU cannot do.
+// The library's functions that compute: each runs the kernel asked for, or the one that choice.h has
+// chosen, in the build for the instruction set asked for, and refuses what kernel or CPU cannot do.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
 #include "ceilings.h"
-#include "depthwise.h"
-#include "direct.h"
-#include "general.h"
+#include "choice.h"
 #include "shape.h"
-#include "winograd.h"
 
 namespace ece408 {
 namespace {
 
-// The build of a kernel, a function or a table of them, for an instruction set that there is.
-#if defined(__x86_64__)
-template <class Kernel>
-Kernel& pick(int isa, Kernel& baseline, Kernel& avx2, Kernel& avx512) {
-    return isa == ECE408_AVX512 ? avx512 : isa == ECE408_AVX2 ? avx2 : baseline;
-}
-#define ECE408_BUILD(kernel, isa) \
-    ece408::pick(isa, ece408::kernel##_baseline, ece408::kernel##_avx2, ece408::kernel##_avx512)
-#else
-#define ECE408_BUILD(kernel, isa) ((void)(isa), ece408::kernel##_baseline)
-#endif
+#define ECE408_ROW(name) ECE408_BUILDS(name),
+constexpr const Kernel* kKernels[][3] = {ECE408_KERNELS(ECE408_ROW)};
+#define ECE408_NAME(name) #name,
+constexpr const char* kNames[] = {ECE408_KERNELS(ECE408_NAME)};
+constexpr const Ceilings* kCeilings[3] = ECE408_BUILDS(ceilings);
+constexpr int64_t kLanes[] = {4, 8, 16};
 
 #if defined(__x86_64__)
 // The compilers' own check knows no F16C before GCC 11; it is bit 29 of leaf 1's ECX.
@@ -58,11 +50,30 @@ int useful_threads(const ece408_problem& problem, int threads) {
     return most < threads ? static_cast<int>(most) : threads;
 }
 
-// What keeps a call from running, or ECE408_OK and then the threads it should use.
-int admit(const ece408_problem* problem, bool arrays, int isa, int* threads) {
-    if (!problem || !arrays || *threads < 1 || !valid(*problem)) return ECE408_INVALID;
-    *threads = useful_threads(*problem, *threads);
-    return cpu_has(isa) ? ECE408_OK : ECE408_UNSUPPORTED;
+const Directions<float>& of_type(const Kernel& kernel, float) { return kernel.f32; }
+const Directions<double>& of_type(const Kernel& kernel, double) { return kernel.f64; }
+const Directions<Half>& of_type(const Kernel& kernel, Half) { return kernel.f16; }
+
+// Whether arguments describe something to compute.
+bool usable(const ece408_problem* problem, int isa) {
+    return problem && valid(*problem) && isa >= ECE408_BASELINE && isa <= ECE408_AVX512;
+}
+
+// `call` is handed a kernel's functions for arrays of T, and the number of threads to use.
+template <class T, class Call>
+int run(const ece408_problem* problem, Direction direction, bool arrays, int threads, int isa,
+        int kernel, const Call& call) {
+    if (!usable(problem, isa) || !arrays || threads < 1) return ECE408_INVALID;
+    if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
+    const Task task = {*problem, direction, sizeof(T), kLanes[isa]};
+    const int useful = useful_threads(*problem, threads);
+    const auto run_one = [&](KernelName name) {
+        return call(of_type(*kKernels[static_cast<int>(name)][isa], T()), useful);
+    };
+    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
+    if (!suits(name, task)) return ECE408_UNSUPPORTED;
+    const int status = run_one(name);
+    return status == kNotFinite ? run_one(choose_for_any(task)) : status;
 }
 
 }  // namespace
@@ -72,72 +83,79 @@ int ece408_abi_version(void) { return ECE408_ABI_VERSION; }
 
 int ece408_isa_supported(int isa) { return ece408::cpu_has(isa) ? 1 : 0; }
 
-#define ECE408_DEFINE_DIRECT(kernel)                                                             \
-    int ece408_##kernel##_forward_f32(const ece408_problem* problem, const float* x,             \
-                                      const float* w, const float* bias, float* y,               \
-                                      int accumulate, int threads, int isa) {                    \
-        const int status = ece408::admit(problem, x && w && y, isa, &threads);                   \
-        if (status != ECE408_OK) return status;                                                  \
-        return ECE408_BUILD(kernel##_forward, isa)(*problem, x, w, bias, y, accumulate != 0,     \
-                                                   threads);                                     \
+const char* ece408_kernel_name(int kernel) {
+    constexpr int count = sizeof(ece408::kNames) / sizeof(ece408::kNames[0]);
+    return kernel >= 0 && kernel < count ? ece408::kNames[kernel] : nullptr;
+}
+
+int ece408_choose(const ece408_problem* problem, int direction, int element_bytes, int isa) {
+    using namespace ece408;
+    if (!usable(problem, isa) || direction < 0 || direction > 2) return ECE408_CHOSEN;
+    const auto which = static_cast<Direction>(direction);
+    return static_cast<int>(choose({*problem, which, element_bytes, kLanes[isa]}));
+}
+
+#define ECE408_DEFINE(T, Stored, suffix)                                                         \
+    int ece408_forward_##suffix(const ece408_problem* problem, const T* x, const T* w,           \
+                                const T* bias, T* y, int accumulate, int threads, int isa,       \
+                                int kernel) {                                                    \
+        using S = ece408::Stored;                                                                \
+        return ece408::run<S>(                                                                   \
+            problem, ece408::Direction::forward, x && w && y, threads, isa, kernel,              \
+            [&](const ece408::Directions<S>& of, int useful) {                                   \
+                return of.forward(*problem, reinterpret_cast<const S*>(x),                       \
+                                  reinterpret_cast<const S*>(w),                                 \
+                                  reinterpret_cast<const S*>(bias), reinterpret_cast<S*>(y),     \
+                                  accumulate != 0, useful);                                      \
+            });                                                                                  \
     }                                                                                            \
-    int ece408_##kernel##_backward_data_f32(const ece408_problem* problem, const float* w,       \
-                                            const float* dy, float* dx, int accumulate,          \
-                                            int threads, int isa) {                              \
-        const int status = ece408::admit(problem, w && dy && dx, isa, &threads);                 \
-        if (status != ECE408_OK) return status;                                                  \
-        return ECE408_BUILD(kernel##_backward_data, isa)(*problem, w, dy, dx, accumulate != 0,   \
-                                                         threads);                               \
+    int ece408_backward_data_##suffix(const ece408_problem* problem, const T* w, const T* dy,    \
+                                      T* dx, int accumulate, int threads, int isa, int kernel) { \
+        using S = ece408::Stored;                                                                \
+        return ece408::run<S>(                                                                   \
+            problem, ece408::Direction::backward_data, w && dy && dx, threads, isa, kernel,      \
+            [&](const ece408::Directions<S>& of, int useful) {                                   \
+                return of.backward_data(*problem, reinterpret_cast<const S*>(w),                 \
+                                        reinterpret_cast<const S*>(dy),                          \
+                                        reinterpret_cast<S*>(dx), accumulate != 0, useful);      \
+            });                                                                                  \
+    }                                                                                            \
+    int ece408_backward_weight_##suffix(const ece408_problem* problem, const T* x, const T* dy,  \
+                                        T* dw, int accumulate, int threads, int isa,             \
+                                        int kernel) {                                            \
+        using S = ece408::Stored;                                                                \
+        return ece408::run<S>(                                                                   \
+            problem, ece408::Direction::backward_weight, x && dy && dw, threads, isa, kernel,    \
+            [&](const ece408::Directions<S>& of, int useful) {                                   \
+                return of.backward_weight(*problem, reinterpret_cast<const S*>(x),               \
+                                          reinterpret_cast<const S*>(dy),                        \
+                                          reinterpret_cast<S*>(dw), accumulate != 0, useful);    \
+            });                                                                                  \
     }
 
-ECE408_DEFINE_DIRECT(direct)
-ECE408_DEFINE_DIRECT(winograd)
-ECE408_DEFINE_DIRECT(depthwise)
+namespace ece408 {
+using Float = float;
+using Double = double;
+}  // namespace ece408
 
-#define ECE408_DEFINE_GENERAL(T, suffix)                                                         \
-    int ece408_general_forward_##suffix(const ece408_problem* problem, const T* x, const T* w,   \
-                                        const T* bias, T* y, int accumulate, int threads,        \
-                                        int isa) {                                               \
-        const int status = ece408::admit(problem, x && w && y, isa, &threads);                   \
-        if (status != ECE408_OK) return status;                                                  \
-        return ECE408_BUILD(general, isa).suffix.forward(*problem, x, w, bias, y,                \
-                                                         accumulate != 0, threads);              \
-    }                                                                                            \
-    int ece408_general_backward_data_##suffix(const ece408_problem* problem, const T* w,         \
-                                              const T* dy, T* dx, int accumulate, int threads,   \
-                                              int isa) {                                         \
-        const int status = ece408::admit(problem, w && dy && dx, isa, &threads);                 \
-        if (status != ECE408_OK) return status;                                                  \
-        return ECE408_BUILD(general, isa).suffix.backward_data(*problem, w, dy, dx,              \
-                                                               accumulate != 0, threads);        \
-    }                                                                                            \
-    int ece408_general_backward_weight_##suffix(const ece408_problem* problem, const T* x,       \
-                                                const T* dy, T* dw, int accumulate, int threads, \
-                                                int isa) {                                       \
-        const int status = ece408::admit(problem, x && dy && dw, isa, &threads);                 \
-        if (status != ECE408_OK) return status;                                                  \
-        return ECE408_BUILD(general, isa).suffix.backward_weight(*problem, x, dy, dw,            \
-                                                                 accumulate != 0, threads);      \
-    }
-
-ECE408_DEFINE_GENERAL(float, f32)
-ECE408_DEFINE_GENERAL(double, f64)
-ECE408_DEFINE_GENERAL(uint16_t, f16)
+ECE408_DEFINE(float, Float, f32)
+ECE408_DEFINE(double, Double, f64)
+ECE408_DEFINE(uint16_t, Half, f16)
 
 double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return 0;
-    return ECE408_BUILD(ceilings, isa).multiply_adds(thousands, threads);
+    return ece408::kCeilings[isa]->multiply_adds(thousands, threads);
 }
 
 int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
-    ECE408_BUILD(ceilings, isa).store_all(to, floats, threads);
+    ece408::kCeilings[isa]->store_all(to, floats, threads);
     return ECE408_OK;
 }
 
 int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
-    ECE408_BUILD(ceilings, isa).read_all(from, floats, threads);
+    ece408::kCeilings[isa]->read_all(from, floats, threads);
     return ECE408_OK;
 }
 

@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 5
+#define ECE408_ABI_VERSION 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -52,50 +52,41 @@ ECE408_EXPORT int ece408_abi_version(void);
 /* 1 if this library and this CPU both have the instruction set, else 0. */
 ECE408_EXPORT int ece408_isa_supported(int isa);
 
-/* Stride 1, dilation 1, one group, and output rows of at least 16, 8 or 4 floats for AVX-512, AVX2
- * and the baseline; a 1x1 kernel without padding may have strides, and takes the output plane as
- * one row. `bias` may be null. */
-ECE408_EXPORT int ece408_direct_forward_f32(const ece408_problem* problem, const float* x,
-                                            const float* w, const float* bias, float* y,
-                                            int accumulate, int threads, int isa);
+/* Directions of a convolution. */
+enum ece408_direction {
+    ECE408_FORWARD = 0,
+    ECE408_BACKWARD_DATA = 1,
+    ECE408_BACKWARD_WEIGHT = 2
+};
 
-/* The same for the gradient for x, whose rows count then; no strides, padding less than the
- * kernel. */
-ECE408_EXPORT int ece408_direct_backward_data_f32(const ece408_problem* problem, const float* w,
-                                                  const float* dy, float* dx, int accumulate,
-                                                  int threads, int isa);
+/* Kernels have numbers from 0 on; in the place of one, ECE408_CHOSEN stands for the one that
+ * ece408_choose gives. */
+enum { ECE408_CHOSEN = -1 };
 
-/* Stride 1, dilation 1, one group, and kernels of 3, 5 or 7 rows and columns, with half the
- * products or fewer. Whole numbers are exact while the products of a sum times the largest |x| and
- * |w| stay below 2^18. */
-ECE408_EXPORT int ece408_winograd_forward_f32(const ece408_problem* problem, const float* x,
-                                              const float* w, const float* bias, float* y,
-                                              int accumulate, int threads, int isa);
-/* The same for the gradient for x; padding less than the kernel. */
-ECE408_EXPORT int ece408_winograd_backward_data_f32(const ece408_problem* problem, const float* w,
-                                                    const float* dy, float* dx, int accumulate,
-                                                    int threads, int isa);
+/* A kernel's name, or null for a number that is none's. */
+ECE408_EXPORT const char* ece408_kernel_name(int kernel);
 
-/* Groups of one channel, square kernels of 3 or 5, and stride 1 or, without dilation, 2; the
- * gradient for x of stride 1 and one filter a group. */
-ECE408_EXPORT int ece408_depthwise_forward_f32(const ece408_problem* problem, const float* x,
-                                               const float* w, const float* bias, float* y,
-                                               int accumulate, int threads, int isa);
-ECE408_EXPORT int ece408_depthwise_backward_data_f32(const ece408_problem* problem, const float* w,
-                                                     const float* dy, float* dx, int accumulate,
-                                                     int threads, int isa);
+/* The number of the kernel that computes a problem on arrays of elements of 2, 4 or 8 bytes:
+ * expected to be the fastest, from what the layer is. ECE408_CHOSEN for what is no convolution. It
+ * takes less than a microsecond. */
+ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, int element_bytes,
+                                int isa);
 
-/* Any convolution, in all directions. `bias` may be null. */
-#define ECE408_GENERAL(T, suffix)                                                                \
-    ECE408_EXPORT int ece408_general_forward_##suffix(                                           \
-        const ece408_problem* problem, const T* x, const T* w, const T* bias, T* y,              \
-        int accumulate, int threads, int isa);                                                   \
-    ECE408_EXPORT int ece408_general_backward_data_##suffix(                                     \
+/* Any convolution, in all directions; `bias` may be null. A kernel that is asked for refuses what
+ * it cannot do: choice.cpp says what that is. Where weights are not all finite another one may
+ * compute in the place of `direct` and `depthwise`. With `winograd` and `filters_as_lanes_pairs`
+ * whole numbers are exact while the products of a sum times the largest |x| and |w| stay below
+ * 2^18 and 2^21. */
+#define ECE408_FAST(T, suffix)                                                                   \
+    ECE408_EXPORT int ece408_forward_##suffix(const ece408_problem* problem, const T* x,         \
+                                              const T* w, const T* bias, T* y, int accumulate,   \
+                                              int threads, int isa, int kernel);                 \
+    ECE408_EXPORT int ece408_backward_data_##suffix(                                             \
         const ece408_problem* problem, const T* w, const T* dy, T* dx, int accumulate,           \
-        int threads, int isa);                                                                   \
-    ECE408_EXPORT int ece408_general_backward_weight_##suffix(                                   \
+        int threads, int isa, int kernel);                                                       \
+    ECE408_EXPORT int ece408_backward_weight_##suffix(                                           \
         const ece408_problem* problem, const T* x, const T* dy, T* dw, int accumulate,           \
-        int threads, int isa);
+        int threads, int isa, int kernel);
 
 /* The textbook loops, any convolution, sums in double. `bias` may be null. */
 #define ECE408_REFERENCE(T, suffix)                                                              \
@@ -111,7 +102,7 @@ ECE408_EXPORT int ece408_depthwise_backward_data_f32(const ece408_problem* probl
     ECE408_EXPORT int ece408_reference_backward_bias_##suffix(                                   \
         const ece408_problem* problem, const T* dy, T* dbias, int accumulate, int threads);
 
-#define ECE408_ALL(T, suffix) ECE408_GENERAL(T, suffix) ECE408_REFERENCE(T, suffix)
+#define ECE408_ALL(T, suffix) ECE408_FAST(T, suffix) ECE408_REFERENCE(T, suffix)
 
 ECE408_ALL(float, f32)
 ECE408_ALL(double, f64)

@@ -11,17 +11,16 @@
 // source is four domains instead, and there is one such sum for each.
 #pragma once
 
-#include <stdlib.h>
-
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
+#include "buffer.h"
 #include "flat_image.h"
 #include "lanes.h"
-#include "winograd_f23.h"
 #include "team.h"
 #include "textbook.h"
+#include "winograd_f23.h"
 
 namespace ece408 {
 namespace {
@@ -35,8 +34,6 @@ constexpr int64_t kDeepBlock = 256;
 constexpr int64_t kDeepStretch = 256;
 // Pieces for each thread that a block of filters is cut into.
 constexpr int64_t kDeepSlices = 2;
-// The largest window, in taps, that is taken by pairs of rows.
-constexpr int64_t kDeepPairTaps = 25;
 
 // The output pixels (row + i * row_step, column + j * column_step), and the taps they sum.
 struct Phase {
@@ -50,9 +47,7 @@ struct DeepTap {
 };
 
 // A sum over channels and taps for images of one group's channels.
-struct Deep {
-    int64_t batch, groups, in_channels, out_channels;
-    int64_t height, width, out_height, out_width;
+struct Deep : Shape {
     int64_t step_h, step_w;          // of the source from output pixel to output pixel
     int64_t out_step_h, out_step_w;  // of the output from pixel to pixel of a phase
     int64_t top, left, rows, row;    // the padded source: its border and its size
@@ -61,22 +56,19 @@ struct Deep {
     bool by_pairs;
     Pairs pairs;        // then: how rows are taken,
     int64_t direction;  // and the step from a tap's row of the weights to the next tap's
-    Phase* phase;
-    DeepTap* tap;
-    void* memory;
+    Buffer<Phase> phase;
+    Buffer<DeepTap> tap;
 };
 
-// False without memory. The caller frees deep->memory.
-inline bool allocate(Deep* deep, int64_t phases, int64_t window) {
-    const size_t bytes = static_cast<size_t>(phases) * sizeof(Phase) +
-                         static_cast<size_t>(window) * sizeof(DeepTap);
-    deep->memory = malloc(bytes);
-    deep->phase = static_cast<Phase*>(deep->memory);
-    deep->tap = reinterpret_cast<DeepTap*>(deep->phase + phases);
+// A sum for images of such a shape. False without memory.
+inline bool begin(const Shape& shape, int64_t phases, int64_t window, Deep* deep) {
+    static_cast<Shape&>(*deep) = shape;
+    deep->phase = Buffer<Phase>(phases);
+    deep->tap = Buffer<DeepTap>(window);
     deep->phases = phases;
     deep->window = 0;
     deep->by_pairs = false;
-    return deep->memory != nullptr;
+    return deep->phase && deep->tap;
 }
 
 // The border and size of the padded source, from all taps.
@@ -101,11 +93,7 @@ inline void pad_source(Deep* d) {
 }
 
 inline bool deep_forward(const Sweep& s, Deep* d) {
-    if (!allocate(d, 1, s.kernel_h * s.kernel_w)) return false;
-    d->batch = s.batch, d->groups = s.groups;
-    d->in_channels = s.in_channels, d->out_channels = s.out_channels;
-    d->height = s.height, d->width = s.width;
-    d->out_height = s.out_height, d->out_width = s.out_width;
+    if (!begin(s, 1, s.kernel_h * s.kernel_w, d)) return false;
     d->step_h = s.stride_h, d->step_w = s.stride_w;
     d->out_step_h = d->out_step_w = 1;
     for (int64_t p = 0; p < s.kernel_h; ++p)
@@ -120,11 +108,8 @@ inline int64_t floor_divide(int64_t a, int64_t b) { return (a - ((a % b + b) % b
 
 // `s` describes the forward pass; this, the gradient for its source.
 inline bool deep_backward(const Sweep& s, Deep* d) {
-    if (!allocate(d, s.stride_h * s.stride_w, s.kernel_h * s.kernel_w)) return false;
-    d->batch = s.batch, d->groups = s.groups;
-    d->in_channels = s.out_channels, d->out_channels = s.in_channels;
-    d->height = s.out_height, d->width = s.out_width;
-    d->out_height = s.height, d->out_width = s.width;
+    if (!begin(gradient_shape(s), s.stride_h * s.stride_w, s.kernel_h * s.kernel_w, d))
+        return false;
     d->step_h = d->step_w = 1;
     d->out_step_h = s.stride_h, d->out_step_w = s.stride_w;
     for (int64_t n = 0; n < d->phases; ++n) {
@@ -151,14 +136,10 @@ inline bool deep_backward(const Sweep& s, Deep* d) {
 // Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains.
 inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
     const Pairs pairs = pairs_of(s.kernel_h, s.out_height);
-    if (!allocate(d, kDomains, pairs.taps() * s.kernel_w)) return false;
+    if (!begin(s, kDomains, pairs.taps() * s.kernel_w, d)) return false;
     d->by_pairs = true;
     d->pairs = pairs;
     d->direction = turned ? -1 : 1;
-    d->batch = s.batch, d->groups = s.groups;
-    d->in_channels = s.in_channels, d->out_channels = s.out_channels;
-    d->height = s.height, d->width = s.width;
-    d->out_height = s.out_height, d->out_width = s.out_width;
     d->step_h = d->step_w = d->out_step_h = d->out_step_w = 1;
     d->top = s.pad_h, d->left = s.pad_w;
     d->rows = kDomains * pairs.starts();
@@ -313,13 +294,14 @@ struct DeepPlan {
     DeepWeights<T> weights;
     Textbook book;    // of the output
     int64_t blocks;   // of filters, in a group
-    int64_t* offset;  // per phase [channel][tap]: from pixel (0, 0)'s place in the padded source
+    // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source.
+    Buffer<int64_t> offset;
 
     int64_t channel() const { return deep.rows * deep.row; }
-    int64_t image() const { return deep.groups * deep.in_channels * channel(); }
+    int64_t image() const { return deep.groups * deep.group_channels * channel(); }
     int64_t first(int64_t block) const { return block * kDeepVectors * Lanes<Sum>::count; }
     int64_t filters(int64_t block) const {
-        const int64_t left = deep.out_channels - first(block);
+        const int64_t left = deep.group_filters - first(block);
         const int64_t most = kDeepVectors * Lanes<Sum>::count;
         return left < most ? left : most;
     }
@@ -328,7 +310,7 @@ struct DeepPlan {
     }
     // Packed weights of a whole block, all phases.
     int64_t packed() const {
-        return deep.in_channels * deep.window * kDeepVectors * Lanes<Sum>::count;
+        return deep.group_channels * deep.window * kDeepVectors * Lanes<Sum>::count;
     }
     int64_t stretch_rows(const Phase& phase) const {
         const int64_t rows = kDeepStretch / (phase.columns > 0 ? phase.columns : 1);
@@ -345,8 +327,8 @@ struct DeepPlan {
     void fill_offsets() {
         for (int64_t n = 0; n < deep.phases; ++n) {
             const Phase& phase = deep.phase[n];
-            int64_t* next = offset + deep.in_channels * phase.first_tap;
-            for (int64_t c = 0; c < deep.in_channels; ++c)
+            int64_t* next = offset + deep.group_channels * phase.first_tap;
+            for (int64_t c = 0; c < deep.group_channels; ++c)
                 for (int64_t t = 0; t < phase.taps; ++t) {
                     const DeepTap& tap = deep.tap[phase.first_tap + t];
                     const int64_t border =
@@ -365,13 +347,13 @@ struct DeepPlan {
         const bool whole = deep.phases == 1;
         if (whole && weights.channel_step == deep.window) {
             interleave(first, weights.filter_step, filters(block), wide,
-                       deep.in_channels * deep.window, out);
+                       deep.group_channels * deep.window, out);
             return;
         }
         for (int64_t n = 0; n < deep.phases; ++n) {
             const Phase& phase = deep.phase[n];
             const DeepTap* taps = deep.tap + phase.first_tap;
-            for (int64_t c = 0; c < deep.in_channels; ++c, out += phase.taps * wide) {
+            for (int64_t c = 0; c < deep.group_channels; ++c, out += phase.taps * wide) {
                 const T* from = first + c * weights.channel_step;
                 if (whole) {
                     interleave(from, weights.filter_step, filters(block), wide, phase.taps, out);
@@ -387,12 +369,12 @@ struct DeepPlan {
     // The same for domains, whose weights are sums of up to three taps. A few channels at a time.
     void pack_pairs(int64_t block, const T* first, Sum* out) const {
         constexpr int64_t kChannels = 4;
-        Sum taps[kChannels * kDeepPairTaps * kDeepVectors * Lanes<Sum>::count];
+        Sum taps[kChannels * kMostPairTaps * kDeepVectors * Lanes<Sum>::count];
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
         const int64_t window = deep.pairs.kernel * weights.kernel_w;
         const bool together = weights.channel_step == window;
-        for (int64_t c = 0; c < deep.in_channels; c += kChannels) {
-            const int64_t left = deep.in_channels - c, count = left < kChannels ? left : kChannels;
+        for (int64_t c = 0; c < deep.group_channels; c += kChannels) {
+            const int64_t left = deep.group_channels - c, count = left < kChannels ? left : kChannels;
             const T* from = first + c * weights.channel_step;
             for (int64_t i = 0; i < (together ? 1 : count); ++i)
                 interleave(from + i * weights.channel_step, weights.filter_step, filters(block),
@@ -406,7 +388,7 @@ struct DeepPlan {
     void combine_taps(int64_t c, const Sum* taps, int64_t wide, Sum* out) const {
         for (int t = 0; t < kDomains; ++t) {
             const Phase& phase = deep.phase[t];
-            Sum* to = out + (deep.in_channels * phase.first_tap + c * phase.taps) * wide;
+            Sum* to = out + (deep.group_channels * phase.first_tap + c * phase.taps) * wide;
             for (int64_t k = 0; k < phase.taps; ++k, to += wide) {
                 const DeepTap& tap = deep.tap[phase.first_tap + k];
                 const Sum* g0 = taps + (tap.p * weights.kernel_w + tap.q) * wide;
@@ -466,10 +448,10 @@ struct DeepPlan {
                   int64_t begin, int64_t end, const Sum* packed, Sum* sums) const {
         const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
         const int64_t tiles = (phase.columns + kDeepPixels - 1) / kDeepPixels;
-        const int64_t products = deep.in_channels * phase.taps;
-        const Sum* weights = packed + deep.in_channels * phase.first_tap * wide;
-        const int64_t* offsets = offset + deep.in_channels * phase.first_tap;
-        image += group * deep.in_channels * channel();
+        const int64_t products = deep.group_channels * phase.taps;
+        const Sum* weights = packed + deep.group_channels * phase.first_tap * wide;
+        const int64_t* offsets = offset + deep.group_channels * phase.first_tap;
+        image += group * deep.group_channels * channel();
         int64_t done = 0;
         do {
             const int64_t left = products - done;
@@ -494,7 +476,7 @@ struct DeepPlan {
                     const T* bias, bool accumulate, Sum* sums, T* y) const {
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
         const bool finite = all_finite(sums, (end - begin) * phase.columns * wide);
-        const int64_t filter = group * deep.out_channels + first(block);
+        const int64_t filter = group * deep.group_filters + first(block);
         const int64_t plane = deep.out_height * deep.out_width;
         for (int64_t i = begin; i < end; ++i, sums += phase.columns * wide) {
             const int64_t row = phase.row + i * (deep.by_pairs ? 2 : deep.out_step_h);
@@ -558,12 +540,12 @@ struct DeepPlan {
 template <class T, class Sum>
 bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book,
               const T* source, const T* bias, T* out, bool accumulate, int threads) {
-    DeepPlan<T, Sum> plan = {deep, weights, book, 0, nullptr};
+    DeepPlan<T, Sum> plan = {deep, weights, book, 0, {}};
     const int64_t most = kDeepVectors * Lanes<Sum>::count;
-    plan.blocks = (deep.out_channels + most - 1) / most;
-    const int64_t channels = deep.groups * deep.in_channels, pixels = deep.height * deep.width;
+    plan.blocks = (deep.group_filters + most - 1) / most;
+    const int64_t channels = deep.groups * deep.group_channels, pixels = deep.height * deep.width;
     const int64_t out_image =
-        deep.groups * deep.out_channels * deep.out_height * deep.out_width;
+        deep.groups * deep.group_filters * deep.out_height * deep.out_width;
     const int64_t units = deep.groups * plan.blocks;
     const bool by_image = deep.batch >= 2 * threads || threads == 1;
     // Blocks of filters that threads cannot share evenly are cut by rows as well, and packed first.
@@ -572,53 +554,47 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const Textbook& b
     const bool packs_first = by_image || slices > 1;
     const int64_t images = by_image ? threads : 1;
     const int64_t packs = packs_first ? units : threads;
-    const size_t sums =
-        static_cast<size_t>(images * plan.image() + threads * plan.sums() + packs * plan.packed());
-    const size_t offsets = static_cast<size_t>(deep.in_channels * deep.window);
-    Sum* memory = static_cast<Sum*>(malloc(sums * sizeof(Sum)));
-    plan.offset = static_cast<int64_t*>(malloc(offsets * sizeof(int64_t) + 1));
-    const bool ready = memory && plan.offset;
-    if (ready) {
-        plan.fill_offsets();
-        Sum* scratch = memory + images * plan.image();
-        Sum* packed = scratch + threads * plan.sums();
-        const auto pad = [&](int64_t b, int64_t c, Sum* image) {
-            plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
-        };
-        const auto pack = [&](int64_t unit, int) {
-            plan.pack(unit, packed + unit * plan.packed());
-        };
-        if (by_image) {
-            share(threads, units, pack);
-            share(threads, deep.batch, [&](int64_t b, int member) {
-                Sum* image = memory + member * plan.image();
-                for (int64_t c = 0; c < channels; ++c) pad(b, c, image);
-                for (int64_t unit = 0; unit < units; ++unit)
-                    plan.run_block(image, unit, 0, 1, packed + unit * plan.packed(), bias,
-                                   accumulate, scratch + member * plan.sums(),
-                                   out + b * out_image);
-            });
-        }
-        for (int64_t b = 0; b < (by_image ? 0 : deep.batch); ++b) {
-            const int64_t packing = packs_first && b == 0 ? units : 0;
-            share(threads, packing + channels, [&](int64_t at, int member) {
-                if (at < packing)
-                    pack(at, member);
-                else
-                    pad(b, at - packing, memory);
-            });
-            share(threads, units * slices, [&](int64_t at, int member) {
-                const int64_t unit = at / slices;
-                const Sum* own = packed + (packs_first ? unit : member) * plan.packed();
-                if (!packs_first) plan.pack(unit, packed + member * plan.packed());
-                plan.run_block(memory, unit, at % slices, slices, own, bias, accumulate,
-                               scratch + member * plan.sums(), out + b * out_image);
-            });
-        }
+    const Buffer<Sum> memory(images * plan.image() + threads * plan.sums() +
+                             packs * plan.packed());
+    plan.offset = Buffer<int64_t>(deep.group_channels * deep.window);
+    if (!memory || !plan.offset) return false;
+    plan.fill_offsets();
+    Sum* scratch = memory + images * plan.image();
+    Sum* packed = scratch + threads * plan.sums();
+    const auto pad = [&](int64_t b, int64_t c, Sum* image) {
+        plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
+    };
+    const auto pack = [&](int64_t unit, int) {
+        plan.pack(unit, packed + unit * plan.packed());
+    };
+    if (by_image) {
+        share(threads, units, pack);
+        share(threads, deep.batch, [&](int64_t b, int member) {
+            Sum* image = memory + member * plan.image();
+            for (int64_t c = 0; c < channels; ++c) pad(b, c, image);
+            for (int64_t unit = 0; unit < units; ++unit)
+                plan.run_block(image, unit, 0, 1, packed + unit * plan.packed(), bias,
+                               accumulate, scratch + member * plan.sums(),
+                               out + b * out_image);
+        });
     }
-    free(plan.offset);
-    free(memory);
-    return ready;
+    for (int64_t b = 0; b < (by_image ? 0 : deep.batch); ++b) {
+        const int64_t packing = packs_first && b == 0 ? units : 0;
+        share(threads, packing + channels, [&](int64_t at, int member) {
+            if (at < packing)
+                pack(at, member);
+            else
+                pad(b, at - packing, memory);
+        });
+        share(threads, units * slices, [&](int64_t at, int member) {
+            const int64_t unit = at / slices;
+            const Sum* own = packed + (packs_first ? unit : member) * plan.packed();
+            if (!packs_first) plan.pack(unit, packed + member * plan.packed());
+            plan.run_block(memory, unit, at % slices, slices, own, bias, accumulate,
+                           scratch + member * plan.sums(), out + b * out_image);
+        });
+    }
+    return true;
 }
 
 }  // namespace

@@ -7,8 +7,7 @@
 // divide the tiles of one stretch among themselves.
 #pragma once
 
-#include <stdlib.h>
-
+#include "buffer.h"
 #include "filters_as_lanes.h"
 #include "team.h"
 #include "weight_totals.h"
@@ -16,8 +15,6 @@
 namespace ece408 {
 namespace {
 
-// With fewer filters most lanes would be idle.
-constexpr int64_t kDeepLeastFilters = 8;
 // Products after which a partial sum ends, if they make whole rows.
 constexpr int64_t kOuterBlock = 512;
 // Pixels of dy for which images are laid out at once.
@@ -93,7 +90,7 @@ struct OuterPlan {
 
     int64_t folds() const { return s.kernel_h / fold; }
     int64_t units() const { return s.groups * folds() * runs * pieces * blocks; }
-    int64_t pixel() const { return fold * s.in_channels; }
+    int64_t pixel() const { return fold * s.group_channels; }
     int64_t image() const { return s.groups * rows * row * pixel(); }
     int64_t gradient() const { return s.groups * blocks * s.out_height * s.out_width * lanes; }
     OuterUnit unit(int64_t index) const {
@@ -114,13 +111,13 @@ inline OuterPlan plan_outer(const Sweep& s, int64_t lanes) {
     OuterPlan plan = {};
     plan.s = s;
     // Of few channels, whole columns of the kernel's window are laid out side by side.
-    plan.fold = s.in_channels * s.kernel_w < kDeepPixels ? s.kernel_h : 1;
+    plan.fold = s.group_channels * s.kernel_w < kDeepPixels ? s.kernel_h : 1;
     // Without dilation a kernel row's taps and their channels are one run of neighbours.
     plan.runs = s.dilate_w == 1 ? 1 : s.kernel_w;
     plan.run = plan.pixel() * (s.dilate_w == 1 ? s.kernel_w : 1);
     plan.pieces = (plan.run + kDeepPixels - 1) / kDeepPixels;
-    plan.lanes = s.out_channels > lanes ? kDeepVectors * lanes : lanes;
-    plan.blocks = (s.out_channels + plan.lanes - 1) / plan.lanes;
+    plan.lanes = s.group_filters > lanes ? kDeepVectors * lanes : lanes;
+    plan.blocks = (s.group_filters + plan.lanes - 1) / plan.lanes;
     plan.rows = plan.fold > 1 ? s.out_height
                               : (s.out_height - 1) * s.stride_h + (s.kernel_h - 1) * s.dilate_h + 1;
     plan.row = (s.out_width - 1) * s.stride_w + (s.kernel_w - 1) * s.dilate_w + 1;
@@ -141,9 +138,9 @@ void lay_out_row(const OuterPlan& plan, const T* source, int64_t y, Sum* out) {
         const int64_t at = plan.fold > 1 ? y * s.stride_h + p * s.dilate_h : y;
         const int64_t from = at - s.pad_h;
         if (from < 0 || from >= s.height) continue;
-        for (int64_t c = 0; c < s.in_channels; ++c) {
+        for (int64_t c = 0; c < s.group_channels; ++c) {
             const T* line = source + (c * s.height + from) * s.width - s.pad_w;
-            Sum* to = out + p * s.in_channels + c;
+            Sum* to = out + p * s.group_channels + c;
             for (int64_t x = begin; x < end; ++x) to[x * plan.pixel()] = widen(line[x]);
         }
     }
@@ -155,7 +152,7 @@ void lay_out_gradient(const OuterPlan& plan, const T* dy, int64_t block, int64_t
                       int64_t pixels, Sum* out) {
     const Sweep& s = plan.s;
     const int64_t plane = s.out_height * s.out_width, m = block * plan.lanes;
-    const int64_t left = s.out_channels - m;
+    const int64_t left = s.group_filters - m;
     interleave(dy + m * plane + first_pixel, plane, left < plan.lanes ? left : plan.lanes,
                plan.lanes, pixels, out);
 }
@@ -193,13 +190,13 @@ void put_outer(const OuterPlan& plan, const OuterUnit& u, const WeightTotals& to
     using Sum = typename Number<T>::Sum;
     const Sweep& s = plan.s;
     for (int64_t n = 0; n < u.count; ++n) {
-        const int64_t at = u.begin + n, q = u.q + at / plan.pixel(), c = at % s.in_channels;
-        const int64_t p = u.p + at % plan.pixel() / s.in_channels;
+        const int64_t at = u.begin + n, q = u.q + at / plan.pixel(), c = at % s.group_channels;
+        const int64_t p = u.p + at % plan.pixel() / s.group_channels;
         for (int64_t lane = 0; lane < plan.lanes; ++lane) {
             const int64_t m = u.block * plan.lanes + lane;
-            if (m >= s.out_channels) break;
-            const int64_t filter = u.group * s.out_channels + m;
-            T* to = dw + ((filter * s.in_channels + c) * s.kernel_h + p) * s.kernel_w + q;
+            if (m >= s.group_filters) break;
+            const int64_t filter = u.group * s.group_filters + m;
+            T* to = dw + ((filter * s.group_channels + c) * s.kernel_h + p) * s.kernel_w + q;
             const double total =
                 book.settled(totals.total(index + n * plan.lanes + lane), to);
             narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
@@ -216,8 +213,8 @@ struct OuterLayout {
     Sum* images;
     Sum* gradients;
 
-    static size_t floats(const OuterPlan& plan) {
-        return static_cast<size_t>(plan.images * (plan.image() + plan.gradient()));
+    static int64_t floats(const OuterPlan& plan) {
+        return plan.images * (plan.image() + plan.gradient());
     }
     OuterLayout(const OuterPlan& plan, const T* x, const T* dy, Sum* memory)
         : plan(plan), x(x), dy(dy), images(memory),
@@ -231,14 +228,14 @@ struct OuterLayout {
     void row(int64_t first, int64_t at) const {
         const Sweep& s = plan.s;
         const int64_t of = first * s.groups + at / plan.rows;
-        lay_out_row(plan, x + of * s.in_channels * s.height * s.width, at % plan.rows,
+        lay_out_row(plan, x + of * s.group_channels * s.height * s.width, at % plan.rows,
                     images + at * plan.row * plan.pixel());
     }
     void gradient_row(int64_t first, int64_t at) const {
         const Sweep& s = plan.s;
         const int64_t block = at / s.out_height % plan.blocks;
         const int64_t of = first * s.groups + at / s.out_height / plan.blocks;
-        lay_out_gradient(plan, dy + of * s.out_channels * s.out_height * s.out_width, block,
+        lay_out_gradient(plan, dy + of * s.group_filters * s.out_height * s.out_width, block,
                          at % s.out_height * s.out_width, s.out_width,
                          gradients + at * s.out_width * plan.lanes);
     }
@@ -286,23 +283,18 @@ bool run_deep_weight(const Sweep& s, const Textbook& book, const T* x, const T* 
                      bool accumulate, int threads) {
     const OuterPlan plan = plan_outer(s, Lanes<Sum>::count);
     const int64_t tile = kDeepPixels * plan.lanes, units = plan.units();
-    WeightTotals totals = weight_totals(units * tile, s.batch);
-    const int64_t floats = static_cast<int64_t>(OuterLayout<T, Sum>::floats(plan));
-    const int64_t layouts = totals.stretches > 1 ? threads : 1;
-    Sum* memory = static_cast<Sum*>(malloc(static_cast<size_t>(layouts * floats) * sizeof(Sum)));
-    const bool ready = totals.sums && memory;
-    if (ready) {
-        const auto layout = [&](int64_t member) {
-            return OuterLayout<T, Sum>(plan, x, dy, memory + member * floats);
-        };
-        add_images(totals, layout, threads);
-        share(threads, units, [&](int64_t unit, int) {
-            put_outer(plan, plan.unit(unit), totals, unit * tile, book, accumulate, dw);
-        });
-    }
-    free(memory);
-    free(totals.sums);
-    return ready;
+    const WeightTotals totals = weight_totals(units * tile, s.batch);
+    const int64_t floats = OuterLayout<T, Sum>::floats(plan);
+    const Buffer<Sum> memory((totals.stretches > 1 ? threads : 1) * floats);
+    if (!totals.sums || !memory) return false;
+    const auto layout = [&](int64_t member) {
+        return OuterLayout<T, Sum>(plan, x, dy, memory + member * floats);
+    };
+    add_images(totals, layout, threads);
+    share(threads, units, [&](int64_t unit, int) {
+        put_outer(plan, plan.unit(unit), totals, unit * tile, book, accumulate, dw);
+    });
+    return true;
 }
 
 }  // namespace

@@ -14,20 +14,35 @@
 #include <string.h>
 
 #include "half.h"
+#include "shape.h"
 
 namespace ece408 {
 namespace {
 
 // A convolution over images of one group's channels. Source pixels lie `spread` apart, zeros in
 // between (1: no zeros); a negative pad leaves out the border.
-struct Sweep {
-    int64_t batch, groups;
-    int64_t in_channels, out_channels;  // of one group
-    int64_t height, width;              // of a source image
-    int64_t out_height, out_width;
-    int64_t kernel_h, kernel_w, stride_h, stride_w, dilate_h, dilate_w;
-    int64_t pad_h, pad_w, spread_h, spread_w;
+struct Sweep : Shape {
+    int64_t spread_h, spread_w;
 };
+
+inline Sweep forward_sweep(const Shape& s) {
+    Sweep sweep = {s, 1, 1};
+    // A single output row has no next one: its stride, of whatever size, means nothing.
+    if (s.out_height == 1) sweep.stride_h = 1;
+    if (s.out_width == 1) sweep.stride_w = 1;
+    return sweep;
+}
+
+// x's gradient: dy, spread by the stride, swept with the kernel turned round, so that each pixel
+// of x meets every output that read it.
+inline Sweep backward_sweep(const Shape& s) {
+    const Sweep forward = forward_sweep(s);
+    Sweep sweep = {gradient_shape(s), forward.stride_h, forward.stride_w};
+    sweep.stride_h = sweep.stride_w = 1;
+    sweep.pad_h = (s.kernel_h - 1) * s.dilate_h - s.pad_h;
+    sweep.pad_w = (s.kernel_w - 1) * s.dilate_w - s.pad_w;
+    return sweep;
+}
 
 struct FlatImage {
     int64_t row;      // pixels in a row

@@ -9,11 +9,12 @@
 #endif
 
 namespace ece408 {
-namespace {
 
 struct Half {
     uint16_t bits;
 };
+
+namespace {
 
 inline float float_of_bits(uint32_t bits) {
     float value;

@@ -14,8 +14,7 @@
 // of work are independent of each other, and do not depend on the number of threads.
 #pragma once
 
-#include <stdlib.h>
-
+#include "buffer.h"
 #include "filters_as_lanes.h"
 #include "team.h"
 #include "weight_sums.h"
@@ -28,6 +27,11 @@ constexpr int64_t kLeastPieces = 16;
 // Sums that a thread keeps of dx.
 constexpr int64_t kMostKept = 1 << 19;
 
+template <class T>
+int64_t bytes_of(int64_t count) {
+    return count * static_cast<int64_t>(sizeof(T));
+}
+
 inline int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
 
 // The taps and output pixels of one group.
@@ -35,7 +39,7 @@ struct Patches {
     Sweep s;
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
-    int64_t taps() const { return s.in_channels * window(); }
+    int64_t taps() const { return s.group_channels * window(); }
     int64_t pixels() const { return s.out_height * s.out_width; }
     int64_t all_pixels() const { return s.batch * pixels(); }
 };
@@ -107,16 +111,15 @@ struct PutBack : Patches {
     int64_t rows, row;         // of a plane
 
     int64_t image_parts() const { return divide_up(s.batch, images); }
-    int64_t channel_parts() const { return divide_up(s.in_channels, channels); }
+    int64_t channel_parts() const { return divide_up(s.group_channels, channels); }
     int64_t pieces() const { return s.groups * image_parts() * channel_parts(); }
     int64_t kept() const { return images * channels * rows * row; }
     // Bytes of a thread: planes, factors, a panel and a tile.
     template <class Sum>
-    size_t bytes() const {
-        const int64_t factors = round_up(block, kDeepPixels) * s.out_channels;
-        const int64_t sums = factors + (s.out_channels + kDeepPixels) * kPanel<Sum>;
-        return static_cast<size_t>(kept()) * sizeof(double) +
-               static_cast<size_t>(sums) * sizeof(Sum);
+    int64_t bytes() const {
+        const int64_t factors = round_up(block, kDeepPixels) * s.group_filters;
+        const int64_t sums = factors + (s.group_filters + kDeepPixels) * kPanel<Sum>;
+        return bytes_of<double>(kept()) + bytes_of<Sum>(sums);
     }
 };
 
@@ -124,14 +127,14 @@ inline PutBack plan_put_back(const Sweep& s) {
     PutBack plan = {{s}, 0, 0, 0, 0, 0};
     plan.rows = (s.out_height - 1) * s.stride_h + (s.kernel_h - 1) * s.dilate_h + 1;
     plan.row = (s.out_width - 1) * s.stride_w + (s.kernel_w - 1) * s.dilate_w + 1;
-    plan.channels = at_most(divide_up(256, plan.window()), s.in_channels);
+    plan.channels = at_most(divide_up(256, plan.window()), s.group_channels);
     // Images enough to use weights more than once.
     plan.images = at_most(divide_up(128, plan.pixels()), s.batch);
     while (plan.images > 1 && (plan.pieces() < kLeastPieces || plan.kept() > kMostKept))
         plan.images = divide_up(plan.images, 2);
     while (plan.channels > 1 && plan.kept() > kMostKept)
         plan.channels = divide_up(plan.channels, 2);
-    const int64_t most = (1 << 16) / s.out_channels;
+    const int64_t most = (1 << 16) / s.group_filters;
     plan.block = at_most(plan.images * plan.pixels(), most < 16 ? 16 : most > 256 ? 256 : most);
     return plan;
 }
@@ -182,15 +185,15 @@ struct PutBackCall {
                       Sum* out) const {
         const Sweep& s = plan.s;
         const int64_t plane = plan.pixels(), tiles = divide_up(count, kDeepPixels);
-        for (int64_t tile = 0; tile < tiles; ++tile, out += kDeepPixels * s.out_channels) {
+        for (int64_t tile = 0; tile < tiles; ++tile, out += kDeepPixels * s.group_filters) {
             const int64_t begin = first + count * tile / tiles;
             const int64_t end = first + count * (tile + 1) / tiles;
             for (int64_t at = begin; at < end;) {
                 const int64_t b = image + at / plane, pixel = at % plane;
                 const int64_t run = at_most(end - at, plane - pixel);
-                const T* from = dy + (b * s.groups + group) * s.out_channels * plane + pixel;
+                const T* from = dy + (b * s.groups + group) * s.group_filters * plane + pixel;
                 Sum* to = out + at - begin;
-                for (int64_t m = 0; m < s.out_channels; ++m, from += plane, to += kDeepPixels)
+                for (int64_t m = 0; m < s.group_filters; ++m, from += plane, to += kDeepPixels)
                     for (int64_t k = 0; k < run; ++k) to[k] = widen(from[k]);
                 at += run;
             }
@@ -198,8 +201,8 @@ struct PutBackCall {
     }
     // A panel's weights as [filter][lane].
     void copy_weights(int64_t group, const Panel<Sum>& panel, Sum* out) const {
-        const T* from = w + group * plan.s.out_channels * plan.taps() + panel.first;
-        for (int64_t m = 0; m < plan.s.out_channels; ++m, from += plan.taps()) {
+        const T* from = w + group * plan.s.group_filters * plan.taps() + panel.first;
+        for (int64_t m = 0; m < plan.s.group_filters; ++m, from += plan.taps()) {
             for (int64_t k = 0; k < panel.count; ++k) out[k] = widen(from[k]);
             for (int64_t k = panel.count; k < panel.lanes(); ++k) out[k] = 0;
             out += panel.lanes();
@@ -227,14 +230,14 @@ struct PutBackCall {
         piece /= plan.channel_parts();
         const int64_t image = piece % plan.image_parts() * plan.images;
         const int64_t group = piece / plan.image_parts();
-        const int64_t channels = at_most(plan.channels, s.in_channels - first_channel);
+        const int64_t channels = at_most(plan.channels, s.group_channels - first_channel);
         const int64_t images = at_most(plan.images, s.batch - image);
         const int64_t pixels = images * plan.pixels(), plane = plan.rows * plan.row;
         const int64_t last = (first_channel + channels) * plan.window();
         double* planes = static_cast<double*>(memory);
         Sum* factors = reinterpret_cast<Sum*>(planes + plan.kept());
-        Sum* weights = factors + round_up(plan.block, kDeepPixels) * s.out_channels;
-        Sum* sums = weights + s.out_channels * kPanel<Sum>;
+        Sum* weights = factors + round_up(plan.block, kDeepPixels) * s.group_filters;
+        Sum* sums = weights + s.group_filters * kPanel<Sum>;
         memset(planes, 0, static_cast<size_t>(plan.kept()) * sizeof(double));
         for (int64_t pixel = 0; pixel < pixels; pixel += plan.block) {
             const int64_t count = at_most(plan.block, pixels - pixel);
@@ -245,8 +248,8 @@ struct PutBackCall {
                 copy_weights(group, panel, weights);
                 for (int64_t tile = 0; tile < tiles; ++tile) {
                     const int64_t begin = count * tile / tiles, end = count * (tile + 1) / tiles;
-                    sum_panel(factors + tile * kDeepPixels * s.out_channels, end - begin,
-                              kDeepPixels, s.out_channels, weights, panel.vectors(), offsets,
+                    sum_panel(factors + tile * kDeepPixels * s.group_filters, end - begin,
+                              kDeepPixels, s.group_filters, weights, panel.vectors(), offsets,
                               sums);
                     add_patches(plan, panel, first_channel, pixel + begin, end - begin, sums,
                                 planes);
@@ -256,7 +259,7 @@ struct PutBackCall {
         for (int64_t b = 0; b < images; ++b)
             for (int64_t c = 0; c < channels; ++c)
                 put(planes + (b * plan.channels + c) * plane,
-                    dx + (((image + b) * s.groups + group) * s.in_channels + first_channel + c) *
+                    dx + (((image + b) * s.groups + group) * s.group_channels + first_channel + c) *
                              s.height * s.width);
     }
 };
@@ -269,15 +272,14 @@ bool put_back_patches(const Sweep& s, const Textbook& book, const T* w, const T*
     const PutBack plan = plan_put_back(s);
     const int64_t pieces = plan.pieces();
     const int team = static_cast<int>(at_most(threads, pieces));
-    const size_t bytes = (plan.bytes<Sum>() + 63) / 64 * 64;
-    char* memory = static_cast<char*>(malloc(static_cast<size_t>(team) * bytes));
+    const int64_t bytes = round_up(plan.bytes<Sum>(), 64);
+    const Buffer<char> memory(team * bytes);
     if (!memory) return false;
     PutBackCall<T, Sum> call = {plan, book, w, dy, dx, accumulate, {}};
     for (int64_t t = 0; t < kDeepBlock; ++t) call.offsets[t] = t * kDeepPixels;
     share(team, pieces, [&](int64_t piece, int member) {
-        call.run(piece, memory + static_cast<size_t>(member) * bytes);
+        call.run(piece, memory + member * bytes);
     });
-    free(memory);
     return true;
 }
 
@@ -290,15 +292,15 @@ struct OfWeights : Patches {
 
     int64_t pieces() const { return s.groups * panels * parts; }
     int64_t first_tile(int64_t part) const { return tiles * part / parts; }
-    int64_t first_filter(int64_t tile) const { return s.out_channels * tile / tiles; }
+    int64_t first_filter(int64_t tile) const { return s.group_filters * tile / tiles; }
     int64_t most_filters() const { return tall * divide_up(tiles, parts); }
     int64_t factors() const { return tall * all_pixels(); }  // of a tile
 };
 
 template <class Sum>
 OfWeights plan_of_weights(const Sweep& s) {
-    OfWeights plan = {{s}, divide_up(s.out_channels, kDeepPixels), 0, 0, 1};
-    plan.tall = divide_up(s.out_channels, plan.tiles);
+    OfWeights plan = {{s}, divide_up(s.group_filters, kDeepPixels), 0, 0, 1};
+    plan.tall = divide_up(s.group_filters, plan.tiles);
     plan.panels = divide_up(plan.taps(), kPanel<Sum>);
     if (plan.pieces() < kLeastPieces)
         plan.parts = at_most(divide_up(kLeastPieces, plan.pieces()), plan.tiles);
@@ -317,10 +319,9 @@ struct OfWeightsCall {
     int64_t offsets[kDeepBlock];  // multiples of plan.tall
 
     // Of a thread: totals, a block of pixels' patches, and a tile.
-    size_t bytes() const {
+    int64_t bytes() const {
         const int64_t sums = (kDeepBlock + kDeepPixels) * kPanel<Sum>;
-        return static_cast<size_t>(plan.most_filters() * kPanel<Sum>) * sizeof(double) +
-               static_cast<size_t>(sums) * sizeof(Sum);
+        return bytes_of<double>(plan.most_filters() * kPanel<Sum>) + bytes_of<Sum>(sums);
     }
     // One image's dy for one tile.
     void copy_factors(int64_t index) const {
@@ -328,7 +329,7 @@ struct OfWeightsCall {
         const int64_t plane = plan.pixels(), b = index % s.batch;
         const int64_t tile = index / s.batch % plan.tiles, group = index / s.batch / plan.tiles;
         const int64_t m = plan.first_filter(tile);
-        const T* from = dy + ((b * s.groups + group) * s.out_channels + m) * plane;
+        const T* from = dy + ((b * s.groups + group) * s.group_filters + m) * plane;
         interleave(from, plane, plan.first_filter(tile + 1) - m, plan.tall, plane,
                    factors + (group * plan.tiles + tile) * plan.factors() + b * plane * plan.tall);
     }
@@ -337,7 +338,7 @@ struct OfWeightsCall {
         const Sweep& s = plan.s;
         for (int64_t at = first; at < first + count; ++at, out += panel.lanes()) {
             const int64_t b = at / plan.pixels(), pixel = at % plan.pixels();
-            const T* image = x + (b * s.groups + group) * s.in_channels * s.height * s.width;
+            const T* image = x + (b * s.groups + group) * s.group_channels * s.height * s.width;
             for (int64_t n = 0; n < panel.runs; ++n)
                 copy_run(s, image, panel.run[n], pixel / s.out_width, pixel % s.out_width,
                          out + panel.run[n].lane);
@@ -370,7 +371,7 @@ struct OfWeightsCall {
                     for (int64_t k = 0; k < tall * lanes; ++k) to[k] += sums[k];
             }
         }
-        T* to = dw + (group * s.out_channels + first) * plan.taps() + tap;
+        T* to = dw + (group * s.group_filters + first) * plan.taps() + tap;
         for (int64_t m = first; m < plan.first_filter(end); ++m) {
             if (!all_finite(totals, panel.count)) settle(book, totals, 1, panel.count, to, 1);
             for (int64_t k = 0; k < panel.count; ++k)
@@ -389,17 +390,16 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
     const int64_t pieces = plan.pieces(), tiles = s.groups * plan.tiles;
     const int team = static_cast<int>(at_most(threads, pieces));
     OfWeightsCall<T, Sum> call = {plan, book, x, dy, dw, accumulate, nullptr, {}};
-    const size_t bytes = (call.bytes() + 63) / 64 * 64;
-    const size_t factors = static_cast<size_t>(tiles * plan.factors()) * sizeof(Sum);
-    char* memory = static_cast<char*>(malloc(static_cast<size_t>(team) * bytes + factors));
+    const int64_t bytes = round_up(call.bytes(), 64);
+    const int64_t factors = bytes_of<Sum>(tiles * plan.factors());
+    const Buffer<char> memory(team * bytes + factors);
     if (!memory) return false;
-    call.factors = reinterpret_cast<Sum*>(memory + static_cast<size_t>(team) * bytes);
+    call.factors = reinterpret_cast<Sum*>(memory + team * bytes);
     for (int64_t t = 0; t < kDeepBlock; ++t) call.offsets[t] = t * plan.tall;
     share(team, tiles * s.batch, [&](int64_t index, int) { call.copy_factors(index); });
     share(team, pieces, [&](int64_t piece, int member) {
-        call.run(piece, memory + static_cast<size_t>(member) * bytes);
+        call.run(piece, memory + member * bytes);
     });
-    free(memory);
     return true;
 }
 
@@ -409,7 +409,7 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
 constexpr int64_t kDotsFilters = 16, kDotsPixels = 64;
 
 struct Dots : Patches {
-    int64_t filter_parts() const { return divide_up(s.out_channels, kDotsFilters); }
+    int64_t filter_parts() const { return divide_up(s.group_filters, kDotsFilters); }
     int64_t pixel_parts() const { return divide_up(all_pixels(), kDotsPixels); }
     int64_t pieces() const { return s.groups * filter_parts() * pixel_parts(); }
 };
@@ -428,16 +428,16 @@ struct DotsCall {
     static constexpr int64_t kTaps = kDotBlock * Lanes<Sum>::count;  // taken at a time
     int64_t patch() const { return round_up(plan.taps(), Lanes<Sum>::count); }
     // Of a thread: some taps of the filters, and totals.
-    static constexpr size_t bytes() {
-        return kDotsFilters * (kTaps * sizeof(Sum) + kDotsPixels * sizeof(double));
+    static int64_t bytes() {
+        return kDotsFilters * (bytes_of<Sum>(kTaps) + bytes_of<double>(kDotsPixels));
     }
     void copy_patch(int64_t index) const {
         const Sweep& s = plan.s;
         const int64_t at = index % plan.all_pixels(), group = index / plan.all_pixels();
         const int64_t b = at / plan.pixels(), pixel = at % plan.pixels();
-        const T* image = x + (b * s.groups + group) * s.in_channels * s.height * s.width;
+        const T* image = x + (b * s.groups + group) * s.group_channels * s.height * s.width;
         Sum* out = patches + index * patch();
-        for (int64_t row = 0; row < s.in_channels * s.kernel_h; ++row, out += s.kernel_w)
+        for (int64_t row = 0; row < s.group_channels * s.kernel_h; ++row, out += s.kernel_w)
             copy_run(s, image, {row / s.kernel_h, row % s.kernel_h, 0, 0, s.kernel_w},
                      pixel / s.out_width, pixel % s.out_width, out);
         for (int64_t k = plan.taps(); k < patch(); ++k) *out++ = 0;
@@ -449,11 +449,11 @@ struct DotsCall {
         const int64_t filter = piece % plan.filter_parts() * kDotsFilters;
         const int64_t group = piece / plan.filter_parts();
         const int64_t pixels = at_most(kDotsPixels, plan.all_pixels() - pixel);
-        const int64_t filters = at_most(kDotsFilters, s.out_channels - filter);
+        const int64_t filters = at_most(kDotsFilters, s.group_filters - filter);
         double* totals = static_cast<double*>(memory);
         Sum* weights = reinterpret_cast<Sum*>(totals + kDotsFilters * kDotsPixels);
         const Sum* rows = patches + (group * plan.all_pixels() + pixel) * patch();
-        const T* from = w + (group * s.out_channels + filter) * plan.taps();
+        const T* from = w + (group * s.group_filters + filter) * plan.taps();
         int64_t places[kDotTaps];
         for (int64_t n = 0; n < kDotTaps; ++n) places[n] = n * patch();
         memset(totals, 0, kDotsFilters * kDotsPixels * sizeof(double));
@@ -474,11 +474,11 @@ struct DotsCall {
                         totals + m * kDotsPixels + n, kDotsPixels);
         }
         for (int64_t m = 0; m < filters; ++m) {
-            const int64_t of = group * s.out_channels + filter + m;
+            const int64_t of = group * s.group_filters + filter + m;
             const double offset = bias ? static_cast<double>(widen(bias[of])) : 0;
             for (int64_t n = 0; n < pixels; ++n) {
                 const int64_t b = (pixel + n) / plan.pixels();
-                T* to = y + (b * s.groups * s.out_channels + of) * plan.pixels() +
+                T* to = y + (b * s.groups * s.group_filters + of) * plan.pixels() +
                         (pixel + n) % plan.pixels();
                 const double sum = book.settled(totals[m * kDotsPixels + n], to) + offset;
                 narrow(static_cast<Sum>(accumulate ? widen(*to) + sum : sum), to);
@@ -494,17 +494,14 @@ bool multiply_patches(const Sweep& s, const Textbook& book, const T* x, const T*
     const Dots plan = {{s}};
     const int64_t pieces = plan.pieces(), patches = s.groups * plan.all_pixels();
     DotsCall<T, Sum> call = {plan, book, x, w, bias, y, accumulate, nullptr};
-    const size_t bytes = (call.bytes() + 63) / 64 * 64;
-    const size_t floats = static_cast<size_t>(patches * call.patch());
-    char* memory = static_cast<char*>(
-        malloc(static_cast<size_t>(threads) * bytes + floats * sizeof(Sum)));
+    const int64_t bytes = round_up(call.bytes(), 64);
+    const Buffer<char> memory(threads * bytes + bytes_of<Sum>(patches * call.patch()));
     if (!memory) return false;
-    call.patches = reinterpret_cast<Sum*>(memory + static_cast<size_t>(threads) * bytes);
+    call.patches = reinterpret_cast<Sum*>(memory + threads * bytes);
     share(threads, patches, [&](int64_t index, int) { call.copy_patch(index); });
     share(threads, pieces, [&](int64_t piece, int member) {
-        call.run(piece, memory + static_cast<size_t>(member) * bytes);
+        call.run(piece, memory + member * bytes);
     });
-    free(memory);
     return true;
 }
 

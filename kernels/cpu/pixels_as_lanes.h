@@ -6,15 +6,13 @@
 // or, of few images, first channels to lay out and then stretches of output.
 #pragma once
 
-#include <stdlib.h>
-
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
+#include "buffer.h"
 #include "flat_image.h"
 #include "lanes.h"
-#include "shape.h"
 #include "team.h"
 #include "textbook.h"
 
@@ -76,8 +74,8 @@ struct SweepPlan {
     int64_t rows_at_once;  // output rows of a stretch
     int64_t stretches;
     int64_t image_size;    // of a laid-out image, with room to read past its end
-    int64_t* taps;         // of a group: offsets in the laid-out group
-    Sum* weights;          // [group][block][tap][channel of block]
+    Buffer<int64_t> taps;  // of a group: offsets in the laid-out group
+    Buffer<Sum> weights;   // [group][block][tap][channel of block]
     Textbook book;         // of the output
 };
 
@@ -92,7 +90,7 @@ int64_t stretch_pixels(const SweepPlan<Sum>& plan) {
 
 template <class Sum>
 int64_t group_taps(const Sweep& s) {
-    return s.in_channels * s.kernel_h * s.kernel_w;
+    return s.group_channels * s.kernel_h * s.kernel_w;
 }
 
 // `weight_at(group, out channel, in channel, p, q)` gives each weight. False without memory.
@@ -100,28 +98,28 @@ template <class Sum, class WeightAt>
 bool make_plan(const Sweep& s, WeightAt weight_at, SweepPlan<Sum>* plan) {
     plan->sweep = s;
     plan->flat = flat_image(s);
-    plan->blocks = (s.out_channels + kTileFilters - 1) / kTileFilters;
+    plan->blocks = (s.group_filters + kTileFilters - 1) / kTileFilters;
     const int64_t rows = kStretch / plan->flat.row;
     plan->rows_at_once = rows < 1 ? 1 : rows > s.out_height ? s.out_height : rows;
     plan->stretches = (s.out_height + plan->rows_at_once - 1) / plan->rows_at_once;
     plan->image_size =
-        s.groups * s.in_channels * plan->flat.channel + stretch_pixels(*plan);
+        s.groups * s.group_channels * plan->flat.channel + stretch_pixels(*plan);
     const int64_t taps = group_taps<Sum>(s);
-    const int64_t weights = s.groups * s.out_channels * taps;
-    plan->taps = static_cast<int64_t*>(malloc(static_cast<size_t>(taps) * sizeof(int64_t)));
-    plan->weights = static_cast<Sum*>(malloc(static_cast<size_t>(weights) * sizeof(Sum)));
+    const int64_t weights = s.groups * s.group_filters * taps;
+    plan->taps = Buffer<int64_t>(taps);
+    plan->weights = Buffer<Sum>(weights);
     if (!plan->taps || !plan->weights) return false;
     int64_t* tap = plan->taps;
-    for (int64_t c = 0; c < s.in_channels; ++c)
+    for (int64_t c = 0; c < s.group_channels; ++c)
         for (int64_t p = 0; p < s.kernel_h; ++p)
             for (int64_t q = 0; q < s.kernel_w; ++q)
                 *tap++ = c * plan->flat.channel + tap_offset(s, plan->flat, p, q);
     Sum* weight = plan->weights;
     for (int64_t g = 0; g < s.groups; ++g)
         for (int64_t block = 0; block < plan->blocks; ++block) {
-            const int64_t begin = block_start(s.out_channels, plan->blocks, block);
-            const int64_t end = block_start(s.out_channels, plan->blocks, block + 1);
-            for (int64_t c = 0; c < s.in_channels; ++c)
+            const int64_t begin = block_start(s.group_filters, plan->blocks, block);
+            const int64_t end = block_start(s.group_filters, plan->blocks, block + 1);
+            for (int64_t c = 0; c < s.group_channels; ++c)
                 for (int64_t p = 0; p < s.kernel_h; ++p)
                     for (int64_t q = 0; q < s.kernel_w; ++q)
                         for (int64_t m = begin; m < end; ++m) *weight++ = weight_at(g, m, c, p, q);
@@ -174,15 +172,15 @@ void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, in
                  int64_t stretch, const T* bias, Store store, Sum* sums, T* out) {
     const Sweep& s = plan.sweep;
     const int64_t lanes = Lanes<Sum>::count, row = plan.flat.row;
-    const int64_t begin = block_start(s.out_channels, plan.blocks, block);
-    const int filters = static_cast<int>(block_start(s.out_channels, plan.blocks, block + 1) - begin);
+    const int64_t begin = block_start(s.group_filters, plan.blocks, block);
+    const int filters = static_cast<int>(block_start(s.group_filters, plan.blocks, block + 1) - begin);
     const int64_t taps = group_taps<Sum>(s), step = stretch_pixels(plan);
-    const Sum* weights = plan.weights + (group * s.out_channels + begin) * taps;
+    const Sum* weights = plan.weights + (group * s.group_filters + begin) * taps;
     const int64_t first_row = stretch * plan.rows_at_once;
     int64_t rows = s.out_height - first_row;
     if (rows > plan.rows_at_once) rows = plan.rows_at_once;
     const int64_t vectors = ((rows - 1) * row + s.out_width + lanes - 1) / lanes;
-    const Sum* flat = image + group * s.in_channels * plan.flat.channel + first_row * row;
+    const Sum* flat = image + group * s.group_channels * plan.flat.channel + first_row * row;
     for (int64_t t = 0; t < taps; t += kTapBlock) {
         const int64_t count = taps - t < kTapBlock ? taps - t : kTapBlock;
         for (int64_t v = 0; v < vectors; v += kTileVectors) {
@@ -193,7 +191,7 @@ void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, in
         }
     }
     for (int m = 0; m < filters; ++m) {
-        const int64_t channel = group * s.out_channels + begin + m;
+        const int64_t channel = group * s.group_filters + begin + m;
         const Sum offset = bias ? widen(bias[channel]) : Sum(0);
         T* to = out + (channel * s.out_height + first_row) * s.out_width;
         if (!all_finite(sums + m * step, (rows - 1) * row + s.out_width))
@@ -204,22 +202,25 @@ void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, in
     }
 }
 
-// The whole sweep. Returns false if there is no memory, and then has written nothing.
-template <class T, class Sum>
-bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* out,
-               bool accumulate, int threads) {
-    const Sweep& s = plan.sweep;
-    const int64_t channels = s.groups * s.in_channels, pixels = s.height * s.width;
-    const int64_t out_size = s.groups * s.out_channels * s.out_height * s.out_width;
+// The whole sweep, with weights as `make_plan` takes them. Returns false if there is no memory, and
+// then has written nothing.
+template <class Sum, class T, class WeightAt>
+bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T* source,
+               const T* bias, T* out, bool accumulate, int threads) {
+    SweepPlan<Sum> plan;
+    plan.book = book;
+    if (!make_plan(s, weight_at, &plan)) return false;
+    const int64_t channels = s.groups * s.group_channels, pixels = s.height * s.width;
+    const int64_t out_size = s.groups * s.group_filters * s.out_height * s.out_width;
     const int64_t units = s.groups * plan.blocks * plan.stretches;
     const bool by_image = s.batch >= 2 * threads || threads == 1;
     const bool streams = exceeds_caches(s.batch * out_size * static_cast<int64_t>(sizeof(T)));
     const Store store = accumulate ? kAccumulate : streams ? kStream : kOverwrite;
     const int64_t sums_size = kTileFilters * stretch_pixels(plan);
     const int64_t images = by_image ? threads : 1;
-    const size_t floats = static_cast<size_t>(images * plan.image_size + threads * sums_size);
-    Sum* memory = static_cast<Sum*>(calloc(floats, sizeof(Sum)));
-    if (!memory) return false;
+    const auto zeros = Buffer<Sum>::zeros(images * plan.image_size + threads * sums_size);
+    if (!zeros) return false;
+    Sum* const memory = zeros;
     if (by_image) {
         share_runs(threads, s.batch, [&](int64_t begin, int64_t end, int member) {
             Sum* image = memory + member * plan.image_size;
@@ -252,7 +253,6 @@ bool run_sweep(const SweepPlan<Sum>& plan, const T* source, const T* bias, T* ou
             });
         }
     }
-    free(memory);
     return true;
 }
 

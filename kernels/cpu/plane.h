@@ -2,8 +2,7 @@
 // output plane cut into vectors, these into register tiles.
 #pragma once
 
-#include <stdlib.h>
-
+#include "buffer.h"
 #include "shape.h"
 #include "vector.h"
 
@@ -36,7 +35,8 @@ struct Layer {
 // Without a window to slide, an image is one row of pixels.
 inline ece408_problem flattened(ece408_problem p) {
     if (is_flat(p)) {
-        p.width = flat_pixels(p);
+        const Shape s = derive(p);
+        p.width = s.out_height * s.out_width;
         p.height = p.stride_h = p.stride_w = 1;
     }
     return p;
@@ -56,14 +56,10 @@ inline Layer forward_layer(const ece408_problem& problem, const float* w) {
 // The gradient for x: a convolution of dy, channels and filters swapped.
 inline Layer backward_layer(const ece408_problem& problem, const float* w) {
     const Shape s = derive(flattened(problem));
-    Layer layer = {s, s.out_height, s.out_width, s.kernel_h - 1 - s.pad_h,
+    Layer layer = {gradient_shape(s), s.out_height, s.out_width, s.kernel_h - 1 - s.pad_h,
                    s.kernel_w - 1 - s.pad_w, w, true, 1, 1};
-    layer.shape.channels = s.filters;
-    layer.shape.filters = s.channels;
     layer.shape.height = s.height + s.kernel_h - 1;
     layer.shape.width = s.width + s.kernel_w - 1;
-    layer.shape.out_height = s.height;
-    layer.shape.out_width = s.width;
     return layer;
 }
 
@@ -101,9 +97,10 @@ struct Tiling {
     // The tiles of a block: `wide` of `size` + 1 vectors, then the others of `size`.
     int64_t tiles, size, wide;
     int64_t count;  // vectors
-    int64_t* in;    // per vector: where its first lane's window starts in a channel of the image
-    int64_t* out;   // its first lane in the plane
-    int* split;     // its first lane in the next row, or kLanes
+    // Per vector: where its first lane's window starts in a channel of the image,
+    Buffer<int64_t> in;
+    Buffer<int64_t> out;  // its first lane in the plane
+    Buffer<int> split;    // its first lane in the next row, or kLanes
     int first;
 
     int64_t all() const { return blocks * tiles; }
@@ -114,17 +111,15 @@ struct Tiling {
 };
 
 // For rows of out_width outputs over an image with rows of `width`. False if there is no memory.
-// The caller frees tiling->in.
 inline bool make_tiling(int64_t out_height, int64_t out_width, int64_t width, int64_t filters,
                         Tiling* t) {
     t->plane = out_height * out_width;
     t->filters = filters;
     t->count = divide_up(t->plane, kLanes);
-    const size_t count = static_cast<size_t>(t->count);
-    t->in = static_cast<int64_t*>(malloc(count * (2 * sizeof(int64_t) + sizeof(int))));
-    if (!t->in) return false;
-    t->out = t->in + count;
-    t->split = reinterpret_cast<int*>(t->out + count);
+    t->in = Buffer<int64_t>(t->count);
+    t->out = Buffer<int64_t>(t->count);
+    t->split = Buffer<int>(t->count);
+    if (!t->in || !t->out || !t->split) return false;
     t->blocks = choose_blocks(filters);
     t->tiles =
         divide_up(t->count, most_vectors(static_cast<int>(divide_up(filters, t->blocks))));

@@ -62,6 +62,17 @@ inline Shape derive(const ece408_problem& p) {
     return s;
 }
 
+// The gradient for x as a convolution of dy: what counts of the problem's sizes, with x's and y's
+// in each other's place. Its border and its steps are the caller's.
+inline Shape gradient_shape(const Shape& s) {
+    Shape turned = s;
+    turned.channels = s.filters, turned.filters = s.channels;
+    turned.group_channels = s.group_filters, turned.group_filters = s.group_channels;
+    turned.height = s.out_height, turned.width = s.out_width;
+    turned.out_height = s.height, turned.out_width = s.width;
+    return turned;
+}
+
 inline int64_t weights(const ece408_problem& p) {
     return p.filters * (p.channels / p.groups) * p.kernel_h * p.kernel_w;
 }
@@ -78,48 +89,6 @@ inline bool has_unit_steps(const ece408_problem& p) {
 // A single tap and no border: an image is one row of the pixels that the strides pick.
 inline bool is_flat(const ece408_problem& p) {
     return p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
-}
-
-inline int64_t flat_pixels(const ece408_problem& p) {
-    const Shape s = derive(p);
-    return s.out_height * s.out_width;
-}
-
-// Whether the kernel `direct` computes this with vectors of so many lanes: forward,
-inline bool direct_suits(const ece408_problem& p, int64_t lanes) {
-    if (is_flat(p)) return p.groups == 1 && flat_pixels(p) >= lanes;
-    return has_unit_steps(p) && p.width + 2 * p.pad_w - p.kernel_w + 1 >= lanes;
-}
-
-// and the gradient for x.
-inline bool direct_suits_backward(const ece408_problem& p, int64_t lanes) {
-    const int64_t row = is_flat(p) ? flat_pixels(p) : p.width;
-    return has_unit_steps(p) && row >= lanes && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
-}
-
-// Whether `winograd` computes it: kernels of height and width 3, 5 or 7. Forward,
-inline bool winograd_suits(const ece408_problem& p) {
-    const auto fits = [](int64_t side) { return side == 3 || side == 5 || side == 7; };
-    return has_unit_steps(p) && fits(p.kernel_h) && fits(p.kernel_w);
-}
-
-// and the gradient for x.
-inline bool winograd_suits_backward(const ece408_problem& p) {
-    return winograd_suits(p) && p.pad_h < p.kernel_h && p.pad_w < p.kernel_w;
-}
-
-// Whether `depthwise` computes it: groups of one channel, a square kernel of 3 or 5, and the same
-// stride both ways, 1 or, without dilation, 2. Forward,
-inline bool depthwise_suits(const ece408_problem& p) {
-    const bool kernel = p.kernel_h == p.kernel_w && (p.kernel_h == 3 || p.kernel_h == 5);
-    const bool dilated = p.dilate_h > 1 || p.dilate_w > 1;
-    const bool stride = p.stride_h == p.stride_w && p.stride_h <= (dilated ? 1 : 2);
-    return p.groups == p.channels && kernel && stride;
-}
-
-// and the gradient for x.
-inline bool depthwise_suits_backward(const ece408_problem& p) {
-    return depthwise_suits(p) && p.stride_h == 1 && p.filters == p.channels;
 }
 
 }  // namespace

@@ -7,8 +7,7 @@
 // divide the weights among themselves.
 #pragma once
 
-#include <stdlib.h>
-
+#include "buffer.h"
 #include "flat_image.h"
 #include "lanes.h"
 #include "pixels_as_lanes.h"
@@ -73,21 +72,21 @@ void fill_gradient(const Sweep& s, const FlatImage& f, const T* dy, Sum* out) {
 template <class Sum>
 void add_dots(const Sweep& s, const FlatImage& f, const Sum* image, const Sum* gradient,
               int64_t gradient_size, int64_t unit, const int64_t* taps, double* totals) {
-    const int64_t blocks = (s.out_channels + kDotFilters - 1) / kDotFilters;
-    const int64_t c = unit % s.in_channels, block = unit / s.in_channels % blocks;
-    const int64_t group = unit / s.in_channels / blocks;
+    const int64_t blocks = (s.group_filters + kDotFilters - 1) / kDotFilters;
+    const int64_t c = unit % s.group_channels, block = unit / s.group_channels % blocks;
+    const int64_t group = unit / s.group_channels / blocks;
     const int64_t first = block * kDotFilters, window = s.kernel_h * s.kernel_w;
-    const int64_t left = s.out_channels - first;
+    const int64_t left = s.group_filters - first;
     const int filters = static_cast<int>(left < kDotFilters ? left : kDotFilters);
-    const int64_t filter = group * s.out_channels + first;
+    const int64_t filter = group * s.group_filters + first;
     const int64_t vectors = (f.length + Lanes<Sum>::count - 1) / Lanes<Sum>::count;
-    const Sum* flat = image + (group * s.in_channels + c) * f.channel;
+    const Sum* flat = image + (group * s.group_channels + c) * f.channel;
     for (int64_t t = 0; t < window; t += kDotTaps) {
         const int wide = static_cast<int>(window - t < kDotTaps ? window - t : kDotTaps);
         pick_dot_tile<Sum>(filters, wide)(gradient + filter * gradient_size, gradient_size, flat,
                                           taps + t, vectors,
-                                          totals + (filter * s.in_channels + c) * window + t,
-                                          s.in_channels * window);
+                                          totals + (filter * s.group_channels + c) * window + t,
+                                          s.group_channels * window);
     }
 }
 
@@ -101,10 +100,10 @@ struct DotLayout {
     const int64_t* taps;
     Sum* image;
 
-    int64_t channels() const { return s.groups * s.in_channels; }
-    int64_t filters() const { return s.groups * s.out_channels; }
+    int64_t channels() const { return s.groups * s.group_channels; }
+    int64_t filters() const { return s.groups * s.group_filters; }
     int64_t units() const {
-        return s.groups * ((s.out_channels + kDotFilters - 1) / kDotFilters) * s.in_channels;
+        return s.groups * ((s.group_filters + kDotFilters - 1) / kDotFilters) * s.group_channels;
     }
     int64_t gradient_size() const { return round_up(f.length, Lanes<Sum>::count); }
     int64_t image_size() const { return channels() * f.channel + Lanes<Sum>::count; }
@@ -153,29 +152,24 @@ bool run_weight_sums(const Sweep& s, const Textbook& book, const T* x, const T* 
                      bool accumulate, int threads) {
     const FlatImage f = flat_image(s);
     const int64_t window = s.kernel_h * s.kernel_w;
-    const int64_t weights = s.groups * s.out_channels * s.in_channels * window;
-    WeightTotals totals = weight_totals(weights, s.batch);
-    int64_t* taps = static_cast<int64_t*>(malloc(static_cast<size_t>(window) * sizeof(int64_t)));
+    const int64_t weights = s.groups * s.group_filters * s.group_channels * window;
+    const WeightTotals totals = weight_totals(weights, s.batch);
+    const Buffer<int64_t> taps(window);
     const int64_t floats = DotLayout<T, Sum>{s, f, x, dy, taps, nullptr}.floats();
     const int64_t layouts = totals.stretches > 1 ? threads : 1;
-    Sum* memory = static_cast<Sum*>(calloc(static_cast<size_t>(layouts * floats), sizeof(Sum)));
-    const bool ready = totals.sums && taps && memory;
-    for (int64_t t = 0; t < (ready ? window : 0); ++t)
+    const auto memory = Buffer<Sum>::zeros(layouts * floats);
+    if (!totals.sums || !taps || !memory) return false;
+    for (int64_t t = 0; t < window; ++t)
         taps[t] = tap_offset(s, f, t / s.kernel_w, t % s.kernel_w);
-    if (ready) {
-        const auto layout = [&](int64_t member) -> DotLayout<T, Sum> {
-            return {s, f, x, dy, taps, memory + member * floats};
-        };
-        add_images(totals, layout, threads);
-        share(threads, weights, [&](int64_t i, int) {
-            const double total = book.settled(totals.total(i), dw + i);
-            narrow(static_cast<Sum>(accumulate ? widen(dw[i]) + total : total), dw + i);
-        });
-    }
-    free(memory);
-    free(taps);
-    free(totals.sums);
-    return ready;
+    const auto layout = [&](int64_t member) -> DotLayout<T, Sum> {
+        return {s, f, x, dy, taps, memory + member * floats};
+    };
+    add_images(totals, layout, threads);
+    share(threads, weights, [&](int64_t i, int) {
+        const double total = book.settled(totals.total(i), dw + i);
+        narrow(static_cast<Sum>(accumulate ? widen(dw[i]) + total : total), dw + i);
+    });
+    return true;
 }
 
 }  // namespace

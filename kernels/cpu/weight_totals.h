@@ -4,8 +4,8 @@
 #pragma once
 
 #include <stdint.h>
-#include <stdlib.h>
 
+#include "buffer.h"
 #include "team.h"
 
 namespace ece408 {
@@ -16,7 +16,7 @@ constexpr int64_t kTotalsBytes = 4 << 20;
 
 struct WeightTotals {
     int64_t count, batch, stretches;
-    double* sums;  // per stretch; null without memory, and the caller's to free
+    Buffer<double> sums;  // per stretch; null without memory
 
     int64_t first_image(int64_t stretch) const { return batch * stretch / stretches; }
     double* of(int64_t stretch) const { return sums + stretch * count; }
@@ -29,13 +29,13 @@ struct WeightTotals {
 
 // Zeros, `count` for each stretch.
 inline WeightTotals weight_totals(int64_t count, int64_t batch) {
-    WeightTotals t = {count, batch, kMostStretches, nullptr};
+    WeightTotals t = {count, batch, kMostStretches, {}};
     const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
     if (t.stretches * bytes > kTotalsBytes) t.stretches = kTotalsBytes / bytes;
     if (t.stretches > batch) t.stretches = batch;
     // A few stretches would leave threads without work.
     if (t.stretches < kMostStretches / 2) t.stretches = 1;
-    t.sums = static_cast<double*>(calloc(static_cast<size_t>(t.stretches * count), sizeof(double)));
+    t.sums = Buffer<double>::zeros(t.stretches * count);
     return t;
 }
 

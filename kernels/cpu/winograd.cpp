@@ -7,10 +7,11 @@
 // stretches of an image's pairs of rows: first the domains' rows that they need are made, few
 // enough to stay in cache, then register tiles take the sums of a few filters over a run of
 // lanes, and last the sums become rows of y.
-#include "winograd.h"
+#include "kernels.h"
 
 #include <string.h>
 
+#include "buffer.h"
 #include "lanes.h"
 #include "plane.h"
 #include "square_tile.h"
@@ -31,7 +32,7 @@ constexpr int64_t kManyWeights = 1024;
 // The largest kernel.
 constexpr int64_t kMostSide = 7, kMostTaps = kMostSide * kMostSide;
 
-constexpr size_t kLineBytes = kLine * sizeof(float);
+constexpr int64_t kLineBytes = kLine * sizeof(float);
 
 struct Plan {
     Layer layer;
@@ -41,7 +42,7 @@ struct Plan {
     int64_t domain;   // floats of a channel's domain of a stretch
     int64_t sums;     // floats of a filter's sums of a stretch, for one pixel of a square
     int64_t blocks;   // of filters
-    float* packed;
+    Buffer<float> packed;
     const float* bias;
     Textbook book;  // of the output
 
@@ -269,21 +270,20 @@ struct Scratch {
 
 // All threads'. Zeros, for borders, and because lanes that count for nothing are computed with too.
 struct Scratches {
-    void* memory;
+    int64_t step;  // bytes
+    Buffer<char> memory;
     char* first;
-    size_t step;
 
-    bool allocate(const Plan& plan, int threads) {
-        const size_t rows = static_cast<size_t>(plan.image_rows()) * sizeof(float*);
-        step = static_cast<size_t>(plan.scratch_floats()) * sizeof(float) + rows;
-        step = (step + kLineBytes - 1) / kLineBytes * kLineBytes;
-        memory = calloc(static_cast<size_t>(threads) * step + kLineBytes, 1);
-        first = static_cast<char*>(memory);
-        first += kLineBytes - reinterpret_cast<uintptr_t>(memory) % kLineBytes;
-        return memory != nullptr;
+    Scratches(const Plan& plan, int threads)
+        : step(round_up(plan.scratch_floats() * static_cast<int64_t>(sizeof(float)) +
+                            plan.image_rows() * static_cast<int64_t>(sizeof(float*)),
+                        kLineBytes)),
+          memory(Buffer<char>::zeros(threads * step + kLineBytes)),
+          first(memory) {
+        first += kLineBytes - reinterpret_cast<uintptr_t>(first) % kLineBytes;
     }
     Scratch of(const Plan& plan, int member) const {
-        float* domains = reinterpret_cast<float*>(first + static_cast<size_t>(member) * step);
+        float* domains = reinterpret_cast<float*>(first + member * step);
         float* sums = domains + plan.domain_floats();
         float* rows = sums + plan.sum_floats();
         return {domains, sums, rows,
@@ -357,8 +357,8 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const int team = static_cast<int>(threads < units ? threads : units);
     const int64_t image = s.channels * layer.height * layer.width;
     const float* const x_end = x + s.batch * image;
-    Scratches scratches;
-    if (!scratches.allocate(plan, team)) return false;
+    const Scratches scratches(plan, team);
+    if (!scratches.memory) return false;
     share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
         for (int64_t unit = begin; unit < end; ++unit) {
             const int64_t b = unit / parts, pair = unit % parts * plan.stretch;
@@ -370,7 +370,6 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
                         y + b * s.filters * s.out_height * s.out_width);
         }
     });
-    free(scratches.memory);
     return true;
 }
 
@@ -384,34 +383,26 @@ int run_layer(const Layer& layer, const Textbook& book, const float* x, const fl
     plan.rows = pairs_of(s.kernel_h, s.out_height);
     plan.columns = pairs_of(s.kernel_w, s.out_width);
     choose_sizes(&plan, threads);
-    plan.packed = static_cast<float*>(
-        malloc(static_cast<size_t>(s.filters * plan.filter_floats()) * sizeof(float)));
+    plan.packed = Buffer<float>(s.filters * plan.filter_floats());
     if (!plan.packed) return ECE408_NO_MEMORY;
     pack_weights(plan, threads);
-    const bool done = run(plan, x, y, accumulate, threads);
-    free(plan.packed);
-    return done ? ECE408_OK : ECE408_NO_MEMORY;
+    return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
 }
 
-}  // namespace
-
-#define ECE408_JOIN(a, b) a##b
-#define ECE408_NAME(prefix, isa) ECE408_JOIN(prefix, isa)
-
-int ECE408_NAME(winograd_forward_, ECE408_ISA)(const ece408_problem& problem, const float* x,
-                                               const float* w, const float* bias, float* y,
-                                               bool accumulate, int threads) {
-    if (!winograd_suits(problem)) return ECE408_UNSUPPORTED;
+int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+            float* y, bool accumulate, int threads) {
     const Textbook book = {derive(problem), x, w, y, forward_element<float>};
     return run_layer(forward_layer(problem, w), book, x, bias, y, accumulate, threads);
 }
 
-int ECE408_NAME(winograd_backward_data_, ECE408_ISA)(const ece408_problem& problem,
-                                                     const float* w, const float* dy, float* dx,
-                                                     bool accumulate, int threads) {
-    if (!winograd_suits_backward(problem)) return ECE408_UNSUPPORTED;
+int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,
+                  bool accumulate, int threads) {
     const Textbook book = {derive(problem), w, dy, dx, data_element<float>};
     return run_layer(backward_layer(problem, w), book, dy, nullptr, dx, accumulate, threads);
 }
+
+}  // namespace
+
+extern const Kernel ECE408_THIS_BUILD(winograd) = {{forward, backward_data, nullptr}, {}, {}};
 
 }  // namespace ece408

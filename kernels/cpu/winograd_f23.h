@@ -39,6 +39,9 @@ struct Pairs {
     int64_t taps() const { return 3 * groups + 1; }
 };
 
+// The largest window, in taps, that filters_as_lanes.h takes by pairs of rows.
+constexpr int64_t kMostPairTaps = 25;
+
 inline bool has_pairs(int64_t kernel) { return kernel >= 3 && kernel % 2 == 1; }
 
 // For kernels that have them.

@@ -12,13 +12,14 @@ extern "C" {
 #endif
 
 /* A forward function of ece408.h for float32, or for another type its arrays are of. */
-typedef int ece408_kernel(const ece408_problem* problem, const void* x, const void* w,
-                          const void* bias, void* y, int accumulate, int threads, int isa);
+typedef int ece408_function(const ece408_problem* problem, const void* x, const void* w,
+                            const void* bias, void* y, int accumulate, int threads, int isa,
+                            int kernel);
 
-/* What computes a call; without a kernel, Python does. */
+/* What computes a call, and its last arguments; without a function, Python does. */
 typedef struct ece408_plan {
-    ece408_kernel* kernel;
-    int threads, isa;
+    ece408_function* function;
+    int threads, isa, kernel;
 } ece408_plan;
 
 /* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads for
@@ -30,15 +31,23 @@ typedef void ece408_ask(const char* layer, int type, const int64_t* sizes, ece40
 typedef int ece408_compute(const char* layer, int type, const int64_t* sizes, const void* x,
                            const void* w, const void* bias, void* y);
 
+/* Takes how long the function of a plan computed such a call, in seconds; 0 if that failed. */
+typedef int ece408_report(const char* layer, int type, const int64_t* sizes,
+                          const ece408_plan* plan, double seconds);
+
 /* The function ece408_share. */
 typedef void ece408_sharing(int threads, int64_t count, ece408_pieces* pieces, const void* work);
 
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */
 ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute,
-                                      ece408_sharing* share, const char* key);
+                                      ece408_report* report, ece408_sharing* share,
+                                      const char* key);
 
 /* Forgets every plan: the next call asks Python again. */
 ECE408_EXPORT void ece408_forward_forget(void);
+
+/* Has every call of a plan's function reported from now on, or none. */
+ECE408_EXPORT void ece408_forward_log(int is_open);
 
 /* MXNet's CustomOpPropCreator. */
 typedef int ece408_creator(void);

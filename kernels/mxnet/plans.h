@@ -1,7 +1,9 @@
 // Which kernel computes a call, with how many threads: asked of Python once, until settings change.
+// And how long it took, which Python is told while op times are collected.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -32,9 +34,11 @@ constexpr const char* kVariables[] = {"ECE408_BACKEND", "ECE408_ISA", "ECE408_TH
 
 class Plans {
 public:
-    void use(ece408_ask* ask, ece408_compute* compute, ece408_sharing* share, const char* key) {
+    void use(ece408_ask* ask, ece408_compute* compute, ece408_report* report,
+             ece408_sharing* share, const char* key) {
         ask_ = ask;
         compute_ = compute;
+        report_ = report;
         share_ = share;
         key_ = key;
     }
@@ -78,6 +82,15 @@ public:
         }) != 0;
     }
 
+    void log(bool is_open) { log_is_open_ = is_open; }
+
+    // Tells Python how long a plan's function took, if op times are collected; false if that failed.
+    bool report(const Call& call, const ece408_plan& plan, double seconds) {
+        return !log_is_open_ || run_python([&] {
+            return report_(call.name(), call.type, call.sizes.data(), &plan, seconds);
+        }) != 0;
+    }
+
     // Calls work(begin, end) for runs of `count` pieces, by the threads of the kernels.
     template <class Work>
     void share(int threads, int64_t count, const Work& work) const {
@@ -102,8 +115,10 @@ private:
     std::map<Call, ece408_plan> plans_;
     std::array<std::string, 3> environment_;
     uint64_t generation_ = 0;
+    std::atomic<bool> log_is_open_{false};
     ece408_ask* ask_ = nullptr;
     ece408_compute* compute_ = nullptr;
+    ece408_report* report_ = nullptr;
     ece408_sharing* share_ = nullptr;
     std::string key_;
 };

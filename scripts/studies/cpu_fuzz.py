@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from studies import guarded
 
-from ece408_op.backends.cpu import choice, native
+from ece408_op.backends.cpu import native
 from ece408_op.bench import oracle
 from ece408_op.errors import Ece408Error, InvalidProblem, InvalidSetting, UnsupportedProblem
 from ece408_op.files import markdown
@@ -28,7 +28,6 @@ _ARRAYS = {
     "backward_data": ("x", "w", "y"),
     "backward_weight": ("w", "x", "y"),
 }
-_FLOAT32 = ("direct", "winograd", "depthwise")
 # Multiply-adds of a problem at most, so that the oracle takes milliseconds.
 _MOST_PRODUCTS = 200_000
 # Kernels that take rows in pairs are exact while a sum's products times the largest inputs stay
@@ -105,8 +104,8 @@ def run(case: Case) -> tuple[Counter[tuple[str, str]], list[tuple[str, str, str]
     failures = []
     for direction in _ARRAYS:
         expected = _expected(case, direction, arrays)
-        chosen = _chosen(case, direction)
-        for kernel in _kernels(case.problem, direction):
+        chosen = native.choose(case.problem, direction, case.isa)
+        for kernel in native.kernels():
             try:
                 wrong = _wrong(case, kernel, direction, arrays, expected)
             except UnsupportedProblem as error:
@@ -265,21 +264,6 @@ def _expected(case: Case, direction: str, arrays: dict[str, np.ndarray]) -> np.n
         return out.astype(case.problem.dtype)
 
 
-def _kernels(problem: ConvProblem, direction: str) -> tuple[str, ...]:
-    if direction == "backward_weight" or problem.dtype != "float32":
-        return ("general",)
-    return (*_FLOAT32, "general")
-
-
-def _chosen(case: Case, direction: str) -> str:
-    lanes = native.LANES[case.isa]
-    if direction == "forward":
-        return choice.forward_kernel(case.problem, lanes)
-    if direction == "backward_data":
-        return choice.backward_kernel(case.problem, lanes)
-    return "general"
-
-
 def _wrong(
     case: Case, kernel: str, direction: str, arrays: dict[str, np.ndarray], expected: np.ndarray
 ) -> str | None:
@@ -293,13 +277,14 @@ def _wrong(
     ]
     out = guarded.place(_onto(case, expected.shape).astype(dtype), case.side)
     native.run(
-        f"{kernel}_{direction}",
+        direction,
         case.problem,
         *[None if array is None else array.ctypes.data for array in inputs],
         out.ctypes.data,
         accumulate=case.accumulate,
         threads=case.threads,
         isa=case.isa,
+        kernel=kernel,
     )
     if not guarded.canary_intact(out, case.side):
         return "memory beside the output was written"

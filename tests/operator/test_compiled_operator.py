@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import ece408_op
 from ece408_op import dispatch, errors, settings
+from ece408_op.backends.cpu import native
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.cli import doctor
 from ece408_op.errors import InvalidProblem, InvalidSetting
@@ -182,24 +184,88 @@ def test_a_compiled_graph_has_the_same_arguments_and_outputs(mx):
     assert compiled(symbol, graph, {"data": (2, 3, 8, 8)}) is None
 
 
-def test_op_times_are_collected_as_ever(mx, rng):
+@pytest.mark.parametrize(("attributes", "shape", "dtype"), CASES)
+def test_op_times_are_those_of_the_compiled_operator(
+    mx, rng, monkeypatch, attributes, shape, dtype
+):
+    monkeypatch.setattr(dispatch, "forward", _never)
+    net = _block(mx, attributes, shape, dtype)
+    x = _data(mx, rng, shape, dtype)
+    net(x).wait_to_read()
+    seen = []
+    with ece408_op.op_times(seen.append) as log:
+        start = time.perf_counter()
+        net(x).wait_to_read()
+        elapsed = time.perf_counter() - start
+        assert log == seen
+    net(x).wait_to_read()
+    (entry,) = log
+    problem = entry.problem
+    assert (entry.layer, entry.direction, entry.backend) == ("net_layer", "forward", "cpu")
+    assert (problem.batch, problem.filters) == (shape[0], attributes["num_filter"])
+    isa = native.isas()[0]
+    assert entry.kernel == f"{native.choose(problem, 'forward', isa)}_{isa}"
+    assert 0 < entry.seconds < elapsed
+    assert (entry.gpu, entry.precision) == (None, "float32")
+
+
+def _never(*arguments, **keywords):
+    raise AssertionError("Python computes")
+
+
+def test_op_times_follow_settings(mx, rng):
     net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
     x = _data(mx, rng, (2, 3, 8, 8))
-    net(x).wait_to_read()
     with ece408_op.op_times() as log:
-        net(x).wait_to_read()
-    net(x).wait_to_read()
-    assert [(entry.layer, entry.problem.batch) for entry in log] == [("net_layer", 2)]
+        for isa in native.isas():
+            with settings.override(isa=isa):
+                net(x).wait_to_read()
+        with settings.override(backend="reference"):
+            net(x).wait_to_read()
+    assert [entry.kernel.split("_")[-1] for entry in log] == [*native.isas(), "reference"]
+
+
+def test_op_times_of_many_threads(mx, rng):
+    nets = [_block(mx, {"kernel": (3, 3), "num_filter": m}, (2, 3, 8, 8), "float32")
+            for m in range(1, 7)]  # fmt: skip
+    x = _data(mx, rng, (2, 3, 8, 8))
+
+    def work(net):
+        for _ in range(20):
+            net(x).wait_to_read()
+
+    with ece408_op.op_times() as log:
+        workers = [threading.Thread(target=work, args=(net,)) for net in nets]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    filters = [entry.problem.filters for entry in log]
+    assert sorted(filters) == sorted(20 * list(range(1, 7)))
+
+
+def test_what_takes_op_times_fails_where_the_result_is_read(mx, rng):
+    net = _block(mx, {"kernel": (3, 3), "num_filter": 4}, (2, 3, 8, 8), "float32")
+    x = _data(mx, rng, (2, 3, 8, 8))
+    failing = pytest.raises(errors.OperatorFailed, match=r"ValueError: .* is not in list")
+    with ece408_op.op_times([].index), failing, errors.surfaced():
+        net(x).asnumpy()
 
 
 def test_what_can_be_done_ahead_is_done_when_a_graph_is_bound(mx, monkeypatch):
     """On a GPU a kernel is compiled then, so that the first op time is a kernel's."""
     prepared = []
-    monkeypatch.setattr(dispatch, "prepare", lambda problem, layer: prepared.append(str(problem)))
+    prepare = dispatch.prepare
+
+    def noted(problem, layer):
+        prepared.append(str(problem))
+        return prepare(problem, layer)
+
+    monkeypatch.setattr(dispatch, "prepare", noted)
     symbol = ece408_op.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4)
-    with ece408_op.op_times():
+    with settings.override():
         symbol.simple_bind(mx.cpu(), grad_req="null", data=(2, 3, 8, 7))
-        assert prepared == ["b2,c3,h8,w7,m4,k3x3,bias"]
+    assert prepared == ["b2,c3,h8,w7,m4,k3x3,bias"]
 
 
 def test_settings_are_followed_from_call_to_call(mx, rng, monkeypatch):

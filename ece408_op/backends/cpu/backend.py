@@ -1,4 +1,4 @@
-"""The fast CPU kernels, on the best instruction set; `choice` says which one."""
+"""The fast CPU kernels, on the best instruction set; kernels/cpu/choice.cpp chooses among them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ... import settings
 from ...errors import InvalidSetting
 from ...problem import ConvProblem
 from .. import Backend, Done, NativeFunction
-from . import choice, native
+from . import native
 
 
 class CpuBackend(Backend):
@@ -26,20 +26,23 @@ class CpuBackend(Backend):
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
         self.require_bias(problem, bias)
-        kernel = choice.forward_kernel(problem, native.LANES[_isa()])
-        return _run(kernel, "forward", problem, x, w, bias, y, accumulate=accumulate)
+        return _run("forward", problem, x, w, bias, y, accumulate=accumulate)
 
     def native_function(self, problem: ConvProblem) -> NativeFunction:
         isa = _isa()
-        name = f"{choice.forward_kernel(problem, native.LANES[isa])}_forward"
-        address = native.address(name, problem.dtype)
-        return NativeFunction(address, settings.threads(), native.ISA_CODES[isa])
+        kernel = native.choose(problem, "forward", isa)
+        return NativeFunction(
+            native.address("forward", problem.dtype),
+            settings.threads(),
+            native.ISA_CODES[isa],
+            native.kernels().index(kernel),
+            f"{kernel}_{isa}",
+        )
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
     ) -> Done:
-        kernel = choice.backward_kernel(problem, native.LANES[_isa()])
-        return _run(kernel, "backward_data", problem, w, dy, dx, accumulate=accumulate)
+        return _run("backward_data", problem, w, dy, dx, accumulate=accumulate)
 
     def backward_weight(
         self,
@@ -51,9 +54,9 @@ class CpuBackend(Backend):
         accumulate_w: bool,
         accumulate_bias: bool,
     ) -> Done:
-        kernel = f"general_{_isa()}"
+        done = Done("reference")
         if dw is not None:
-            _run("general", "backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
+            done = _run("backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
         if dbias is not None:
             # Reads dy once and adds: the plain loop is as fast as memory is.
             native.run(
@@ -63,20 +66,21 @@ class CpuBackend(Backend):
                 accumulate=accumulate_bias,
                 threads=settings.threads(),
             )
-        return Done(kernel)
+        return done
 
 
-def _run(
-    kernel: str, direction: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
-) -> Done:
+def _run(direction: str, problem: ConvProblem, *arrays: int | None, accumulate: bool) -> Done:
     isa = _isa()
+    kernel = native.choose(problem, direction, isa)
+    threads = settings.threads()
     native.run(
-        f"{kernel}_{direction}",
+        direction,
         problem,
         *arrays,
         accumulate=accumulate,
-        threads=settings.threads(),
+        threads=threads,
         isa=isa,
+        kernel=kernel,
     )
     return Done(f"{kernel}_{isa}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from pathlib import Path
 
 from ...errors import (
@@ -16,14 +17,13 @@ from ...errors import (
     NotEnoughMemory,
     UnsupportedProblem,
 )
-from ...problem import ConvProblem
+from ...problem import ITEM_BYTES, ConvProblem
+from .. import DIRECTIONS
 
 LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
 SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
-_ABI_VERSION = 5
-# Floats in a vector of each instruction set.
-LANES = {"avx512": 16, "avx2": 8, "baseline": 4}
+_ABI_VERSION = 6
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {
@@ -85,13 +85,13 @@ def _declare_all(library: ctypes.CDLL) -> None:
     for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
         arguments = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
         getattr(library, name).argtypes = arguments
-    for kernel in ("direct", "winograd", "depthwise"):
-        _declare(library, f"ece408_{kernel}_forward_f32", arrays=4, numbers=3)
-        _declare(library, f"ece408_{kernel}_backward_data_f32", arrays=3, numbers=3)
+    library.ece408_kernel_name.argtypes = [ctypes.c_int]
+    library.ece408_kernel_name.restype = ctypes.c_char_p
+    library.ece408_choose.argtypes = [ctypes.POINTER(_Problem), *[ctypes.c_int] * 3]
     for suffix in SUFFIXES.values():
-        _declare(library, f"ece408_general_forward_{suffix}", arrays=4, numbers=3)
-        _declare(library, f"ece408_general_backward_data_{suffix}", arrays=3, numbers=3)
-        _declare(library, f"ece408_general_backward_weight_{suffix}", arrays=3, numbers=3)
+        _declare(library, f"ece408_forward_{suffix}", arrays=4, numbers=4)
+        _declare(library, f"ece408_backward_data_{suffix}", arrays=3, numbers=4)
+        _declare(library, f"ece408_backward_weight_{suffix}", arrays=3, numbers=4)
         _declare(library, f"ece408_reference_forward_{suffix}", arrays=4, numbers=2)
         _declare(library, f"ece408_reference_backward_data_{suffix}", arrays=3, numbers=2)
         _declare(library, f"ece408_reference_backward_weight_{suffix}", arrays=3, numbers=2)
@@ -133,6 +133,19 @@ def isas() -> tuple[str, ...]:
     return tuple(name for name, code in ISA_CODES.items() if supported(code))
 
 
+@functools.lru_cache(maxsize=1)
+def kernels() -> tuple[str, ...]:
+    """The names of the fast kernels, by their numbers. Raises `KernelsMissing`."""
+    names = map(library().ece408_kernel_name, itertools.count())
+    return tuple(name.decode() for name in itertools.takewhile(bool, names))
+
+
+def choose(problem: ConvProblem, direction: str, isa: str) -> str:
+    """The kernel that computes a direction, of `DIRECTIONS`. Raises `KernelsMissing`."""
+    numbers = DIRECTIONS.index(direction), ITEM_BYTES[problem.dtype], ISA_CODES[isa]
+    return kernels()[library().ece408_choose(_native(problem), *numbers)]
+
+
 def copy(to: int, source: int, nbytes: int, threads: int) -> None:
     """Copy bytes from one address to another with so many cores. Raises `KernelsMissing`."""
     library().ece408_copy(to, source, nbytes, threads)
@@ -158,15 +171,18 @@ def run(
     accumulate: bool,
     threads: int,
     isa: str | None = None,
+    kernel: str | None = None,
 ) -> None:
-    """Call `ece408_<function>_<dtype>` on the addresses given, `None` standing for no array.
+    """Call `ece408_<function>_<dtype>` on the addresses given, `None` standing for no array. A fast
+    function also takes an instruction set and the name of a kernel.
 
     Raises `KernelsMissing`, `InvalidProblem`, `UnsupportedProblem` and `NotEnoughMemory`.
     """
     name = f"ece408_{function}_{SUFFIXES[problem.dtype]}"
-    codes = () if isa is None else (ISA_CODES[isa],)
+    codes = (ISA_CODES[isa], kernels().index(kernel)) if isa and kernel else ()
     call = getattr(library(), name)
     status = call(_native(problem), *arrays, bool(accumulate), threads, *codes)
     if status:
         error = _FAILURES.get(status, Ece408Error)
+        name += f" by {kernel}" if kernel else ""
         raise error(f"{name} failed with status {status} ({error.__name__}) on {problem}")

@@ -182,26 +182,26 @@ def test_outputs_larger_than_the_cache(text, rng):
         ("b1,c1,h70,w70,m12,k5", "direct"),
         ("b1,c12,h33,w33,m24,k5", "winograd"),
         ("b4,c64,h30,w30,m64,k3,p1x1", "winograd"),
-        ("b4,c300,h30,w30,m64,k3,p1x1", "general"),
-        ("b1,c64,h7,w7,m64,k3,p1x1", "general"),
+        ("b4,c300,h30,w30,m64,k3,p1x1", "filters_as_lanes_pairs"),
+        ("b1,c64,h7,w7,m64,k3,p1x1", "filters_as_lanes"),
         ("b1,c30,h6,w24,m1,k4", "direct"),
-        ("b1,c1,h5,w5,m1,k3", "general"),
+        ("b1,c1,h5,w5,m1,k3", "pixels_as_lanes"),
         ("b1,c3000,h4,w4,m1,k1", "direct"),
         ("b1,c3,h9,w8,m1,k1,s2x2", "direct"),
         ("b8,c128,h4,w4,m128,k1", "direct"),
         ("b7,c128,h4,w5,m128,k1", "direct"),
-        ("b8,c128,h3,w3,m128,k1", "general"),
-        ("b1,c2,h9,w8,m2,k1,g2", "general"),
-        ("b1,c3,h1,w3,m1,k1", "general"),
+        ("b8,c128,h3,w3,m128,k1", "filters_as_lanes"),
+        ("b1,c2,h9,w8,m2,k1,g2", "pixels_as_lanes"),
+        ("b1,c3,h1,w3,m1,k1", "pixels_as_lanes"),
         ("b1,c2,h5,w6,m2,k3,p1x1,g2", "depthwise"),
         ("b1,c2,h5,w6,m6,k5,s2x2,p2x2,g2", "depthwise"),
         ("b1,c2,h9,w9,m2,k3,d2x2,g2", "depthwise"),
-        ("b1,c2,h9,w9,m2,k3,s2x1,g2", "general"),
-        ("b1,c2,h9,w9,m2,k3,s2x2,d2x2,g2", "general"),
-        ("b1,c2,h9,w9,m2,k3,s3x3,g2", "general"),
-        ("b1,c2,h9,w9,m2,k7,g2", "general"),
-        ("b1,c4,h9,w9,m4,k3,g2", "general"),
-        ("b1,c2,h9,w9,m2,k3,g2,float64", "general"),
+        ("b1,c2,h9,w9,m2,k3,s2x1,g2", "pixels_as_lanes"),
+        ("b1,c2,h9,w9,m2,k3,s2x2,d2x2,g2", "pixels_as_lanes"),
+        ("b1,c2,h9,w9,m2,k3,s3x3,g2", "pixels_as_lanes"),
+        ("b1,c2,h9,w9,m2,k7,g2", "pixels_as_lanes"),
+        ("b1,c4,h9,w9,m4,k3,g2", "pixels_as_lanes"),
+        ("b1,c2,h9,w9,m2,k3,g2,float64", "pixels_as_lanes"),
     ]
 )
 def test_names_the_kernel_that_ran(isa, case, rng):
@@ -215,13 +215,33 @@ def test_names_the_kernel_that_ran(isa, case, rng):
 
 @every(
     case=[
+        ("b2,c3,h9,w9,m20,k3", "filters_as_lanes"),
+        ("b2,c3,h9,w9,m5,k3", "weight_sums"),
+        ("b2,c3,h64,w64,m16,k16,s16x16", "patches"),
+    ]
+)
+def test_names_the_kernel_of_the_gradient_for_weights(isa, case, rng):
+    text, kernel = case
+    problem = ConvProblem.parse(text)
+    x, w, _ = inputs(problem, rng)
+    dy, dbias = np.ones(problem.y_shape, "float32"), np.ones(problem.filters, "float32")
+    at = (x.ctypes.data, dy.ctypes.data)
+    done = cpu.backward_weight(problem, *at, w.ctypes.data, dbias.ctypes.data, False, False)
+    assert done.kernel == f"{kernel}_{isa}"
+    assert cpu.backward_weight(problem, *at, None, dbias.ctypes.data, False, False).kernel == (
+        "reference"
+    )
+
+
+@every(
+    case=[
         ("b1,c2,h5,w6,m2,k3,p1x1,g2", "depthwise"),
         ("b1,c2,h5,w6,m2,k3,d2x2,p3x4,g2", "depthwise"),
         ("b1,c12,h33,w33,m24,k5", "winograd"),
         ("b1,c12,h33,w33,m3,k4", "direct"),
-        ("b1,c1,h28,w28,m50,k5", "general"),
-        ("b1,c2,h5,w6,m4,k3,p1x1,g2", "general"),
-        ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "general"),
+        ("b1,c1,h28,w28,m50,k5", "patches"),
+        ("b1,c2,h5,w6,m4,k3,p1x1,g2", "pixels_as_lanes"),
+        ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "pixels_as_lanes"),
     ]
 )
 def test_names_the_kernel_of_the_gradient(isa, case):

@@ -144,6 +144,6 @@ def test_the_library_refuses_what_the_kernel_cannot_do(isa, text, rng):
     y = np.empty(problem.y_shape, problem.dtype)
     with pytest.raises(UnsupportedProblem):
         native.run(
-            "depthwise_forward", problem, x.ctypes.data, w.ctypes.data, None, y.ctypes.data,
-            accumulate=False, threads=1, isa=isa,
+            "forward", problem, x.ctypes.data, w.ctypes.data, None, y.ctypes.data,
+            accumulate=False, threads=1, isa=isa, kernel="depthwise",
         )  # fmt: skip

@@ -218,9 +218,9 @@ def test_names_the_kernel_that_ran(isa):
     assert cpu.forward(plain, at[0], at[1], None, at[2], False).kernel == f"direct_{isa}"
     assert cpu.backward_data(plain, at[1], at[2], at[0], False).kernel == f"direct_{isa}"
     shallow = ConvProblem.parse("b1,c1,h9,w25,m2,k3")
-    assert cpu.backward_data(shallow, at[1], at[2], at[0], False).kernel == f"general_{isa}"
+    assert cpu.backward_data(shallow, at[1], at[2], at[0], False).kernel == f"pixels_as_lanes_{isa}"
     padded = ConvProblem.parse("b1,c1,h3,w3,m2,k3,p1x1")
-    assert cpu.forward(padded, at[0], at[1], None, at[2], False).kernel == f"general_{isa}"
+    assert cpu.forward(padded, at[0], at[1], None, at[2], False).kernel == f"pixels_as_lanes_{isa}"
 
 
 def test_half_precision_in_portable_code():

@@ -61,16 +61,16 @@ def test_status_of_no_threads():
 
 def test_status_of_an_unsupported_problem():
     problem = ConvProblem.parse("b1,c1,h3,w3,m1,k3,p1")
-    call = ("direct_forward", problem, 1, 1, None, 1)
-    with pytest.raises(UnsupportedProblem):
-        native.run(*call, accumulate=False, threads=1, isa="baseline")
+    call = ("forward", problem, 1, 1, None, 1)
+    with pytest.raises(UnsupportedProblem, match="ece408_forward_f32 by direct"):
+        native.run(*call, accumulate=False, threads=1, isa="baseline", kernel="direct")
 
 
 def test_status_of_too_little_memory():
     problem = ConvProblem(1, 2**16, 1, 5, filters=2**30, kernel=(1, 2))
-    call = ("direct_forward", problem, 1, 1, None, 1)
+    call = ("forward", problem, 1, 1, None, 1)
     with pytest.raises(NotEnoughMemory):
-        native.run(*call, accumulate=False, threads=1, isa="baseline")
+        native.run(*call, accumulate=False, threads=1, isa="baseline", kernel="direct")
 
 
 def test_the_library_exports_its_header_and_nothing_else():

@@ -1,0 +1,40 @@
+// Memory that is given back at the end of its scope.
+#pragma once
+
+#include <stdint.h>
+#include <stdlib.h>
+
+namespace ece408 {
+namespace {
+
+// So many elements, or a null pointer where there is no memory for them.
+template <class T>
+class Buffer {
+public:
+    Buffer() = default;
+    explicit Buffer(int64_t count)
+        // One byte more: no elements are no reason for a null pointer.
+        : first_(static_cast<T*>(malloc(static_cast<size_t>(count) * sizeof(T) + 1))) {}
+    Buffer(Buffer&& other) : first_(other.first_) { other.first_ = nullptr; }
+    Buffer& operator=(Buffer&& other) {
+        T* const own = first_;
+        first_ = other.first_;
+        other.first_ = own;
+        return *this;
+    }
+    ~Buffer() { free(first_); }
+
+    static Buffer zeros(int64_t count) {
+        Buffer buffer;
+        buffer.first_ = static_cast<T*>(calloc(static_cast<size_t>(count), sizeof(T)));
+        return buffer;
+    }
+
+    operator T*() const { return first_; }
+
+private:
+    T* first_ = nullptr;
+};
+
+}  // namespace
+}  // namespace ece408

@@ -1,0 +1,323 @@
+// Chooses a kernel by what the layer is, without measuring anything: `depthwise`, and `direct` for
+// single taps, for what they do; of stride 1 in float32 the one of `direct` and `winograd` that is
+// estimated to be faster, where they suit it; else, for any problem, kernels that slide over images
+// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.h, filters_as_lanes_weight.h) or multiply
+// patches (patches.h), whichever is estimated to be faster.
+//
+// Estimates are in multiply-adds of vectors, at the rate at which one core does them.
+#include "choice.h"
+
+#include "flat_image.h"
+#include "shape.h"
+#include "winograd_f23.h"
+
+namespace ece408 {
+namespace {
+
+// ---- what kernels suit
+
+bool is_float32(const Task& task) { return task.element_bytes == 4; }
+
+// A single tap and no border, of one group: `direct` takes an image as one row.
+bool is_row(const Shape& s) { return is_flat(s) && s.groups == 1; }
+
+// Whether the gradient for x is a convolution of dy with a border, and not of a part of dy: the border
+// is kernel - 1 - pad wide.
+bool has_inner_border(const Shape& s) { return s.pad_h < s.kernel_h && s.pad_w < s.kernel_w; }
+
+bool direct_suits(const Shape& s, Direction direction, int64_t lanes) {
+    const bool forward = direction == Direction::forward;
+    if (!forward && !(has_unit_steps(s) && has_inner_border(s))) return false;
+    if (is_row(s)) return s.out_height * s.out_width >= lanes;
+    return has_unit_steps(s) && (forward ? s.out_width : s.width) >= lanes;
+}
+
+// Kernels of height and width 3, 5 or 7.
+bool winograd_suits(const Shape& s, Direction direction) {
+    const auto fits = [](int64_t side) { return side == 3 || side == 5 || side == 7; };
+    const bool border = direction == Direction::forward || has_inner_border(s);
+    return has_unit_steps(s) && fits(s.kernel_h) && fits(s.kernel_w) && border;
+}
+
+// Groups of one channel, a square kernel of 3 or 5, and the same stride both ways, 1 or, without
+// dilation, 2.
+bool depthwise_suits(const Shape& s, Direction direction) {
+    const bool kernel = s.kernel_h == s.kernel_w && (s.kernel_h == 3 || s.kernel_h == 5);
+    const bool dilated = s.dilate_h > 1 || s.dilate_w > 1;
+    const bool stride = s.stride_h == s.stride_w && s.stride_h <= (dilated ? 1 : 2);
+    const bool gradient = s.stride_h == 1 && s.filters == s.channels;
+    return s.groups == s.channels && kernel && stride &&
+           (direction == Direction::forward || gradient);
+}
+
+// filters_as_lanes.h by pairs of output rows.
+bool pairs_suit(const Shape& s) {
+    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1;
+    const bool fits = has_pairs(s.kernel_h) && s.kernel_h * s.kernel_w <= kMostPairTaps;
+    return plain && fits && s.pad_h < s.kernel_h && s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
+}
+
+// What the patches of a forward pass may take of memory, in images. Chosen, not measured.
+constexpr double kMostPatches = 4;
+
+bool patches_suit(const Shape& s, Direction direction) {
+    const double pixels = static_cast<double>(s.out_height * s.out_width);
+    const double patches = pixels * static_cast<double>(s.kernel_h * s.kernel_w);
+    return direction != Direction::forward ||
+           patches <= kMostPatches * static_cast<double>(s.height * s.width);
+}
+
+bool suits(KernelName name, const Task& task, const Shape& s) {
+    const bool weight = task.direction == Direction::backward_weight;
+    switch (name) {
+        case KernelName::direct:
+            return is_float32(task) && !weight && direct_suits(s, task.direction, task.lanes);
+        case KernelName::winograd:
+            return is_float32(task) && !weight && winograd_suits(s, task.direction);
+        case KernelName::depthwise:
+            return is_float32(task) && !weight && depthwise_suits(s, task.direction);
+        case KernelName::pixels_as_lanes: return !weight;
+        case KernelName::filters_as_lanes: return true;
+        case KernelName::filters_as_lanes_pairs: return !weight && pairs_suit(s);
+        case KernelName::patches: return patches_suit(s, task.direction);
+        case KernelName::weight_sums: return weight;
+    }
+    return false;
+}
+
+// ---- kernels for any problem
+
+// Channels of the output from which on they are lanes, and a sum's products, without and with a
+// stride, that pay for the transposition of the result; with a stride pixels as lanes must be laid
+// out first. Chosen by measurement of the zoo's layers; not derived again since.
+constexpr int64_t kLongSum = 128, kLongStridedSum = 48;
+// Pixels of a batch from which on pairs of rows pay for a third more weights. Likewise.
+constexpr int64_t kPairPixels = 100;
+// Filters from which on they are lanes of the weights' gradient: with fewer most would be idle.
+constexpr int64_t kLeastLaneFilters = 8;
+
+// Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
+// pixels; `strided`: the problem has a stride.
+bool is_deep(const Shape& s, bool strided, int64_t lanes) {
+    return s.group_filters >= lanes &&
+           s.group_channels * s.kernel_h * s.kernel_w >= (strided ? kLongStridedSum : kLongSum);
+}
+
+// What the kernels for any problem take, of one group. Constants are fitted to the times of about
+// 60 shapes with AVX-512, where two multiply-adds take a cycle.
+struct Costs {
+    Sweep s;                // of the forward pass
+    bool deep;              // whether the output's channels are lanes
+    int64_t lanes, panel;   // of a vector of sums; taps of patches that are copied at a time
+    double batch, channels, filters, taps, pixels, all_pixels, source, weights;
+
+    Costs(const Shape& shape, bool deep, const Task& task)
+        : s(forward_sweep(shape)),
+          deep(deep),
+          lanes(task.element_bytes == 8 ? task.lanes / 2 : task.lanes),
+          panel(2 * lanes) {
+        batch = static_cast<double>(s.batch);
+        channels = static_cast<double>(s.group_channels);
+        filters = static_cast<double>(s.group_filters);
+        taps = channels * static_cast<double>(s.kernel_h * s.kernel_w);
+        pixels = static_cast<double>(s.out_height * s.out_width);
+        all_pixels = batch * pixels;
+        source = channels * static_cast<double>(s.height * s.width);
+        weights = filters * taps;
+    }
+    double vectors(double numbers) const {
+        return static_cast<double>(divide_up(static_cast<int64_t>(numbers), lanes));
+    }
+    // To copy a batch's images in the order that the kernels which slide over them have.
+    double laid_out() const {
+        return batch * source * (s.stride_w > 2 ? 4 : s.stride_w > 1 ? 2 : 1);
+    }
+    // To copy a pixel's patch, in runs of taps.
+    double copied(int64_t longest) const {
+        return 35 * taps / static_cast<double>(s.kernel_w < longest ? s.kernel_w : longest) +
+               1.5 * taps;
+    }
+
+    double forward_sliding() const {
+        if (!deep)
+            return batch * filters * taps * vectors(flat_image(s).length) + laid_out() +
+                   6 * weights;
+        // Tiles of a few pixels wait for their sums.
+        const double columns = static_cast<double>(s.out_width > 4 ? s.out_width : 4);
+        const double rows = static_cast<double>(s.out_height);
+        return batch * (rows * columns * taps * vectors(filters) + source) + 5 * weights;
+    }
+    double forward_patches() const {
+        const double dots = filters * (2.5 * vectors(taps) + 16);
+        return all_pixels * (dots + copied(s.kernel_w)) + weights;
+    }
+
+    double data_sliding() const {
+        const double places = static_cast<double>(s.height * s.width);
+        if (deep) {
+            const double steps = static_cast<double>(s.stride_h * s.stride_w);
+            const double window = taps / channels;
+            return 0.8 * batch * filters * window * places / steps * vectors(channels) +
+                   4 * steps * window;
+        }
+        const double row = static_cast<double>(s.width + (s.kernel_w - 1) * s.dilate_w);
+        const double rows = static_cast<double>(s.height + (s.kernel_h - 1) * s.dilate_h);
+        const double laid_out = rows * row * (s.stride_h > 1 || s.stride_w > 1 ? 6 : 1);
+        const double products = taps * vectors(static_cast<double>(s.height) * row);
+        return batch * filters * (products + laid_out);
+    }
+    double data_patches() const {
+        const double added = s.dilate_w == 1 && s.kernel_w >= 64 ? 1 : 4;
+        return all_pixels * (filters * vectors(taps) + added * taps) + 3 * batch * source + weights;
+    }
+
+    double weight_sliding() const {
+        if (s.group_filters < kLeastLaneFilters)
+            return batch * weights * (vectors(flat_image(s).length) + 26) + laid_out();
+        return all_pixels * taps * vectors(filters) + 4 * batch * source + 30 * weights;
+    }
+    double weight_patches() const {
+        return all_pixels * (filters * vectors(taps) + copied(panel)) + 4 * weights;
+    }
+
+    bool patches_are_faster(Direction direction) const {
+        switch (direction) {
+            case Direction::forward: return forward_patches() < forward_sliding();
+            case Direction::backward_data: return data_patches() < data_sliding();
+            default: return weight_patches() < weight_sliding();
+        }
+    }
+};
+
+KernelName choose_for_any(const Task& task, const Shape& s) {
+    const bool forward = task.direction == Direction::forward;
+    const bool strided = s.stride_h > 1 || s.stride_w > 1;
+    const bool weight = task.direction == Direction::backward_weight;
+    const bool deep = !weight && is_deep(forward ? s : gradient_shape(s), strided, task.lanes);
+    if (suits(KernelName::patches, task, s) &&
+        Costs(s, deep, task).patches_are_faster(task.direction))
+        return KernelName::patches;
+    if (weight)
+        return s.group_filters >= kLeastLaneFilters ? KernelName::filters_as_lanes
+                                                    : KernelName::weight_sums;
+    if (!deep) return KernelName::pixels_as_lanes;
+    const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
+                       s.batch * s.out_height * s.out_width >= kPairPixels;
+    return pairs ? KernelName::filters_as_lanes_pairs : KernelName::filters_as_lanes;
+}
+
+// ---- kernels of stride 1 in float32
+
+// Images, channels and filters from which on packing the weights of a single tap pays for lanes
+// that are all used, where planes would fill less than such a share of them: of 32 images of 7x7
+// with 1024 channels and filters 33.8 ms in place of 38.7, of 4x5 with 512 3.8 in place of 4.8.
+constexpr int64_t kPacksImages = 8, kPacksChannels = 128;
+constexpr double kFullLanes = 0.8;
+// Products of a sum up to which `direct` is faster than `filters_as_lanes` for padded images.
+// This, kGradientChannels, kFilledLanes and kWorthPacking were chosen by measurement of the zoo's
+// and the course's layers; not derived again since.
+constexpr int64_t kDirectPadded = 128;
+// Products of a sum from which on the kernels for any problem, which take it in blocks, lose less
+// to rounding: of `direct`, and of each of the sums that `winograd` puts together. They keep the
+// relative error against float64 below 1e-6 (tests/backends).
+constexpr int64_t kLongDirect = 1536, kLongOfSquares = 256;
+// Pixels of x for each of y from which on a window covers much of an image, so that the gradient
+// for x would mostly be sums of borders; patches leave them out. Chosen, not measured.
+constexpr int64_t kDense = 4;
+// Channels of x from which on the gradient for it fills register tiles.
+constexpr int64_t kGradientChannels = 3;
+// The share of its lanes from which on `winograd` is faster than `filters_as_lanes`, and the
+// vectors of sums of a filter, over all images, that pay for the packing of its weights.
+constexpr double kFilledLanes = 0.7;
+constexpr int64_t kWorthPacking = 24;
+
+int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
+
+// What `direct` and `winograd` take of an image: counts of what they do, with factors fitted to
+// times with AVX-512 on one core; docs/design.md says how good they are.
+struct UnitCosts {
+    const Shape& s;  // of the layer, or of the gradient as one
+    int64_t lanes;
+    Pairs rows, columns;
+
+    UnitCosts(const Shape& s, int64_t lanes)
+        : s(s), lanes(lanes), rows(pairs_of(s.kernel_h, s.out_height)),
+          columns(pairs_of(s.kernel_w, s.out_width)) {}
+
+    // Vectors that a filter's 2x2 squares of pixels are summed in.
+    int64_t square_vectors() const {
+        return divide_up((rows.pairs - 1) * columns.starts() + columns.pairs, lanes);
+    }
+    // Products, and a store of each vector.
+    double direct() const {
+        const int64_t vectors = divide_up(s.out_height * s.out_width, lanes);
+        return static_cast<double>(s.filters * vectors) *
+               (1.08 * static_cast<double>(products(s)) + 3);
+    }
+    // Products and what is kept between domains, domains, and rows of y.
+    double winograd() const {
+        const double taps = static_cast<double>(rows.taps() * columns.taps());
+        const double sums = static_cast<double>(s.filters * square_vectors()) *
+                            (1.05 * static_cast<double>(s.channels) * taps + 40);
+        const int64_t domains =
+            s.channels * rows.starts() * divide_up(columns.starts(), lanes) * 70;
+        const int64_t y = s.filters * s.out_height * divide_up(s.out_width, lanes) * 8;
+        return sums + static_cast<double>(domains) + static_cast<double>(y);
+    }
+    bool winograd_is_faster_than_filters_as_lanes() const {
+        const int64_t vectors = square_vectors();
+        return static_cast<double>(s.out_height * s.out_width) >=
+                   kFilledLanes * 4 * static_cast<double>(lanes) * static_cast<double>(vectors) &&
+               s.batch * vectors >= kWorthPacking;
+    }
+};
+
+// `layer` is the problem or, as a layer of its own, its gradient; `direct`: whether that may be
+// chosen.
+KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& layer, bool direct) {
+    direct = direct && layer.out_width >= task.lanes && products(layer) <= kLongDirect;
+    if (suits(KernelName::winograd, task, s)) {
+        const UnitCosts costs(layer, task.lanes);
+        const bool exact =
+            layer.channels * costs.rows.groups * costs.columns.groups <= kLongOfSquares;
+        if (exact && (direct ? costs.winograd() < costs.direct()
+                             : costs.winograd_is_faster_than_filters_as_lanes()))
+            return KernelName::winograd;
+    }
+    return direct ? KernelName::direct : choose_for_any(task, s);
+}
+
+// Whether lanes would be idle that packed weights have a use for.
+bool is_packed(const Shape& s, int64_t lanes) {
+    const int64_t pixels = s.out_height * s.out_width;
+    const double all = static_cast<double>(lanes) * static_cast<double>(divide_up(pixels, lanes));
+    return static_cast<double>(pixels) < kFullLanes * all && s.batch >= kPacksImages &&
+           s.channels >= kPacksChannels && s.filters >= kPacksChannels;
+}
+
+KernelName choose(const Task& task, const Shape& s) {
+    if (s.groups > 1 && suits(KernelName::depthwise, task, s)) return KernelName::depthwise;
+    if (is_row(s) && suits(KernelName::direct, task, s) && !is_packed(s, task.lanes))
+        return KernelName::direct;
+    const bool weight = task.direction == Direction::backward_weight;
+    if (weight || !is_float32(task) || !has_unit_steps(s)) return choose_for_any(task, s);
+    const bool forward = task.direction == Direction::forward;
+    const Shape layer = forward ? s : gradient_shape(s);
+    const bool few = layer.filters < task.lanes || products(layer) < kDirectPadded;
+    if (forward)
+        return choose_unit_steps(task, s, layer, few || (s.pad_h == 0 && s.pad_w == 0));
+    const bool dense = s.height * s.width >= kDense * s.out_height * s.out_width;
+    if (!has_inner_border(s) || s.channels < kGradientChannels || dense)
+        return choose_for_any(task, s);
+    return choose_unit_steps(task, s, layer, few);
+}
+
+}  // namespace
+
+bool suits(KernelName name, const Task& task) { return suits(name, task, derive(task.problem)); }
+
+KernelName choose(const Task& task) { return choose(task, derive(task.problem)); }
+
+KernelName choose_for_any(const Task& task) { return choose_for_any(task, derive(task.problem)); }
+
+}  // namespace ece408

@@ -1,0 +1,46 @@
+// The fast kernels: their list, and what each has for every instruction set.
+#pragma once
+
+#include "builds.h"
+#include "ece408.h"
+#include "half.h"
+
+// Every kernel, in the order of its number in ece408.h's functions.
+#define ECE408_KERNELS(EACH)     \
+    EACH(direct)                 \
+    EACH(winograd)               \
+    EACH(depthwise)              \
+    EACH(pixels_as_lanes)        \
+    EACH(filters_as_lanes)       \
+    EACH(filters_as_lanes_pairs) \
+    EACH(patches)                \
+    EACH(weight_sums)
+
+namespace ece408 {
+
+// A kernel's functions for one type, null for directions that it does not have. They take arrays
+// that are not null, of problems that `suits` of choice.h lets through, and return a status.
+template <class T>
+struct Directions {
+    int (*forward)(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
+                   bool accumulate, int threads);
+    int (*backward_data)(const ece408_problem& problem, const T* w, const T* dy, T* dx,
+                         bool accumulate, int threads);
+    int (*backward_weight)(const ece408_problem& problem, const T* x, const T* dy, T* dw,
+                           bool accumulate, int threads);
+};
+
+// One of `direct` and `depthwise` returns this, and has done nothing, for weights that are not all
+// finite: these multiply them with a border's zeros, and a kernel for any problem is to compute.
+constexpr int kNotFinite = -1;
+
+struct Kernel {
+    Directions<float> f32;
+    Directions<double> f64;
+    Directions<Half> f16;
+};
+
+#define ECE408_DECLARE_KERNEL(name) ECE408_DECLARE_BUILDS(Kernel, name)
+ECE408_KERNELS(ECE408_DECLARE_KERNEL)
+
+}  // namespace ece408
