@@ -60,7 +60,7 @@ class Bench:
         self._pointers = pointers
         rng = np.random.default_rng(408)
         pause = Launch("pause", (1, 1, 1), (1, 1, 1), (_PAUSE_US,))
-        self._pause = launcher.load(Plan(_helper("pause"), (), (pause,)), gpu.capability)
+        self._pause = launcher.load(gpu, Plan(_helper("pause"), (), (pause,)))
         self._w = rng.random(problem.w_shape, np.float32) - np.float32(0.5)
         gpu.cuda.memcpy_htod(pointers["w"], self._w)
         self._images = self._fill(rng)
@@ -73,7 +73,7 @@ class Bench:
         Raises the errors of compiling, loading and launching.
         """
         plan = plan or kernel.plan(self.problem, self.gpu.capability, False)
-        loaded = launcher.load(plan, self.gpu.capability)
+        loaded = launcher.load(self.gpu, plan)
         with loaded.lock, self.gpu.lane(plan.workspace_bytes) as lane:
             pointers = {**self._pointers, "workspace": lane.device}
             before = self._checked(loaded, pointers, lane)
@@ -119,7 +119,7 @@ class Bench:
         launch = Launch("count_nonfinite", (2048, 1, 1), (256, 1, 1), ("count", "y", elements))
         plan = Plan(_helper("count_nonfinite"), (), (launch,))
         self.gpu.cuda.memset_d32(self._pointers["count"], 0, 1)
-        lane.launch(launcher.load(plan, self.gpu.capability), self._pointers)
+        lane.launch(launcher.load(self.gpu, plan), self._pointers)
         lane.wait()
         count = np.empty(1, np.uint32)
         self.gpu.cuda.memcpy_dtoh(count, self._pointers["count"])

@@ -43,7 +43,7 @@ def run(
     with gpu.active(), memory as pointers:
         for name, array in arrays.items():
             gpu.cuda.memcpy_htod(pointers[name], np.ascontiguousarray(array))
-        loaded = launcher.load(plan, gpu.capability)
+        loaded = launcher.load(gpu, plan)
         with loaded.lock, gpu.lane() as lane:
             lane.launch(loaded, pointers)
             lane.wait()

@@ -44,7 +44,7 @@ def _run(gpu: device.Gpu, problem: ConvProblem, choice: Choice) -> int:
     with bench(gpu, problem) as arrays:
         arrays.time(choice.kernel, 1, plan)
         gpu.cuda.start_profiler()
-        arrays.launch(launcher.load(plan, gpu.capability))
+        arrays.launch(launcher.load(gpu, plan))
         gpu.cuda.stop_profiler()
     return len(plan.launches)
 

@@ -258,6 +258,6 @@ def _ready(gpu: device.Gpu, problem: ConvProblem, plan: Plan) -> Iterator[_Run]:
             pointers[name] = lanes.enter_context(gpu.lane(4 * size)).device
             for at in range(0, size if name != "y" else 0, _BLOCK):
                 gpu.cuda.memcpy_htod(pointers[name] + 4 * at, block[: size - at])
-        loaded = launcher.load(plan, gpu.capability)
+        loaded = launcher.load(gpu, plan)
         with loaded.lock, gpu.lane(plan.workspace_bytes) as lane:
             yield _Run(lane, loaded, {**pointers, "workspace": lane.device})

@@ -12,7 +12,7 @@ import numpy as np
 
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cuda import work
-from ece408_op.backends.cuda.runtime import device, loading
+from ece408_op.backends.cuda.runtime import device, launcher
 from ece408_op.backends.cuda.runtime.device import BEGIN, COMPUTED
 from ece408_op.bench.summary import summary
 from ece408_op.errors import surfaced
@@ -106,7 +106,7 @@ def _bare_kernel(problem: ConvProblem, arrays: dict[str, Any], y: Any, launches:
     asked = work.forward(problem, x, w, None, pointer(y), False, None)
     (plan,) = asked.plans(gpu, problem.batch)
     with gpu.active(), gpu.lane(plan.workspace_bytes) as lane:
-        loaded = loading.load(gpu, plan)
+        loaded = launcher.load(gpu, plan)
         pointers = {**asked.addresses, "workspace": lane.device}
         lane.launch(loaded, pointers)
         lane.mark(BEGIN)

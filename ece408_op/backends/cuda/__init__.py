@@ -13,7 +13,7 @@ from ... import settings
 from ...problem import ConvProblem
 from .. import Backend, Done
 from . import work, zero_copy
-from .runtime import device, loading
+from .runtime import device, launcher
 from .runtime.device import Gpu
 from .staged import staging
 from .staged.staging import Staging
@@ -136,7 +136,7 @@ class StagedBackend(CudaBackend):
 
 
 def _staging() -> Staging:
-    return Staging(_budget, settings.threads(), loading.load)
+    return Staging(_budget, settings.threads(), launcher.load)
 
 
 def _budget(gpu: Gpu) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from ...op_log import GpuTime
 from .. import Done
 from .runtime.device import BEGIN, COMPUTED, Gpu
-from .runtime.loading import load
+from .runtime.launcher import load
 from .work import Work, done
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from .... import settings
 from ....errors import GpuFailed
-from ..plan import Capability, Defines, Launch, Plan, architecture
+from ..plan import Capability, Defines, Launch, Plan, Target, architecture
 from .compiler import compile_plan
 
 # What a block can have without asking for more.
@@ -20,8 +21,9 @@ _modules: dict[tuple[str, str, Defines], _Module] = {}
 _lock = threading.Lock()
 
 
-def load(plan: Plan, capability: Capability) -> LoadedPlan:
-    """The plan, its code loaded on the GPU whose context is current.
+@functools.lru_cache(maxsize=4096)
+def load(gpu: Target, plan: Plan) -> LoadedPlan:
+    """The plan, its code loaded on the GPU, whose context is current.
 
     Code is compiled and loaded once for each GPU, source and macros, and stays for the life of
     the process. Raises what `compile_plan` raises, and `GpuFailed`.
@@ -31,7 +33,7 @@ def load(plan: Plan, capability: Capability) -> LoadedPlan:
     key = (cuda.Context.get_device().pci_bus_id(), plan.kernel.source, plan.defines)
     with _lock:
         module = _modules.setdefault(key, _Module())
-    module.require(plan, capability)
+    module.require(plan, gpu.capability)
     return LoadedPlan(plan, module)
 
 
