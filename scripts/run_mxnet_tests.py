@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 from studies import mxnet_tests
+from studies.options import add_write
+from studies.results import write
 from tqdm import tqdm
 
 from ece408_op.cli import program
@@ -41,9 +43,7 @@ def _options():
     parser.add_argument(
         "--limit", type=float, default=120, help="seconds that a test may take (default: 120)"
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the outcomes there as well"
-    )
+    add_write(parser)
     parser.add_argument(
         "--own",
         type=Path,
@@ -63,8 +63,9 @@ def _run(options):
         tqdm.write(mxnet_tests.summary(file, results[file]), file=sys.stderr)
         if options.own:
             mxnet_tests.save(options.own, own)
-        if options.json:
-            mxnet_tests.save_results(options.json, results)
+        if options.write:
+            table, content = mxnet_tests.table(results), mxnet_tests.document(results)
+            write(options.write, "MXNet's own tests with our operator", table, content)
     return results
 
 

@@ -288,20 +288,16 @@ def _is_test(name: str) -> bool:
     return "::" in name and "::(" not in name
 
 
-def save_results(path: Path, results: dict[str, FileResult]) -> None:
-    """Write all outcomes as JSON, by file and by test."""
-    content = {
-        file: {
-            test: {
-                "verdict": result.verdict(test),
-                "own": asdict(result.own[test]),
-                "ours": asdict(result.ours[test]),
-            }
-            for test in result.ours
-        }
-        for file, result in results.items()
-    }
-    _write(path, content)
+def document(results: dict[str, FileResult]) -> dict[str, dict[str, dict[str, str]]]:
+    """For JSON: the verdict on each test by file, and the errors of those that failed."""
+    content: dict[str, dict[str, dict[str, str]]] = {}
+    for file, result in results.items():
+        for test in result.ours:
+            errors = {"own": result.own[test].error, "ours": result.ours[test].error}
+            about = {who: error for who, error in errors.items() if error}
+            found = {"verdict": result.verdict(test), **about}
+            content.setdefault(file, {})[test] = found
+    return content
 
 
 def table(results: dict[str, FileResult]) -> str:
