@@ -7,3 +7,5 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 DATA = ROOT / "tests" / "data"
+# What nvcc made, which stays: sources that have not changed are not compiled again.
+CUBINS = ROOT / "build" / "cubins"

@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from places import ROOT
+from places import CUBINS
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import compiler
@@ -31,12 +31,10 @@ def folder(tmp_path, nvcc):
 
 
 def test_every_source_compiles_alone_for_every_architecture_that_it_claims(nvcc):
-    """Into a folder that stays: what has not changed since is not compiled again."""
-
     def compile_one(task):
         source, architecture = task
         try:
-            compiler.compile_plan(source, (), architecture, ROOT / "build" / "cubins")
+            compiler.compile_plan(source, (), architecture, CUBINS)
         except KernelCompileFailed as error:
             return f"{source} for sm_{architecture}: {error}"
         return None
