@@ -39,11 +39,15 @@ def _tile(rows: int, columns: int) -> Tile:
     return Tile(4 if rows > 4 else 1, 64 if columns > 64 else 16, per_row)
 
 
-class Forward(Family):
-    """Filters by pixels. The tile does not depend on the batch: it is that for many pixels."""
+class _General(Family):
+    """Computes everything. Tiles do not depend on the batch: they are those for many pixels."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
         return None
+
+
+class Forward(_General):
+    """Filters by pixels."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Tile, ...]:
         return (_tile(problem.filters // problem.groups, _MANY),)
@@ -56,7 +60,7 @@ class Forward(Family):
         return Plan(kernel, (*_defines(problem, layout, accumulate), *bias), (launch,))
 
 
-class BackwardData(Forward):
+class BackwardData(_General):
     """Channels by pixels."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Tile, ...]:
@@ -69,7 +73,7 @@ class BackwardData(Forward):
         return Plan(kernel, _defines(problem, layout, accumulate), (launch,))
 
 
-class BackwardWeight(Forward):
+class BackwardWeight(_General):
     """Filters by channels and taps, in slices of the pixels, which are then added up."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Tile, ...]:
@@ -95,7 +99,7 @@ class BackwardWeight(Forward):
         )
 
 
-class BackwardBias(Forward):
+class BackwardBias(_General):
     """Sums over pixels in slices of the batch, which are then added up."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Tile, ...]:

@@ -11,11 +11,9 @@ from typing import Any
 
 from .... import settings
 from ....errors import GpuFailed
+from .. import limits
 from ..plan import Capability, Defines, Launch, Plan, Target, architecture
 from .compiler import compile_plan
-
-# What a block can have without asking for more.
-_USUAL_SHARED_BYTES = 48 << 10
 
 _modules: dict[tuple[str, str, Defines], _Module] = {}
 _lock = threading.Lock()
@@ -89,7 +87,9 @@ class _Module:
                 function = self._module.get_function(launch.function)
                 function.prepare(["P" if isinstance(a, str) else "i" for a in launch.arguments])
                 self._functions[launch.function] = function
-            if launch.shared_bytes > self._shared_bytes.get(launch.function, _USUAL_SHARED_BYTES):
+            if launch.shared_bytes > self._shared_bytes.get(
+                launch.function, limits.STATIC_SHARED_BYTES
+            ):
                 attribute = function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
                 function.set_attribute(attribute, launch.shared_bytes)
                 self._shared_bytes[launch.function] = launch.shared_bytes
