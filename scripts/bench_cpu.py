@@ -29,7 +29,7 @@ def parse():
         nargs="*",
         metavar="SHAPE",
         help=f"of {', '.join(shapes.SHAPES)}, or problems such as b100,c12,h33,w33,m24,k5 "
-        "(default: all, and five that nobody tuned for)",
+        "(default: all, and five that no kernel was tuned for)",
     )
     parser.add_argument("--batch", type=int, default=shapes.BATCH, help="images (default: 10000)")
     parser.add_argument(

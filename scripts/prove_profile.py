@@ -24,7 +24,7 @@ def main():
     parser.add_argument(
         "--kernels", action="store_true", help="compare kernel times: needs a GPU, and ncu"
     )
-    parser.add_argument("--counters", metavar="SIZE", help="profile so many images with --ncu, too")
+    parser.add_argument("--counters", metavar="SIZE", help="profile SIZE images with --ncu, too")
     parser.add_argument("--launch", metavar="SHAPE", help=argparse.SUPPRESS)
     parser.add_argument(
         "--write",

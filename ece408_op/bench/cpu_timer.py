@@ -19,7 +19,7 @@ from ..problem import ConvProblem
 from . import oracle
 from .peers import process
 
-# Shapes nobody tuned for.
+# Shapes that no kernel was tuned for.
 UNLISTED = (
     "c5,h29,w31,m20,k5",
     "c3,h41,w35,m7,k3",

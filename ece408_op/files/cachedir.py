@@ -214,8 +214,8 @@ def _open_lock(path: Path) -> int:
     with writing(path):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise OSError("it is not a regular file (remove it)")
-        # Reading is enough to lock, and all that others may do with this user's file. Should a pipe
-        # or a link come in between, it is neither waited for nor followed.
+        # Reading is enough to lock, and all that others may do with this user's file. If a pipe or
+        # a link appears after the check above, open() neither waits for it nor follows it.
         return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 

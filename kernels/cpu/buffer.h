@@ -7,7 +7,7 @@
 namespace ece408 {
 namespace {
 
-// So many elements, or a null pointer where there is no memory for them.
+// Memory for `count` elements, or a null pointer where there is none.
 template <class T>
 class Buffer {
 public:

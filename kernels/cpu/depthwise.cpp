@@ -51,8 +51,8 @@ struct Tile {
     float* y;
     bool accumulate;
     bool streams;         // past the caches: every vector is a line
-    const float* ahead;   // what is read after this tile, of which each vector of columns
-    int64_t ahead_lines;  // asks for so many lines
+    const float* ahead;   // what is read after this tile,
+    int64_t ahead_lines;  // and how many of its cache lines each vector of columns prefetches
 };
 
 // A vector of pixels from column `at` on. Those outside of the row are zeros, unless `Inside`.

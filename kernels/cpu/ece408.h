@@ -112,10 +112,10 @@ ECE408_ALL(uint16_t, f16)
 ECE408_EXPORT float ece408_half_to_float(uint16_t bits);
 ECE408_EXPORT uint16_t ece408_float_to_half(float value);
 
-/* What the machine can do, for benchmarks; arrays aligned to 64 bytes. The first does so many
- * thousand rounds of multiply-adds and returns the floating-point operations that were; the others
- * write, past the caches, and read so many floats once. An instruction set that is not there gives
- * 0 operations and ECE408_UNSUPPORTED. */
+/* What the machine can do, for benchmarks; arrays aligned to 64 bytes. The first runs `thousands`
+ * thousand rounds of multiply-adds and returns the number of floating-point operations; the second
+ * writes `floats` floats past the caches, the third reads them once. Where the instruction set is
+ * missing they return 0 operations and ECE408_UNSUPPORTED. */
 ECE408_EXPORT double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa);
 ECE408_EXPORT int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa);
 ECE408_EXPORT int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa);
@@ -123,9 +123,9 @@ ECE408_EXPORT int ece408_ceiling_reads(const float* from, int64_t floats, int th
 /* Does pieces [begin, end) of some work as its member `member`. */
 typedef void ece408_pieces(const void* work, int64_t begin, int64_t end, int member);
 
-/* Has `count` pieces of some work done, each once and in any order, by the caller and by as many of
- * the threads that kernels use as have a core, at most `threads` in all. Each of these has a number
- * below that as its `member`, which nobody else has at the time. Returns when all are done. */
+/* Does `count` pieces of some work, each once and in any order, on the caller's thread and on those
+ * of the kernels' threads that have a core, at most `threads` in all. Each has its own number
+ * `member` below `threads`. Returns when all pieces are done. */
 ECE408_EXPORT void ece408_share(int threads, int64_t count, ece408_pieces* pieces,
                                 const void* work);
 

@@ -5,7 +5,7 @@
 //
 //     y[i, j] = sum over c, p, q of w[c, p, q] * flat[tap(c, p, q) + i * row + j]
 //
-// Rows are a little longer than the output's; what is computed in between is left out at the end.
+// Rows are a little longer than the output's; the columns beyond the output's width are not copied.
 // The gradient for x is such a sum as well, of dy with zeros between its pixels.
 #pragma once
 

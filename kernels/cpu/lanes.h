@@ -27,7 +27,7 @@ struct Lanes {
 constexpr int kTileFilters = ECE408_LANES == 16 ? 8 : 4;
 constexpr int kTileVectors = ECE408_LANES == 16 ? 3 : 2;
 
-// Whether so many numbers are finite: then each, times zero, is zero.
+// Whether all `count` numbers are finite: then each, times zero, is zero.
 template <class T>
 bool all_finite(const T* p, int64_t count) {
     using L = Lanes<T>;

@@ -77,8 +77,8 @@ inline int64_t weights(const ece408_problem& p) {
     return p.filters * (p.channels / p.groups) * p.kernel_h * p.kernel_w;
 }
 
-// Whether an array of so many bytes is more than a core's share of the last cache, so that its
-// first ones are not there any more when they are used again.
+// Whether an array is larger than a core's share of the last-level cache, so that its first bytes
+// have left the cache when they are used again.
 inline bool exceeds_caches(int64_t bytes) { return bytes > int64_t{32} << 20; }
 
 inline bool has_unit_steps(const ece408_problem& p) {

@@ -32,8 +32,7 @@ struct SquareArgs {
     const float* x;       // the domains' first pixel of the tile
     const float* packed;  // of the block
     float* y;             // the first filter's sums, of the tile's first lane,
-    int64_t sums;         // for each filter four such planes, of so many floats: of both rows'
-                          // even columns and odd columns
+    int64_t sums;         // floats of a plane; a filter has four: even and odd columns of both rows
 };
 
 // One tap: a vector of a domain's pixels each, times one weight per filter.
@@ -185,7 +184,7 @@ Tile* pick_filters(int64_t filters, int64_t vectors) {
     return pick_vectors<GROUPS, MT, tile_vectors(MT)>(vectors);
 }
 
-// For so many groups of columns, filters up to kMostFilters and vectors up to tile_vectors().
+// The tile for these numbers: filters up to kMostFilters, vectors up to tile_vectors().
 Tile* pick_tile(int64_t groups, int64_t filters, int64_t vectors) {
     switch (groups) {
         case 1: return pick_filters<1>(filters, vectors);

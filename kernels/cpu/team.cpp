@@ -2,14 +2,14 @@
 // Workers are made when first asked for and stay, asleep, for as long as the process does; several
 // callers at once share them.
 //
-// A caller takes one of a few slots and fills in what is to be done; it and
-// workers claim pieces by taking them off the number of those left. That number carries how often
-// the slot was filled, so that a worker who looked at a slot, lost its core, and comes back to find
-// it filled anew claims nothing by mistake. Slots are never freed, so that looking is never wrong.
+// A caller takes one of a few slots and writes its job there. Caller and workers claim pieces by
+// subtracting from the number of pieces left. The same word counts how often the slot was filled: a
+// worker that read a slot, lost its core, and returns when the slot holds another job claims
+// nothing of it. Slots are never freed, so that a worker may read any slot at any time.
 //
-// Who waits, a worker for work or a caller for pieces that others have begun, first spins, since
-// mostly the next thing comes within microseconds and waking a thread takes longer. Then it sleeps:
-// others may want the core, the one that is waited for among them.
+// A worker that waits for a job, and a caller that waits for the pieces of others, first spin: most
+// waits end within microseconds, and waking a thread takes longer. Then they sleep, because another
+// thread may need the core, perhaps the one that they wait for.
 #include "team.h"
 
 #include <dlfcn.h>
@@ -36,8 +36,8 @@ namespace {
 // Callers at once that can have help.
 constexpr int kSlots = 16;
 constexpr int kMostThreads = 1024;
-// A claim is such a part of a thread's share of what is left: of many pieces a run, and in the end
-// single ones, so that all members end together.
+// A claim is one of kParts parts of a thread's share of the pieces left: long runs first and single
+// pieces at the end, so that all members end together.
 constexpr int64_t kParts = 4;
 constexpr int64_t kSpinNs = 100 * 1000;
 
@@ -61,7 +61,7 @@ struct Job {
     int64_t count, portions;
     int threads;
 
-    // How many portions to claim of so many that are left.
+    // How many of the portions left to claim.
     int64_t claim(int64_t left) const {
         const int64_t some = left / (kParts * threads);
         return some < 1 ? 1 : some;
@@ -236,7 +236,7 @@ bool start_workers(int first, int last) {
     return true;
 }
 
-// Has at least so many workers, or what the system grants.
+// Starts workers until there are `wanted`, or as many as the system allows.
 void have_workers(int wanted) {
     int there = workers.load(relaxed);
     while (there < wanted)

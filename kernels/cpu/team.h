@@ -1,9 +1,9 @@
-// Threads that share the work of a call, on busy machines as well: team.cpp says which.
+// Threads that share the work of a call, on busy machines as well. team.cpp has the implementation.
 //
-// A call's work is so many pieces in any order. The caller does them itself, one after the other,
-// and whatever worker has a core takes some off it; who has none holds nobody up, unless it was
-// put off in the middle of a piece. Where all must have ended before something else begins, that is
-// another call of `share`.
+// A call's work is a number of pieces, done in any order. The caller does pieces itself, and each
+// worker that has a core takes some of them. A worker without a core delays no one, unless it lost
+// its core in the middle of a piece. There is no barrier within a call: where all pieces must end
+// before other work begins, that work is another call of `share`.
 #pragma once
 
 #include "ece408.h"

@@ -1,10 +1,10 @@
-// The textbook loops for one output element, with its sum in double: what the reference computes
-// everything with, and the fast kernels what came out infinite or NaN.
+// The textbook loops for one output element, with its sum in double. The reference computes all
+// elements with them, the fast kernels those that came out infinite or NaN.
 //
-// Those multiply more than there is: zeros of borders, and differences of pixels. Where an input is
-// infinite or NaN, or sums of large numbers overflow, that may make a NaN of what is none. Results
-// that are finite are right, the others are computed anew, one by one (`Textbook`). A sum that is
-// NaN stays so, which its loop makes use of.
+// The fast kernels also multiply zeros of borders and differences of pixels. With infinite or NaN
+// inputs, or sums that overflow, their result may be NaN where the textbook's is not. Results that
+// are finite are right; the others are computed again, one by one (`Textbook`), by a loop that ends
+// when its sum is NaN.
 #pragma once
 
 #include "half.h"

@@ -24,16 +24,16 @@ struct StripArgs {
     const float* x;       // one image
     const float* packed;  // MT biases, then the weights as [c][p][q][MT];
     const float* bias;    // for a single tap instead the first filter's, or null,
-    const float* weights;  // and the weights as they are: so many floats from filter to filter and
-    int64_t weight_step, channel_step;  // from channel to channel
+    const float* weights;  // and the weights, not packed,
+    int64_t weight_step, channel_step;  // with these floats from filter to filter and channel
     int64_t tiles;        // of VT vectors each, one after the other
     const int64_t* in;    // per vector: where its first lane's window starts in a channel of x
     const int* split;     // per vector: its first lane in the next row, or kLanes
     float* y;             // the first filter's output
     const int64_t* out;   // per vector: where its first lane goes in y
     int64_t filter_step;  // floats from one filter's output to the next
-    const float* ahead;   // what will be read later, of which each tile asks for so many lines
-    int64_t ahead_lines;
+    const float* ahead;   // what will be read later,
+    int64_t ahead_lines;  // and how many of its cache lines each tile prefetches
     // Of a streamed strip only: whether it starts the plane, and the last vector of each filter.
     bool head;
     float* carried;
@@ -142,7 +142,7 @@ __attribute__((always_inline)) inline void add_channels(const StripArgs& args, c
     }
 }
 
-// All of them; a partial sum ends every so many channels, so that long ones lose less to rounding.
+// All channels, in partial sums of kBlock channels: long sums in one piece lose more to rounding.
 template <int MT, int VT>
 __attribute__((always_inline)) inline void add_single_taps(const StripArgs& args,
                                                            const int64_t* in,

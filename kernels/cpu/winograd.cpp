@@ -53,7 +53,7 @@ struct Plan {
     int64_t filter_floats() const {
         return 1 + layer.shape.channels * rows.taps() * columns.taps();
     }
-    // Vectors that so many pairs of rows are summed in, lanes between the rows included.
+    // Vectors that hold the sums of `pairs` pairs of rows, with the unused lanes between rows.
     int64_t vectors(int64_t pairs) const {
         return divide_up((pairs - 1) * pitch + columns.pairs, kLanes);
     }
@@ -149,8 +149,8 @@ void pack_weights(const Plan& plan, int threads) {
     });
 }
 
-// Row `row` of a channel with its border: where it is, if so many floats of x can be read there,
-// or else in `buffer`.
+// Row `row` of a channel with its border: in place, if x has row_span() floats from there on;
+// otherwise copied to `buffer`.
 const float* find_row(const Plan& plan, const float* channel, int64_t row, const float* x_end,
                       const float* zeros, float* buffer) {
     const Layer& layer = plan.layer;
@@ -199,8 +199,8 @@ void transform(const Plan& plan, const float* const* rows, int64_t starts, float
     }
 }
 
-// A filter's sums of so many rows of y that are not finite, anew: differences of pixels or weights
-// may be infinite or NaN where no sum of products is.
+// Computes a filter's sums again where they are not finite: differences of pixels or weights may be
+// infinite or NaN where the sum of products is not.
 void settle_rows(const Plan& plan, int64_t filter, float* sums, int64_t rows, const float* y) {
     const int64_t width = plan.layer.shape.out_width;
     const double first = plan.bias ? plan.bias[filter] : 0;
@@ -211,8 +211,8 @@ void settle_rows(const Plan& plan, int64_t filter, float* sums, int64_t rows, co
         }
 }
 
-// Puts a filter's sums into so many rows of y. Each, times zero, is added to `rest`, which stays
-// zero as long as all are finite.
+// Writes a filter's sums to `rows` rows of y. Each sum times zero is added to `rest`, which stays
+// zero if all are finite.
 void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate, float* y,
               Vec (&rest)[2]) {
     const int64_t width = plan.layer.shape.out_width;
@@ -238,8 +238,8 @@ void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate
     }
 }
 
-// Puts the sums of a block of filters into so many rows of y. What is put can be put again, so that
-// it need not be read before to know whether it is finite; what is added must be right at once.
+// Writes the sums of a block of filters to `rows` rows of y. Sums that overwrite y are checked as
+// they are written, and written again if one is not finite. Sums that are added are checked first.
 void put_block(const Plan& plan, int64_t block, float* sums, int64_t rows, bool accumulate,
                float* y) {
     const Shape& s = plan.layer.shape;

@@ -65,8 +65,9 @@ ECE408_EXPORT void ece408_after_fork_in_child(void);
 
 typedef struct _object PyObject;
 
-/* In the place of Python's `sys.unraisablehook`, which `otherwise` is: what the handler of a signal
- * has raised where nobody can be told of it is raised as soon as somebody can. */
+/* Replaces Python's `sys.unraisablehook`, which is passed as `otherwise`: an exception that the
+ * handler of a signal raised inside a callback, where Python would drop it, is raised by the next
+ * Python code. */
 ECE408_EXPORT PyObject* ece408_unraisable(PyObject* is_of_signal, PyObject* otherwise,
                                           PyObject* given);
 

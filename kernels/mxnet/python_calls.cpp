@@ -201,7 +201,8 @@ int ece408_end(int (*wait_for_all)(void), int (*notify_shutdown)(void), int has_
     ends_within(kPatience, [=] { wait_for_all(); });
     ended = true;
     bool at_rest = no_calls_within(kLastPatience) && !has_others;
-    // With Python's lock nobody gives MXNet more to do, which would hang once it has been told.
+    // While this thread holds Python's lock, no other gives MXNet work, which would hang after its
+    // shutdown.
     const int lock = PyGILState_Ensure();
     at_rest = at_rest && ends_within(kLastPatience, [=] { wait_for_all(), notify_shutdown(); });
     PyGILState_Release(lock);

@@ -1,5 +1,5 @@
-"""What runs when nobody names a kernel: its times by batch, beside cuDNN's at small ones, and its
-time and error by precision."""
+"""The kernels that run by default: times by batch, with cuDNN's at small ones; times and errors by
+precision."""
 
 from __future__ import annotations
 

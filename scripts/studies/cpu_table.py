@@ -48,7 +48,7 @@ def tables(document: dict[str, Any]) -> str:
     ]
     if document["unlisted"]:
         parts += [
-            "## Shapes nobody tuned for",
+            "## Shapes that no kernel was tuned for",
             markdown.table(
                 [*_FORWARD_HEAD, "share of floor / nearest's"],
                 [_unlisted_row(top, document, e) for e in document["unlisted"]],

@@ -1,4 +1,4 @@
-"""Runs tests of MXNet's own in this process: `mxnet_tests` starts it, anew after each crash.
+"""Runs tests of MXNet's own in this process: `mxnet_tests` starts it, and again after each crash.
 
     mxnet_tests_worker.py TASK
 

@@ -129,7 +129,7 @@ def with_ncu(found: Timed, command: Sequence[str]) -> Timed:
 
 
 def launch(shape: str, count: int) -> None:
-    """Launch the kernel chosen for a shape so many times."""
+    """Launch the kernel chosen for a shape `count` times."""
     with _ready(device.get(0), shapes.find(shape), _plan(shape)) as run:
         for _ in range(count):
             run.events_ms(1)
@@ -233,8 +233,8 @@ class _Run:
     pointers: dict[str, int]
 
     def events_ms(self, count: int, behind: int = 0, pause: float = 0.0) -> float:
-        """Milliseconds between events around so many launches, enqueued behind so many more, after
-        a pause in seconds."""
+        """Milliseconds between events around `count` launches, after a pause in seconds and
+        `behind` launches that are not timed."""
         time.sleep(pause)
         for _ in range(behind):
             self.lane.launch(self.loaded, self.pointers)

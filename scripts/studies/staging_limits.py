@@ -69,7 +69,7 @@ def _seconds(function: Callable[[], object]) -> float:
 
 
 def _rates(name: str, nbytes: int, function: Callable[[], object]) -> Host:
-    """GB/s of a function that moves so many bytes; the first call warms up."""
+    """GB/s of a function that moves `nbytes` bytes; the first call warms up."""
     function()
     times = [_seconds(function) for _ in range(_SAMPLES)]
     return Host(name, "GB/s", tuple(1e-9 * nbytes / each for each in times))
@@ -140,7 +140,7 @@ def _register(address: int) -> tuple[float, float]:
 
 
 class _Fresh:
-    """So many bytes that nobody has touched; the block gets the address."""
+    """Memory that was never written, `nbytes` bytes; the `with` block gets its address."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

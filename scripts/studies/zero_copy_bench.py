@@ -100,7 +100,7 @@ def _executor(
 
 
 def _bare_kernel(problem: ConvProblem, arrays: dict[str, Any], y: Any, launches: int) -> float:
-    """Seconds that the kernel takes by itself, over so many launches one after the other."""
+    """Seconds that one launch of the kernel takes, over `launches` launches in a row."""
     gpu = device.get(0)
     x, w = (pointer(array) for array in arrays.values())
     asked = work.forward(problem, x, w, None, pointer(y), False, None)

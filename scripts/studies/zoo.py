@@ -108,7 +108,7 @@ while os.getppid() == int(sys.argv[1]):
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many other processes that compute all the time, for the length of a `with` block."""
+    """Run `count` other processes that compute all the time, for the length of a `with` block."""
     command = [sys.executable, "-c", _BUSY, str(os.getpid())]
     with contextlib.ExitStack() as started:
         for _ in range(count):
@@ -147,7 +147,7 @@ class Comparison:
 
 
 def compare(name: str, batch: int = 1, repeat: int = 5, busy: int = 0) -> Comparison:
-    """Swap one network of the zoo and measure, beside so many busy processes."""
+    """Swap one network of the zoo and measure, beside `busy` processes that compute."""
     mx = load_mxnet()
     net, x = build(name, batch)
     symbol = net(mx.sym.Variable("data"))

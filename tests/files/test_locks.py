@@ -1,4 +1,4 @@
-"""What lies where a lock file should: one error, and nobody waits for it."""
+"""Something else in the lock file's place: one error, and no waiting."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_an_executor_reshaped_to_another_batch(mx, rng):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_gradients_that_nobody_wants_are_not_computed(mx, rng):
+def test_gradients_not_asked_for_are_not_computed(mx, rng):
     executor = _bind(mx, _custom(mx), rng, {"data": "null", "c_weight": "write", "c_bias": "null"},
                      data=SHAPE)  # fmt: skip
     with ece408_op.op_times() as log:

@@ -170,7 +170,7 @@ def test_fifty_of_fifty_programs_end(kind):
     assert max(_check_end(kind) for _ in range(50)) < 5
 
 
-def test_a_failure_that_nobody_waited_for_is_one_line(run_python):
+def test_a_failure_found_at_the_end_is_one_line(run_python):
     ending = "w[:] = 0\nmx.nd.waitall()\nrecord()\nend(9)"
     result = run_python(START + ending, ECE408_ISA="mmx")
     assert result.returncode == 9

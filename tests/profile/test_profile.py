@@ -407,7 +407,7 @@ def test_cuptis_records_become_activities(cupti, monkeypatch):
         ("kernel", "k()", 1_500, 200, "GPU 0 stream 7"),
     ]
     assert found[-1].details["registers"] == 40
-    # No more records than so many wait to be read.
+    # At most _MOST_PENDING records wait to be read.
     monkeypatch.setattr(cupti_recorder, "_MOST_PENDING", 2)
     again = cupti_recorder.CuptiRecorder(origin_ns=50_000)
     again.start()

@@ -85,7 +85,7 @@ def test_on_a_gpu_both_tables_and_what_the_difference_is(report, player):
     difference = _section(text, "Kernels and CUDA API calls")
     assert "49.0 ms in sum, 40.0 ms of them copies" in difference
     assert "the most of it in `cuStreamSynchronize`" in difference
-    # This GPU's cuDNN is in the ladder; nobody needs another machine's.
+    # This GPU's cuDNN is in the ladder: no other machine's is shown.
     assert "another machine" not in text
 
 
@@ -180,7 +180,7 @@ def test_a_report_that_was_interrupted_goes_on(player, options, tmp_path):
     assert "EvalMetric" in (tmp_path / "report.md").read_text()
 
 
-def test_a_complete_report_begins_anew(report, player, tmp_path):
+def test_a_complete_report_is_run_again(report, player, tmp_path):
     report()
     count = len(player.commands)
     report()
@@ -205,7 +205,7 @@ def test_settings_are_named_but_not_where_things_lie(report, monkeypatch):
     assert "/somewhere" not in section
 
 
-def test_written_anew_without_running_anything(report, player, tmp_path):
+def test_written_again_without_running_anything(report, player, tmp_path):
     text = report()
     player.commands.clear()
     (tmp_path / "report.html").unlink()

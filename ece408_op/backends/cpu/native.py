@@ -147,13 +147,12 @@ def choose(problem: ConvProblem, direction: str, isa: str) -> str:
 
 
 def copy(to: int, source: int, nbytes: int, threads: int) -> None:
-    """Copy bytes from one address to another with so many cores. Raises `KernelsMissing`."""
+    """Copy bytes from one address to another on `threads` threads. Raises `KernelsMissing`."""
     library().ece408_copy(to, source, nbytes, threads)
 
 
 def populate(address: int, nbytes: int, threads: int) -> None:
-    """Make a fresh array's memory with so many cores, before it is written. Raises
-    `KernelsMissing`."""
+    """Have the system make a fresh array's pages, on `threads` threads. Raises `KernelsMissing`."""
     library().ece408_populate(address, nbytes, threads)
 
 

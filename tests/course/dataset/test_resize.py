@@ -67,7 +67,7 @@ def test_the_set_is_made_once(fake, original, capfd, size):
     assert not first.flags.writeable
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first, by_skimage(original(), size))
-    # No progress where nobody watches, and never anything on stdout.
+    # No progress unless stderr is a terminal, and never anything on stdout.
     assert capfd.readouterr() == ("", "")
 
 
@@ -113,7 +113,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_made_anew(fake, original, capfd, damage):
+def test_a_damaged_file_is_made_again(fake, original, capfd, damage):
     sound = np.array(resize.resized("t10k", 48, original))
     path = resize.cached_path("t10k", 48)
     DAMAGES[damage](path)
@@ -147,7 +147,7 @@ def test_images_that_scipy_makes_otherwise_are_refused(fake, original, monkeypat
     assert list((fake / "resized").iterdir()) == []
 
 
-def test_sealed_images_of_another_user_are_made_anew(fake, original, capfd):
+def test_sealed_images_of_another_user_are_made_again(fake, original, capfd):
     resize.resized("t10k", 48, original)
     path = resize.cached_path("t10k", 48)
     path.chmod(0o666)
