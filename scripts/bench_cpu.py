@@ -1,10 +1,8 @@
 """Time the CPU kernels beside MXNet's Convolution and PyTorch's, outputs checked first."""
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 from studies import cpu_table, results
@@ -16,7 +14,6 @@ from ece408_op.backends.cpu import native
 from ece408_op.bench import ceilings, cpu_timer, shapes
 from ece408_op.bench.summary import summary
 from ece408_op.cli import program
-from ece408_op.errors import InvalidSetting
 from ece408_op.files.cachedir import atomic_path
 from ece408_op.operator.variables import set_environment
 from ece408_op.problem import ConvProblem
@@ -41,13 +38,7 @@ def parse():
     parser.add_argument("--samples", type=int, default=20, help="timed runs (default: 20)")
     parser.add_argument("--threads", type=int, help="threads of all (default: the usable cores)")
     parser.add_argument("--forward-only", action="store_true", help="only the first tables")
-    parser.add_argument(
-        "--torch-python",
-        default=sys.executable,
-        metavar="PYTHON",
-        help="a Python with PyTorch (default: this one)",
-    )
-    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    shared.add_torch(parser)
     shared.add_write(parser)
     parser.add_argument(
         "--readme",
@@ -59,17 +50,6 @@ def parse():
     if options.readme and not options.write:
         parser.error("--readme needs --write PREFIX")
     return options
-
-
-def torch_peer(options):
-    """PyTorch's process, or a context of None, with the reason on stderr."""
-    if options.no_torch:
-        return contextlib.nullcontext()
-    try:
-        return cpu_timer.TorchPeer(options.torch_python)
-    except InvalidSetting as error:
-        print(f"bench_cpu: without PyTorch: {error}", file=sys.stderr)
-        return contextlib.nullcontext()
 
 
 def measure(options, peer):
@@ -121,7 +101,7 @@ def main():
     if options.threads:
         settings.configure(threads=options.threads)
     set_environment(settings.threads())
-    with torch_peer(options) as peer:
+    with shared.torch(options) as peer:
         document = measure(options, peer)
     results.show(options.write, "CPU kernels", cpu_table.tables(document), document)
 

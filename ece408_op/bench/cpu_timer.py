@@ -28,7 +28,7 @@ UNLISTED = (
     "c2,h45,w38,m15,k7",
 )
 _CHECKED_IMAGES = 3
-_WARM_UP = 2
+WARM_UP = 2
 # Relative L2 error against float64 from which a result counts as wrong.
 TOLERANCE = 1e-6
 
@@ -47,6 +47,13 @@ class TorchPeer(process.Peer):
         super().__init__("torch_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
 
 
+def elapsed_ms(function: Callable[[], object]) -> float:
+    """Milliseconds that a call takes."""
+    start = time.perf_counter()
+    function()
+    return 1e3 * (time.perf_counter() - start)
+
+
 @dataclasses.dataclass
 class Bound:
     """A convolution bound by MXNet with its arrays: outputs are made once and stay."""
@@ -55,10 +62,11 @@ class Bound:
     dy: Any
 
     def forward(self) -> float:
-        start = time.perf_counter()
-        self.executor.forward(is_train=False)
-        self.executor.outputs[0].wait_to_read()
-        return 1e3 * (time.perf_counter() - start)
+        def run() -> None:
+            self.executor.forward(is_train=False)
+            self.executor.outputs[0].wait_to_read()
+
+        return elapsed_ms(run)
 
     def forward_with(self, **values: Any) -> Sample:
         """The forward pass under these settings."""
@@ -73,11 +81,13 @@ class Bound:
         """Both gradients; the forward pass that MXNet wants before is not timed."""
         self.executor.forward(is_train=True)
         self.executor.outputs[0].wait_to_read()
-        start = time.perf_counter()
-        self.executor.backward([self.dy])
-        for gradient in self.executor.grad_arrays:
-            gradient.wait_to_read()
-        return 1e3 * (time.perf_counter() - start)
+
+        def run() -> None:
+            self.executor.backward([self.dy])
+            for gradient in self.executor.grad_arrays:
+                gradient.wait_to_read()
+
+        return elapsed_ms(run)
 
 
 def bind(problem: ConvProblem, x: Any, w: Any, ours: bool, gradients: bool = False) -> Bound:
@@ -135,7 +145,7 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """`samples` times of each contender in ms, one after the other in turn, all warmed up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(-_WARM_UP, samples):
+    for turn in range(-WARM_UP, samples):
         for name, sample in contenders.items():
             elapsed = sample()
             if turn >= 0:
@@ -145,21 +155,25 @@ def interleaved(
 
 
 @contextmanager
-def _torch_inputs(peer: TorchPeer | None, problem: ConvProblem) -> Iterator[None]:
-    if peer is not None:
-        peer.ask(shape={"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape})
-    try:
-        yield
-    finally:
-        if peer is not None:
-            peer.ask(shape=None)
+def torch_contenders(
+    peer: TorchPeer | None, problem: ConvProblem, direction: str
+) -> Iterator[dict[str, Sample]]:
+    """PyTorch's samples by layout, of `DIRECTIONS` or "backward", both gradients; none without a
+    peer. Its arrays are freed at the end of the `with` block."""
+    if peer is None:
+        yield {}
+        return
+    sizes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
+    steps = {name: getattr(problem, name) for name in ("stride", "pad", "dilate", "groups")}
 
-
-def _torch_contenders(peer: TorchPeer | None, direction: str) -> dict[str, Sample]:
     def sample(layout: str) -> Sample:
-        return lambda: peer.ask(run=[layout, direction])["ms"]  # type: ignore[union-attr]
+        return lambda: peer.ask(run=[layout, direction])["ms"]
 
-    return {} if peer is None else {f"torch {la}": sample(la) for la in ("NCHW", "NHWC")}
+    peer.ask(shape={**sizes, **steps})
+    try:
+        yield {f"torch {layout}": sample(layout) for layout in ("NCHW", "NHWC")}
+    finally:
+        peer.ask(shape=None)
 
 
 def forward(
@@ -177,17 +191,13 @@ def forward(
         # A new executor: its output has never been touched.
         return lambda: bind(problem, x, w, ours=is_ours).forward()
 
-    with surfaced(), _torch_inputs(peer, problem):
+    with surfaced(), torch_contenders(peer, problem, "forward") as others:
         # Each touches its own output first, and so decides what pages it has.
         ours.forward()
         ours.executor.outputs[0][:] = float("nan")
         ours.forward()
         error = check(problem, x, w, ours.executor.outputs[0])
-        warm = {
-            "ours": ours.forward,
-            "mxnet": native.forward,
-            **_torch_contenders(peer, "forward"),
-        }
+        warm = {"ours": ours.forward, "mxnet": native.forward, **others}
         times = interleaved(warm, samples, on_sample)
         new = {"ours fresh": fresh(True), "mxnet fresh": fresh(False)}
         return {"error": error, "ms": {**times, **interleaved(new, samples, on_sample)}}
@@ -200,12 +210,8 @@ def backward(
     x, w = inputs(problem)
     ours = bind(problem, x, w, ours=True, gradients=True)
     native = bind(problem, x, w, ours=False, gradients=True)
-    with surfaced(), _torch_inputs(peer, problem):
-        contenders = {
-            "ours": ours.backward,
-            "mxnet": native.backward,
-            **_torch_contenders(peer, "backward"),
-        }
+    with surfaced(), torch_contenders(peer, problem, "backward") as others:
+        contenders = {"ours": ours.backward, "mxnet": native.backward, **others}
         return {"ms": interleaved(contenders, samples, on_sample)}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ece408_op.bench import shapes
+from ece408_op.bench import cpu_timer, shapes
 from ece408_op.bench.peers import cudnn
+from ece408_op.errors import InvalidSetting
 
 
 def add_write(parser: argparse.ArgumentParser) -> None:
@@ -54,3 +56,26 @@ def add_peer(parser: argparse.ArgumentParser) -> None:
 def peer(options: argparse.Namespace) -> AbstractContextManager[cudnn.Peer | None]:
     """cuDNN's process for a `with` block; `None` with `--no-peer`. Raises `InvalidSetting`."""
     return contextlib.nullcontext() if options.no_peer else cudnn.Peer(options.peer_python)
+
+
+def add_torch(parser: argparse.ArgumentParser) -> None:
+    """`--torch-python` and `--no-torch`, for `torch`."""
+    parser.add_argument(
+        "--torch-python",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="a Python with PyTorch (default: this one)",
+    )
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+
+
+def torch(options: argparse.Namespace) -> AbstractContextManager[cpu_timer.TorchPeer | None]:
+    """PyTorch's process on the CPU for a `with` block; `None`, with the reason on stderr, where
+    that Python has no PyTorch."""
+    if options.no_torch:
+        return contextlib.nullcontext()
+    try:
+        return cpu_timer.TorchPeer(options.torch_python)
+    except InvalidSetting as error:
+        print(f"without PyTorch: {error}", file=sys.stderr)
+        return contextlib.nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -11,20 +12,21 @@ import sys
 import numpy as np
 import pytest
 from places import SCRIPTS
-from studies import cpu_table
+from studies import cpu_table, layers
 
+from ece408_op.backends import DIRECTIONS
 from ece408_op.backends.cpu import native
 from ece408_op.bench import ceilings, cpu_timer
 from ece408_op.errors import InvalidSetting, WrongResult
 from ece408_op.problem import ConvProblem
 
-SCRIPT = SCRIPTS / "bench_cpu.py"
+BENCH_CPU, BENCH_LAYERS = SCRIPTS / "bench_cpu.py", SCRIPTS / "bench_layers.py"
 SMALL = ("--batch", "3", "--small-batch", "2", "--samples", "2", "--no-torch", "--threads", "2")
 
 
-def _run(*arguments):
+def _run(*arguments, script=BENCH_CPU):
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True
+        [sys.executable, str(script), *map(str, arguments)], capture_output=True, text=True
     )
 
 
@@ -53,6 +55,35 @@ def test_the_script_writes_what_it_prints(tmp_path):
     assert "| fa19_1 |" in readme.read_text()
 
 
+def test_layers_are_timed_by_every_kernel_that_suits(tmp_path):
+    layer, write = "c8,h12,w30,m8,k3x3,p1x1", tmp_path / "layers"
+    arguments = ("--batch", 2, "--samples", 3, "--threads", 2, "--no-torch", "--write", write)
+    result = _run(layer, *arguments, script=BENCH_LAYERS)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() in write.with_suffix(".md").read_text()
+    (found,) = json.loads(write.with_suffix(".json").read_text())["layers"]
+    assert found["layer"] == layer
+    assert set(found["forward"]["ms"]) >= {"direct", "winograd", "filters_as_lanes"}
+    assert set(found["backward_weight"]["ms"]) >= {"weight_sums", "filters_as_lanes"}
+    for direction in DIRECTIONS:
+        assert f"## {direction}\n\n" in result.stdout
+        assert found[direction]["chosen"] in found[direction]["ms"]
+        assert all(times["n"] == 3 for times in found[direction]["ms"].values())
+
+
+def test_kernels_that_disagree_are_not_timed(monkeypatch):
+    run = native.run
+
+    def wrong(direction, *arguments, kernel, **keywords):
+        run(direction, *arguments, kernel=kernel, **keywords)
+        if kernel == "patches":
+            ctypes.memset(arguments[-1], 0, 4)
+
+    monkeypatch.setattr(native, "run", wrong)
+    with pytest.raises(WrongResult, match=r"forward of b2,c3,.*: patches and direct differ by"):
+        layers.measure(ConvProblem.parse("b2,c3,h9,w20,m3,k1"), None, 1, lambda: None)
+
+
 def test_bad_shapes_and_peers_are_said_in_one_line():
     result = _run("fa20_1", *SMALL)
     assert result.returncode == 14
@@ -73,7 +104,7 @@ class rand:
     def contiguous(self, memory_format): return self
 class nn:
     class functional:
-        conv2d = staticmethod(lambda x, w: None)
+        conv2d = staticmethod(lambda x, w, bias, stride, pad, dilate, groups: None)
 """
 
 
@@ -82,9 +113,10 @@ def test_a_peer_answers_until_it_dies(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with cpu_timer.TorchPeer(sys.executable) as peer:
         assert peer.versions["torch"] == "played"
-        assert peer.ask(shape={"x": [1], "w": [1], "y": [1]}) == {}
+        steps = {"stride": [1, 1], "pad": [0, 0], "dilate": [1, 1], "groups": 1}
+        assert peer.ask(shape={"x": [1], "w": [1], "y": [1], **steps}) == {}
         assert peer.ask(run=["NCHW", "forward"])["ms"] >= 0
-        peer.ask(shape={"x": [0], "w": [1], "y": [1]})
+        peer.ask(shape={"x": [0], "w": [1], "y": [1], **steps})
         for _ in range(2):
             with pytest.raises(InvalidSetting, match="ended; it needs PyTorch"):
                 peer.ask(run=["NCHW", "forward"])

@@ -1,9 +1,9 @@
 """PyTorch's convolution on the CPU, in a process of its own: reads requests, answers with times.
 
 It runs under whichever Python has PyTorch, so it imports nothing of this package but `serve`. The
-request {"shape": {"x": [...], "w": [...], "y": [...]}} makes room for inputs and is answered with
-{}, {"shape": null} frees them; {"run": [layout, direction]} computes once and is answered with
-{"ms": ...}.
+request {"shape": {"x": [...], "w": [...], "y": [...], "stride": [...], "pad": [...],
+"dilate": [...], "groups": ...}} makes room for inputs and is answered with {}, {"shape": null}
+frees them; {"run": [layout, direction]} computes once and is answered with {"ms": ...}.
 
 PyTorch takes a new output for every call. So that it is measured on memory that has been touched
 before, as the others are, the C library is told to keep what is freed.
@@ -21,6 +21,12 @@ from serve import serve
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER = -1
+# Which gradients a direction computes: for x, for w, for the bias.
+_GRADIENTS = {
+    "backward": (True, True, False),
+    "backward_data": (True, False, False),
+    "backward_weight": (False, True, False),
+}
 _LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 
@@ -37,6 +43,8 @@ class Inputs:
 
     def __init__(self, shape: dict[str, Any]) -> None:
         self._shape = shape
+        self.steps = [shape[name] for name in ("stride", "pad", "dilate")]
+        self.groups = shape["groups"]
         self._made: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def of(self, layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -55,10 +63,10 @@ def compute(inputs: Inputs, layout: str, direction: str) -> float:
     x, w, dy = inputs.of(layout)
     start = time.perf_counter()
     if direction == "forward":
-        torch.nn.functional.conv2d(x, w)
+        torch.nn.functional.conv2d(x, w, None, *inputs.steps, inputs.groups)
     else:
         torch.ops.aten.convolution_backward(
-            dy, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+            *(dy, x, w, None, *inputs.steps, False, [0, 0], inputs.groups), _GRADIENTS[direction]
         )
     return 1e3 * (time.perf_counter() - start)
 
