@@ -2,10 +2,13 @@
 // Workers are made when first asked for and stay, asleep, for as long as the process does; several
 // callers at once share them.
 //
-// A caller takes one of a few slots and writes its job there. Caller and workers claim pieces by
-// subtracting from the number of pieces left. The same word counts how often the slot was filled: a
-// worker that read a slot, lost its core, and returns when the slot holds another job claims
-// nothing of it. Slots are never freed, so that a worker may read any slot at any time.
+// A caller takes one of a few slots and writes its job there. The caller claims pieces from the
+// first on, workers from the last. So each of two threads works on one half, the same half of every
+// layer, which its core's caches still hold: with pieces dealt out in one order densenet121 took 6 %
+// longer at batch 1. Claims are subtracted from the number of pieces left. The same word counts how
+// often the slot was filled: a worker that read a slot, lost its core, and returns when the slot
+// holds another job claims nothing of it. Slots are never freed, so that a worker may read any slot
+// at any time.
 //
 // A worker that waits for a job, and a caller that waits for the pieces of others, first spin: most
 // waits end within microseconds, and waking a thread takes longer. Then they sleep, because another
@@ -35,7 +38,7 @@ namespace {
 
 // Callers at once that can have help.
 constexpr int kSlots = 16;
-constexpr int kMostThreads = 1024;
+constexpr int kMostThreads = 1023;
 // A claim is one of kParts parts of a thread's share of the pieces left: long runs first and single
 // pieces at the end, so that all members end together.
 constexpr int64_t kParts = 4;
@@ -44,11 +47,16 @@ constexpr int64_t kSpinNs = 100 * 1000;
 constexpr auto relaxed = std::memory_order_relaxed;
 
 // What a slot's ticket says: how often the slot was filled (32 bits), how many members there have
-// been (16), and how many pieces, or portions of many, are left to be claimed (16).
-constexpr uint64_t kMember = uint64_t{1} << 16, kFilling = uint64_t{1} << 32;
-constexpr int64_t kMostPortions = kMember - 1;
+// been (10), how many pieces, or portions of many, workers have claimed (11), and how many are left
+// to be claimed (11).
+constexpr uint64_t kByWorkers = uint64_t{1} << 11, kMember = kByWorkers << 11;
+constexpr uint64_t kFilling = uint64_t{1} << 32;
+constexpr int64_t kMostPortions = kByWorkers - 1;
 
-int64_t left_of(uint64_t ticket) { return static_cast<int64_t>(ticket % kMember); }
+int64_t left_of(uint64_t ticket) { return static_cast<int64_t>(ticket % kByWorkers); }
+int64_t by_workers_of(uint64_t ticket) {
+    return static_cast<int64_t>(ticket % kMember / kByWorkers);
+}
 int members_of(uint64_t ticket) { return static_cast<int>(ticket % kFilling / kMember); }
 uint64_t filling_of(uint64_t ticket) { return ticket / kFilling; }
 
@@ -66,8 +74,11 @@ struct Job {
         const int64_t some = left / (kParts * threads);
         return some < 1 ? 1 : some;
     }
-    void run(int64_t left, int64_t claimed, int member) const {
-        const int64_t first = portions - left;
+    // Does what was claimed of a slot with this ticket: the caller the first that were left, a
+    // worker the last.
+    void run(uint64_t ticket, int64_t claimed, int member) const {
+        const int64_t end = portions - by_workers_of(ticket);
+        const int64_t first = end - (member ? claimed : left_of(ticket));
         pieces(work, count * first / portions, count * (first + claimed) / portions, member);
     }
 };
@@ -149,17 +160,22 @@ void wake(const std::atomic<uint32_t>& word, int most) {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
 }
 
+// The ticket after a member's claim.
+uint64_t after_claim(uint64_t ticket, int64_t claimed, int member) {
+    const uint64_t some = static_cast<uint64_t>(claimed);
+    return ticket - some + (member ? some * kByWorkers : 0);
+}
+
 // Claims and does pieces of the filling that `ticket` is of until none are left; returns how many
 // portions those were.
 uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int member) {
     const uint64_t filling = filling_of(ticket);
     int64_t done = 0;
     while (filling_of(ticket) == filling && left_of(ticket) > 0) {
-        const int64_t left = left_of(ticket), claimed = job.claim(left);
-        if (!slot.ticket.compare_exchange_weak(ticket, ticket - static_cast<uint64_t>(claimed),
-                                               relaxed))
-            continue;
-        job.run(left, claimed, member);
+        const int64_t claimed = job.claim(left_of(ticket));
+        const uint64_t next = after_claim(ticket, claimed, member);
+        if (!slot.ticket.compare_exchange_weak(ticket, next, relaxed)) continue;
+        job.run(ticket, claimed, member);
         done += claimed;
         ticket = slot.ticket.load(relaxed);
     }
@@ -170,17 +186,17 @@ uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int member) {
 bool help(Slot& slot) {
     uint64_t ticket = slot.ticket.load(std::memory_order_acquire);
     Job job;
-    int64_t left, claimed;
+    int64_t claimed;
+    int member;
+    uint64_t joined;
     do {
-        left = left_of(ticket);
+        member = members_of(ticket);
         job = slot.job();
-        if (left == 0 || members_of(ticket) >= job.threads) return false;
-        claimed = job.claim(left);
-    } while (!slot.ticket.compare_exchange_weak(ticket,
-                                                ticket + kMember - static_cast<uint64_t>(claimed),
-                                                std::memory_order_acquire));
-    const int member = members_of(ticket);
-    job.run(left, claimed, member);
+        if (left_of(ticket) == 0 || member >= job.threads) return false;
+        claimed = job.claim(left_of(ticket));
+        joined = after_claim(ticket, claimed, member) + kMember;
+    } while (!slot.ticket.compare_exchange_weak(ticket, joined, std::memory_order_acquire));
+    job.run(ticket, claimed, member);
     const uint64_t next = slot.ticket.load(relaxed);
     uint32_t done = static_cast<uint32_t>(claimed);
     if (filling_of(next) == filling_of(ticket)) done += work_off(slot, job, next, member);

@@ -50,6 +50,16 @@ def test_a_worker_helps():
     assert not together.broken
 
 
+def test_the_caller_does_the_first_pieces_and_workers_the_last():
+    pieces = []
+    for _ in range(20):
+        share(2, 500, lambda begin, end, member: pieces.append((member, begin, end)))
+        callers = [end for member, _, end in pieces if member == 0]
+        workers = [begin for member, begin, _ in pieces if member != 0]
+        assert max(callers, default=0) <= min(workers, default=500)
+        pieces.clear()
+
+
 def test_a_held_up_worker_holds_up_its_own_caller_only():
     """One call's pieces, all workers' among them, wait until other calls have ended."""
     others_ended = threading.Event()
