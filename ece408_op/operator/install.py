@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import Ece408Error
-from . import cuda_libraries, fork_safety, loading, python_calls
+from . import cuda_libraries, fork_safety, loading, python_calls, variables
 from .graphs import binding, graph_inference, native_views
 
 
@@ -74,6 +74,7 @@ def _prepare() -> None:
 
 
 def _register() -> None:
+    variables.reserve()
     importlib.import_module("ece408_op.operator.python_operator")
     _silence_reported_errors(importlib.import_module("mxnet.operator"))
     mxnet = importlib.import_module("mxnet")

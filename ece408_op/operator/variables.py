@@ -30,6 +30,19 @@ def run_operators_one_by_one() -> None:
         os.environ.setdefault(f"MXNET_EXEC_BULK_EXEC_{mode}", "0")
 
 
+_MATCH_RANGE = "NNVM_EXEC_MATCH_RANGE"
+
+
+def reserve() -> None:
+    """Make room for the variable that `plan_memory_apart` sets, before MXNet computes.
+
+    A new variable may move the environment in memory, while MXNet's threads read it: oneDNN does
+    so in every operator. One that is there can be changed at any time. MXNet takes an empty one
+    as if there were none.
+    """
+    os.environ.setdefault(_MATCH_RANGE, "")
+
+
 def plan_memory_apart() -> None:
     """Have MXNet plan memory without sharing it between arrays, from now on.
 
@@ -38,4 +51,4 @@ def plan_memory_apart() -> None:
     gradients 92 in 100 were wrong. Copies between contexts may fail for the same reason. There is
     no such option for one network.
     """
-    os.environ["NNVM_EXEC_MATCH_RANGE"] = "0"
+    os.environ[_MATCH_RANGE] = "0"

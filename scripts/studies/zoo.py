@@ -85,7 +85,7 @@ def _outputs(symbol: Any, layers: list[str], params: dict, x: Any) -> dict[str, 
     group = mx.sym.Group([*(internals[f"{name}_output"] for name in layers), symbol])
     arguments, states = group.list_arguments(), group.list_auxiliary_states()
     # MXNet's fusion of layers gives wrong values for an inner output that is asked for as well.
-    with mock.patch.dict(os.environ, MXNET_SUBGRAPH_BACKEND="NONE"):
+    with _environment(mx, "MXNET_SUBGRAPH_BACKEND", "NONE"):
         executor = group.bind(
             mx.cpu(),
             {name: x if name == "data" else params[name] for name in arguments},
@@ -93,6 +93,16 @@ def _outputs(symbol: Any, layers: list[str], params: dict, x: Any) -> dict[str, 
         )
     executor.forward(is_train=False)
     return {name: y.asnumpy() for name, y in zip([*layers, "output"], executor.outputs)}
+
+
+@contextlib.contextmanager
+def _environment(mx: Any, variable: str, value: str) -> Iterator[None]:
+    """An environment variable for the length of a `with` block; no operator runs as it changes,
+    since operators read the environment."""
+    mx.nd.waitall()
+    with mock.patch.dict(os.environ, {variable: value}):
+        yield
+        mx.nd.waitall()
 
 
 # Keeps a core busy until the process that started it ends; that one handles Ctrl-C for both.

@@ -1,0 +1,22 @@
+"""The environment variables that MXNet reads."""
+
+from __future__ import annotations
+
+BIND = """
+import os
+import ece408_op, mxnet as mx
+
+before = dict(os.environ)
+y = ece408_op.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=1)
+y.simple_bind(mx.cpu(), x=(1, 1, 5, 5), group2ctx={"there": mx.cpu(1)})
+print([(name, before.get(name), value) for name, value in os.environ.items()
+       if value != before.get(name)])
+"""
+
+
+def test_no_variable_is_added_once_mxnet_may_compute(run_python):
+    """A new one may move the environment, which MXNet's threads read in every operator."""
+    result = run_python(BIND)
+    assert result.stdout == "[('NNVM_EXEC_MATCH_RANGE', '', '0')]\n", result.stderr
+    result = run_python(BIND, NNVM_EXEC_MATCH_RANGE="8")
+    assert result.stdout == "[('NNVM_EXEC_MATCH_RANGE', '8', '0')]\n", result.stderr
