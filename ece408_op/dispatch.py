@@ -8,7 +8,9 @@ from typing import Callable
 
 from . import op_log, settings
 from .backends import Backend, Done
+from .backends.cpu import kernel_file
 from .backends.cpu.backend import CpuBackend
+from .backends.cpu.file_backend import FileBackend
 from .backends.cpu.reference import ReferenceBackend
 from .backends.cuda import StagedBackend, ZeroCopyBackend
 from .backends.cuda.work import forward_kernel
@@ -38,7 +40,7 @@ class Layer:
 # How to make a backend for a layer, by the device that its arrays are on.
 _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
     "cpu": {
-        "cpu": lambda layer: CpuBackend(),
+        "cpu": lambda layer: _cpu_backend(layer),
         "reference": lambda layer: ReferenceBackend(),
         "cuda": lambda layer: StagedBackend(_kernel(layer), _precision(layer)),
     },
@@ -52,6 +54,17 @@ _DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
 
 def _kernel(layer: Layer) -> str | None:
     return layer.cuda_kernel or settings.kernel()
+
+
+def _kernel_file(layer: Layer) -> str | None:
+    """The C++ file whose kernel is to compute the layer forward."""
+    kernel = _kernel(layer)
+    return kernel if kernel and kernel_file.is_file_name(kernel) else None
+
+
+def _cpu_backend(layer: Layer) -> Backend:
+    path = _kernel_file(layer)
+    return CpuBackend() if path is None else FileBackend(path)
 
 
 def _precision(layer: Layer) -> str:
@@ -72,14 +85,22 @@ def check_name(backend: str) -> None:
 
 
 def check_names(backend: str | None = None, cuda_kernel: str | None = None) -> None:
-    """Raise `InvalidSetting` unless there are a backend and a CUDA kernel of these names, whoever
-    computes in the end; names that are not given are those of the settings."""
+    """Raise `InvalidSetting` unless there are a backend and a kernel of these names, the backend
+    for a C++ file being cpu; names that are not given are those of the settings."""
     backend = backend or settings.backend()
     if backend is not None:
         check_name(backend)
-    cuda_kernel = cuda_kernel or settings.kernel()
-    if cuda_kernel is not None:
-        forward_kernel(cuda_kernel)
+    kernel = cuda_kernel or settings.kernel()
+    if kernel is None:
+        return
+    if not kernel_file.is_file_name(kernel):
+        forward_kernel(kernel)
+    elif backend in (None, "cpu"):
+        kernel_file.find(kernel)
+    else:
+        raise InvalidSetting(
+            f"kernel file {kernel} is for the CPU, not for backend {backend}; use backend cpu"
+        )
 
 
 def check_settings() -> None:
@@ -104,7 +125,7 @@ def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
     reachable = _BACKENDS[layer.device]
     candidates = _DEFAULTS[layer.device]
     check_names(layer.backend, layer.cuda_kernel)
-    requested = layer.backend or settings.backend()
+    requested = layer.backend or settings.backend() or ("cpu" if _kernel_file(layer) else None)
     if requested is not None:
         candidates = (requested,) if direction == "forward" else (requested, *candidates)
     reasons = []

@@ -114,7 +114,7 @@ class NoUsableGpu(Ece408Error):
 
 
 class KernelCompileFailed(Ece408Error):
-    """nvcc refused a kernel: the text has the file, the line and the command."""
+    """A compiler refused a kernel: the text has the file, the line and the command."""
 
     exit_code = 19
 
@@ -177,6 +177,12 @@ class OutputUnwritable(Ece408Error):
     """Standard output is closed, or the disk or device behind it is full."""
 
     exit_code = 32
+
+
+class KernelFailed(Ece408Error):
+    """A user's kernel threw an exception, such as that of a CHECK, while it computed."""
+
+    exit_code = 33
 
 
 _lock = threading.Lock()

@@ -17,7 +17,7 @@ from .. import settings
 from ..errors import InvalidSetting
 from ..files.cachedir import writing
 
-KINDS = ("fashion-mnist", "resized", "training", "cuda-kernels", "cuda-tuning")
+KINDS = ("fashion-mnist", "resized", "training", "cpu-kernels", "cuda-kernels", "cuda-tuning")
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,13 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
     if each.own_operator:
         parser.add_argument(
             "--kernel",
-            metavar="NAME",
-            help="CUDA kernel of the forward pass (default: ECE408_KERNEL, or for each layer the "
+            metavar="NAME|FILE" if not each.on_gpu else "NAME",
+            help=(
+                "a C++ file with a forward kernel for the CPU, in a form of the course, or a "
+                if not each.on_gpu
+                else ""
+            )
+            + "CUDA kernel of the forward pass (default: ECE408_KERNEL, or for each layer the "
             "best that fits); kernels/README.md lists them",
         )
         parser.add_argument(

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -30,7 +31,8 @@ struct Call {
 
 constexpr size_t kMostPlans = 4096;
 // The settings that choose among CPU kernels; a change of any makes every plan void.
-constexpr const char* kVariables[] = {"ECE408_BACKEND", "ECE408_ISA", "ECE408_THREADS"};
+constexpr const char* kVariables[] = {"ECE408_BACKEND", "ECE408_ISA", "ECE408_KERNEL",
+                                      "ECE408_THREADS"};
 
 class Plans {
 public:
@@ -113,7 +115,7 @@ private:
 
     std::mutex mutex_;
     std::map<Call, ece408_plan> plans_;
-    std::array<std::string, 3> environment_;
+    std::array<std::string, std::size(kVariables)> environment_;
     uint64_t generation_ = 0;
     std::atomic<bool> log_is_open_{false};
     ece408_ask* ask_ = nullptr;

@@ -46,8 +46,8 @@ class _Problem(ctypes.Structure):
 
 
 @functools.lru_cache(maxsize=4096)
-def _native(problem: ConvProblem) -> _Problem:
-    """The library reads it only, so that calls may share it.
+def as_struct(problem: ConvProblem) -> _Problem:
+    """The header's `ece408_problem`. C code reads it only, so that calls may share it.
 
     Raises `InvalidProblem` for a number that C does not store as it is, which ctypes cuts silently.
     """
@@ -143,7 +143,7 @@ def kernels() -> tuple[str, ...]:
 def choose(problem: ConvProblem, direction: str, isa: str) -> str:
     """The kernel that computes a direction, of `DIRECTIONS`. Raises `KernelsMissing`."""
     numbers = DIRECTIONS.index(direction), ITEM_BYTES[problem.dtype], ISA_CODES[isa]
-    return kernels()[library().ece408_choose(_native(problem), *numbers)]
+    return kernels()[library().ece408_choose(as_struct(problem), *numbers)]
 
 
 def copy(to: int, source: int, nbytes: int, threads: int) -> None:
@@ -180,7 +180,7 @@ def run(
     name = f"ece408_{function}_{SUFFIXES[problem.dtype]}"
     codes = (ISA_CODES[isa], kernels().index(kernel)) if isa and kernel else ()
     call = getattr(library(), name)
-    status = call(_native(problem), *arrays, bool(accumulate), threads, *codes)
+    status = call(as_struct(problem), *arrays, bool(accumulate), threads, *codes)
     if status:
         error = _FAILURES.get(status, Ece408Error)
         name += f" by {kernel}" if kernel else ""

@@ -1,0 +1,162 @@
+// Stands in for MXNet's header of this name in kernel files of the course to 2019: arrays, checks
+// and messages as such files use them. Nothing of MXNet is needed to compile one.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#define MSHADOW_XINLINE inline __attribute__((always_inline))
+#define MSHADOW_CINLINE inline
+
+namespace mshadow {
+
+typedef unsigned index_t;
+typedef float default_real_t;
+
+struct cpu {
+    static const bool kDevCPU = true;
+    static const int kDevMask = 1;
+};
+struct gpu {
+    static const bool kDevCPU = false;
+    static const int kDevMask = 2;
+};
+
+template <int dimension>
+struct Shape {
+    static const int kDimension = dimension;
+    index_t shape_[dimension];
+
+    index_t& operator[](int i) { return shape_[i]; }
+    const index_t& operator[](int i) const { return shape_[i]; }
+    index_t Size() const {
+        index_t size = 1;
+        for (int i = 0; i < dimension; ++i) size *= shape_[i];
+        return size;
+    }
+    bool operator==(const Shape& other) const {
+        return std::equal(shape_, shape_ + dimension, other.shape_);
+    }
+    bool operator!=(const Shape& other) const { return !(*this == other); }
+};
+
+template <int dimension>
+std::ostream& operator<<(std::ostream& to, const Shape<dimension>& shape) {
+    to << '(';
+    for (int i = 0; i < dimension; ++i) to << (i ? "," : "") << shape[i];
+    return to << ')';
+}
+
+inline Shape<1> Shape1(index_t a) { return {{a}}; }
+inline Shape<2> Shape2(index_t a, index_t b) { return {{a, b}}; }
+inline Shape<3> Shape3(index_t a, index_t b, index_t c) { return {{a, b, c}}; }
+inline Shape<4> Shape4(index_t a, index_t b, index_t c, index_t d) { return {{a, b, c, d}}; }
+
+template <typename Device>
+struct Stream {};
+
+// A contiguous array; tensor[i] is what it holds at index i of its first dimension.
+template <typename Device, int dimension, typename DType = default_real_t>
+struct Tensor {
+    DType* dptr_ = nullptr;
+    Shape<dimension> shape_{};
+    index_t stride_ = 0;
+    Stream<Device>* stream_ = nullptr;
+
+    Tensor() = default;
+    Tensor(DType* dptr, const Shape<dimension>& shape, Stream<Device>* stream = nullptr)
+        : dptr_(dptr), shape_(shape), stride_(shape[dimension - 1]), stream_(stream) {}
+
+    index_t size(int i) const { return shape_[i]; }
+    index_t MSize() const { return shape_.Size(); }
+    bool CheckContiguous() const { return true; }
+
+    Tensor<Device, dimension - 1, DType> operator[](index_t i) const {
+        Shape<dimension - 1> rest;
+        std::copy(shape_.shape_ + 1, shape_.shape_ + dimension, rest.shape_);
+        return {dptr_ + size_t{i} * rest.Size(), rest, stream_};
+    }
+};
+
+template <typename Device, typename DType>
+struct Tensor<Device, 1, DType> {
+    DType* dptr_ = nullptr;
+    Shape<1> shape_{};
+    index_t stride_ = 0;
+    Stream<Device>* stream_ = nullptr;
+
+    Tensor() = default;
+    Tensor(DType* dptr, const Shape<1>& shape, Stream<Device>* stream = nullptr)
+        : dptr_(dptr), shape_(shape), stride_(shape[0]), stream_(stream) {}
+
+    index_t size(int) const { return shape_[0]; }
+    index_t MSize() const { return shape_[0]; }
+    bool CheckContiguous() const { return true; }
+    DType& operator[](index_t i) const { return dptr_[i]; }
+};
+
+}  // namespace mshadow
+
+namespace dmlc {
+
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Collects a message; a fatal one becomes an exception at the end of the statement.
+class Message {
+public:
+    Message(const char* file, int line, bool fatal) : fatal_(fatal) {
+        const char* const slash = strrchr(file, '/');
+        text_ << (slash ? slash + 1 : file) << ':' << line << ": ";
+    }
+    ~Message() noexcept(false) {
+        if (fatal_) throw Error(text_.str());
+        std::cerr << text_.str() << std::endl;
+    }
+    std::ostream& stream() { return text_; }
+
+private:
+    std::ostringstream text_;
+    bool fatal_;
+};
+
+}  // namespace dmlc
+
+#define ECE408_FATAL dmlc::Message(__FILE__, __LINE__, true).stream()
+#define ECE408_MESSAGE_INFO dmlc::Message(__FILE__, __LINE__, false).stream()
+#define ECE408_MESSAGE_WARNING ECE408_MESSAGE_INFO
+#define ECE408_MESSAGE_ERROR ECE408_MESSAGE_INFO
+#define ECE408_MESSAGE_FATAL ECE408_FATAL
+#define LOG(severity) ECE408_MESSAGE_##severity
+
+#define CHECK(x) \
+    if (!(x)) ECE408_FATAL << "Check failed: " #x " "
+#define ECE408_CHECK(x, op, y) \
+    if (!((x)op(y))) \
+    ECE408_FATAL << "Check failed: " #x " " #op " " #y " (" << (x) << " vs. " << (y) << ") "
+#define CHECK_EQ(x, y) ECE408_CHECK(x, ==, y)
+#define CHECK_NE(x, y) ECE408_CHECK(x, !=, y)
+#define CHECK_LT(x, y) ECE408_CHECK(x, <, y)
+#define CHECK_LE(x, y) ECE408_CHECK(x, <=, y)
+#define CHECK_GT(x, y) ECE408_CHECK(x, >, y)
+#define CHECK_GE(x, y) ECE408_CHECK(x, >=, y)
+#define CHECK_NOTNULL(x) (x)
+
+namespace mxnet {
+using mshadow::cpu;
+using mshadow::gpu;
+using mshadow::index_t;
+}  // namespace mxnet

@@ -1,0 +1,208 @@
+"""Kernels in C++ files: both forms of the course run unchanged, and what is wrong is one line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import forward, inputs
+from kernel_files import COURSE_2019, COURSE_2020, FORMS
+
+import ece408_op
+from ece408_op import dispatch, errors, settings
+from ece408_op.backends.cpu.file_backend import FileBackend
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.errors import (
+    InvalidSetting,
+    KernelCompileFailed,
+    KernelFailed,
+    KernelsMissing,
+    UnsupportedProblem,
+)
+from ece408_op.problem import ConvProblem
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory):
+    """What is compiled here is compiled once."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def write(tmp_path, kept):
+    """Write a kernel file, by name and text; its path."""
+
+    def file(name, text=None):
+        path = tmp_path / name
+        path.write_text(FORMS[name] if text is None else text)
+        return str(path)
+
+    with settings.override(cache=kept):
+        yield file
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_exact(write, rng, name):
+    backend = FileBackend(write(name))
+    shapes = ["b3,c1,h9,w12,m4,k5", "b2,c3,h14,w9,m5,k7", "b1,c2,h4,w4,m1,k1"]
+    if name == "with-stride.cc":
+        shapes += ["b2,c3,h14,w9,m5,k3,s2", "b2,c1,h9,w9,m2,k3,s3x3"]
+    for text in shapes:
+        problem = ConvProblem.parse(text)
+        x, w, _ = inputs(problem, rng)
+        expected = forward(ReferenceBackend(), problem, x, w)
+        assert np.array_equal(forward(backend, problem, x, w), expected), text
+        onto = rng.integers(-9, 9, problem.y_shape).astype("float32")
+        assert np.array_equal(forward(backend, problem, x, w, onto=onto), expected + onto), text
+
+
+@pytest.mark.parametrize("name", ["new-forward.h", "cpu-new-forward.cc"])
+def test_the_operator_computes_with_it(mx, write, name):
+    x = mx.nd.array(np.arange(2 * 3 * 8 * 8).reshape(2, 3, 8, 8) % 7)
+    w = mx.nd.array(np.arange(4 * 3 * 3 * 3).reshape(4, 3, 3, 3) % 5)
+    given = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
+    expected = mx.nd.Convolution(x, w, **given)
+    path = write(name)
+    with ece408_op.op_times() as log:
+        for setting in ({"cuda_kernel": path}, {}):
+            with settings.override(kernel=None if setting else path):
+                found = ece408_op.Convolution(x, w, **given, **setting)
+                found.wait_to_read()
+            assert np.array_equal(found.asnumpy(), expected.asnumpy())
+    assert [(entry.backend, entry.kernel) for entry in log] == [("cpu", name)] * 2
+    # The gradients that it lacks are the CPU backend's.
+    x.attach_grad()
+    with settings.override(kernel=path), mx.autograd.record():
+        ece408_op.Convolution(x, w, **given).backward()
+    assert float(x.grad.sum().asscalar()) == float(w.sum().asscalar()) * 2 * 36
+
+
+def test_the_variable_is_noticed_between_calls(mx, write, monkeypatch):
+    x, w = mx.nd.ones((1, 1, 5, 5)), mx.nd.ones((1, 1, 3, 3))
+
+    def kernel():
+        with ece408_op.op_times() as log:
+            ece408_op.Convolution(x, w, kernel=(3, 3), num_filter=1, no_bias=True).wait_to_read()
+        return log[0].kernel
+
+    before = kernel()
+    monkeypatch.setenv("ECE408_KERNEL", write("cpu-new-forward.cc"))
+    assert kernel() == "cpu-new-forward.cc"
+    monkeypatch.delenv("ECE408_KERNEL")
+    assert kernel() == before != "cpu-new-forward.cc"
+
+
+def test_a_changed_file_and_a_damaged_copy_are_compiled_again(write, kept, rng, capfd):
+    problem = ConvProblem.parse("b1,c1,h5,w5,m1,k2")
+    x, w, _ = inputs(problem, rng)
+    expected = forward(ReferenceBackend(), problem, x, w)
+    text = COURSE_2020 + "// changes\n"
+    path = write("changes.cc", text)
+    assert np.array_equal(forward(FileBackend(path), problem, x, w), expected)
+    write("changes.cc", text.replace("float sum = 0", "float sum = 100"))
+    assert np.array_equal(forward(FileBackend(path), problem, x, w), expected + 100)
+    for library in (kept / "cpu-kernels").glob("changes-*.so"):
+        # A file of its own: this one is loaded.
+        damaged = library.read_bytes()[:-1]
+        library.unlink()
+        library.write_bytes(damaged)
+    write("changes.cc", text)
+    assert np.array_equal(forward(FileBackend(path), problem, x, w), expected)
+    assert "compiling changes.cc again" in capfd.readouterr().err
+
+
+def test_what_a_file_does_not_compute_is_refused(write, mx):
+    backend = FileBackend(write("cpu-new-forward.cc"))
+    for text, reason in (
+        ("b1,c1,h9,w9,m1,k3,p1", "no padding, dilation or groups"),
+        ("b1,c1,h9,w9,m1,k3,d2", "no padding, dilation or groups"),
+        ("b1,c2,h9,w9,m2,k3,g2", "no padding, dilation or groups"),
+        ("b1,c1,h9,w9,m1,k3,s2", "stride 1 only"),
+        ("b1,c1,h9,w9,m1,k3x1", "square kernels only"),
+        ("b1,c1,h9,w9,m1,k3,bias", "no bias"),
+        ("b1,c1,h9,w9,m1,k3,float64", "float32 only, not float64"),
+    ):
+        problem = ConvProblem.parse(text)
+        assert reason in backend.supports(problem, "forward"), text
+        assert backend.supports(problem, "backward_data") is None
+    strided = FileBackend(write("with-stride.cc"))
+    assert strided.supports(ConvProblem.parse("b1,c1,h9,w9,m1,k3,s2"), "forward") is None
+    x, w, bias = mx.nd.ones((1, 1, 5, 5)), mx.nd.ones((1, 1, 3, 3)), mx.nd.ones(1)
+    with (
+        settings.override(kernel=write("cpu-new-forward.cc")),
+        pytest.raises(UnsupportedProblem, match=r"cpu-new-forward\.cc computes no bias"),
+        errors.surfaced(),
+    ):
+        ece408_op.Convolution(x, w, bias, kernel=(3, 3), num_filter=1).wait_to_read()
+
+
+def test_what_is_wrong_with_a_file_is_one_line(write, monkeypatch):
+    problem = ConvProblem.parse("b1,c1,h5,w5,m1,k2")
+    broken = write("broken.cc", COURSE_2020.replace("float sum = 0;", "float sum = 0"))
+    with pytest.raises(
+        KernelCompileFailed, match=r"broken\.cc:17: expected .*exit code 1"
+    ) as error:
+        FileBackend(broken).prepare(problem, "forward")
+    assert "\n" not in str(error.value)
+    with pytest.raises(InvalidSetting, match=r"nowhere\.cc cannot be read \(No such file"):
+        FileBackend("nowhere.cc")
+    with pytest.raises(InvalidSetting, match=r"empty\.cc has neither conv_forward_cpu"):
+        FileBackend(write("empty.cc", ""))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(KernelsMissing, match="no C\\+\\+ compiler \\(no-such-compiler\\)"):
+        FileBackend(write("other.cc", COURSE_2020 + "\n")).prepare(problem, "forward")
+
+
+def test_what_its_code_throws_is_said(mx, write, rng):
+    path = write(
+        "new-forward.h", COURSE_2019.replace('<< "rows"', '<< "rows"; CHECK_EQ(0, 1) << "not done"')
+    )
+    problem = ConvProblem.parse("b1,c1,h5,w5,m1,k2")
+    x, w, _ = inputs(problem, rng)
+    with pytest.raises(
+        KernelFailed, match=r"new-forward\.h:13: Check failed: 0 == 1 \(0 vs\. 1\) not done"
+    ):
+        forward(FileBackend(path), problem, x, w)
+    x, w = mx.nd.ones((1, 1, 5, 5)), mx.nd.ones((1, 1, 3, 3))
+    with (
+        settings.override(kernel=path),
+        pytest.raises(KernelFailed, match="not done"),
+        errors.surfaced(),
+    ):
+        ece408_op.Convolution(x, w, kernel=(3, 3), num_filter=1, no_bias=True).wait_to_read()
+
+
+def test_other_backends_refuse_a_file(write):
+    path = write("cpu-new-forward.cc")
+    for backend in ("cuda", "reference"):
+        with (
+            settings.override(kernel=path, backend=backend),
+            pytest.raises(InvalidSetting, match=f"is for the CPU, not for backend {backend}"),
+        ):
+            dispatch.check_settings()
+
+
+def test_threads_are_those_of_the_settings(write, rng):
+    text = COURSE_2020.replace("float sum = 0", "float sum = omp_get_max_threads()")
+    text = "#include <omp.h>\n" + text
+    problem = ConvProblem.parse("b1,c1,h3,w3,m1,k3")
+    x, w, _ = inputs(problem, rng)
+    expected = forward(ReferenceBackend(), problem, x, w)
+    backend = FileBackend(write("threads.cc", text))
+    for threads in (1, 3):
+        with settings.override(threads=threads):
+            assert np.array_equal(forward(backend, problem, x, w), expected + threads)
+
+
+def test_m2_1_with_a_file(write, run_ece408):
+    ours = run_ece408("m2.1", "100").stdout.splitlines()[-1]
+    result = run_ece408("m2.1", "100", "--kernel", write("cpu-new-forward.cc"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == ours
+    wrong = write("wrong.cc", COURSE_2020.replace("float sum = 0", "float sum = 1e4 * m"))
+    result = run_ece408("m2.1", "100", "--kernel", wrong)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1].startswith("Correctness: ")
+    assert result.stdout.splitlines()[-1] != ours
+    missing = run_ece408("m2.1", "100", "--kernel", "nowhere.cc")
+    assert (missing.returncode, missing.stdout) == (16, "")
+    assert missing.stderr.count("\n") == 1
