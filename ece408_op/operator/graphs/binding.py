@@ -203,15 +203,11 @@ def _for_executors(symbol: Any, graph: Graph) -> Any:
     return graph_json.write(graph, symbol)
 
 
-def _guarded(
-    graph: Graph, like: Any, flags: Sequence[tuple[str, Any]] = (), of_data: str = "reshape"
-) -> Any:
-    """The Symbol with guards, for a CachedOp of these flags."""
+def _guarded(graph: Graph, like: Any, of_data: str = "reshape") -> Any:
+    """The Symbol with guards, for a CachedOp."""
     if graph_json.has_control_flow(graph):
         variables.plan_memory_apart()
-    static_shape = str(dict(flags).get("static_shape", False)) in ("True", "1")
-    guarded = guards.guarded(graph, of_data=of_data, static_shape=static_shape)
-    return graph_json.write(guarded, like)
+    return graph_json.write(guards.guarded(graph, of_data=of_data), like)
 
 
 def _only_forward(given: dict[str, Any]) -> bool:
@@ -283,7 +279,10 @@ def _cached_op_class(plain: Any) -> Any:
             if graph is None or graph_json.is_partitioned(graph):
                 super().__init__(sym, flags)
                 return
-            super().__init__(_guarded(graph, sym, flags), flags)
+            if graph_json.has_control_flow(graph):
+                # With it MXNet's own operators beside control flow are often wrong as well.
+                flags = [flag for flag in flags if flag[0] != "static_shape"]
+            super().__init__(_guarded(graph, sym), flags)
             if graph_inference.has_open_sources(graph):
                 self._ours = _ByShapes(plain, sym, graph, flags)
             else:
@@ -393,7 +392,7 @@ class _ByShapes:
         known = dict(zip(self._symbol.list_inputs(), shapes))
         graph = graph_inference.with_known_sources(self._symbol, self._graph, known)
         symbol = graph_json.write(graph, self._symbol)
-        guarded = self._plain(_guarded(graph, symbol, self._flags), self._flags)
+        guarded = self._plain(_guarded(graph, symbol), self._flags)
         made = _DualCachedOp(self._plain, guarded, symbol, graph, self._flags)
         if self._hook[0]:
             made.register_hook(*self._hook)

@@ -77,14 +77,11 @@ def unheard(callback: Callable[..., None]) -> Callable[..., None]:
     return heard
 
 
-def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) -> Graph:
+def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
     """The graph with guards around our operator, at any depth, as a CachedOp needs them.
 
     `of_data` is the guard of data: "reshape", or "clip" where shapes may become known late:
     reshape takes an unknown shape for that of a scalar.
-
-    With `static_shape` no guards are put around control flow: what is next to it is often wrong in
-    MXNet even with its own operators.
 
     An executor needs none: it keeps the plain copy of a blocked array as long as it lives. Nor does
     `ece408_forward`, which MXNet hands arrays as it does to operators of its own. A CachedOp needs
@@ -123,7 +120,7 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
         """MXNet runs it as soon as it is reached, and takes slices of arrays that are in flight;
         so these must be plain from the beginning. Variables are, and what has no inputs."""
         name = node["name"]
-        if static_shape or f"{name}_out0{_SUFFIX}" in names:
+        if f"{name}_out0{_SUFFIX}" in names:
             return add(node)
         inputs = [
             guard("tile", entry, f"{name}_in{k}", {}) if nodes[entry[0]]["inputs"] else entry
@@ -134,9 +131,7 @@ def guarded(graph: Graph, of_data: str = "reshape", static_shape: bool = False) 
         return [guard("clip", [number, k, 0], f"{name}_out{k}", {}) for k in outputs]
 
     for node in graph["nodes"]:
-        node = inside(
-            inputs_moved(node, moved), lambda graph: guarded(graph, of_data, static_shape)
-        )
+        node = inside(inputs_moved(node, moved), lambda graph: guarded(graph, of_data))
         if is_ours(node):
             moved.append(add_ours(node))
         elif is_control_flow(node):
