@@ -98,7 +98,7 @@ def _form(path: Path) -> str:
             return form
     raise InvalidSetting(
         f"kernel file {path} has neither conv_forward_cpu(...) nor forward(...) of "
-        "mshadow::Tensor; `ece408 lab new` writes a file that has"
+        "mshadow::Tensor; docs/manual.md, 'A kernel of your own', has both forms"
     )
 
 
