@@ -3,14 +3,17 @@ user can have written them."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pwd
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import CacheUntrusted
-from .cachedir import atomic_path, in_cache
+from .cachedir import atomic_path, ensure_folder, in_cache, locked
 
 _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -43,6 +46,29 @@ def read_sealed(path: Path) -> bytes:
     if seal != _seal(path, content):
         raise Damage(f"{path} is damaged")
     return content
+
+
+def kept_or_compiled(path: Path, what: str, compile_it: Callable[[], bytes]) -> bytes:
+    """What is kept at `path`; otherwise what `compile_it` returns, which is kept from then on.
+
+    It is compiled once, however many threads and processes ask for it, and again, with a line on
+    stderr, where what is kept is damaged or not to be trusted. Raises what `compile_it` raises, and
+    `CacheUnwritable`.
+    """
+    with contextlib.suppress(FileNotFoundError, Damage, CacheUntrusted):
+        return read_sealed(path)
+    ensure_folder(path.parent)
+    # A lock per file: different kernels may be compiled side by side.
+    with locked(ensure_folder(path.parent / "locks" / path.stem), f"compile {what}"):
+        try:
+            return read_sealed(path)
+        except FileNotFoundError:
+            pass
+        except (Damage, CacheUntrusted) as reason:
+            print(f"ece408: compiling {what} again: {reason}", file=sys.stderr)
+        content = compile_it()
+        write_sealed(path, content)
+        return content
 
 
 def _seal(path: Path, content: bytes) -> bytes:

@@ -16,15 +16,14 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from ... import settings
-from ...errors import CacheUntrusted, InvalidSetting, KernelCompileFailed, KernelsMissing
-from ...files.cachedir import ensure_folder, locked, scratch_folder
+from ...errors import InvalidSetting, KernelCompileFailed, KernelsMissing
 from ...files.resources import kernels_dir
-from ...files.sealed import Damage, read_sealed, write_sealed
+from ...files.sealed import kept_or_compiled
 
 SUFFIXES = (".cc", ".cpp", ".cxx", ".h", ".hpp")
 # What a file of each form has in its text; the form's source in kernels/files.
@@ -71,7 +70,7 @@ def is_file_name(kernel: str) -> bool:
 def find(name: str) -> Path:
     """The file. Raises `InvalidSetting` unless it is there and of a form that is known."""
     path = Path(name).expanduser().absolute()
-    _form(path)
+    _form(path, *_stamp(path))
     return path
 
 
@@ -81,18 +80,30 @@ def load(path: Path) -> KernelFile:
     Raises `InvalidSetting`, `KernelCompileFailed` with file and line, `KernelsMissing` without a
     C++ compiler, and `CacheUnwritable`.
     """
-    form = _form(path)
-    stamp = path.stat()
-    return _load(path, form, stamp.st_mtime_ns, stamp.st_size)
+    return _load(path, *_stamp(path))
 
 
-def _form(path: Path) -> str:
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes with the file: when it was written, and its size."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return found.st_mtime_ns, found.st_size
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidSetting:
+    return InvalidSetting(
+        f"kernel file {path} cannot be read ({error.strerror}); give the path of a C++ file"
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _form(path: Path, mtime_ns: int, size: int) -> str:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise InvalidSetting(
-            f"kernel file {path} cannot be read ({error.strerror}); give the path of a C++ file"
-        ) from None
+        raise _unreadable(path, error) from None
     for form, pattern in _FORMS.items():
         if re.search(pattern, text):
             return form
@@ -103,21 +114,17 @@ def _form(path: Path) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _load(path: Path, form: str, mtime_ns: int, size: int) -> KernelFile:
+def _load(path: Path, mtime_ns: int, size: int) -> KernelFile:
     compiler = _compiler()
-    command = _command(compiler, path, form)
+    command = _command(compiler, path, _form(path, mtime_ns, size))
     key = _key(compiler, command, path)
-    kept = ensure_folder(settings.cache() / "cpu-kernels") / f"{path.stem}-{key}.so"
-    with locked(ensure_folder(kept.parent / "locks" / kept.stem), f"compile {path.name}"):
-        try:
-            read_sealed(kept)
-        except FileNotFoundError:
-            write_sealed(kept, _compile(command, path))
-        except (Damage, CacheUntrusted) as reason:
-            print(f"ece408: compiling {path.name} again: {reason}", file=sys.stderr)
-            kept.unlink()
-            write_sealed(kept, _compile(command, path))
-        library = ctypes.CDLL(str(kept))
+    kept = settings.cache() / "cpu-kernels" / f"{path.stem}-{key}.so"
+    content = kept_or_compiled(kept, path.name, lambda: _compile(command, path))
+    # A copy of its own: what is kept may change, or be in a folder that others can write.
+    with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+        copy = Path(folder) / kept.name
+        copy.write_bytes(content)
+        library = ctypes.CDLL(str(copy))
     library.ece408_file_message.restype = ctypes.c_char_p
     return KernelFile(path, library)
 
@@ -143,7 +150,6 @@ def _command(compiler: str, path: Path, form: str) -> list[str]:
     else:
         own = []
         sources.append(str(path))
-    # The file's own folder first, as the compiler has it for #include "...".
     return [compiler, *_OPTIONS, *own, f"-I{folder}", "-x", "c++", *sources]
 
 
@@ -160,8 +166,8 @@ def _key(compiler: str, command: list[str], path: Path) -> str:
 
 
 def _compile(command: list[str], path: Path) -> bytes:
-    with scratch_folder(settings.cache()) as folder:
-        out = folder / "kernel.so"
+    with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+        out = Path(folder) / "kernel.so"
         _run([*command, "-shared", "-o", str(out)], path)
         return out.read_bytes()
 

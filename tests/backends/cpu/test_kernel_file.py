@@ -101,10 +101,7 @@ def test_a_changed_file_and_a_damaged_copy_are_compiled_again(write, kept, rng, 
     write("changes.cc", text.replace("float sum = 0", "float sum = 100"))
     assert np.array_equal(forward(FileBackend(path), problem, x, w), expected + 100)
     for library in (kept / "cpu-kernels").glob("changes-*.so"):
-        # A file of its own: this one is loaded.
-        damaged = library.read_bytes()[:-1]
-        library.unlink()
-        library.write_bytes(damaged)
+        library.write_bytes(library.read_bytes()[:-1])
     write("changes.cc", text)
     assert np.array_equal(forward(FileBackend(path), problem, x, w), expected)
     assert "compiling changes.cc again" in capfd.readouterr().err

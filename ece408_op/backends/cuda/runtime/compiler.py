@@ -7,20 +7,17 @@ PyCUDA loads what it made.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from ....errors import CacheUntrusted, KernelCompileFailed, NoUsableGpu
-from ....files.cachedir import ensure_folder, locked
+from ....errors import KernelCompileFailed, NoUsableGpu
 from ....files.resources import kernels_dir
-from ....files.sealed import Damage, read_sealed, write_sealed
+from ....files.sealed import kept_or_compiled
 from ....host.gpu import find_nvcc
 from ..plan import Defines
 
@@ -46,20 +43,8 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
     for part in (nvcc_version(nvcc), *options, *_texts(folder, source)):
         key.update(part.encode() + b"\0")
     stem = f"{Path(source).stem}-sm_{architecture}-{key.hexdigest()[:24]}"
-    kept = ensure_folder(cache_folder) / f"{stem}.cubin"
-    with contextlib.suppress(FileNotFoundError, Damage, CacheUntrusted):
-        return read_sealed(kept)
-    # A lock per file: different kernels may be compiled side by side.
-    with locked(ensure_folder(cache_folder / "locks" / stem), f"compile {source}"):
-        try:
-            return read_sealed(kept)
-        except FileNotFoundError:
-            pass
-        except (Damage, CacheUntrusted) as reason:
-            print(f"ece408: compiling {source} again: {reason}", file=sys.stderr)
-        binary = compile_source(nvcc, folder / source, options)
-        write_sealed(kept, binary)
-        return binary
+    kept = cache_folder / f"{stem}.cubin"
+    return kept_or_compiled(kept, source, lambda: compile_source(nvcc, folder / source, options))
 
 
 def require_nvcc() -> Path:
