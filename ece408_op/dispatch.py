@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Callable
 
 from . import op_log, settings
-from .backends import Backend, Done
-from .backends.cpu import kernel_file
+from .backends import Backend, Done, kernel_file
 from .backends.cpu.backend import CpuBackend
 from .backends.cpu.file_backend import FileBackend
 from .backends.cpu.reference import ReferenceBackend
 from .backends.cuda import StagedBackend, ZeroCopyBackend
+from .backends.cuda.file_backend import StagedFileBackend, ZeroCopyFileBackend
 from .backends.cuda.work import forward_kernel
+from .backends.kernel_file import KernelFile
 from .errors import InvalidSetting, UnsupportedProblem
 from .problem import ConvProblem
 
@@ -42,10 +43,10 @@ _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
     "cpu": {
         "cpu": lambda layer: _cpu_backend(layer),
         "reference": lambda layer: ReferenceBackend(),
-        "cuda": lambda layer: StagedBackend(_kernel(layer), _precision(layer)),
+        "cuda": lambda layer: _staged_backend(layer),
     },
     "gpu": {
-        "cuda": lambda layer: ZeroCopyBackend(layer.index, _kernel(layer), _precision(layer)),
+        "cuda": lambda layer: _zero_copy_backend(layer),
     },
 }
 # Default backends, in order of preference.
@@ -56,15 +57,29 @@ def _kernel(layer: Layer) -> str | None:
     return layer.cuda_kernel or settings.kernel()
 
 
-def _kernel_file(layer: Layer) -> str | None:
-    """The C++ file whose kernel is to compute the layer forward."""
+def _kernel_file(layer: Layer) -> KernelFile | None:
+    """The file whose kernel is to compute the layer forward."""
     kernel = _kernel(layer)
-    return kernel if kernel and kernel_file.is_file_name(kernel) else None
+    return kernel_file.find(kernel) if kernel and kernel_file.device_of(kernel) else None
 
 
 def _cpu_backend(layer: Layer) -> Backend:
-    path = _kernel_file(layer)
-    return CpuBackend() if path is None else FileBackend(path)
+    file = _kernel_file(layer)
+    return CpuBackend() if file is None or file.device != "cpu" else FileBackend(file)
+
+
+def _staged_backend(layer: Layer) -> Backend:
+    file = _kernel_file(layer)
+    if file is None or file.form == "declared":
+        return StagedBackend(_kernel(layer), _precision(layer))
+    return StagedFileBackend(file)
+
+
+def _zero_copy_backend(layer: Layer) -> Backend:
+    file = _kernel_file(layer)
+    if file is None or file.form == "declared":
+        return ZeroCopyBackend(layer.index, _kernel(layer), _precision(layer))
+    return ZeroCopyFileBackend(layer.index, file)
 
 
 def _precision(layer: Layer) -> str:
@@ -85,22 +100,23 @@ def check_name(backend: str) -> None:
 
 
 def check_names(backend: str | None = None, cuda_kernel: str | None = None) -> None:
-    """Raise `InvalidSetting` unless there are a backend and a kernel of these names, the backend
-    for a C++ file being cpu; names that are not given are those of the settings."""
+    """Raise `InvalidSetting` unless there are a backend and a kernel of these names, and a file's
+    kernel is for that backend; names that are not given are those of the settings."""
     backend = backend or settings.backend()
     if backend is not None:
         check_name(backend)
     kernel = cuda_kernel or settings.kernel()
     if kernel is None:
         return
-    if not kernel_file.is_file_name(kernel):
+    device = kernel_file.device_of(kernel)
+    if device is None:
         forward_kernel(kernel)
-    elif backend in (None, "cpu"):
-        kernel_file.find(kernel)
-    else:
+    elif backend not in (None, device):
         raise InvalidSetting(
-            f"kernel file {kernel} is for the CPU, not for backend {backend}; use backend cpu"
+            f"kernel file {kernel} is for backend {device}, not for backend {backend}"
         )
+    elif kernel_file.find(kernel).form == "declared":
+        forward_kernel(kernel)
 
 
 def check_settings() -> None:
@@ -125,7 +141,8 @@ def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
     reachable = _BACKENDS[layer.device]
     candidates = _DEFAULTS[layer.device]
     check_names(layer.backend, layer.cuda_kernel)
-    requested = layer.backend or settings.backend() or ("cpu" if _kernel_file(layer) else None)
+    file = _kernel_file(layer)
+    requested = layer.backend or settings.backend() or (file.device if file else None)
     if requested is not None:
         candidates = (requested,) if direction == "forward" else (requested, *candidates)
     reasons = []

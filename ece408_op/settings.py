@@ -4,8 +4,8 @@
 setting     environment         meaning
 ==========  ==================  ==========================================================
 backend     ECE408_BACKEND      who computes: cpu, cuda, reference; default: by device
-kernel      ECE408_KERNEL       CUDA kernel of the forward pass, or a C++ file with one for the
-                                CPU; default: the best that fits
+kernel      ECE408_KERNEL       CUDA kernel of the forward pass, or a file with a kernel for the
+                                CPU or the GPU; default: the best that fits
 devices     ECE408_DEVICES      GPUs for arrays on the CPU, such as 0,1; default: 0
 precision   ECE408_PRECISION    how exact a float32 forward pass must be at least: float32, tf32,
                                 float16; default: float32
@@ -98,7 +98,7 @@ def backend() -> str | None:
 
 
 def kernel() -> str | None:
-    """Name of the CUDA kernel asked for, or of a C++ file; `None` for the best."""
+    """Name of the CUDA kernel asked for, or of a file with a kernel; `None` for the best."""
     return _lookup("kernel")
 
 

@@ -164,14 +164,11 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
     if each.own_operator:
         parser.add_argument(
             "--kernel",
-            metavar="NAME|FILE" if not each.on_gpu else "NAME",
-            help=(
-                "a C++ file with a forward kernel for the CPU, in a form of the course, or a "
-                if not each.on_gpu
-                else ""
-            )
-            + "CUDA kernel of the forward pass (default: ECE408_KERNEL, or for each layer the "
-            "best that fits); kernels/README.md lists them",
+            metavar="NAME|FILE",
+            help="CUDA kernel of the forward pass, one of kernels/README.md, or a file with a kernel "
+            "of your own, .cu or .cuh"
+            + ("" if each.on_gpu else ", or .cc or .h for the CPU")
+            + " (default: ECE408_KERNEL, or for each layer the best that fits)",
         )
         parser.add_argument(
             "--precision",

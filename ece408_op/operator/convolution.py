@@ -51,10 +51,10 @@ def Convolution(
     (B, M, OH, OW); with a kernel of one number data is (B, C, W), and so on. Arguments are those
     of MXNet's Convolution (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and
     three of this package: `backend` names the backend that computes this layer, `cuda_kernel` the
-    kernel of backend `cuda`, and `precision`, one of "float32", "tf32" and "float16", permits the
-    forward pass in float32 to be less exact where that is faster; a backend that gains nothing by
-    it computes in float32 all the same. `of_mxnet` are attributes that MXNet gives a Symbol's node,
-    such as `lr_mult` or `__group__`.
+    kernel of backend `cuda` or a file with a kernel of your own, and `precision`, one of "float32",
+    "tf32" and "float16", permits the forward pass in float32 to be less exact where that is faster;
+    a backend that gains nothing by it computes in float32 all the same. `of_mxnet` are attributes
+    that MXNet gives a Symbol's node, such as `lr_mult` or `__group__`.
 
     Raises `InvalidProblem`, `UnsupportedProblem`, `InvalidSetting`, and for NDArrays, before
     anything is computed, the reason why the requested backend cannot compute; a failure in the

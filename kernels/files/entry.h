@@ -1,11 +1,8 @@
-// What a compiled kernel file exports: the interface of a forward kernel of kernels/cpu/ece408.h,
+// What a compiled CPU kernel file exports: the interface of a forward kernel of kernels/cpu/ece408.h,
 // and a message. Each form's source includes the file and defines `compute`.
 #pragma once
 
-#include <stdexcept>
-#include <string>
-
-#include "../cpu/ece408.h"
+#include "guarded.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -29,32 +26,13 @@ private:
 #endif
 };
 
-std::string& message() {
-    static thread_local std::string text;
-    return text;
-}
-
 }  // namespace ece408_file
 
-enum { ECE408_FILE_FAILED = 4 };
-
-extern "C" {
-
-// What the file's code threw in this thread's last call that returned ECE408_FILE_FAILED.
-ECE408_EXPORT const char* ece408_file_message(void) { return ece408_file::message().c_str(); }
-
-ECE408_EXPORT int ece408_file_forward(const ece408_problem* problem, const float* x,
-                                      const float* w, const float*, float* y, int, int threads,
-                                      int, int) {
-    try {
+extern "C" ECE408_EXPORT int ece408_file_forward(const ece408_problem* problem, const float* x,
+                                                 const float* w, const float*, float* y, int,
+                                                 int threads, int, int) {
+    return ece408_file::guarded([=] {
         const ece408_file::Threads scope(threads);
         ece408_file::compute(*problem, x, w, y);
-        return ECE408_OK;
-    } catch (const std::exception& error) {
-        ece408_file::message() = error.what();
-    } catch (...) {
-        ece408_file::message() = "an exception of a type of its own";
-    }
-    return ECE408_FILE_FAILED;
-}
+    });
 }

@@ -1,4 +1,5 @@
-"""CPU kernels as the course has them in files: right ones, in both forms."""
+"""Right kernels in files: the course's forms for the CPU and for CUDA, and one that declares its
+launch."""
 
 from __future__ import annotations
 
@@ -64,4 +65,133 @@ FORMS = {
     "new-forward.h": COURSE_2019,
     "cpu-new-forward.cc": COURSE_2020,
     "with-stride.cc": WITH_STRIDE,
+}
+
+# Each thread computes elements of one output plane.
+_LOOPS = """
+  const int H_out = (H - K) / S + 1, W_out = (W - K) / S + 1;
+  const int b = blockIdx.x, m = blockIdx.y;
+  for (int i = threadIdx.x; i < H_out * W_out; i += blockDim.x) {
+    const int h = i / W_out * S, w = i % W_out * S;
+    float sum = 0;
+    for (int c = 0; c < C; ++c)
+      for (int p = 0; p < K; ++p)
+        for (int q = 0; q < K; ++q)
+          sum += x[((b * C + c) * H + h + p) * W + w + q] * k[((m * C + c) * K + p) * K + q];
+    y[(b * M + m) * H_out * W_out + i] = sum;
+  }
+"""
+
+CUDA_2019 = (
+    """
+#ifndef MXNET_OPERATOR_NEW_FORWARD_CUH_
+#define MXNET_OPERATOR_NEW_FORWARD_CUH_
+#include <mxnet/base.h>
+
+namespace mxnet {
+namespace op {
+
+__global__ void forward_kernel(float *y, const float *x, const float *k, int M, int C, int H, int W,
+                               int K) {
+  const int S = 1;
+"""
+    + _LOOPS
+    + """}
+
+template <>
+void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
+                         const mshadow::Tensor<gpu, 4, float> &w) {
+  const int B = x.shape_[0], M = y.shape_[1], C = x.shape_[1], K = w.shape_[3];
+  CHECK_EQ(y.size(2), x.size(2) - w.size(2) + 1) << "rows";
+  cudaStream_t s = y.stream_->stream_;
+  forward_kernel<<<dim3(B, M), 256, 0, s>>>(y.dptr_, x.dptr_, w.dptr_, M, C, x.shape_[2],
+                                            x.shape_[3], K);
+  MSHADOW_CUDA_CALL(cudaDeviceSynchronize());
+}
+
+template <typename gpu, typename DType>
+void forward(mshadow::Tensor<gpu, 4, DType> &y, const mshadow::Tensor<gpu, 4, DType> &x,
+             const mshadow::Tensor<gpu, 4, DType> &w) {
+  CHECK_EQ(0, 1) << "floats only";
+}
+
+}
+}
+#endif
+"""
+)
+
+_SIZES = "const int Batch, const int Map_out, const int Channel, const int Height, const int Width"
+_CUDA_2020 = (
+    """
+#include "gpu-new-forward.h"
+
+__global__ void conv(float *y, const float *x, const float *k, int M, int C, int H, int W, int K,
+                     int S) {
+"""
+    + _LOOPS
+    + """}
+
+__host__ void GPUInterface::conv_forward_gpu_prolog(
+    const float *host_output, const float *host_input, const float *host_mask,
+    float **device_output_ptr, float **device_input_ptr, float **device_mask_ptr, SIZES, const int K
+    STRIDE_PARAMETER) {
+  const int rows = (Height - K) / STRIDE + 1, columns = (Width - K) / STRIDE + 1;
+  const size_t x = sizeof(float) * Batch * Channel * Height * Width;
+  const size_t k = sizeof(float) * Map_out * Channel * K * K;
+  cudaMalloc(device_output_ptr, sizeof(float) * Batch * Map_out * rows * columns);
+  cudaMalloc(device_input_ptr, x);
+  cudaMalloc(device_mask_ptr, k);
+  cudaMemcpy(*device_input_ptr, host_input, x, cudaMemcpyHostToDevice);
+  cudaMemcpy(*device_mask_ptr, host_mask, k, cudaMemcpyHostToDevice);
+}
+
+__host__ void GPUInterface::conv_forward_gpu(float *device_output, const float *device_input,
+                                             const float *device_mask, SIZES, const int K
+                                             STRIDE_PARAMETER) {
+  conv<<<dim3(Batch, Map_out), 128>>>(device_output, device_input, device_mask, Map_out, Channel,
+                                      Height, Width, K, STRIDE);
+}
+
+__host__ void GPUInterface::conv_forward_gpu_epilog(float *host_output, float *device_output,
+                                                    float *device_input, float *device_mask, SIZES,
+                                                    const int K STRIDE_PARAMETER) {
+  const int rows = (Height - K) / STRIDE + 1, columns = (Width - K) / STRIDE + 1;
+  cudaMemcpy(host_output, device_output, sizeof(float) * Batch * Map_out * rows * columns,
+             cudaMemcpyDeviceToHost);
+  cudaFree(device_output);
+  cudaFree(device_input);
+  cudaFree(device_mask);
+}
+
+__host__ void GPUInterface::get_device_properties() {
+  int count;
+  cudaGetDeviceCount(&count);
+  std::cout << "devices: " << count << std::endl;
+}
+"""
+).replace("SIZES", _SIZES)
+CUDA_2020 = _CUDA_2020.replace("STRIDE_PARAMETER", "").replace("STRIDE", "1")
+CUDA_WITH_STRIDE = _CUDA_2020.replace("STRIDE_PARAMETER", ", const int S").replace("STRIDE", "S")
+
+DECLARED = (
+    """
+// One output plane for each block.
+//
+// ece408: launch convolve<<<dim3(B, M), THREADS>>>(y, x, w,
+//                                                  M, C, H, W, K, S)
+#define THREADS 64
+
+extern "C" __global__ void convolve(float *y, const float *x, const float *k, int M, int C, int H,
+                                    int W, int K, int S) {
+"""
+    + _LOOPS
+    + "}\n"
+)
+
+CUDA_FORMS = {
+    "new-forward.cuh": CUDA_2019,
+    "new-forward.cu": CUDA_2020,
+    "with-stride.cu": CUDA_WITH_STRIDE,
+    "declared.cu": DECLARED,
 }

@@ -9,9 +9,11 @@ import numpy as np
 from ... import settings
 from ...errors import KernelFailed
 from ...problem import ConvProblem
-from .. import Done, NativeFunction
-from . import kernel_file, native
+from .. import Done, NativeFunction, kernel_file
+from ..kernel_file import KernelFile
+from . import native
 from .backend import CpuBackend
+from .compiled_file import load
 
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 
@@ -19,52 +21,38 @@ _FLOATS = ctypes.POINTER(ctypes.c_float)
 class FileBackend(CpuBackend):
     """Forward what the file computes; gradients as the CPU backend does.
 
-    Methods raise what `kernel_file.load` raises.
+    Methods raise what `load` raises.
     """
 
-    def __init__(self, name: str) -> None:
-        self._path = kernel_file.find(name)
+    def __init__(self, file: KernelFile) -> None:
+        self._file = file
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
         if direction != "forward":
             return None
-        reason = _why_not(problem, kernel_file.load(self._path).takes_strides)
-        return reason and f"kernel file {self._path.name} computes {reason}"
+        reason = kernel_file.why_not(problem, load(self._file).takes_strides)
+        return reason and f"kernel file {self._file.name} computes {reason}"
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
-        kernel_file.load(self._path)
+        load(self._file)
 
     def native_function(self, problem: ConvProblem) -> NativeFunction:
-        found = kernel_file.load(self._path)
-        return NativeFunction(found.address, settings.threads(), 0, 0, found.name)
+        found = load(self._file)
+        return NativeFunction(found.address, settings.threads(), 0, 0, self._file.name)
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
         """Raises `KernelFailed` with what the file's code threw."""
         self.require(problem, "forward")
-        found = kernel_file.load(self._path)
+        found = load(self._file)
         out = np.empty(problem.y_shape, np.float32) if accumulate else None
         arrays = [ctypes.c_void_p(a) for a in (x, w, None, y if out is None else out.ctypes.data)]
         call = found.library.ece408_file_forward
         if call(ctypes.byref(native.as_struct(problem)), *arrays, 0, settings.threads(), 0, 0):
-            raise KernelFailed(f"kernel file {self._path}: {found.message()} ({problem})")
+            reason = kernel_file.message(found.library)
+            raise KernelFailed(f"kernel file {self._file.path}: {reason} ({problem})")
         if out is not None:
             total = np.ctypeslib.as_array(ctypes.cast(y, _FLOATS), problem.y_shape)
             total += out
-        return Done(found.name)
-
-
-def _why_not(problem: ConvProblem, takes_strides: bool) -> str | None:
-    """What the files compute, where the problem is something else."""
-    if problem.dtype != "float32":
-        return f"float32 only, not {problem.dtype}"
-    if problem.bias:
-        return "no bias"
-    if problem.kernel[0] != problem.kernel[1]:
-        return "square kernels only"
-    if problem.pad != (0, 0) or problem.dilate != (1, 1) or problem.groups != 1:
-        return "no padding, dilation or groups"
-    if problem.stride != (1, 1) and not (takes_strides and problem.stride[0] == problem.stride[1]):
-        return "the same stride both ways only" if takes_strides else "stride 1 only"
-    return None
+        return Done(self._file.name)

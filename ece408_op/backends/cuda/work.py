@@ -166,7 +166,6 @@ def rejection(
     return None if reason is None else f"kernel {kernel}: {reason}"
 
 
-@functools.lru_cache(maxsize=4096)
 def plan(
     problem: ConvProblem,
     direction: str,
@@ -187,8 +186,24 @@ def plan(
             f"cannot compute {direction} of {problem}; {reason}; without --kernel (ECE408_KERNEL) "
             "the best one is chosen"
         )
-    chosen = _named(direction, kernel) or catalog.default(problem, direction, capability)
-    return chosen.plan(problem, capability, accumulate, layout)
+    chosen = _named(direction, kernel) or _default(problem, direction, capability)
+    return _plan_of(chosen, problem, capability, accumulate, layout)
+
+
+@functools.lru_cache(maxsize=4096)
+def _default(problem: ConvProblem, direction: str, capability: Capability) -> Kernel:
+    return catalog.default(problem, direction, capability)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan_of(
+    kernel: Kernel,
+    problem: ConvProblem,
+    capability: Capability,
+    accumulate: bool,
+    layout: Layout | None,
+) -> Plan:
+    return kernel.plan(problem, capability, accumulate, layout)
 
 
 def _named(direction: str, kernel: str | None) -> Kernel | None:

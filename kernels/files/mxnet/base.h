@@ -17,7 +17,14 @@
 #include <string>
 #include <vector>
 
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define MSHADOW_XINLINE inline __attribute__((always_inline)) __device__ __host__
+#else
 #define MSHADOW_XINLINE inline __attribute__((always_inline))
+#endif
 #define MSHADOW_CINLINE inline
 
 namespace mshadow {
@@ -66,6 +73,14 @@ inline Shape<4> Shape4(index_t a, index_t b, index_t c, index_t d) { return {{a,
 
 template <typename Device>
 struct Stream {};
+#ifdef __CUDACC__
+template <>
+struct Stream<gpu> {
+    cudaStream_t stream_ = nullptr;
+
+    static cudaStream_t GetStream(Stream<gpu>* stream) { return stream ? stream->stream_ : nullptr; }
+};
+#endif
 
 // A contiguous array; tensor[i] is what it holds at index i of its first dimension.
 template <typename Device, int dimension, typename DType = default_real_t>
@@ -154,6 +169,15 @@ private:
 #define CHECK_GT(x, y) ECE408_CHECK(x, >, y)
 #define CHECK_GE(x, y) ECE408_CHECK(x, >=, y)
 #define CHECK_NOTNULL(x) (x)
+
+#ifdef __CUDACC__
+#define CUDA_CALL(call)                                                         \
+    do {                                                                        \
+        const cudaError_t status = (call);                                      \
+        CHECK_EQ(status, cudaSuccess) << "CUDA: " << cudaGetErrorString(status); \
+    } while (0)
+#define MSHADOW_CUDA_CALL(call) CUDA_CALL(call)
+#endif
 
 namespace mxnet {
 using mshadow::cpu;

@@ -9,6 +9,8 @@ from kernel_files import COURSE_2019, COURSE_2020, FORMS
 
 import ece408_op
 from ece408_op import dispatch, errors, settings
+from ece408_op.backends import kernel_file
+from ece408_op.backends.cpu import compiled_file
 from ece408_op.backends.cpu.file_backend import FileBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.errors import (
@@ -19,6 +21,10 @@ from ece408_op.errors import (
     UnsupportedProblem,
 )
 from ece408_op.problem import ConvProblem
+
+
+def _backend(path):
+    return FileBackend(kernel_file.find(path))
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +48,7 @@ def write(tmp_path, kept):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_is_exact(write, rng, name):
-    backend = FileBackend(write(name))
+    backend = _backend(write(name))
     shapes = ["b3,c1,h9,w12,m4,k5", "b2,c3,h14,w9,m5,k7", "b1,c2,h4,w4,m1,k1"]
     if name == "with-stride.cc":
         shapes += ["b2,c3,h14,w9,m5,k3,s2", "b2,c1,h9,w9,m2,k3,s3x3"]
@@ -97,18 +103,19 @@ def test_a_changed_file_and_a_damaged_copy_are_compiled_again(write, kept, rng, 
     expected = forward(ReferenceBackend(), problem, x, w)
     text = COURSE_2020 + "// changes\n"
     path = write("changes.cc", text)
-    assert np.array_equal(forward(FileBackend(path), problem, x, w), expected)
+    assert np.array_equal(forward(_backend(path), problem, x, w), expected)
     write("changes.cc", text.replace("float sum = 0", "float sum = 100"))
-    assert np.array_equal(forward(FileBackend(path), problem, x, w), expected + 100)
+    assert np.array_equal(forward(_backend(path), problem, x, w), expected + 100)
     for library in (kept / "cpu-kernels").glob("changes-*.so"):
         library.write_bytes(library.read_bytes()[:-1])
+    compiled_file.load.cache_clear()
     write("changes.cc", text)
-    assert np.array_equal(forward(FileBackend(path), problem, x, w), expected)
+    assert np.array_equal(forward(_backend(path), problem, x, w), expected)
     assert "compiling changes.cc again" in capfd.readouterr().err
 
 
 def test_what_a_file_does_not_compute_is_refused(write, mx):
-    backend = FileBackend(write("cpu-new-forward.cc"))
+    backend = _backend(write("cpu-new-forward.cc"))
     for text, reason in (
         ("b1,c1,h9,w9,m1,k3,p1", "no padding, dilation or groups"),
         ("b1,c1,h9,w9,m1,k3,d2", "no padding, dilation or groups"),
@@ -121,7 +128,7 @@ def test_what_a_file_does_not_compute_is_refused(write, mx):
         problem = ConvProblem.parse(text)
         assert reason in backend.supports(problem, "forward"), text
         assert backend.supports(problem, "backward_data") is None
-    strided = FileBackend(write("with-stride.cc"))
+    strided = _backend(write("with-stride.cc"))
     assert strided.supports(ConvProblem.parse("b1,c1,h9,w9,m1,k3,s2"), "forward") is None
     x, w, bias = mx.nd.ones((1, 1, 5, 5)), mx.nd.ones((1, 1, 3, 3)), mx.nd.ones(1)
     with (
@@ -138,15 +145,15 @@ def test_what_is_wrong_with_a_file_is_one_line(write, monkeypatch):
     with pytest.raises(
         KernelCompileFailed, match=r"broken\.cc:17: expected .*exit code 1"
     ) as error:
-        FileBackend(broken).prepare(problem, "forward")
+        _backend(broken).prepare(problem, "forward")
     assert "\n" not in str(error.value)
     with pytest.raises(InvalidSetting, match=r"nowhere\.cc cannot be read \(No such file"):
-        FileBackend("nowhere.cc")
+        _backend("nowhere.cc")
     with pytest.raises(InvalidSetting, match=r"empty\.cc has neither conv_forward_cpu"):
-        FileBackend(write("empty.cc", ""))
+        _backend(write("empty.cc", ""))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(KernelsMissing, match="no C\\+\\+ compiler \\(no-such-compiler\\)"):
-        FileBackend(write("other.cc", COURSE_2020 + "\n")).prepare(problem, "forward")
+        _backend(write("other.cc", COURSE_2020 + "\n")).prepare(problem, "forward")
 
 
 def test_what_its_code_throws_is_said(mx, write, rng):
@@ -158,7 +165,7 @@ def test_what_its_code_throws_is_said(mx, write, rng):
     with pytest.raises(
         KernelFailed, match=r"new-forward\.h:13: Check failed: 0 == 1 \(0 vs\. 1\) not done"
     ):
-        forward(FileBackend(path), problem, x, w)
+        forward(_backend(path), problem, x, w)
     x, w = mx.nd.ones((1, 1, 5, 5)), mx.nd.ones((1, 1, 3, 3))
     with (
         settings.override(kernel=path),
@@ -173,7 +180,7 @@ def test_other_backends_refuse_a_file(write):
     for backend in ("cuda", "reference"):
         with (
             settings.override(kernel=path, backend=backend),
-            pytest.raises(InvalidSetting, match=f"is for the CPU, not for backend {backend}"),
+            pytest.raises(InvalidSetting, match=f"is for backend cpu, not for backend {backend}"),
         ):
             dispatch.check_settings()
 
@@ -184,7 +191,7 @@ def test_threads_are_those_of_the_settings(write, rng):
     problem = ConvProblem.parse("b1,c1,h3,w3,m1,k3")
     x, w, _ = inputs(problem, rng)
     expected = forward(ReferenceBackend(), problem, x, w)
-    backend = FileBackend(write("threads.cc", text))
+    backend = _backend(write("threads.cc", text))
     for threads in (1, 3):
         with settings.override(threads=threads):
             assert np.array_equal(forward(backend, problem, x, w), expected + threads)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ....errors import InvalidSetting, UnsupportedProblem
 from ....problem import ConvProblem
+from ...kernel_file import device_of
 from ..plan import Capability, Kernel
 from . import (
     copied_images,
+    declared,
     general,
     half_strips,
     one_channel,
@@ -42,7 +44,9 @@ def find(name: str) -> Kernel | None:
 
 
 def get(name: str) -> Kernel:
-    """The kernel of this name. Raises `InvalidSetting` when there is none."""
+    """The kernel of this name, or in this file. Raises `InvalidSetting` when there is none."""
+    if device_of(name) == "cuda":
+        return declared.kernel(name)
     if name not in _BY_NAME:
         raise InvalidSetting(f"unknown CUDA kernel {name!r}; there are: {', '.join(_BY_NAME)}")
     return _BY_NAME[name]

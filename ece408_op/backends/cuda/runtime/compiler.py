@@ -19,9 +19,12 @@ from ....errors import KernelCompileFailed, NoUsableGpu
 from ....files.resources import kernels_dir
 from ....files.sealed import kept_or_compiled
 from ....host.gpu import find_nvcc
+from ...kernel_file import first_error
 from ..plan import Defines
 
 OPTIONS = ("-std=c++17", "-O3", "--restrict")
+# For a library with code for the host as well.
+LIBRARY_OPTIONS = ("-std=c++17", "-O3", "-cudart=static", "-Xcompiler=-fPIC", "-w")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
 
@@ -65,16 +68,25 @@ def nvcc_version(nvcc: Path) -> str:
     try:
         result = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True)
     except OSError as error:
-        raise NoUsableGpu(f"{nvcc} does not run ({error.strerror}); reinstall CUDA") from error
+        raise nvcc_missing(nvcc) from error
     if result.returncode != 0:
         raise NoUsableGpu(f"{nvcc} --version fails with {result.returncode}; reinstall CUDA")
     return result.stdout
 
 
+def nvcc_missing(nvcc: Path) -> NoUsableGpu:
+    """That nvcc is there and does not run."""
+    return NoUsableGpu(f"{nvcc} does not run; reinstall CUDA")
+
+
 def _options(defines: Defines, architecture: str) -> tuple[str, ...]:
     macros = (f"-D{name}={value}" for name, value in defines)
-    code = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    return (*OPTIONS, code, *macros)
+    return (*OPTIONS, gencode(architecture), *macros)
+
+
+def gencode(architecture: str) -> str:
+    """nvcc's option for machine code for an architecture such as "90"."""
+    return f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
 
 
 def _texts(folder: Path, source: str) -> list[str]:
@@ -100,15 +112,6 @@ def compile_source(nvcc: Path, path: Path, options: tuple[str, ...]) -> bytes:
         if result.returncode == 0:
             return output.read_bytes()
     raise KernelCompileFailed(
-        f"{_first_error(result.stderr, path)} (exit code {result.returncode} of: "
+        f"{first_error(result.stderr, path)} (exit code {result.returncode} of: "
         f"{shlex.join(command)})"
     )
-
-
-def _first_error(messages: str, path: Path) -> str:
-    """nvcc's first error as file:line: text, or the last thing that it said."""
-    match = re.search(r"^(.+?)\((\d+)\): error\b[^:]*: (.*)$", messages, re.M)
-    if match:
-        return f"{match[1]}:{match[2]}: {match[3].strip()}"
-    lines = [line for line in messages.splitlines() if line.strip()]
-    return f"{path}: {lines[-1].strip() if lines else 'nvcc fails without a message'}"

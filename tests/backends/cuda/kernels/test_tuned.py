@@ -72,7 +72,6 @@ def test_tunables_reach_the_plan_and_must_be_valid(gpu, monkeypatch):
     tunables = (("rows", 2),)
     tuned.save([_result(kernel.name, tunables=tunables)], gpu)
     (plan,) = work.forward(PROBLEM, 0, 0, None, 0, False).plans(gpu, PROBLEM.batch)
-    work.plan.cache_clear()
     assert plan == kernel.plan(PROBLEM, gpu.capability, False, Rows(2))
     assert plan != kernel.plan(PROBLEM, gpu.capability, False)
     assert str(_best(gpu)) == "5_implicit_gemm rows=2"

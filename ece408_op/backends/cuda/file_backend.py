@@ -1,0 +1,185 @@
+"""The CUDA backend with the forward kernel of a user's file in a form of the course.
+
+Such a file launches its kernels itself: new-forward.cuh, to 2019, from arrays on the GPU;
+new-forward.cu, from 2020 on, from arrays on the host. It is compiled to a library by nvcc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from ...errors import KernelFailed, UnsupportedProblem
+from ...op_log import GpuTime
+from ...problem import ConvProblem
+from .. import Done, kernel_file
+from ..cpu.native import as_struct
+from ..kernel_file import KernelFile
+from . import StagedBackend, ZeroCopyBackend
+from .plan import ARCHITECTURES, Capability, architecture
+from .runtime.compiler import LIBRARY_OPTIONS, gencode, nvcc_missing, nvcc_version, require_nvcc
+from .runtime.device import Gpu, reported
+
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+# The parameters of a method that has a stride: ten, where others have nine.
+_STRIDED = re.compile(r"GPUInterface\s*::\s*conv_forward_gpu\s*\(([^,)]*,){9}[^,)]*\)")
+
+
+class _Seconds(ctypes.Structure):
+    """`ece408_file_seconds` of kernels/files/entry.cuh."""
+
+    _fields_ = [("kernels", ctypes.c_double), ("around", ctypes.c_double)]
+
+
+class StagedFileBackend(StagedBackend):
+    """For arrays in the host's memory, on the first of the GPUs that `settings.devices` names."""
+
+    def __init__(self, file: KernelFile) -> None:
+        super().__init__()
+        self._file = file
+        self._arguments = (file,)
+
+    def supports(self, problem: ConvProblem, direction: str) -> str | None:
+        return _reason(self._file, problem) if direction == "forward" else None
+
+    def prepare(self, problem: ConvProblem, direction: str) -> None:
+        if direction == "forward":
+            _load(self._file, self.gpus()[0].capability)
+        else:
+            super().prepare(problem, direction)
+
+    def forward(
+        self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
+    ) -> Done:
+        """Raises `KernelFailed` with what the file's code threw, or the CUDA error it left."""
+        self.require(problem, "forward")
+        gpu = self.gpus()[0]
+        out = _array(y, problem.y_shape)
+        found = np.empty(problem.y_shape, np.float32) if accumulate else out
+        with gpu.active(), _on_gpu(self._file, gpu, problem, x, w, found) as arrays:
+            seconds = _call(self._file, gpu, problem, *arrays)
+        if accumulate:
+            out += found
+        time = GpuTime(kernel_seconds=seconds.kernels, copy_seconds=seconds.around)
+        return Done(self._file.name, gpu=time)
+
+
+class ZeroCopyFileBackend(ZeroCopyBackend):
+    """For arrays in the memory of the GPU of this number."""
+
+    def __init__(self, index: int, file: KernelFile) -> None:
+        super().__init__(index)
+        self._file = file
+        self._arguments = (index, file)
+
+    def supports(self, problem: ConvProblem, direction: str) -> str | None:
+        if direction != "forward":
+            return None
+        if self._file.form == "course_2020":
+            return f"kernel file {self._file.name} takes arrays on the host; use mx.cpu()"
+        return _reason(self._file, problem)
+
+    def prepare(self, problem: ConvProblem, direction: str) -> None:
+        if direction == "forward":
+            _load(self._file, self.gpus()[0].capability)
+        else:
+            super().prepare(problem, direction)
+
+    def forward(
+        self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
+    ) -> Done:
+        """Raises `KernelFailed`, and `UnsupportedProblem` where it is to add to y."""
+        self.require(problem, "forward")
+        if accumulate:
+            raise UnsupportedProblem(
+                f"kernel file {self._file.name} cannot add to what its output holds; use grad_req "
+                "'write' for whatever needs this sum"
+            )
+        (gpu,) = self.gpus()
+        with gpu.active():
+            seconds = _call(self._file, gpu, problem, x, w, y)
+        return Done(self._file.name, gpu=GpuTime(kernel_seconds=seconds.kernels))
+
+
+def _reason(file: KernelFile, problem: ConvProblem) -> str | None:
+    reason = kernel_file.why_not(problem, _takes_strides(file))
+    return reason and f"kernel file {file.name} computes {reason}"
+
+
+def _takes_strides(file: KernelFile) -> bool:
+    return _STRIDED.search(file.text) is not None
+
+
+@functools.lru_cache(maxsize=64)
+def _load(file: KernelFile, capability: Capability) -> ctypes.CDLL:
+    """The compiled file. Raises what `kernel_file.load` raises, and `NoUsableGpu`."""
+    nvcc = require_nvcc()
+    name = architecture(ARCHITECTURES, capability)
+    if name is None:
+        raise UnsupportedProblem(
+            f"kernel file {file.name} cannot be compiled for compute capability "
+            f"{capability[0]}.{capability[1]}"
+        )
+    command = library_command(file, name)
+    return kernel_file.load(file, command, (nvcc_version(nvcc),), nvcc_missing(nvcc))
+
+
+def library_command(file: KernelFile, name: str) -> list[str]:
+    """nvcc's command that makes the library for an architecture such as "90", but for its output.
+    Raises `NoUsableGpu` without nvcc."""
+    source = kernel_file.source_of(file)
+    # To nvcc a bare comma separates values.
+    defines = [f'-DECE408_FILE="{file.path}"'.replace(",", "\\,")]
+    if _takes_strides(file):
+        defines.append("-DECE408_STRIDED")
+    nvcc = str(require_nvcc())
+    return [nvcc, *LIBRARY_OPTIONS, gencode(name), *defines, f"-I{source.parent}", str(source)]
+
+
+@contextmanager
+def _on_gpu(
+    file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: np.ndarray
+) -> Iterator[tuple[int, int, int]]:
+    """Addresses of x, w and y where the file's form wants them; y is copied back at the end."""
+    if file.form == "course_2020":
+        yield x, w, y.ctypes.data
+        return
+    inputs = [_array(x, problem.x_shape), _array(w, problem.w_shape)]
+    sizes = [_aligned(array.nbytes) for array in inputs]
+    with gpu.lane(sum(sizes) + y.nbytes) as lane:
+        places = [lane.device, lane.device + sizes[0], lane.device + sum(sizes)]
+        for place, array in zip(places, inputs):
+            with reported("a copy to the GPU"):
+                gpu.cuda.memcpy_htod(place, array)
+        yield places[0], places[1], places[2]
+        with reported("a copy from the GPU"):
+            gpu.cuda.memcpy_dtoh(y, places[2])
+
+
+def _aligned(nbytes: int) -> int:
+    """As much memory as cudaMalloc would take: every array begins at a multiple of 256 bytes."""
+    return -(-nbytes // 256) * 256
+
+
+def _call(file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: int) -> _Seconds:
+    """Compute y; the GPU is active. Raises `KernelFailed`."""
+    library = _load(file, gpu.capability)
+    seconds = _Seconds()
+    arrays = [ctypes.c_void_p(address) for address in (x, w, y)]
+    function = library.ece408_file_forward
+    if function(ctypes.byref(as_struct(problem)), *arrays, ctypes.byref(seconds)):
+        raise KernelFailed(
+            f"kernel file {file.path}: {kernel_file.message(library)} ({problem}); after a failed "
+            "CUDA kernel restart the process"
+        )
+    return seconds
+
+
+def _array(address: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The float32 array of a shape at an address on the host."""
+    return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)

@@ -1,0 +1,195 @@
+"""Kernels in users' files: which form a file has, and the library that a compiler makes of it.
+
+kernels/files has what the course's forms are compiled with: stand-ins for the headers that they
+include, and a source for each form, which exports `ece408_file_forward`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import settings
+from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed
+from ..files.resources import kernels_dir
+from ..files.sealed import kept_or_compiled
+from ..problem import ConvProblem
+
+# What the names of files end in, by the device that their kernels are for.
+_SUFFIXES = {"cpu": (".cc", ".cpp", ".cxx", ".h", ".hpp"), "cuda": (".cu", ".cuh")}
+_TENSOR = r"\bmshadow\s*::\s*Tensor\b"
+# What a file of each form has in its text. A course's form is also the name of its source.
+_FORMS = {
+    "cpu": {"course_2019": _TENSOR, "course_2020": r"\bconv_forward_cpu\s*\("},
+    "cuda": {
+        "course_2019": _TENSOR,
+        "course_2020": r"\bGPUInterface\s*::\s*conv_forward_gpu\s*\(",
+        "declared": r"^\s*//\s*ece408:",
+    },
+}
+_EXPECTED = {
+    "cpu": "neither conv_forward_cpu(...) nor forward(...) of mshadow::Tensor",
+    "cuda": "no GPUInterface::conv_forward_gpu(...), no forward(...) of mshadow::Tensor, and no "
+    "line '// ece408: launch ...'",
+}
+
+
+@dataclass(frozen=True)
+class KernelFile:
+    """A file of a form, "course_2019", "course_2020" or "declared", for a device, "cpu" or "cuda".
+
+    `text` is its content, `key` a checksum of it.
+    """
+
+    path: Path
+    device: str
+    form: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+
+def device_of(kernel: str) -> str | None:
+    """The device, "cpu" or "cuda", for which a file of this name is; `None` if it names no file."""
+    found = (device for device, endings in _SUFFIXES.items() if kernel.endswith(endings))
+    return next(found, None)
+
+
+def find(name: str) -> KernelFile:
+    """The file. Raises `InvalidSetting` unless it is there and of a form that is known."""
+    path = Path(name).expanduser().absolute()
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return _read(path, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, mtime_ns: int, size: int) -> KernelFile:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    device = device_of(path.name)
+    if device is None:
+        endings = ", ".join(ending for each in _SUFFIXES.values() for ending in each)
+        raise InvalidSetting(f"kernel file {path} should end in one of {endings}")
+    for form, pattern in _FORMS[device].items():
+        if re.search(pattern, text, re.M):
+            return KernelFile(path, device, form, text)
+    raise InvalidSetting(
+        f"kernel file {path} has {_EXPECTED[device]}; docs/manual.md, 'A kernel of your own', has "
+        "the forms"
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidSetting:
+    return InvalidSetting(
+        f"kernel file {path} cannot be read ({error.strerror}); give the path of a C++ or CUDA file"
+    )
+
+
+def why_not(problem: ConvProblem, takes_strides: bool) -> str | None:
+    """What files of the course compute, where the problem is something else; else `None`."""
+    if problem.dtype != "float32":
+        return f"float32 only, not {problem.dtype}"
+    if problem.bias:
+        return "no bias"
+    if problem.kernel[0] != problem.kernel[1]:
+        return "square kernels only"
+    if problem.pad != (0, 0) or problem.dilate != (1, 1) or problem.groups != 1:
+        return "no padding, dilation or groups"
+    if problem.stride != (1, 1) and not (takes_strides and problem.stride[0] == problem.stride[1]):
+        return "the same stride both ways only" if takes_strides else "stride 1 only"
+    return None
+
+
+def source_of(file: KernelFile) -> Path:
+    """The source in kernels/files that exports the kernel of a file in a course's form."""
+    suffix = {"cpu": ".cpp", "cuda": ".cu"}[file.device]
+    return kernels_dir() / "files" / f"{file.form}{suffix}"
+
+
+def load(
+    file: KernelFile, command: Sequence[str], versions: Sequence[str], missing: Ece408Error
+) -> ctypes.CDLL:
+    """The library that a compiler's command makes of the file, from the cache or made now.
+
+    The command is for g++, clang++ or nvcc, without what it is to make. The library is kept by
+    the preprocessed text, the command, and `versions`, which say what compiles.
+
+    Raises `KernelCompileFailed` with file and line, `CacheUnwritable`, and `missing` if the
+    compiler does not run.
+    """
+    run = functools.partial(_run, file=file, missing=missing)
+    key = hashlib.sha256()
+    for part in (run([*command, "-E"]), *versions, *command):
+        key.update(part.encode() + b"\0")
+    folder = settings.cache() / f"{file.device}-kernels"
+    kept = folder / f"{file.path.stem}-{key.hexdigest()[:24]}.so"
+    content = kept_or_compiled(kept, file.name, lambda: _compile(command, run))
+    # A copy of its own: what is kept may change, or be in a folder that others can write.
+    with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as temporary:
+        copy = Path(temporary) / kept.name
+        copy.write_bytes(content)
+        library = ctypes.CDLL(str(copy))
+    library.ece408_file_message.restype = ctypes.c_char_p
+    return library
+
+
+def message(library: ctypes.CDLL) -> str:
+    """What the file's code threw in this thread's last call."""
+    text: bytes = library.ece408_file_message()
+    return text.decode(errors="replace")
+
+
+def _compile(command: Sequence[str], run: Callable[[Sequence[str]], str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+        out = Path(folder) / "kernel.so"
+        run([*command, "-shared", "-o", str(out)])
+        return out.read_bytes()
+
+
+def _run(command: Sequence[str], file: KernelFile, missing: Ece408Error) -> str:
+    with contextlib.suppress(OSError):
+        result = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
+        )
+        if result.returncode == 0:
+            return result.stdout
+        raise KernelCompileFailed(
+            f"{first_error(result.stderr, file.path)} (exit code {result.returncode} of: "
+            f"{shlex.join(command)})"
+        )
+    raise missing
+
+
+def first_error(messages: str, path: Path) -> str:
+    """A compiler's first error as file:line: text, or the last thing that it said of the file."""
+    # As g++ and clang++ say it, and as nvcc does.
+    gnu, nvcc = (
+        r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$",
+        r"^(.+?)\((\d+)\): error\b[^:]*: (.*)$",
+    )
+    found = [match for each in (gnu, nvcc) for match in re.finditer(each, messages, re.M)]
+    if found:
+        match = min(found, key=re.Match.start)
+        return f"{match[1]}:{match[2]}: {match[3].strip()}"
+    lines = [line for line in messages.splitlines() if line.strip()]
+    return f"{path}: {lines[-1].strip() if lines else 'the compiler fails without a message'}"

@@ -1,0 +1,35 @@
+// Stands in for the header of this name in CUDA kernel files of the course from 2020 on.
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+
+#include <cuda_runtime.h>
+
+#ifdef ECE408_STRIDED
+#define ECE408_STRIDE_PARAMETER , const int S
+#else
+#define ECE408_STRIDE_PARAMETER
+#endif
+
+class GPUInterface {
+public:
+    void get_device_properties();
+    void conv_forward_gpu_prolog(const float* host_output, const float* host_input,
+                                 const float* host_mask, float** device_output_ptr,
+                                 float** device_input_ptr, float** device_mask_ptr,
+                                 const int Batch, const int Map_out, const int Channel,
+                                 const int Height, const int Width,
+                                 const int K ECE408_STRIDE_PARAMETER);
+    void conv_forward_gpu(float* device_output, const float* device_input,
+                          const float* device_mask, const int Batch, const int Map_out,
+                          const int Channel, const int Height, const int Width,
+                          const int K ECE408_STRIDE_PARAMETER);
+    void conv_forward_gpu_epilog(float* host_output, float* device_output, float* device_input,
+                                 float* device_mask, const int Batch, const int Map_out,
+                                 const int Channel, const int Height, const int Width,
+                                 const int K ECE408_STRIDE_PARAMETER);
+};

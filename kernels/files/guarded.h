@@ -1,0 +1,37 @@
+// What a kernel file's code throws, kept as a message: no exception leaves a compiled file.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "../cpu/ece408.h"
+
+namespace ece408_file {
+
+std::string& message() {
+    static thread_local std::string text;
+    return text;
+}
+
+enum { FAILED = 4 };
+
+// ECE408_OK, or FAILED where `compute` throws.
+template <class Compute>
+int guarded(Compute compute) {
+    try {
+        compute();
+        return ECE408_OK;
+    } catch (const std::exception& error) {
+        message() = error.what();
+    } catch (...) {
+        message() = "an exception of a type of its own";
+    }
+    return FAILED;
+}
+
+}  // namespace ece408_file
+
+// What the file's code threw in this thread's last call that returned FAILED.
+extern "C" ECE408_EXPORT const char* ece408_file_message(void) {
+    return ece408_file::message().c_str();
+}
