@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import settings
 from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed
 from ..files.resources import kernels_dir
 from ..files.sealed import kept_or_compiled
@@ -127,9 +126,13 @@ def source_of(file: KernelFile) -> Path:
 
 
 def load(
-    file: KernelFile, command: Sequence[str], versions: Sequence[str], missing: Ece408Error
+    file: KernelFile,
+    command: Sequence[str],
+    versions: Sequence[str],
+    folder: Path,
+    missing: Ece408Error,
 ) -> ctypes.CDLL:
-    """The library that a compiler's command makes of the file, from the cache or made now.
+    """The library that a compiler's command makes of the file, kept in a folder, or made now.
 
     The command is for g++, clang++ or nvcc, without what it is to make. The library is kept by
     the preprocessed text, the command, and `versions`, which say what compiles.
@@ -141,7 +144,6 @@ def load(
     key = hashlib.sha256()
     for part in (run([*command, "-E"]), *versions, *command):
         key.update(part.encode() + b"\0")
-    folder = settings.cache() / f"{file.device}-kernels"
     kept = folder / f"{file.path.stem}-{key.hexdigest()[:24]}.so"
     content = kept_or_compiled(kept, file.name, lambda: _compile(command, run))
     # A copy of its own: what is kept may change, or be in a folder that others can write.

@@ -165,8 +165,8 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         parser.add_argument(
             "--kernel",
             metavar="NAME|FILE",
-            help="CUDA kernel of the forward pass, one of kernels/README.md, or a file with a kernel "
-            "of your own, .cu or .cuh"
+            help="CUDA kernel of the forward pass, one of kernels/README.md, or a file with a "
+            "kernel of your own, .cu or .cuh"
             + ("" if each.on_gpu else ", or .cc or .h for the CPU")
             + " (default: ECE408_KERNEL, or for each layer the best that fits)",
         )

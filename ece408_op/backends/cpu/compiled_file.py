@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+from ... import settings
 from ...errors import KernelsMissing
 from ..kernel_file import KernelFile, source_of
 from ..kernel_file import load as load_library
@@ -47,8 +48,8 @@ def load(file: KernelFile) -> CompiledFile:
     `CacheUnwritable`.
     """
     compiler = _compiler()
-    command = _command(compiler, file)
-    return CompiledFile(load_library(file, command, _versions(compiler), _missing(compiler)))
+    made = (_command(compiler, file), _versions(compiler), settings.cache() / "cpu-kernels")
+    return CompiledFile(load_library(file, *made, _missing(compiler)))
 
 
 def _compiler() -> str:

@@ -24,6 +24,7 @@ from . import StagedBackend, ZeroCopyBackend
 from .plan import ARCHITECTURES, Capability, architecture
 from .runtime.compiler import LIBRARY_OPTIONS, gencode, nvcc_missing, nvcc_version, require_nvcc
 from .runtime.device import Gpu, reported
+from .runtime.launcher import cache_folder
 
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 # The parameters of a method that has a stride: ten, where others have nine.
@@ -126,7 +127,8 @@ def _load(file: KernelFile, capability: Capability) -> ctypes.CDLL:
             f"{capability[0]}.{capability[1]}"
         )
     command = library_command(file, name)
-    return kernel_file.load(file, command, (nvcc_version(nvcc),), nvcc_missing(nvcc))
+    made = (command, (nvcc_version(nvcc),), cache_folder())
+    return kernel_file.load(file, *made, nvcc_missing(nvcc))
 
 
 def library_command(file: KernelFile, name: str) -> list[str]:
