@@ -19,8 +19,9 @@ run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer 
 	@echo "Next: $(VENV)/bin/ece408 m2.1 1000 --backend reference (the textbook loop),"
 	@echo "      $(VENV)/bin/ece408 --help, and README.md on using the operator in your own model."
 
+# Files of tests side by side; one test alone rarely keeps a core busy.
 test: lint  ## set up, check style and types, run the tests
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 	$(PY) -m pytest -q -m slow
