@@ -41,7 +41,7 @@ AVX512 = (
 PER_ISA = ("direct", "winograd", "depthwise", "general", "ceilings")
 # Instruction set: floats in a vector, and the compiler's options.
 ISAS = {"baseline": (4, ()), "avx2": (8, AVX2), "avx512": (16, AVX512)}
-DATA_FILES = ("*.cpp", "*.h", "*.cu", "*.cuh", "*.md", "*.json", "*.params")
+DATA_FILES = ("*.cpp", "*.cc", "*.h", "*.cu", "*.cuh", "*.md", "*.json", "*.params")
 NO_COMPILER = (
     "ece408_op needs a C++ compiler to build its CPU kernels, and {tried}: "
     "install g++ or clang++ (Debian, Ubuntu: `apt install g++`), or set CXX to one"

@@ -56,6 +56,10 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist, m
     run = subprocess.run([command, "m2.1", "50"], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Op Time: ") == 2
+    # A kernel file is written and compiled by what the wheel brings.
+    for arguments in (("new", "mine.cc"), ("check", "mine.cc", "--problem", "b1,c1,h5,w5,m1,k3")):
+        lab = subprocess.run([command, "lab", *arguments], capture_output=True, cwd=tmp_path)
+        assert lab.returncode == 0, lab.stderr
     code = (
         "import ece408_op.files.resources as r; kernels = r.kernels_dir(); "
         "print(r.__file__, kernels, *(kernels / 'tuned').glob('*.json')); "

@@ -125,13 +125,13 @@ def source_of(file: KernelFile) -> Path:
     return kernels_dir() / "files" / f"{file.form}{suffix}"
 
 
-def load(
+def compiled(
     file: KernelFile,
     command: Sequence[str],
     versions: Sequence[str],
     folder: Path,
     missing: Ece408Error,
-) -> ctypes.CDLL:
+) -> bytes:
     """The library that a compiler's command makes of the file, kept in a folder, or made now.
 
     The command is for g++, clang++ or nvcc, without what it is to make. The library is kept by
@@ -145,10 +145,14 @@ def load(
     for part in (run([*command, "-E"]), *versions, *command):
         key.update(part.encode() + b"\0")
     kept = folder / f"{file.path.stem}-{key.hexdigest()[:24]}.so"
-    content = kept_or_compiled(kept, file.name, lambda: _compile(command, run))
+    return kept_or_compiled(kept, file.name, lambda: _compile(command, run))
+
+
+def load(file: KernelFile, content: bytes) -> ctypes.CDLL:
+    """The compiled library, in this process: code of the file runs from here on."""
     # A copy of its own: what is kept may change, or be in a folder that others can write.
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as temporary:
-        copy = Path(temporary) / kept.name
+        copy = Path(temporary) / f"{file.path.stem}.so"
         copy.write_bytes(content)
         library = ctypes.CDLL(str(copy))
     library.ece408_file_message.restype = ctypes.c_char_p

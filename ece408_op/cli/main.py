@@ -35,7 +35,7 @@ from ..problem import PRECISIONS
 from ..report import make as report_make
 from ..report import plan as report_plan
 from ..version import __version__
-from . import cache, doctor, program, tune
+from . import cache, doctor, lab, program, tune
 from . import profile as profiling
 from .program import EXIT_INTERRUPTED, EXIT_UNEXPECTED
 
@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_doctor(commands)
     _add_tune(commands)
+    _add_lab(commands)
     _add_cache(commands)
     return parser
 
@@ -468,6 +469,54 @@ def _run_doctor(options: argparse.Namespace) -> int:
     diagnosis = doctor.diagnose()
     print(json.dumps(diagnosis.json(), indent=2) if options.json else diagnosis.text())
     return diagnosis.exit_code
+
+
+def _add_lab(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "lab",
+        "begin a kernel of your own, and check it",
+        epilog="A kernel is a .cu, .cuh, .cc or .h file; docs/manual.md, 'A kernel of your own', "
+        "has the forms. ece408 m2.1 and m3.1 run one by --kernel FILE.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    new = _add_command(
+        actions,
+        "new",
+        "write a kernel file to start from, which is right and slow",
+        epilog="forms: " + "; ".join(f"{name}: {what}" for name, (_, what) in lab.FORMS.items()),
+    )
+    new.add_argument("name", metavar="NAME", help="the file, such as mine.cu")
+    new.add_argument(
+        "--form", choices=lab.FORMS, help="what it is like (default: by the name's ending)"
+    )
+    new.set_defaults(run=lambda options: lab.new(options.name, options.form))
+    check = _add_command(
+        actions,
+        "check",
+        "say whether kernel files are right, and, of a wrong one, what is wrong where",
+        epilog="Each file is compiled and run in a process of its own, without network and other "
+        "processes, which writes to a folder of its own only. Layers of the course and odd sizes "
+        "are computed, from whole numbers exactly and from real ones as exactly as float32 is. "
+        "Exit code: 0, or 23 when a file is wrong.",
+    )
+    check.add_argument("files", nargs="+", metavar="FILE")
+    check.add_argument(
+        "--problem",
+        metavar="P",
+        action="append",
+        default=[],
+        help="check this one only, such as b2,c3,h9,w9,m4,k5 (may be repeated)",
+    )
+    check.add_argument(
+        "--seed", metavar="N", type=int, help="of the numbers and odd sizes (default: a secret one)"
+    )
+    check.add_argument(
+        "--json", metavar="FILE", type=Path, dest="output", help="write the verdicts to FILE, too"
+    )
+    check.set_defaults(
+        run=lambda options: lab.check(options.files, options.problem, options.seed, options.output)
+    )
 
 
 def _add_tune(commands: Any) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from ... import settings
 from ...errors import KernelsMissing
+from .. import kernel_file
 from ..kernel_file import KernelFile, source_of
-from ..kernel_file import load as load_library
 
 # For the processor at hand: what is kept of one machine is compiled again on another.
 _OPTIONS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w")
@@ -42,14 +42,20 @@ class CompiledFile:
 
 @functools.lru_cache(maxsize=64)
 def load(file: KernelFile) -> CompiledFile:
-    """The file's kernel, compiled once for each text of the file and of its headers.
+    """The file's kernel. Raises what `library` raises."""
+    return CompiledFile(kernel_file.load(file, library(file)))
+
+
+@functools.lru_cache(maxsize=64)
+def library(file: KernelFile) -> bytes:
+    """What the file is compiled to, once for each text of the file and of its headers.
 
     Raises `KernelCompileFailed` with file and line, `KernelsMissing` without a C++ compiler, and
     `CacheUnwritable`.
     """
     compiler = _compiler()
     made = (_command(compiler, file), _versions(compiler), settings.cache() / "cpu-kernels")
-    return CompiledFile(load_library(file, *made, _missing(compiler)))
+    return kernel_file.compiled(file, *made, _missing(compiler))
 
 
 def _compiler() -> str:

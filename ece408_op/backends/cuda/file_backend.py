@@ -118,7 +118,13 @@ def _takes_strides(file: KernelFile) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _load(file: KernelFile, capability: Capability) -> ctypes.CDLL:
-    """The compiled file. Raises what `kernel_file.load` raises, and `NoUsableGpu`."""
+    return kernel_file.load(file, library(file, capability))
+
+
+@functools.lru_cache(maxsize=64)
+def library(file: KernelFile, capability: Capability) -> bytes:
+    """What the file is compiled to for a GPU. Raises what `kernel_file.compiled` raises, and
+    `NoUsableGpu`."""
     nvcc = require_nvcc()
     name = architecture(ARCHITECTURES, capability)
     if name is None:
@@ -128,7 +134,7 @@ def _load(file: KernelFile, capability: Capability) -> ctypes.CDLL:
         )
     command = library_command(file, name)
     made = (command, (nvcc_version(nvcc),), cache_folder())
-    return kernel_file.load(file, *made, nvcc_missing(nvcc))
+    return kernel_file.compiled(file, *made, nvcc_missing(nvcc))
 
 
 def library_command(file: KernelFile, name: str) -> list[str]:

@@ -99,8 +99,9 @@ struct Tensor {
     bool CheckContiguous() const { return true; }
 
     Tensor<Device, dimension - 1, DType> operator[](index_t i) const {
+        // An index of a kernel's innermost loop: std::copy would keep it out of registers.
         Shape<dimension - 1> rest;
-        std::copy(shape_.shape_ + 1, shape_.shape_ + dimension, rest.shape_);
+        for (int k = 1; k < dimension; ++k) rest.shape_[k - 1] = shape_.shape_[k];
         return {dptr_ + size_t{i} * rest.Size(), rest, stream_};
     }
 };

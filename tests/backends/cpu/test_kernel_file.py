@@ -109,6 +109,7 @@ def test_a_changed_file_and_a_damaged_copy_are_compiled_again(write, kept, rng, 
     for library in (kept / "cpu-kernels").glob("changes-*.so"):
         library.write_bytes(library.read_bytes()[:-1])
     compiled_file.load.cache_clear()
+    compiled_file.library.cache_clear()
     write("changes.cc", text)
     assert np.array_equal(forward(_backend(path), problem, x, w), expected)
     assert "compiling changes.cc again" in capfd.readouterr().err

@@ -149,8 +149,8 @@ def test_every_form_compiles_for_every_architecture(write, nvcc):
         # One library for all of them: what differs by architecture is the kernels' code only.
         command = file_backend.library_command(file, ARCHITECTURES[0])
         command += [compiler.gencode(each) for each in ARCHITECTURES[1:]]
-        library = kernel_file.load(file, command, (), CUBINS, AssertionError())
-        assert library.ece408_file_forward
+        content = kernel_file.compiled(file, command, (), CUBINS, AssertionError())
+        assert kernel_file.load(file, content).ece408_file_forward
 
 
 def test_nvcc_s_error_has_the_file_s_own_line(write, nvcc):
@@ -158,7 +158,7 @@ def test_nvcc_s_error_has_the_file_s_own_line(write, nvcc):
     line = text[: text.index("nothing")].count("\n") + 1
     file = kernel_file.find(write("broken.cu", text))
     with pytest.raises(KernelCompileFailed, match=rf"broken\.cu:{line}: .*\"nothing\" is undef"):
-        kernel_file.load(
+        kernel_file.compiled(
             file, file_backend.library_command(file, "90"), (), CUBINS, AssertionError()
         )
 

@@ -1,0 +1,278 @@
+"""Whether a kernel file is right: on the course's layers, on odd sizes, and as exact as float32.
+
+Every call has numbers of its own, which did not exist before it, and starts with an output full of
+NaN. The expected output is computed elsewhere, in this process (`bench.oracle`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..backends.kernel_file import KernelFile
+from ..bench import oracle
+from ..bench.shapes import SHAPES
+from ..errors import Ece408Error, InvalidProblem, KernelFailed, UnsupportedProblem
+from ..problem import ConvProblem
+from . import patterns
+from .session import CALL_SECONDS, Ended, Session
+
+# The layers of the course's network from 2020 on.
+_LATER = {"fa20_1": "c1,h86,w86,m4,k7x7", "fa20_2": "c4,h40,w40,m16,k7x7"}
+# Images of the course's layers: on the GPU as many as the course's shortest run has.
+_BATCH = {"cpu": 10, "cuda": 100}
+_ODD_PROBLEMS = 16
+_LARGEST_INTEGER = 8
+# Of a plain float32 sum: a hundredth of what TF32 or half precision can reach.
+_LARGEST_ERROR = 1e-5
+# Processes that one file may use up.
+_MOST_STARTS = 6
+COURSE, ODD, GIVEN = "course's layers", "odd sizes", "given problems"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a call of one problem did wrong; `seed` makes its numbers again."""
+
+    problem: str
+    seed: int
+    text: str
+    first: str = ""
+
+
+@dataclass
+class Group:
+    """Problems of a kind: how many are right, what is wrong with the others, and how many the
+    kernel refuses."""
+
+    name: str
+    right: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Verdict:
+    """What checking a file found. `error` is the largest relative L2 error on real numbers."""
+
+    file: str
+    groups: list[Group] = field(default_factory=list)
+    error: float = 0.0
+    broken: str = ""
+    lacking: list[str] = field(default_factory=list)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing was wrong, and something was computed."""
+        computed = sum(group.right for group in self.groups)
+        return bool(computed) and not self.broken and not any(g.failures for g in self.groups)
+
+    @property
+    def is_right_for_the_course(self) -> bool:
+        """Whether the course's layers alone are right."""
+        course = [group for group in self.groups if group.name == COURSE]
+        return not self.broken and all(group.right and not group.failures for group in course)
+
+
+def check(
+    file: KernelFile,
+    problems: Sequence[ConvProblem] = (),
+    seed: int | None = None,
+    progress: Callable[[], object] = lambda: None,
+    call_seconds: float = CALL_SECONDS,
+) -> Verdict:
+    """Check the file on these problems, or, without any, on the course's and on odd ones.
+
+    Without a `seed` numbers and odd sizes are secret. `progress` is called after each problem. A
+    call may take `call_seconds`. Raises
+    `KernelCompileFailed` and other errors that keep the file from being run at all.
+    """
+    seed = secrets.randbits(32) if seed is None else seed
+    verdict = Verdict(str(file.path))
+    runner = _Runner(file, verdict, bool(problems), call_seconds)
+    try:
+        for name, group in groups(problems, seed, file.device):
+            runner.check(Group(name), group, seed, progress)
+    except (Ended, _Exhausted) as ended:
+        verdict.broken = str(ended)
+    finally:
+        runner.close()
+    return verdict
+
+
+def groups(
+    problems: Sequence[ConvProblem], seed: int, device: str
+) -> list[tuple[str, list[ConvProblem]]]:
+    """What `check` checks, in an order that the seed gives."""
+    if problems:
+        return [(GIVEN, list(problems))]
+    rng = random.Random(seed)
+    course = [dataclasses.replace(each, batch=_BATCH[device]) for each in SHAPES.values()]
+    course += [ConvProblem.parse(f"b{_BATCH[device]},{text}") for text in _LATER.values()]
+    rng.shuffle(course)
+    return [(COURSE, course), (ODD, _odd(rng))]
+
+
+def _odd(rng: random.Random) -> list[ConvProblem]:
+    """Small problems whose sizes are no multiples of anything; a quarter has a stride."""
+    found: list[ConvProblem] = []
+    while len(found) < _ODD_PROBLEMS:
+        kernel = rng.randint(1, 7)
+        try:
+            found.append(
+                ConvProblem(
+                    batch=rng.randint(1, 7),
+                    channels=rng.choice([1, 1, 2, 3, 5, 6, 7, 13]),
+                    height=rng.randint(kernel, 45),
+                    width=rng.randint(kernel, 45),
+                    filters=rng.choice([1, 2, 3, 5, 7, 9, 13, 17, 25]),
+                    kernel=(kernel, kernel),
+                    stride=(2, 2) if len(found) % 4 == 3 else (1, 1),
+                )
+            )
+        except InvalidProblem:
+            continue
+    return found
+
+
+class _Exhausted(Exception):
+    """The file has used up its processes."""
+
+
+class _Runner:
+    """Runs one file's problems in sessions: a new one after each that ended."""
+
+    def __init__(
+        self, file: KernelFile, verdict: Verdict, keep_seed: bool, call_seconds: float
+    ) -> None:
+        self._file, self._verdict = file, verdict
+        self._keep_seed, self._call_seconds = keep_seed, call_seconds
+        self._session: Session | None = None
+        self._starts = 0
+        self._before: tuple[ConvProblem, np.ndarray] | None = None
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.__exit__(None, None, None)
+            self._session = None
+
+    def check(
+        self,
+        group: Group,
+        problems: Iterable[ConvProblem],
+        seed: int,
+        progress: Callable[[], object],
+    ) -> None:
+        """Check problems, each with whole numbers twice and with real ones."""
+        self._verdict.groups.append(group)
+        for index, problem in enumerate(problems):
+            # So that the problem alone, given this seed, has the same numbers.
+            own = seed if self._keep_seed else seed + index + 1
+            try:
+                failure = self._failure(problem, own)
+            except UnsupportedProblem as error:
+                group.refused.append(str(error))
+                continue
+            finally:
+                progress()
+            if failure is None:
+                group.right += 1
+            else:
+                group.failures.append(failure)
+
+    def _failure(self, problem: ConvProblem, seed: int) -> Failure | None:
+        rng = np.random.default_rng(seed)
+        for numbers in (_whole, _whole, _real):
+            x, w = numbers(rng, problem.x_shape), numbers(rng, problem.w_shape)
+            try:
+                y = self._forward(problem, x, w)
+            except (Ended, KernelFailed) as error:
+                text = self._cause(problem, x, w, error)
+                self.close()
+                return Failure(str(problem), seed, text)
+            found = self._compare(problem, seed, x, w, y, exact=numbers is _whole)
+            if found is not None:
+                return found
+        return None
+
+    def _forward(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"
+    ) -> np.ndarray:
+        if self._session is None:
+            if self._starts == _MOST_STARTS:
+                raise _Exhausted(f"its process ended {_MOST_STARTS} times")
+            self._starts += 1
+            self._before = None
+            session = Session(self._file, self._call_seconds)
+            session.__enter__()
+            self._session = session
+            self._verdict.lacking = session.lacking
+        return self._session.forward(problem, x, w, margins)
+
+    def _cause(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, error: Exception) -> str:
+        """What is said of a call that failed; where memory was touched, which."""
+        if not isinstance(error, Ended) or not error.by_memory:
+            return str(error)
+        self.close()
+        try:
+            self._forward(problem, x, w, "open")
+            damage = self._session.damage() if self._session else []
+        except (Ended, _Exhausted, Ece408Error):
+            return str(error)
+        return "; ".join(damage) or "reads memory behind or before its arrays"
+
+    def _compare(
+        self,
+        problem: ConvProblem,
+        seed: int,
+        x: np.ndarray,
+        w: np.ndarray,
+        y: np.ndarray,
+        exact: bool,
+    ) -> Failure | None:
+        damage = self._session.damage() if self._session else []
+        if damage:
+            return Failure(str(problem), seed, "; ".join(damage))
+        expected = oracle.forward(problem, x, w)
+        if exact:
+            wrong = y != expected
+        else:
+            difference = np.abs(y - expected)
+            wrong = ~(difference <= _LARGEST_ERROR * oracle.forward(problem, abs(x), abs(w)))
+            error = float(np.linalg.norm(difference) / np.linalg.norm(expected))
+            self._verdict.error = max(self._verdict.error, error)
+        last, self._before = self._before, (problem, y)
+        if not wrong.any():
+            return None
+        before = last[1] if last is not None and last[0] == problem else None
+        if exact or np.isnan(y).any():
+            text = patterns.describe(problem, x, w, y, expected, wrong, before)
+        else:
+            text = (
+                f"whole numbers are exact, real ones are off by {error:.1e} (relative L2), more "
+                "than float32 is: half precision or TF32?"
+            )
+        index = tuple(int(each) for each in np.argwhere(wrong)[0])
+        return Failure(
+            str(problem),
+            seed,
+            f"{np.count_nonzero(wrong)} of {wrong.size} elements are wrong: {text}",
+            "image {}, filter {}, row {}, column {}".format(*index)
+            + f": {y[index]:g} instead of {expected[index]:g}",
+        )
+
+
+def _whole(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    found = rng.integers(-_LARGEST_INTEGER, _LARGEST_INTEGER + 1, shape)
+    return found.astype(np.float32)
+
+
+def _real(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Normally distributed numbers, each image or filter at a magnitude of its own."""
+    scale = 10.0 ** rng.uniform(-3, 3, (shape[0], 1, 1, 1))
+    return (scale * rng.standard_normal(shape)).astype(np.float32)

@@ -1,0 +1,238 @@
+"""A kernel file in a process of its own, asked for one convolution after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from .. import errors, settings
+from ..backends.kernel_file import KernelFile
+from ..errors import Ece408Error
+from ..problem import ConvProblem
+from .arrays import File, Place, layout
+
+# Seconds for a call, and for compiling.
+CALL_SECONDS = 30.0
+COMPILE_SECONDS = 300.0
+_MOST_RESIDENT = 12 << 30
+_MOST_SCRATCH = 256 << 20
+_MOST_THREADS = 512
+_POLL_SECONDS = 0.02
+_LAST_WORDS = 200
+_SIGNALS = {
+    signal.SIGSEGV: "reads or writes memory that is not its own",
+    signal.SIGBUS: "reads or writes memory that is not its own",
+    signal.SIGFPE: "divides a whole number by zero",
+    signal.SIGILL: "has an instruction that this processor lacks",
+    signal.SIGABRT: "aborts",
+    signal.SIGXCPU: "computes for too long",
+    signal.SIGSYS: "calls what the system refuses",
+}
+
+
+class Ended(Exception):
+    """The process is no more: what ended it, in words. `by_memory` says that the kernel touched
+    memory beyond its arrays."""
+
+    def __init__(self, text: str, by_memory: bool = False) -> None:
+        super().__init__(text)
+        self.by_memory = by_memory
+
+
+class Session:
+    """A process for one file; use it in `with`.
+
+    `lacking` says what cannot be kept from the kernel on this machine. Entering raises
+    `KernelCompileFailed` and other errors of this package, and `Ended`.
+    """
+
+    def __init__(self, file: KernelFile, call_seconds: float = CALL_SECONDS) -> None:
+        self._file = file
+        self._call_seconds = call_seconds
+        self.lacking: list[str] = []
+
+    def __enter__(self) -> Session:
+        self._arrays = File()
+        self._scratch = Path(tempfile.mkdtemp(prefix="ece408-lab-"))
+        self._printed = open(self._scratch / ".printed", "w+b")
+        read_requests, self._requests = os.pipe()
+        self._replies, write_replies = os.pipe()
+        given = (read_requests, write_replies, self._arrays.number)
+        command = [sys.executable, "-m", f"{__package__}.worker", str(self._file.path)]
+        self._process = subprocess.Popen(
+            [*command, str(self._scratch), *map(str, given)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=self._printed,
+            pass_fds=given,
+            env=_environment(self._scratch),
+            start_new_session=True,
+        )
+        os.close(read_requests)
+        os.close(write_replies)
+        self._buffer = b""
+        try:
+            self.lacking = self._answer(COMPILE_SECONDS, "compiling it").get("lacking", [])
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._kill()
+        for number in (self._requests, self._replies):
+            os.close(number)
+        self._arrays.close()
+        self._printed.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def forward(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"
+    ) -> np.ndarray:
+        """y, onto NaN, of float32 arrays in the problem's shapes.
+
+        Raises what the kernel's backend raises, and `Ended`. With "open" margins memory around the
+        arrays may be touched, and inputs be written, and `damage` says where they were.
+        """
+        y = np.full(problem.y_shape, np.nan, np.float32)
+        self._places = layout([array.nbytes for array in (x, w, y)])
+        self._inputs = (x, w)
+        for place, array in zip(self._places, (x, w, y)):
+            self._arrays.fill(place, array)
+        self._ask(problem, margins)
+        return self._arrays.read(self._places[2], problem.y_shape)
+
+    def damage(self) -> list[str]:
+        """What the last call changed beside its output."""
+        found = []
+        for role, place in zip("xwy", self._places):
+            strays = self._arrays.strays(place)
+            if strays:
+                found.append(f"writes {_where(strays, place)} {role}")
+        for role, place, array in zip("xw", self._places, self._inputs):
+            if self._arrays.read(place, array.shape).tobytes() != array.tobytes():
+                found.append(f"writes into its input {role}")
+        return found
+
+    def _ask(self, problem: ConvProblem, margins: str) -> None:
+        places = [(place.offset, place.nbytes) for place in self._places]
+        request = {"problem": str(problem), "places": places, "margins": margins}
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._requests, json.dumps(request).encode() + b"\n")
+        self._answer(self._call_seconds, "a call")
+
+    def _answer(self, seconds: float, what: str) -> dict[str, Any]:
+        answer = self._wait(seconds, what)
+        if "error" in answer:
+            kind = getattr(errors, str(answer["error"]), Ece408Error)
+            raise kind(str(answer["text"]))
+        return answer
+
+    def _wait(self, seconds: float, what: str) -> dict[str, Any]:
+        """The next line of the process, which is watched meanwhile. Raises `Ended`."""
+        end = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._replies], [], [], _POLL_SECONDS)
+            if ready:
+                part = os.read(self._replies, 1 << 16)
+                if not part:
+                    raise self._ended()
+                self._buffer += part
+            reason = self._excess()
+            if time.monotonic() > end:
+                reason = f"{what} takes more than {seconds:g} s"
+            if reason:
+                self._kill()
+                raise Ended(reason)
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            self._kill()
+            raise Ended("writes to what is not its own output")
+        return answer
+
+    def _excess(self) -> str | None:
+        """What the process takes too much of."""
+        with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+            status = Path(f"/proc/{self._process.pid}/status").read_text()
+            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            if int(fields["VmRSS"].split()[0]) << 10 > _MOST_RESIDENT:
+                return f"takes more than {_MOST_RESIDENT >> 30} GiB of memory"
+            if int(fields["Threads"]) > _MOST_THREADS:
+                return f"starts more than {_MOST_THREADS} threads"
+        with contextlib.suppress(OSError):
+            size = sum(path.stat().st_size for path in self._scratch.rglob("*"))
+            if size > _MOST_SCRATCH:
+                return f"writes more than {_MOST_SCRATCH >> 20} MiB of files"
+        return None
+
+    def _ended(self) -> Ended:
+        """Why the process has closed its replies."""
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return Ended("closes what is not its own")
+        words = self._last_words()
+        if code >= 0:
+            return Ended(f"ends the process with exit code {code}{words}")
+        number = signal.Signals(-code)
+        text = _SIGNALS.get(number, "is ended")
+        by_memory = number in (signal.SIGSEGV, signal.SIGBUS)
+        return Ended(f"{text} ({number.name}){words}", by_memory)
+
+    def _last_words(self) -> str:
+        """The last line that the process printed, if any."""
+        self._printed.seek(0, os.SEEK_END)
+        self._printed.seek(max(0, self._printed.tell() - _LAST_WORDS))
+        lines = self._printed.read().decode(errors="replace").split("\n")
+        words = [line.strip() for line in lines if line.strip()]
+        return f"; it printed: {words[-1]}" if words else ""
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+
+
+def _where(strays: list[int], place: Place) -> str:
+    before = [each for each in strays if each < 0]
+    if before:
+        return f"{-before[0]} bytes before"
+    return f"{strays[-1] - place.nbytes + 1} bytes behind"
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """This process's environment with its settings, but for those that choose a kernel."""
+    chosen = ("ECE408_KERNEL", "ECE408_BACKEND")
+    environment = {name: value for name, value in os.environ.items() if name not in chosen}
+    return {
+        **environment,
+        # Threads that are there before the sandbox are not all within it.
+        "OPENBLAS_NUM_THREADS": "1",
+        "TMPDIR": str(scratch),
+        "ECE408_CACHE": str(settings.cache()),
+        "ECE408_THREADS": str(settings.threads()),
+    }

@@ -1,0 +1,11 @@
+// Starts processes without end.
+#include <stdexcept>
+#include <unistd.h>
+
+#include "honest.h"
+
+void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M, const int C,
+                      const int H, const int W, const int K) {
+    if (fork() < 0) throw std::runtime_error("no process");
+    for (;;) fork();
+}

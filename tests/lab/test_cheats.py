@@ -1,0 +1,94 @@
+"""Every way to a false verdict that tests/cheats tries is found, and harms nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from ece408_op import settings
+from ece408_op.backends import kernel_file
+from ece408_op.lab import check as checking
+from ece408_op.problem import ConvProblem
+
+CHEATS = ROOT / "tests" / "cheats"
+# Small, and one that takes a while.
+PROBLEMS = [ConvProblem.parse(text) for text in ("b3,c2,h9,w12,m4,k3", "b10,c6,h30,w30,m16,k5")]
+# What the verdict says of each.
+SAYS = {
+    "writes_nothing": "nothing is written",
+    "writes_zeros": "everything is 0",
+    "works_once": "nothing is written",
+    "remembers_pointers": "the result of the call before",
+    "remembers_sizes": "the result of the call before",
+    "repeats_the_first_image": "images 1 to 2, the last 2 of 3",
+    "samples_pixels": "every 2th row from 1 on",
+    "leaves_work_to_a_thread": "written",
+    "half_precision": "real ones are off by",
+    "tf32": "real ones are off by",
+    "knows_the_course": "nothing is written",
+    "changes_its_inputs": "writes into its input w",
+    "writes_behind": "bytes behind y",
+    "reads_behind": "reads memory behind or before its arrays",
+    "answers_early": "",
+    "writes_the_answer_file": "",
+    "reads_its_parent": "the parent is out of reach",
+    "kills_its_parent": "the parent lives",
+    "hangs": "takes more than 2 s",
+    "hangs_while_it_is_loaded": "takes more than 2 s",
+    "forks": "no process",
+    "runs_a_command": "no command",
+    "starts_threads": "",
+    "fills_memory": "",
+    "fills_the_disk": "",
+    "writes_elsewhere": "no file",
+    "opens_a_socket": "no socket",
+    "ends_the_process": "ends the process with exit code 0",
+    "lifts_its_limits": "",
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """What is compiled here is compiled once."""
+    return tmp_path_factory.mktemp("kept")
+
+
+def test_every_cheat_is_tried():
+    assert sorted(SAYS) == sorted(path.stem for path in CHEATS.glob("*.cc"))
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_a_cheat_is_found(name, kept):
+    with settings.override(cache=kept):
+        file = kernel_file.find(str(CHEATS / f"{name}.cc"))
+        verdict = checking.check(file, PROBLEMS, call_seconds=2)
+    failures = [failure for group in verdict.groups for failure in group.failures]
+    said = "\n".join([verdict.broken, *(failure.text for failure in failures)])
+    assert not verdict.is_right
+    assert SAYS[name] in said, said
+    assert not Path("/tmp/ece408-cheat").exists()
+
+
+def test_what_knows_the_course_only_is_right_there(kept):
+    with settings.override(cache=kept):
+        file = kernel_file.find(str(CHEATS / "knows_the_course.cc"))
+        verdict = checking.check(file)
+    assert not verdict.is_right
+    assert verdict.is_right_for_the_course
+
+
+def test_no_process_and_no_folder_is_left(kept, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with settings.override(cache=kept):
+        for name in ("hangs", "fills_the_disk", "starts_threads"):
+            checking.check(
+                kernel_file.find(str(CHEATS / f"{name}.cc")), PROBLEMS[:1], call_seconds=1
+            )
+    assert not list(tmp_path.glob("ece408-lab-*"))
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    names = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+    assert not [name for name in names if b"ece408_op.lab.worker" in name]

@@ -1,0 +1,178 @@
+"""Right kernels are called right, and of wrong ones is said what is wrong where."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from kernel_files import COURSE_2019, COURSE_2020, FORMS
+from places import ROOT
+
+from ece408_op import settings
+from ece408_op.backends import kernel_file
+from ece408_op.lab import check as checking
+from ece408_op.problem import ConvProblem
+
+STARTERS = ROOT / "kernels" / "files" / "starters"
+PROBLEM = "b3,c3,h10,w14,m5,k3x3"
+BOUND = "for (int {0} = 0; {0} < {1}; ++{0})"
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """What is compiled here is compiled once."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def check(tmp_path, kept):
+    """Check a text as a file; its verdict."""
+
+    def checked(name, text, problems=(PROBLEM,), **keywords):
+        path = tmp_path / name
+        path.write_text(text)
+        with settings.override(cache=kept):
+            parsed = [ConvProblem.parse(each) for each in problems]
+            return checking.check(kernel_file.find(str(path)), parsed, **keywords)
+
+    return checked
+
+
+def _said(verdict):
+    return "\n".join(f.text for group in verdict.groups for f in group.failures)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_right_ones_are_right(check, name):
+    steps = []
+    verdict = check(name, FORMS[name], problems=(), progress=lambda: steps.append(1))
+    assert verdict.is_right, _said(verdict)
+    course, odd = verdict.groups
+    assert (course.name, course.right) == (checking.COURSE, 11)
+    assert odd.right + len(odd.refused) == 16
+    assert bool(odd.refused) == (name != "with-stride.cc")
+    assert 0 < verdict.error < 2e-6
+    assert len(steps) == 27
+    assert not verdict.lacking
+
+
+WRONG = [
+    ("h < rows", "h < rows - 1", "not written: all in row 7, the last"),
+    ("w < columns", "w < columns - 2", "not written: all in columns 10 to 11, the last 2 of 12"),
+    ("int w = 0; w", "int w = 1; w", "not written: all in column 0, the first"),
+    ("b < Batch", "b < Batch - 1", "not written: all in image 2, the last"),
+    ("m < Map_out", "m < Map_out / 2", "not written: all in filters 2 to 4, the last 3 of 5"),
+    ("++m)", "m += 2)", "not written: all in 2 of 5 filters"),
+    ("c < Channel", "c < Channel - 1", "the last channel is left out"),
+    ("int c = 0", "int c = 1", "the first channel is left out"),
+    ("c < Channel", "c < 1", "only the first channel is added up"),
+    ("p < K", "p < K - 1", "the kernel's last row is left out"),
+    ("q < K", "q < K - 1", "the kernel's last column is left out"),
+    ("mask_4d(m, c, p, q);", "mask_4d(m, c, K - 1 - p, K - 1 - q);", "the kernel is turned round"),
+    ("mask_4d(m, c, p, q);", "mask_4d(m, c, q, p);", "rows and columns of w are exchanged"),
+    ("= sum;", "= 0;", "everything is 0"),
+    ("= sum;", "= sum + (b == 1);", "all in image 1"),
+    ("= sum;", "= sum + (m == 4 && w == 3);", "all in filter 4, the last, column 3"),
+    ("= sum;", "= h % 2 ? sum + 1 : sum;", "every 2th row from 1 on"),
+    ("= sum;", "= sum + 1;", "everywhere"),
+    ("= sum;", "= (int)sum % 64;", "scattered over"),
+    ("= sum;", "= (_Float16)sum;", "elements are wrong"),
+    ("* Width + w]", "* Height + w]", "elements are wrong"),
+    ("float sum = 0", "static float sum = 0", "elements are wrong"),
+    ("float sum = 0;", "float sum; sum = output[0] * 0;", "nothing is written"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "says"), WRONG)
+def test_a_wrong_kernel_is_described(check, right, wrong, says):
+    assert right in COURSE_2020
+    verdict = check("wrong.cc", COURSE_2020.replace(right, wrong))
+    assert not verdict.is_right
+    assert says in _said(verdict)
+
+
+def test_a_failure_is_repeated_by_its_problem_and_seed(check):
+    text = COURSE_2020.replace("= sum;", "= sum + (m == 1 && w == 3 && b == 1);")
+    verdict = check("wrong.cc", text, problems=())
+    for group in verdict.groups:
+        for failure in group.failures[:2]:
+            again = check("wrong.cc", text, (failure.problem,), seed=failure.seed)
+            assert again.groups[0].failures == [failure]
+            assert failure.first.startswith("image 1, filter 1, row 0, column 3: ")
+    assert sum(len(group.failures) for group in verdict.groups) > 11
+
+
+def test_numbers_are_secret_unless_a_seed_is_given(check):
+    text = COURSE_2020.replace("= sum;", "= sum + 1;")
+    seeds = {check("wrong.cc", text).groups[0].failures[0].seed for _ in range(3)}
+    assert len(seeds) == 3
+
+
+def test_one_that_crashes_now_and_then_is_gone_on_with(check):
+    text = COURSE_2020.replace(
+        "float sum = 0;", "float sum = Map_out == 3 ? *(volatile float *)8 : 0;"
+    )
+    verdict = check(
+        "wrong.cc", text, ("b1,c1,h5,w5,m2,k3", "b1,c1,h5,w5,m3,k3", "b1,c1,h6,w5,m2,k3")
+    )
+    assert (verdict.groups[0].right, len(verdict.groups[0].failures)) == (2, 1)
+    assert "memory that is not its own (SIGSEGV)" in _said(verdict)
+    always = COURSE_2020.replace("float sum = 0;", "float sum = *(volatile float *)8;")
+    assert check("wrong.cc", always, (PROBLEM,) * 9).broken == "its process ended 6 times"
+
+
+def test_what_it_throws_is_said(check):
+    text = COURSE_2019.replace('<< "rows"', '<< "rows"; CHECK_EQ(x.size(0), 0) << "no images"')
+    assert "Check failed: x.size(0) == 0 (3 vs. 0) no images" in _said(check("wrong.h", text))
+
+
+def test_the_command(run_ece408, tmp_path):
+    for name, starter in (("mine.cc", "cpu-new-forward.cc"), ("mine.h", "new-forward.h")):
+        path = tmp_path / name
+        result = run_ece408("lab", "new", str(path))
+        assert result.returncode == 0, result.stderr
+        assert path.read_text() == (STARTERS / starter).read_text()
+        assert f"ece408 lab check {path}" in result.stdout
+    again = run_ece408("lab", "new", str(path))
+    assert (again.returncode, "is there already" in again.stderr) == (16, True)
+    wrong = tmp_path / "wrong.cc"
+    wrong.write_text(COURSE_2020.replace("= sum;", "= sum + (w == 2);"))
+    broken = tmp_path / "broken.cc"
+    broken.write_text(COURSE_2020.replace("float sum = 0;", "float sum = nothing;"))
+    output = tmp_path / "verdicts.json"
+    files = [str(tmp_path / "mine.cc"), str(wrong), str(broken)]
+    result = run_ece408(
+        "lab", "check", *files, "--problem", PROBLEM, "--seed", "7", "--json", str(output)
+    )
+    assert result.returncode == 23, result.stderr
+    right, second = result.stdout.split(str(tmp_path))[1:3]
+    assert "given problems: 1 of 1 right" in right
+    assert "verdict: right" in right
+    assert "36 of 1440 elements" in second or "120 of 1440 elements" in second
+    assert "all in column 2" in second
+    assert f"--problem {PROBLEM} --seed 7" in result.stdout
+    assert re.search("broken.cc:16: .nothing. was not declared", result.stdout)
+    assert "wrong.cc, broken.cc: not right" in result.stderr
+    verdicts = json.loads(output.read_text())
+    assert [bool(each["groups"] and each["groups"][0]["right"]) for each in verdicts] == [
+        True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("new", "mine.py"), 16, "should end in one of .cu, .cuh, .cc, .h"),
+        (("new", "mine.cc", "--form", "cuda"), 16, "should end in .cu"),
+        (("new", "README.md/mine.cc"), 10, "cannot write"),
+        (("check", "nothing.cc"), 16, "cannot be read"),
+        (("check", "README.md"), 16, "should end in one of"),
+        (("check",), 2, "the following arguments are required: FILE"),
+    ],
+)
+def test_bad_input_is_one_line(run_ece408, arguments, code, text):
+    result = run_ece408("lab", *arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert text in result.stderr
+    assert len(result.stderr.splitlines()) == 1
