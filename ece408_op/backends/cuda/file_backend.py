@@ -20,7 +20,7 @@ from ...problem import ConvProblem
 from .. import Done, kernel_file
 from ..cpu.native import as_struct
 from ..kernel_file import KernelFile
-from . import StagedBackend, ZeroCopyBackend
+from . import CudaBackend, StagedBackend, ZeroCopyBackend
 from .plan import ARCHITECTURES, Capability, architecture
 from .runtime.compiler import LIBRARY_OPTIONS, gencode, nvcc_missing, nvcc_version, require_nvcc
 from .runtime.device import Gpu, reported
@@ -37,22 +37,31 @@ class _Seconds(ctypes.Structure):
     _fields_ = [("kernels", ctypes.c_double), ("around", ctypes.c_double)]
 
 
-class StagedFileBackend(StagedBackend):
-    """For arrays in the host's memory, on the first of the GPUs that `settings.devices` names."""
+class _FileBackend(CudaBackend):
+    """What both ways in have in common; gradients are the other base class's."""
 
-    def __init__(self, file: KernelFile) -> None:
-        super().__init__()
-        self._file = file
-        self._arguments = (file,)
+    _file: KernelFile
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
-        return _reason(self._file, problem) if direction == "forward" else None
+        if direction != "forward":
+            return None
+        reason = kernel_file.why_not(problem, _takes_strides(self._file))
+        return reason and f"kernel file {self._file.name} computes {reason}"
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
         if direction == "forward":
             _load(self._file, self.gpus()[0].capability)
         else:
             super().prepare(problem, direction)
+
+
+class StagedFileBackend(_FileBackend, StagedBackend):
+    """For arrays in the host's memory, on the first of the GPUs that `settings.devices` names."""
+
+    def __init__(self, file: KernelFile) -> None:
+        super().__init__()
+        self._file = file
+        self._arguments = (file,)
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
@@ -70,7 +79,7 @@ class StagedFileBackend(StagedBackend):
         return Done(self._file.name, gpu=time)
 
 
-class ZeroCopyFileBackend(ZeroCopyBackend):
+class ZeroCopyFileBackend(_FileBackend, ZeroCopyBackend):
     """For arrays in the memory of the GPU of this number."""
 
     def __init__(self, index: int, file: KernelFile) -> None:
@@ -79,17 +88,9 @@ class ZeroCopyFileBackend(ZeroCopyBackend):
         self._arguments = (index, file)
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
-        if direction != "forward":
-            return None
-        if self._file.form == "course_2020":
+        if direction == "forward" and self._file.form == "course_2020":
             return f"kernel file {self._file.name} takes arrays on the host; use mx.cpu()"
-        return _reason(self._file, problem)
-
-    def prepare(self, problem: ConvProblem, direction: str) -> None:
-        if direction == "forward":
-            _load(self._file, self.gpus()[0].capability)
-        else:
-            super().prepare(problem, direction)
+        return super().supports(problem, direction)
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
@@ -105,11 +106,6 @@ class ZeroCopyFileBackend(ZeroCopyBackend):
         with gpu.active():
             seconds = _call(self._file, gpu, problem, x, w, y)
         return Done(self._file.name, gpu=GpuTime(kernel_seconds=seconds.kernels))
-
-
-def _reason(file: KernelFile, problem: ConvProblem) -> str | None:
-    reason = kernel_file.why_not(problem, _takes_strides(file))
-    return reason and f"kernel file {file.name} computes {reason}"
 
 
 def _takes_strides(file: KernelFile) -> bool:

@@ -140,6 +140,26 @@ def test_a_file_is_for_its_backend(write):
         catalog.get(write("new-forward.cuh"))
 
 
+def test_what_a_course_s_file_does_not_compute_is_refused(write):
+    for name in ("new-forward.cuh", "new-forward.cu", "with-stride.cu"):
+        file = kernel_file.find(write(name))
+        backends = [file_backend.StagedFileBackend(file), file_backend.ZeroCopyFileBackend(0, file)]
+        for backend in backends[: 1 if file.form == "course_2020" else 2]:
+            for text, reason in (
+                ("b1,c1,h9,w9,m1,k3,p1", "no padding, dilation or groups"),
+                ("b1,c1,h9,w9,m1,k3x1", "square kernels only"),
+                ("b1,c1,h9,w9,m1,k3,s2x1", "stride 1 only"),
+            ):
+                problem = ConvProblem.parse(text)
+                if name == "with-stride.cu" and "s2" in text:
+                    reason = "the same stride both ways only"
+                assert reason in backend.supports(problem, "forward"), (name, text)
+                assert backend.supports(problem, "backward_data") is None
+            assert backend.supports(ConvProblem.parse(SHAPES[0]), "forward") is None
+    on_gpu = file_backend.ZeroCopyFileBackend(0, file)
+    assert "takes arrays on the host" in on_gpu.supports(ConvProblem.parse(SHAPES[0]), "forward")
+
+
 def test_every_form_compiles_for_every_architecture(write, nvcc):
     path = write("declared.cu")
     for architecture in ARCHITECTURES:
