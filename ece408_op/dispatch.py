@@ -11,9 +11,6 @@ from .backends import Backend, Done, kernel_file
 from .backends.cpu.backend import CpuBackend
 from .backends.cpu.file_backend import FileBackend
 from .backends.cpu.reference import ReferenceBackend
-from .backends.cuda import StagedBackend, ZeroCopyBackend
-from .backends.cuda.file_backend import StagedFileBackend, ZeroCopyFileBackend
-from .backends.cuda.work import forward_kernel
 from .backends.kernel_file import KernelFile
 from .errors import InvalidSetting, UnsupportedProblem
 from .problem import ConvProblem
@@ -68,7 +65,14 @@ def _cpu_backend(layer: Layer) -> Backend:
     return CpuBackend() if file is None or file.device != "cpu" else FileBackend(file)
 
 
+# What is for GPUs is imported where it is needed: it is a third of what `import ece408_op` would
+# take.
+
+
 def _staged_backend(layer: Layer) -> Backend:
+    from .backends.cuda import StagedBackend
+    from .backends.cuda.file_backend import StagedFileBackend
+
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
         return StagedBackend(_kernel(layer), _precision(layer))
@@ -76,6 +80,9 @@ def _staged_backend(layer: Layer) -> Backend:
 
 
 def _zero_copy_backend(layer: Layer) -> Backend:
+    from .backends.cuda import ZeroCopyBackend
+    from .backends.cuda.file_backend import ZeroCopyFileBackend
+
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
         return ZeroCopyBackend(layer.index, _kernel(layer), _precision(layer))
@@ -109,13 +116,13 @@ def check_names(backend: str | None = None, cuda_kernel: str | None = None) -> N
     if kernel is None:
         return
     device = kernel_file.device_of(kernel)
-    if device is None:
-        forward_kernel(kernel)
-    elif backend not in (None, device):
+    if device is not None and backend not in (None, device):
         raise InvalidSetting(
             f"kernel file {kernel} is for backend {device}, not for backend {backend}"
         )
-    elif kernel_file.find(kernel).form == "declared":
+    if device is None or kernel_file.find(kernel).form == "declared":
+        from .backends.cuda.work import forward_kernel
+
         forward_kernel(kernel)
 
 
