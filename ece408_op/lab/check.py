@@ -7,6 +7,7 @@ NaN. The expected output is computed elsewhere, in this process (`bench.oracle`)
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import secrets
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +15,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..backends import kernel_file
 from ..backends.kernel_file import KernelFile
 from ..bench import oracle
 from ..bench.shapes import SHAPES
-from ..errors import Ece408Error, InvalidProblem, KernelFailed, UnsupportedProblem
+from ..errors import Ece408Error, InvalidProblem, UnsupportedProblem
 from ..problem import ConvProblem
 from . import patterns
 from .session import CALL_SECONDS, Ended, Session
@@ -85,16 +87,18 @@ def check(
     seed: int | None = None,
     progress: Callable[[], object] = lambda: None,
     call_seconds: float = CALL_SECONDS,
+    memory: int | None = None,
 ) -> Verdict:
     """Check the file on these problems, or, without any, on the course's and on odd ones.
 
     Without a `seed` numbers and odd sizes are secret. `progress` is called after each problem. A
-    call may take `call_seconds`. Raises
+    call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has it. Raises
     `KernelCompileFailed` and other errors that keep the file from being run at all.
     """
     seed = secrets.randbits(32) if seed is None else seed
     verdict = Verdict(str(file.path))
-    runner = _Runner(file, verdict, bool(problems), call_seconds)
+    start = functools.partial(Session, file, call_seconds, memory)
+    runner = _Runner(file, verdict, start, keep_seed=bool(problems))
     try:
         for name, group in groups(problems, seed, file.device):
             runner.check(Group(name), group, seed, progress)
@@ -148,10 +152,10 @@ class _Runner:
     """Runs one file's problems in sessions: a new one after each that ended."""
 
     def __init__(
-        self, file: KernelFile, verdict: Verdict, keep_seed: bool, call_seconds: float
+        self, file: KernelFile, verdict: Verdict, start: Callable[[], Session], keep_seed: bool
     ) -> None:
         self._file, self._verdict = file, verdict
-        self._keep_seed, self._call_seconds = keep_seed, call_seconds
+        self._start, self._keep_seed = start, keep_seed
         self._session: Session | None = None
         self._starts = 0
         self._before: tuple[ConvProblem, np.ndarray] | None = None
@@ -176,8 +180,10 @@ class _Runner:
             try:
                 failure = self._failure(problem, own)
             except UnsupportedProblem as error:
-                group.refused.append(str(error))
-                continue
+                if self._may_refuse(problem):
+                    group.refused.append(str(error))
+                    continue
+                failure = Failure(str(problem), own, f"it is refused: {error}")
             finally:
                 progress()
             if failure is None:
@@ -185,13 +191,21 @@ class _Runner:
             else:
                 group.failures.append(failure)
 
+    def _may_refuse(self, problem: ConvProblem) -> bool:
+        """Whether a file of this form may have this problem refused: of the course's forms, what
+        this process knows to be beyond them. Of others nothing runs that could pretend it."""
+        plain = kernel_file.why_not(problem, takes_strides=False) is None
+        return self._file.form == "declared" or not plain
+
     def _failure(self, problem: ConvProblem, seed: int) -> Failure | None:
         rng = np.random.default_rng(seed)
         for numbers in (_whole, _whole, _real):
             x, w = numbers(rng, problem.x_shape), numbers(rng, problem.w_shape)
             try:
                 y = self._forward(problem, x, w)
-            except (Ended, KernelFailed) as error:
+            except UnsupportedProblem:
+                raise
+            except (Ended, Ece408Error) as error:
                 text = self._cause(problem, x, w, error)
                 self.close()
                 return Failure(str(problem), seed, text)
@@ -208,7 +222,7 @@ class _Runner:
                 raise _Exhausted(f"its process ended {_MOST_STARTS} times")
             self._starts += 1
             self._before = None
-            session = Session(self._file, self._call_seconds)
+            session = self._start()
             session.__enter__()
             self._session = session
             self._verdict.lacking = session.lacking

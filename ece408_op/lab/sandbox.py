@@ -37,7 +37,7 @@ _REFUSED = {
     **{"unshare": 272, "setns": 308, "keyctl": 250, "add_key": 248, "request_key": 249},
     **{"shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240, "fanotify_init": 300},
     **{"setpriority": 141, "sched_setscheduler": 144, "chmod": 90, "fchmodat": 268, "chown": 92},
-    **{"fchownat": 260, "utimensat": 280, "setxattr": 188, "truncate": 76},
+    **{"fchownat": 260, "utimensat": 280, "setxattr": 188, "truncate": 76, "setrlimit": 160},
 }
 # glibc then falls back to clone, whose flags a filter can see.
 _UNKNOWN = {"clone3": 435, "openat2": 437}
@@ -56,7 +56,7 @@ class Limits:
     """Bounds of one process: bytes of its address space (0: none), seconds of computing on all
     cores together, threads, and bytes of a file that it writes."""
 
-    memory: int = 8 << 30
+    memory: int
     seconds: int = 600
     threads: int = 256
     file_bytes: int = 64 << 20
@@ -130,7 +130,8 @@ def _filter(sockets: bool, process: int) -> Iterator[bytes]:
         yield from _only_if(number, 0, _EQUAL, _AF_UNIX if sockets else 0xFFFF, refuse)
     for number in (_KILL_CALL, _TGKILL):
         yield from _only_if(number, 0, _EQUAL, process, refuse)
-    yield from _only_if(_PRLIMIT, 0, _EQUAL, 0, refuse)
+    # Limits may be asked for, and not be set: the third argument says to what.
+    yield from _only_if(_PRLIMIT, 2, _EQUAL, 0, refuse)
     yield _instruction(_RETURN, _ALLOW)
 
 

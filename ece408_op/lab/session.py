@@ -21,13 +21,15 @@ import numpy as np
 from .. import errors, settings
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error
+from ..host import footprint
 from ..problem import ConvProblem
 from .arrays import File, Place, layout
 
 # Seconds for a call, and for compiling.
 CALL_SECONDS = 30.0
 COMPILE_SECONDS = 300.0
-_MOST_RESIDENT = 12 << 30
+# Of the memory that the machine has to spare.
+_SHARE_OF_MEMORY = 0.5
 _MOST_SCRATCH = 256 << 20
 _MOST_THREADS = 512
 _POLL_SECONDS = 0.02
@@ -55,13 +57,20 @@ class Ended(Exception):
 class Session:
     """A process for one file; use it in `with`.
 
-    `lacking` says what cannot be kept from the kernel on this machine. Entering raises
-    `KernelCompileFailed` and other errors of this package, and `Ended`.
+    A call may take `call_seconds`, the process `memory` bytes, half of what the machine has to
+    spare unless told. `lacking` says what cannot be kept from the kernel on this machine. Entering
+    raises `KernelCompileFailed` and other errors of this package, and `Ended`.
     """
 
-    def __init__(self, file: KernelFile, call_seconds: float = CALL_SECONDS) -> None:
+    def __init__(
+        self,
+        file: KernelFile,
+        call_seconds: float = CALL_SECONDS,
+        memory: int | None = None,
+    ) -> None:
         self._file = file
         self._call_seconds = call_seconds
+        self._memory = memory or int(_SHARE_OF_MEMORY * footprint.available_bytes())
         self.lacking: list[str] = []
 
     def __enter__(self) -> Session:
@@ -73,7 +82,7 @@ class Session:
         given = (read_requests, write_replies, self._arrays.number)
         command = [sys.executable, "-m", f"{__package__}.worker", str(self._file.path)]
         self._process = subprocess.Popen(
-            [*command, str(self._scratch), *map(str, given)],
+            [*command, str(self._scratch), str(self._memory), *map(str, given)],
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._printed,
@@ -141,10 +150,13 @@ class Session:
 
     def _answer(self, seconds: float, what: str) -> dict[str, Any]:
         answer = self._wait(seconds, what)
-        if "error" in answer:
-            kind = getattr(errors, str(answer["error"]), Ece408Error)
-            raise kind(str(answer["text"]))
-        return answer
+        if "error" not in answer:
+            return answer
+        kind = getattr(errors, str(answer["error"]), None)
+        # The kernel may have written the line.
+        if not (isinstance(kind, type) and issubclass(kind, Ece408Error)):
+            kind = Ece408Error
+        raise kind(str(answer.get("text")))
 
     def _wait(self, seconds: float, what: str) -> dict[str, Any]:
         """The next line of the process, which is watched meanwhile. Raises `Ended`."""
@@ -177,8 +189,8 @@ class Session:
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
             status = Path(f"/proc/{self._process.pid}/status").read_text()
             fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-            if int(fields["VmRSS"].split()[0]) << 10 > _MOST_RESIDENT:
-                return f"takes more than {_MOST_RESIDENT >> 30} GiB of memory"
+            if int(fields["VmRSS"].split()[0]) << 10 > self._memory:
+                return f"takes more than {self._memory >> 20} MiB of memory"
             if int(fields["Threads"]) > _MOST_THREADS:
                 return f"starts more than {_MOST_THREADS} threads"
         with contextlib.suppress(OSError):

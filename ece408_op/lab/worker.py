@@ -1,9 +1,10 @@
 """The process that runs a kernel file: compiles it, gives up what a kernel has no need of, and
 then does what it is asked to, a line of JSON for each call.
 
-    python -m ece408_op.lab.worker FILE SCRATCH REQUESTS REPLIES ARRAYS
+    python -m ece408_op.lab.worker FILE SCRATCH BYTES REQUESTS REPLIES ARRAYS
 
-The last three are descriptors. What the kernel prints goes to standard output and error.
+BYTES is the most memory that it may take, the last three are descriptors. What the kernel prints
+goes to standard output and error.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _ROLES = ("x", "w", "y")
 
 def main(arguments: list[str]) -> None:
     path, scratch = arguments[0], Path(arguments[1])
-    requests, replies, number = map(int, arguments[2:])
+    memory, requests, replies, number = map(int, arguments[2:])
     with open(requests) as lines, open(replies, "w", buffering=1) as answers:
         try:
-            lacking = _prepare(kernel_file.find(path), scratch)
+            lacking = _prepare(kernel_file.find(path), scratch, memory)
         except Ece408Error as error:
             _answer(answers, {"error": type(error).__name__, "text": str(error)})
             return
@@ -44,10 +45,10 @@ def main(arguments: list[str]) -> None:
             _answer(answers, _call(path, json.loads(line), number))
 
 
-def _prepare(file: KernelFile, scratch: Path) -> list[str]:
+def _prepare(file: KernelFile, scratch: Path, memory: int) -> list[str]:
     """Compile the file, while that is still possible, and isolate this process; returns what
     `sandbox.isolate` returns."""
-    limits = sandbox.Limits()
+    limits = sandbox.Limits(memory)
     if file.device == "cpu":
         compiled_file.library(file)
     else:

@@ -46,7 +46,9 @@ SAYS = {
     "writes_elsewhere": "no file",
     "opens_a_socket": "no socket",
     "ends_the_process": "ends the process with exit code 0",
-    "lifts_its_limits": "",
+    "lifts_its_limits": "no limit lifted",
+    "refuses_what_is_hard": "it is refused: not mine",
+    "names_an_error": "",
 }
 
 
@@ -56,15 +58,30 @@ def kept(tmp_path_factory):
     return tmp_path_factory.mktemp("kept")
 
 
+# Where the machine cannot keep files from being written, these succeed.
+FILES = ("fills_the_disk", "writes_elsewhere")
+
+
+@pytest.fixture(scope="module")
+def lacking(kept):
+    """What this machine cannot keep from a kernel."""
+    with settings.override(cache=kept):
+        return checking.check(
+            kernel_file.find(str(CHEATS / "writes_nothing.cc")), PROBLEMS[:1]
+        ).lacking
+
+
 def test_every_cheat_is_tried():
     assert sorted(SAYS) == sorted(path.stem for path in CHEATS.glob("*.cc"))
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_a_cheat_is_found(name, kept):
+def test_a_cheat_is_found(name, kept, lacking):
+    if any(each.startswith("files" if name in FILES else "network") for each in lacking):
+        pytest.skip("; ".join(lacking))
     with settings.override(cache=kept):
         file = kernel_file.find(str(CHEATS / f"{name}.cc"))
-        verdict = checking.check(file, PROBLEMS, call_seconds=2)
+        verdict = checking.check(file, PROBLEMS, call_seconds=2, memory=2 << 30)
     failures = [failure for group in verdict.groups for failure in group.failures]
     said = "\n".join([verdict.broken, *(failure.text for failure in failures)])
     assert not verdict.is_right

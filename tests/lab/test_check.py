@@ -54,7 +54,6 @@ def test_right_ones_are_right(check, name):
     assert bool(odd.refused) == (name != "with-stride.cc")
     assert 0 < verdict.error < 2e-6
     assert len(steps) == 27
-    assert not verdict.lacking
 
 
 WRONG = [
