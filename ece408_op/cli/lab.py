@@ -1,4 +1,4 @@
-"""`ece408 lab`: kernels of one's own, begun and checked."""
+"""`ece408 lab`: kernels of one's own, begun, checked and timed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..backends import kernel_file
+from ..bench import shapes
 from ..errors import InvalidSetting, KernelCompileFailed, WrongResult
 from ..files.cachedir import atomic_path
 from ..files.resources import kernels_dir
 from ..lab import check as checking
+from ..lab import timing
 from ..lab.check import Group, Verdict
+from ..lab.timing import Timing
 from ..problem import ConvProblem
 
 # Of each form: the file that `new` writes, and what it is.
@@ -30,6 +33,9 @@ FORMS = {
 }
 _BY_SUFFIX = {".cu": "cuda", ".cuh": "course-2019", ".cc": "cpu-2020", ".h": "cpu-2019"}
 _MOST_FAILURES = 3
+# What `time` takes unless it is told: layers of the default term.
+_LAYERS = ("fa19_1", "fa19_2")
+_BATCHES = (100, 1000)
 
 
 def new(name: str, form: str | None) -> None:
@@ -82,6 +88,63 @@ def check(
     if wrong:
         names = ", ".join(Path(each.file).name for each in wrong)
         raise WrongResult(f"{names}: not right; what is wrong stands above")
+
+
+def time(
+    names: Sequence[str],
+    layers: Sequence[str],
+    batches: Sequence[int],
+    rounds: int,
+    output: Path | None,
+) -> None:
+    """Time files on layers, by names or problems, at each batch, and print a table for each; write
+    every call as JSON, too, if `output` is given.
+
+    Raises `InvalidSetting` for files that are not for the CPU, and `WrongResult` if one fails.
+    """
+    files = [kernel_file.find(name) for name in names]
+    for file in files:
+        if file.device != "cpu":
+            raise InvalidSetting(
+                f"{file.path}: lab time takes files for the CPU, .cc and .h, so far"
+            )
+    if rounds < 1 or any(batch < 1 for batch in batches):
+        raise InvalidSetting("--rounds and --batch take numbers from 1 on")
+    wanted = [
+        (f"{layer}, {batch} images", shapes.find(layer, batch))
+        for layer in layers or _LAYERS
+        for batch in batches or _BATCHES
+    ]
+    calls = (rounds + 1) * len(wanted) * (len(files) + 1)
+    with tqdm(total=calls, unit="call", leave=False, disable=None) as bar:
+        found = timing.measure(files, wanted, rounds, bar.update)
+    for layer, _ in wanted:
+        print(_timings([each for each in found if each.layer == layer]))
+    if output is not None:
+        with atomic_path(output) as temporary:
+            content = [{**dataclasses.asdict(e), "problem": str(e.problem)} for e in found]
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    failed = sorted({each.name for each in found if each.failure})
+    if failed:
+        raise WrongResult(f"{', '.join(failed)}: not timed; why stands above")
+
+
+def _timings(found: Sequence[Timing]) -> str:
+    """A layer's contenders, the fastest first."""
+    ours = next(each for each in found if each.name == timing.OURS)
+    floor = timing.cpu_ceilings().floor_ms(ours.problem)
+    lines = [f"{ours.layer} ({ours.problem}), floor {floor:.2f} ms"]
+    lines.append(f"  {'op time ms':>12} {'spread':>8} {'floor':>6} {'ours':>7}  kernel")
+    timed = sorted((each for each in found if each.seconds), key=lambda each: each.median)
+    for each in timed:
+        spread = f"{each.spread:.1%}" + ("!" if each.spread > timing.STEADY else " ")
+        share = floor / (1e3 * each.median)
+        times = f"{each.median / ours.median:.2f}x" if ours.seconds else ""
+        lines.append(
+            f"  {1e3 * each.median:12.3f} {spread:>8} {share:>6.1%} {times:>7}  {each.name}"
+        )
+    lines += [f"  {each.name}: {each.failure}" for each in found if each.failure]
+    return "\n".join(lines)
 
 
 def _check(

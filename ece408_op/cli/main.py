@@ -475,7 +475,7 @@ def _add_lab(commands: Any) -> None:
     parser = _add_command(
         commands,
         "lab",
-        "begin a kernel of your own, and check it",
+        "begin a kernel of your own, check it, and time it",
         epilog="A kernel is a .cu, .cuh, .cc or .h file; docs/manual.md, 'A kernel of your own', "
         "has the forms. ece408 m2.1 and m3.1 run one by --kernel FILE.",
     )
@@ -516,6 +516,39 @@ def _add_lab(commands: Any) -> None:
     )
     check.set_defaults(
         run=lambda options: lab.check(options.files, options.problem, options.seed, options.output)
+    )
+    timed = _add_command(
+        actions,
+        "time",
+        "time kernel files for the CPU on layers of the course, beside this package's kernels",
+        epilog="Contenders take turns in a random order, each in a process of its own. Every call "
+        "has new numbers, and its output is looked at. Columns: the median op time; the width of "
+        "the calls' middle half, with ! above 2 %; the floor, which memory and arithmetic of this "
+        "machine allow a kernel that does all products, over that time; the time over ours.",
+    )
+    timed.add_argument("files", nargs="+", metavar="FILE")
+    timed.add_argument(
+        "--layer",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a layer such as fa19_1, or a problem such as c12,h33,w33,m24,k5 with any batch (may "
+        "be repeated; default: the default term's)",
+    )
+    timed.add_argument(
+        "--batch", metavar="N", type=int, action="append", default=[],
+        help="images (may be repeated; default: 100 and 1000)",
+    )  # fmt: skip
+    timed.add_argument(
+        "--rounds", metavar="N", type=int, default=9, help="calls of each (default: 9)"
+    )
+    timed.add_argument(
+        "--json", metavar="FILE", type=Path, dest="output", help="write every call to FILE, too"
+    )
+    timed.set_defaults(
+        run=lambda options: lab.time(
+            options.files, options.layer, options.batch, options.rounds, options.output
+        )
     )
 
 

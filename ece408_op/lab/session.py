@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ _MOST_SCRATCH = 256 << 20
 _MOST_THREADS = 512
 _POLL_SECONDS = 0.02
 _LAST_WORDS = 200
+_IDLE_CALLS = 101
 _SIGNALS = {
     signal.SIGSEGV: "reads or writes memory that is not its own",
     signal.SIGBUS: "reads or writes memory that is not its own",
@@ -55,7 +58,8 @@ class Ended(Exception):
 
 
 class Session:
-    """A process for one file; use it in `with`.
+    """A process for one file, or, without one, for this package's own CPU kernels; use it in
+    `with`.
 
     A call may take `call_seconds`, the process `memory` bytes, half of what the machine has to
     spare unless told. `lacking` says what cannot be kept from the kernel on this machine. Entering
@@ -64,7 +68,7 @@ class Session:
 
     def __init__(
         self,
-        file: KernelFile,
+        file: KernelFile | None,
         call_seconds: float = CALL_SECONDS,
         memory: int | None = None,
     ) -> None:
@@ -80,7 +84,8 @@ class Session:
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
         given = (read_requests, write_replies, self._arrays.number)
-        command = [sys.executable, "-m", f"{__package__}.worker", str(self._file.path)]
+        path = "" if self._file is None else str(self._file.path)
+        command = [sys.executable, "-m", f"{__package__}.worker", path]
         self._process = subprocess.Popen(
             [*command, str(self._scratch), str(self._memory), *map(str, given)],
             stdin=subprocess.DEVNULL,
@@ -121,13 +126,35 @@ class Session:
         Raises what the kernel's backend raises, and `Ended`. With "open" margins memory around the
         arrays may be touched, and inputs be written, and `damage` says where they were.
         """
-        y = np.full(problem.y_shape, np.nan, np.float32)
-        self._places = layout([array.nbytes for array in (x, w, y)])
+        return self.timed(problem, x, w, margins)[0].copy()
+
+    def timed(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"
+    ) -> tuple[np.ndarray, float]:
+        """As `forward`, and the seconds that the call took, by this process's clock. The array is
+        overwritten by the next call."""
+        shapes = (x.shape, w.shape, problem.y_shape)
+        self._places = layout([4 * math.prod(shape) for shape in shapes])
+        # The last one first, for the file's whole size.
+        for place, shape, values in reversed(list(zip(self._places, shapes, (x, w, np.nan)))):
+            self._arrays.guard(place)
+            self._arrays.array(place, shape)[...] = values
         self._inputs = (x, w)
-        for place, array in zip(self._places, (x, w, y)):
-            self._arrays.fill(place, array)
-        self._ask(problem, margins)
-        return self._arrays.read(self._places[2], problem.y_shape)
+        places = [(place.offset, place.nbytes) for place in self._places]
+        self._ask({"problem": str(problem), "places": places, "margins": margins}, "preparing it")
+        begin = time.perf_counter()
+        self._ask({"go": True}, "a call")
+        seconds = time.perf_counter() - begin
+        return self._arrays.array(self._places[2], problem.y_shape), seconds
+
+    def idle_seconds(self) -> float:
+        """Seconds that asking takes where there is nothing to do."""
+        samples = []
+        for _ in range(_IDLE_CALLS):
+            begin = time.perf_counter()
+            self._ask({"idle": True}, "no call")
+            samples.append(time.perf_counter() - begin)
+        return statistics.median(samples)
 
     def damage(self) -> list[str]:
         """What the last call changed beside its output."""
@@ -137,16 +164,14 @@ class Session:
             if strays:
                 found.append(f"writes {_where(strays, place)} {role}")
         for role, place, array in zip("xw", self._places, self._inputs):
-            if self._arrays.read(place, array.shape).tobytes() != array.tobytes():
+            if self._arrays.array(place, array.shape).tobytes() != array.tobytes():
                 found.append(f"writes into its input {role}")
         return found
 
-    def _ask(self, problem: ConvProblem, margins: str) -> None:
-        places = [(place.offset, place.nbytes) for place in self._places]
-        request = {"problem": str(problem), "places": places, "margins": margins}
+    def _ask(self, request: dict[str, Any], what: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._requests, json.dumps(request).encode() + b"\n")
-        self._answer(self._call_seconds, "a call")
+        self._answer(self._call_seconds, what)
 
     def _answer(self, seconds: float, what: str) -> dict[str, Any]:
         answer = self._wait(seconds, what)

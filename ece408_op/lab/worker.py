@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .. import dispatch, settings
-from ..backends import Backend, kernel_file
+from ..backends import kernel_file
 from ..backends.cpu import compiled_file
 from ..backends.cuda import file_backend
 from ..backends.cuda.runtime import device
@@ -29,20 +29,22 @@ from . import sandbox
 from .arrays import Mapped, Place
 
 _ROLES = ("x", "w", "y")
+_libc = ctypes.CDLL(None)
 
 
 def main(arguments: list[str]) -> None:
     path, scratch = arguments[0], Path(arguments[1])
     memory, requests, replies, number = map(int, arguments[2:])
     with open(requests) as lines, open(replies, "w", buffering=1) as answers:
+        worker = _Worker(path, number)
         try:
-            lacking = _prepare(kernel_file.find(path), scratch, memory)
+            lacking = _prepare(kernel_file.find(path), scratch, memory) if path else []
         except Ece408Error as error:
-            _answer(answers, {"error": type(error).__name__, "text": str(error)})
+            _answer(answers, _failure(error))
             return
         _answer(answers, {"lacking": lacking})
         for line in lines:
-            _answer(answers, _call(path, json.loads(line), number))
+            _answer(answers, worker.answer(json.loads(line)))
 
 
 def _prepare(file: KernelFile, scratch: Path, memory: int) -> list[str]:
@@ -62,35 +64,46 @@ def _prepare(file: KernelFile, scratch: Path, memory: int) -> list[str]:
     return sandbox.isolate(scratch, limits, sockets=file.device == "cuda")
 
 
-def _call(path: str, request: dict[str, Any], number: int) -> dict[str, Any]:
-    """Compute y of a problem, as a layer of a network would."""
-    problem = ConvProblem.parse(request["problem"])
-    mapped: list[Mapped] = []
-    try:
-        for role, (offset, nbytes) in zip(_ROLES, request["places"]):
-            margins = request["margins"]
-            mapped.append(Mapped(number, Place(offset, nbytes), role != "y", margins))
-        backend = _backend(path, problem)
-        if request.get("prepare"):
-            backend.prepare(problem, "forward")
-        else:
-            x, w, y = (each.address for each in mapped)
-            backend.forward(problem, x, w, None, y, False)
-    except Ece408Error as error:
-        return {"error": type(error).__name__, "text": str(error)}
-    finally:
-        for each in mapped:
+class _Worker:
+    """Computes as a layer of a network would: a request gives problem and arrays, the next one
+    has the call made."""
+
+    def __init__(self, path: str, number: int) -> None:
+        self._layer = Layer(cuda_kernel=path) if path else Layer(backend="cpu")
+        self._number = number
+        self._mapped: list[Mapped] = []
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what a request asks for; what to reply."""
+        try:
+            if "problem" in request:
+                self._set_up(request)
+            elif "go" in request:
+                x, w, y = (each.address for each in self._mapped)
+                self._backend.forward(self._problem, x, w, None, y, False)
+        except Ece408Error as error:
+            return _failure(error)
+        return {"done": True}
+
+    def _set_up(self, request: dict[str, Any]) -> None:
+        for each in self._mapped:
             each.close()
-    return {"done": True}
+        self._mapped = []
+        for role, (offset, nbytes) in zip(_ROLES, request["places"]):
+            place = Place(offset, nbytes)
+            self._mapped.append(Mapped(self._number, place, role != "y", request["margins"]))
+        self._problem = ConvProblem.parse(request["problem"])
+        self._backend = dispatch.select(self._problem, self._layer, "forward")
+        self._backend.prepare(self._problem, "forward")
 
 
-def _backend(path: str, problem: ConvProblem) -> Backend:
-    return dispatch.select(problem, Layer(cuda_kernel=path), "forward")
+def _failure(error: Ece408Error) -> dict[str, Any]:
+    return {"error": type(error).__name__, "text": str(error)}
 
 
 def _answer(answers: TextIO, content: dict[str, Any]) -> None:
     # What the kernel printed comes before what is said of it.
-    ctypes.CDLL(None).fflush(None)
+    _libc.fflush(None)
     answers.write(json.dumps(content) + "\n")
 
 

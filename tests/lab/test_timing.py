@@ -1,0 +1,96 @@
+"""Calls are timed one by one in turns, and none counts whose output is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kernel_files import COURSE_2020, DECLARED
+from places import ROOT
+
+from ece408_op import settings
+from ece408_op.backends import kernel_file
+from ece408_op.lab import timing
+from ece408_op.problem import ConvProblem
+
+CHEATS = ROOT / "tests" / "cheats"
+LAYERS = [(text, ConvProblem.parse(text)) for text in ("b3,c2,h9,w12,m4,k3", "b4,c1,h20,w20,m3,k5")]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """What is compiled here is compiled once."""
+    return tmp_path_factory.mktemp("kept")
+
+
+def test_every_contender_is_timed_on_every_layer(kept, tmp_path):
+    path = tmp_path / "mine.cc"
+    path.write_text(COURSE_2020)
+    steps = []
+    with settings.override(cache=kept):
+        files = [kernel_file.find(str(path))]
+        found = timing.measure(files, LAYERS, 3, lambda: steps.append(1))
+    assert [(each.name, each.layer) for each in found] == [
+        (name, layer) for layer, _ in LAYERS for name in (timing.OURS, "mine.cc")
+    ]
+    for each in found:
+        assert each.failure == ""
+        assert len(each.seconds) == 3
+        assert 0 < min(each.seconds) <= each.median < 10
+        assert each.spread >= 0
+    assert len(steps) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("works_once", "parts of the output are not written"),
+        ("remembers_pointers", "is wrong"),
+        ("remembers_sizes", "is wrong"),
+        ("half_precision", "is wrong"),
+        ("ends_the_process", "ends the process with exit code 0"),
+    ],
+)
+def test_what_cheats_is_not_timed(kept, name, says):
+    with settings.override(cache=kept):
+        files = [kernel_file.find(str(CHEATS / f"{name}.cc"))]
+        found = timing.measure(files, LAYERS[:1], 4)
+    ours, theirs = found
+    assert (len(ours.seconds), ours.failure) == (4, "")
+    assert says in theirs.failure
+    assert len(theirs.seconds) < 4
+
+
+def test_the_command(run_ece408, tmp_path):
+    path, wrong = tmp_path / "mine.cc", tmp_path / "wrong.cc"
+    path.write_text(COURSE_2020)
+    wrong.write_text(COURSE_2020.replace("= sum;", "= sum + 1;"))
+    output = tmp_path / "times.json"
+    arguments = ("--layer", "fa17_1", "--batch", "3", "--batch", "5", "--rounds", "2")
+    result = run_ece408("lab", "time", str(path), *arguments, "--json", str(output))
+    assert result.returncode == 0, result.stderr
+    for batch in (3, 5):
+        assert f"fa17_1, {batch} images (b{batch},c1,h28,w28,m50,k5x5), floor" in result.stdout
+    assert result.stdout.count("  mine.cc\n") == result.stdout.count("  ece408_op\n") == 2
+    assert [len(each["seconds"]) for each in json.loads(output.read_text())] == [2] * 4
+    result = run_ece408("lab", "time", str(path), str(wrong), *arguments)
+    assert result.returncode == 23
+    assert "wrong.cc: image" in result.stdout
+    assert "  mine.cc\n" in result.stdout
+    assert "wrong.cc: not timed; why stands above" in result.stderr
+
+
+def test_bad_input_is_one_line(run_ece408, tmp_path):
+    cuda, path = tmp_path / "mine.cu", tmp_path / "mine.cc"
+    cuda.write_text(DECLARED)
+    path.write_text(COURSE_2020)
+    for arguments, code, text in (
+        ((str(cuda),), 16, "takes files for the CPU"),
+        ((str(path), "--rounds", "0"), 16, "numbers from 1 on"),
+        ((str(path), "--batch", "0"), 16, "numbers from 1 on"),
+        ((str(path), "--layer", "fa99"), 14, "'fa99' is neither a shape's name"),
+    ):
+        result = run_ece408("lab", "time", *arguments)
+        assert (result.returncode, result.stdout) == (code, ""), arguments
+        assert text in result.stderr
+        assert len(result.stderr.splitlines()) == 1
