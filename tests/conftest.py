@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 from places import SCRIPTS
 
@@ -83,7 +84,7 @@ def run_python():
             capture_output=True,
             text=True,
             timeout=300,
-            env={**os.environ, "PYTHONPATH": str(SCRIPTS), **environment},
+            env=programs.environment(PYTHONPATH=str(SCRIPTS), **environment),
         )
 
     return run
@@ -99,7 +100,7 @@ def run_ece408():
             capture_output=True,
             text=True,
             timeout=600,
-            env={**os.environ, **environment},
+            env=programs.environment(**environment),
         )
 
     return run

@@ -54,11 +54,11 @@ _BY_VERSION = ((2, 1 << 13), (3, _TRUNCATE))
 @dataclass(frozen=True)
 class Limits:
     """Bounds of one process: bytes of its address space (0: none), seconds of computing on all
-    cores together, threads, and bytes of a file that it writes."""
+    cores together, and bytes of a file that it writes. (Linux's limit on threads counts all that
+    the user has; `Session` counts this process's.)"""
 
     memory: int
     seconds: int = 600
-    threads: int = 256
     file_bytes: int = 64 << 20
 
 
@@ -85,7 +85,6 @@ def _limit(limits: Limits) -> None:
         resource.RLIMIT_CPU: limits.seconds,
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: limits.threads,
     }
     if limits.memory:
         wanted[resource.RLIMIT_AS] = limits.memory

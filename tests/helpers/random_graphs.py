@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
+import programs
 
 import ece408_op
 from ece408_op.backends.cpu import native
@@ -970,7 +971,7 @@ def _worker(
     How it ended, and what it was at if that was a signal, is added to `end`.
     """
     command = [sys.executable, __file__, "--worker", str(first), str(last), convolution]
-    environment = {**os.environ, "MXNET_SUBGRAPH_VERBOSE": "0", "PYTHONWARNINGS": "ignore"}
+    environment = programs.environment(MXNET_SUBGRAPH_VERBOSE="0", PYTHONWARNINGS="ignore")
     environment["PYTHONFAULTHANDLER"] = "1"
     with (
         tempfile.TemporaryFile("w+") as errors,

@@ -11,7 +11,7 @@ from fake_gpu import FakeGpu
 
 import ece408_op
 from ece408_op import dispatch, settings
-from ece408_op.backends import Backend
+from ece408_op.backends import Backend, cuda
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog
@@ -84,7 +84,7 @@ def test_work_is_as_exact_as_it_says():
 def test_the_attribute_wins_over_the_setting(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        dispatch, "ZeroCopyBackend", lambda index, kernel, precision: asked.append(precision)
+        cuda, "ZeroCopyBackend", lambda index, kernel, precision: asked.append(precision)
     )
     layers = [dispatch.Layer(device="gpu", precision=name) for name in (None, "float32", "tf32")]
     with settings.override(precision="float16"):
