@@ -70,22 +70,24 @@ def _cpu_backend(layer: Layer) -> Backend:
 
 
 def _staged_backend(layer: Layer) -> Backend:
-    from .backends.cuda import StagedBackend
-    from .backends.cuda.file_backend import StagedFileBackend
-
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
+        from .backends.cuda import StagedBackend
+
         return StagedBackend(_kernel(layer), _precision(layer))
+    from .backends.cuda.file_backend import StagedFileBackend
+
     return StagedFileBackend(file)
 
 
 def _zero_copy_backend(layer: Layer) -> Backend:
-    from .backends.cuda import ZeroCopyBackend
-    from .backends.cuda.file_backend import ZeroCopyFileBackend
-
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
+        from .backends.cuda import ZeroCopyBackend
+
         return ZeroCopyBackend(layer.index, _kernel(layer), _precision(layer))
+    from .backends.cuda.file_backend import ZeroCopyFileBackend
+
     return ZeroCopyFileBackend(layer.index, file)
 
 
