@@ -84,7 +84,7 @@ def run_python():
             capture_output=True,
             text=True,
             timeout=300,
-            env=programs.environment(PYTHONPATH=str(SCRIPTS), **environment),
+            env=programs.environment(**{"PYTHONPATH": str(SCRIPTS), **environment}),
         )
 
     return run
