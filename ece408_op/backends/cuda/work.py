@@ -162,7 +162,7 @@ def rejection(
 ) -> str | None:
     """Why the kernel of this name cannot compute it, or `None`; without a name, `None`."""
     named = _named(direction, kernel)
-    reason = None if named is None else named.why_not(problem, capability)
+    reason = None if named is None else _why_not(named, problem, capability)
     return None if reason is None else f"kernel {kernel}: {reason}"
 
 
@@ -188,6 +188,12 @@ def plan(
         )
     chosen = _named(direction, kernel) or _default(problem, direction, capability)
     return _plan_of(chosen, problem, capability, accumulate, layout)
+
+
+# Asked for in every call; finding it out takes some families milliseconds.
+@functools.lru_cache(maxsize=4096)
+def _why_not(kernel: Kernel, problem: ConvProblem, capability: Capability) -> str | None:
+    return kernel.why_not(problem, capability)
 
 
 @functools.lru_cache(maxsize=4096)
