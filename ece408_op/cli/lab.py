@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
 from ..backends import kernel_file
+from ..backends.cuda.kernels import catalog
 from ..bench import shapes
+from ..bench.peers import cudnn
 from ..errors import InvalidSetting, KernelCompileFailed, WrongResult
 from ..files.cachedir import atomic_path
 from ..files.resources import kernels_dir
@@ -35,7 +38,7 @@ _BY_SUFFIX = {".cu": "cuda", ".cuh": "course-2019", ".cc": "cpu-2020", ".h": "cp
 _MOST_FAILURES = 3
 # What `time` takes unless it is told: layers of the default term.
 _LAYERS = ("fa19_1", "fa19_2")
-_BATCHES = (100, 1000)
+_BATCHES = {"cpu": (100, 1000), "cuda": (100, 1000, 10000)}
 
 
 def new(name: str, form: str | None) -> None:
@@ -96,30 +99,25 @@ def time(
     batches: Sequence[int],
     rounds: int,
     output: Path | None,
+    peer_python: str | None,
 ) -> None:
-    """Time files on layers, by names or problems, at each batch, and print a table for each; write
-    every call as JSON, too, if `output` is given.
+    """Time files, and CUDA kernels of this package by name, on layers, by names or problems, at
+    each batch, and print a table for each; write every call as JSON, too, if `output` is given.
+    With `peer_python`, a Python that has PyTorch, cuDNN is timed as well.
 
-    Raises `InvalidSetting` for files that are not for the CPU, and `WrongResult` if one fails.
+    Raises `InvalidSetting` for what is no kernel, and for kernels of two devices, and
+    `WrongResult` if one fails.
     """
-    files = [kernel_file.find(name) for name in names]
-    for file in files:
-        if file.device != "cpu":
-            raise InvalidSetting(
-                f"{file.path}: lab time takes files for the CPU, .cc and .h, so far"
-            )
-    if rounds < 1 or any(batch < 1 for batch in batches):
-        raise InvalidSetting("--rounds and --batch take numbers from 1 on")
-    wanted = [
-        (f"{layer}, {batch} images", shapes.find(layer, batch))
-        for layer in layers or _LAYERS
-        for batch in batches or _BATCHES
-    ]
-    calls = (rounds + 1) * len(wanted) * (len(files) + 1)
-    with tqdm(total=calls, unit="call", leave=False, disable=None) as bar:
-        found = timing.measure(files, wanted, rounds, bar.update)
+    contenders = [_contender(name) for name in names]
+    kind = timing.device_of(contenders)
+    wanted = asked_layers(kind, layers, batches, rounds)
+    turns = (rounds + 1) * len(wanted) * (len(contenders) + 1)
+    with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:
+        found = timing.measure(contenders, wanted, rounds, bar.update)
+    peers = _cudnn(wanted, rounds, peer_python) if peer_python else {}
     for layer, _ in wanted:
-        print(_timings([each for each in found if each.layer == layer]))
+        own = [each for each in found if each.layer == layer]
+        print(_timings(kind, own, peers.get(layer, {})))
     if output is not None:
         with atomic_path(output) as temporary:
             content = [{**dataclasses.asdict(e), "problem": str(e.problem)} for e in found]
@@ -129,22 +127,71 @@ def time(
         raise WrongResult(f"{', '.join(failed)}: not timed; why stands above")
 
 
-def _timings(found: Sequence[Timing]) -> str:
+def asked_layers(
+    kind: str, layers: Sequence[str], batches: Sequence[int], rounds: int
+) -> list[tuple[str, ConvProblem]]:
+    """Each layer at each batch, or the default ones of a device, with what it is called. Raises
+    `InvalidSetting`."""
+    if rounds < 1 or any(batch < 1 for batch in batches):
+        raise InvalidSetting("--rounds and --batch take numbers from 1 on")
+    return [
+        (f"{layer}, {batch} images", shapes.find(layer, batch))
+        for layer in layers or _LAYERS
+        for batch in batches or _BATCHES[kind]
+    ]
+
+
+def _contender(name: str) -> kernel_file.KernelFile | str:
+    """A file, or the name of one of our CUDA kernels."""
+    if kernel_file.device_of(name) is not None:
+        return kernel_file.find(name)
+    kernel: str = catalog.get(name).name
+    return kernel
+
+
+def _cudnn(
+    wanted: Sequence[tuple[str, ConvProblem]], samples: int, python: str
+) -> dict[str, dict[str, float]]:
+    """cuDNN's median seconds by layer and variant."""
+    with cudnn.Peer(python) as peer:
+        found = {layer: peer.measure(problem, samples) for layer, problem in wanted}
+    return {
+        layer: {
+            f"cuDNN, {name}": statistics.median(timed["samples_ms"]) / 1e3
+            for name, timed in variants.items()
+            if "samples_ms" in timed
+        }
+        for layer, variants in found.items()
+    }
+
+
+def _timings(kind: str, found: Sequence[Timing], peers: dict[str, float]) -> str:
     """A layer's contenders, the fastest first."""
     ours = next(each for each in found if each.name == timing.OURS)
-    floor = timing.cpu_ceilings().floor_ms(ours.problem)
-    lines = [f"{ours.layer} ({ours.problem}), floor {floor:.2f} ms"]
-    lines.append(f"  {'op time ms':>12} {'spread':>8} {'floor':>6} {'ours':>7}  kernel")
-    timed = sorted((each for each in found if each.seconds), key=lambda each: each.median)
-    for each in timed:
-        spread = f"{each.spread:.1%}" + ("!" if each.spread > timing.STEADY else " ")
-        share = floor / (1e3 * each.median)
-        times = f"{each.median / ours.median:.2f}x" if ours.seconds else ""
+    floor = timing.floor_seconds(kind, ours.problem)
+    base = ours.median if ours.seconds else None
+    lines = [f"{ours.layer} ({ours.problem}), floor {1e3 * floor:.3f} ms"]
+    lines.append(
+        f"  {'op time ms':>12} {'spread':>8} {'floor':>6} {'ours':>7} {'around ms':>10}  kernel"
+    )
+    rows = [(each.median, _timing(each), each.name) for each in found if each.seconds]
+    rows += [(seconds, ("", ""), name) for name, seconds in peers.items()]
+    for seconds, (spread, around), name in sorted(rows):
+        times = f"{seconds / base:.2f}x" if base else ""
         lines.append(
-            f"  {1e3 * each.median:12.3f} {spread:>8} {share:>6.1%} {times:>7}  {each.name}"
+            f"  {1e3 * seconds:12.3f} {spread:>8} {floor / seconds:>6.1%} {times:>7} {around:>10}"
+            f"  {name}"
         )
     lines += [f"  {each.name}: {each.failure}" for each in found if each.failure]
+    lines += [f"  {each.name}: {each.note}" for each in found if each.note]
     return "\n".join(lines)
+
+
+def _timing(each: Timing) -> tuple[str, str]:
+    """How wide a contender's calls lie, and what it takes around them."""
+    spread = f"{each.spread:.1%}" + ("!" if each.spread > timing.STEADY else " ")
+    around = f"{1e3 * statistics.median(each.around):.1f}" if each.around else ""
+    return spread, around
 
 
 def _check(
@@ -153,8 +200,8 @@ def _check(
     try:
         return checking.check(file, problems, seed, bar.update)
     except KernelCompileFailed as error:
-        # Other files are checked all the same. The command that failed helps nobody here.
-        return Verdict(str(file.path), broken=str(error).rpartition(" (exit code ")[0])
+        # Other files are checked all the same.
+        return Verdict(str(file.path), broken=timing.why(error))
 
 
 def _text(verdict: Verdict) -> str:

@@ -35,7 +35,7 @@ from ..problem import PRECISIONS
 from ..report import make as report_make
 from ..report import plan as report_plan
 from ..version import __version__
-from . import cache, doctor, lab, program, tune
+from . import cache, doctor, lab, lab_rank, program, tune
 from . import profile as profiling
 from .program import EXIT_INTERRUPTED, EXIT_UNEXPECTED
 
@@ -475,7 +475,7 @@ def _add_lab(commands: Any) -> None:
     parser = _add_command(
         commands,
         "lab",
-        "begin a kernel of your own, check it, and time it",
+        "begin a kernel of your own, check it, time it, and rank many",
         epilog="A kernel is a .cu, .cuh, .cc or .h file; docs/manual.md, 'A kernel of your own', "
         "has the forms. ece408 m2.1 and m3.1 run one by --kernel FILE.",
     )
@@ -520,14 +520,92 @@ def _add_lab(commands: Any) -> None:
     timed = _add_command(
         actions,
         "time",
-        "time kernel files for the CPU on layers of the course, beside this package's kernels",
+        "time kernel files on layers of the course, beside this package's kernels",
         epilog="Contenders take turns in a random order, each in a process of its own. Every call "
         "has new numbers, and its output is looked at. Columns: the median op time; the width of "
         "the calls' middle half, with ! above 2 %; the floor, which memory and arithmetic of this "
-        "machine allow a kernel that does all products, over that time; the time over ours.",
+        "machine allow a kernel that does all products, over that time; the time over ours; for "
+        "CUDA files from 2020 on, the time of prolog and epilog. Op times on the GPU are without "
+        "copies.",
     )
-    timed.add_argument("files", nargs="+", metavar="FILE")
     timed.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a kernel file, or the name of one of this package's CUDA kernels",
+    )
+    _add_layers(timed, "100 and 1000, on the GPU 10000, too")
+    timed.add_argument(
+        "--rounds",
+        metavar="N",
+        type=int,
+        default=9,
+        help="turns of each: a call on the CPU, three on the GPU (default: 9)",
+    )
+    timed.add_argument(
+        "--peer-python",
+        metavar="PYTHON",
+        help="a Python with PyTorch and CUDA: time cuDNN, too, by events on the GPU",
+    )
+    timed.add_argument(
+        "--json", metavar="FILE", type=Path, dest="output", help="write every call to FILE, too"
+    )
+    timed.set_defaults(
+        run=lambda options: lab.time(
+            options.files,
+            options.layer,
+            options.batch,
+            options.rounds,
+            options.output,
+            options.peer_python,
+        )
+    )
+    _add_lab_rank(actions)
+
+
+def _add_lab_rank(actions: Any) -> None:
+    parser = _add_command(
+        actions,
+        "rank",
+        "check and time all kernel files of a folder, and put them in order",
+        epilog="The files are checked, and those that are right on the course's layers are timed "
+        "in turns, as ece408 lab time does. The sum of the layers' median op times decides. A "
+        "ranking that was stopped goes on where it was; files that have changed are checked and "
+        "timed again, and compared with their last sum.",
+    )
+    parser.add_argument("paths", nargs="+", metavar="DIR|FILE", type=Path)
+    _add_layers(parser, "1000")
+    parser.add_argument(
+        "--rounds", metavar="N", type=int, default=5, help="turns of each (default: 5)"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        default=Path("ranking"),
+        help="folder for ranking.json, ranking.csv and ranking.html (default: ranking)",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="time all files anew, and compare with last time"
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, help="files checked at a time (default: half the cores)"
+    )
+    parser.set_defaults(
+        run=lambda options: lab_rank.rank(
+            options.paths,
+            options.layer,
+            options.batch,
+            options.rounds,
+            options.output,
+            options.again,
+            options.jobs,
+        )
+    )
+
+
+def _add_layers(parser: argparse.ArgumentParser, batches: str) -> None:
+    parser.add_argument(
         "--layer",
         metavar="NAME",
         action="append",
@@ -535,21 +613,10 @@ def _add_lab(commands: Any) -> None:
         help="a layer such as fa19_1, or a problem such as c12,h33,w33,m24,k5 with any batch (may "
         "be repeated; default: the default term's)",
     )
-    timed.add_argument(
+    parser.add_argument(
         "--batch", metavar="N", type=int, action="append", default=[],
-        help="images (may be repeated; default: 100 and 1000)",
+        help=f"images (may be repeated; default: {batches})",
     )  # fmt: skip
-    timed.add_argument(
-        "--rounds", metavar="N", type=int, default=9, help="calls of each (default: 9)"
-    )
-    timed.add_argument(
-        "--json", metavar="FILE", type=Path, dest="output", help="write every call to FILE, too"
-    )
-    timed.set_defaults(
-        run=lambda options: lab.time(
-            options.files, options.layer, options.batch, options.rounds, options.output
-        )
-    )
 
 
 def _add_tune(commands: Any) -> None:

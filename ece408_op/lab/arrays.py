@@ -1,4 +1,5 @@
-"""Arrays in memory that two processes share, each between pages that are not to be touched.
+"""Arrays in the host's memory that two processes share, each between pages that are not to be
+touched.
 
 A layout says where arrays lie in a file in memory. The process that runs a kernel maps each by
 itself, so that it ends where a page does: what reads or writes behind it ends the process. With
@@ -8,11 +9,15 @@ itself, so that it ends where a page does: what reads or writes behind it ends t
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from ..problem import ConvProblem
 
 PAGE = mmap.PAGESIZE
 # As MXNet aligns its arrays.
@@ -58,32 +63,68 @@ def layout(sizes: list[int]) -> list[Place]:
     return places
 
 
-class File:
-    """The file, as the process that writes inputs and reads outputs sees it: `number` is its
-    descriptor."""
+class HostArrays:
+    """x, w and y of one problem after the other, as the process that writes inputs and reads
+    outputs sees them: `number` is the descriptor of the file that they are in."""
 
     def __init__(self) -> None:
         self.number = os.memfd_create("ece408-lab", os.MFD_CLOEXEC)
         self._content = np.empty(0, np.uint8)
+        self._places: list[Place] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._inputs: tuple[np.ndarray, ...] = ()
 
     def close(self) -> None:
         os.close(self.number)
 
-    def array(self, place: Place, shape: tuple[int, ...]) -> np.ndarray:
-        """The float32 array in a place, itself: what the other process writes shows."""
-        whole = self._whole(place)
-        return whole[place.begin : place.begin + place.nbytes].view(np.float32).reshape(shape)
+    def release(self) -> None:
+        """Give the memory back; nothing may use the arrays any more."""
+        self._content = np.empty(0, np.uint8)
+        os.ftruncate(self.number, 0)
 
-    def guard(self, place: Place) -> None:
-        """Fill the margins with canaries."""
-        for part in self._margins(place):
-            part[:] = CANARY
+    def place(self, problem: ConvProblem, margins: str = "closed") -> dict[str, Any]:
+        """Make room for a problem's arrays, y full of NaN; returns what the other process is told
+        of them."""
+        self._shapes = [problem.x_shape, problem.w_shape, problem.y_shape]
+        self._places = layout([4 * math.prod(shape) for shape in self._shapes])
+        # The last one first, for the file's whole size.
+        for place in reversed(self._places):
+            self._whole(place)[:] = CANARY
+        places = [(place.offset, place.nbytes) for place in self._places]
+        return {"places": places, "margins": margins}
 
-    def strays(self, place: Place) -> list[int]:
-        """Which bytes of the margins have changed, counted from the array's first."""
-        before, behind = self._margins(place)
-        found = [int(i) - place.begin for i in np.flatnonzero(before != CANARY)]
-        return found + [place.nbytes + int(i) for i in np.flatnonzero(behind != CANARY)]
+    def put(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"
+    ) -> dict[str, Any]:
+        """As `place`, with x in its place, and w to come."""
+        told = self.place(problem, margins)
+        self.array(0)[...] = x
+        self._inputs = (x, w)
+        return told
+
+    def put_weights(self) -> None:
+        self.array(1)[...] = self._inputs[1]
+
+    def array(self, role: int) -> np.ndarray:
+        """The float32 array x, w or y, by number, itself: what the other process writes shows."""
+        place = self._places[role]
+        inner = self._whole(place)[place.begin : place.begin + place.nbytes]
+        return inner.view(np.float32).reshape(self._shapes[role])
+
+    def output(self) -> np.ndarray:
+        """y, which the next problem overwrites."""
+        return self.array(2)
+
+    def damage(self) -> list[str]:
+        """What the call since `put` changed beside its output."""
+        found = []
+        for role, place in zip("xwy", self._places):
+            before, behind = self._margins(place)
+            found += damage(role, np.flatnonzero(before != CANARY) - len(before), behind != CANARY)
+        for index, array in enumerate(self._inputs):
+            if self.array(index).tobytes() != array.tobytes():
+                found.append(f"writes into its input {'xw'[index]}")
+        return found
 
     def _margins(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
         whole = self._whole(place)
@@ -95,6 +136,15 @@ class File:
             os.ftruncate(self.number, end)
             self._content = np.frombuffer(mmap.mmap(self.number, end), np.uint8)
         return self._content[place.offset : end]
+
+
+def damage(role: str, before: np.ndarray, behind: np.ndarray) -> list[str]:
+    """What is said of an array around which bytes have changed: at the (negative) distances
+    `before` from its begin, and where the mask `behind` is set from its end on."""
+    if before.size:
+        return [f"writes {-before[0]} bytes before {role}"]
+    changed = np.flatnonzero(behind)
+    return [f"writes {changed[-1] + 1} bytes behind {role}"] if changed.size else []
 
 
 class Mapped:

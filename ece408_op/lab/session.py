@@ -1,10 +1,9 @@
-"""A kernel file in a process of its own, asked for one convolution after the other."""
+"""A kernel in a process of its own, asked for one convolution after the other."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import select
 import shutil
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from .. import errors, settings
+from ..backends.cuda.runtime import device
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error
 from ..host import footprint
 from ..problem import ConvProblem
-from .arrays import File, Place, layout
+from .arrays import HostArrays
+from .gpu_arrays import Block
 
 # Seconds for a call, and for compiling.
 CALL_SECONDS = 30.0
@@ -37,6 +39,7 @@ _MOST_THREADS = 512
 _POLL_SECONDS = 0.02
 _LAST_WORDS = 200
 _IDLE_CALLS = 101
+_LONGEST_ANSWER = 1 << 16
 _SIGNALS = {
     signal.SIGSEGV: "reads or writes memory that is not its own",
     signal.SIGBUS: "reads or writes memory that is not its own",
@@ -50,42 +53,53 @@ _SIGNALS = {
 
 class Ended(Exception):
     """The process is no more: what ended it, in words. `by_memory` says that the kernel touched
-    memory beyond its arrays."""
+    memory beyond its arrays, `by_time` that it took too long."""
 
-    def __init__(self, text: str, by_memory: bool = False) -> None:
+    def __init__(self, text: str, by_memory: bool = False, by_time: bool = False) -> None:
         super().__init__(text)
-        self.by_memory = by_memory
+        self.by_memory, self.by_time = by_memory, by_time
 
 
 class Session:
-    """A process for one file, or, without one, for this package's own CPU kernels; use it in
-    `with`.
+    """A process for one kernel file; or, in its place, for a CUDA kernel of this package by name,
+    or for what it chooses itself on "cpu" or "cuda". Use it in `with`.
 
     A call may take `call_seconds`, the process `memory` bytes, half of what the machine has to
     spare unless told. `lacking` says what cannot be kept from the kernel on this machine. Entering
-    raises `KernelCompileFailed` and other errors of this package, and `Ended`.
+    raises `KernelCompileFailed` and other errors of this package, such as `NoUsableGpu`, and
+    `Ended`.
     """
 
     def __init__(
         self,
-        file: KernelFile | None,
+        kernel: KernelFile | str,
         call_seconds: float = CALL_SECONDS,
         memory: int | None = None,
     ) -> None:
-        self._file = file
+        self._kernel = kernel
         self._call_seconds = call_seconds
         self._memory = memory or int(_SHARE_OF_MEMORY * footprint.available_bytes())
         self.lacking: list[str] = []
+        on_gpu = kernel.device == "cuda" if isinstance(kernel, KernelFile) else kernel != "cpu"
+        # Files from 2020 on copy by themselves.
+        self.by_method = isinstance(kernel, KernelFile) and kernel.form == "course_2020"
+        self._gpu = device.get(settings.devices()[0]) if on_gpu else None
+        self._gpu_free = 0
+        self.is_ours = isinstance(kernel, str)
+        self.idle = 0.0
 
     def __enter__(self) -> Session:
-        self._arrays = File()
+        self.host_arrays = HostArrays()
+        self._arrays: Any = self.host_arrays
+        if self._gpu is not None and not self.by_method:
+            self._arrays = Block(self._gpu)
         self._scratch = Path(tempfile.mkdtemp(prefix="ece408-lab-"))
         self._printed = open(self._scratch / ".printed", "w+b")
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
-        given = (read_requests, write_replies, self._arrays.number)
-        path = "" if self._file is None else str(self._file.path)
-        command = [sys.executable, "-m", f"{__package__}.worker", path]
+        given = (read_requests, write_replies, self.host_arrays.number)
+        kernel = self._kernel if isinstance(self._kernel, str) else str(self._kernel.path)
+        command = [sys.executable, "-m", f"{__package__}.worker", kernel]
         self._process = subprocess.Popen(
             [*command, str(self._scratch), str(self._memory), *map(str, given)],
             stdin=subprocess.DEVNULL,
@@ -98,6 +112,7 @@ class Session:
         os.close(read_requests)
         os.close(write_replies)
         self._buffer = b""
+        self._left = False
         try:
             self.lacking = self._answer(COMPILE_SECONDS, "compiling it").get("lacking", [])
         except BaseException:
@@ -111,10 +126,15 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._left:
+            return
+        self._left = True
         self._kill()
         for number in (self._requests, self._replies):
             os.close(number)
-        self._arrays.close()
+        if self._arrays is not self.host_arrays:
+            self._arrays.close()
+        self.host_arrays.close()
         self._printed.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -133,49 +153,62 @@ class Session:
     ) -> tuple[np.ndarray, float]:
         """As `forward`, and the seconds that the call took, by this process's clock. The array is
         overwritten by the next call."""
-        shapes = (x.shape, w.shape, problem.y_shape)
-        self._places = layout([4 * math.prod(shape) for shape in shapes])
-        # The last one first, for the file's whole size.
-        for place, shape, values in reversed(list(zip(self._places, shapes, (x, w, np.nan)))):
-            self._arrays.guard(place)
-            self._arrays.array(place, shape)[...] = values
-        self._inputs = (x, w)
-        places = [(place.offset, place.nbytes) for place in self._places]
         # A thread that an earlier call has left must not compute ahead: weights come at the end.
-        weights = self._arrays.array(self._places[1], w.shape)
-        weights[...] = np.nan
-        self._ask({"problem": str(problem), "places": places, "margins": margins}, "preparing it")
-        weights[...] = w
-        begin = time.perf_counter()
-        self._ask({"go": True}, "a call")
-        seconds = time.perf_counter() - begin
-        return self._arrays.array(self._places[2], problem.y_shape), seconds
-
-    def idle_seconds(self) -> float:
-        """Seconds that asking takes where there is nothing to do."""
-        samples = []
-        for _ in range(_IDLE_CALLS):
-            begin = time.perf_counter()
-            self._ask({"idle": True}, "no call")
-            samples.append(time.perf_counter() - begin)
-        return statistics.median(samples)
+        self.prepare(problem, self._arrays.put(problem, x, w, margins))
+        self._arrays.put_weights()
+        seconds = self.go()
+        self.watch()
+        return self._arrays.output(), seconds
 
     def damage(self) -> list[str]:
         """What the last call changed beside its output."""
-        found = []
-        for role, place in zip("xwy", self._places):
-            strays = self._arrays.strays(place)
-            if strays:
-                found.append(f"writes {_where(strays, place)} {role}")
-        for role, place, array in zip("xw", self._places, self._inputs):
-            if self._arrays.array(place, array.shape).tobytes() != array.tobytes():
-                found.append(f"writes into its input {role}")
+        found: list[str] = self._arrays.damage()
         return found
 
-    def _ask(self, request: dict[str, Any], what: str) -> None:
+    def prepare(self, problem: ConvProblem, arrays: dict[str, Any]) -> None:
+        """Have the process get ready for calls on arrays, as `HostArrays` and `gpu_arrays.Block`
+        tell of them. Raises what `forward` raises."""
+        self._gpu_free = self._free_gpu_bytes()
+        self._ask({"problem": str(problem), **arrays}, "preparing it")
+
+    def go(self) -> float:
+        """Have the process compute; the seconds that it takes."""
+        return self._seconds({"go": True}, "a call")
+
+    def method(self, name: str) -> tuple[float, list[Any]]:
+        """Have one method of a file from 2020 on be called, "prolog", "compute" or "epilog".
+
+        Returns the seconds that it takes, and for x, w and y what `gpu_arrays.Opened` takes, or
+        `None`.
+        """
+        begin = time.perf_counter()
+        answer = self._ask({"method": name}, "a call")
+        seconds = time.perf_counter() - begin
+        arrays = answer.get("arrays")
+        return seconds, arrays if isinstance(arrays, list) and len(arrays) == 3 else [None] * 3
+
+    def wake(self) -> None:
+        """Have the GPU turn to the process, so that no call begins with that."""
+        self._ask({"wake": True}, "no call")
+
+    def measure_idle(self) -> None:
+        """Set `idle` to the seconds that asking takes where there is nothing to do."""
+        self.idle = statistics.median(
+            self._seconds({"idle": True}, "no call") for _ in range(_IDLE_CALLS)
+        )
+
+    def _seconds(self, request: dict[str, Any], what: str) -> float:
+        begin = time.perf_counter()
+        self._ask(request, what)
+        return time.perf_counter() - begin
+
+    def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
+        # What answers before it is asked does not know what it will be asked.
+        if self._buffer or select.select([self._replies], [], [], 0)[0]:
+            self._refuse_early()
         with contextlib.suppress(BrokenPipeError):
             os.write(self._requests, json.dumps(request).encode() + b"\n")
-        self._answer(self._call_seconds, what)
+        return self._answer(self._call_seconds, what)
 
     def _answer(self, seconds: float, what: str) -> dict[str, Any]:
         answer = self._wait(seconds, what)
@@ -185,7 +218,7 @@ class Session:
         # The kernel may have written the line.
         if not (isinstance(kind, type) and issubclass(kind, Ece408Error)):
             kind = Ece408Error
-        raise kind(str(answer.get("text")))
+        raise kind(printable(str(answer.get("text"))))
 
     def _wait(self, seconds: float, what: str) -> dict[str, Any]:
         """The next line of the process, which is watched meanwhile. Raises `Ended`."""
@@ -197,36 +230,59 @@ class Session:
                 if not part:
                     raise self._ended()
                 self._buffer += part
-            reason = self._excess()
+                if len(self._buffer) > _LONGEST_ANSWER:
+                    self._kill()
+                    raise Ended("writes to what is not its own output")
+                # What is watched costs time, which is not the call's.
+                continue
+            self.watch()
             if time.monotonic() > end:
-                reason = f"{what} takes more than {seconds:g} s"
-            if reason:
                 self._kill()
-                raise Ended(reason)
+                raise Ended(f"{what} takes more than {seconds:g} s", by_time=True)
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             self._kill()
             raise Ended("writes to what is not its own output")
         return answer
 
+    def _refuse_early(self) -> None:
+        if not self._buffer and not os.read(self._replies, 1 << 16):
+            raise self._ended()
+        self._kill()
+        raise Ended("answers before it is asked")
+
     def _excess(self) -> str | None:
         """What the process takes too much of."""
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
-            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-            if int(fields["VmRSS"].split()[0]) << 10 > self._memory:
+            family = _family(self._process.pid)
+            if sum(int(each["VmRSS"].split()[0]) << 10 for each in family) > self._memory:
                 return f"takes more than {self._memory >> 20} MiB of memory"
-            if int(fields["Threads"]) > _MOST_THREADS:
+            if sum(int(each["Threads"]) for each in family) > _MOST_THREADS:
                 return f"starts more than {_MOST_THREADS} threads"
         with contextlib.suppress(OSError):
             size = sum(path.stat().st_size for path in self._scratch.rglob("*"))
             if size > _MOST_SCRATCH:
                 return f"writes more than {_MOST_SCRATCH >> 20} MiB of files"
+        if self._gpu_free - self._free_gpu_bytes() > _SHARE_OF_MEMORY * self._gpu_free:
+            return f"takes more than {_SHARE_OF_MEMORY:.0%} of the GPU's free memory"
         return None
+
+    def _free_gpu_bytes(self) -> int:
+        if self._gpu is None:
+            return 0
+        with self._gpu.active():
+            return self._gpu.free_bytes()
+
+    def watch(self) -> None:
+        """Raise `Ended` if the process has taken too much of anything."""
+        reason = self._excess()
+        if reason:
+            self._kill()
+            raise Ended(reason)
 
     def _ended(self) -> Ended:
         """Why the process has closed its replies."""
@@ -249,20 +305,46 @@ class Session:
         self._printed.seek(max(0, self._printed.tell() - _LAST_WORDS))
         lines = self._printed.read().decode(errors="replace").split("\n")
         words = [line.strip() for line in lines if line.strip()]
-        return f"; it printed: {words[-1]}" if words else ""
+        return f"; it printed: {printable(words[-1])}" if words else ""
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let the process run for the length of this block, and not before or after it."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Have the process rest until `alone`."""
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.kill()
         self._process.wait()
 
 
-def _where(strays: list[int], place: Place) -> str:
-    before = [each for each in strays if each < 0]
-    if before:
-        return f"{-before[0]} bytes before"
-    return f"{strays[-1] - place.nbytes + 1} bytes behind"
+def _family(pid: int) -> list[dict[str, str]]:
+    """What /proc says of a process and of all that it has started, such as a compiler."""
+    found = []
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        found.append(dict(line.split(":", 1) for line in status.splitlines() if ":" in line))
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += _family(int(child))
+    return found
+
+
+def printable(text: str) -> str:
+    """A stranger's text in one line, without what would have a terminal do something."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _environment(scratch: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How long kernel files take, beside this package's own CPU kernels.
+"""How long kernels take, in files and this package's own.
 
 All contenders take turns, in a random order, each in a process of its own; time is taken by this
 process, from the request to the answer, less what asking takes by itself. Every timed call has
@@ -13,36 +13,50 @@ import functools
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import TracebackType
 
 import numpy as np
 
 from .. import settings
 from ..backends.cpu import native
+from ..backends.cuda.runtime import device
 from ..backends.kernel_file import KernelFile
 from ..bench import ceilings, oracle
-from ..errors import Ece408Error
+from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed, WrongResult
+from ..host import footprint
 from ..problem import ConvProblem
+from ..profile import gpu_ceilings
 from .check import beyond_float32
+from .gpu_turns import GpuTurns, Turn
 from .session import Ended, Session
 
 OURS = "ece408_op"
 CALL_SECONDS = 300.0
-# Images of each output that are compared.
+# Images of each output that are compared on the CPU.
 _SAMPLED = 2
 # A median whose middle half is wider than this is not steady.
 STEADY = 0.02
+# What a process takes at rest: on the GPU, CUDA's context.
+_SESSION_BYTES, _SESSION_GPU_BYTES = 512 << 20, 1 << 30
 
 
 @dataclass
 class Timing:
-    """One contender on one layer: seconds of each call, and why there are no more."""
+    """One contender on one layer: seconds of each call, and why there are no more.
+
+    `around` are the seconds that a file from 2020 on takes for its prolog and its epilog. `note`
+    says what else a reader should know.
+    """
 
     name: str
     layer: str
     problem: ConvProblem
     seconds: list[float] = field(default_factory=list)
+    around: list[float] = field(default_factory=list)
     failure: str = ""
+    note: str = ""
 
     @property
     def median(self) -> float:
@@ -55,64 +69,184 @@ class Timing:
         return float((high - low) / self.median)
 
 
+def floor_seconds(device_kind: str, problem: ConvProblem) -> float:
+    """What this machine's memory and arithmetic allow a kernel that does all products at best."""
+    if device_kind == "cpu":
+        return _cpu_ceilings().floor_ms(problem) / 1e3
+    found = _gpu_ceilings()
+    seconds = problem.flops / (1e9 * found.gflops("float32"))
+    return max(seconds, problem.bytes / (1e9 * found.copy_gbs))
+
+
 @functools.cache
-def cpu_ceilings() -> ceilings.Ceilings:
-    """What this machine itself can do, with the settings' threads."""
+def _cpu_ceilings() -> ceilings.Ceilings:
     return ceilings.measure(settings.isa() or native.isas()[0], settings.threads())
 
 
+@functools.cache
+def _gpu_ceilings() -> gpu_ceilings.GpuCeilings:
+    return gpu_ceilings.measure(device.get(settings.devices()[0]))
+
+
+class Race:
+    """Files, or names of our own kernels, for one device, and our own choice beside them, timed on
+    named problems, round by round; use it in `with`.
+
+    `timings` grow by a turn of each contender on each problem in every round. A contender that
+    fails, to compile even, is left out from there on. Entering raises `NoUsableGpu`, and what our
+    own kernels raise.
+    """
+
+    def __init__(
+        self, contenders: Sequence[KernelFile | str], layers: Sequence[tuple[str, ConvProblem]]
+    ) -> None:
+        self._kind = device_of(contenders)
+        self._contenders = [self._kind, *contenders]
+        self._stack = contextlib.ExitStack()
+        self._sessions: dict[KernelFile | str, Session] = {}
+        self.timings = {
+            (each, layer): Timing(name_of(each), layer, problem)
+            for layer, problem in layers
+            for each in self._contenders
+        }
+
+    def __enter__(self) -> Race:
+        self._turn: Callable[[Session, ConvProblem], Turn] = _cpu_turn
+        if self._kind == "cuda":
+            self._turn = self._stack.enter_context(GpuTurns())
+        self._keeps = len(self._contenders) <= _most_sessions(self._kind)
+        if self._keeps:
+            # Starting one is mostly waiting: for a compiler, and for CUDA. Processes end with the
+            # threads that have started them, so these stay.
+            pool = self._stack.enter_context(ThreadPoolExecutor(max(1, settings.threads() // 2)))
+            try:
+                list(pool.map(self._start, self._contenders))
+            except BaseException:
+                self._stack.close()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def round(self, counts: bool = True, progress: Callable[[], object] = lambda: None) -> None:
+        """A turn of all, in a random order; `progress` is called after each. The first round warms
+        up, and does not count."""
+        rng = random.SystemRandom()
+        for each in rng.sample(self._contenders, len(self._contenders)):
+            own = [timing for (who, _), timing in self.timings.items() if who == each]
+            for timing in rng.sample(own, len(own)):
+                if not timing.failure:
+                    self._take(each, timing, counts)
+                progress()
+            if not self._keeps:
+                self._leave(each)
+
+    def _take(self, each: KernelFile | str, timing: Timing, counts: bool) -> None:
+        """Have a contender take its turn on a problem."""
+        try:
+            session = self._sessions.get(each) or self._start(each)
+            if session is None:
+                return
+            with session.alone():
+                if not session.idle:
+                    session.measure_idle()
+                taken = self._turn(session, timing.problem)
+        except (Ended, Ece408Error) as error:
+            timing.failure = str(error)
+            # What is left of it must not disturb others.
+            self._leave(each)
+            return
+        timing.note = taken.note or timing.note
+        if counts:
+            timing.seconds += [max(each - session.idle, 1e-9) for each in taken.seconds]
+            timing.around += taken.around
+
+    def _start(self, each: KernelFile | str) -> Session | None:
+        """A contender's session; if it does not start, its timings say why."""
+        session = Session(each, CALL_SECONDS)
+        try:
+            session.__enter__()
+            session.stop()
+        except (Ended, Ece408Error) as error:
+            if not isinstance(each, KernelFile):
+                raise
+            for (who, _), timing in self.timings.items():
+                if who == each:
+                    timing.failure = why(error)
+            return None
+        self._stack.push(session)
+        self._sessions[each] = session
+        return session
+
+    def _leave(self, each: KernelFile | str) -> None:
+        # Leaving once more at the end does no harm.
+        if each in self._sessions:
+            self._sessions.pop(each).__exit__(None, None, None)
+
+
+def why(error: Exception) -> str:
+    """What is said of a file that does not run. The compiler's command helps nobody there."""
+    text = str(error)
+    return text.rpartition(" (exit code ")[0] if isinstance(error, KernelCompileFailed) else text
+
+
+def _most_sessions(kind: str) -> int:
+    """How many processes there is memory for at a time."""
+    if kind == "cpu":
+        return footprint.available_bytes() // _SESSION_BYTES
+    gpu = device.get(settings.devices()[0])
+    with gpu.active():
+        return gpu.free_bytes() // 2 // _SESSION_GPU_BYTES
+
+
 def measure(
-    files: Sequence[KernelFile],
+    contenders: Sequence[KernelFile | str],
     layers: Sequence[tuple[str, ConvProblem]],
     rounds: int,
     progress: Callable[[], object] = lambda: None,
 ) -> list[Timing]:
-    """Time CPU files on named problems, and our own kernels beside them.
-
-    `progress` is called after each call: one to warm up and `rounds` for each contender and layer.
-    A contender that fails is left out from there on. Raises `KernelCompileFailed`.
-    """
-    contenders: list[KernelFile | None] = [None, *files]
-    with contextlib.ExitStack() as stack:
-        sessions = {file: stack.enter_context(Session(file, CALL_SECONDS)) for file in contenders}
-        idle = {file: session.idle_seconds() for file, session in sessions.items()}
-        found = {
-            (file, layer): Timing(file.name if file else OURS, layer, problem)
-            for layer, problem in layers
-            for file in contenders
-        }
+    """The timings of a `Race` of so many rounds, after one to warm up. `progress` is called after
+    each turn."""
+    with Race(contenders, layers) as race:
         for number in range(rounds + 1):
-            order = list(found)
-            random.SystemRandom().shuffle(order)
-            for file, layer in order:
-                timing = found[file, layer]
-                if not timing.failure:
-                    seconds = _call(sessions[file], timing)
-                    # The first one only warms up.
-                    if number and seconds is not None:
-                        timing.seconds.append(max(seconds - idle[file], 1e-9))
-                progress()
-    return list(found.values())
+            race.round(number > 0, progress)
+        return list(race.timings.values())
 
 
-def _call(session: Session, timing: Timing) -> float | None:
-    """The seconds of a call, if it is right; if not, the timing says what is wrong."""
+def device_of(contenders: Sequence[KernelFile | str]) -> str:
+    """The one device that all are for. Raises `InvalidSetting` if there are two."""
+    kinds = {each.device if isinstance(each, KernelFile) else "cuda" for each in contenders}
+    if len(kinds) > 1:
+        raise InvalidSetting("kernels for the CPU and for CUDA do not race; name those of one kind")
+    return kinds.pop()
+
+
+def name_of(contender: KernelFile | str) -> str:
+    """What a contender is called in tables."""
+    if isinstance(contender, KernelFile):
+        return contender.name
+    return OURS if contender in ("cpu", "cuda") else contender
+
+
+def _cpu_turn(session: Session, problem: ConvProblem) -> Turn:
+    """One call on the CPU."""
     rng = np.random.default_rng()
     x, w = (
         rng.random(shape, np.float32) - np.float32(0.5)
-        for shape in (timing.problem.x_shape, timing.problem.w_shape)
+        for shape in (problem.x_shape, problem.w_shape)
     )
-    try:
-        y, seconds = session.timed(timing.problem, x, w)
-    except (Ended, Ece408Error) as error:
-        timing.failure = str(error)
-        return None
+    y, seconds = session.timed(problem, x, w)
     if np.isnan(y).any():
-        timing.failure = "parts of the output are not written"
-        return None
-    one = dataclasses.replace(timing.problem, batch=1)
+        raise WrongResult("parts of the output are not written")
+    one = dataclasses.replace(problem, batch=1)
     for image in rng.integers(0, len(x), _SAMPLED):
         image_x, image_y = x[image : image + 1], y[image : image + 1]
         if beyond_float32(one, image_x, w, image_y, oracle.forward(one, image_x, w)).any():
-            timing.failure = f"image {image} is wrong; ece408 lab check says more"
-    return None if timing.failure else seconds
+            raise WrongResult(f"image {image} is wrong; ece408 lab check says more")
+    return Turn([seconds])

@@ -12,25 +12,75 @@
 #define ECE408_STRIDE
 #endif
 
-// Arrays on the host.
+namespace ece408_file {
+namespace {
+
+GPUInterface gpu;
+
+// A call of the file's three methods, one after the other; arrays on the host.
+struct Call {
+    ece408_problem problem;
+    const float *x, *w;
+    float *y;
+    float *device_x = nullptr, *device_w = nullptr, *device_y = nullptr;
+
+    // `method` is called with the sizes at the end of its arguments.
+    template <class Method, class... Arrays>
+    double timed(const char* what, Method method, Arrays... arrays) {
+        const ece408_problem& p = problem;
+        const auto size = [](int64_t n) { return static_cast<int>(n); };
+        [[maybe_unused]] const int stride = size(p.stride_h);
+        return ece408_file::timed(what, [&] {
+            (gpu.*method)(arrays..., size(p.batch), size(p.filters), size(p.channels),
+                          size(p.height), size(p.width), size(p.kernel_h) ECE408_STRIDE);
+        });
+    }
+    double prolog() {
+        return timed("conv_forward_gpu_prolog", &GPUInterface::conv_forward_gpu_prolog, y, x, w,
+                     &device_y, &device_x, &device_w);
+    }
+    double compute() {
+        return timed("conv_forward_gpu", &GPUInterface::conv_forward_gpu, device_y, device_x,
+                     device_w);
+    }
+    double epilog() {
+        return timed("conv_forward_gpu_epilog", &GPUInterface::conv_forward_gpu_epilog, y, device_y,
+                     device_x, device_w);
+    }
+};
+
+// The call whose methods are asked for one by one.
+Call call;
+
+}  // namespace
+}  // namespace ece408_file
+
 void ece408_file::compute(const ece408_problem& p, const float* x, const float* w, float* y,
                           ece408_file_seconds& seconds) {
-    const int batch = static_cast<int>(p.batch), filters = static_cast<int>(p.filters),
-              channels = static_cast<int>(p.channels), height = static_cast<int>(p.height),
-              width = static_cast<int>(p.width), kernel = static_cast<int>(p.kernel_h);
-    [[maybe_unused]] const int stride = static_cast<int>(p.stride_h);
-    GPUInterface gpu;
-    float *device_y = nullptr, *device_x = nullptr, *device_w = nullptr;
-    seconds.around = timed("conv_forward_gpu_prolog", [&] {
-        gpu.conv_forward_gpu_prolog(y, x, w, &device_y, &device_x, &device_w, batch, filters,
-                                    channels, height, width, kernel ECE408_STRIDE);
-    });
-    seconds.kernels = timed("conv_forward_gpu", [&] {
-        gpu.conv_forward_gpu(device_y, device_x, device_w, batch, filters, channels, height, width,
-                             kernel ECE408_STRIDE);
-    });
-    seconds.around += timed("conv_forward_gpu_epilog", [&] {
-        gpu.conv_forward_gpu_epilog(y, device_y, device_x, device_w, batch, filters, channels,
-                                    height, width, kernel ECE408_STRIDE);
+    Call whole{p, x, w, y};
+    seconds.around = whole.prolog();
+    seconds.kernels = whole.compute();
+    seconds.around += whole.epilog();
+}
+
+// One method alone: "prolog", which begins a call with these arrays, "compute" or "epilog", which
+// go on with it. `arrays` becomes where the file has x, w and y on the GPU.
+extern "C" ECE408_EXPORT int ece408_file_method(const char* name, const ece408_problem* problem,
+                                                const float* x, const float* w, float* y,
+                                                float* arrays[3]) {
+    return ece408_file::guarded([=] {
+        cudaGetLastError();
+        const std::string method = name;
+        if (method == "prolog") {
+            ece408_file::call = {*problem, x, w, y};
+            ece408_file::call.prolog();
+        } else if (method == "compute") {
+            ece408_file::call.compute();
+        } else {
+            ece408_file::call.epilog();
+        }
+        arrays[0] = ece408_file::call.device_x;
+        arrays[1] = ece408_file::call.device_w;
+        arrays[2] = ece408_file::call.device_y;
     });
 }

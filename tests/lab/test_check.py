@@ -118,7 +118,9 @@ def test_one_that_crashes_now_and_then_is_gone_on_with(check):
     assert (verdict.groups[0].right, len(verdict.groups[0].failures)) == (2, 1)
     assert "memory that is not its own (SIGSEGV)" in _said(verdict)
     always = COURSE_2020.replace("float sum = 0;", "float sum = *(volatile float *)8;")
-    assert check("wrong.cc", always, (PROBLEM,) * 9).broken == "its process ended 6 times"
+    assert check("wrong.cc", always, (PROBLEM,) * 9).broken.startswith(
+        "its process hung, or ended too often"
+    )
 
 
 def test_what_it_throws_is_said(check):

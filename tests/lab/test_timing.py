@@ -85,7 +85,8 @@ def test_bad_input_is_one_line(run_ece408, tmp_path):
     cuda.write_text(DECLARED)
     path.write_text(COURSE_2020)
     for arguments, code, text in (
-        ((str(cuda),), 16, "takes files for the CPU"),
+        ((str(cuda), str(path)), 16, "kernels for the CPU and for CUDA do not race"),
+        (("1_basic",), 16, "unknown CUDA kernel '1_basic'"),
         ((str(path), "--rounds", "0"), 16, "numbers from 1 on"),
         ((str(path), "--batch", "0"), 16, "numbers from 1 on"),
         ((str(path), "--layer", "fa99"), 14, "'fa99' is neither a shape's name"),

@@ -108,6 +108,7 @@ class ZeroCopyFileBackend(_FileBackend, ZeroCopyBackend):
         return Done(self._file.name, gpu=GpuTime(kernel_seconds=seconds.kernels))
 
 
+@functools.lru_cache(maxsize=64)
 def _takes_strides(file: KernelFile) -> bool:
     return _STRIDED.search(file.text) is not None
 
@@ -177,11 +178,32 @@ def _call(file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: i
     arrays = [ctypes.c_void_p(address) for address in (x, w, y)]
     function = library.ece408_file_forward
     if function(ctypes.byref(as_struct(problem)), *arrays, ctypes.byref(seconds)):
-        raise KernelFailed(
-            f"kernel file {file.path}: {kernel_file.message(library)} ({problem}); after a failed "
-            "CUDA kernel restart the process"
-        )
+        raise _failed(file, library, problem)
     return seconds
+
+
+def call_method(
+    file: KernelFile, gpu: Gpu, problem: ConvProblem, name: str, x: int, w: int, y: int
+) -> list[int]:
+    """Call one method of a file of form course_2020: "prolog", which begins a call with these
+    arrays on the host, "compute", or "epilog". The GPU is active.
+
+    Returns where the file has x, w and y on the GPU. Raises `KernelFailed`.
+    """
+    library = _load(file, gpu.capability)
+    arrays = (ctypes.c_void_p * 3)()
+    addresses = [ctypes.c_void_p(address) for address in (x, w, y)]
+    function = library.ece408_file_method
+    if function(name.encode(), ctypes.byref(as_struct(problem)), *addresses, arrays):
+        raise _failed(file, library, problem)
+    return [address or 0 for address in arrays]
+
+
+def _failed(file: KernelFile, library: ctypes.CDLL, problem: ConvProblem) -> KernelFailed:
+    return KernelFailed(
+        f"kernel file {file.path}: {kernel_file.message(library)} ({problem}); after a failed CUDA "
+        "kernel restart the process"
+    )
 
 
 def _array(address: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Callable
 
 from ...op_log import GpuTime
 from .. import Done
@@ -19,6 +20,14 @@ def compute(work: Work, gpu: Gpu) -> Done:
     enqueued here: so it is waited for. Raises `NotEnoughMemory` when a kernel's workspace does
     not fit, `GpuFailed`, and what compiling raises.
     """
+    with ready(work, gpu) as run:
+        return run()
+
+
+@contextlib.contextmanager
+def ready(work: Work, gpu: Gpu) -> Iterator[Callable[[], Done]]:
+    """Get the work ready; what is yielded does it, as often as it is called, and returns when it is
+    done. Raises what `compute` raises."""
     with gpu.active(), contextlib.ExitStack() as stack:
         loaded = _load(work, gpu)
         lane = stack.enter_context(gpu.lane(max(each.plan.workspace_bytes for each in loaded)))
@@ -27,13 +36,17 @@ def compute(work: Work, gpu: Gpu) -> Done:
             if each.plan.constants:
                 # Launches on other threads would overwrite the module's constants.
                 stack.enter_context(each.lock)
-        lane.mark(BEGIN)
-        for each in loaded:
-            lane.launch(each, pointers)
-        lane.mark(COMPUTED)
-        lane.wait()
-        time = GpuTime(kernel_seconds=lane.seconds(BEGIN, COMPUTED))
-        return done(time, (each.plan for each in loaded))
+
+        def run() -> Done:
+            lane.mark(BEGIN)
+            for each in loaded:
+                lane.launch(each, pointers)
+            lane.mark(COMPUTED)
+            lane.wait()
+            time = GpuTime(kernel_seconds=lane.seconds(BEGIN, COMPUTED))
+            return done(time, (each.plan for each in loaded))
+
+        yield run
 
 
 def prepare(work: Work, gpu: Gpu) -> None:

@@ -1,0 +1,248 @@
+"""Arrays on the GPU that another process computes on, and what this one compares them with.
+
+Another process opens memory of this one, or the other way round, by CUDA's handles for that
+(cuIpcGetMemHandle and cuIpcOpenMemHandle of the driver's interface). What computes never sees this
+process's own arrays: the expected output least of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backends.cuda import ZeroCopyBackend
+from ..backends.cuda.plan import ARCHITECTURES, Code, Launch, Plan
+from ..backends.cuda.runtime import launcher
+from ..backends.cuda.runtime.device import Gpu, reported
+from ..bench import oracle
+from ..errors import WrongResult
+from ..problem import ConvProblem
+from .arrays import CANARY, damage
+
+# Around each array: canaries, which are NaN to what reads them.
+_MARGIN = 1 << 16
+_ALIGNMENT = 256  # as cudaMalloc
+# What another process opens is shared by whole blocks of this size, with all that lies in them.
+_SHARED = 2 << 20
+_THREADS, _BLOCKS = 256, 2048
+_SAMPLED = 2
+# Of a product of two numbers drawn in +-0.5, on average.
+_MAGNITUDE = 1 / 16
+_JUDGE = Code("judge", "judge.cu", ARCHITECTURES, "float32", float32_accurate=True)
+
+
+class Block:
+    """x, w and y of one problem, between margins, in memory that another process opens."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._memory: Any = None
+        self._nbytes = 0
+        self.addresses: list[int] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._inputs: tuple[np.ndarray, ...] = ()
+
+    def close(self) -> None:
+        if self._memory is not None:
+            with self._gpu.active():
+                self._memory.free()
+            self._memory = None
+
+    def place(self, problem: ConvProblem) -> dict[str, Any]:
+        """Make room for a problem's arrays, all NaN; returns what the other process is told of
+        them. Raises `NotEnoughMemory`."""
+        self._shapes = [problem.x_shape, problem.w_shape, problem.y_shape]
+        offsets, end = [], _MARGIN
+        for shape in self._shapes:
+            offsets.append(end)
+            end += -(-4 * math.prod(shape) // _ALIGNMENT) * _ALIGNMENT + _MARGIN
+        end = -(-end // _SHARED) * _SHARED
+        if end > self._nbytes:
+            self.close()
+            self._nbytes = end
+        with self._gpu.active(), reported("allocating what another process computes on"):
+            if self._memory is None:
+                self._memory = self._gpu.cuda.mem_alloc(end)
+            self._gpu.cuda.memset_d8(self._memory, CANARY, end)
+            handle = bytes(self._gpu.cuda.mem_get_ipc_handle(self._memory))
+        self.addresses = [int(self._memory) + offset for offset in offsets]
+        return {"memory": handle.hex(), "offsets": offsets}
+
+    def put(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = ""
+    ) -> dict[str, Any]:
+        """As `place`, with x in its place, and w to come."""
+        told = self.place(problem)
+        self._inputs = (x, w)
+        self._write(0)
+        return told
+
+    def put_weights(self) -> None:
+        self._write(1)
+
+    def output(self) -> np.ndarray:
+        return self._read(2)
+
+    def damage(self) -> list[str]:
+        """What the call since `put` changed beside its output."""
+        found = self.strays()
+        for index, array in enumerate(self._inputs):
+            if self._read(index).tobytes() != array.tobytes():
+                found.append(f"writes into its input {'xw'[index]}")
+        return found
+
+    def strays(self) -> list[str]:
+        """What was written around the arrays since `place`."""
+        found = []
+        for role, address, shape in zip("xwy", self.addresses, self._shapes):
+            before, behind = np.empty((2, _MARGIN), np.uint8)
+            with self._gpu.active():
+                self._gpu.cuda.memcpy_dtoh(before, address - _MARGIN)
+                self._gpu.cuda.memcpy_dtoh(behind, address + 4 * math.prod(shape))
+            found += damage(role, np.flatnonzero(before != CANARY) - _MARGIN, behind != CANARY)
+        return found
+
+    def _write(self, role: int) -> None:
+        with self._gpu.active():
+            self._gpu.cuda.memcpy_htod(
+                self.addresses[role], np.ascontiguousarray(self._inputs[role])
+            )
+            # A copy from memory that is not page-locked may not have arrived when it returns.
+            self._gpu.cuda.Context.synchronize()
+
+    def _read(self, role: int) -> np.ndarray:
+        found = np.empty(self._shapes[role], np.float32)
+        with self._gpu.active():
+            self._gpu.cuda.memcpy_dtoh(found, self.addresses[role])
+        return found
+
+
+class Opened:
+    """Memory of another process, opened here; `address` is where an array begins in it."""
+
+    def __init__(self, gpu: Gpu, memory: str, offset: int, nbytes: int) -> None:
+        """Raises `GpuFailed` if it cannot be opened, and `ValueError` if the array is not in it."""
+        self._gpu = gpu
+        with gpu.active(), reported("opening another process's memory on the GPU"):
+            self._handle = gpu.cuda.IPCMemoryHandle(bytearray.fromhex(memory))
+            begin, size = map(int, gpu.cuda.mem_get_address_range(int(self._handle)))
+        self.address = int(self._handle) + offset
+        # Beyond it lies memory of this process.
+        if not begin <= self.address <= begin + size - nbytes:
+            self.close()
+            raise ValueError(f"an array at {offset} of {size} bytes")
+
+    def close(self) -> None:
+        with self._gpu.active():
+            self._handle.close()
+
+
+class Judge:
+    """One problem's numbers, drawn on the GPU in +-0.5, and the output that they give, in memory
+    that no other process sees. Elements may be off by `bound`. Make one with `judge`."""
+
+    def __init__(self, gpu: Gpu, problem: ConvProblem, pointers: dict[str, int]) -> None:
+        self._gpu, self._problem = gpu, problem
+        self._pointers = pointers
+        self._ours = ZeroCopyBackend(gpu.index)
+        terms = problem.channels * math.prod(problem.kernel)
+        # As `check.beyond_float32` has it, for numbers whose magnitudes are known.
+        self.bound = 1e-5 * _MAGNITUDE * terms
+        self._w = np.empty(problem.w_shape, np.float32)
+        self._checked = False
+
+    def draw(self, roles: Sequence[str] = ("x", "w")) -> None:
+        """New numbers, and what they give. Raises `WrongResult` if our own kernel is wrong."""
+        for role in roles:
+            seed = np.frombuffer(secrets.token_bytes(8), np.uint8)
+            with self._gpu.active():
+                self._gpu.cuda.memcpy_htod(self._pointers["seed"], seed)
+            self._launch("draw", role, "seed", self._elements(role))
+        self.read("w", self._w)
+        x, w, y = (self._pointers[role] for role in ("x", "w", "expected"))
+        self._ours.forward(self._problem, x, w, None, y, False)
+        if not self._checked:
+            self._check()
+            self._checked = True
+
+    def copy(self, role: str, address: int) -> None:
+        """Copy x or w to where another process has it."""
+        with self._gpu.active():
+            nbytes = 4 * self._elements(role)
+            self._gpu.cuda.memcpy_dtod(address, self._pointers[role], nbytes)
+            self._gpu.cuda.Context.synchronize()
+
+    def read(self, role: str, out: np.ndarray) -> None:
+        """Copy x, w or what is expected to an array on the host."""
+        with self._gpu.active():
+            self._gpu.cuda.memcpy_dtoh(out, self._pointers[role])
+
+    def clear(self, address: int, value: float = np.nan) -> None:
+        """Fill an output with one value."""
+        bits = int(np.float32(value).view(np.uint32))
+        with self._gpu.active():
+            self._gpu.cuda.memset_d32(address, bits, self._elements("expected"))
+            self._gpu.cuda.Context.synchronize()
+
+    def wrong(self, address: int) -> int:
+        """How many elements of an output are not what is expected."""
+        elements = self._elements("expected")
+        return self._count("count_wrong", address, "expected", elements, round(1e9 * self.bound))
+
+    def changed(self, role: str, address: int) -> bool:
+        """Whether another process's x or w is not what `copy` made it."""
+        return self._count("count_changed", address, role, self._elements(role)) > 0
+
+    def _elements(self, role: str) -> int:
+        shapes = {"x": self._problem.x_shape, "w": self._problem.w_shape}
+        return math.prod(shapes.get(role, self._problem.y_shape))
+
+    def _count(self, function: str, address: int, role: str, *numbers: int) -> int:
+        self._pointers["theirs"] = address
+        with self._gpu.active():
+            self._gpu.cuda.memset_d32(self._pointers["count"], 0, 1)
+        self._launch(function, "count", "theirs", role, *numbers)
+        count = np.empty(1, np.uint32)
+        self.read("count", count)
+        return int(count[0])
+
+    def _launch(self, function: str, *arguments: str | int) -> None:
+        launch = Launch(function, (_BLOCKS, 1, 1), (_THREADS, 1, 1), arguments)
+        plan = Plan(_JUDGE, (), (launch,))
+        with self._gpu.active(), self._gpu.lane() as lane:
+            lane.launch(launcher.load(self._gpu, plan), self._pointers)
+            lane.wait()
+
+    def _check(self) -> None:
+        """Compare some images of what our own kernel gives with the oracle."""
+        problem = self._problem
+        one = dataclasses.replace(problem, batch=1)
+        for image in {0, *(secrets.randbelow(problem.batch) for _ in range(_SAMPLED))}:
+            x, y = np.empty(one.x_shape, np.float32), np.empty(one.y_shape, np.float32)
+            with self._gpu.active():
+                self._gpu.cuda.memcpy_dtoh(x, self._pointers["x"] + image * x.nbytes)
+                self._gpu.cuda.memcpy_dtoh(y, self._pointers["expected"] + image * y.nbytes)
+            if not np.abs(y - oracle.forward(one, x, self._w)).max() <= self.bound:
+                raise WrongResult(f"this package's own CUDA kernel is wrong ({problem})")
+
+
+@contextlib.contextmanager
+def judge(gpu: Gpu, problem: ConvProblem) -> Iterator[Judge]:
+    """A `Judge`. Raises `NotEnoughMemory`, and what launching a kernel raises."""
+    sizes = {
+        **{"x": problem.x_shape, "w": problem.w_shape, "expected": problem.y_shape},
+        **{"count": (1,), "seed": (2,)},
+    }
+    with contextlib.ExitStack() as stack:
+        with gpu.active():
+            pointers = {
+                name: stack.enter_context(gpu.lane(4 * math.prod(shape))).device
+                for name, shape in sizes.items()
+            }
+        yield Judge(gpu, problem, pointers)

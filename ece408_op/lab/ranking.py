@@ -1,0 +1,266 @@
+"""Many kernel files, checked, timed under the same conditions, and put in order.
+
+What is done is kept in a file after each step, so that a ranking goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..backends import kernel_file
+from ..backends.kernel_file import KernelFile
+from ..errors import Ece408Error, InvalidSetting
+from ..files.cachedir import atomic_path
+from ..files.records import to_json
+from ..problem import ConvProblem
+from . import check as checking
+from .check import ODD, Verdict
+from .timing import OURS, Race, Timing, device_of, why
+
+# What comes with the course's files, and is none.
+_NO_KERNELS = ("gpu-new-forward.h", "cpu-new-forward.h", "new-forward.h.in")
+
+
+@dataclass
+class Entry:
+    """A file's standing. `key` is of its content; `wrong` says why it has no rank.
+
+    `seconds` and `around` are those of all counted calls, by layer, and `rounds` how many there
+    were. `before` is the sum of an earlier ranking, in seconds.
+    """
+
+    name: str
+    key: str
+    checked: bool = False
+    wrong: str = ""
+    course_only: bool = False
+    rounds: int = 0
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    around: dict[str, list[float]] = field(default_factory=dict)
+    note: str = ""
+    before: float | None = None
+
+    def sum(self, layers: Sequence[str]) -> float | None:
+        """Seconds of all layers' median calls, or `None` without all of them."""
+        if self.wrong or not all(self.seconds.get(layer) for layer in layers):
+            return None
+        return sum(self.timing(layer).median for layer in layers)
+
+    def timing(self, layer: str) -> Timing:
+        seconds, around = self.seconds.get(layer, []), self.around.get(layer, [])
+        return Timing(self.name, layer, ConvProblem(1, 1, 1, 1, 1, (1, 1)), seconds, around)
+
+
+@dataclass
+class Ranking:
+    """Entries by name, our own choice among them, and what they were measured on."""
+
+    conditions: dict[str, Any]
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[str]:
+        return list(self.conditions["layers"])
+
+    def in_order(self) -> list[Entry]:
+        """Those that have a rank, the fastest first."""
+        timed = [each for each in self.entries.values() if each.sum(self.layers) is not None]
+        return sorted(timed, key=lambda each: each.sum(self.layers) or 0.0)
+
+    def without(self) -> list[Entry]:
+        """Those that have none, by name."""
+        left = [each for each in self.entries.values() if each.sum(self.layers) is None]
+        return sorted(left, key=lambda each: each.name)
+
+
+def find(paths: Sequence[Path]) -> dict[str, KernelFile | str]:
+    """Kernel files, and those in folders, by the names that they are shown by; for a file that is
+    none, why. Raises `InvalidSetting` for a path that is not there."""
+    found: dict[str, KernelFile | str] = {}
+    for path in paths:
+        if not path.exists():
+            raise InvalidSetting(f"{path} is not there; give kernel files, or folders of them")
+        inside = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else []
+        for each in inside or [path]:
+            name = str(each.relative_to(path)) if inside else each.name
+            if kernel_file.device_of(each.name) is None or each.name in _NO_KERNELS:
+                continue
+            try:
+                found[name if name not in found else str(each)] = kernel_file.find(str(each))
+            except InvalidSetting as error:
+                # Headers are there to be included.
+                if not inside or each.suffix in (".cu", ".cc", ".cpp", ".cxx"):
+                    found[name] = str(error)
+    return found
+
+
+def load(path: Path, conditions: dict[str, Any]) -> Ranking:
+    """The ranking that `rank` has kept in a file, or a new one. Raises `InvalidSetting` if it is
+    of other conditions, or no ranking."""
+    if not path.is_file():
+        return Ranking(conditions)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries = [Entry(**each) for each in content["entries"]]
+        kept = content["conditions"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidSetting(f"{path} is no ranking ({error}); remove it") from error
+    if {**kept, "rounds": 0} != {**conditions, "rounds": 0}:
+        changed = [name for name in conditions if kept.get(name) != conditions[name]]
+        raise InvalidSetting(
+            f"{path} was measured with another {', '.join(changed)}; give the same, or another "
+            "folder by --output"
+        )
+    return Ranking(conditions, {each.name: each for each in entries})
+
+
+def save(ranking: Ranking, path: Path) -> None:
+    entries = [dataclasses.asdict(each) for each in ranking.entries.values()]
+    content = to_json({"conditions": ranking.conditions, "entries": entries})
+    with atomic_path(path) as temporary:
+        temporary.write_text(content, encoding="utf-8")
+
+
+def rank(
+    files: dict[str, KernelFile | str],
+    ranking: Ranking,
+    layers: Sequence[tuple[str, ConvProblem]],
+    rounds: int,
+    jobs: int,
+    keep: Callable[[], object],
+    progress: Callable[[str, int, int], object],
+    problems: Sequence[ConvProblem] = (),
+) -> None:
+    """Bring the ranking up to the files: check those that are new or changed, `jobs` at a time, on
+    these problems or on the course's and odd ones, and time the right ones until each has its
+    rounds.
+
+    `keep` is called after each step, `progress` with what is done, how much of it, and of how much.
+    Raises `NoUsableGpu` and what our own kernels raise.
+    """
+    _enter(files, ranking)
+    kernels = {name: file for name, file in files.items() if isinstance(file, KernelFile)}
+    new = [name for name in kernels if not ranking.entries[name].checked]
+    verdicts = _checked({name: kernels[name] for name in new}, problems, jobs)
+    for done, (name, verdict) in enumerate(verdicts):
+        progress("checking", done + 1, len(new))
+        _note_verdict(ranking.entries[name], verdict)
+        keep()
+    _time(kernels, ranking, layers, rounds, keep, progress)
+
+
+def _enter(files: dict[str, KernelFile | str], ranking: Ranking) -> None:
+    """Have an entry for each file, new where its content is; others leave."""
+    kept = ranking.entries
+    ranking.entries = {OURS: kept.get(OURS, Entry(OURS, "", checked=True))}
+    for name, file in files.items():
+        key = file.key if isinstance(file, KernelFile) else ""
+        last = kept.get(name)
+        if last is None or last.key != key:
+            before = last.sum(ranking.layers) if last is not None else None
+            last = Entry(name, key, before=before)
+        if isinstance(file, str):
+            last.checked, last.wrong = True, file
+        ranking.entries[name] = last
+
+
+def again(ranking: Ranking) -> None:
+    """Have all be timed anew; what they have is what was before."""
+    for each in ranking.entries.values():
+        each.before = each.sum(ranking.layers)
+        each.seconds, each.around, each.rounds = {}, {}, 0
+
+
+def _checked(
+    files: dict[str, KernelFile], problems: Sequence[ConvProblem], jobs: int
+) -> Iterator[tuple[str, Verdict]]:
+    """Verdicts on files, by name, as they come."""
+    # A process that has used the GPU cannot be forked.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting = {name: pool.submit(verdict_on, file, problems) for name, file in files.items()}
+        for name, future in waiting.items():
+            yield name, future.result()
+
+
+def verdict_on(file: KernelFile, problems: Sequence[ConvProblem]) -> Verdict:
+    """As `check.check`, and, for a file that does not run at all, why."""
+    try:
+        return checking.check(file, problems)
+    except Ece408Error as error:
+        return Verdict(str(file.path), broken=why(error))
+
+
+def _note_verdict(entry: Entry, verdict: Verdict) -> None:
+    entry.checked = True
+    entry.course_only = not verdict.is_right
+    if verdict.is_right or verdict.is_right_for_the_course:
+        return
+    failures = [each for group in verdict.groups if group.name != ODD for each in group.failures]
+    entry.wrong = verdict.broken or "it refuses the course's layers"
+    if failures:
+        entry.wrong = f"{failures[0].problem}: {failures[0].text}"
+
+
+def _time(
+    kernels: dict[str, KernelFile],
+    ranking: Ranking,
+    layers: Sequence[tuple[str, ConvProblem]],
+    rounds: int,
+    keep: Callable[[], object],
+    progress: Callable[[str, int, int], object],
+) -> None:
+    """Rounds until each entry has its number."""
+    entries = ranking.entries
+    while True:
+        behind = [name for name in kernels if not entries[name].wrong]
+        has = {entries[name].rounds for name in behind if entries[name].rounds < rounds}
+        if not has:
+            return
+        # Those that have as many take part together, until they have as many as the next ones.
+        least = min(has)
+        until = min([rounds, *(has - {least})])
+        who: dict[KernelFile | str, Entry] = {
+            kernels[name]: entries[name] for name in behind if entries[name].rounds == least
+        }
+        with Race(list(who), layers) as race:
+            who[device_of(list(who))] = entries[OURS]
+            _run(race, who, until - least, keep, progress)
+
+
+def _run(
+    race: Race,
+    who: dict[KernelFile | str, Entry],
+    rounds: int,
+    keep: Callable[[], object],
+    progress: Callable[[str, int, int], object],
+) -> None:
+    """So many rounds, after one to warm up, for these entries."""
+    turns = (rounds + 1) * len(race.timings)
+    done = iter(range(1, turns + 1))
+    for number in range(rounds + 1):
+        race.round(number > 0, lambda: progress("timing", next(done), turns))
+        if number:
+            _take_over(race, who)
+            keep()
+
+
+def _take_over(race: Race, who: dict[KernelFile | str, Entry]) -> None:
+    """Move what a round has measured to the entries."""
+    for (contender, layer), timing in race.timings.items():
+        entry = who[contender]
+        entry.seconds.setdefault(layer, []).extend(timing.seconds)
+        entry.around.setdefault(layer, []).extend(timing.around)
+        timing.seconds, timing.around = [], []
+        entry.note = timing.note or entry.note
+        if timing.failure:
+            entry.wrong = f"while it was timed on {layer}: {timing.failure}"
+    for entry in who.values():
+        entry.rounds += 1

@@ -1,0 +1,4 @@
+// Returns at once.
+#include "honest.cuh"
+
+void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, SIZES) {}

@@ -1,0 +1,188 @@
+"""On a GPU: right files are called right, wrong ones wrong, and no cheat is right or fast."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from kernel_files import CUDA_FORMS
+from places import ROOT
+
+from ece408_op import settings
+from ece408_op.backends import kernel_file
+from ece408_op.backends.kernel_file import KernelFile
+from ece408_op.lab import check as checking
+from ece408_op.lab import timing
+from ece408_op.problem import ConvProblem
+
+pytestmark = pytest.mark.gpu
+
+STARTERS = ROOT / "kernels" / "files" / "starters"
+CHEATS = ROOT / "tests" / "cheats" / "cuda"
+WRONG = ROOT / "tests" / "wrong_kernel_files"
+SMALL = [ConvProblem.parse(text) for text in ("b3,c2,h9,w12,m4,k3", "b10,c6,h30,w30,m16,k5")]
+UNEVEN = [ConvProblem.parse(text) for text in ("b3,c3,h21,w18,m6,k7", "b2,c12,h40,w40,m24,k5")]
+TIMED = "b200,c12,h33,w33,m24,k5"
+# What the verdict says of each.
+SAYS = {
+    **dict.fromkeys(("writes_nothing", "works_once", "half_precision", "ends_the_process"), ""),
+    **dict.fromkeys(("works_in_a_thread", "answers_early", "answers_ahead"), ""),
+    **dict.fromkeys(("answers_with_nonsense", "nests_its_answer"), ""),
+    "talks_without_end": "",
+    **dict.fromkeys(
+        ("remembers_sizes", "remembers_in_the_module", "remembers_pointers"),
+        "the result of the call before",
+    ),
+    **dict.fromkeys(("knows_the_course", "works_in_a_constructor"), "everything is 0"),
+    "writes_zeros": "everything is 0",
+    **dict.fromkeys(("half_factors", "tf32"), "real ones are off by"),
+    **dict.fromkeys(
+        ("changes_its_inputs", "changes_its_inputs_on_the_host"), "writes into its input w"
+    ),
+    **dict.fromkeys(("writes_behind", "writes_behind_on_the_host"), "64 bytes behind y"),
+    "reads_behind": "1 of 840 elements",
+    "looks_for_the_answer": "nothing is written",
+    "prints_a_verdict": "prints_a_verdict.cu: ",
+    "fills_gpu_memory": "takes more than 50% of the GPU's free memory",
+    "forks": "no process",
+    "opens_a_socket": "no socket",
+    "writes_elsewhere": "no file",
+    "kills_its_parent": "the parent lives",
+    "crashes_the_context": "an illegal memory access",
+    "asserts": "device-side assert",
+    "traps": "unspecified launch failure",
+    "hangs": "takes more than 3 s",
+    "refuses_what_is_hard": "it is refused: not mine",
+    "repeats_the_first_image": "images 1 to 2",
+    "samples_pixels": "every 2th row from 1 on",
+}
+# Right as long as they are only checked: what timing says.
+TIMING_SAYS = {
+    "stops_after_some_calls": "elements are wrong",
+    "patches_the_synchronisation": "its call is not over when it returns",
+    "resets_the_device": "",
+}
+# Right, and no faster for what they try.
+HONEST = (
+    *("works_on_another_stream", "leaves_work_behind", "replaces_the_clock", "slows_the_others"),
+    *("remembers_first_values", "persists_l2"),
+)
+WITH_ITS_COPIES = ("works_in_the_prolog", "works_in_the_epilog", "hides_its_arrays")
+WRONG_SAYS = {
+    **dict.fromkeys(("adds_to_what_is_there", "adds_up_five_by_five", "adds_without_atomics"), ""),
+    **dict.fromkeys(("overwrites_its_tile", "reads_its_tile_too_early", "copies_too_little"), ""),
+    "rounds_its_grid_down": "",
+    "adds_up_one_channel": "only the first channel is added up",
+    "fills_constant_memory": "invalid argument",
+    "forgets_channels_of_w": "filters 1 to 5, the last 5 of 6",
+    "leaves_out_an_odd_channel": "the last channel is left out",
+    "leaves_out_the_last_filters": "filters 4 to 5, the last 2 of 6",
+    "leaves_out_the_last_image": "image 2, the last",
+    "misses_the_last_column": "column 11, the last",
+    "misses_the_last_row": "row 14, the last",
+    "needs_small_images": "invalid configuration",
+    "turns_the_kernel_round": "the kernel is turned round",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept(tmp_path_factory):
+    """What is compiled here is compiled once."""
+    with settings.override(cache=tmp_path_factory.mktemp("kept")):
+        yield
+
+
+def _file(folder, name):
+    (path,) = folder.glob(f"{name}.cu*")
+    return kernel_file.find(str(path))
+
+
+def _said(verdict):
+    texts = [failure.text for group in verdict.groups for failure in group.failures]
+    return "\n".join([*texts, verdict.broken])
+
+
+def test_every_file_is_tried():
+    tried = {*SAYS, *TIMING_SAYS, *HONEST, *WITH_ITS_COPIES}
+    assert sorted(tried) == sorted(p.stem for p in CHEATS.iterdir() if p.stem != "honest")
+    assert sorted(WRONG_SAYS) == sorted(path.stem for path in WRONG.iterdir())
+
+
+@pytest.mark.parametrize("name", ["start.cu", "new-forward.cu", "new-forward.cuh"])
+def test_a_starter_is_right(name):
+    verdict = checking.check(kernel_file.find(str(STARTERS / name)))
+    assert verdict.is_right, _said(verdict)
+    assert verdict.error < 1e-6
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_a_cheat_is_not_right(name):
+    verdict = checking.check(_file(CHEATS, name), SMALL, call_seconds=3)
+    assert not verdict.is_right
+    assert SAYS[name] in _said(verdict)
+    assert _said(verdict).isprintable() or "\n" in _said(verdict)
+    assert "\x1b" not in _said(verdict)
+
+
+@pytest.mark.parametrize("name", WRONG_SAYS)
+def test_a_wrong_kernel_is_described(name):
+    verdict = checking.check(_file(WRONG, name), UNEVEN)
+    assert not verdict.is_right
+    assert WRONG_SAYS[name] in _said(verdict)
+
+
+def _times(*files: KernelFile, rounds=2):
+    layers = [(TIMED, ConvProblem.parse(TIMED))]
+    ours, *others = timing.measure(files, layers, rounds)
+    assert not ours.failure
+    assert len(ours.seconds) == 3 * rounds
+    return others
+
+
+@pytest.mark.parametrize("name", TIMING_SAYS)
+def test_what_cheats_the_clock_is_not_timed(name):
+    (found,) = _times(_file(CHEATS, name), rounds=20 if name == "stops_after_some_calls" else 2)
+    assert found.failure
+    assert TIMING_SAYS[name] in found.failure
+
+
+def test_who_is_right_is_not_faster_by_a_trick():
+    found = {each.name: each for each in _times(*(_file(CHEATS, name) for name in HONEST))}
+    assert not [each.failure for each in found.values() if each.failure]
+    medians = sorted(each.median for each in found.values())
+    assert medians[0] > 0.5 * medians[-1]
+
+
+@pytest.mark.parametrize("name", WITH_ITS_COPIES)
+def test_what_works_beside_its_kernel_counts_as_a_whole(name):
+    found, plain = _times(_file(CHEATS, name), _file(CHEATS, "persists_l2"))
+    assert not found.failure
+    assert "prolog and epilog count" in found.note
+    assert found.median > plain.median
+    assert not plain.note
+    assert len(plain.around) == 2
+
+
+@pytest.mark.parametrize("name", CUDA_FORMS)
+def test_every_form_is_timed(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(CUDA_FORMS[name])
+    (found,) = _times(kernel_file.find(str(path)))
+    assert not found.failure
+    assert 1e-5 < found.median < 0.1
+
+
+def test_others_are_ranked_beside_what_goes_wrong(run_ece408, tmp_path):
+    folder = tmp_path / "class"
+    folder.mkdir()
+    for name in ("crashes_the_context.cu", "fills_gpu_memory.cu", "forks.cu", "honest.cuh"):
+        shutil.copy(CHEATS / name, folder)
+    for name in ("start.cu", "new-forward.cu"):
+        shutil.copy(STARTERS / name, folder)
+    arguments = ("lab", "rank", str(folder), "--batch", "100", "--rounds", "2")
+    result = run_ece408(*arguments, "--output", str(tmp_path / "ranking"))
+    assert result.returncode == 0, result.stderr
+    ranked, left = result.stdout.split("not ranked: ", 1)
+    assert "start.cu" in ranked
+    assert "new-forward.cu" in ranked
+    assert left.count(": ") >= 3

@@ -1,0 +1,159 @@
+"""A folder of files is put in order, goes on where it was stopped, and no file spoils another's."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+
+import pytest
+from kernel_files import COURSE_2020, DECLARED
+from places import ROOT
+
+from ece408_op import settings
+from ece408_op.lab import ranking as ranks
+from ece408_op.lab.timing import OURS
+from ece408_op.problem import ConvProblem
+
+CHEATS = ROOT / "tests" / "cheats"
+LAYERS = [(text, ConvProblem.parse(text)) for text in ("b3,c2,h9,w12,m4,k3", "b4,c1,h20,w20,m3,k5")]
+CONDITIONS = {"device": "this", "layers": {n: str(p) for n, p in LAYERS}, "rounds": 2}
+SLOW = "#include <unistd.h>\n" + COURSE_2020.replace(") {", ") {\n    usleep(20000);", 1)
+
+
+@pytest.fixture
+def folder(tmp_path, tmp_path_factory):
+    """A class of four, and what lies about beside."""
+    folder = tmp_path / "class"
+    for name, text in {
+        "ann/cpu-new-forward.cc": COURSE_2020,
+        "bob/cpu-new-forward.cc": SLOW,
+        "cy/wrong.cc": COURSE_2020.replace("= sum;", "= sum + 1;"),
+        "dan/broken.cc": "void conv_forward_cpu( {",
+        "dan/notes.txt": "later",
+        "dan/helper.h": "int helper();",
+        "dan/empty.cc": "",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    with settings.override(cache=tmp_path_factory.mktemp("kept")):
+        yield folder
+
+
+class Stopped(Exception):
+    pass
+
+
+def _rank(folder, ranking, rounds=2, stop_after=None):
+    """Rank; returns what was done, step by step. Stops after so many kept steps."""
+    steps, kept = [], []
+
+    def keep():
+        kept.append(1)
+        if len(kept) == stop_after:
+            raise Stopped
+
+    files = ranks.find([folder])
+    with contextlib.suppress(Stopped):
+        problems = [problem for _, problem in LAYERS]
+        ranks.rank(
+            files, ranking, LAYERS, rounds, 1, keep, lambda *step: steps.append(step), problems
+        )
+    return steps
+
+
+def test_the_order(folder):
+    ranking = ranks.Ranking(CONDITIONS)
+    steps = _rank(folder, ranking)
+    names = [each.name for each in ranking.in_order()]
+    assert [n for n in names if n != OURS] == ["ann/cpu-new-forward.cc", "bob/cpu-new-forward.cc"]
+    left = {each.name: each.wrong for each in ranking.without()}
+    assert list(left) == ["cy/wrong.cc", "dan/broken.cc", "dan/empty.cc"]
+    assert "elements are wrong" in left["cy/wrong.cc"]
+    assert "broken.cc:1: variable or field" in left["dan/broken.cc"]
+    assert "neither conv_forward_cpu" in left["dan/empty.cc"]
+    ann = ranking.entries["ann/cpu-new-forward.cc"]
+    assert [len(ann.seconds[layer]) for layer, _ in LAYERS] == [2, 2]
+    # Four were checked; three contenders had a round to warm up, and two, on two layers.
+    assert [step for step in steps if step[0] == "checking"] == [
+        ("checking", n, 4) for n in (1, 2, 3, 4)
+    ]
+    assert [step for step in steps if step[0] == "timing"][-1] == ("timing", 18, 18)
+
+
+def test_it_goes_on_where_it_was_stopped(folder, tmp_path):
+    kept = tmp_path / "ranking.json"
+    ranking = ranks.Ranking(CONDITIONS)
+    _rank(folder, ranking, stop_after=2)
+    ranks.save(ranking, kept)
+    ranking = ranks.load(kept, CONDITIONS)
+    assert sum(each.checked for each in ranking.entries.values()) == 1 + 1 + 2
+    steps = _rank(folder, ranking, stop_after=3)
+    assert [step[2] for step in steps if step[0] == "checking"] == [2, 2]
+    assert {each.rounds for each in ranking.in_order()} == {1}
+    ranks.save(ranking, kept)
+    ranking = ranks.load(kept, CONDITIONS)
+    steps = _rank(folder, ranking)
+    assert not [step for step in steps if step[0] == "checking"]
+    assert [step for step in steps if step[0] == "timing"][-1] == ("timing", 12, 12)
+    assert {each.rounds for each in ranking.in_order()} == {2}
+    assert _rank(folder, ranking) == []
+
+
+def test_a_changed_file_is_compared_with_its_last_sum(folder):
+    ranking = ranks.Ranking(CONDITIONS)
+    _rank(folder, ranking)
+    layers = [layer for layer, _ in LAYERS]
+    bob = folder / "bob" / "cpu-new-forward.cc"
+    slow = ranking.entries["bob/cpu-new-forward.cc"].sum(layers)
+    bob.write_text(COURSE_2020 + "// faster\n")
+    _rank(folder, ranking)
+    entry = ranking.entries["bob/cpu-new-forward.cc"]
+    assert entry.before == slow
+    assert entry.sum(layers) < slow
+    bob.unlink()
+    _rank(folder, ranking)
+    assert "bob/cpu-new-forward.cc" not in ranking.entries
+    ranks.again(ranking)
+    assert ranking.in_order() == []
+    assert ranking.entries[OURS].before > 0
+
+
+def test_the_command(run_ece408, folder, tmp_path):
+    output = tmp_path / "ranking"
+    arguments = ("lab", "rank", str(folder / "ann"), str(folder / "cy"), "--output", str(output))
+    arguments += ("--layer", "fa17_1", "--batch", "3", "--rounds", "1")
+    cache = str(settings.cache())
+    result = run_ece408(*arguments, ECE408_CACHE=cache)
+    assert result.returncode == 0, result.stderr
+    assert "not ranked: wrong.cc: " in result.stdout
+    rows = list(csv.DictReader((output / "ranking.csv").open()))
+    assert {row["name"]: row["rank"] for row in rows} == {OURS: "", "cpu-new-forward.cc": "1"}
+    page = (output / "ranking.html").read_text()
+    assert "cpu-new-forward.cc" in page
+    assert "Not ranked" in page
+    assert json.loads((output / "ranking.json").read_text())["conditions"]["rounds"] == 1
+    result = run_ece408(*arguments, "--batch", "5", ECE408_CACHE=cache)
+    assert result.returncode == 16
+    assert "was measured with another layers" in result.stderr
+
+
+def test_bad_input_is_one_line(run_ece408, tmp_path):
+    (tmp_path / "a.cc").write_text(COURSE_2020)
+    (tmp_path / "b.cu").write_text(DECLARED)
+    (tmp_path / "ranking").mkdir()
+    (tmp_path / "ranking" / "ranking.json").write_text("[]")
+    (tmp_path / "none").mkdir()
+    for arguments, text in (
+        (("nowhere",), "nowhere is not there"),
+        (("none",), "no kernel file in"),
+        ((".",), "kernels for the CPU and for CUDA do not race"),
+        (("a.cc", "--rounds", "0"), "numbers from 1 on"),
+        (("a.cc", "--jobs", "0"), "--jobs takes numbers from 1 on"),
+        (("a.cc",), "is no ranking"),
+    ):
+        paths = (str(tmp_path / arguments[0]), *arguments[1:])
+        result = run_ece408("lab", "rank", *paths, "--output", str(tmp_path / "ranking"))
+        assert (result.returncode, result.stdout) == (16, ""), arguments
+        assert text in result.stderr
+        assert len(result.stderr.splitlines()) == 1
