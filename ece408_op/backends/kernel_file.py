@@ -154,7 +154,12 @@ def load(file: KernelFile, content: bytes) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as temporary:
         copy = Path(temporary) / f"{file.path.stem}.so"
         copy.write_bytes(content)
-        library = ctypes.CDLL(str(copy))
+        try:
+            library = ctypes.CDLL(str(copy))
+        except OSError as error:
+            # Such as a method that is declared, and defined with other arguments.
+            reason = str(error).rpartition(": ")[2]
+            raise KernelCompileFailed(f"{file.path}: its library does not load: {reason}") from None
     library.ece408_file_message.restype = ctypes.c_char_p
     return library
 

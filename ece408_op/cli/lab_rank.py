@@ -22,7 +22,7 @@ from ..operator.environment import machine
 from ..report import page
 from .lab import asked_layers
 
-_COURSE_ONLY = "right on the course's layers only"
+_LAYERS_ONLY = "right on these layers only"
 
 
 def rank(
@@ -141,7 +141,7 @@ def _around(entry: Entry, layers: Sequence[str]) -> str:
 
 
 def _remarks(entry: Entry, layers: Sequence[str]) -> list[str]:
-    remarks = [_COURSE_ONLY] if entry.course_only and entry.name != OURS else []
+    remarks = [_LAYERS_ONLY] if entry.layers_only and entry.name != OURS else []
     spread = max(entry.timing(layer).spread for layer in layers)
     if spread > STEADY:
         remarks.append(f"spread {spread:.0%}")

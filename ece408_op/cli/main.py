@@ -540,7 +540,7 @@ def _add_lab(commands: Any) -> None:
         metavar="N",
         type=int,
         default=9,
-        help="turns of each: a call on the CPU, three on the GPU (default: 9)",
+        help="turns of each: a call on the CPU, up to 32 on the GPU (default: 9)",
     )
     timed.add_argument(
         "--peer-python",
@@ -568,10 +568,10 @@ def _add_lab_rank(actions: Any) -> None:
         actions,
         "rank",
         "check and time all kernel files of a folder, and put them in order",
-        epilog="The files are checked, and those that are right on the course's layers are timed "
-        "in turns, as ece408 lab time does. The sum of the layers' median op times decides. A "
-        "ranking that was stopped goes on where it was; files that have changed are checked and "
-        "timed again, and compared with their last sum.",
+        epilog="The files are checked on these layers and on odd sizes, and those that are right "
+        "on the layers are timed in turns, as ece408 lab time does. The sum of the layers' median "
+        "op times decides. A ranking that was stopped goes on where it was; files that have "
+        "changed are checked and timed again, and compared with their last sum.",
     )
     parser.add_argument("paths", nargs="+", metavar="DIR|FILE", type=Path)
     _add_layers(parser, "1000")

@@ -89,8 +89,10 @@ def check(
     progress: Callable[[], object] = lambda: None,
     call_seconds: float = CALL_SECONDS,
     memory: int | None = None,
+    layers: Sequence[ConvProblem] = (),
 ) -> Verdict:
-    """Check the file on these problems, or, without any, on the course's and on odd ones.
+    """Check the file on these problems, or, without any, on layers and on odd ones; the layers are
+    those of all the course's terms unless others are given.
 
     Without a `seed` numbers and odd sizes are secret. `progress` is called after each problem. A
     call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has it. Raises
@@ -101,7 +103,7 @@ def check(
     start = functools.partial(Session, file, call_seconds, memory)
     runner = _Runner(file, verdict, start, keep_seed=bool(problems))
     try:
-        for name, group in groups(problems, seed, file.device):
+        for name, group in groups(problems, seed, file.device, layers):
             runner.check(Group(name), group, seed, progress)
     except (Ended, _Exhausted) as ended:
         verdict.broken = str(ended)
@@ -111,14 +113,20 @@ def check(
 
 
 def groups(
-    problems: Sequence[ConvProblem], seed: int, device: str
+    problems: Sequence[ConvProblem],
+    seed: int,
+    device: str,
+    layers: Sequence[ConvProblem] = (),
 ) -> list[tuple[str, list[ConvProblem]]]:
     """What `check` checks, in an order that the seed gives."""
     if problems:
         return [(GIVEN, list(problems))]
     rng = random.Random(seed)
-    course = [dataclasses.replace(each, batch=_BATCH[device]) for each in SHAPES.values()]
-    course += [ConvProblem.parse(f"b{_BATCH[device]},{text}") for text in _LATER.values()]
+    later = [ConvProblem.parse(f"b1,{text}") for text in _LATER.values()]
+    course = [
+        dataclasses.replace(each, batch=_BATCH[device])
+        for each in layers or [*SHAPES.values(), *later]
+    ]
     rng.shuffle(course)
     return [(COURSE, course), (ODD, _odd(rng))]
 

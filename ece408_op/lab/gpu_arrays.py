@@ -1,8 +1,8 @@
 """Arrays on the GPU that another process computes on, and what this one compares them with.
 
-Another process opens memory of this one, or the other way round, by CUDA's handles for that
-(cuIpcGetMemHandle and cuIpcOpenMemHandle of the driver's interface). What computes never sees this
-process's own arrays: the expected output least of all.
+Another process opens memory of this one by CUDA's handles for that (cuIpcGetMemHandle and
+cuIpcOpenMemHandle of the driver's interface). It never sees the numbers and the expected output
+that this process keeps for itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,41 +38,45 @@ _JUDGE = Code("judge", "judge.cu", ARCHITECTURES, "float32", float32_accurate=Tr
 
 
 class Block:
-    """x, w and y of one problem, between margins, in memory that another process opens."""
+    """Sets of x, w and y of one problem, all with the same w, between margins, in memory that
+    another process opens; `sets` are their addresses."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._memory: Any = None
+        # All but the last were too small. Another process may have them open still.
+        self._blocks: list[Any] = []
         self._nbytes = 0
-        self.addresses: list[int] = []
+        self.sets: list[tuple[int, int, int]] = []
         self._shapes: list[tuple[int, ...]] = []
         self._inputs: tuple[np.ndarray, ...] = ()
 
     def close(self) -> None:
-        if self._memory is not None:
-            with self._gpu.active():
-                self._memory.free()
-            self._memory = None
+        """Free the memory, which no other process may have open any more."""
+        with self._gpu.active():
+            for block in self._blocks:
+                block.free()
+        self._blocks = []
 
-    def place(self, problem: ConvProblem) -> dict[str, Any]:
-        """Make room for a problem's arrays, all NaN; returns what the other process is told of
-        them. Raises `NotEnoughMemory`."""
+    def reserve(self, problem: ConvProblem, sets: int) -> None:
+        """Have room for so many sets. Raises `NotEnoughMemory`."""
+        nbytes = _layout(problem, sets)[1]
+        if nbytes > self._nbytes:
+            with self._gpu.active(), reported("allocating what another process computes on"):
+                self._blocks.append(self._gpu.cuda.mem_alloc(nbytes))
+            self._nbytes = nbytes
+
+    def place(self, problem: ConvProblem, sets: int = 1) -> dict[str, Any]:
+        """Lay out so many sets, all NaN; returns what the other process is told of them. Raises
+        `NotEnoughMemory`."""
+        self.reserve(problem, sets)
         self._shapes = [problem.x_shape, problem.w_shape, problem.y_shape]
-        offsets, end = [], _MARGIN
-        for shape in self._shapes:
-            offsets.append(end)
-            end += -(-4 * math.prod(shape) // _ALIGNMENT) * _ALIGNMENT + _MARGIN
-        end = -(-end // _SHARED) * _SHARED
-        if end > self._nbytes:
-            self.close()
-            self._nbytes = end
+        offsets, nbytes = _layout(problem, sets)
+        begin = int(self._blocks[-1])
         with self._gpu.active(), reported("allocating what another process computes on"):
-            if self._memory is None:
-                self._memory = self._gpu.cuda.mem_alloc(end)
-            self._gpu.cuda.memset_d8(self._memory, CANARY, end)
-            handle = bytes(self._gpu.cuda.mem_get_ipc_handle(self._memory))
-        self.addresses = [int(self._memory) + offset for offset in offsets]
-        return {"memory": handle.hex(), "offsets": offsets}
+            self._gpu.cuda.memset_d8(begin, CANARY, nbytes)
+            handle = bytes(self._gpu.cuda.mem_get_ipc_handle(begin))
+        self.sets = [(begin + i, begin + j, begin + k) for i, j, k in offsets]
+        return {"memory": handle.hex(), "sets": offsets}
 
     def put(
         self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = ""
@@ -100,47 +104,36 @@ class Block:
     def strays(self) -> list[str]:
         """What was written around the arrays since `place`."""
         found = []
-        for role, address, shape in zip("xwy", self.addresses, self._shapes):
-            before, behind = np.empty((2, _MARGIN), np.uint8)
-            with self._gpu.active():
-                self._gpu.cuda.memcpy_dtoh(before, address - _MARGIN)
-                self._gpu.cuda.memcpy_dtoh(behind, address + 4 * math.prod(shape))
-            found += damage(role, np.flatnonzero(before != CANARY) - _MARGIN, behind != CANARY)
+        for addresses in self.sets:
+            for role, address, shape in zip("xwy", addresses, self._shapes):
+                before, behind = np.empty((2, _MARGIN), np.uint8)
+                with self._gpu.active():
+                    self._gpu.cuda.memcpy_dtoh(before, address - _MARGIN)
+                    self._gpu.cuda.memcpy_dtoh(behind, address + 4 * math.prod(shape))
+                found += damage(role, np.flatnonzero(before != CANARY) - _MARGIN, behind != CANARY)
         return found
 
     def _write(self, role: int) -> None:
         with self._gpu.active():
-            self._gpu.cuda.memcpy_htod(
-                self.addresses[role], np.ascontiguousarray(self._inputs[role])
-            )
+            array = np.ascontiguousarray(self._inputs[role])
+            self._gpu.cuda.memcpy_htod(self.sets[0][role], array)
             # A copy from memory that is not page-locked may not have arrived when it returns.
             self._gpu.cuda.Context.synchronize()
 
     def _read(self, role: int) -> np.ndarray:
         found = np.empty(self._shapes[role], np.float32)
         with self._gpu.active():
-            self._gpu.cuda.memcpy_dtoh(found, self.addresses[role])
+            self._gpu.cuda.memcpy_dtoh(found, self.sets[0][role])
         return found
 
 
-class Opened:
-    """Memory of another process, opened here; `address` is where an array begins in it."""
-
-    def __init__(self, gpu: Gpu, memory: str, offset: int, nbytes: int) -> None:
-        """Raises `GpuFailed` if it cannot be opened, and `ValueError` if the array is not in it."""
-        self._gpu = gpu
-        with gpu.active(), reported("opening another process's memory on the GPU"):
-            self._handle = gpu.cuda.IPCMemoryHandle(bytearray.fromhex(memory))
-            begin, size = map(int, gpu.cuda.mem_get_address_range(int(self._handle)))
-        self.address = int(self._handle) + offset
-        # Beyond it lies memory of this process.
-        if not begin <= self.address <= begin + size - nbytes:
-            self.close()
-            raise ValueError(f"an array at {offset} of {size} bytes")
-
-    def close(self) -> None:
-        with self._gpu.active():
-            self._handle.close()
+def _layout(problem: ConvProblem, sets: int) -> tuple[list[tuple[int, int, int]], int]:
+    """Where x, w and y of each set begin in a block, and the block's size in bytes."""
+    shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
+    x, w, y = (-(-4 * math.prod(s) // _ALIGNMENT) * _ALIGNMENT + _MARGIN for s in shapes)
+    first = _MARGIN + w
+    offsets = [(first + n * (x + y), _MARGIN, first + n * (x + y) + x) for n in range(sets)]
+    return offsets, -(-(first + sets * (x + y)) // _SHARED) * _SHARED
 
 
 class Judge:
@@ -154,17 +147,17 @@ class Judge:
         terms = problem.channels * math.prod(problem.kernel)
         # As `check.beyond_float32` has it, for numbers whose magnitudes are known.
         self.bound = 1e-5 * _MAGNITUDE * terms
-        self._w = np.empty(problem.w_shape, np.float32)
         self._checked = False
 
-    def draw(self, roles: Sequence[str] = ("x", "w")) -> None:
-        """New numbers, and what they give. Raises `WrongResult` if our own kernel is wrong."""
-        for role in roles:
-            seed = np.frombuffer(secrets.token_bytes(8), np.uint8)
-            with self._gpu.active():
-                self._gpu.cuda.memcpy_htod(self._pointers["seed"], seed)
-            self._launch("draw", role, "seed", self._elements(role))
-        self.read("w", self._w)
+    def draw(self, role: str, seed: bytes) -> None:
+        """Set x or w to the numbers that eight bytes give."""
+        with self._gpu.active():
+            self._gpu.cuda.memcpy_htod(self._pointers["seed"], np.frombuffer(seed, np.uint8))
+            self._gpu.cuda.Context.synchronize()
+        self._launch("draw", role, "seed", self._elements(role))
+
+    def expect(self) -> None:
+        """Compute what x and w give. Raises `WrongResult` if our own kernel is wrong."""
         x, w, y = (self._pointers[role] for role in ("x", "w", "expected"))
         self._ours.forward(self._problem, x, w, None, y, False)
         if not self._checked:
@@ -222,13 +215,15 @@ class Judge:
     def _check(self) -> None:
         """Compare some images of what our own kernel gives with the oracle."""
         problem = self._problem
+        w = np.empty(problem.w_shape, np.float32)
+        self.read("w", w)
         one = dataclasses.replace(problem, batch=1)
         for image in {0, *(secrets.randbelow(problem.batch) for _ in range(_SAMPLED))}:
             x, y = np.empty(one.x_shape, np.float32), np.empty(one.y_shape, np.float32)
             with self._gpu.active():
                 self._gpu.cuda.memcpy_dtoh(x, self._pointers["x"] + image * x.nbytes)
                 self._gpu.cuda.memcpy_dtoh(y, self._pointers["expected"] + image * y.nbytes)
-            if not np.abs(y - oracle.forward(one, x, self._w)).max() <= self.bound:
+            if not np.abs(y - oracle.forward(one, x, w)).max() <= self.bound:
                 raise WrongResult(f"this package's own CUDA kernel is wrong ({problem})")
 
 

@@ -1,33 +1,48 @@
 """Turns of kernels on the GPU: some timed calls each, on numbers and outputs of this process's.
 
-What this process reads of another one's memory cannot be there before it was written: whoever
-answers early is found by how long reading the output then takes.
+The GPU changes from process to process in 0.1 to 0.3 ms, so that calls are timed many at once,
+each on arrays of its own, and what as many calls take that do nothing is taken off. A process that
+answers early is found by how long reading its last output then takes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
 from .. import settings
+from ..backends import kernel_file
 from ..backends.cuda.runtime import device
-from ..errors import Ece408Error, GpuFailed, WrongResult
+from ..errors import Ece408Error, WrongResult
+from ..files.resources import kernels_dir
 from ..problem import ConvProblem
-from .gpu_arrays import Block, Judge, Opened, judge
+from .gpu_arrays import Block, Judge, judge
 from .session import Session
 
-# Timed calls of a turn, after one that warms up.
-_CALLS = 3
+# Windows of a turn, after one that warms up, and as many calls in each as arrays find room for.
+_WINDOWS = 2
+_MOST_CALLS = 16
+_ARRAY_BYTES = 4 << 30
+_SHARE_OF_FREE = 0.25
+# After a window as long as this one more is enough.
+_LONG_SECONDS = 0.5
+# Files that do nothing, by the form whose cost they have.
+_NOTHING = {
+    "declared": "nothing.cu",
+    "course_2019": "nothing.cuh",
+    "course_2020": "nothing_2020.cu",
+}
+_NOTHING_WINDOWS = 15
 # Reading an output may take this much longer than after our own kernels: a share, and seconds.
 _LATE_SHARE, _LATE_SECONDS = 0.25, 2e-4
-_COUNTED = "prolog and epilog count: they do more than copy x to the GPU and y from it"
+_COUNTED = "prolog and epilog count: conv_forward_gpu alone gives nothing right from another x"
 _SAMPLED = 16
 
 
@@ -42,25 +57,38 @@ class Turn:
 
 
 class GpuTurns:
-    """Gives sessions their turns on the first GPU that the settings name; use it in `with`.
+    """Gives sessions their turns at these problems on the first GPU that the settings name; use it
+    in `with`, around the sessions.
 
-    The arrays of one problem are kept from turn to turn. Entering raises `NoUsableGpu`; a turn
-    raises what the kernel's backend raises, `Ended`, and `NotEnoughMemory`.
+    The numbers of one problem are kept from turn to turn. Entering raises `NoUsableGpu` and
+    `NotEnoughMemory`; a turn raises what the kernel's backend raises, and `Ended`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, problems: Iterable[ConvProblem]) -> None:
         self._gpu = device.get(settings.devices()[0])
         self._block = Block(self._gpu)
-        self._judge: Judge | None = None
         self._problem: ConvProblem | None = None
-        self._stack = contextlib.ExitStack()
+        self._judged = contextlib.ExitStack()
+        self._sessions = contextlib.ExitStack()
         # Seconds that reading the output takes after our own kernels.
         self._usual: dict[ConvProblem, list[float]] = {}
+        # Seconds that windows of nothing take, by form and calls.
+        self._nothing: dict[tuple[str, int], float] = {}
         # Files whose prolog and epilog count, on a problem.
         self._counted: set[tuple[Session, ConvProblem]] = set()
 
+        with self._gpu.active():
+            room = min(_ARRAY_BYTES, int(_SHARE_OF_FREE * self._gpu.free_bytes()))
+        self._calls_of = {p: max(1, min(_MOST_CALLS, room // p.bytes)) for p in problems}
+
     def __enter__(self) -> GpuTurns:
+        # The largest first, so that there is one block.
+        for problem in sorted(self._calls_of, key=self._bytes, reverse=True):
+            self._block.reserve(problem, self._calls_of[problem])
         return self
+
+    def _bytes(self, problem: ConvProblem) -> int:
+        return self._calls_of[problem] * problem.bytes
 
     def __exit__(
         self,
@@ -68,166 +96,202 @@ class GpuTurns:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._sessions.close()
         self._block.close()
-        self._stack.close()
+        self._judged.close()
 
     def __call__(self, session: Session, problem: ConvProblem) -> Turn:
         numbers = self._numbers(problem)
         try:
             if not session.by_method:
-                return self._on_block(session, numbers, problem)
+                return self._calls(session, numbers, problem)
             if (session, problem) not in self._counted:
-                with contextlib.suppress(_DoesMore):
-                    return self._by_method(session, numbers, problem)
+                turn = self._by_method(session, numbers, problem)
+                if turn is not None:
+                    return turn
                 self._counted.add((session, problem))
             return self._whole(session, numbers, problem)
         finally:
             session.host_arrays.release()
 
     def _numbers(self, problem: ConvProblem) -> Judge:
-        if self._judge is None or self._problem != problem:
-            self._stack.close()
-            self._judge = self._stack.enter_context(judge(self._gpu, problem))
+        if self._problem != problem:
+            self._judged.close()
+            self._judge = self._judged.enter_context(judge(self._gpu, problem))
             self._problem = problem
         return self._judge
 
-    def _on_block(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
-        """Calls on arrays that this process has on the GPU."""
-        session.prepare(problem, self._block.place(problem))
-        x, w, y = self._block.addresses
-        calls = _Calls(self._usual.setdefault(problem, []), session.is_ours)
-        for _ in range(1 + _CALLS):
-            numbers.draw()
-            numbers.clear(y)
-            numbers.copy("x", x)
-            numbers.copy("w", w)
-            session.wake()
-            calls.add(session.go(), numbers, y)
-            for role, address in (("x", x), ("w", w)):
-                if numbers.changed(role, address):
-                    raise WrongResult(f"it writes into its input {role}")
+    def _calls(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
+        """Windows of calls on arrays that this process has on the GPU, with a new w for each."""
+        calls = self._place(session, problem)
+        nothing = self._nothing_seconds(session.form, calls, numbers, problem)
+        if nothing is None:
+            # Another session had its turn.
+            self._place(session, problem)
+            nothing = self._nothing[session.form, calls]
+        seconds = []
+        for _ in range(1 + _WINDOWS):
+            numbers.draw("w", secrets.token_bytes(8))
+            seconds.append(self._window(session, numbers, problem))
+            if seconds[0] > _LONG_SECONDS and len(seconds) > 1:
+                break
         for each in self._block.strays():
             raise WrongResult(f"it {each}")
         session.watch()
-        return calls.turn()
+        return Turn([max(each - nothing, 1e-9) / calls for each in seconds[1:]])
 
-    def _by_method(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
-        """Calls of conv_forward_gpu alone, each on an x that was not there in the prolog. Raises
-        `_DoesMore` where that cannot be right."""
-        numbers.draw()
-        arrays = self._prepare(session, numbers, problem)
-        prolog, shared = session.method("prolog")
-        calls = _Calls(self._usual.setdefault(problem, []), session.is_ours)
-        with self._opened(shared, arrays) as (x, y):
-            if x is not None and y is not None and not numbers.changed("x", x):
-                self._calls(session, numbers, x, y, calls)
-        epilog, _ = session.method("epilog")
-        if not calls.seconds:
-            raise _DoesMore
-        expected = np.empty(problem.y_shape, np.float32)
-        numbers.read("expected", expected)
-        found = arrays.output()
-        some = np.random.default_rng().integers(0, problem.batch, _SAMPLED)
-        if not (np.abs(found[some] - expected[some]) <= numbers.bound).all():
-            raise WrongResult("its epilog does not copy what conv_forward_gpu computed")
-        session.watch()
-        turn = calls.turn()
-        turn.around = [prolog + epilog]
-        return turn
+    def _place(self, session: Session, problem: ConvProblem) -> int:
+        """Have the session get ready for a window's calls; how many they are."""
+        calls = self._calls_of[problem]
+        session.prepare(problem, self._block.place(problem, calls))
+        return calls
 
-    def _calls(self, session: Session, numbers: Judge, x: int, y: int, calls: _Calls) -> None:
-        """Calls of conv_forward_gpu; none is left in `calls` where it needs its prolog each time.
+    def _window(
+        self, session: Session, numbers: Judge, problem: ConvProblem, blank: float = np.nan
+    ) -> float:
+        """Seconds of a call for each set of arrays, with a new x each, onto outputs full of one
+        value. Raises `WrongResult`."""
+        sets = self._block.sets
+        seeds = [secrets.token_bytes(8) for _ in sets]
+        self._fill(numbers, seeds, blank)
+        numbers.expect()
+        session.wake()
+        seconds = session.go()
+        begin = time.perf_counter()
+        wrong = numbers.wrong(sets[-1][2])
+        self._note_reading(session, problem, time.perf_counter() - begin)
+        for seed, (x, w, y) in list(zip(seeds, sets))[::-1]:
+            numbers.draw("x", seed)
+            numbers.expect()
+            wrong += numbers.wrong(y)
+            for role, address in (("x", x), ("w", w)):
+                if numbers.changed(role, address):
+                    raise WrongResult(f"it writes into its input {role}")
+        if wrong:
+            raise _wrong(wrong)
+        return seconds
 
-        Its output is NaN before, or 0, if it adds to what the prolog has left there.
-        """
-        for value in (np.nan, 0.0):
-            numbers.clear(y, value)
-            session.wake()
-            session.method("compute")
-            if not numbers.wrong(y):
-                break
-        else:
-            return
-        for _ in range(1 + _CALLS):
-            numbers.draw(("x",))
-            numbers.clear(y, value)
+    def _fill(self, numbers: Judge, seeds: list[bytes], blank: float) -> None:
+        """Give each set its x, the last one's staying in the judge, the judge's w, and an output
+        full of one value."""
+        numbers.copy("w", self._block.sets[0][1])
+        for seed, (x, _, y) in zip(seeds, self._block.sets):
+            numbers.draw("x", seed)
             numbers.copy("x", x)
-            session.wake()
-            calls.add(session.method("compute")[0], numbers, y)
+            numbers.clear(y, blank)
+
+    def _note_reading(self, session: Session, problem: ConvProblem, seconds: float) -> None:
+        """Compare how long reading an output took with what it takes after our own kernels. Raises
+        `WrongResult` if work was still going on."""
+        usual = self._usual.setdefault(problem, [])
+        if session.is_ours:
+            usual.append(seconds)
+        elif usual:
+            late = seconds - statistics.median(usual)
+            if late > _LATE_SHARE * statistics.median(usual) + _LATE_SECONDS:
+                session.late += 1
+                # Once may be chance.
+                if session.late > 2:
+                    raise WrongResult(
+                        f"its call is not over when it returns: {1e3 * late:.2f} ms of work come "
+                        "later"
+                    )
+            else:
+                session.late = 0
+
+    def _nothing_seconds(
+        self, form: str, calls: int, numbers: Judge, problem: ConvProblem
+    ) -> float | None:
+        """Seconds of a window whose calls do nothing; `None` if they were measured only now."""
+        if (form, calls) in self._nothing:
+            return self._nothing[form, calls]
+        path = kernels_dir() / "files" / "nothing" / _NOTHING[form]
+        session = Session(kernel_file.find(str(path)))
+        with session:
+            if session.by_method:
+                self._prepare_on_host(session, numbers, problem)
+                session.method("prolog")
+            self._place(session, problem)
+            found = []
+            for _ in range(_NOTHING_WINDOWS):
+                self._fill(numbers, [secrets.token_bytes(8)] * calls, 0.0)
+                session.wake()
+                found.append(session.go())
+        self._nothing[form, calls] = statistics.median(found)
+        return None
+
+    def _by_method(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn | None:
+        """Windows of calls of conv_forward_gpu alone, each on an x that was not there in the
+        prolog; `None` where that gives nothing right."""
+        numbers.draw("w", secrets.token_bytes(8))
+        numbers.draw("x", secrets.token_bytes(8))
+        numbers.expect()
+        self._prepare_on_host(session, numbers, problem)
+        around = session.method("prolog")
+        session.method("compute")
+        around += session.method("epilog")
+        self._check_on_host(session, numbers, problem, _SAMPLED)
+        # Once more for what follows: its own arrays have gone.
+        session.method("prolog")
+        calls = self._place(session, problem)
+        nothing = self._nothing_seconds(session.form, calls, numbers, problem)
+        if nothing is None:
+            self._place(session, problem)
+            nothing = self._nothing[session.form, calls]
+        seconds = self._method_windows(session, numbers, problem)
+        session.method("epilog")
+        session.watch()
+        if not seconds:
+            return None
+        for each in self._block.strays():
+            raise WrongResult(f"it {each}")
+        return Turn([max(each - nothing, 1e-9) / calls for each in seconds], [around])
+
+    def _method_windows(
+        self, session: Session, numbers: Judge, problem: ConvProblem
+    ) -> list[float]:
+        """Seconds of windows; none where a file needs its prolog each time. Outputs are NaN before,
+        or 0, for a file that adds to what its prolog has cleared."""
+        for blank in (np.nan, 0.0):
+            with contextlib.suppress(WrongResult):
+                first = self._window(session, numbers, problem, blank)
+                windows = 1 if first > _LONG_SECONDS else _WINDOWS
+                return [self._window(session, numbers, problem, blank) for _ in range(windows)]
+        return []
 
     def _whole(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
         """Calls of all three methods, which count as one."""
         for _ in range(2):
-            numbers.draw()
-            arrays = self._prepare(session, numbers, problem)
-            seconds = sum(session.method(name)[0] for name in ("prolog", "compute", "epilog"))
-            expected = np.empty(problem.y_shape, np.float32)
-            numbers.read("expected", expected)
-            wrong = ~(np.abs(arrays.output() - expected) <= numbers.bound)
-            if wrong.any():
-                raise _wrong(np.count_nonzero(wrong))
+            for role in ("w", "x"):
+                numbers.draw(role, secrets.token_bytes(8))
+            numbers.expect()
+            self._prepare_on_host(session, numbers, problem)
+            seconds = sum(session.method(name) for name in ("prolog", "compute", "epilog"))
+            self._check_on_host(session, numbers, problem, problem.batch)
         session.watch()
         return Turn([seconds], note=_COUNTED)
 
-    def _prepare(self, session: Session, numbers: Judge, problem: ConvProblem) -> Any:
-        """Have x and w on the host, for a call; returns the arrays there."""
+    def _prepare_on_host(self, session: Session, numbers: Judge, problem: ConvProblem) -> None:
+        """Have x and w on the host, and the session get ready for them."""
         arrays = session.host_arrays
         told = arrays.place(problem)
         for index, role in enumerate("xw"):
             numbers.read(role, arrays.array(index))
         session.prepare(problem, told)
-        return arrays
 
-    @contextlib.contextmanager
-    def _opened(self, shared: list[Any], arrays: Any) -> Iterator[tuple[int | None, int | None]]:
-        """Addresses here of a file's own x and y, where it shares them."""
-        with contextlib.ExitStack() as stack:
-            addresses: list[int | None] = []
-            for role in (0, 2):
-                with contextlib.suppress(GpuFailed, TypeError, ValueError, OverflowError):
-                    memory, offset = shared[role]
-                    opened = Opened(self._gpu, str(memory), int(offset), arrays.array(role).nbytes)
-                    stack.callback(opened.close)
-                    addresses.append(opened.address)
-                    continue
-                addresses.append(None)
-            yield addresses[0], addresses[1]
-
-
-class _DoesMore(Exception):
-    """A prolog or an epilog does more than copy."""
-
-
-class _Calls:
-    """The calls of a turn; `usual` are seconds that reading an output takes after our own."""
-
-    def __init__(self, usual: list[float], is_ours: bool) -> None:
-        self.seconds: list[float] = []
-        self._reading: list[float] = []
-        self._usual, self._is_ours = usual, is_ours
-
-    def add(self, seconds: float, numbers: Judge, y: int) -> None:
-        """Note a call, after which the output is at y now. Raises `WrongResult`."""
-        begin = time.perf_counter()
-        wrong = numbers.wrong(y)
-        self._reading.append(time.perf_counter() - begin)
-        if wrong:
-            raise _wrong(wrong)
-        self.seconds.append(seconds)
-
-    def turn(self) -> Turn:
-        """The turn of these calls. Raises `WrongResult` if they were not over when they seemed."""
-        reading = min(self._reading[1:])
-        if self._is_ours:
-            self._usual += self._reading[1:]
-        elif self._usual:
-            usual = statistics.median(self._usual)
-            if reading > (1 + _LATE_SHARE) * usual + _LATE_SECONDS:
-                raise WrongResult(
-                    f"its call is not over when it returns: {1e3 * (reading - usual):.2f} ms of "
-                    "work come later"
-                )
-        return Turn(self.seconds[1:])
+    def _check_on_host(
+        self, session: Session, numbers: Judge, problem: ConvProblem, images: int
+    ) -> None:
+        """Compare so many images of the output on the host. Raises `WrongResult`."""
+        expected = np.empty(problem.y_shape, np.float32)
+        numbers.read("expected", expected)
+        some = np.arange(problem.batch)
+        if images < problem.batch:
+            some = np.random.default_rng().integers(0, problem.batch, images)
+        found = session.host_arrays.output()[some]
+        wrong = ~(np.abs(found - expected[some]) <= numbers.bound)
+        if wrong.any():
+            raise _wrong(np.count_nonzero(wrong))
 
 
 def _wrong(elements: int) -> Ece408Error:

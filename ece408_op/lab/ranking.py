@@ -6,6 +6,7 @@ What is done is kept in a file after each step, so that a ranking goes on where 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,7 @@ class Entry:
     key: str
     checked: bool = False
     wrong: str = ""
-    course_only: bool = False
+    layers_only: bool = False
     rounds: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
     around: dict[str, list[float]] = field(default_factory=dict)
@@ -139,8 +140,8 @@ def rank(
     problems: Sequence[ConvProblem] = (),
 ) -> None:
     """Bring the ranking up to the files: check those that are new or changed, `jobs` at a time, on
-    these problems or on the course's and odd ones, and time the right ones until each has its
-    rounds.
+    these problems or on the layers and odd ones, and time those that are right on the layers until
+    each has its rounds.
 
     `keep` is called after each step, `progress` with what is done, how much of it, and of how much.
     Raises `NoUsableGpu` and what our own kernels raise.
@@ -148,7 +149,10 @@ def rank(
     _enter(files, ranking)
     kernels = {name: file for name, file in files.items() if isinstance(file, KernelFile)}
     new = [name for name in kernels if not ranking.entries[name].checked]
-    verdicts = _checked({name: kernels[name] for name in new}, problems, jobs)
+    asked = functools.partial(
+        verdict_on, problems=problems, layers=[problem for _, problem in layers]
+    )
+    verdicts = _checked({name: kernels[name] for name in new}, asked, jobs)
     for done, (name, verdict) in enumerate(verdicts):
         progress("checking", done + 1, len(new))
         _note_verdict(ranking.entries[name], verdict)
@@ -179,32 +183,34 @@ def again(ranking: Ranking) -> None:
 
 
 def _checked(
-    files: dict[str, KernelFile], problems: Sequence[ConvProblem], jobs: int
+    files: dict[str, KernelFile], asked: Callable[[KernelFile], Verdict], jobs: int
 ) -> Iterator[tuple[str, Verdict]]:
     """Verdicts on files, by name, as they come."""
     # A process that has used the GPU cannot be forked.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting = {name: pool.submit(verdict_on, file, problems) for name, file in files.items()}
+        waiting = {name: pool.submit(asked, file) for name, file in files.items()}
         for name, future in waiting.items():
             yield name, future.result()
 
 
-def verdict_on(file: KernelFile, problems: Sequence[ConvProblem]) -> Verdict:
+def verdict_on(
+    file: KernelFile, problems: Sequence[ConvProblem], layers: Sequence[ConvProblem]
+) -> Verdict:
     """As `check.check`, and, for a file that does not run at all, why."""
     try:
-        return checking.check(file, problems)
+        return checking.check(file, problems, layers=list(dict.fromkeys(layers)))
     except Ece408Error as error:
         return Verdict(str(file.path), broken=why(error))
 
 
 def _note_verdict(entry: Entry, verdict: Verdict) -> None:
     entry.checked = True
-    entry.course_only = not verdict.is_right
+    entry.layers_only = not verdict.is_right
     if verdict.is_right or verdict.is_right_for_the_course:
         return
     failures = [each for group in verdict.groups if group.name != ODD for each in group.failures]
-    entry.wrong = verdict.broken or "it refuses the course's layers"
+    entry.wrong = verdict.broken or "it refuses the layers"
     if failures:
         entry.wrong = f"{failures[0].problem}: {failures[0].text}"
 

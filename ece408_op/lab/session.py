@@ -81,11 +81,14 @@ class Session:
         self._memory = memory or int(_SHARE_OF_MEMORY * footprint.available_bytes())
         self.lacking: list[str] = []
         on_gpu = kernel.device == "cuda" if isinstance(kernel, KernelFile) else kernel != "cpu"
-        # Files from 2020 on copy by themselves.
-        self.by_method = isinstance(kernel, KernelFile) and kernel.form == "course_2020"
+        self.form = kernel.form if isinstance(kernel, KernelFile) else "declared"
+        # CUDA files from 2020 on copy by themselves.
+        self.by_method = on_gpu and self.form == "course_2020"
         self._gpu = device.get(settings.devices()[0]) if on_gpu else None
         self._gpu_free = 0
         self.is_ours = isinstance(kernel, str)
+        # How often in a row work was going on after a call.
+        self.late = 0
         self.idle = 0.0
 
     def __enter__(self) -> Session:
@@ -172,20 +175,13 @@ class Session:
         self._ask({"problem": str(problem), **arrays}, "preparing it")
 
     def go(self) -> float:
-        """Have the process compute; the seconds that it takes."""
+        """Have the process compute each set of arrays; the seconds that it takes."""
         return self._seconds({"go": True}, "a call")
 
-    def method(self, name: str) -> tuple[float, list[Any]]:
-        """Have one method of a file from 2020 on be called, "prolog", "compute" or "epilog".
-
-        Returns the seconds that it takes, and for x, w and y what `gpu_arrays.Opened` takes, or
-        `None`.
-        """
-        begin = time.perf_counter()
-        answer = self._ask({"method": name}, "a call")
-        seconds = time.perf_counter() - begin
-        arrays = answer.get("arrays")
-        return seconds, arrays if isinstance(arrays, list) and len(arrays) == 3 else [None] * 3
+    def method(self, name: str) -> float:
+        """Have one method of a file from 2020 on be called on the host's arrays and its own,
+        "prolog", "compute" or "epilog"; the seconds that it takes."""
+        return self._seconds({"method": name}, "a call")
 
     def wake(self) -> None:
         """Have the GPU turn to the process, so that no call begins with that."""

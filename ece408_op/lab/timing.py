@@ -113,7 +113,9 @@ class Race:
     def __enter__(self) -> Race:
         self._turn: Callable[[Session, ConvProblem], Turn] = _cpu_turn
         if self._kind == "cuda":
-            self._turn = self._stack.enter_context(GpuTurns())
+            self._turn = self._stack.enter_context(
+                GpuTurns(timing.problem for timing in self.timings.values())
+            )
         self._keeps = len(self._contenders) <= _most_sessions(self._kind)
         if self._keeps:
             # Starting one is mostly waiting: for a compiler, and for CUDA. Processes end with the
@@ -154,7 +156,7 @@ class Race:
             if session is None:
                 return
             with session.alone():
-                if not session.idle:
+                if self._kind == "cpu" and not session.idle:
                     session.measure_idle()
                 taken = self._turn(session, timing.problem)
         except (Ended, Ece408Error) as error:

@@ -80,22 +80,26 @@ def _prepare(kernel: str, scratch: Path, memory: int, number: int) -> tuple[_Wor
 
 class _Worker(ABC):
     """Computes as a layer of a network would: a request gives problem and arrays, the next one
-    has the call made."""
+    has the calls made."""
 
-    _layer: Layer
-    _gpu: Gpu | None = None
+    def __init__(self, gpu: Gpu | None = None) -> None:
+        self._gpu = gpu
+        # All that is left to do for each set of arrays.
+        self._calls: list[Callable[[], object]] = []
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a request asks for; what to reply."""
         try:
             if "problem" in request:
                 self._problem = ConvProblem.parse(request["problem"])
-                self._arrays = self._open(request)
-                self._set_up()
+                self._calls = self._prepared(request)
             elif "go" in request:
-                self._go()
+                for call in self._calls:
+                    call()
+                if self._gpu is not None:
+                    _wait_for_all(self._gpu)
             elif "method" in request:
-                return {"done": True, "arrays": self._method(request["method"])}
+                self._method(request["method"])
             elif "wake" in request and self._gpu is not None:
                 _wake(self._gpu)
         except Ece408Error as error:
@@ -103,42 +107,40 @@ class _Worker(ABC):
         return {"done": True}
 
     @abstractmethod
-    def _open(self, request: dict[str, Any]) -> list[int]:
-        """Addresses of x, w and y."""
+    def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
+        """A call for each set of arrays that the request tells of."""
 
-    def _set_up(self) -> None:
-        """Have `_run` be all that is left to do."""
-        backend = dispatch.select(self._problem, self._layer, "forward")
-        backend.prepare(self._problem, "forward")
-        x, w, y = self._arrays
-        self._run: Callable[[], object] = functools.partial(
-            backend.forward, self._problem, x, w, None, y, False
-        )
-
-    def _go(self) -> None:
-        self._run()
-        if self._gpu is not None:
-            _wait_for_all(self._gpu)
-
-    def _method(self, name: str) -> list[Any]:
+    def _method(self, name: str) -> None:
         raise UnsupportedProblem("the file has no methods")
+
+    def _backend_calls(self, layer: Layer, sets: list[list[int]]) -> list[Callable[[], object]]:
+        backend = dispatch.select(self._problem, layer, "forward")
+        backend.prepare(self._problem, "forward")
+        return [
+            functools.partial(backend.forward, self._problem, x, w, None, y, False)
+            for x, w, y in sets
+        ]
 
 
 class _CpuWorker(_Worker):
     """Arrays on the host, in a file that another process writes and reads."""
 
-    def __init__(self, layer: Layer, number: int) -> None:
+    def __init__(self, layer: Layer, number: int, gpu: Gpu | None = None) -> None:
+        super().__init__(gpu)
         self._layer = layer
         self._number = number
         self._mapped: list[Mapped] = []
 
-    def _open(self, request: dict[str, Any]) -> list[int]:
+    def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         for each in self._mapped:
             each.close()
         self._mapped = []
         for role, (offset, nbytes) in zip(_ROLES, request["places"]):
             place = Place(offset, nbytes)
             self._mapped.append(Mapped(self._number, place, role != "y", request["margins"]))
+        return self._backend_calls(self._layer, [self._addresses()])
+
+    def _addresses(self) -> list[int]:
         return [each.address for each in self._mapped]
 
 
@@ -148,64 +150,71 @@ class _GpuWorker(_Worker):
     _gpu: Gpu
 
     def __init__(self, layer: Layer, launches_itself: bool) -> None:
+        super().__init__(device.get(layer.index))
         self._layer = layer
         self._launches_itself = launches_itself
-        self._gpu = device.get(layer.index)
-        self._opened: tuple[str, Any] | None = None
+        self._opened = _Opened(self._gpu)
         self._ready = contextlib.ExitStack()
 
-    def _set_up(self) -> None:
+    def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         self._ready.close()
-        super()._set_up()
+        sets = self._opened.sets(request)
         if self._launches_itself:
-            return
-        x, w, y = self._arrays
-        asked = work.forward(self._problem, x, w, None, y, False, self._layer.cuda_kernel)
-        self._run = self._ready.enter_context(zero_copy.ready(asked, self._gpu))
-
-    def _open(self, request: dict[str, Any]) -> list[int]:
-        memory = request["memory"]
-        with self._gpu.active(), reported("opening another process's memory on the GPU"):
-            if self._opened is not None and self._opened[0] != memory:
-                self._opened[1].close()
-                self._opened = None
-            if self._opened is None:
-                handle = self._gpu.cuda.IPCMemoryHandle(bytearray.fromhex(memory))
-                self._opened = (memory, handle)
-        return [int(self._opened[1]) + offset for offset in request["offsets"]]
+            return self._backend_calls(self._layer, sets)
+        asked = work.forward(self._problem, 0, 0, None, 0, False, self._layer.cuda_kernel)
+        run = self._ready.enter_context(zero_copy.ready(asked, self._gpu))
+        return [functools.partial(run, dict(zip(_ROLES, each))) for each in sets]
 
 
 class _MethodsWorker(_CpuWorker):
     """A file of the course from 2020 on: arrays on the host, copied by methods of the file's own,
-    which can be called one by one."""
+    which can be called one by one; the one that computes takes arrays on the GPU, too."""
 
     _gpu: Gpu
 
     def __init__(self, file: KernelFile, gpu: Gpu, number: int) -> None:
-        super().__init__(Layer(backend="cuda", cuda_kernel=str(file.path)), number)
-        self._file, self._gpu = file, gpu
+        super().__init__(Layer(backend="cuda", cuda_kernel=str(file.path)), number, gpu)
+        self._file = file
+        self._opened = _Opened(gpu)
 
-    def _set_up(self) -> None:
-        super()._set_up()
+    def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
+        if "memory" in request:
+            sets = self._opened.sets(request)
+            return [functools.partial(self._call, "compute", *each) for each in sets]
+        calls = super()._prepared(request)
         shapes = (self._problem.x_shape, self._problem.w_shape, self._problem.y_shape)
         _poison(self._gpu, [4 * math.prod(shape) for shape in shapes])
+        return calls
 
-    def _method(self, name: str) -> list[Any]:
+    def _method(self, name: str) -> None:
+        self._call(name, *(self._addresses() if name == "prolog" else (0, 0, 0)))
+        _wait_for_all(self._gpu)
+
+    def _call(self, name: str, x: int, w: int, y: int) -> None:
         with self._gpu.active():
-            addresses = file_backend.call_method(
-                self._file, self._gpu, self._problem, name, *self._arrays
-            )
-            _wait_for_all(self._gpu)
-            return [self._shared(address) for address in addresses if name == "prolog"]
+            file_backend.call_method(self._file, self._gpu, self._problem, name, x, w, y)
 
-    def _shared(self, address: int) -> tuple[str, int] | None:
-        """How another process opens memory of the file's, if that is possible."""
-        cuda = self._gpu.cuda
-        with contextlib.suppress(cuda.Error):
-            begin, _ = cuda.mem_get_address_range(address)
-            handle = bytes(cuda.mem_get_ipc_handle(int(begin)))
-            return handle.hex(), address - int(begin)
-        return None
+
+class _Opened:
+    """Another process's memory on the GPU; it is opened once as long as it stays the same."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._memory = ""
+        self._handle: Any = None
+
+    def sets(self, request: dict[str, Any]) -> list[list[int]]:
+        """Addresses of x, w and y, for each set of them that a request tells of."""
+        with self._gpu.active(), reported("opening another process's memory on the GPU"):
+            if self._handle is not None and self._memory != request["memory"]:
+                self._handle.close()
+                self._handle = None
+            if self._handle is None:
+                self._memory = request["memory"]
+                handle = bytearray.fromhex(self._memory)
+                self._handle = self._gpu.cuda.IPCMemoryHandle(handle)
+        begin = int(self._handle)
+        return [[begin + offset for offset in each] for each in request["sets"]]
 
 
 def _wait_for_all(gpu: Gpu) -> None:

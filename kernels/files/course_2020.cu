@@ -39,9 +39,10 @@ struct Call {
         return timed("conv_forward_gpu_prolog", &GPUInterface::conv_forward_gpu_prolog, y, x, w,
                      &device_y, &device_x, &device_w);
     }
-    double compute() {
-        return timed("conv_forward_gpu", &GPUInterface::conv_forward_gpu, device_y, device_x,
-                     device_w);
+    double compute() { return compute(device_y, device_x, device_w); }
+    double compute(float* on_gpu_y, const float* on_gpu_x, const float* on_gpu_w) {
+        return timed("conv_forward_gpu", &GPUInterface::conv_forward_gpu, on_gpu_y, on_gpu_x,
+                     on_gpu_w);
     }
     double epilog() {
         return timed("conv_forward_gpu_epilog", &GPUInterface::conv_forward_gpu_epilog, y, device_y,
@@ -63,24 +64,22 @@ void ece408_file::compute(const ece408_problem& p, const float* x, const float* 
     seconds.around += whole.epilog();
 }
 
-// One method alone: "prolog", which begins a call with these arrays, "compute" or "epilog", which
-// go on with it. `arrays` becomes where the file has x, w and y on the GPU.
+// One method alone: "prolog", which begins a call with these arrays on the host; "compute", on these
+// arrays on the GPU, or, without any, on the file's own; and "epilog".
 extern "C" ECE408_EXPORT int ece408_file_method(const char* name, const ece408_problem* problem,
-                                                const float* x, const float* w, float* y,
-                                                float* arrays[3]) {
+                                                const float* x, const float* w, float* y) {
     return ece408_file::guarded([=] {
         cudaGetLastError();
         const std::string method = name;
         if (method == "prolog") {
             ece408_file::call = {*problem, x, w, y};
             ece408_file::call.prolog();
-        } else if (method == "compute") {
+        } else if (method == "epilog") {
+            ece408_file::call.epilog();
+        } else if (y == nullptr) {
             ece408_file::call.compute();
         } else {
-            ece408_file::call.epilog();
+            ece408_file::call.compute(y, x, w);
         }
-        arrays[0] = ece408_file::call.device_x;
-        arrays[1] = ece408_file::call.device_w;
-        arrays[2] = ece408_file::call.device_y;
     });
 }

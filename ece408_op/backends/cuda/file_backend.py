@@ -184,19 +184,16 @@ def _call(file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: i
 
 def call_method(
     file: KernelFile, gpu: Gpu, problem: ConvProblem, name: str, x: int, w: int, y: int
-) -> list[int]:
+) -> None:
     """Call one method of a file of form course_2020: "prolog", which begins a call with these
-    arrays on the host, "compute", or "epilog". The GPU is active.
-
-    Returns where the file has x, w and y on the GPU. Raises `KernelFailed`.
+    arrays on the host; "compute", on these arrays on the GPU, or on the file's own, if all are 0;
+    or "epilog". The GPU is active. Raises `KernelFailed`.
     """
     library = _load(file, gpu.capability)
-    arrays = (ctypes.c_void_p * 3)()
     addresses = [ctypes.c_void_p(address) for address in (x, w, y)]
     function = library.ece408_file_method
-    if function(name.encode(), ctypes.byref(as_struct(problem)), *addresses, arrays):
+    if function(name.encode(), ctypes.byref(as_struct(problem)), *addresses):
         raise _failed(file, library, problem)
-    return [address or 0 for address in arrays]
 
 
 def _failed(file: KernelFile, library: ctypes.CDLL, problem: ConvProblem) -> KernelFailed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 from ...op_log import GpuTime
@@ -21,23 +21,23 @@ def compute(work: Work, gpu: Gpu) -> Done:
     not fit, `GpuFailed`, and what compiling raises.
     """
     with ready(work, gpu) as run:
-        return run()
+        return run(work.addresses)
 
 
 @contextlib.contextmanager
-def ready(work: Work, gpu: Gpu) -> Iterator[Callable[[], Done]]:
-    """Get the work ready; what is yielded does it, as often as it is called, and returns when it is
-    done. Raises what `compute` raises."""
+def ready(work: Work, gpu: Gpu) -> Iterator[Callable[[Mapping[str, int]], Done]]:
+    """Get the work ready; what is yielded does it on arrays at the addresses that it is given, as
+    often as it is called, and returns when it is done. Raises what `compute` raises."""
     with gpu.active(), contextlib.ExitStack() as stack:
         loaded = _load(work, gpu)
         lane = stack.enter_context(gpu.lane(max(each.plan.workspace_bytes for each in loaded)))
-        pointers = {**work.addresses, "workspace": lane.device}
         for each in loaded:
             if each.plan.constants:
                 # Launches on other threads would overwrite the module's constants.
                 stack.enter_context(each.lock)
 
-        def run() -> Done:
+        def run(addresses: Mapping[str, int]) -> Done:
+            pointers = {**addresses, "workspace": lane.device}
             lane.mark(BEGIN)
             for each in loaded:
                 lane.launch(each, pointers)
