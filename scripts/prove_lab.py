@@ -1,0 +1,74 @@
+"""The lab's verdicts on files of others, beside a comparison by other means, and two rankings.
+
+Files are named by numbers only.
+"""
+
+import argparse
+import copy
+import tempfile
+from pathlib import Path
+
+from studies import lab_proof, options, results
+from tqdm import tqdm
+
+from ece408_op.bench import shapes
+from ece408_op.cli import program
+from ece408_op.files import markdown
+from ece408_op.lab import ranking
+
+LAYERS = ("fa19_1", "fa19_2")
+IMAGES = 25  # of the comparison by other means
+HEAD = ["number", "form", "by other means", "lab check", "agree", "sum, ms", "again, ms", "change"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", help="kernel files, in folders")
+    parser.add_argument("--batch", type=int, default=1000, help="images (default: 1000)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each ranking (default: 5)")
+    parser.add_argument("--jobs", type=int, default=4, help="files checked at a time (default: 4)")
+    parser.add_argument("--compare", nargs="+", help=argparse.SUPPRESS)
+    options.add_write(parser)
+    asked = parser.parse_args()
+    if asked.compare:
+        path, output, *texts = asked.compare
+        lab_proof.compare(path, texts, Path(output))
+        return
+    if asked.folder is None:
+        parser.error("name a folder of kernel files")
+    prove(asked)
+
+
+def prove(asked):
+    files = ranking.find([asked.folder])
+    kernels = {name: file for name, file in files.items() if not isinstance(file, str)}
+    layers = [(name, shapes.find(name, asked.batch)) for name in LAYERS]
+    texts = lab_proof.layer_texts(layers, IMAGES)
+    with tempfile.TemporaryDirectory() as folder:
+        others = lab_proof.by_other_means(__file__, kernels, texts, Path(folder), asked.jobs)
+    rankings = [rank(files, layers, asked)]
+    rankings.append(rank(files, layers, asked, rankings[0]))
+    rows = lab_proof.table_rows(rankings, files, others, len(texts))
+    summary = lab_proof.summary(rankings)
+    table = f"{summary}.\n\n{markdown.table(HEAD, rows, {0, 5, 6, 7})}"
+    content = {"summary": summary, "files": [dict(zip(HEAD, row)) for row in rows]}
+    results.show(asked.write, "Kernel files of others in the lab", table, content)
+
+
+def rank(files, layers, asked, before=None):
+    """A ranking; after another one, of the files that this one found right."""
+    conditions = {"layers": {name: str(problem) for name, problem in layers}}
+    found = copy.deepcopy(before) or ranking.Ranking(conditions)
+    ranking.again(found)
+    with tqdm(leave=False, disable=None) as bar:
+
+        def show(what, done, total):
+            bar.desc, bar.n, bar.total = what, done, total
+            bar.refresh()
+
+        ranking.rank(files, found, layers, asked.rounds, asked.jobs, lambda: None, show)
+    return found
+
+
+if __name__ == "__main__":
+    program.run("prove_lab", main)

@@ -1,0 +1,40 @@
+"""The lab's verdicts stand beside those of other means, for right files and wrong ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from kernel_files import COURSE_2020
+from places import ROOT
+from programs import environment
+
+
+@pytest.mark.slow
+def test_files_are_compared_and_ranked_twice(tmp_path):
+    folder = tmp_path / "files"
+    for name, text in {
+        "a.cc": COURSE_2020,
+        "b.cc": COURSE_2020.replace("= sum;", "= sum + 1;"),
+        "c.cc": "void conv_forward_cpu( {",
+    }.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    prefix = tmp_path / "lab"
+    script = [sys.executable, str(ROOT / "scripts" / "prove_lab.py"), str(folder)]
+    arguments = ["--batch", "5", "--rounds", "1", "--jobs", "1", "--write", str(prefix)]
+    result = subprocess.run(
+        [*script, *arguments], capture_output=True, text=True, env=environment(), timeout=600
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((tmp_path / "lab.json").read_text())["files"]
+    assert [row["number"] for row in rows] == ["1", "2", "3"]
+    assert {row["agree"] for row in rows} == {"yes"}
+    assert rows[0]["lab check"] == "right"
+    assert float(rows[0]["sum, ms"]) > 0
+    assert rows[1]["by other means"] == "whole numbers are wrong"
+    assert "elements are wrong" in rows[1]["lab check"]
+    assert rows[2]["by other means"] == "fails"
+    assert str(tmp_path) not in (tmp_path / "lab.md").read_text()
