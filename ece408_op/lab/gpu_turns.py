@@ -20,7 +20,7 @@ import numpy as np
 from .. import settings
 from ..backends import kernel_file
 from ..backends.cuda.runtime import device
-from ..errors import Ece408Error, WrongResult
+from ..errors import WrongResult
 from ..files.resources import kernels_dir
 from ..problem import ConvProblem
 from .gpu_arrays import Block, Judge, judge
@@ -168,7 +168,7 @@ class GpuTurns:
                 if numbers.changed(role, address):
                     raise WrongResult(f"it writes into its input {role}")
         if wrong:
-            raise _wrong(wrong)
+            raise _WrongElements(wrong)
         return seconds
 
     def _fill(self, numbers: Judge, seeds: list[bytes], blank: float) -> None:
@@ -253,7 +253,7 @@ class GpuTurns:
         """Seconds of windows; none where a file needs its prolog each time. Outputs are NaN before,
         or 0, for a file that adds to what its prolog has cleared."""
         for blank in (np.nan, 0.0):
-            with contextlib.suppress(WrongResult):
+            with contextlib.suppress(_WrongElements):
                 first = self._window(session, numbers, problem, blank)
                 windows = 1 if first > _LONG_SECONDS else _WINDOWS
                 return [self._window(session, numbers, problem, blank) for _ in range(windows)]
@@ -291,8 +291,9 @@ class GpuTurns:
         found = session.host_arrays.output()[some]
         wrong = ~(np.abs(found - expected[some]) <= numbers.bound)
         if wrong.any():
-            raise _wrong(np.count_nonzero(wrong))
+            raise _WrongElements(int(np.count_nonzero(wrong)))
 
 
-def _wrong(elements: int) -> Ece408Error:
-    return WrongResult(f"{elements} elements are wrong; ece408 lab check says more")
+class _WrongElements(WrongResult):
+    def __init__(self, elements: int) -> None:
+        super().__init__(f"{elements} elements are wrong; ece408 lab check says more")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from places import ROOT
 
 from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.lab import check as checking
+from ece408_op.lab.session import Session
 from ece408_op.problem import ConvProblem
 
 CHEATS = ROOT / "tests" / "cheats"
@@ -49,6 +52,10 @@ SAYS = {
     "lifts_its_limits": "no limit lifted",
     "refuses_what_is_hard": "it is refused: not mine",
     "names_an_error": "",
+    "answers_ahead": "",
+    "nests_its_answer": "writes to what is not its own output",
+    "talks_without_end": "writes to what is not its own output",
+    "prints_a_verdict": " [2J [H   verdict: right  [8m",
 }
 
 
@@ -72,7 +79,8 @@ def lacking(kept):
 
 
 def test_every_cheat_is_tried():
-    assert sorted(SAYS) == sorted(path.stem for path in CHEATS.glob("*.cc"))
+    tried = [*SAYS, "slows_the_others"]
+    assert sorted(tried) == sorted(path.stem for path in CHEATS.glob("*.cc"))
 
 
 @pytest.mark.parametrize("name", SAYS)
@@ -97,6 +105,39 @@ def test_what_knows_the_course_only_is_right_there(kept):
     assert verdict.is_right_for_the_course
 
 
+def test_who_has_no_turn_rests(kept):
+    problem = PROBLEMS[0]
+    x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
+    file = kernel_file.find(str(CHEATS / "slows_the_others.cc"))
+    with settings.override(cache=kept), Session(file) as session:
+        with session.alone():
+            session.forward(problem, x, w)
+            assert _seconds_of_children(0.2) > 0.1
+        assert _seconds_of_children(0.2) == 0
+        with session.alone():
+            y, _ = session.timed(problem, x, w)
+            assert (y == y.flat[0]).all()
+
+
+def _seconds_of_children(wait):
+    """Seconds that processes started by this one compute in so many seconds."""
+
+    def taken():
+        fields = [
+            Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            for child in _children()
+        ]
+        return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+    before = taken()
+    time.sleep(wait)
+    return taken() - before
+
+
+def _children():
+    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+
+
 def test_no_process_and_no_folder_is_left(kept, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -106,6 +147,5 @@ def test_no_process_and_no_folder_is_left(kept, tmp_path, monkeypatch):
                 kernel_file.find(str(CHEATS / f"{name}.cc")), PROBLEMS[:1], call_seconds=1
             )
     assert not list(tmp_path.glob("ece408-lab-*"))
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    names = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+    names = [Path(f"/proc/{child}/cmdline").read_bytes() for child in _children()]
     assert not [name for name in names if b"ece408_op.lab.worker" in name]

