@@ -33,6 +33,7 @@ from ..operator import variables
 from ..operator.swap import swap_checkpoint
 from ..problem import PRECISIONS
 from ..report import make as report_make
+from ..report import own_kernels
 from ..report import plan as report_plan
 from ..version import __version__
 from . import cache, doctor, lab, lab_rank, program, tune
@@ -389,6 +390,13 @@ def _add_report(commands: Any) -> None:
         help="a Python with PyTorch, for cuDNN's times on this GPU (default: without)",
     )
     parser.add_argument(
+        "--kernels",
+        metavar="DIR",
+        type=Path,
+        help="a folder of versions of a kernel of your own, .cu, .cuh, .cc or .h, whose order is "
+        "that of their names: a section on what each changed and gained",
+    )
+    parser.add_argument(
         "--reuse",
         action="store_true",
         help="run nothing, but write the report again, with your notes, from what the last one in "
@@ -406,6 +414,7 @@ def _run_report(options: argparse.Namespace) -> int:
         options.threads,
         options.data,
         options.peer_python,
+        own_kernels.find(options.kernels) if options.kernels is not None else (),
     )
     try:
         if options.reuse:

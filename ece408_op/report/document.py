@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..course.comparison import Job, Run, read_run, reason
@@ -13,7 +13,7 @@ from ..errors import InvalidSetting
 from ..problem import ConvProblem
 from ..profile import activities, summary, tables
 from ..profile.activities import API, MEMCPY, ON_GPU, Profile
-from . import figures, ladder, plan, rendering
+from . import figures, ladder, own_kernels, plan, rendering
 from .cudnn_times import Recorded, recorded
 from .ladder import Ladder
 from .notes import Sections
@@ -75,13 +75,14 @@ class Section:
 
 @dataclass(frozen=True)
 class LadderView:
-    """A ladder and the files of its pictures, or the reason why it is missing."""
+    """A ladder and the files of its pictures, or the reason why it is missing; profiles by step."""
 
     device: str
     failure: str | None = None
     ladder: Ladder | None = None
     bars: str | None = None
     roofline: str | None = None
+    profiles: Mapping[str, ProfileView] = field(default_factory=dict)
 
     def rates(self, layer: str) -> tuple[float, float, float]:
         """GFLOP/s, GB/s and share of the floor of a layer's fastest accurate step."""
@@ -131,6 +132,7 @@ def build(
         seconds=sum(result.seconds for result in results.values()),
         sections=sections,
         ladders=ladders,
+        own=_own(options, ladders, results, pictures),
         layers=ladder.problems(options.term, options.sizes[-1]),
         cudnn=_cudnn(options, ladders[0]),
         notes=placed,
@@ -198,10 +200,48 @@ def _ladder(device: str, results: Mapping[str, Result], pictures: dict[str, str]
         measured = ladder.from_json(result.stdout.strip().splitlines()[-1])
     except (InvalidSetting, IndexError) as error:
         return LadderView(device, failure=f"its times cannot be read: {error}")
-    bars, roofline = f"ladder_{device}.svg", f"roofline_{device}.svg"
+    return _drawn(device, device, measured, pictures)
+
+
+def _drawn(
+    device: str,
+    name: str,
+    measured: Ladder,
+    pictures: dict[str, str],
+    profiles: Mapping[str, ProfileView] | None = None,
+) -> LadderView:
+    bars, roofline = f"ladder_{name}.svg", f"roofline_{name}.svg"
     pictures[bars] = figures.ladder_bars(measured)
     pictures[roofline] = figures.roofline(measured)
-    return LadderView(device, None, measured, bars, roofline)
+    return LadderView(device, None, measured, bars, roofline, profiles or {})
+
+
+def _own(
+    options: Options,
+    ladders: Sequence[LadderView],
+    results: Mapping[str, Result],
+    pictures: dict[str, str],
+) -> LadderView | None:
+    """The versions of the user's kernel, if the report was given any."""
+    if not options.versions:
+        return None
+    device = options.versions[0].device
+    base = next(each for each in ladders if each.device == device)
+    result = results[plan.OWN_KEY]
+    # A version that fails is among the times, too.
+    if result.profile is None:
+        return LadderView(device, failure=reason(result.completed))
+    if base.ladder is None:
+        return LadderView(device, failure=base.failure)
+    try:
+        measured = own_kernels.ladder(options.versions, result.profile, base.ladder)
+    except InvalidSetting as error:
+        return LadderView(device, failure=str(error))
+    profiles = {
+        version.name: _profile(f"own_{number}", results[plan.own_profile_key(number)], pictures)
+        for number, version in enumerate(options.versions)
+    }
+    return _drawn(device, "own", measured, pictures, profiles)
 
 
 def _cudnn(options: Options, gpu: LadderView) -> Recorded | None:

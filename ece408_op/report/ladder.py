@@ -23,7 +23,8 @@ class Step:
     """One kernel: its idea in some words, and milliseconds of each timed run by layer.
 
     `why` is a paragraph or two on what it changes and for what reason; it may be empty. A layer
-    that it cannot compute is not in `samples_ms`. `accurate` says that it is accurate to float32;
+    that it cannot compute is not in `samples_ms`. `change` is a diff with the one before, or empty.
+    `accurate` says that it is accurate to float32;
     other steps are compared with the one before them, and nothing with them.
     """
 
@@ -32,6 +33,7 @@ class Step:
     accurate: bool
     samples_ms: Mapping[str, list[float]]
     why: str = ""
+    change: str = ""
 
     def median_ms(self, layer: str) -> float | None:
         samples = self.samples_ms.get(layer)

@@ -11,6 +11,8 @@ from ..course.comparison import Job
 from ..course.milestone import MILESTONES
 from ..course.models import BASELINE, Term
 from ..errors import InvalidSize
+from .ladder import problems
+from .own_kernels import Version
 
 DEFAULT_SIZES = "100,1000,10000"
 # Run at the largest size only; the course asks for no op times of them, or for the same ones.
@@ -19,6 +21,8 @@ _ONE_SIZE = ("m1.1", "m1.2", "final")
 PROFILED = ("m1.1", "m1.2", "m2.1", "m3.1")
 # Images in one batch for the CPU's kernels; the textbook loops take seconds for them.
 CPU_LADDER_BATCH = 1000
+OWN_KEY = "own-kernels"
+_OWN_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Options:
     """The command line's options. `sizes` are numbers of images, smallest first.
 
     `peer_python` is a Python with PyTorch, for cuDNN's times, `threads` and `data` are what every
-    run is given; `None` leaves it to the milestones.
+    run is given; `None` leaves it to the milestones. `versions` are kernels of the user's own.
     """
 
     term: Term
@@ -34,6 +38,7 @@ class Options:
     threads: str | None = None
     data: str | None = None
     peer_python: str | None = None
+    versions: tuple[Version, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ def plan(options: Options, folder: Path) -> list[Measurement]:
         for size in ((largest,) if script in _ONE_SIZE else options.sizes)
     ]
     profiled = [_profiled(options, script, folder) for script in PROFILED]
-    return [*timed, *profiled, _ladder(options, "cpu"), _ladder(options, "gpu")]
+    measured = [*timed, *profiled, _ladder(options, "cpu"), _ladder(options, "gpu")]
+    return [*measured, *_own(options, folder)]
 
 
 def run_key(script: str, size: int) -> str:
@@ -92,6 +98,37 @@ def profile_key(script: str) -> str:
 def ladder_key(device: str) -> str:
     """The key of the kernels' times on a device, "cpu" or "gpu"."""
     return f"ladder-{device}"
+
+
+def own_profile_key(number: int) -> str:
+    """The key of a milestone's run under the profiler with a kernel of the user's, from 0 on."""
+    return f"profile-own-{number}"
+
+
+def _own(options: Options, folder: Path) -> list[Measurement]:
+    """The times of the user's kernels, all in one run, and a profile with each."""
+    if not options.versions:
+        return []
+    script = "m2.1" if options.versions[0].device == "cpu" else "m3.1"
+    batch = ladder_batch(options, options.versions[0].device)
+    layers = problems(options.term, batch).values()
+    path = folder / f"{OWN_KEY}.profile.json"
+    command = (
+        *(sys.executable, "-m", "ece408_op", "lab", "time"),
+        *(version.path for version in options.versions),
+        *(f"--layer={problem}" for problem in layers),
+        *(f"--batch={batch}", f"--rounds={_OWN_ROUNDS}", f"--json={path}"),
+    )
+    gate = _gate(options, script)
+    found = [Measurement(OWN_KEY, "kernels of your own", command, None, path, gate)]
+    for number, version in enumerate(options.versions):
+        job = _job(options, script, options.sizes[-1])
+        path = folder / f"{own_profile_key(number)}.profile.json"
+        start, milestone = job.command[:3], job.command[3:]
+        own = (*start, "profile", f"--json={path}", *milestone, f"--kernel={version.path}")
+        title = f"profile of {script} with {version.name}"
+        found.append(Measurement(own_profile_key(number), title, own, job, path, gate))
+    return found
 
 
 def _job(options: Options, script: str, size: int) -> Job:
@@ -129,9 +166,14 @@ def _profiled(options: Options, script: str, folder: Path) -> Measurement:
     return Measurement(key, f"profile of {script}", command, job, path, _gate(options, script))
 
 
-def _ladder(options: Options, device: str) -> Measurement:
+def ladder_batch(options: Options, device: str) -> int:
+    """Images in one batch for the kernels' times on a device, "cpu" or "gpu"."""
     largest = options.sizes[-1]
-    batch = largest if device == "gpu" else min(largest, CPU_LADDER_BATCH)
+    return largest if device == "gpu" else min(largest, CPU_LADDER_BATCH)
+
+
+def _ladder(options: Options, device: str) -> Measurement:
+    batch = ladder_batch(options, device)
     command = [sys.executable, "-m", "ece408_op.report.measure_ladder", device]
     command += [f"--term={options.term.name}", f"--batch={batch}"]
     if options.threads is not None:

@@ -15,6 +15,7 @@ from ..course.models import find_term
 from ..errors import NoUsableGpu, ProfilerMissing, ProfilingNotPermitted, ReportUnwritable
 from ..files.cachedir import atomic_path
 from ..operator.environment import machine
+from .own_kernels import Version
 from .plan import Measurement, Options
 
 _STATE = "state.json"
@@ -98,7 +99,12 @@ class Store:
         self.state = before
         asked = before["identity"]["options"]
         return Options(
-            **{**asked, "term": find_term(asked["term"]), "sizes": tuple(asked["sizes"])}
+            **{
+                **asked,
+                "term": find_term(asked["term"]),
+                "sizes": tuple(asked["sizes"]),
+                "versions": tuple(Version(**each) for each in asked["versions"]),
+            }
         )
 
     def find(self, measurement: Measurement) -> Result | None:
@@ -139,6 +145,7 @@ def _identity(options: Options) -> dict[str, Any]:
             **dataclasses.asdict(options),
             "term": options.term.name,
             "sizes": list(options.sizes),
+            "versions": [dataclasses.asdict(each) for each in options.versions],
         },
         "settings": {name: os.environ[name] for name in sorted(os.environ) if _matters(name)},
     }
