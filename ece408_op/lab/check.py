@@ -171,7 +171,7 @@ class _Runner:
 
     def close(self) -> None:
         if self._session is not None:
-            self._session.__exit__(None, None, None)
+            self._session.__exit__()
             self._session = None
 
     def check(

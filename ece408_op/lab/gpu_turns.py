@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import numpy as np
 
@@ -90,12 +89,7 @@ class GpuTurns:
     def _bytes(self, problem: ConvProblem) -> int:
         return self._calls_of[problem] * problem.bytes
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._sessions.close()
         self._block.close()
         self._judged.close()

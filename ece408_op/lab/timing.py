@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import numpy as np
 
@@ -128,12 +127,7 @@ class Race:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def round(self, counts: bool = True, progress: Callable[[], object] = lambda: None) -> None:
@@ -189,7 +183,7 @@ class Race:
     def _leave(self, each: KernelFile | str) -> None:
         # Leaving once more at the end does no harm.
         if each in self._sessions:
-            self._sessions.pop(each).__exit__(None, None, None)
+            self._sessions.pop(each).__exit__()
 
 
 def why(error: Exception) -> str:
