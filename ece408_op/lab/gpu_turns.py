@@ -68,14 +68,12 @@ class GpuTurns:
         self._block = Block(self._gpu)
         self._problem: ConvProblem | None = None
         self._judged = contextlib.ExitStack()
-        self._sessions = contextlib.ExitStack()
         # Seconds that reading the output takes after our own kernels.
         self._usual: dict[ConvProblem, list[float]] = {}
         # Seconds that windows of nothing take, by form and calls.
         self._nothing: dict[tuple[str, int], float] = {}
         # Files whose prolog and epilog count, on a problem.
         self._counted: set[tuple[Session, ConvProblem]] = set()
-
         with self._gpu.active():
             room = min(_ARRAY_BYTES, int(_SHARE_OF_FREE * self._gpu.free_bytes()))
         self._calls_of = {p: max(1, min(_MOST_CALLS, room // p.bytes)) for p in problems}
@@ -90,9 +88,34 @@ class GpuTurns:
         return self._calls_of[problem] * problem.bytes
 
     def __exit__(self, *_: object) -> None:
-        self._sessions.close()
         self._block.close()
         self._judged.close()
+
+    def measure_nothing(self, forms: Iterable[str]) -> None:
+        """Measure what windows take whose calls do nothing, for files of these forms, while no
+        other session runs. Raises what our own kernels raise."""
+        for form in forms:
+            path = kernels_dir() / "files" / "nothing" / _NOTHING[form]
+            with Session(kernel_file.find(str(path))) as session:
+                for problem, calls in self._calls_of.items():
+                    if (form, calls) not in self._nothing:
+                        self._nothing[form, calls] = self._nothing_seconds(session, problem)
+
+    def _nothing_seconds(self, session: Session, problem: ConvProblem) -> float:
+        numbers = self._numbers(problem)
+        for role in ("w", "x"):
+            numbers.draw(role, secrets.token_bytes(8))
+        if session.by_method:
+            self._prepare_on_host(session, numbers, problem)
+            session.method("prolog")
+        calls = self._place(session, problem)
+        found = []
+        for _ in range(_NOTHING_WINDOWS):
+            self._fill(numbers, [secrets.token_bytes(8)] * calls, 0.0)
+            session.wake()
+            found.append(session.go())
+        session.host_arrays.release()
+        return statistics.median(found)
 
     def __call__(self, session: Session, problem: ConvProblem) -> Turn:
         numbers = self._numbers(problem)
@@ -118,11 +141,7 @@ class GpuTurns:
     def _calls(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
         """Windows of calls on arrays that this process has on the GPU, with a new w for each."""
         calls = self._place(session, problem)
-        nothing = self._nothing_seconds(session.form, calls, numbers, problem)
-        if nothing is None:
-            # Another session had its turn.
-            self._place(session, problem)
-            nothing = self._nothing[session.form, calls]
+        nothing = self._nothing[session.form, calls]
         seconds = []
         for _ in range(1 + _WINDOWS):
             numbers.draw("w", secrets.token_bytes(8))
@@ -193,27 +212,6 @@ class GpuTurns:
             else:
                 session.late = 0
 
-    def _nothing_seconds(
-        self, form: str, calls: int, numbers: Judge, problem: ConvProblem
-    ) -> float | None:
-        """Seconds of a window whose calls do nothing; `None` if they were measured only now."""
-        if (form, calls) in self._nothing:
-            return self._nothing[form, calls]
-        path = kernels_dir() / "files" / "nothing" / _NOTHING[form]
-        session = Session(kernel_file.find(str(path)))
-        with session:
-            if session.by_method:
-                self._prepare_on_host(session, numbers, problem)
-                session.method("prolog")
-            self._place(session, problem)
-            found = []
-            for _ in range(_NOTHING_WINDOWS):
-                self._fill(numbers, [secrets.token_bytes(8)] * calls, 0.0)
-                session.wake()
-                found.append(session.go())
-        self._nothing[form, calls] = statistics.median(found)
-        return None
-
     def _by_method(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn | None:
         """Windows of calls of conv_forward_gpu alone, each on an x that was not there in the
         prolog; `None` where that gives nothing right."""
@@ -228,10 +226,7 @@ class GpuTurns:
         # Once more for what follows: its own arrays have gone.
         session.method("prolog")
         calls = self._place(session, problem)
-        nothing = self._nothing_seconds(session.form, calls, numbers, problem)
-        if nothing is None:
-            self._place(session, problem)
-            nothing = self._nothing[session.form, calls]
+        nothing = self._nothing[session.form, calls]
         seconds = self._method_windows(session, numbers, problem)
         session.method("epilog")
         session.watch()

@@ -112,9 +112,10 @@ class Race:
     def __enter__(self) -> Race:
         self._turn: Callable[[Session, ConvProblem], Turn] = _cpu_turn
         if self._kind == "cuda":
-            self._turn = self._stack.enter_context(
-                GpuTurns(timing.problem for timing in self.timings.values())
-            )
+            turns = GpuTurns(timing.problem for timing in self.timings.values())
+            self._turn = self._stack.enter_context(turns)
+            # All that are no files are launched as declared ones are.
+            turns.measure_nothing({getattr(c, "form", "declared") for c in self._contenders})
         self._keeps = len(self._contenders) <= _most_sessions(self._kind)
         if self._keeps:
             # Starting one is mostly waiting: for a compiler, and for CUDA. Processes end with the

@@ -1,0 +1,197 @@
+"""How turns on the GPU are taken and judged, with a GPU and processes that are played."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from places import ROOT
+
+from ece408_op.backends import kernel_file
+from ece408_op.lab import gpu_turns, timing
+from ece408_op.problem import ConvProblem
+
+STARTERS = ROOT / "kernels" / "files" / "starters"
+LAYERS = [
+    (text, ConvProblem.parse(text)) for text in ("b100,c1,h20,w20,m3,k5", "b1000,c1,h70,w70,m12,k5")
+]
+# A window of 16 calls that do nothing, and what the kernel adds to each.
+NOTHING, KERNEL = 1e-3, 5e-5
+
+
+class PlayedGpu:
+    index = 0
+
+    @contextlib.contextmanager
+    def active(self):
+        yield
+
+    def free_bytes(self):
+        return 64 << 30
+
+
+class PlayedBlock:
+    def __init__(self, gpu):
+        self.sets = []
+
+    def close(self):
+        pass
+
+    def reserve(self, problem, sets):
+        pass
+
+    def place(self, problem, sets):
+        self.sets = [(3 * n + 1, 0, 3 * n + 2) for n in range(sets)]
+        return {"memory": "", "sets": self.sets}
+
+    def strays(self):
+        return []
+
+
+class PlayedJudge:
+    """`play.wrong` says how many elements of an output are wrong."""
+
+    bound = 1.0
+
+    def __init__(self, play):
+        self._play = play
+
+    def wrong(self, address):
+        return self._play.wrong(self._play.running)
+
+    def changed(self, role, address):
+        return False
+
+    def read(self, role, out):
+        out.fill(1)
+
+    def draw(self, *arguments):
+        pass
+
+    copy = clear = draw
+
+    def expect(self):
+        pass
+
+
+class PlayedArrays:
+    def place(self, problem):
+        self._problem = problem
+        return {"places": []}
+
+    def array(self, role):
+        return np.zeros((self._problem.x_shape, self._problem.w_shape)[role], np.float32)
+
+    def output(self):
+        return np.ones(self._problem.y_shape, np.float32)
+
+    def release(self):
+        pass
+
+
+class PlayedSession:
+    """One for each of the played processes; `play.running` is the one that computes."""
+
+    def __init__(self, play, kernel):
+        self._play, self._kernel = play, kernel
+        self.form = getattr(kernel, "form", "declared")
+        self.by_method = self.form == "course_2020"
+        self.is_ours = isinstance(kernel, str)
+        self.late, self.idle = 0, 0.0
+        self.host_arrays = PlayedArrays()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    @contextlib.contextmanager
+    def alone(self):
+        self._play.running = self._kernel
+        yield
+        self._play.running = None
+
+    def prepare(self, problem, told):
+        pass
+
+    def go(self):
+        name = getattr(self._kernel, "name", "")
+        self._play.gone.append((name, self._play.running is not None))
+        return NOTHING if name.startswith("nothing") else NOTHING + 16 * KERNEL
+
+    def method(self, name):
+        return 0.25
+
+    def wake(self):
+        pass
+
+    watch = stop = wake
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Plays the GPU and all processes on it."""
+    play = SimpleNamespace(running=None, gone=[], wrong=lambda running: 0)
+
+    @contextlib.contextmanager
+    def judge(gpu, problem):
+        yield PlayedJudge(play)
+
+    gpu = PlayedGpu()
+    for module in (gpu_turns, timing):
+        monkeypatch.setattr(module, "device", SimpleNamespace(get=lambda index: gpu))
+        monkeypatch.setattr(module, "Session", lambda kernel, *_: PlayedSession(play, kernel))
+    monkeypatch.setattr(gpu_turns, "Block", PlayedBlock)
+    monkeypatch.setattr(gpu_turns, "judge", judge)
+    return play
+
+
+def _files(*names):
+    return [kernel_file.find(str(STARTERS / name)) for name in names]
+
+
+def test_what_nothing_takes_is_taken_off(play):
+    files = [*_files("start.cu", "new-forward.cu", "new-forward.cuh"), "6_register_tiles"]
+    found = timing.measure(files, LAYERS, 2)
+    assert [each.name for each in found[:5]] == [
+        *(timing.OURS, "start.cu", "new-forward.cu", "new-forward.cuh", "6_register_tiles")
+    ]
+    for each in found:
+        assert not each.failure
+        assert each.seconds == pytest.approx([KERNEL] * 4)
+        assert each.around == ([0.5, 0.5] if each.name == "new-forward.cu" else [])
+    # Nothing is measured while a file's process runs, which could make that slow.
+    assert not any(running for name, running in play.gone if name.startswith("nothing"))
+
+
+def test_a_wrong_output_ends_a_file_and_no_other(play):
+    play.wrong = lambda running: int(getattr(running, "name", "") == "new-forward.cuh")
+    ours, wrong, right = timing.measure(_files("new-forward.cuh", "start.cu"), LAYERS[:1], 2)
+    assert "elements are wrong" in wrong.failure
+    assert not wrong.seconds
+    assert not ours.failure
+    assert len(right.seconds) == 4
+
+
+def test_a_file_that_needs_its_prolog_counts_as_a_whole(play):
+    play.wrong = lambda running: int(getattr(running, "name", "") == "new-forward.cu")
+    _, found = timing.measure(_files("new-forward.cu"), LAYERS[:1], 2)
+    assert not found.failure
+    assert found.seconds == [0.75, 0.75]
+    assert "prolog and epilog count" in found.note
+
+
+def test_work_that_comes_later_is_found(play, monkeypatch):
+    ticks = itertools.count()
+    # Reading an output takes a hundred times as long after the file's calls.
+    monkeypatch.setattr(
+        gpu_turns.time,
+        "perf_counter",
+        lambda: next(ticks) * (1e-1 if getattr(play.running, "form", "") else 1e-3),
+    )
+    _, found = timing.measure(_files("new-forward.cuh"), LAYERS[:1], 4)
+    assert "its call is not over when it returns" in found.failure
