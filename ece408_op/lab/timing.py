@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -103,8 +104,9 @@ class Race:
         self._contenders = [self._kind, *contenders]
         self._stack = contextlib.ExitStack()
         self._sessions: dict[KernelFile | str, Session] = {}
+        names = _names(self._contenders)
         self.timings = {
-            (each, layer): Timing(name_of(each), layer, problem)
+            (each, layer): Timing(names[each], layer, problem)
             for layer, problem in layers
             for each in self._contenders
         }
@@ -224,11 +226,17 @@ def device_of(contenders: Sequence[KernelFile | str]) -> str:
     return kinds.pop()
 
 
-def name_of(contender: KernelFile | str) -> str:
-    """What a contender is called in tables."""
-    if isinstance(contender, KernelFile):
-        return contender.name
-    return OURS if contender in ("cpu", "cuda") else contender
+def _names(contenders: Sequence[KernelFile | str]) -> dict[KernelFile | str, str]:
+    """What contenders are called in tables: files of the same name by their paths from here."""
+    names = [each.name for each in contenders if isinstance(each, KernelFile)]
+    found: dict[KernelFile | str, str] = {}
+    for each in contenders:
+        if not isinstance(each, KernelFile):
+            found[each] = OURS if each in ("cpu", "cuda") else each
+        else:
+            alone = names.count(each.name) == 1
+            found[each] = each.name if alone else os.path.relpath(each.path)
+    return found
 
 
 def _cpu_turn(session: Session, problem: ConvProblem) -> Turn:

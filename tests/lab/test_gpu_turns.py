@@ -168,6 +168,17 @@ def test_what_nothing_takes_is_taken_off(play):
     assert not any(running for name, running in play.gone if name.startswith("nothing"))
 
 
+def test_files_of_one_name_are_called_by_their_paths(play, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("ann", "bob"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "start.cu").write_text((STARTERS / "start.cu").read_text())
+    files = [kernel_file.find(f"{folder}/start.cu") for folder in ("ann", "bob")]
+    found = timing.measure([*files, *_files("new-forward.cuh")], LAYERS[:1], 1)
+    names = [timing.OURS, "ann/start.cu", "bob/start.cu", "new-forward.cuh"]
+    assert [each.name for each in found] == names
+
+
 def test_a_wrong_output_ends_a_file_and_no_other(play):
     play.wrong = lambda running: int(getattr(running, "name", "") == "new-forward.cuh")
     ours, wrong, right = timing.measure(_files("new-forward.cuh", "start.cu"), LAYERS[:1], 2)
