@@ -12,13 +12,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .. import settings
+from ..backends.cuda.runtime import device
 from ..errors import InvalidSetting
 from ..files import markdown
 from ..files.cachedir import atomic_path
 from ..lab import ranking as ranks
 from ..lab.ranking import Entry, Ranking
 from ..lab.timing import OURS, STEADY, device_of
-from ..operator.environment import machine
+from ..operator.environment import cpu_model
 from ..report import page
 from .lab import asked_layers
 
@@ -37,7 +38,8 @@ def rank(
     """Rank the files, print a table, and keep ranking.json, ranking.csv and ranking.html in a
     folder; what is there already of the same files is not measured a second time, but with `again`.
 
-    Raises `InvalidSetting` for paths and numbers that mean nothing, and for files of two devices.
+    Raises `InvalidSetting` for paths and numbers that mean nothing, and for files of two devices,
+    and `NoUsableGpu`.
     """
     files = ranks.find(paths)
     kernels = [file for file in files.values() if not isinstance(file, str)]
@@ -47,9 +49,8 @@ def rank(
         raise InvalidSetting("--jobs takes numbers from 1 on")
     kind = device_of(kernels)
     wanted = asked_layers(kind, layers, batches or (1000,), rounds)
-    about = machine()
     conditions = {
-        "device": about["gpus"][settings.devices()[0]] if kind == "cuda" else about["cpu"],
+        "device": device.get(settings.devices()[0]).name if kind == "cuda" else cpu_model(),
         "layers": {layer: str(problem) for layer, problem in wanted},
         "rounds": rounds,
     }

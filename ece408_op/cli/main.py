@@ -582,7 +582,13 @@ def _add_lab_rank(actions: Any) -> None:
         "op times decides. A ranking that was stopped goes on where it was; files that have "
         "changed are checked and timed again, and compared with their last sum.",
     )
-    parser.add_argument("paths", nargs="+", metavar="DIR|FILE", type=Path)
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="DIR|FILE",
+        type=Path,
+        help="a folder, with folders in it, or a kernel file; all for the CPU or all for CUDA",
+    )
     _add_layers(parser, "1000")
     parser.add_argument(
         "--rounds", metavar="N", type=int, default=5, help="turns of each (default: 5)"

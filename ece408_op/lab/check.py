@@ -19,7 +19,13 @@ from ..backends import kernel_file
 from ..backends.kernel_file import KernelFile
 from ..bench import oracle
 from ..bench.shapes import SHAPES
-from ..errors import Ece408Error, InvalidProblem, KernelCompileFailed, UnsupportedProblem
+from ..errors import (
+    Ece408Error,
+    InvalidProblem,
+    KernelCompileFailed,
+    NoUsableGpu,
+    UnsupportedProblem,
+)
 from ..problem import ConvProblem
 from . import patterns
 from .session import CALL_SECONDS, Ended, Session
@@ -96,7 +102,7 @@ def check(
 
     Without a `seed` numbers and odd sizes are secret. `progress` is called after each problem. A
     call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has it. Raises
-    `KernelCompileFailed` and other errors that keep the file from being run at all.
+    `KernelCompileFailed`, `NoUsableGpu` and other errors that keep the file from being run at all.
     """
     seed = secrets.randbits(32) if seed is None else seed
     verdict = Verdict(str(file.path))
@@ -212,7 +218,7 @@ class _Runner:
             x, w = numbers(rng, problem.x_shape), numbers(rng, problem.w_shape)
             try:
                 y = self._forward(problem, x, w)
-            except (UnsupportedProblem, KernelCompileFailed):
+            except (UnsupportedProblem, KernelCompileFailed, NoUsableGpu):
                 raise
             except (Ended, Ece408Error) as error:
                 text = self._cause(problem, x, w, error)

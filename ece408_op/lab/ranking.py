@@ -17,7 +17,7 @@ from typing import Any
 
 from ..backends import kernel_file
 from ..backends.kernel_file import KernelFile
-from ..errors import Ece408Error, InvalidSetting
+from ..errors import Ece408Error, InvalidSetting, NoUsableGpu
 from ..files.cachedir import atomic_path
 from ..files.records import to_json
 from ..problem import ConvProblem
@@ -200,6 +200,8 @@ def verdict_on(
     """As `check.check`, and, for a file that does not run at all, why."""
     try:
         return checking.check(file, problems, layers=list(dict.fromkeys(layers)))
+    except NoUsableGpu:
+        raise
     except Ece408Error as error:
         return Verdict(str(file.path), broken=why(error))
 
