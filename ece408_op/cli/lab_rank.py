@@ -76,7 +76,7 @@ def rank(
         _write(folder / "ranking.html", page.render(text, "Ranking", folder))
     print(_terminal(head, rows))
     for each in ranking.without():
-        print(f"not ranked: {each.name}: {each.wrong or 'not timed'}")
+        print(f"not ranked: {each.name}: {each.why_not or 'not timed'}")
     print(f"{folder}: ranking.json, ranking.csv, ranking.html")
 
 
@@ -179,7 +179,7 @@ def _markdown(ranking: Ranking, head: Sequence[str], rows: Sequence[Sequence[str
     ]
     left = ranking.without()
     if left:
-        rows = [[_cell(each.name), _cell(each.wrong or "not timed")] for each in left]
+        rows = [[_cell(each.name), _cell(each.why_not or "not timed")] for each in left]
         parts += ["## Not ranked", markdown.table(["name", "why"], rows)]
     return "\n\n".join(parts) + "\n"
 

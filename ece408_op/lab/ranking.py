@@ -31,7 +31,8 @@ _NO_KERNELS = ("gpu-new-forward.h", "cpu-new-forward.h", "new-forward.h.in")
 
 @dataclass
 class Entry:
-    """A file's standing. `key` is of its content; `wrong` says why it has no rank.
+    """A file's standing. `key` is of its content; `wrong` says why it is not timed, `failure` what
+    went wrong while it was.
 
     `seconds` and `around` are those of all counted calls, by layer, and `rounds` how many there
     were. `before` is the sum of an earlier ranking, in seconds.
@@ -41,6 +42,7 @@ class Entry:
     key: str
     checked: bool = False
     wrong: str = ""
+    failure: str = ""
     layers_only: bool = False
     rounds: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -48,9 +50,14 @@ class Entry:
     note: str = ""
     before: float | None = None
 
+    @property
+    def why_not(self) -> str:
+        """Why it has no rank, if there is a reason."""
+        return self.wrong or self.failure
+
     def sum(self, layers: Sequence[str]) -> float | None:
         """Seconds of all layers' median calls, or `None` without all of them."""
-        if self.wrong or not all(self.seconds.get(layer) for layer in layers):
+        if self.why_not or not all(self.seconds.get(layer) for layer in layers):
             return None
         return sum(self.timing(layer).median for layer in layers)
 
@@ -179,7 +186,7 @@ def again(ranking: Ranking) -> None:
     """Have all be timed anew; what they have is what was before."""
     for each in ranking.entries.values():
         each.before = each.sum(ranking.layers)
-        each.seconds, each.around, each.rounds = {}, {}, 0
+        each.seconds, each.around, each.rounds, each.failure = {}, {}, 0, ""
 
 
 def _checked(
@@ -228,7 +235,7 @@ def _time(
     """Rounds until each entry has its number."""
     entries = ranking.entries
     while True:
-        behind = [name for name in kernels if not entries[name].wrong]
+        behind = [name for name in kernels if not entries[name].why_not]
         has = {entries[name].rounds for name in behind if entries[name].rounds < rounds}
         if not has:
             return
@@ -269,6 +276,6 @@ def _take_over(race: Race, who: dict[KernelFile | str, Entry]) -> None:
         timing.seconds, timing.around = [], []
         entry.note = timing.note or entry.note
         if timing.failure:
-            entry.wrong = f"while it was timed on {layer}: {timing.failure}"
+            entry.failure = f"while it was timed on {layer}: {timing.failure}"
     for entry in who.values():
         entry.rounds += 1

@@ -118,7 +118,7 @@ def table_rows(
     for number, (name, file) in enumerate(files.items(), 1):
         first, second = (ranking.entries[name] for ranking in rankings)
         own = others.get(name, [])
-        right = not first.wrong or first.wrong.startswith("while it was timed")
+        right = not first.wrong
         sums = [entry.sum(r.layers) for entry, r in zip((first, second), rankings)]
         change = f"{sums[1] / sums[0] - 1:+.1%}" if sums[0] and sums[1] else ""
         rows.append(
@@ -126,7 +126,7 @@ def table_rows(
                 str(number),
                 file.form if isinstance(file, KernelFile) else "",
                 said(own) if isinstance(file, KernelFile) else "",
-                "right" if right else _short(first, name),
+                first.failure or "right" if right else _short(first, name),
                 "yes" if right == is_right(own, problems) else "NO",
                 *("" if total is None else f"{1e3 * total:.3f}" for total in sums),
                 change,

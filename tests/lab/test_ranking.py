@@ -114,7 +114,10 @@ def test_a_changed_file_is_compared_with_its_last_sum(folder):
     bob.unlink()
     _rank(folder, ranking)
     assert "bob/cpu-new-forward.cc" not in ranking.entries
+    ranking.entries["ann/cpu-new-forward.cc"].failure = "it ended"
+    assert "ann/cpu-new-forward.cc" not in [each.name for each in ranking.in_order()]
     ranks.again(ranking)
+    assert not ranking.entries["ann/cpu-new-forward.cc"].why_not
     assert ranking.in_order() == []
     assert ranking.entries[OURS].before > 0
 
