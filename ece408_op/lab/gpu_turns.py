@@ -1,8 +1,9 @@
-"""Turns of kernels on the GPU: some timed calls each, on numbers and outputs of this process's.
+"""Turns of kernels on the GPU: each is a few timed calls on arrays of this process.
 
-The GPU changes from process to process in 0.1 to 0.3 ms, so that calls are timed many at once,
-each on arrays of its own, and what as many calls take that do nothing is taken off. A process that
-answers early is found by how long reading its last output then takes.
+The GPU takes 0.1 to 0.3 ms to switch from one process to another. So a window of many calls is
+timed as a whole, each call on arrays of its own, and the time of a window of empty kernels is
+subtracted. After a window this process reads the last output at once: if that takes longer than
+usual, the kernel was still running.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _ARRAY_BYTES = 4 << 30
 _SHARE_OF_FREE = 0.25
 # After a window as long as this one more is enough.
 _LONG_SECONDS = 0.5
-# Files that do nothing, by the form whose cost they have.
-_NOTHING = {
-    "declared": "nothing.cu",
-    "course_2019": "nothing.cuh",
-    "course_2020": "nothing_2020.cu",
+# Files with an empty kernel, by form.
+_EMPTY = {
+    "declared": "empty.cu",
+    "course_2019": "empty.cuh",
+    "course_2020": "empty_2020.cu",
 }
-_NOTHING_WINDOWS = 15
+_EMPTY_WINDOWS = 15
 # Reading an output may take this much longer than after our own kernels: a share, and seconds.
 _LATE_SHARE, _LATE_SECONDS = 0.25, 2e-4
-_COUNTED = "prolog and epilog count: conv_forward_gpu alone gives nothing right from another x"
+_COUNTED = "prolog and epilog count: conv_forward_gpu needs the prolog for each input"
 _SAMPLED = 16
 
 
@@ -70,8 +71,8 @@ class GpuTurns:
         self._judged = contextlib.ExitStack()
         # Seconds that reading the output takes after our own kernels.
         self._usual: dict[ConvProblem, list[float]] = {}
-        # Seconds that windows of nothing take, by form and calls.
-        self._nothing: dict[tuple[str, int], float] = {}
+        # Seconds of a window of empty kernels, by form and calls.
+        self._empty: dict[tuple[str, int], float] = {}
         # Files whose prolog and epilog count, on a problem.
         self._counted: set[tuple[Session, ConvProblem]] = set()
         with self._gpu.active():
@@ -91,17 +92,17 @@ class GpuTurns:
         self._block.close()
         self._judged.close()
 
-    def measure_nothing(self, forms: Iterable[str]) -> None:
-        """Measure what windows take whose calls do nothing, for files of these forms, while no
-        other session runs. Raises what our own kernels raise."""
+    def measure_empty_kernels(self, forms: Iterable[str]) -> None:
+        """Time windows of empty kernels in files of these forms, while no other session runs.
+        Raises what our own kernels raise."""
         for form in forms:
-            path = kernels_dir() / "files" / "nothing" / _NOTHING[form]
+            path = kernels_dir() / "files" / "empty" / _EMPTY[form]
             with Session(kernel_file.find(str(path))) as session:
                 for problem, calls in self._calls_of.items():
-                    if (form, calls) not in self._nothing:
-                        self._nothing[form, calls] = self._nothing_seconds(session, problem)
+                    if (form, calls) not in self._empty:
+                        self._empty[form, calls] = self._empty_seconds(session, problem)
 
-    def _nothing_seconds(self, session: Session, problem: ConvProblem) -> float:
+    def _empty_seconds(self, session: Session, problem: ConvProblem) -> float:
         numbers = self._numbers(problem)
         for role in ("w", "x"):
             numbers.draw(role, secrets.token_bytes(8))
@@ -110,7 +111,7 @@ class GpuTurns:
             session.method("prolog")
         calls = self._place(session, problem)
         found = []
-        for _ in range(_NOTHING_WINDOWS):
+        for _ in range(_EMPTY_WINDOWS):
             self._fill(numbers, [secrets.token_bytes(8)] * calls, 0.0)
             session.wake()
             found.append(session.go())
@@ -141,7 +142,7 @@ class GpuTurns:
     def _calls(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
         """Windows of calls on arrays that this process has on the GPU, with a new w for each."""
         calls = self._place(session, problem)
-        nothing = self._nothing[session.form, calls]
+        empty = self._empty[session.form, calls]
         seconds = []
         for _ in range(1 + _WINDOWS):
             numbers.draw("w", secrets.token_bytes(8))
@@ -151,7 +152,7 @@ class GpuTurns:
         for each in self._block.strays():
             raise WrongResult(f"it {each}")
         session.watch()
-        return Turn([max(each - nothing, 1e-9) / calls for each in seconds[1:]])
+        return Turn([max(each - empty, 1e-9) / calls for each in seconds[1:]])
 
     def _place(self, session: Session, problem: ConvProblem) -> int:
         """Have the session get ready for a window's calls; how many they are."""
@@ -213,8 +214,8 @@ class GpuTurns:
                 session.late = 0
 
     def _by_method(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn | None:
-        """Windows of calls of conv_forward_gpu alone, each on an x that was not there in the
-        prolog; `None` where that gives nothing right."""
+        """Windows of calls of conv_forward_gpu alone, on inputs that the prolog has not seen;
+        `None` if the outputs are wrong, since the file needs its prolog for each input."""
         numbers.draw("w", secrets.token_bytes(8))
         numbers.draw("x", secrets.token_bytes(8))
         numbers.expect()
@@ -226,7 +227,7 @@ class GpuTurns:
         # Once more for what follows: its own arrays have gone.
         session.method("prolog")
         calls = self._place(session, problem)
-        nothing = self._nothing[session.form, calls]
+        empty = self._empty[session.form, calls]
         seconds = self._method_windows(session, numbers, problem)
         session.method("epilog")
         session.watch()
@@ -234,7 +235,7 @@ class GpuTurns:
             return None
         for each in self._block.strays():
             raise WrongResult(f"it {each}")
-        return Turn([max(each - nothing, 1e-9) / calls for each in seconds], [around])
+        return Turn([max(each - empty, 1e-9) / calls for each in seconds], [around])
 
     def _method_windows(
         self, session: Session, numbers: Judge, problem: ConvProblem

@@ -116,8 +116,8 @@ class Race:
         if self._kind == "cuda":
             turns = GpuTurns(timing.problem for timing in self.timings.values())
             self._turn = self._stack.enter_context(turns)
-            # All that are no files are launched as declared ones are.
-            turns.measure_nothing({getattr(c, "form", "declared") for c in self._contenders})
+            # This package launches its own kernels as those of declared files.
+            turns.measure_empty_kernels({getattr(c, "form", "declared") for c in self._contenders})
         self._keeps = len(self._contenders) <= _most_sessions(self._kind)
         if self._keeps:
             # Starting one is mostly waiting: for a compiler, and for CUDA. Processes end with the

@@ -1,4 +1,4 @@
-"""How turns on the GPU are taken and judged, with a GPU and processes that are played."""
+"""Turns on the GPU, with a fake GPU and fake processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STARTERS = ROOT / "kernels" / "files" / "starters"
 LAYERS = [
     (text, ConvProblem.parse(text)) for text in ("b100,c1,h20,w20,m3,k5", "b1000,c1,h70,w70,m12,k5")
 ]
-# A window of 16 calls that do nothing, and what the kernel adds to each.
-NOTHING, KERNEL = 1e-3, 5e-5
+# Seconds of a window of 16 empty kernels, and of one call of the kernel.
+EMPTY, KERNEL = 1e-3, 5e-5
 
 
 class PlayedGpu:
@@ -121,7 +121,7 @@ class PlayedSession:
     def go(self):
         name = getattr(self._kernel, "name", "")
         self._play.gone.append((name, self._play.running is not None))
-        return NOTHING if name.startswith("nothing") else NOTHING + 16 * KERNEL
+        return EMPTY if name.startswith("empty") else EMPTY + 16 * KERNEL
 
     def method(self, name):
         return 0.25
@@ -154,7 +154,7 @@ def _files(*names):
     return [kernel_file.find(str(STARTERS / name)) for name in names]
 
 
-def test_what_nothing_takes_is_taken_off(play):
+def test_the_time_of_launching_is_subtracted(play):
     files = [*_files("start.cu", "new-forward.cu", "new-forward.cuh"), "6_register_tiles"]
     found = timing.measure(files, LAYERS, 2)
     assert [each.name for each in found[:5]] == [
@@ -164,8 +164,8 @@ def test_what_nothing_takes_is_taken_off(play):
         assert not each.failure
         assert each.seconds == pytest.approx([KERNEL] * 4)
         assert each.around == ([0.5, 0.5] if each.name == "new-forward.cu" else [])
-    # Nothing is measured while a file's process runs, which could make that slow.
-    assert not any(running for name, running in play.gone if name.startswith("nothing"))
+    # A file's process could slow them down: none runs meanwhile.
+    assert not any(running for name, running in play.gone if name.startswith("empty"))
 
 
 def test_files_of_one_name_are_called_by_their_paths(play, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
-// What launching costs: a kernel that does nothing.
+// An empty kernel. ece408 lab time subtracts the time of launching it.
 #include "gpu-new-forward.h"
 
-__global__ void nothing() {}
+__global__ void empty() {}
 
 void GPUInterface::conv_forward_gpu_prolog(const float *, const float *, const float *, float **,
                                            float **, float **, const int, const int, const int,
@@ -9,7 +9,7 @@ void GPUInterface::conv_forward_gpu_prolog(const float *, const float *, const f
 
 void GPUInterface::conv_forward_gpu(float *, const float *, const float *, const int, const int,
                                     const int, const int, const int, const int) {
-    nothing<<<1, 32>>>();
+    empty<<<1, 32>>>();
 }
 
 void GPUInterface::conv_forward_gpu_epilog(float *, float *, float *, float *, const int, const int,

@@ -1,15 +1,15 @@
-// What launching costs: a kernel that does nothing.
+// An empty kernel. ece408 lab time subtracts the time of launching it.
 #include <mxnet/base.h>
 
 namespace mxnet {
 namespace op {
 
-__global__ void nothing() {}
+__global__ void empty() {}
 
 template <>
 void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &, const mshadow::Tensor<gpu, 4, float> &,
                          const mshadow::Tensor<gpu, 4, float> &) {
-    nothing<<<1, 32>>>();
+    empty<<<1, 32>>>();
 }
 
 }  // namespace op
