@@ -138,7 +138,8 @@ class TuningFailed(Ece408Error):
 
 
 class ProfilerMissing(Ece408Error):
-    """What records or counts is not there or does not start: CUPTI for Python, or ncu."""
+    """What records, counts or sanitizes is not there or does not start: CUPTI for Python, ncu, or
+    compute-sanitizer."""
 
     exit_code = 26
 

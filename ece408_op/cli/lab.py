@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from ..errors import InvalidSetting, KernelCompileFailed, WrongResult
 from ..files.cachedir import atomic_path
 from ..files.resources import kernels_dir
 from ..lab import check as checking
-from ..lab import timing
+from ..lab import explanation, sanitizer, timing
 from ..lab.check import Group, Verdict
+from ..lab.explanation import Explanation
+from ..lab.sanitizer import Sanitized
 from ..lab.timing import Timing
 from ..problem import ConvProblem
+from ..profile import limits
 
 # Of each form: the file that `new` writes, and what it is.
 FORMS = {
@@ -38,6 +42,7 @@ _BY_SUFFIX = {".cu": "cuda", ".cuh": "course-2019", ".cc": "cpu-2020", ".h": "cp
 _MOST_FAILURES = 3
 # What `time` takes unless it is told: layers of the default term.
 _LAYERS = ("fa19_1", "fa19_2")
+_EXPLAINED_BATCH = 1000
 _BATCHES = {"cpu": (100, 1000), "cuda": (100, 1000, 10000)}
 
 
@@ -69,19 +74,34 @@ def new(name: str, form: str | None) -> None:
 
 
 def check(
-    names: Sequence[str], problems: Sequence[str], seed: int | None, output: Path | None
+    names: Sequence[str],
+    problems: Sequence[str],
+    seed: int | None,
+    output: Path | None,
+    sanitizes: bool,
 ) -> None:
-    """Check files and print a verdict on each; write them as JSON, too, if `output` is given.
+    """Check files and print a verdict on each; write them as JSON, too, if `output` is given. With
+    `sanitizes` CUDA files run under compute-sanitizer as well.
 
-    Raises `WrongResult` unless all are right.
+    Raises `WrongResult` unless all are right, `InvalidSetting` for a C++ file that is to be
+    sanitized, and `ProfilerMissing` without compute-sanitizer.
     """
     files = [kernel_file.find(name) for name in names]
+    if sanitizes:
+        for file in files:
+            if file.device == "cpu":
+                raise InvalidSetting(f"--sanitize takes CUDA files, and {file.name} is for the CPU")
+        sanitizer.find()
     parsed = [ConvProblem.parse(text) for text in problems]
     total = sum(len(group) for _, group in checking.groups(parsed, 0, "cpu"))
     verdicts = []
     for file in files:
         with tqdm(total=total, desc=file.name, unit="problem", leave=False, disable=None) as bar:
             verdicts.append(_check(file, parsed, seed, bar))
+        if sanitizes and verdicts[-1].groups:
+            bar = tqdm(total=len(sanitizer.TOOLS), desc="sanitizing", leave=False, disable=None)
+            with bar:
+                verdicts[-1].sanitized = sanitizer.sanitize(file, parsed, bar.update)
         print(_text(verdicts[-1]), flush=True)
     if output is not None:
         with atomic_path(output) as temporary:
@@ -100,10 +120,12 @@ def time(
     rounds: int,
     output: Path | None,
     peer_python: str | None,
+    explains: bool,
 ) -> None:
     """Time files, and CUDA kernels of this package by name, on layers, by names or problems, at
     each batch, and print a table for each; write every call as JSON, too, if `output` is given.
-    With `peer_python`, a Python that has PyTorch, cuDNN is timed as well.
+    With `peer_python`, a Python that has PyTorch, cuDNN is timed as well; with `explains`, what
+    limits CUDA kernels follows.
 
     Raises `InvalidSetting` for what is no kernel, and for kernels of two devices, and
     `WrongResult` if one fails.
@@ -118,6 +140,8 @@ def time(
     for layer, _ in wanted:
         own = [each for each in found if each.layer == layer]
         print(_timings(kind, own, peers.get(layer, {})))
+    if explains and kind == "cuda":
+        _explain(contenders, wanted, found)
     if output is not None:
         with atomic_path(output) as temporary:
             content = [{**dataclasses.asdict(e), "problem": str(e.problem)} for e in found]
@@ -125,6 +149,62 @@ def time(
     failed = sorted({each.name for each in found if each.failure})
     if failed:
         raise WrongResult(f"{', '.join(failed)}: not timed; why stands above")
+
+
+def _explain(
+    contenders: Sequence[kernel_file.KernelFile | str],
+    wanted: Sequence[tuple[str, ConvProblem]],
+    found: Sequence[Timing],
+) -> None:
+    """Print what limits each contender that was timed, on each layer at one batch."""
+    failed = {each.name for each in found if each.failure}
+    names = timing.names(contenders)
+    asked = [
+        (layer, problem, each)
+        for layer, problem in _at_one_batch(wanted)
+        for each in contenders
+        if names[each] not in failed
+    ]
+    for layer, problem, each in tqdm(asked, desc="explaining", leave=False, disable=None):
+        text = _explanation(names[each], layer, explanation.explain(each, problem))
+        tqdm.write(text, sys.stdout)
+
+
+def _at_one_batch(wanted: Sequence[tuple[str, ConvProblem]]) -> list[tuple[str, ConvProblem]]:
+    """Of each layer the largest batch of up to 1000 images, or the smallest one."""
+    found: dict[ConvProblem, tuple[str, ConvProblem]] = {}
+    for layer, problem in sorted(wanted, key=lambda each: each[1].batch):
+        one = dataclasses.replace(problem, batch=1)
+        if one not in found or problem.batch <= _EXPLAINED_BATCH:
+            found[one] = (layer, problem)
+    return list(found.values())
+
+
+def _explanation(name: str, layer: str, found: Explanation) -> str:
+    """What limits a contender, its functions' figures, and what the compiler says of them."""
+    lines = [f"{name}, {layer}: " + (f"limited by {found.sentence}" if found.sentence else "")]
+    if found.failure:
+        lines[0] = f"{name}, {layer}: {found.sentence or 'what limits it is not known'}"
+        lines.append(f"  {found.failure}")
+    rows = [{**limits.columns(each), "function": each.name} for each in found.kernels]
+    if rows:
+        widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
+        for row in ({key: key for key in rows[0]}, *rows):
+            cells = (f"{row[key]:>{width}}" for key, width in widths.items() if key != "function")
+            lines.append(f"  {'  '.join(cells)}  {row['function']}")
+    ran = {_function(each.name) for each in found.kernels}
+    for function, each in found.resources.items():
+        if not ran or _function(function) in ran:
+            lines.append(
+                f"  {function}: {each.registers} registers a thread, {each.spilled_bytes} bytes of "
+                f"spilled ones; {each.shared_bytes} bytes of static shared memory a block"
+            )
+    return "\n".join(lines)
+
+
+def _function(name: str) -> str:
+    """A function's name without what tools write around it: type, namespace, template arguments."""
+    return name.partition("<")[0].split()[-1].rpartition("::")[2]
 
 
 def asked_layers(
@@ -211,15 +291,34 @@ def _text(verdict: Verdict) -> str:
     if verdict.error:
         lines.append(f"  real numbers: relative error {verdict.error:.1e} at most (L2)")
     lines += [f"  not prevented on this machine: {each}" for each in verdict.lacking]
+    for each in verdict.sanitized:
+        lines += _sanitized(each)
     if verdict.broken:
         lines.append(f"  stopped: {verdict.broken}")
     if verdict.is_right:
         lines.append("  verdict: right")
+    elif verdict.sanitized and dataclasses.replace(verdict, sanitized=[]).is_right:
+        lines.append("  verdict: right results, but compute-sanitizer finds mistakes")
     elif verdict.is_right_for_the_course and verdict.groups:
         lines.append("  verdict: right on the course's layers, wrong on other sizes")
     else:
         lines.append("  verdict: wrong")
     return "\n".join(lines)
+
+
+def _sanitized(ran: Sanitized) -> list[str]:
+    mistakes = sum(each.count for each in ran.findings if not each.warning)
+    warnings = sum(each.count for each in ran.findings if each.warning)
+    lines = [f"  {ran.tool}: {mistakes} errors" + (f", {warnings} warnings" if warnings else "")]
+    if ran.failure:
+        lines = [f"  {ran.tool}: not known: {ran.failure}"]
+    for each in ran.findings[:_MOST_FAILURES]:
+        times = f", {each.count} times" if each.count > 1 else ""
+        thread = f", first by {each.thread}" if each.thread else ""
+        kind = "warning: " if each.warning else ""
+        lines.append(f"    {each.place}: {kind}{each.text}{thread}{times}")
+    more = len(ran.findings) - _MOST_FAILURES
+    return lines + ([f"    and {more} more places"] if more > 0 else [])
 
 
 def _group(verdict: Verdict, group: Group) -> list[str]:

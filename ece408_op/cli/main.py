@@ -521,10 +521,18 @@ def _add_lab(commands: Any) -> None:
         "--seed", metavar="N", type=int, help="of the numbers and odd sizes (default: a secret one)"
     )
     check.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="run CUDA files under compute-sanitizer, too, for accesses beyond arrays, races and "
+        "the like, with the lines of the source",
+    )
+    check.add_argument(
         "--json", metavar="FILE", type=Path, dest="output", help="write the verdicts to FILE, too"
     )
     check.set_defaults(
-        run=lambda options: lab.check(options.files, options.problem, options.seed, options.output)
+        run=lambda options: lab.check(
+            options.files, options.problem, options.seed, options.output, options.sanitize
+        )
     )
     timed = _add_command(
         actions,
@@ -557,6 +565,12 @@ def _add_lab(commands: Any) -> None:
         help="a Python with PyTorch and CUDA: time cuDNN, too, by events on the GPU",
     )
     timed.add_argument(
+        "--no-why",
+        action="store_false",
+        dest="explains",
+        help="do not run each CUDA kernel once more, under ncu, to say what limits it",
+    )
+    timed.add_argument(
         "--json", metavar="FILE", type=Path, dest="output", help="write every call to FILE, too"
     )
     timed.set_defaults(
@@ -567,6 +581,7 @@ def _add_lab(commands: Any) -> None:
             options.rounds,
             options.output,
             options.peer_python,
+            options.explains,
         )
     )
     _add_lab_rank(actions)

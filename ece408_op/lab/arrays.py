@@ -151,7 +151,7 @@ class Mapped:
     """An array in the process that runs a kernel; `address` is where it begins."""
 
     def __init__(self, number: int, place: Place, read_only: bool, margins: str) -> None:
-        self._size = place.size
+        self._size, self._nbytes = place.size, place.nbytes
         self._base = _map(None, place.size, _NONE, _PRIVATE | _ANONYMOUS, -1, 0)
         protection = _READ if read_only and margins == "closed" else _READ | _WRITE
         cut = 0 if margins == "open" else PAGE
@@ -160,6 +160,10 @@ class Mapped:
         flags = _SHARED | _FIXED | _POPULATE
         _map(*part, protection, flags, number, place.offset + cut)
         self.address = self._base + place.begin
+
+    def buffer(self) -> ctypes.Array[ctypes.c_char]:
+        """The array's bytes."""
+        return (ctypes.c_char * self._nbytes).from_address(self.address)
 
     def close(self) -> None:
         _libc.munmap(self._base, self._size)

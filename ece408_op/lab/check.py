@@ -28,6 +28,7 @@ from ..errors import (
 )
 from ..problem import ConvProblem
 from . import patterns
+from .sanitizer import Sanitized
 from .session import CALL_SECONDS, Ended, Session
 
 # The layers of the course's network from 2020 on.
@@ -66,19 +67,32 @@ class Group:
 
 @dataclass
 class Verdict:
-    """What checking a file found. `error` is the largest relative L2 error on real numbers."""
+    """What checking a file found. `error` is the largest relative L2 error on real numbers,
+    `sanitized` what compute-sanitizer's tools found, if it was asked."""
 
     file: str
     groups: list[Group] = field(default_factory=list)
     error: float = 0.0
     broken: str = ""
     lacking: list[str] = field(default_factory=list)
+    sanitized: list[Sanitized] = field(default_factory=list)
 
     @property
     def is_right(self) -> bool:
         """Whether nothing was wrong, and something was computed."""
         computed = sum(group.right for group in self.groups)
-        return bool(computed) and not self.broken and not any(g.failures for g in self.groups)
+        clean = all(each.is_clean for each in self.sanitized)
+        return (
+            bool(computed)
+            and clean
+            and not self.broken
+            and not any(g.failures for g in self.groups)
+        )
+
+    def says(self, text: str) -> bool:
+        """Whether this is said of what is wrong."""
+        failures = [each for group in self.groups for each in group.failures]
+        return any(text in said for said in (self.broken, *(each.text for each in failures)))
 
     @property
     def is_right_for_the_course(self) -> bool:

@@ -23,6 +23,7 @@ from ..files.records import to_json
 from ..problem import ConvProblem
 from . import check as checking
 from .check import ODD, Verdict
+from .session import OF_GPU_MEMORY
 from .timing import OURS, Race, Timing, device_of, why
 
 # What comes with the course's files, and is none.
@@ -160,8 +161,8 @@ def rank(
         verdict_on, problems=problems, layers=[problem for _, problem in layers]
     )
     verdicts = _checked({name: kernels[name] for name in new}, asked, jobs)
-    for done, (name, verdict) in enumerate(verdicts):
-        progress("checking", done + 1, len(new))
+    for done, (name, verdict) in enumerate(verdicts, 1):
+        progress("checking", min(done, len(new)), len(new))
         _note_verdict(ranking.entries[name], verdict)
         keep()
     _time(kernels, ranking, layers, rounds, keep, progress)
@@ -192,13 +193,27 @@ def again(ranking: Ranking) -> None:
 def _checked(
     files: dict[str, KernelFile], asked: Callable[[KernelFile], Verdict], jobs: int
 ) -> Iterator[tuple[str, Verdict]]:
-    """Verdicts on files, by name, as they come."""
+    """Verdicts on files, by name, as they come. After a file that takes the GPU's memory those
+    that were not right may have failed for want of it, and are checked again, one at a time."""
     # A process that has used the GPU cannot be forked.
     context = multiprocessing.get_context("spawn")
+    doubted: dict[str, Verdict | None] = {}
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         waiting = {name: pool.submit(asked, file) for name, file in files.items()}
         for name, future in waiting.items():
-            yield name, future.result()
+            try:
+                verdict = future.result()
+            except NoUsableGpu:
+                doubted[name] = None
+                continue
+            if not verdict.is_right:
+                doubted[name] = verdict
+            yield name, verdict
+    took_memory = any(each is not None and each.says(OF_GPU_MEMORY) for each in doubted.values())
+    for name, found in doubted.items():
+        if found is None or (took_memory and not found.says(OF_GPU_MEMORY)):
+            with ProcessPoolExecutor(1, mp_context=context) as alone:
+                yield name, alone.submit(asked, files[name]).result()
 
 
 def verdict_on(
@@ -214,7 +229,7 @@ def verdict_on(
 
 
 def _note_verdict(entry: Entry, verdict: Verdict) -> None:
-    entry.checked = True
+    entry.checked, entry.wrong = True, ""
     entry.layers_only = not verdict.is_right
     if verdict.is_right or verdict.is_right_for_the_course:
         return

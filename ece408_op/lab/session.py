@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ COMPILE_SECONDS = 300.0
 _SHARE_OF_MEMORY = 0.5
 _MOST_SCRATCH = 256 << 20
 _MOST_THREADS = 512
+# What is said of a file that has others fail, too.
+OF_GPU_MEMORY = "of the GPU's free memory"
 _POLL_SECONDS = 0.02
 _LAST_WORDS = 200
 _IDLE_CALLS = 101
@@ -64,9 +66,10 @@ class Session:
     or for what it chooses itself on "cpu" or "cuda". Use it in `with`.
 
     A call may take `call_seconds`, the process `memory` bytes, half of what the machine has to
-    spare unless told. `lacking` says what cannot be kept from the kernel on this machine. Entering
-    raises `KernelCompileFailed` and other errors of this package, such as `NoUsableGpu`, and
-    `Ended`.
+    spare unless told. `tool` is the command of a program that starts the process and watches it;
+    arrays are then on the host. `lacking` says what cannot be kept from the kernel on this
+    machine. Entering raises `KernelCompileFailed` and other errors of this package, such as
+    `NoUsableGpu`, and `Ended`.
     """
 
     def __init__(
@@ -74,8 +77,9 @@ class Session:
         kernel: KernelFile | str,
         call_seconds: float = CALL_SECONDS,
         memory: int | None = None,
+        tool: Sequence[str] = (),
     ) -> None:
-        self._kernel = kernel
+        self._kernel, self._tool = kernel, tool
         self._call_seconds = call_seconds
         self._memory = memory or int(_SHARE_OF_MEMORY * footprint.available_bytes())
         self.lacking: list[str] = []
@@ -93,7 +97,7 @@ class Session:
     def __enter__(self) -> Session:
         self.host_arrays = HostArrays()
         self._arrays: Any = self.host_arrays
-        if self._gpu is not None and not self.by_method:
+        if self._gpu is not None and not self.by_method and not self._tool:
             self._arrays = Block(self._gpu)
         self._scratch = Path(tempfile.mkdtemp(prefix="ece408-lab-"))
         self._printed = open(self._scratch / ".printed", "w+b")
@@ -101,9 +105,10 @@ class Session:
         self._replies, write_replies = os.pipe()
         given = (read_requests, write_replies, self.host_arrays.number)
         kernel = self._kernel if isinstance(self._kernel, str) else str(self._kernel.path)
-        command = [sys.executable, "-m", f"{__package__}.worker", kernel]
+        command = [*self._tool, sys.executable, "-m", f"{__package__}.worker", kernel]
+        command += [str(self._scratch), str(self._memory), *map(str, given)]
         self._process = subprocess.Popen(
-            [*command, str(self._scratch), str(self._memory), *map(str, given)],
+            command + (["--observed"] if self._tool else []),
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._printed,
@@ -121,6 +126,13 @@ class Session:
             self.__exit__()
             raise
         return self
+
+    def finish(self, seconds: float) -> None:
+        """Give the process so long to end by itself, so that a tool can say what it has seen."""
+        os.close(self._requests)
+        self._requests = os.open(os.devnull, os.O_WRONLY)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def __exit__(self, *_: object) -> None:
         if self._left:
@@ -208,7 +220,8 @@ class Session:
         # The kernel may have written the line.
         if not (isinstance(kind, type) and issubclass(kind, Ece408Error)):
             kind = Ece408Error
-        raise kind(printable(str(answer.get("text"))))
+        # The next call that needs one gets another process.
+        raise kind(printable(str(answer.get("text"))).replace(device.RESTART, ""))
 
     def _wait(self, seconds: float, what: str) -> dict[str, Any]:
         """The next line of the process, which is watched meanwhile. Raises `Ended`."""
@@ -258,7 +271,7 @@ class Session:
             if size > _MOST_SCRATCH:
                 return f"writes more than {_MOST_SCRATCH >> 20} MiB of files"
         if self._gpu_free - self._free_gpu_bytes() > _SHARE_OF_MEMORY * self._gpu_free:
-            return f"takes more than {_SHARE_OF_MEMORY:.0%} of the GPU's free memory"
+            return f"takes more than {_SHARE_OF_MEMORY:.0%} {OF_GPU_MEMORY}"
         return None
 
     def _free_gpu_bytes(self) -> int:

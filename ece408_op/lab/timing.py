@@ -104,9 +104,9 @@ class Race:
         self._contenders = [self._kind, *contenders]
         self._stack = contextlib.ExitStack()
         self._sessions: dict[KernelFile | str, Session] = {}
-        names = _names(self._contenders)
+        called = names(self._contenders)
         self.timings = {
-            (each, layer): Timing(names[each], layer, problem)
+            (each, layer): Timing(called[each], layer, problem)
             for layer, problem in layers
             for each in self._contenders
         }
@@ -226,15 +226,15 @@ def device_of(contenders: Sequence[KernelFile | str]) -> str:
     return kinds.pop()
 
 
-def _names(contenders: Sequence[KernelFile | str]) -> dict[KernelFile | str, str]:
+def names(contenders: Sequence[KernelFile | str]) -> dict[KernelFile | str, str]:
     """What contenders are called in tables: files of the same name by their paths from here."""
-    names = [each.name for each in contenders if isinstance(each, KernelFile)]
+    own = [each.name for each in contenders if isinstance(each, KernelFile)]
     found: dict[KernelFile | str, str] = {}
     for each in contenders:
         if not isinstance(each, KernelFile):
             found[each] = OURS if each in ("cpu", "cuda") else each
         else:
-            alone = names.count(each.name) == 1
+            alone = own.count(each.name) == 1
             found[each] = each.name if alone else os.path.relpath(each.path)
     return found
 

@@ -1,11 +1,12 @@
 """The process that runs a kernel: compiles its file, gives up what a kernel has no need of, and
 then does what it is asked to, a line of JSON for each call.
 
-    python -m ece408_op.lab.worker KERNEL SCRATCH BYTES REQUESTS REPLIES ARRAYS
+    python -m ece408_op.lab.worker KERNEL SCRATCH BYTES REQUESTS REPLIES ARRAYS [--observed]
 
 KERNEL is a file, the name of a CUDA kernel of this package, or "cpu" or "cuda". BYTES is the most
-memory that it may take, the last three are descriptors. What the kernel prints goes to standard
-output and error.
+memory that it may take, the next three are descriptors. What the kernel prints goes to standard
+output and error. With --observed a tool watches the process, such as compute-sanitizer: arrays on
+the GPU are then allocations of this process, of exactly their sizes, and left as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import ctypes
 import dataclasses
 import functools
 import json
-import math
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -32,7 +32,7 @@ from ..dispatch import Layer
 from ..errors import Ece408Error, UnsupportedProblem
 from ..problem import ConvProblem
 from . import sandbox
-from .arrays import CANARY, Mapped, Place
+from .arrays import Mapped, Place
 
 _ROLES = ("x", "w", "y")
 _libc = ctypes.CDLL(None)
@@ -40,10 +40,11 @@ _libc = ctypes.CDLL(None)
 
 def main(arguments: list[str]) -> None:
     kernel, scratch = arguments[0], Path(arguments[1])
-    memory, requests, replies, number = map(int, arguments[2:])
+    memory, requests, replies, number = map(int, arguments[2:6])
+    observed = "--observed" in arguments
     with open(requests) as lines, open(replies, "w", buffering=1) as answers:
         try:
-            worker, lacking = _prepare(kernel, scratch, memory, number)
+            worker, lacking = _prepare(kernel, scratch, memory, number, observed)
         except Ece408Error as error:
             _answer(answers, _failure(error))
             return
@@ -52,7 +53,9 @@ def main(arguments: list[str]) -> None:
             _answer(answers, worker.answer(json.loads(line)))
 
 
-def _prepare(kernel: str, scratch: Path, memory: int, number: int) -> tuple[_Worker, list[str]]:
+def _prepare(
+    kernel: str, scratch: Path, memory: int, number: int, observed: bool
+) -> tuple[_Worker, list[str]]:
     """Compile the file, while that is still possible, and isolate this process; returns what
     `sandbox.isolate` returns, too."""
     limits = sandbox.Limits(memory)
@@ -64,15 +67,15 @@ def _prepare(kernel: str, scratch: Path, memory: int, number: int) -> tuple[_Wor
         return _CpuWorker(Layer(cuda_kernel=kernel), number), sandbox.isolate(scratch, limits)
     gpu = device.get(settings.devices()[0])
     name = None if kernel == "cuda" else kernel
-    launches_itself = file is not None and file.form != "declared"
     layer = Layer(device="gpu", index=gpu.index, cuda_kernel=name)
-    worker: _Worker = _GpuWorker(layer, launches_itself)
-    if file is None or not launches_itself:
+    if file is None or file.form == "declared":
         # Nothing of it runs on the host, and nvcc compiles it for each layer.
-        return worker, []
+        return _ObservedWorker(layer, None, number) if observed else _GpuWorker(layer, None), []
     file_backend.library(file, gpu.capability)
     if file.form == "course_2020":
-        worker = _MethodsWorker(file, gpu, number)
+        worker: _Worker = _MethodsWorker(file, gpu, number, observed)
+    else:
+        worker = _ObservedWorker(layer, file, number) if observed else _GpuWorker(layer, file)
     # CUDA maps all of the machine's memory and the GPU's.
     limits = dataclasses.replace(limits, memory=0)
     return worker, sandbox.isolate(scratch, limits, sockets=True)
@@ -128,20 +131,28 @@ class _CpuWorker(_Worker):
     def __init__(self, layer: Layer, number: int, gpu: Gpu | None = None) -> None:
         super().__init__(gpu)
         self._layer = layer
-        self._number = number
-        self._mapped: list[Mapped] = []
+        self._mapping = _Mapping(number)
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
-        for each in self._mapped:
+        return self._backend_calls(self._layer, [self._mapping.addresses(request)])
+
+
+class _Mapping:
+    """Arrays on the host, in a file that another process writes and reads."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.mapped: list[Mapped] = []
+
+    def addresses(self, request: dict[str, Any]) -> list[int]:
+        """Of x, w and y as a request places them."""
+        for each in self.mapped:
             each.close()
-        self._mapped = []
+        self.mapped = []
         for role, (offset, nbytes) in zip(_ROLES, request["places"]):
             place = Place(offset, nbytes)
-            self._mapped.append(Mapped(self._number, place, role != "y", request["margins"]))
-        return self._backend_calls(self._layer, [self._addresses()])
-
-    def _addresses(self) -> list[int]:
-        return [each.address for each in self._mapped]
+            self.mapped.append(Mapped(self._number, place, role != "y", request["margins"]))
+        return [each.address for each in self.mapped]
 
 
 class _GpuWorker(_Worker):
@@ -149,21 +160,52 @@ class _GpuWorker(_Worker):
 
     _gpu: Gpu
 
-    def __init__(self, layer: Layer, launches_itself: bool) -> None:
+    def __init__(self, layer: Layer, file: KernelFile | None) -> None:
         super().__init__(device.get(layer.index))
         self._layer = layer
-        self._launches_itself = launches_itself
+        # One that launches its kernels itself.
+        self._file = file
         self._opened = _Opened(self._gpu)
         self._ready = contextlib.ExitStack()
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
+        if self._file is not None:
+            file_backend.fill_allocations(self._file, self._gpu)
+        return self._gpu_calls(self._opened.sets(request))
+
+    def _gpu_calls(self, sets: list[list[int]]) -> list[Callable[[], object]]:
+        """A call for each set of arrays on the GPU."""
         self._ready.close()
-        sets = self._opened.sets(request)
-        if self._launches_itself:
+        if self._file is not None:
             return self._backend_calls(self._layer, sets)
         asked = work.forward(self._problem, 0, 0, None, 0, False, self._layer.cuda_kernel)
         run = self._ready.enter_context(zero_copy.ready(asked, self._gpu))
         return [functools.partial(run, dict(zip(_ROLES, each))) for each in sets]
+
+
+class _ObservedWorker(_GpuWorker):
+    """Arrays on the host, copied to allocations of exactly their sizes."""
+
+    def __init__(self, layer: Layer, file: KernelFile | None, number: int) -> None:
+        super().__init__(layer, file)
+        self._mapping = _Mapping(number)
+
+    def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
+        self._mapping.addresses(request)
+        return [self._copied]
+
+    def _copied(self) -> None:
+        arrays = [each.buffer() for each in self._mapping.mapped]
+        with self._gpu.active(), reported("a copy"):
+            blocks = [self._gpu.cuda.mem_alloc(len(each)) for each in arrays]
+            for block, array in zip(blocks[:2], arrays):
+                self._gpu.cuda.memcpy_htod(block, array)
+        (call,) = self._gpu_calls([[int(each) for each in blocks]])
+        call()
+        with self._gpu.active(), reported("a copy"):
+            self._gpu.cuda.memcpy_dtoh(arrays[2], blocks[2])
+            for block in blocks:
+                block.free()
 
 
 class _MethodsWorker(_CpuWorker):
@@ -172,22 +214,23 @@ class _MethodsWorker(_CpuWorker):
 
     _gpu: Gpu
 
-    def __init__(self, file: KernelFile, gpu: Gpu, number: int) -> None:
+    def __init__(self, file: KernelFile, gpu: Gpu, number: int, observed: bool) -> None:
         super().__init__(Layer(backend="cuda", cuda_kernel=str(file.path)), number, gpu)
         self._file = file
         self._opened = _Opened(gpu)
+        self._observed = observed
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
+        if not self._observed:
+            file_backend.fill_allocations(self._file, self._gpu)
         if "memory" in request:
             sets = self._opened.sets(request)
             return [functools.partial(self._call, "compute", *each) for each in sets]
-        calls = super()._prepared(request)
-        shapes = (self._problem.x_shape, self._problem.w_shape, self._problem.y_shape)
-        _poison(self._gpu, [4 * math.prod(shape) for shape in shapes])
-        return calls
+        return super()._prepared(request)
 
     def _method(self, name: str) -> None:
-        self._call(name, *(self._addresses() if name == "prolog" else (0, 0, 0)))
+        arrays = [each.address for each in self._mapping.mapped]
+        self._call(name, *(arrays if name == "prolog" else (0, 0, 0)))
         _wait_for_all(self._gpu)
 
     def _call(self, name: str, x: int, w: int, y: int) -> None:
@@ -228,17 +271,6 @@ def _wake(gpu: Gpu) -> None:
     with gpu.active(), gpu.lane(4) as lane, reported("a kernel"):
         gpu.cuda.memset_d32(lane.device, 0, 1)
         gpu.cuda.Context.synchronize()
-
-
-def _poison(gpu: Gpu, sizes: list[int]) -> None:
-    """Leave NaN in memory that the next allocations of these sizes are likely to get."""
-    with gpu.active(), contextlib.suppress(gpu.cuda.Error):
-        blocks = [gpu.cuda.mem_alloc(size) for size in sizes]
-        for block, size in zip(blocks, sizes):
-            gpu.cuda.memset_d8(block, CANARY, size)
-        gpu.cuda.Context.synchronize()
-        for block in blocks:
-            block.free()
 
 
 def _failure(error: Ece408Error) -> dict[str, Any]:

@@ -87,11 +87,24 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
         log = Path(folder) / "ncu.csv"
-        own = ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
-        own += ["--clock-control", "none", "--log-file", str(log)]
-        result = subprocess.run([ncu, *own, *options, *command], capture_output=True, text=True)
+        own = prefix(ncu, metrics, log)
+        result = subprocess.run([*own, *options, *command], capture_output=True, text=True)
         said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    if _NOT_PERMITTED in said + result.stderr:
+    said += result.stderr
+    return result, read(said, f"exit code {result.returncode}")
+
+
+def prefix(ncu: str, metrics: Iterable[str], log: Path) -> list[str]:
+    """The beginning of a command that runs another one under ncu, which writes to a log what
+    `read` takes."""
+    own = ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
+    return [ncu, *own, "--clock-control", "none", "--log-file", str(log)]
+
+
+def read(said: str, ended: str) -> list[Row]:
+    """The launches in what ncu has said. Raises `ProfilingNotPermitted`, and `ProfilerMissing`
+    where there are none, with how it `ended`."""
+    if _NOT_PERMITTED in said:
         raise ProfilingNotPermitted(
             f"the driver does not let this user read the GPU's counters ({_NOT_PERMITTED}); run as "
             "root, or have it loaded with NVreg_RestrictProfilingToAdminUsers=0 (`ece408 profile` "
@@ -99,14 +112,11 @@ def run(
         )
     found = rows(said)
     if not found:
-        reason = next(
-            (line for line in reversed((said + result.stderr).splitlines()) if "==" in line), ""
-        )
+        reason = next((line for line in reversed(said.splitlines()) if "==" in line), "")
         raise ProfilerMissing(
-            f"ncu has counted nothing (exit code {result.returncode}): {reason.strip('= ')}; does "
-            "it run by itself?"
+            f"ncu has counted nothing ({ended}): {reason.strip('= ')}; does it run by itself?"
         )
-    return result, found
+    return found
 
 
 def rows(log: str) -> list[Row]:

@@ -114,7 +114,7 @@ def _own(options: Options, folder: Path) -> list[Measurement]:
     layers = problems(options.term, batch).values()
     path = folder / f"{OWN_KEY}.profile.json"
     command = (
-        *(sys.executable, "-m", "ece408_op", "lab", "time"),
+        *(sys.executable, "-m", "ece408_op", "lab", "time", "--no-why"),
         *(version.path for version in options.versions),
         *(f"--layer={problem}" for problem in layers),
         *(f"--batch={batch}", f"--rounds={_OWN_ROUNDS}", f"--json={path}"),

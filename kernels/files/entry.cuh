@@ -18,9 +18,28 @@ namespace ece408_file {
 void compute(const ece408_problem& p, const float* x, const float* w, float* y,
              ece408_file_seconds& seconds);
 
+// What to look at first after an error.
+inline const char* advice(cudaError_t status) {
+    switch (status) {
+        case cudaErrorInvalidValue:
+        case cudaErrorInvalidConfiguration:
+            return " (does a launch ask for 0 blocks, over 1024 threads in a block, over 65535 blocks "
+                   "in y or z, or too much shared memory; or a copy for more than an array has?)";
+        case cudaErrorLaunchOutOfResources:
+            return " (do the threads of a block need more registers than there are? try fewer, or "
+                   "__launch_bounds__)";
+        case cudaErrorIllegalAddress:
+        case cudaErrorMisalignedAddress:
+            return " (ece408 lab check --sanitize names the line)";
+        default:
+            return "";
+    }
+}
+
 inline void check(const char* what, cudaError_t status) {
     if (status != cudaSuccess)
-        throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+        throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status) +
+                                 advice(status));
 }
 
 // Seconds that `part` takes with all the GPU's work that it leaves unfinished. Throws CUDA's errors.
@@ -35,6 +54,22 @@ double timed(const char* what, Part part) {
 }
 
 }  // namespace ece408_file
+
+// What the file allocates on the GPU is filled with NaN from here on: whether memory that was never
+// written holds zeros is chance. The linker has the file's calls of cudaMalloc come here (--wrap).
+static bool ece408_fills_allocations = false;
+
+extern "C" ECE408_EXPORT void ece408_file_fill_allocations(void) { ece408_fills_allocations = true; }
+
+extern "C" cudaError_t __real_cudaMalloc(void** address, size_t nbytes);
+
+extern "C" cudaError_t __wrap_cudaMalloc(void** address, size_t nbytes) {
+    const cudaError_t status = __real_cudaMalloc(address, nbytes);
+    if (status != cudaSuccess || !ece408_fills_allocations) return status;
+    cudaMemset(*address, 0xFF, nbytes);
+    // The file's streams may not wait for the one that fills.
+    return cudaStreamSynchronize(nullptr);
+}
 
 // Compute y; the form says where the arrays are. The GPU's context is current.
 extern "C" ECE408_EXPORT int ece408_file_forward(const ece408_problem* problem, const float* x,

@@ -15,21 +15,8 @@ from ece408_op.course.comparison import reason
 from ece408_op.errors import GpuFailed
 from ece408_op.files import markdown
 from ece408_op.profile import ncu
+from ece408_op.profile.limits import STALL_METRICS, STALLS
 
-_STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-# What a warp waits for, by ncu's name for it.
-STALLS = {
-    "long_scoreboard": "global memory",
-    "short_scoreboard": "shared memory",
-    "lg_throttle": "room in the queue to global memory",
-    "mio_throttle": "room in the queue to shared memory",
-    "math_pipe_throttle": "a free arithmetic unit",
-    "barrier": "other warps",
-    "wait": "the instruction before, a fixed time",
-    "dispatch_stall": "the dispatcher",
-    "no_instruction": "instructions to be fetched",
-    "not_selected": "its turn",
-}
 _METRICS = {
     "ms": "gpu__time_duration.sum",
     "clock_ghz": "sm__cycles_elapsed.avg.per_second",
@@ -44,7 +31,7 @@ _METRICS = {
     "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
     "warps": "sm__warps_active.avg.per_cycle_active",
     "registers": "launch__registers_per_thread",
-    **{name: _STALL.format(name) for name in STALLS},
+    **STALL_METRICS,
 }
 _SHARES = ("dram", "to_l2", "issue", "fma", "tensor", "shared")
 _SCALES = {"ms": 1e-6, "clock_ghz": 1e-9, "read_gb": 1e-9, "written_gb": 1e-9}

@@ -89,7 +89,8 @@ def by_other_means(
 def is_right(rows: Sequence[dict[str, Any]], expected: int) -> bool:
     """Whether there is a row for each of so many problems, and all are right."""
     return len(rows) == expected and all(
-        row.get("wrong") == 0 and (row["error"] or 1.0) <= LARGEST_ERROR for row in rows
+        row.get("wrong") == 0 and row["error"] is not None and row["error"] <= LARGEST_ERROR
+        for row in rows
     )
 
 

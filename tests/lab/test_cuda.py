@@ -12,7 +12,7 @@ from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.kernel_file import KernelFile
 from ece408_op.lab import check as checking
-from ece408_op.lab import timing
+from ece408_op.lab import explanation, sanitizer, timing
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
@@ -81,7 +81,7 @@ WRONG_SAYS = {
     "leaves_out_the_last_image": "image 2, the last",
     "misses_the_last_column": "column 11, the last",
     "misses_the_last_row": "row 14, the last",
-    "needs_small_images": "invalid configuration",
+    "needs_small_images": "over 1024 threads in a block",
     "turns_the_kernel_round": "the kernel is turned round",
 }
 
@@ -130,6 +130,32 @@ def test_a_wrong_kernel_is_described(name):
     verdict = checking.check(_file(WRONG, name), UNEVEN)
     assert not verdict.is_right
     assert WRONG_SAYS[name] in _said(verdict)
+
+
+def test_compute_sanitizer_names_lines():
+    found = {each.tool: each for each in sanitizer.sanitize(_file(CHEATS, "reads_behind"))}
+    (finding,) = found["memcheck"].findings
+    assert "Invalid __global__ read of size 4 bytes" in finding.text
+    assert finding.place.startswith("reads_behind.cu")
+    assert "thread" in finding.thread
+    found = {
+        each.tool: each for each in sanitizer.sanitize(_file(WRONG, "reads_its_tile_too_early"))
+    }
+    assert "race of a" in found["racecheck"].findings[0].text
+    assert found["racecheck"].findings[0].place.startswith("reads_its_tile_too_early.cu:")
+    assert found["memcheck"].is_clean
+
+
+@pytest.mark.parametrize("name", ["start.cu", "new-forward.cu", "new-forward.cuh"])
+def test_a_starter_is_clean_and_slow_for_a_reason(name):
+    file = kernel_file.find(str(STARTERS / name))
+    assert [each for each in sanitizer.sanitize(file) if not each.is_clean] == []
+    found = explanation.explain(file, ConvProblem.parse(TIMED))
+    assert not found.failure
+    assert [each.launches for each in found.kernels] == [1]
+    assert found.kernels[0].figures["registers"] > 0
+    assert "L1 cache" in found.sentence or "instruction issue" in found.sentence
+    assert next(iter(found.resources.values())).registers > 0
 
 
 def _times(*files: KernelFile, rounds=2):

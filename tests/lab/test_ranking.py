@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import json
 
 import pytest
@@ -11,7 +12,9 @@ from kernel_files import COURSE_2020, DECLARED
 from places import ROOT
 
 from ece408_op import settings
+from ece408_op.errors import NoUsableGpu
 from ece408_op.lab import ranking as ranks
+from ece408_op.lab.check import Group, Verdict
 from ece408_op.lab.timing import OURS
 from ece408_op.problem import ConvProblem
 
@@ -120,6 +123,30 @@ def test_a_changed_file_is_compared_with_its_last_sum(folder):
     assert not ranking.entries["ann/cpu-new-forward.cc"].why_not
     assert ranking.in_order() == []
     assert ranking.entries[OURS].before > 0
+
+
+def _played(file, folder):
+    """A verdict, as if "ann" failed for want of the memory that "cy" takes, and "bob" had no GPU as
+    long as "cy" was there."""
+    who = file.path.parent.name
+    first = not (folder / who).exists()
+    (folder / who).touch()
+    if who == "cy":
+        return Verdict(str(file.path), broken="takes more than 50% of the GPU's free memory")
+    if who == "bob" and first:
+        raise NoUsableGpu("out of memory")
+    return Verdict(str(file.path), [Group("given problems", right=0 if first else 1)])
+
+
+def test_who_failed_beside_one_that_took_the_gpu_s_memory_is_checked_again(folder, tmp_path):
+    files = {name: each for name, each in ranks.find([folder]).items() if name[:3] != "dan"}
+    found = list(ranks._checked(files, functools.partial(_played, folder=tmp_path), 1))
+    assert [(name[:3], verdict.is_right) for name, verdict in found] == [
+        ("ann", False),
+        ("cy/", False),
+        ("ann", True),
+        ("bob", True),
+    ]
 
 
 def test_the_command(run_ece408, folder, tmp_path):

@@ -102,7 +102,8 @@ def test_forwards_on_two_threads_leave_nothing_behind(mx, rng):
     with errors.surfaced():
         after_warm_up, after = both(), both()
     assert not wrong
-    assert after == after_warm_up
+    # Other programs may have freed some meanwhile.
+    assert after >= after_warm_up
 
 
 @pytest.mark.usefixtures("_unfit")

@@ -10,6 +10,16 @@ import pytest
 from kernel_files import COURSE_2020
 from places import ROOT
 from programs import environment
+from studies import lab_proof
+
+
+def test_what_is_right_by_other_means():
+    exact, close = {"wrong": 0, "error": 0.0}, {"wrong": 0, "error": 4e-7}
+    assert lab_proof.is_right([exact, close], 2)
+    assert not lab_proof.is_right([exact], 2)
+    for other in ({"wrong": 3, "error": 0.0}, {"wrong": 0, "error": 3e-4}, {"failure": "ended"}):
+        assert not lab_proof.is_right([exact, other], 2)
+    assert not lab_proof.is_right([exact, {"wrong": 0, "error": None}], 2)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from ..kernel_file import KernelFile
 from . import CudaBackend, StagedBackend, ZeroCopyBackend
 from .plan import ARCHITECTURES, Capability, architecture
 from .runtime.compiler import LIBRARY_OPTIONS, gencode, nvcc_missing, nvcc_version, require_nvcc
-from .runtime.device import Gpu, reported
+from .runtime.device import RESTART, Gpu, reported
 from .runtime.launcher import cache_folder
 
 _FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -196,10 +196,14 @@ def call_method(
         raise _failed(file, library, problem)
 
 
+def fill_allocations(file: KernelFile, gpu: Gpu) -> None:
+    """Have what the file's code allocates on the GPU be filled with NaN from here on."""
+    _load(file, gpu.capability).ece408_file_fill_allocations()
+
+
 def _failed(file: KernelFile, library: ctypes.CDLL, problem: ConvProblem) -> KernelFailed:
     return KernelFailed(
-        f"kernel file {file.path}: {kernel_file.message(library)} ({problem}); after a failed CUDA "
-        "kernel restart the process"
+        f"kernel file {file.path}: {kernel_file.message(library)} ({problem}){RESTART}"
     )
 
 

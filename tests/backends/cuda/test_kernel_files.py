@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from ece408_op.errors import (
     KernelFailed,
     UnsupportedProblem,
 )
+from ece408_op.lab import explanation
 from ece408_op.problem import ConvProblem
 
 SHAPES = ["b3,c1,h9,w12,m4,k5", "b2,c3,h14,w9,m5,k7", "b1,c2,h4,w4,m1,k1"]
@@ -171,6 +173,17 @@ def test_every_form_compiles_for_every_architecture(write, nvcc):
         command += [compiler.gencode(each) for each in ARCHITECTURES[1:]]
         content = kernel_file.compiled(file, command, (), CUBINS, AssertionError())
         assert kernel_file.load(file, content).ece408_file_forward
+
+
+def test_what_the_compiler_gives_each_function(write, nvcc):
+    problem = ConvProblem.parse("b10,c12,h33,w33,m24,k5")
+    for name, text in CUDA_FORMS.items():
+        file = kernel_file.find(write(name, text))
+        found = explanation.resources(file, problem, SimpleNamespace(capability=(9, 0), index=0))
+        assert len(found) == 1
+        (resources,) = found.values()
+        assert 8 <= resources.registers <= 255
+        assert resources.spilled_bytes == 0
 
 
 def test_nvcc_s_error_has_the_file_s_own_line(write, nvcc):

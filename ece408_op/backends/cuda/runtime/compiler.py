@@ -13,6 +13,8 @@ import re
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import KernelCompileFailed, NoUsableGpu
@@ -23,8 +25,14 @@ from ...kernel_file import first_error
 from ..plan import Defines
 
 OPTIONS = ("-std=c++17", "-O3", "--restrict")
-# For a library with code for the host as well.
-LIBRARY_OPTIONS = ("-std=c++17", "-O3", "-cudart=static", "-Xcompiler=-fPIC", "-w")
+# Which instruction is of which line, for tools such as compute-sanitizer; the code is the same.
+LINES = "-lineinfo"
+# For the library of a user's file, with code for the host as well.
+LIBRARY_OPTIONS = (
+    *("-std=c++17", "-O3", "-cudart=static", "-Xcompiler=-fPIC", "-w", LINES),
+    # kernels/files/entry.cuh says why.
+    "-Xlinker=--wrap=cudaMalloc",
+)
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
 
@@ -42,6 +50,8 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
     nvcc = require_nvcc()
     folder = kernels_dir() / "cuda"
     options = _options(defines, architecture)
+    if Path(source).is_absolute():
+        options += (LINES,)
     key = hashlib.sha256()
     for part in (nvcc_version(nvcc), *options, *_texts(folder, source)):
         key.update(part.encode() + b"\0")
@@ -102,12 +112,48 @@ def _texts(folder: Path, source: str) -> list[str]:
     return texts
 
 
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler gives a function: registers and bytes of spilled ones of a thread, bytes of
+    static shared memory of a block."""
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+
+def plan_command(source: str, defines: Defines, architecture: str) -> list[str]:
+    """nvcc's command that compiles a source as `compile_plan` does, without what it is to make.
+    Raises `NoUsableGpu` without nvcc."""
+    path = kernels_dir() / "cuda" / source
+    return _command(require_nvcc(), path, _options(defines, architecture))
+
+
+def _command(nvcc: Path, path: Path, options: tuple[str, ...]) -> list[str]:
+    return [str(nvcc), *options, f"-I{kernels_dir() / 'cuda'}", str(path)]
+
+
+def resources(command: Sequence[str]) -> dict[str, Resources]:
+    """The resources of each kernel that nvcc's command compiles, by its symbol, or none if it does
+    not compile. The command is without what it is to make."""
+    with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
+        own = ["-cubin", "-Xptxas=-v", "-o", str(Path(folder) / "kernel.cubin")]
+        result = subprocess.run([*command, *own], capture_output=True, text=True)
+    found = {}
+    for part in result.stderr.split("Compiling entry function '")[1:]:
+        registers = re.search(r"Used (\d+) registers", part)
+        spilled = re.search(r"(\d+) bytes spill stores", part)
+        shared = re.search(r"(\d+) bytes smem", part)
+        numbers = (int(each[1]) if each else 0 for each in (registers, spilled, shared))
+        found[part.partition("'")[0]] = Resources(*numbers)
+    return found
+
+
 def compile_source(nvcc: Path, path: Path, options: tuple[str, ...]) -> bytes:
     """The cubin that nvcc makes of the file. Raises `KernelCompileFailed`."""
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
         output = Path(folder) / "kernel.cubin"
-        headers = f"-I{kernels_dir() / 'cuda'}"
-        command = [str(nvcc), "-cubin", *options, headers, "-o", str(output), str(path)]
+        command = [*_command(nvcc, path, options), "-cubin", "-o", str(output)]
         result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if result.returncode == 0:
             return output.read_bytes()

@@ -22,6 +22,8 @@ from ....host.gpu import OLDEST_CAPABILITY, find_driver
 
 # Marks of a lane: before and after the copies in, after the kernels, after the copies out.
 BEGIN, COPIED_IN, COMPUTED, COPIED_OUT, _CLOCK = range(5)
+# CUDA refuses all that comes after some errors.
+RESTART = "; after a failed kernel restart the process"
 
 
 @dataclass
@@ -297,9 +299,7 @@ def reported(what: str) -> Iterator[None]:
         ) from error
     except cuda.Error as error:
         reason = str(error).splitlines()[0]
-        raise GpuFailed(
-            f"{what} failed: {reason}; after a failed kernel restart the process"
-        ) from error
+        raise GpuFailed(f"{what} failed: {reason}{RESTART}") from error
 
 
 def _open(index: int) -> Gpu:

@@ -1,0 +1,82 @@
+"""Why a CUDA kernel takes its time: what its functions need, and what the GPU's counters say."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import settings
+from ..backends.cuda import file_backend, work
+from ..backends.cuda.plan import ARCHITECTURES, Target, architecture
+from ..backends.cuda.runtime import compiler, device
+from ..backends.cuda.runtime.compiler import Resources
+from ..backends.kernel_file import KernelFile
+from ..errors import ProfilerMissing, ProfilingNotPermitted
+from ..problem import ConvProblem
+from ..profile import limits, ncu
+from ..profile.demangle import demangle
+from ..profile.limits import KernelLimits
+from . import observed
+
+
+@dataclass
+class Explanation:
+    """Of a contender on a problem: its functions by the GPU's counters, the one with the most time
+    first; what the compiler says of a file's functions, by name; and why there are no counters."""
+
+    kernels: list[KernelLimits] = field(default_factory=list)
+    resources: dict[str, Resources] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What limits the function that takes the most time."""
+        if self.kernels:
+            return self.kernels[0].sentence
+        spilled = {name: each for name, each in self.resources.items() if each.spilled_bytes}
+        if spilled:
+            name, most = max(spilled.items(), key=lambda item: item[1].spilled_bytes)
+            return f"{name} spills registers: {most.spilled_bytes} bytes a thread"
+        return ""
+
+
+def explain(kernel: KernelFile | str, problem: ConvProblem) -> Explanation:
+    """Run a file, or one of our kernels, once on a problem, under ncu. Raises what planning it
+    raises."""
+    found = Explanation()
+    if isinstance(kernel, KernelFile):
+        found.resources = resources(kernel, problem, device.get(settings.devices()[0]))
+    with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
+        log = Path(folder) / "ncu.csv"
+        try:
+            command = ncu.prefix(ncu.find(), limits.METRICS, log)
+            failure = observed.compute(kernel, command, [problem])
+            said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+            found.kernels = limits.of(ncu.read(said, failure or "no launches"))
+        except (ProfilerMissing, ProfilingNotPermitted) as error:
+            found.failure = str(error)
+    return found
+
+
+def resources(file: KernelFile, problem: ConvProblem, gpu: Target) -> dict[str, Resources]:
+    """What the compiler gives the functions of a file on a problem and a GPU, by their names in
+    C++. Raises what planning it raises."""
+    if file.form != "declared":
+        name = architecture(ARCHITECTURES, gpu.capability) or ""
+        commands = [file_backend.library_command(file, name)]
+    else:
+        asked = work.forward(problem, 0, 0, None, 0, False, str(file.path))
+        commands = [
+            compiler.plan_command(
+                plan.kernel.source,
+                plan.defines,
+                architecture(plan.kernel.architectures, gpu.capability) or "",
+            )
+            for plan in asked.plans(gpu, problem.batch)
+        ]
+    return {
+        demangle(symbol).partition("(")[0]: each
+        for command in commands
+        for symbol, each in compiler.resources(command).items()
+    }
