@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from ..backends.cuda.kernels import catalog
+from ..backends.cuda.kernels import catalog, tuned
 from ..backends.cuda.kernels.tuned import Choice, Result
-from ..backends.cuda.plan import Plan, Target
+from ..backends.cuda.plan import Kernel, Plan, Target
 from ..backends.cuda.runtime.device import Gpu
 from ..errors import GpuFailed, KernelCompileFailed, TuningFailed
 from ..problem import PRECISIONS, ConvProblem
@@ -47,11 +47,14 @@ class Candidate:
         }
 
 
-def candidates(problem: ConvProblem, gpu: Target, precision: str) -> list[Choice]:
+def candidates(
+    problem: ConvProblem, gpu: Target, precision: str, only: Kernel | None = None
+) -> list[Choice]:
     """Every kernel for the forward pass that can compute the problem and is at least as exact as
-    `precision`, with its own choice of a layout and then with each of the others."""
+    `precision`, or only this one, with its own choice of a layout and then with each of the
+    others."""
     found: list[Choice] = []
-    for kernel in catalog.KERNELS:
+    for kernel in (only,) if only else catalog.KERNELS:
         if kernel.direction == "forward" and kernel.permitted(precision):
             layouts = kernel.layouts(problem, gpu.capability)
             found += [Choice(kernel, layout if i else None) for i, layout in enumerate(layouts)]
@@ -63,8 +66,10 @@ def tune(
     problem: ConvProblem,
     precisions: Sequence[str],
     on_each: Callable[[], object] = lambda: None,
+    only: Kernel | None = None,
 ) -> tuple[list[Candidate], list[Result]]:
-    """Find the best of all candidates for a float32 problem, for each of `precisions`.
+    """Find the best of all candidates for a float32 problem, for each of `precisions`; or, with
+    `only`, the best layout of this kernel, which is then timed beside what runs without it.
 
     Every kernel is timed with the tiles that it would choose itself, then those near the best of
     a precision with all others, and what is near the best then at length. Returns what was timed,
@@ -78,7 +83,7 @@ def tune(
     loosest = max(precisions, key=PRECISIONS.index)
     first: list[Choice] = []
     others: list[Choice] = []
-    for choice in candidates(problem, gpu, loosest):
+    for choice in candidates(problem, gpu, loosest, only):
         (first if choice.layout is None else others).append(choice)
     with bench(gpu, problem) as measure:
         found = _timed_all(measure, first, on_each)
@@ -93,8 +98,12 @@ def tune(
         found += _timed_all(measure, rest, on_each)
         for precision in precisions:
             found = _at_length(measure, found, precision)
-    found.sort(key=_order)
-    return found, [_result(problem, precision, found) for precision in precisions]
+        results = [
+            _result(problem, precision, sorted(found, key=_order)) for precision in precisions
+        ]
+        if only is not None:
+            found.append(_timed(measure, tuned.best(problem, gpu, loosest), _FINAL_SAMPLES))
+    return sorted(found, key=_order), results
 
 
 def _timed_all(
@@ -160,14 +169,15 @@ def _result(problem: ConvProblem, precision: str, found: Sequence[Candidate]) ->
     if not right:
         raise TuningFailed(
             f"none of {len(found)} candidates computes {problem} right; the first is "
-            f"{found[0].choice}: {found[0].timing.failure}; run scripts/check_cuda.py"
+            f"{found[0].choice}: {found[0].timing.failure}; ece408 lab check says more of a file, "
+            "scripts/check_cuda.py of this package's kernels"
         )
     final = [each for each in right if len(each.timing.samples_ms) >= _FINAL_SAMPLES]
     best = min(final or right, key=_order)
     return Result(
         problem,
         precision,
-        best.choice.kernel.name,
+        tuned.identity(best.choice.kernel),
         best.choice.tunables,
         best.timing.median_ms,
         sum(each.choice.kernel.permitted(precision) for each in found),

@@ -680,6 +680,12 @@ def _add_tune(commands: Any) -> None:
         help=f"how exact kernels must be at least: {', '.join(PRECISIONS)} (may be repeated; "
         "default: ECE408_PRECISION, or float32)",
     )
+    parser.add_argument(
+        "--kernel",
+        metavar="FILE",
+        help="measure the tunables of a CUDA file that declares its launch, '// ece408: tunable "
+        "TILE = 8, 16, 32', and not this package's kernels; the file then runs with the best ones",
+    )
     parser.add_argument("--force", action="store_true", help="measure what has been measured")
     parser.add_argument(
         "--gpu", type=int, default=0, metavar="N", help="number of the GPU (default: 0)"
@@ -706,6 +712,7 @@ def _run_tune(options: argparse.Namespace) -> None:
             options.gpu,
             options.json,
             options.out,
+            options.kernel,
         )
     )
 

@@ -64,7 +64,7 @@ def resources(file: KernelFile, problem: ConvProblem, gpu: Target) -> dict[str, 
     C++. Raises what planning it raises."""
     if file.form != "declared":
         name = architecture(ARCHITECTURES, gpu.capability) or ""
-        commands = [file_backend.library_command(file, name)]
+        commands = [[*file_backend.library_command(file, name), "-cubin"]]
     else:
         asked = work.forward(problem, 0, 0, None, 0, False, str(file.path))
         commands = [

@@ -12,6 +12,7 @@ from fake_gpu import FakeGpu, tiled
 
 import ece408_op
 from ece408_op import settings
+from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog, tuned
 from ece408_op.backends.cuda.runtime import compiler, device
 from ece408_op.bench import tune_targets, tuner
@@ -243,3 +244,70 @@ def test_tuning_on_a_gpu(tmp_path, capsys):
         assert found.ms < 1
     tuned.forget()
     assert "not used" not in capsys.readouterr().out
+
+
+TUNABLE = """
+// ece408: launch conv<<<dim3(ceil_div(OH * OW, TILE), M, B), TILE>>>(y, x, w, C, H, W, K)
+// ece408: tunable TILE = 2048, 256, 64
+// ece408: tunable UNROLL = 1, 2
+extern "C" __global__ void conv(float *y, const float *x, const float *w, int C, int H, int W,
+                                int K) {}
+"""
+
+
+@pytest.fixture
+def tunable(tmp_path):
+    path = tmp_path / "mine.cu"
+    path.write_text(TUNABLE)
+    return path
+
+
+def test_a_file_s_tunables_are_its_layouts(tunable):
+    kernel = catalog.get(str(tunable))
+    layouts = kernel.layouts(FA19[1], (9, 0))
+    # A block has no 2048 threads.
+    assert [dict(each.tunables) for each in layouts] == [
+        {"TILE": tile, "UNROLL": unroll} for tile in (256, 64) for unroll in (1, 2)
+    ]
+    plan = kernel.plan(FA19[1], (9, 0), False, layouts[3])
+    assert plan.launches[0].block == (64, 1, 1)
+    assert {("TILE", 64), ("UNROLL", 2)} <= set(plan.defines)
+    assert kernel.plan(FA19[1], (9, 0), False).launches[0].block == (256, 1, 1)
+
+
+def test_tunables_that_mean_nothing_have_their_line(tunable):
+    for old, new, says in (
+        ("TILE = 2048, 256, 64", "TILE = large", "mine.cu:3: .* should be tunable NAME = 1, 2"),
+        ("UNROLL = 1, 2", f"UNROLL = {', '.join(map(str, range(99)))}", "297 combinations, more"),
+        ("extern", "#define TILE 16\nextern", "put #ifndef TILE there"),
+        (", 256, 64", "", r"would be \(2048, 1, 1\)"),
+    ):
+        tunable.write_text(TUNABLE.replace(old, new))
+        with pytest.raises(ece408_op.errors.Ece408Error, match=says):
+            work.plan(FA19[1], "forward", (9, 0), False, str(tunable))
+
+
+def test_a_file_runs_with_the_tunables_that_were_measured(benches, monkeypatch, tunable, capsys):
+    def time(self, kernel, samples, plan):
+        tile = dict(plan.defines).get("TILE")
+        return Timing([{256: 3.0, 64: 2.0}.get(tile, 0.5)] * samples, 1e-7, None)
+
+    monkeypatch.setattr(FakeBench, "time", time)
+    assert execute(["tune", "fa19_2", "--batch", "100", "--kernel", str(tunable)]) == 0
+    printed = capsys.readouterr().out
+    assert "in float32: mine.cu TILE=64 UNROLL=1, 2.0000 ms of 4 candidates" in printed
+    # Beside it, what runs without it.
+    assert "float32    0.5000" in printed
+    ran = work.forward(FA19[1], 0, 0, None, 0, False, str(tunable)).plans(FakeGpu(), 10000)
+    assert dict(ran[0].defines)["TILE"] == 64
+    # What is chosen for others is as before, and a file of another text has its first numbers.
+    assert tuned.best(FA19[1], FakeGpu(), "float32").kernel.name != "mine.cu"
+    assert tuned.kept(dataclasses.replace(FA19[1], batch=100), FakeGpu(), "float32") is None
+    assert execute(["tune", "fa19_2", "--batch", "100", "--kernel", str(tunable)]) == 0
+    assert "(kept; --force measures it again)" in capsys.readouterr().out
+    tunable.write_text(TUNABLE + "// changed\n")
+    ran = work.forward(FA19[1], 0, 0, None, 0, False, str(tunable)).plans(FakeGpu(), 10000)
+    assert dict(ran[0].defines)["TILE"] == 256
+    assert execute(["tune", "fa19_2", "--kernel", "6_register_tiles"]) == 16
+    assert execute(["tune", "b3,c2,h9,w9,m2,k3,p1", "--kernel", str(tunable)]) == 0
+    assert "its launch mentions no PH and PW" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...errors import InvalidSetting, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ITEM_BYTES, PRECISIONS, ConvProblem
-from .. import Done
+from .. import Done, kernel_file
 from .kernels import catalog, tuned
 from .plan import Capability, Kernel, Layout, Plan, Target
 
@@ -74,7 +74,10 @@ class Work:
         if step.direction != "forward":
             return plan(problem, step.direction, gpu.capability, step.accumulate, None)
         if self.kernel is not None:
-            return plan(problem, "forward", gpu.capability, step.accumulate, self.kernel)
+            layout = None
+            if kernel_file.device_of(self.kernel) is not None:
+                layout = tuned.layout_of(forward_kernel(self.kernel), problem, gpu)
+            return plan(problem, "forward", gpu.capability, step.accumulate, self.kernel, layout)
         best = tuned.best(problem, gpu, self.precision)
         name, layout = best.kernel.name, best.layout
         return plan(problem, "forward", gpu.capability, step.accumulate, name, layout)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_gpu import FakeGpu
 from harness import forward, inputs
 from kernel_files import COURSE_2020, CUDA_2019, CUDA_2020, CUDA_FORMS, DECLARED
 from places import CUBINS
@@ -179,7 +179,7 @@ def test_what_the_compiler_gives_each_function(write, nvcc):
     problem = ConvProblem.parse("b10,c12,h33,w33,m24,k5")
     for name, text in CUDA_FORMS.items():
         file = kernel_file.find(write(name, text))
-        found = explanation.resources(file, problem, SimpleNamespace(capability=(9, 0), index=0))
+        found = explanation.resources(file, problem, FakeGpu())
         assert len(found) == 1
         (resources,) = found.values()
         assert 8 <= resources.registers <= 255

@@ -6,15 +6,18 @@ A launch has CUDA's own form: grid, block and, if need be, bytes of dynamic shar
 expression of whole numbers; then the function's arguments, arrays or such expressions. Launches run
 in their order. `// ece408: workspace BYTES` asks for memory that they share, under the name
 workspace, and `// ece408: constant weights = w` for a copy of w in a `__constant__` variable.
+`// ece408: tunable TILE = 16, 8, 32` compiles the file with the macro TILE, whose number is the
+first one until `ece408 tune` has found a better one; launches may use it in their expressions.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....errors import InvalidSetting, UnsupportedProblem
@@ -23,6 +26,7 @@ from ...kernel_file import KernelFile, find
 from .. import limits
 from ..plan import (
     ARCHITECTURES,
+    Capability,
     Code,
     ConstantCopy,
     Defines,
@@ -32,6 +36,7 @@ from ..plan import (
     Launch,
     Layout,
     Plan,
+    Tunables,
     divide_up,
 )
 from .runtime_shapes import output_defines
@@ -39,6 +44,8 @@ from .runtime_shapes import output_defines
 _LINE = re.compile(r"^\s*//\s*(ece408:)?(.*)$")
 _LAUNCH = re.compile(r"launch\s+(\w+)\s*<<<(.+)>>>\s*\((.*)\)\s*;?$")
 _CONSTANT = re.compile(r"constant\s+(\w+)\s*=\s*(x|w)$")
+_TUNABLE = re.compile(r"tunable\s+(\w+)\s*=\s*(\d+(?:\s*,\s*\d+)*)$")
+_MOST_LAYOUTS = 256
 _DEFINE = re.compile(r"^\s*#\s*define\s+(\w+)\s+\(?(\d+)\)?\s*(?://.*)?$", re.M)
 _ARRAYS = ("y", "x", "w", "bias", "workspace")
 _MOST_GRID = (2**31 - 1, 65535, 65535)
@@ -90,6 +97,21 @@ def _kernel(file: KernelFile) -> Kernel:
     return Kernel(*code, "forward", f"the file {file.name}", family)
 
 
+@dataclass(frozen=True)
+class _Numbers(Layout):
+    """A number for each of the file's tunables."""
+
+    numbers: Tunables = ()
+
+    @property
+    def tunables(self) -> Tunables:
+        return self.numbers
+
+    @property
+    def defines(self) -> Defines:
+        return self.numbers
+
+
 class _Declared(Family):
     """What the file declares, for the problems that it mentions."""
 
@@ -97,10 +119,12 @@ class _Declared(Family):
         self._file = file
         directives = list(_directives(file.text))
         self._launches = [each for each in directives if each.text.startswith("launch")]
-        self._others = [each for each in directives if not each.text.startswith("launch")]
+        tunables = [each for each in directives if each.text.startswith("tunable")]
+        self._others = [each for each in directives if each not in (*self._launches, *tunables)]
         if not self._launches:
             raise InvalidSetting(f"kernel file {file.path} declares no launch")
         self._numbers = {name: int(value) for name, value in _DEFINE.findall(file.text)}
+        self._layouts = self._combined(tunables)
         self._words = set(re.findall(r"\w+", " ".join(each.text for each in directives)))
         self._includes = set(re.findall(r'#\s*include\s+"([^"]+)"', file.text))
 
@@ -121,7 +145,15 @@ class _Declared(Family):
             return "its launch mentions no DH and DW, so there is no dilation"
         if problem.groups != 1 and "G" not in self._words:
             return "its launch mentions no G, so there is one group"
-        return _beyond_limits(self.plan_of(problem, False))
+        reasons = [_beyond_limits(self.plan_of(problem, False, each)) for each in self._layouts]
+        return reasons[0] if all(reasons) else None
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> Sequence[Layout]:
+        return [
+            each
+            for each in self._layouts
+            if _beyond_limits(self.plan_of(problem, False, each)) is None
+        ]
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
         """Raises `UnsupportedProblem` for a sum that the file cannot add to."""
@@ -130,11 +162,18 @@ class _Declared(Family):
                 f"kernel file {self._file.name} overwrites y and cannot add to it; include "
                 '"output.cuh" and write each result by its store'
             )
-        return self.plan_of(problem, accumulate, kernel)
+        return self.plan_of(problem, accumulate, layout, kernel)
 
-    def plan_of(self, problem: ConvProblem, accumulate: bool, kernel: Code | None = None) -> Plan:
-        """The plan, of no kernel in particular unless one is given."""
-        names = {**self._numbers, **_names(problem)}
+    def plan_of(
+        self,
+        problem: ConvProblem,
+        accumulate: bool,
+        layout: Layout | None = None,
+        kernel: Code | None = None,
+    ) -> Plan:
+        """The plan, with the first layout and of no kernel in particular unless they are given."""
+        layout = layout or self._layouts[0]
+        names = {**self._numbers, **dict(layout.tunables), **_names(problem)}
         launches = tuple(self._launch(each, names) for each in self._launches)
         constants, workspace = [], 0
         for each in self._others:
@@ -146,11 +185,29 @@ class _Declared(Family):
             elif each.text.startswith("workspace "):
                 workspace = self._numbers_of(each, each.text.split(None, 1)[1], names)[0]
             else:
-                raise self._invalid(each, "is no launch NAME<<<...>>>(...), workspace BYTES or "
-                                    "constant NAME = w")  # fmt: skip
+                raise self._invalid(each, "is no launch NAME<<<...>>>(...), workspace BYTES, "
+                                    "constant NAME = w or tunable NAME = 1, 2, ...")  # fmt: skip
         code = kernel or Code(self._file.name, str(self._file.path), ARCHITECTURES, "float32", True)
-        defines = self._defines(problem, accumulate)
+        defines = (*self._defines(problem, accumulate), *layout.defines)
         return Plan(code, defines, launches, tuple(constants), workspace)
+
+    def _combined(self, directives: Sequence[_Directive]) -> list[_Numbers]:
+        """All combinations of the tunables' numbers, those of the first ones first."""
+        axes = []
+        for each in directives:
+            match = _TUNABLE.match(each.text)
+            if match is None:
+                raise self._invalid(each, "should be tunable NAME = 1, 2, ...")
+            name = match[1]
+            if name in self._numbers and f"#ifndef {name}" not in self._file.text:
+                raise self._invalid(each, f"is #defined in the file, too; put #ifndef {name} there")
+            axes.append([(name, int(number)) for number in match[2].split(",")])
+        count = functools.reduce(operator.mul, map(len, axes), 1)
+        if count > _MOST_LAYOUTS:
+            raise self._invalid(
+                directives[-1], f"makes {count} combinations, more than {_MOST_LAYOUTS}"
+            )
+        return [_Numbers(tuple(numbers)) for numbers in itertools.product(*axes)]
 
     def _launch(self, directive: _Directive, names: Mapping[str, int]) -> Launch:
         match = _LAUNCH.match(directive.text)
@@ -200,7 +257,7 @@ class _Declared(Family):
                 return _OPERATORS[type(node.op)](value(node.left), value(node.right))
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _FUNCTIONS:
                 return _FUNCTIONS[node.func.id](*map(value, node.args))  # type: ignore[attr-defined]
-            known = f"{', '.join(_names(_ANY))}, the file's own #define numbers, ceil_div, min, max"
+            known = f"{', '.join(_names(_ANY))}, #define numbers, tunables, ceil_div, min, max"
             raise self._invalid(directive, f"has {ast.unparse(node)!r}; there are {known}")
 
         try:

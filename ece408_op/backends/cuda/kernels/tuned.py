@@ -26,6 +26,7 @@ from ....files.cachedir import atomic_path, ensure_folder, locked
 from ....files.resources import kernels_dir
 from ....problem import ConvProblem
 from ....version import __version__
+from ... import kernel_file
 from ..plan import Capability, Kernel, Layout, Target, Tunables
 from . import catalog
 
@@ -52,7 +53,8 @@ class Choice:
 @dataclass(frozen=True)
 class Result:
     """What was best for a problem among all that are at least as exact as `precision`: a kernel's
-    name and tunables, its median milliseconds, and how many candidates there were."""
+    name and tunables, its median milliseconds, and how many candidates there were. Of a user's
+    file it is the best among the file's own tunables, and `kernel` is what `identity` gives."""
 
     problem: ConvProblem
     precision: str
@@ -95,12 +97,54 @@ def _best(
     return Choice(catalog.default(problem, "forward", capability, precision))
 
 
-def kept(problem: ConvProblem, gpu: Target, precision: str) -> Result | None:
-    """What the cache has for exactly this problem, its bias aside."""
+def identity(kernel: Kernel) -> str:
+    """A kernel's name in results; a user's file is told from others by its text."""
+    if not Path(kernel.source).is_absolute():
+        return kernel.name
+    return f"{kernel.name}@{kernel_file.find(kernel.source).key}"
+
+
+def layout_of(kernel: Kernel, problem: ConvProblem, gpu: Target) -> Layout | None:
+    """The layout of a user's file that the cache has as the best for the same layer, at the batch
+    nearest to the problem's; `None` without one."""
+    of_gpu = (gpu.name, gpu.capability, gpu.driver)
+    return _layout_of(identity(kernel), kernel, problem, *of_gpu)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout_of(
+    owner: str,
+    kernel: Kernel,
+    problem: ConvProblem,
+    name: str,
+    capability: Capability,
+    driver: int,
+) -> Layout | None:
+    results = _kept(_file(_folder(), name), name, capability, driver)
+    same = [each for each in results if each.kernel == owner and _alike(each, problem)]
+    for result in sorted(same, key=lambda each: _distance(each, problem)):
+        choice = _with_tunables(kernel, result, problem, capability)
+        if choice is not None:
+            return choice.layout
+    return None
+
+
+def kept(
+    problem: ConvProblem, gpu: Target, precision: str, kernel: Kernel | None = None
+) -> Result | None:
+    """What the cache has for exactly this problem, its bias aside; of a user's file if one is
+    given."""
     for each in _kept(file(gpu), gpu.name, gpu.capability, gpu.driver):
-        if (each.problem, each.precision) == (_without_bias(problem), precision):
+        of_same = each.kernel == identity(kernel) if kernel else not _owner(each)
+        if of_same and (each.problem, each.precision) == (_without_bias(problem), precision):
             return each
     return None
+
+
+def _owner(result: Result) -> str:
+    """The name of the file that a result is of, or nothing."""
+    name, at, _ = result.kernel.partition("@")
+    return name if at else ""
 
 
 def file(gpu: Target) -> Path:
@@ -127,7 +171,7 @@ def save(results: Iterable[Result], gpu: Target, path: Path | None = None) -> Pa
     path = path or file(gpu)
     with locked(ensure_folder(path.parent), "write results of tuning"):
         old = _read(path, _about(gpu.name, gpu.capability, gpu.driver))
-        merged = {(each.problem, each.precision): each for each in [*old, *results]}
+        merged = {(_owner(each), each.problem, each.precision): each for each in [*old, *results]}
         content = {
             **_about(gpu.name, gpu.capability, gpu.driver),
             "results": [each.document() for each in merged.values()],
@@ -140,7 +184,7 @@ def save(results: Iterable[Result], gpu: Target, path: Path | None = None) -> Pa
 
 def forget() -> None:
     """Read the files again when they are next needed."""
-    for function in (_best, _kept, _shipped):
+    for function in (_best, _layout_of, _kept, _shipped):
         function.cache_clear()
 
 
@@ -210,6 +254,13 @@ def _choice(result: Result, problem: ConvProblem, capability: Capability) -> Cho
         return None
     if kernel.direction != "forward":
         return None
+    return _with_tunables(kernel, result, problem, capability)
+
+
+def _with_tunables(
+    kernel: Kernel, result: Result, problem: ConvProblem, capability: Capability
+) -> Choice | None:
+    """The kernel with a result's tunables, if it has such a layout."""
     layouts = kernel.layouts(problem, capability)
     if layouts and not result.tunables:
         return Choice(kernel)

@@ -123,21 +123,21 @@ class Resources:
 
 
 def plan_command(source: str, defines: Defines, architecture: str) -> list[str]:
-    """nvcc's command that compiles a source as `compile_plan` does, without what it is to make.
+    """nvcc's command that compiles a source as `compile_plan` does, without where to write it.
     Raises `NoUsableGpu` without nvcc."""
     path = kernels_dir() / "cuda" / source
     return _command(require_nvcc(), path, _options(defines, architecture))
 
 
 def _command(nvcc: Path, path: Path, options: tuple[str, ...]) -> list[str]:
-    return [str(nvcc), *options, f"-I{kernels_dir() / 'cuda'}", str(path)]
+    return [str(nvcc), "-cubin", *options, f"-I{kernels_dir() / 'cuda'}", str(path)]
 
 
 def resources(command: Sequence[str]) -> dict[str, Resources]:
-    """The resources of each kernel that nvcc's command compiles, by its symbol, or none if it does
-    not compile. The command is without what it is to make."""
+    """The resources of each kernel of which nvcc's command makes a cubin, by its symbol, or none if
+    it does not compile. The command is without where to write it."""
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
-        own = ["-cubin", "-Xptxas=-v", "-o", str(Path(folder) / "kernel.cubin")]
+        own = ["-Xptxas=-v", "-o", str(Path(folder) / "kernel.cubin")]
         result = subprocess.run([*command, *own], capture_output=True, text=True)
     found = {}
     for part in result.stderr.split("Compiling entry function '")[1:]:
@@ -153,7 +153,7 @@ def compile_source(nvcc: Path, path: Path, options: tuple[str, ...]) -> bytes:
     """The cubin that nvcc makes of the file. Raises `KernelCompileFailed`."""
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
         output = Path(folder) / "kernel.cubin"
-        command = [*_command(nvcc, path, options), "-cubin", "-o", str(output)]
+        command = [*_command(nvcc, path, options), "-o", str(output)]
         result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if result.returncode == 0:
             return output.read_bytes()
