@@ -20,11 +20,12 @@ import numpy as np
 from .. import settings
 from ..backends import kernel_file
 from ..backends.cuda.runtime import device
-from ..errors import WrongResult
+from ..backends.kernel_file import KernelFile
+from ..errors import KernelFailed, WrongResult
 from ..files.resources import kernels_dir
 from ..problem import ConvProblem
 from .gpu_arrays import Block, Judge, judge
-from .session import Session
+from .session import Ended, Session
 
 # Windows of a turn, after one that warms up, and as many calls in each as arrays find room for.
 _WINDOWS = 2
@@ -56,12 +57,17 @@ class Turn:
     note: str = ""
 
 
+class NeedsProlog(Exception):
+    """A file from 2020 on has failed on inputs that its prolog has not seen. Its next turn, in a
+    new process, counts all three methods."""
+
+
 class GpuTurns:
     """Gives sessions their turns at these problems on the first GPU that the settings name; use it
     in `with`, around the sessions.
 
     The numbers of one problem are kept from turn to turn. Entering raises `NoUsableGpu` and
-    `NotEnoughMemory`; a turn raises what the kernel's backend raises, and `Ended`.
+    `NotEnoughMemory`; a turn raises what the kernel's backend raises, `Ended`, and `NeedsProlog`.
     """
 
     def __init__(self, problems: Iterable[ConvProblem]) -> None:
@@ -74,7 +80,7 @@ class GpuTurns:
         # Seconds of a window of empty kernels, by form and calls.
         self._empty: dict[tuple[str, int], float] = {}
         # Files whose prolog and epilog count, on a problem.
-        self._counted: set[tuple[Session, ConvProblem]] = set()
+        self._counted: set[tuple[KernelFile | str, ConvProblem]] = set()
         with self._gpu.active():
             room = min(_ARRAY_BYTES, int(_SHARE_OF_FREE * self._gpu.free_bytes()))
         self._calls_of = {p: max(1, min(_MOST_CALLS, room // p.bytes)) for p in problems}
@@ -123,11 +129,11 @@ class GpuTurns:
         try:
             if not session.by_method:
                 return self._calls(session, numbers, problem)
-            if (session, problem) not in self._counted:
+            if (session.kernel, problem) not in self._counted:
                 turn = self._by_method(session, numbers, problem)
                 if turn is not None:
                     return turn
-                self._counted.add((session, problem))
+                self._counted.add((session.kernel, problem))
             return self._whole(session, numbers, problem)
         finally:
             session.host_arrays.release()
@@ -229,7 +235,12 @@ class GpuTurns:
         session.method("prolog")
         calls = self._place(session, problem)
         empty = self._empty[session.form, calls]
-        seconds = self._method_windows(session, numbers, problem)
+        try:
+            seconds = self._method_windows(session, numbers, problem)
+        except (Ended, KernelFailed) as error:
+            # As where the prolog brings x into a larger layout.
+            self._counted.add((session.kernel, problem))
+            raise NeedsProlog from error
         session.method("epilog")
         session.watch()
         if not seconds:

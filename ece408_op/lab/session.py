@@ -79,7 +79,7 @@ class Session:
         memory: int | None = None,
         tool: Sequence[str] = (),
     ) -> None:
-        self._kernel, self._tool = kernel, tool
+        self.kernel, self._tool = kernel, tool
         self._call_seconds = call_seconds
         self._memory = memory or int(_SHARE_OF_MEMORY * footprint.available_bytes())
         self.lacking: list[str] = []
@@ -104,7 +104,7 @@ class Session:
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
         given = (read_requests, write_replies, self.host_arrays.number)
-        kernel = self._kernel if isinstance(self._kernel, str) else str(self._kernel.path)
+        kernel = self.kernel if isinstance(self.kernel, str) else str(self.kernel.path)
         command = [*self._tool, sys.executable, "-m", f"{__package__}.worker", kernel]
         command += [str(self._scratch), str(self._memory), *map(str, given)]
         self._process = subprocess.Popen(

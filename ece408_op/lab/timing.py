@@ -29,7 +29,7 @@ from ..host import footprint
 from ..problem import ConvProblem
 from ..profile import gpu_ceilings
 from .check import beyond_float32
-from .gpu_turns import GpuTurns, Turn
+from .gpu_turns import GpuTurns, NeedsProlog, Turn
 from .session import Ended, Session
 
 OURS = "ece408_op"
@@ -149,22 +149,34 @@ class Race:
     def _take(self, each: KernelFile | str, timing: Timing, counts: bool) -> None:
         """Have a contender take its turn on a problem."""
         try:
-            session = self._sessions.get(each) or self._start(each)
-            if session is None:
-                return
-            with session.alone():
-                if self._kind == "cpu" and not session.idle:
-                    session.measure_idle()
-                taken = self._turn(session, timing.problem)
+            try:
+                taken = self._turn_of(each, timing.problem)
+            except NeedsProlog:
+                self._leave(each)
+                taken = self._turn_of(each, timing.problem)
         except (Ended, Ece408Error) as error:
             timing.failure = str(error)
             # What is left of it must not disturb others.
             self._leave(each)
             return
+        if taken is None:
+            return
         timing.note = taken.note or timing.note
         if counts:
-            timing.seconds += [max(each - session.idle, 1e-9) for each in taken.seconds]
+            timing.seconds += taken.seconds
             timing.around += taken.around
+
+    def _turn_of(self, each: KernelFile | str, problem: ConvProblem) -> Turn | None:
+        """A contender's turn, or `None` if its process does not start."""
+        session = self._sessions.get(each) or self._start(each)
+        if session is None:
+            return None
+        with session.alone():
+            if self._kind == "cpu" and not session.idle:
+                session.measure_idle()
+            taken = self._turn(session, problem)
+        taken.seconds = [max(each - session.idle, 1e-9) for each in taken.seconds]
+        return taken
 
     def _start(self, each: KernelFile | str) -> Session | None:
         """A contender's session; if it does not start, its timings say why."""

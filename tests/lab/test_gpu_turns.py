@@ -11,6 +11,7 @@ import pytest
 from places import ROOT
 
 from ece408_op.backends import kernel_file
+from ece408_op.errors import KernelFailed
 from ece408_op.lab import gpu_turns, timing
 from ece408_op.problem import ConvProblem
 
@@ -97,6 +98,7 @@ class PlayedSession:
 
     def __init__(self, play, kernel):
         self._play, self._kernel = play, kernel
+        self.kernel, self._fails = kernel, False
         self.form = getattr(kernel, "form", "declared")
         self.by_method = self.form == "course_2020"
         self.is_ours = isinstance(kernel, str)
@@ -120,10 +122,14 @@ class PlayedSession:
 
     def go(self):
         name = getattr(self._kernel, "name", "")
+        if name == self._play.crashes:
+            self._fails = True
+            raise KernelFailed("an illegal memory access was encountered")
         self._play.gone.append((name, self._play.running is not None))
         return EMPTY if name.startswith("empty") else EMPTY + 16 * KERNEL
 
     def method(self, name):
+        assert not self._fails, "it has crashed, and takes another process"
         return 0.25
 
     def wake(self):
@@ -135,7 +141,7 @@ class PlayedSession:
 @pytest.fixture
 def play(monkeypatch):
     """Plays the GPU and all processes on it."""
-    play = SimpleNamespace(running=None, gone=[], wrong=lambda running: 0)
+    play = SimpleNamespace(running=None, gone=[], crashes=None, wrong=lambda running: 0)
 
     @contextlib.contextmanager
     def judge(gpu, problem):
@@ -194,6 +200,17 @@ def test_a_file_that_needs_its_prolog_counts_as_a_whole(play):
     assert not found.failure
     assert found.seconds == [0.75, 0.75]
     assert "prolog and epilog count" in found.note
+
+
+def test_a_file_that_crashes_without_its_prolog_counts_as_a_whole(play):
+    play.crashes = "new-forward.cu"
+    _, found = timing.measure(_files("new-forward.cu"), LAYERS[:1], 2)
+    assert not found.failure
+    assert found.seconds == [0.75, 0.75]
+    assert "prolog and epilog count" in found.note
+    play.crashes = "new-forward.cuh"
+    _, found = timing.measure(_files("new-forward.cuh"), LAYERS[:1], 2)
+    assert "illegal memory access" in found.failure
 
 
 def test_work_that_comes_later_is_found(play, monkeypatch):
