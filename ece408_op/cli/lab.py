@@ -24,7 +24,7 @@ from ..lab.check import Group, Verdict
 from ..lab.explanation import Explanation
 from ..lab.sanitizer import Sanitized
 from ..lab.timing import Timing
-from ..problem import ConvProblem
+from ..problem import ConvProblem, check_precision
 from ..profile import limits
 
 # Of each form: the file that `new` writes, and what it is.
@@ -79,6 +79,7 @@ def check(
     seed: int | None,
     output: Path | None,
     sanitizes: bool,
+    precision: str,
 ) -> None:
     """Check files and print a verdict on each; write them as JSON, too, if `output` is given. With
     `sanitizes` CUDA files run under compute-sanitizer as well.
@@ -87,6 +88,7 @@ def check(
     sanitized, and `ProfilerMissing` without compute-sanitizer.
     """
     files = [kernel_file.find(name) for name in names]
+    check_precision(precision)
     if sanitizes:
         for file in files:
             if file.device == "cpu":
@@ -97,7 +99,7 @@ def check(
     verdicts = []
     for file in files:
         with tqdm(total=total, desc=file.name, unit="problem", leave=False, disable=None) as bar:
-            verdicts.append(_check(file, parsed, seed, bar))
+            verdicts.append(_check(file, parsed, seed, bar, precision))
         if sanitizes and verdicts[-1].groups:
             bar = tqdm(total=len(sanitizer.TOOLS), desc="sanitizing", leave=False, disable=None)
             with bar:
@@ -121,6 +123,7 @@ def time(
     output: Path | None,
     peer_python: str | None,
     explains: bool,
+    precision: str,
 ) -> None:
     """Time files, and CUDA kernels of this package by name, on layers, by names or problems, at
     each batch, and print a table for each; write every call as JSON, too, if `output` is given.
@@ -131,11 +134,12 @@ def time(
     `WrongResult` if one fails.
     """
     contenders = [_contender(name) for name in names]
+    check_precision(precision)
     kind = timing.device_of(contenders)
     wanted = asked_layers(kind, layers, batches, rounds)
     turns = (rounds + 1) * len(wanted) * (len(contenders) + 1)
     with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:
-        found = timing.measure(contenders, wanted, rounds, bar.update)
+        found = timing.measure(contenders, wanted, rounds, bar.update, precision)
     peers = _cudnn(wanted, rounds, peer_python) if peer_python else {}
     for layer, _ in wanted:
         own = [each for each in found if each.layer == layer]
@@ -275,10 +279,14 @@ def _timing(each: Timing) -> tuple[str, str]:
 
 
 def _check(
-    file: kernel_file.KernelFile, problems: Sequence[ConvProblem], seed: int | None, bar: tqdm
+    file: kernel_file.KernelFile,
+    problems: Sequence[ConvProblem],
+    seed: int | None,
+    bar: tqdm,
+    precision: str,
 ) -> Verdict:
     try:
-        return checking.check(file, problems, seed, bar.update)
+        return checking.check(file, problems, seed, bar.update, precision=precision)
     except KernelCompileFailed as error:
         # Other files are checked all the same.
         return Verdict(str(file.path), broken=timing.why(error))
@@ -296,7 +304,8 @@ def _text(verdict: Verdict) -> str:
     if verdict.broken:
         lines.append(f"  stopped: {verdict.broken}")
     if verdict.is_right:
-        lines.append("  verdict: right")
+        exact = "" if verdict.precision == "float32" else f", as exact as {verdict.precision} is"
+        lines.append(f"  verdict: right{exact}")
     elif verdict.sanitized and dataclasses.replace(verdict, sanitized=[]).is_right:
         lines.append("  verdict: right results, but compute-sanitizer finds mistakes")
     elif verdict.is_right_for_the_course and verdict.groups:
@@ -333,6 +342,8 @@ def _group(verdict: Verdict, group: Group) -> list[str]:
         if failure.first:
             lines.append(f"      first: {failure.first}")
         again = f"ece408 lab check {verdict.file} --problem {failure.problem} --seed {failure.seed}"
+        if verdict.precision != "float32":
+            again += f" --precision {verdict.precision}"
         lines.append(f"      again: {again}")
     more = len(group.failures) - _MOST_FAILURES
     if more > 0:

@@ -20,6 +20,7 @@ from ..lab import ranking as ranks
 from ..lab.ranking import Entry, Ranking
 from ..lab.timing import OURS, STEADY, device_of
 from ..operator.environment import cpu_model
+from ..problem import check_precision
 from ..report import page
 from .lab import asked_layers
 
@@ -34,6 +35,7 @@ def rank(
     folder: Path,
     again: bool,
     jobs: int | None,
+    precision: str,
 ) -> None:
     """Rank the files, print a table, and keep ranking.json, ranking.csv and ranking.html in a
     folder; what is there already of the same files is not measured a second time, but with `again`.
@@ -53,6 +55,7 @@ def rank(
         "device": device.get(settings.devices()[0]).name if kind == "cuda" else cpu_model(),
         "layers": {layer: str(problem) for layer, problem in wanted},
         "rounds": rounds,
+        "precision": check_precision(precision),
     }
     kept = folder / "ranking.json"
     ranking = ranks.load(kept, conditions)
@@ -171,9 +174,10 @@ def _markdown(ranking: Ranking, head: Sequence[str], rows: Sequence[Sequence[str
     """The ranking as Markdown, of which the page is made."""
     numbers = [i for i, name in enumerate(head) if name not in ("name", "remarks")]
     cells = [[_cell(text) for text in row] for row in rows]
+    conditions = ranking.conditions
     parts = [
         "# Ranking",
-        f"On {ranking.conditions['device']}, {ranking.conditions['rounds']} rounds. Medians; "
+        f"On {conditions['device']}, {conditions['rounds']} rounds, {ranking.precision}. Medians; "
         f"the sum decides. {OURS} is what this package chooses itself.",
         markdown.table(head, cells, numbers),
     ]

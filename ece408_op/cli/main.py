@@ -520,6 +520,7 @@ def _add_lab(commands: Any) -> None:
     check.add_argument(
         "--seed", metavar="N", type=int, help="of the numbers and odd sizes (default: a secret one)"
     )
+    _add_lab_precision(check)
     check.add_argument(
         "--sanitize",
         action="store_true",
@@ -531,7 +532,12 @@ def _add_lab(commands: Any) -> None:
     )
     check.set_defaults(
         run=lambda options: lab.check(
-            options.files, options.problem, options.seed, options.output, options.sanitize
+            options.files,
+            options.problem,
+            options.seed,
+            options.output,
+            options.sanitize,
+            options.precision,
         )
     )
     timed = _add_command(
@@ -564,6 +570,7 @@ def _add_lab(commands: Any) -> None:
         metavar="PYTHON",
         help="a Python with PyTorch and CUDA: time cuDNN, too, by events on the GPU",
     )
+    _add_lab_precision(timed)
     timed.add_argument(
         "--no-why",
         action="store_false",
@@ -582,9 +589,19 @@ def _add_lab(commands: Any) -> None:
             options.output,
             options.peer_python,
             options.explains,
+            options.precision,
         )
     )
     _add_lab_rank(actions)
+
+
+def _add_lab_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        default=PRECISIONS[0],
+        help=f"how exact a file must be: {', '.join(PRECISIONS)} (default: {PRECISIONS[0]})",
+    )
 
 
 def _add_lab_rank(actions: Any) -> None:
@@ -621,6 +638,7 @@ def _add_lab_rank(actions: Any) -> None:
     parser.add_argument(
         "--jobs", metavar="N", type=int, help="files checked at a time (default: half the cores)"
     )
+    _add_lab_precision(parser)
     parser.set_defaults(
         run=lambda options: lab_rank.rank(
             options.paths,
@@ -630,6 +648,7 @@ def _add_lab_rank(actions: Any) -> None:
             options.output,
             options.again,
             options.jobs,
+            options.precision,
         )
     )
 

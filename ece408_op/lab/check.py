@@ -36,9 +36,14 @@ _LATER = {"fa20_1": "c1,h86,w86,m4,k7x7", "fa20_2": "c4,h40,w40,m16,k7x7"}
 # Images of the course's layers.
 _BATCH = {"cpu": 10, "cuda": 25}
 _ODD_PROBLEMS = 16
-_LARGEST_INTEGER = 8
-# Of a plain float32 sum: a hundredth of what TF32 or half precision can reach.
-_LARGEST_ERROR = 1e-5
+# So that sums are exact; in half precision whole numbers are up to 2048.
+_LARGEST_INTEGER = {"float32": 8, "tf32": 8, "float16": 1}
+# How far an element may be off, relative to the sum of its products' magnitudes. In float32 it is a
+# hundredth of what TF32 or half precision can reach; these round factors by 2 ** -11 each, and half
+# precision sums, too.
+LARGEST_ERROR = {"float32": 1e-5, "tf32": 2e-3, "float16": 1e-2}
+# The exponents of ten that images and filters are multiplied with.
+_MAGNITUDES = {"float32": 3.0, "tf32": 3.0, "float16": 0.0}
 # Processes that one file may use up, but for one that hangs.
 _MOST_STARTS = 6
 COURSE, ODD, GIVEN = "course's layers", "odd sizes", "given problems"
@@ -76,6 +81,7 @@ class Verdict:
     broken: str = ""
     lacking: list[str] = field(default_factory=list)
     sanitized: list[Sanitized] = field(default_factory=list)
+    precision: str = "float32"
 
     @property
     def is_right(self) -> bool:
@@ -110,16 +116,18 @@ def check(
     call_seconds: float = CALL_SECONDS,
     memory: int | None = None,
     layers: Sequence[ConvProblem] = (),
+    precision: str = "float32",
 ) -> Verdict:
     """Check the file on these problems, or, without any, on layers and on odd ones; the layers are
-    those of all the course's terms unless others are given.
+    those of all the course's terms unless others are given. With a `precision` of "tf32" or
+    "float16" it need be no more exact.
 
     Without a `seed` numbers and odd sizes are secret. `progress` is called after each problem. A
     call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has it. Raises
     `KernelCompileFailed`, `NoUsableGpu` and other errors that keep the file from being run at all.
     """
     seed = secrets.randbits(32) if seed is None else seed
-    verdict = Verdict(str(file.path))
+    verdict = Verdict(str(file.path), precision=precision)
     start = functools.partial(Session, file, call_seconds, memory)
     runner = _Runner(file, verdict, start, keep_seed=bool(problems))
     try:
@@ -188,6 +196,8 @@ class _Runner:
         self._session: Session | None = None
         self._starts = 0
         self._before: tuple[ConvProblem, np.ndarray] | None = None
+        self._whole = functools.partial(_whole, largest=_LARGEST_INTEGER[verdict.precision])
+        self._real = functools.partial(_real, magnitudes=_MAGNITUDES[verdict.precision])
 
     def close(self) -> None:
         if self._session is not None:
@@ -228,7 +238,7 @@ class _Runner:
 
     def _failure(self, problem: ConvProblem, seed: int) -> Failure | None:
         rng = np.random.default_rng(seed)
-        for numbers in (_whole, _whole, _real):
+        for numbers in (self._whole, self._whole, self._real):
             x, w = numbers(rng, problem.x_shape), numbers(rng, problem.w_shape)
             try:
                 y = self._forward(problem, x, w)
@@ -241,7 +251,7 @@ class _Runner:
                     # Others would take as long.
                     self._starts = _MOST_STARTS
                 return Failure(str(problem), seed, text)
-            found = self._compare(problem, seed, x, w, y, exact=numbers is _whole)
+            found = self._compare(problem, seed, x, w, y, exact=numbers is self._whole)
             if found is not None:
                 return found
         return None
@@ -288,7 +298,7 @@ class _Runner:
         if exact:
             wrong = y != expected
         else:
-            wrong = beyond_float32(problem, x, w, y, expected)
+            wrong = beyond(LARGEST_ERROR[self._verdict.precision], problem, x, w, y, expected)
             error = float(np.linalg.norm(y - expected) / np.linalg.norm(expected))
             self._verdict.error = max(self._verdict.error, error)
         last, self._before = self._before, (problem, y)
@@ -300,8 +310,10 @@ class _Runner:
         else:
             text = (
                 f"whole numbers are exact, real ones are off by {error:.1e} (relative L2), more "
-                "than float32 is: half precision or TF32?"
+                f"than {self._verdict.precision} is"
             )
+            if self._verdict.precision == "float32":
+                text += ": half precision or TF32? --precision float16 or tf32 allows that"
         index = tuple(int(each) for each in np.argwhere(wrong)[0])
         return Failure(
             str(problem),
@@ -312,21 +324,25 @@ class _Runner:
         )
 
 
-def beyond_float32(
-    problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, expected: np.ndarray
+def beyond(
+    largest_error: float,
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    y: np.ndarray,
+    expected: np.ndarray,
 ) -> np.ndarray:
-    """Which elements of y, from real numbers, are off by more than plain float32 sums are, or NaN:
-    relative to the sum of their products' magnitudes. A mask in y's shape."""
+    """Which elements of y, from real numbers, are off by more than that, relative to the sum of
+    their products' magnitudes, or NaN: a mask in y's shape."""
     magnitudes = oracle.forward(problem, abs(x), abs(w))
-    return ~(np.abs(y - expected) <= _LARGEST_ERROR * magnitudes)
+    return ~(np.abs(y - expected) <= largest_error * magnitudes)
 
 
-def _whole(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    found = rng.integers(-_LARGEST_INTEGER, _LARGEST_INTEGER + 1, shape)
-    return found.astype(np.float32)
+def _whole(rng: np.random.Generator, shape: tuple[int, ...], largest: int) -> np.ndarray:
+    return rng.integers(-largest, largest + 1, shape).astype(np.float32)
 
 
-def _real(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _real(rng: np.random.Generator, shape: tuple[int, ...], magnitudes: float) -> np.ndarray:
     """Normally distributed numbers, each image or filter at a magnitude of its own."""
-    scale = 10.0 ** rng.uniform(-3, 3, (shape[0], 1, 1, 1))
+    scale = 10.0 ** rng.uniform(-magnitudes, magnitudes, (shape[0], 1, 1, 1))
     return (scale * rng.standard_normal(shape)).astype(np.float32)

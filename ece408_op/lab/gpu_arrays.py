@@ -34,6 +34,9 @@ _THREADS, _BLOCKS = 256, 2048
 _SAMPLED = 2
 # Of a product of two numbers drawn in +-0.5, on average.
 _MAGNITUDE = 1 / 16
+_OWN_ERROR = 1e-5
+# kernels/cuda/judge.cu takes it as a 32-bit number of 1e-9.
+_LARGEST_BOUND = 2.0
 _JUDGE = Code("judge", "judge.cu", ARCHITECTURES, "float32", float32_accurate=True)
 
 
@@ -138,15 +141,19 @@ def _layout(problem: ConvProblem, sets: int) -> tuple[list[tuple[int, int, int]]
 
 class Judge:
     """One problem's numbers, drawn on the GPU in +-0.5, and the output that they give, in memory
-    that no other process sees. Elements may be off by `bound`. Make one with `judge`."""
+    that no other process sees. Elements may be off by `bound`, our own by `_own_bound`. Make one
+    with `judge`."""
 
-    def __init__(self, gpu: Gpu, problem: ConvProblem, pointers: dict[str, int]) -> None:
+    def __init__(
+        self, gpu: Gpu, problem: ConvProblem, pointers: dict[str, int], largest_error: float
+    ) -> None:
         self._gpu, self._problem = gpu, problem
         self._pointers = pointers
         self._ours = ZeroCopyBackend(gpu.index)
-        terms = problem.channels * math.prod(problem.kernel)
-        # As `check.beyond_float32` has it, for numbers whose magnitudes are known.
-        self.bound = 1e-5 * _MAGNITUDE * terms
+        # As `check.beyond` has it, for numbers whose magnitudes are known.
+        magnitude = _MAGNITUDE * problem.channels * math.prod(problem.kernel)
+        self.bound = min(largest_error * magnitude, _LARGEST_BOUND)
+        self._own_bound = _OWN_ERROR * magnitude
         self._checked = False
 
     def draw(self, role: str, seed: bytes) -> None:
@@ -223,13 +230,14 @@ class Judge:
             with self._gpu.active():
                 self._gpu.cuda.memcpy_dtoh(x, self._pointers["x"] + image * x.nbytes)
                 self._gpu.cuda.memcpy_dtoh(y, self._pointers["expected"] + image * y.nbytes)
-            if not np.abs(y - oracle.forward(one, x, w)).max() <= self.bound:
+            if not np.abs(y - oracle.forward(one, x, w)).max() <= self._own_bound:
                 raise WrongResult(f"this package's own CUDA kernel is wrong ({problem})")
 
 
 @contextlib.contextmanager
-def judge(gpu: Gpu, problem: ConvProblem) -> Iterator[Judge]:
-    """A `Judge`. Raises `NotEnoughMemory`, and what launching a kernel raises."""
+def judge(gpu: Gpu, problem: ConvProblem, largest_error: float) -> Iterator[Judge]:
+    """A `Judge` of outputs that may be off by so much of the sum of their products' magnitudes, on
+    average. Raises `NotEnoughMemory`, and what launching a kernel raises."""
     sizes = {
         **{"x": problem.x_shape, "w": problem.w_shape, "expected": problem.y_shape},
         **{"count": (1,), "seed": (2,)},
@@ -240,4 +248,4 @@ def judge(gpu: Gpu, problem: ConvProblem) -> Iterator[Judge]:
                 name: stack.enter_context(gpu.lane(4 * math.prod(shape))).device
                 for name, shape in sizes.items()
             }
-        yield Judge(gpu, problem, pointers)
+        yield Judge(gpu, problem, pointers, largest_error)

@@ -66,13 +66,15 @@ class GpuTurns:
     """Gives sessions their turns at these problems on the first GPU that the settings name; use it
     in `with`, around the sessions.
 
-    The numbers of one problem are kept from turn to turn. Entering raises `NoUsableGpu` and
+    Elements of outputs may be off by `largest_error`, as `judge` takes it. The numbers of one
+    problem are kept from turn to turn. Entering raises `NoUsableGpu` and
     `NotEnoughMemory`; a turn raises what the kernel's backend raises, `Ended`, and `NeedsProlog`.
     """
 
-    def __init__(self, problems: Iterable[ConvProblem]) -> None:
+    def __init__(self, problems: Iterable[ConvProblem], largest_error: float) -> None:
         self._gpu = device.get(settings.devices()[0])
         self._block = Block(self._gpu)
+        self._largest_error = largest_error
         self._problem: ConvProblem | None = None
         self._judged = contextlib.ExitStack()
         # Seconds that reading the output takes after our own kernels.
@@ -141,7 +143,7 @@ class GpuTurns:
     def _numbers(self, problem: ConvProblem) -> Judge:
         if self._problem != problem:
             self._judged.close()
-            self._judge = self._judged.enter_context(judge(self._gpu, problem))
+            self._judge = self._judged.enter_context(judge(self._gpu, problem, self._largest_error))
             self._problem = problem
         return self._judge
 

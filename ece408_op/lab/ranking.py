@@ -78,6 +78,11 @@ class Ranking:
     def layers(self) -> list[str]:
         return list(self.conditions["layers"])
 
+    @property
+    def precision(self) -> str:
+        """How exact kernels must be."""
+        return str(self.conditions.get("precision", "float32"))
+
     def in_order(self) -> list[Entry]:
         """Those that have a rank, the fastest first."""
         timed = [each for each in self.entries.values() if each.sum(self.layers) is not None]
@@ -158,7 +163,10 @@ def rank(
     kernels = {name: file for name, file in files.items() if isinstance(file, KernelFile)}
     new = [name for name in kernels if not ranking.entries[name].checked]
     asked = functools.partial(
-        verdict_on, problems=problems, layers=[problem for _, problem in layers]
+        verdict_on,
+        problems=problems,
+        layers=[problem for _, problem in layers],
+        precision=ranking.precision,
     )
     verdicts = _checked({name: kernels[name] for name in new}, asked, jobs)
     for done, (name, verdict) in enumerate(verdicts, 1):
@@ -217,11 +225,15 @@ def _checked(
 
 
 def verdict_on(
-    file: KernelFile, problems: Sequence[ConvProblem], layers: Sequence[ConvProblem]
+    file: KernelFile,
+    problems: Sequence[ConvProblem],
+    layers: Sequence[ConvProblem],
+    precision: str,
 ) -> Verdict:
     """As `check.check`, and, for a file that does not run at all, why."""
     try:
-        return checking.check(file, problems, layers=list(dict.fromkeys(layers)))
+        own = list(dict.fromkeys(layers))
+        return checking.check(file, problems, layers=own, precision=precision)
     except NoUsableGpu:
         raise
     except Ece408Error as error:
@@ -260,7 +272,7 @@ def _time(
         who: dict[KernelFile | str, Entry] = {
             kernels[name]: entries[name] for name in behind if entries[name].rounds == least
         }
-        with Race(list(who), layers) as race:
+        with Race(list(who), layers, ranking.precision) as race:
             who[device_of(list(who))] = entries[OURS]
             _run(race, who, until - least, keep, progress)
 

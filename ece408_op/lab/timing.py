@@ -28,7 +28,7 @@ from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed, WrongResu
 from ..host import footprint
 from ..problem import ConvProblem
 from ..profile import gpu_ceilings
-from .check import beyond_float32
+from .check import LARGEST_ERROR, beyond
 from .gpu_turns import GpuTurns, NeedsProlog, Turn
 from .session import Ended, Session
 
@@ -93,14 +93,19 @@ class Race:
     named problems, round by round; use it in `with`.
 
     `timings` grow by a turn of each contender on each problem in every round. A contender that
-    fails, to compile even, is left out from there on. Entering raises `NoUsableGpu`, and what our
+    fails, to compile even, or is less exact than `precision` asks, is left out from there on.
+    Entering raises `NoUsableGpu`, and what our
     own kernels raise.
     """
 
     def __init__(
-        self, contenders: Sequence[KernelFile | str], layers: Sequence[tuple[str, ConvProblem]]
+        self,
+        contenders: Sequence[KernelFile | str],
+        layers: Sequence[tuple[str, ConvProblem]],
+        precision: str = "float32",
     ) -> None:
         self._kind = device_of(contenders)
+        self._largest_error = LARGEST_ERROR[precision]
         self._contenders = [self._kind, *contenders]
         self._stack = contextlib.ExitStack()
         self._sessions: dict[KernelFile | str, Session] = {}
@@ -112,9 +117,12 @@ class Race:
         }
 
     def __enter__(self) -> Race:
-        self._turn: Callable[[Session, ConvProblem], Turn] = _cpu_turn
+        self._turn: Callable[[Session, ConvProblem], Turn] = functools.partial(
+            _cpu_turn, largest_error=self._largest_error
+        )
         if self._kind == "cuda":
-            turns = GpuTurns(timing.problem for timing in self.timings.values())
+            problems = [timing.problem for timing in self.timings.values()]
+            turns = GpuTurns(problems, self._largest_error)
             self._turn = self._stack.enter_context(turns)
             # This package launches its own kernels as those of declared files.
             turns.measure_empty_kernels({getattr(c, "form", "declared") for c in self._contenders})
@@ -221,10 +229,11 @@ def measure(
     layers: Sequence[tuple[str, ConvProblem]],
     rounds: int,
     progress: Callable[[], object] = lambda: None,
+    precision: str = "float32",
 ) -> list[Timing]:
     """The timings of a `Race` of so many rounds, after one to warm up. `progress` is called after
     each turn."""
-    with Race(contenders, layers) as race:
+    with Race(contenders, layers, precision) as race:
         for number in range(rounds + 1):
             race.round(number > 0, progress)
         return list(race.timings.values())
@@ -251,7 +260,7 @@ def names(contenders: Sequence[KernelFile | str]) -> dict[KernelFile | str, str]
     return found
 
 
-def _cpu_turn(session: Session, problem: ConvProblem) -> Turn:
+def _cpu_turn(session: Session, problem: ConvProblem, largest_error: float) -> Turn:
     """One call on the CPU."""
     rng = np.random.default_rng()
     x, w = (
@@ -264,6 +273,7 @@ def _cpu_turn(session: Session, problem: ConvProblem) -> Turn:
     one = dataclasses.replace(problem, batch=1)
     for image in rng.integers(0, len(x), _SAMPLED):
         image_x, image_y = x[image : image + 1], y[image : image + 1]
-        if beyond_float32(one, image_x, w, image_y, oracle.forward(one, image_x, w)).any():
+        expected = oracle.forward(one, image_x, w)
+        if beyond(largest_error, one, image_x, w, image_y, expected).any():
             raise WrongResult(f"image {image} is wrong; ece408 lab check says more")
     return Turn([seconds])

@@ -144,7 +144,7 @@ def play(monkeypatch):
     play = SimpleNamespace(running=None, gone=[], crashes=None, wrong=lambda running: 0)
 
     @contextlib.contextmanager
-    def judge(gpu, problem):
+    def judge(gpu, problem, largest_error):
         yield PlayedJudge(play)
 
     gpu = PlayedGpu()
