@@ -8,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,11 @@ from ..files.cachedir import atomic_path
 from ..files.records import to_json
 from ..problem import ConvProblem
 from . import check as checking
+from . import shares
 from .check import ODD, Verdict
 from .session import OF_GPU_MEMORY
-from .timing import OURS, Race, Timing, device_of, why
+from .shares import Timings
+from .timing import OURS, Timing, device_of, why
 
 # What comes with the course's files, and is none.
 _NO_KERNELS = ("gpu-new-forward.h", "cpu-new-forward.h", "new-forward.h.in")
@@ -203,10 +203,8 @@ def _checked(
 ) -> Iterator[tuple[str, Verdict]]:
     """Verdicts on files, by name, as they come. After a file that takes the GPU's memory those
     that were not right may have failed for want of it, and are checked again, one at a time."""
-    # A process that has used the GPU cannot be forked.
-    context = multiprocessing.get_context("spawn")
     doubted: dict[str, Verdict | None] = {}
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with shares.pool(jobs) as pool:
         waiting = {name: pool.submit(asked, file) for name, file in files.items()}
         for name, future in waiting.items():
             try:
@@ -220,7 +218,7 @@ def _checked(
     took_memory = any(each is not None and each.says(OF_GPU_MEMORY) for each in doubted.values())
     for name, found in doubted.items():
         if found is None or (took_memory and not found.says(OF_GPU_MEMORY)):
-            with ProcessPoolExecutor(1, mp_context=context) as alone:
+            with shares.pool(1) as alone:
                 yield name, alone.submit(asked, files[name]).result()
 
 
@@ -272,37 +270,24 @@ def _time(
         who: dict[KernelFile | str, Entry] = {
             kernels[name]: entries[name] for name in behind if entries[name].rounds == least
         }
-        with Race(list(who), layers, ranking.precision) as race:
-            who[device_of(list(who))] = entries[OURS]
-            _run(race, who, until - least, keep, progress)
-
-
-def _run(
-    race: Race,
-    who: dict[KernelFile | str, Entry],
-    rounds: int,
-    keep: Callable[[], object],
-    progress: Callable[[str, int, int], object],
-) -> None:
-    """So many rounds, after one to warm up, for these entries."""
-    turns = (rounds + 1) * len(race.timings)
-    done = iter(range(1, turns + 1))
-    for number in range(rounds + 1):
-        race.round(number > 0, lambda: progress("timing", next(done), turns))
-        if number:
-            _take_over(race, who)
+        turns = shares.Turns(list(who), layers, until - least, ranking.precision)
+        who[device_of(list(who))] = entries[OURS]
+        for timings in turns.rounds(progress):
+            _take_over(timings, who)
             keep()
 
 
-def _take_over(race: Race, who: dict[KernelFile | str, Entry]) -> None:
+def _take_over(timings: Timings, who: dict[KernelFile | str, Entry]) -> None:
     """Move what a round has measured to the entries."""
-    for (contender, layer), timing in race.timings.items():
+    measured: dict[int, Entry] = {}
+    for (contender, layer), timing in timings.items():
         entry = who[contender]
+        measured[id(entry)] = entry
         entry.seconds.setdefault(layer, []).extend(timing.seconds)
         entry.around.setdefault(layer, []).extend(timing.around)
-        timing.seconds, timing.around = [], []
         entry.note = timing.note or entry.note
         if timing.failure:
             entry.failure = f"while it was timed on {layer}: {timing.failure}"
-    for entry in who.values():
+    for entry in measured.values():
         entry.rounds += 1
+    shares.clear(timings)

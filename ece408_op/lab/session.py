@@ -360,5 +360,6 @@ def _environment(scratch: Path) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "TMPDIR": str(scratch),
         "ECE408_CACHE": str(settings.cache()),
+        "ECE408_DEVICES": ",".join(map(str, settings.devices())),
         "ECE408_THREADS": str(settings.threads()),
     }

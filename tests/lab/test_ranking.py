@@ -12,8 +12,9 @@ from kernel_files import COURSE_2020, DECLARED
 from places import ROOT
 
 from ece408_op import settings
-from ece408_op.errors import NoUsableGpu
+from ece408_op.errors import InvalidSize, NoUsableGpu
 from ece408_op.lab import ranking as ranks
+from ece408_op.lab import shares
 from ece408_op.lab.check import Group, Verdict
 from ece408_op.lab.timing import OURS
 from ece408_op.problem import ConvProblem
@@ -147,6 +148,29 @@ def test_who_failed_beside_one_that_took_the_gpu_s_memory_is_checked_again(folde
         ("ann", True),
         ("bob", True),
     ]
+
+
+def test_several_gpus_share_the_files(folder, monkeypatch):
+    # Processes for the CPU stand in for GPUs.
+    monkeypatch.setattr(shares, "places", lambda contenders: (0, 1))
+    ranking = ranks.Ranking(CONDITIONS)
+    with settings.override(devices="0,1"):
+        steps = _rank(folder, ranking)
+    ann, bob, *_ = [each for each in ranking.in_order() if each.name != OURS]
+    assert (ann.name[:3], bob.name[:3]) == ("ann", "bob")
+    assert [len(ann.seconds[layer]) for layer, _ in LAYERS] == [2, 2]
+    # Ours runs beside the files on each of the two.
+    assert [len(ranking.entries[OURS].seconds[layer]) for layer, _ in LAYERS] == [4, 4]
+    assert steps[-1] == ("timing", 24, 24)
+
+
+def test_what_ends_a_share_ends_the_ranking(folder, monkeypatch):
+    monkeypatch.setattr(shares, "places", lambda contenders: (0, 1))
+    ranking = ranks.Ranking(CONDITIONS)
+    _rank(folder, ranking, stop_after=4)
+    monkeypatch.setenv("ECE408_THREADS", "many")
+    with pytest.raises(InvalidSize, match="'many' is not a number of threads"):
+        _rank(folder, ranking)
 
 
 def test_the_command(run_ece408, folder, tmp_path):

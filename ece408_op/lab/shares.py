@@ -1,0 +1,131 @@
+"""A ranking's work on several GPUs: on each a process checks or times a share of the files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from typing import Any
+
+from .. import settings
+from ..backends.kernel_file import KernelFile
+from ..errors import Ece408Error
+from ..problem import ConvProblem
+from .timing import Race, Timing, device_of
+
+# A process that has used the GPU cannot be forked.
+_CONTEXT = multiprocessing.get_context("spawn")
+Timings = dict[tuple["KernelFile | str", str], Timing]
+
+
+def pool(jobs: int) -> ProcessPoolExecutor:
+    """So many processes, each for one of the GPUs that the settings name."""
+    gpus = _CONTEXT.SimpleQueue()
+    for _, gpu in zip(range(jobs), itertools.cycle(settings.devices())):
+        gpus.put(gpu)
+    return ProcessPoolExecutor(jobs, _CONTEXT, initializer=_use_next, initargs=(gpus,))
+
+
+def _use_next(gpus: Any) -> None:
+    settings.configure(devices=str(gpus.get()))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Contenders that are to be timed in so many rounds, after one to warm up."""
+
+    contenders: list[KernelFile | str]
+    layers: Sequence[tuple[str, ConvProblem]]
+    count: int
+    precision: str
+
+    def rounds(self, progress: Callable[[str, int, int], object]) -> Iterator[Timings]:
+        """What each round measures; with several GPUs each has a share of the contenders, and a
+        process that gives them their turns. Raises what a `Race` raises."""
+        gpus = places(self.contenders)[: len(self.contenders)]
+        turns = (len(self.contenders) + len(gpus)) * len(self.layers) * (self.count + 1)
+        done = itertools.count(1)
+
+        def turned() -> None:
+            progress("timing", next(done), turns)
+
+        if len(gpus) == 1:
+            yield from self._here(turned)
+            return
+        shares = [
+            dataclasses.replace(self, contenders=self.contenders[n :: len(gpus)])
+            for n in range(len(gpus))
+        ]
+        yield from _side_by_side(shares, gpus, turned)
+
+    def _here(self, turned: Callable[[], object]) -> Iterator[Timings]:
+        with Race(self.contenders, self.layers, self.precision) as race:
+            for number in range(self.count + 1):
+                race.round(number > 0, turned)
+                if number:
+                    yield race.timings
+
+    def run(self, gpu: int, results: Connection) -> None:
+        """Give turns on a GPU in a process of its own, and send what each round measures, `None`
+        after each turn, and what it raises."""
+        settings.configure(devices=str(gpu))
+        # The process that asked ends this one, which then ends its own.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        try:
+            for timings in self._here(lambda: results.send(None)):
+                results.send(timings)
+                clear(timings)
+        except Ece408Error as error:
+            results.send(error)
+        results.close()
+
+
+def places(contenders: Sequence[KernelFile | str]) -> tuple[int, ...]:
+    """The GPUs that share the contenders; for the CPU there is one place."""
+    return settings.devices() if device_of(contenders) == "cuda" else (0,)
+
+
+def _side_by_side(
+    shares: Sequence[Turns], gpus: Sequence[int], turned: Callable[[], object]
+) -> Iterator[Timings]:
+    """What the rounds of shares measure, each on its GPU, as they come."""
+    with contextlib.ExitStack() as stack:
+        waiting: list[Connection] = []
+        for share, gpu in zip(shares, gpus):
+            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            # Not a daemon: it starts processes itself.
+            process = _CONTEXT.Process(target=share.run, args=(gpu, theirs))
+            process.start()
+            theirs.close()
+            stack.callback(process.join)
+            stack.callback(process.terminate)
+            waiting.append(ours)
+        while waiting:
+            ready = connection.wait(waiting)
+            for each in [one for one in waiting if one in ready]:
+                try:
+                    said = each.recv()
+                except EOFError:
+                    waiting.remove(each)
+                    continue
+                if isinstance(said, Ece408Error):
+                    raise said
+                if said is None:
+                    turned()
+                else:
+                    yield said
+
+
+def clear(timings: Timings) -> None:
+    """Forget what was measured."""
+    for timing in timings.values():
+        timing.seconds, timing.around = [], []
