@@ -563,7 +563,7 @@ def _add_lab(commands: Any) -> None:
         metavar="N",
         type=int,
         default=9,
-        help="turns of each: a call on the CPU, up to 32 on the GPU (default: 9)",
+        help="turns of each: a call on the CPU, up to 64 on the GPU (default: 9)",
     )
     timed.add_argument(
         "--peer-python",

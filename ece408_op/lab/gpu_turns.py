@@ -9,6 +9,7 @@ usual, the kernel was still running.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import statistics
 import time
@@ -27,13 +28,13 @@ from ..problem import ConvProblem
 from .gpu_arrays import Block, Judge, judge
 from .session import Ended, Session
 
-# Windows of a turn, after one that warms up, and as many calls in each as arrays find room for.
-_WINDOWS = 2
+# As many calls in a window as arrays find room for.
 _MOST_CALLS = 16
+# Windows of a turn, after one that warms up: until they have taken this long. On an H200
+# the time of a short one varies by about 1 %.
+_MOST_WINDOWS, _ENOUGH_SECONDS = 4, 0.2
 _ARRAY_BYTES = 4 << 30
 _SHARE_OF_FREE = 0.25
-# After a window as long as this one more is enough.
-_LONG_SECONDS = 0.5
 # Files with an empty kernel, by form.
 _EMPTY = {
     "declared": "empty.cu",
@@ -151,19 +152,19 @@ class GpuTurns:
         """Windows of calls on arrays that this process has on the GPU, with a new w for each."""
         calls = self._place(session, problem)
         empty = self._empty[session.form, calls]
-        seconds = []
-        for _ in range(1 + _WINDOWS):
+
+        def window() -> float:
             numbers.draw("w", secrets.token_bytes(8))
             taken, wrong = self._window(session, numbers, problem)
             if wrong:
                 raise _wrong_elements(wrong)
-            seconds.append(taken)
-            if seconds[0] > _LONG_SECONDS and len(seconds) > 1:
-                break
+            return taken
+
+        seconds = [window() for _ in range(_windows_after(window()))]
         for each in self._block.strays():
             raise WrongResult(f"it {each}")
         session.watch()
-        return Turn([max(each - empty, 1e-9) / calls for each in seconds[1:]])
+        return Turn([max(each - empty, 1e-9) / calls for each in seconds])
 
     def _place(self, session: Session, problem: ConvProblem) -> int:
         """Have the session get ready for a window's calls; how many they are."""
@@ -260,8 +261,8 @@ class GpuTurns:
             first, wrong = self._window(session, numbers, problem, blank)
             if wrong:
                 continue
-            windows = 1 if first > _LONG_SECONDS else _WINDOWS
-            taken = [self._window(session, numbers, problem, blank) for _ in range(windows)]
+            more = range(_windows_after(first))
+            taken = [self._window(session, numbers, problem, blank) for _ in more]
             wrong = sum(each for _, each in taken)
             if wrong:
                 raise _wrong_elements(wrong)
@@ -301,6 +302,11 @@ class GpuTurns:
         wrong = ~(np.abs(found - expected[some]) <= numbers.bound)
         if wrong.any():
             raise _wrong_elements(int(np.count_nonzero(wrong)))
+
+
+def _windows_after(first: float) -> int:
+    """How many windows are timed after one that took so many seconds."""
+    return max(1, min(_MOST_WINDOWS, math.ceil(_ENOUGH_SECONDS / first)))
 
 
 def _wrong_elements(count: int) -> WrongResult:

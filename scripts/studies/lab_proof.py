@@ -27,6 +27,7 @@ LARGEST_ERROR = 1e-5
 _SECONDS = 120
 # Sums closer than this may change places.
 CLOSE = 0.02
+STEADY = 0.01
 
 
 def compare(path: str, texts: Sequence[str], output: Path) -> None:
@@ -109,6 +110,7 @@ def said(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def table_rows(
+    checked: Ranking,
     rankings: Sequence[Ranking],
     files: dict[str, KernelFile | str],
     others: dict[str, list[dict[str, Any]]],
@@ -117,20 +119,22 @@ def table_rows(
     """A row for each file, by number: form, both verdicts, sums of both rankings, their change."""
     rows = []
     for number, (name, file) in enumerate(files.items(), 1):
-        first, second = (ranking.entries[name] for ranking in rankings)
-        own = others.get(name, [])
-        right = not first.wrong
-        sums = [entry.sum(r.layers) for entry, r in zip((first, second), rankings)]
-        change = f"{sums[1] / sums[0] - 1:+.1%}" if sums[0] and sums[1] else ""
+        entry, own = checked.entries[name], others.get(name, [])
+        right = not entry.wrong
+        found = [r.entries[name].sum(r.layers) for r in rankings if name in r.entries]
+        sums = [total for total in found if total is not None]
         rows.append(
             [
                 str(number),
                 file.form if isinstance(file, KernelFile) else "",
                 said(own) if isinstance(file, KernelFile) else "",
-                first.failure or "right" if right else _short(first, name),
+                "right" if right else _short(entry, name),
                 "yes" if right == is_right(own, problems) else "NO",
-                *("" if total is None else f"{1e3 * total:.3f}" for total in sums),
-                change,
+                *(
+                    "" if total is None else f"{1e3 * total:.3f}"
+                    for total in (*sums, None, None)[:2]
+                ),
+                f"{sums[1] / sums[0] - 1:+.1%}" if len(sums) == 2 else "",
             ]
         )
     return rows
@@ -143,20 +147,37 @@ def _short(entry: Entry, name: str) -> str:
 
 
 def summary(rankings: Sequence[Ranking]) -> str:
-    """How much sums change from one ranking to the other, and which pairs change places."""
+    """How much medians and sums change from one ranking to the other, and which pairs change
+    places."""
     first, second = ({e.name: e.sum(r.layers) or 0.0 for e in r.in_order()} for r in rankings)
     both = [name for name in first if name in second]
-    changes = sorted(abs(second[name] / first[name] - 1) for name in both)
+    if not both:
+        return "None is ranked."
+    medians = [
+        abs(rankings[1].entries[name].timing(layer).median / before - 1)
+        for name in both
+        for layer in rankings[0].layers
+        for before in [rankings[0].entries[name].timing(layer).median]
+    ]
     swapped = [
         (a, b)
         for i, a in enumerate(both)
         for b in both[i + 1 :]
         if second[b] < second[a] and first[b] > (1 + CLOSE) * first[a]
     ]
+    sums = [abs(second[name] / first[name] - 1) for name in both]
     return (
-        f"{len(both)} ranked twice: sums change by {statistics.median(changes):.1%} (median), "
-        f"{changes[-1]:.1%} (most); pairs more than {CLOSE:.0%} apart that change places: "
-        f"{len(swapped)}"
+        f"{len(both)} ranked twice, ours among them: {_changes('medians of a layer', medians)}; "
+        f"{_changes('sums', sums)}; pairs more than {CLOSE:.0%} apart that change places: "
+        f"{len(swapped)}."
+    )
+
+
+def _changes(what: str, changes: Sequence[float]) -> str:
+    within = sum(each <= STEADY for each in changes)
+    return (
+        f"{what} change by {statistics.median(changes):.1%} (median), {max(changes):.1%} (most), "
+        f"{within} of {len(changes)} by at most {STEADY:.0%}"
     )
 
 
