@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,15 +202,19 @@ def again(ranking: Ranking) -> None:
 def _checked(
     files: dict[str, KernelFile], asked: Callable[[KernelFile], Verdict], jobs: int
 ) -> Iterator[tuple[str, Verdict]]:
-    """Verdicts on files, by name, as they come. After a file that takes the GPU's memory those
-    that were not right may have failed for want of it, and are checked again, one at a time."""
+    """Verdicts on files, by name, as they come.
+
+    After a file that takes the GPU's memory those that were not right may have failed for want of
+    it, and are checked again, one at a time; so are those that wait while a process that checks
+    ends, and a file with which it ends once more is wrong.
+    """
     doubted: dict[str, Verdict | None] = {}
     with shares.pool(jobs) as pool:
         waiting = {name: pool.submit(asked, file) for name, file in files.items()}
         for name, future in waiting.items():
             try:
                 verdict = future.result()
-            except NoUsableGpu:
+            except (NoUsableGpu, BrokenProcessPool):
                 doubted[name] = None
                 continue
             if not verdict.is_right:
@@ -218,8 +223,15 @@ def _checked(
     took_memory = any(each is not None and each.says(OF_GPU_MEMORY) for each in doubted.values())
     for name, found in doubted.items():
         if found is None or (took_memory and not found.says(OF_GPU_MEMORY)):
-            with shares.pool(1) as alone:
-                yield name, alone.submit(asked, files[name]).result()
+            yield name, _checked_alone(files[name], asked)
+
+
+def _checked_alone(file: KernelFile, asked: Callable[[KernelFile], Verdict]) -> Verdict:
+    with shares.pool(1) as pool:
+        try:
+            return pool.submit(asked, file).result()
+        except BrokenProcessPool:
+            return Verdict(str(file.path), broken="ends the process that checks it")
 
 
 def verdict_on(

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import functools
 import json
+import os
 
 import pytest
 from kernel_files import COURSE_2020, DECLARED
@@ -124,6 +125,20 @@ def test_a_changed_file_is_compared_with_its_last_sum(folder):
     assert not ranking.entries["ann/cpu-new-forward.cc"].why_not
     assert ranking.in_order() == []
     assert ranking.entries[OURS].before > 0
+
+
+def _ends(file, folder):
+    """A verdict, but "bob" ends the process."""
+    if file.path.parent.name == "bob":
+        os._exit(9)
+    return Verdict(str(file.path), [Group("given problems", right=1)])
+
+
+def test_who_ends_the_process_that_checks_spoils_nothing_else(folder, tmp_path):
+    files = {name: each for name, each in ranks.find([folder]).items() if name[:3] != "dan"}
+    found = dict(ranks._checked(files, functools.partial(_ends, folder=tmp_path), 2))
+    said = {name[:3]: verdict.broken for name, verdict in found.items()}
+    assert said == {"ann": "", "bob": "ends the process that checks it", "cy/": ""}
 
 
 def _played(file, folder):
