@@ -6,18 +6,56 @@ package makes are listed and removed.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import settings
 from ..errors import InvalidSetting
 from ..files.cachedir import writing
+from . import arguments
 
 KINDS = ("fashion-mnist", "resized", "training", "cpu-kernels", "cuda-kernels", "cuda-tuning")
+
+
+def add(commands: Any) -> None:
+    """`ece408 cache`."""
+    parser = arguments.add_command(
+        commands, "cache", "list or remove what is kept in the cache folder"
+    )
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "clear"),
+        default="list",
+        help="list: print size, number of files and path of each kind of content; clear: remove "
+        "it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "kinds",
+        nargs="*",
+        metavar="KIND",
+        help=f"only these: {', '.join(KINDS)} (default: all)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.action == "clear":
+        found, verb = clear(options.kinds), "removed "
+    else:
+        found, verb = entries(options.kinds), ""
+    for entry in found:
+        size = entry.size_bytes / (1 << 20)
+        print(f"{verb}{size:9.1f} MiB {entry.files:5} files  {entry.path}")
+    if not found:
+        print(f"ece408: nothing to {options.action} in {settings.cache()}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

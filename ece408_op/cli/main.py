@@ -36,7 +36,7 @@ from ..report import make as report_make
 from ..report import own_kernels
 from ..report import plan as report_plan
 from ..version import __version__
-from . import cache, doctor, lab, lab_rank, program, tune
+from . import arguments, cache, doctor, lab_commands, program, tune
 from . import profile as profiling
 from .program import EXIT_INTERRUPTED, EXIT_UNEXPECTED
 
@@ -105,45 +105,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_models(commands)
     _add_train(commands)
     _add_doctor(commands)
-    _add_tune(commands)
-    _add_lab(commands)
-    _add_cache(commands)
+    tune.add(commands)
+    lab_commands.add(commands)
+    cache.add(commands)
     return parser
-
-
-def _add_command(commands: Any, name: str, title: str, **keywords: Any) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=title, description=title[0].upper() + title[1:] + ".",
-                                 **keywords)  # fmt: skip
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
-
-
-def _add_data_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        help="folder with Fashion-MNIST's idx files (default: ECE408_DATA, the distribution's "
-        "package, the cache, or a download)",
-    )
-
-
-def _add_threads_and_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
-    )
-    _add_data_option(parser)
-
-
-def _add_batch_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        help="images in one forward pass (default: all; fewer need less memory)",
-    )
 
 
 def _add_milestone(commands: Any, each: Milestone) -> None:
-    parser = _add_command(commands, each.name, each.title)
+    parser = arguments.add_command(commands, each.name, each.title)
     parser.add_argument(
         "arguments",
         nargs="*",
@@ -155,7 +124,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
         help=f"configuration of the course: {', '.join(models.TERMS)} (default: the only one "
         f"that has the model, or {models.DEFAULT_TERM})",
     )
-    _add_batch_size(parser)
+    arguments.add_batch_size(parser)
     if each.own_operator and not each.on_gpu:
         parser.add_argument(
             "--backend",
@@ -178,7 +147,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help=f"how exact convolutions must be at least: {', '.join(PRECISIONS)} (default: "
             "ECE408_PRECISION, or float32); CUDA kernels only gain by it",
         )
-    _add_threads_and_data(parser)
+    arguments.add_threads_and_data(parser)
     parser.add_argument(
         "--model-dir",
         metavar="DIR",
@@ -245,7 +214,7 @@ def _profile_milestone(
 
 
 def _add_profile(commands: Any) -> None:
-    parser = _add_command(
+    parser = arguments.add_command(
         commands,
         "profile",
         "run a milestone or a script, and tell where the time went, in nvprof's columns",
@@ -286,7 +255,7 @@ def _has_gpu() -> bool:
 
 
 def _add_compare(commands: Any) -> None:
-    parser = _add_command(
+    parser = arguments.add_command(
         commands,
         "compare",
         "run all milestones that this machine can run, and print their figures in one table",
@@ -304,14 +273,14 @@ def _add_compare(commands: Any) -> None:
         f"{models.DEFAULT_TERM}; may be repeated)",
     )
     terms.add_argument("--all-terms", action="store_true", help="every configuration")
-    _add_batch_size(parser)
+    arguments.add_batch_size(parser)
     parser.add_argument(
         "--backend",
         metavar="NAME",
         help=f"who computes our operator on the CPU: {', '.join(dispatch.backend_names())} "
         "(default: ECE408_BACKEND, or the fastest)",
     )
-    _add_threads_and_data(parser)
+    arguments.add_threads_and_data(parser)
     parser.add_argument(
         "--repeat",
         metavar="N",
@@ -356,7 +325,7 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 
 def _add_report(commands: Any) -> None:
-    parser = _add_command(
+    parser = arguments.add_command(
         commands,
         "report",
         "run all milestones that this machine can run, and write the report of them",
@@ -383,7 +352,7 @@ def _add_report(commands: Any) -> None:
         default=report_plan.DEFAULT_SIZES,
         help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
     )
-    _add_threads_and_data(parser)
+    arguments.add_threads_and_data(parser)
     parser.add_argument(
         "--peer-python",
         metavar="PYTHON",
@@ -433,36 +402,8 @@ def _run_report(options: argparse.Namespace) -> int:
     return EXIT_UNEXPECTED if made.failures else 0
 
 
-def _add_data(commands: Any) -> None:
-    parser = _add_command(commands, "data", "find, fetch and verify Fashion-MNIST")
-    parser.add_argument(
-        "action",
-        nargs="?",
-        choices=("where", "fetch", "verify"),
-        default="where",
-        help="where: print its folder, after fetching it if it is missing; fetch: bring a "
-        "sound copy of all four files into the cache; verify: check them (default: %(default)s)",
-    )
-    _add_data_option(parser)
-    parser.set_defaults(run=_run_data)
-
-
-def _run_data(options: argparse.Namespace) -> None:
-    settings.configure(data=options.data)
-    if options.action == "fetch":
-        fetch.fetch(data.cache_folder(), data.KINDS)
-        print(data.cache_folder())
-    elif options.action == "verify":
-        for kind in data.KINDS:
-            for path in data.verify(kind):
-                print(f"{path}: ok")
-    else:
-        for folder in dict.fromkeys(data.locate(kind) for kind in data.KINDS):
-            print(folder)
-
-
 def _add_doctor(commands: Any) -> None:
-    parser = _add_command(
+    parser = arguments.add_command(
         commands,
         "doctor",
         "tell what is installed and usable here, and what to do about the rest",
@@ -480,296 +421,37 @@ def _run_doctor(options: argparse.Namespace) -> int:
     return diagnosis.exit_code
 
 
-def _add_lab(commands: Any) -> None:
-    parser = _add_command(
-        commands,
-        "lab",
-        "begin a kernel of your own, check it, time it, and rank many",
-        epilog="A kernel is a .cu, .cuh, .cc or .h file; docs/manual.md, 'A kernel of your own', "
-        "has the forms. ece408 m2.1 and m3.1 run one by --kernel FILE.",
-    )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    new = _add_command(
-        actions,
-        "new",
-        "write a kernel file to start from, which is right and slow",
-        epilog="forms: " + "; ".join(f"{name}: {what}" for name, (_, what) in lab.FORMS.items()),
-    )
-    new.add_argument("name", metavar="NAME", help="the file, such as mine.cu")
-    new.add_argument(
-        "--form", choices=lab.FORMS, help="what it is like (default: by the name's ending)"
-    )
-    new.set_defaults(run=lambda options: lab.new(options.name, options.form))
-    check = _add_command(
-        actions,
-        "check",
-        "say whether kernel files are right, and, of a wrong one, what is wrong where",
-        epilog="Each file is compiled and run in a process of its own, without network and other "
-        "processes, which writes to a folder of its own only. Layers of the course and odd sizes "
-        "are computed, from whole numbers exactly and from real ones as exactly as float32 is. "
-        "Exit code: 0, or 23 when a file is wrong.",
-    )
-    check.add_argument("files", nargs="+", metavar="FILE")
-    check.add_argument(
-        "--problem",
-        metavar="P",
-        action="append",
-        default=[],
-        help="check this one only, such as b2,c3,h9,w9,m4,k5 (may be repeated)",
-    )
-    check.add_argument(
-        "--seed", metavar="N", type=int, help="of the numbers and odd sizes (default: a secret one)"
-    )
-    _add_lab_precision(check)
-    check.add_argument(
-        "--sanitize",
-        action="store_true",
-        help="run CUDA files under compute-sanitizer, too, for accesses beyond arrays, races and "
-        "the like, with the lines of the source",
-    )
-    check.add_argument(
-        "--json", metavar="FILE", type=Path, dest="output", help="write the verdicts to FILE, too"
-    )
-    check.set_defaults(
-        run=lambda options: lab.check(
-            options.files,
-            options.problem,
-            options.seed,
-            options.output,
-            options.sanitize,
-            options.precision,
-        )
-    )
-    timed = _add_command(
-        actions,
-        "time",
-        "time kernel files on layers of the course, beside this package's kernels",
-        epilog="Contenders take turns in a random order, each in a process of its own. Every call "
-        "has new numbers, and its output is looked at. Columns: the median op time; the width of "
-        "the calls' middle half, with ! above 2 %; the floor, which memory and arithmetic of this "
-        "machine allow a kernel that does all products, over that time; the time over ours; for "
-        "CUDA files from 2020 on, the time of prolog and epilog. Op times on the GPU are without "
-        "copies.",
-    )
-    timed.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="a kernel file, or the name of one of this package's CUDA kernels",
-    )
-    _add_layers(timed, "100 and 1000, on the GPU 10000, too")
-    timed.add_argument(
-        "--rounds",
-        metavar="N",
-        type=int,
-        default=9,
-        help="turns of each: a call on the CPU, up to 64 on the GPU (default: 9)",
-    )
-    timed.add_argument(
-        "--peer-python",
-        metavar="PYTHON",
-        help="a Python with PyTorch and CUDA: time cuDNN, too, by events on the GPU",
-    )
-    _add_lab_precision(timed)
-    timed.add_argument(
-        "--no-why",
-        action="store_false",
-        dest="explains",
-        help="do not run each CUDA kernel once more, under ncu, to say what limits it",
-    )
-    timed.add_argument(
-        "--json", metavar="FILE", type=Path, dest="output", help="write every call to FILE, too"
-    )
-    timed.set_defaults(
-        run=lambda options: lab.time(
-            options.files,
-            options.layer,
-            options.batch,
-            options.rounds,
-            options.output,
-            options.peer_python,
-            options.explains,
-            options.precision,
-        )
-    )
-    _add_lab_rank(actions)
-
-
-def _add_lab_precision(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--precision",
-        metavar="NAME",
-        default=PRECISIONS[0],
-        help=f"how exact a file must be: {', '.join(PRECISIONS)} (default: {PRECISIONS[0]})",
-    )
-
-
-def _add_lab_rank(actions: Any) -> None:
-    parser = _add_command(
-        actions,
-        "rank",
-        "check and time all kernel files of a folder, and put them in order",
-        epilog="The files are checked on these layers and on odd sizes, and those that are right "
-        "on the layers are timed in turns, as ece408 lab time does. The sum of the layers' median "
-        "op times decides. A ranking that was stopped goes on where it was; files that have "
-        "changed are checked and timed again, and compared with their last sum.",
-    )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="DIR|FILE",
-        type=Path,
-        help="a folder, with folders in it, or a kernel file; all for the CPU or all for CUDA",
-    )
-    _add_layers(parser, "1000")
-    parser.add_argument(
-        "--rounds", metavar="N", type=int, default=5, help="turns of each (default: 5)"
-    )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        type=Path,
-        default=Path("ranking"),
-        help="folder for ranking.json, ranking.csv and ranking.html (default: ranking)",
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="time all files anew, and compare with last time"
-    )
-    parser.add_argument(
-        "--jobs", metavar="N", type=int, help="files checked at a time (default: half the cores)"
-    )
-    _add_lab_precision(parser)
-    parser.set_defaults(
-        run=lambda options: lab_rank.rank(
-            options.paths,
-            options.layer,
-            options.batch,
-            options.rounds,
-            options.output,
-            options.again,
-            options.jobs,
-            options.precision,
-        )
-    )
-
-
-def _add_layers(parser: argparse.ArgumentParser, batches: str) -> None:
-    parser.add_argument(
-        "--layer",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a layer such as fa19_1, or a problem such as c12,h33,w33,m24,k5 with any batch (may "
-        "be repeated; default: the default term's)",
-    )
-    parser.add_argument(
-        "--batch", metavar="N", type=int, action="append", default=[],
-        help=f"images (may be repeated; default: {batches})",
-    )  # fmt: skip
-
-
-def _add_tune(commands: Any) -> None:
-    title = "measure which CUDA kernel, with which tiles, is the best for a network's layers here"
-    parser = _add_command(
-        commands,
-        "tune",
-        title,
-        epilog="What was measured before for the same GPU, driver and kernels is kept. Forward "
-        "passes use the results from then on.",
-    )
-    parser.add_argument(
-        "what",
-        nargs="*",
-        metavar="TERM|SHAPE|CHECKPOINT",
-        help=f"a term ({', '.join(models.TERMS)}), a shape such as fa19_1 or "
-        "b100,c12,h33,w33,m24,k5, or the prefix of a checkpoint (default: "
-        f"{models.DEFAULT_TERM})",
-    )
-    parser.add_argument(
-        "--batch", metavar="N", type=int, action="append", default=[],
-        help="images at once (may be repeated; default: a shape's own, otherwise 100 and 10000)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--image", metavar="CxHxW", help="the images of a checkpoint, such as 3x224x224"
-    )
-    parser.add_argument(
-        "--precision",
-        metavar="NAME",
-        action="append",
-        help=f"how exact kernels must be at least: {', '.join(PRECISIONS)} (may be repeated; "
-        "default: ECE408_PRECISION, or float32)",
-    )
-    parser.add_argument(
-        "--kernel",
-        metavar="FILE",
-        help="measure the tunables of a CUDA file that declares its launch, '// ece408: tunable "
-        "TILE = 8, 16, 32', and not this package's kernels; the file then runs with the best ones",
-    )
-    parser.add_argument("--force", action="store_true", help="measure what has been measured")
-    parser.add_argument(
-        "--gpu", type=int, default=0, metavar="N", help="number of the GPU (default: 0)"
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path,
-        help="add the results to FILE instead of the cache",
-    )  # fmt: skip
-    parser.set_defaults(run=_run_tune)
-
-
-def _run_tune(options: argparse.Namespace) -> None:
-    variables.set_environment()
-    tune.run(
-        tune.Request(
-            options.what or [models.DEFAULT_TERM],
-            options.batch,
-            options.image,
-            options.precision or [settings.precision()],
-            options.force or options.out is not None,
-            options.gpu,
-            options.json,
-            options.out,
-            options.kernel,
-        )
-    )
-
-
-def _add_cache(commands: Any) -> None:
-    parser = _add_command(commands, "cache", "list or remove what is kept in the cache folder")
+def _add_data(commands: Any) -> None:
+    parser = arguments.add_command(commands, "data", "find, fetch and verify Fashion-MNIST")
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("list", "clear"),
-        default="list",
-        help="list: print size, number of files and path of each kind of content; clear: remove "
-        "it (default: %(default)s)",
+        choices=("where", "fetch", "verify"),
+        default="where",
+        help="where: print its folder, after fetching it if it is missing; fetch: bring a "
+        "sound copy of all four files into the cache; verify: check them (default: %(default)s)",
     )
-    parser.add_argument(
-        "kinds",
-        nargs="*",
-        metavar="KIND",
-        help=f"only these: {', '.join(cache.KINDS)} (default: all)",
-    )
-    parser.set_defaults(run=_run_cache)
+    arguments.add_data(parser)
+    parser.set_defaults(run=_run_data)
 
 
-def _run_cache(options: argparse.Namespace) -> None:
-    if options.action == "clear":
-        entries, verb = cache.clear(options.kinds), "removed "
+def _run_data(options: argparse.Namespace) -> None:
+    settings.configure(data=options.data)
+    if options.action == "fetch":
+        fetch.fetch(data.cache_folder(), data.KINDS)
+        print(data.cache_folder())
+    elif options.action == "verify":
+        for kind in data.KINDS:
+            for path in data.verify(kind):
+                print(f"{path}: ok")
     else:
-        entries, verb = cache.entries(options.kinds), ""
-    for entry in entries:
-        size = entry.size_bytes / (1 << 20)
-        print(f"{verb}{size:9.1f} MiB {entry.files:5} files  {entry.path}")
-    if not entries:
-        print(f"ece408: nothing to {options.action} in {settings.cache()}", file=sys.stderr)
+        for folder in dict.fromkeys(data.locate(kind) for kind in data.KINDS):
+            print(folder)
 
 
 def _add_swap(commands: Any) -> None:
     title = "replace MXNet's Convolution by our operator in a saved checkpoint"
-    parser = _add_command(commands, "swap", title)
+    parser = arguments.add_command(commands, "swap", title)
     parser.add_argument("prefix", metavar="PREFIX", help="reads PREFIX-symbol.json")
     parser.add_argument("epoch", metavar="EPOCH", type=int, help="and PREFIX-EPOCH.params")
     parser.add_argument("out", metavar="OUT", help="writes the same under the prefix OUT")
@@ -795,12 +477,14 @@ def _run_swap(options: argparse.Namespace) -> None:
 
 
 def _add_models(commands: Any) -> None:
-    parser = _add_command(commands, "models", "measure the models that come with the package")
+    parser = arguments.add_command(
+        commands, "models", "measure the models that come with the package"
+    )
     parser.add_argument("--term", action="append", help="only this term's (may be repeated)")
     parser.add_argument(
         "--write", metavar="FILE", type=Path, help="write models/README.md's text to FILE as well"
     )
-    _add_data_option(parser)
+    arguments.add_data(parser)
     parser.set_defaults(run=_run_models)
 
 
@@ -818,7 +502,7 @@ def _run_models(options: argparse.Namespace) -> None:
 
 
 def _add_train(commands: Any) -> None:
-    parser = _add_command(commands, "train", "train a term's model on the CPU, with MXNet")
+    parser = arguments.add_command(commands, "train", "train a term's model on the CPU, with MXNet")
     parser.add_argument("term", metavar="TERM", help=f"one of: {', '.join(models.TERMS)}")
     parser.add_argument(
         "--model",
@@ -840,7 +524,7 @@ def _add_train(commands: Any) -> None:
     parser.add_argument(
         "--restart", action="store_true", help="start over instead of continuing an interrupted run"
     )
-    _add_data_option(parser)
+    arguments.add_data(parser)
     parser.set_defaults(run=_run_train)
 
 

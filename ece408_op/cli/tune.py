@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .. import settings
 from ..backends import kernel_file
 from ..backends.cuda import work
 from ..backends.cuda.kernels import tuned
@@ -20,10 +22,13 @@ from ..backends.cuda.runtime import compiler, device
 from ..backends.cuda.runtime.device import Gpu
 from ..bench import tune_targets, tuner
 from ..bench.tuner import Candidate
+from ..course import models
 from ..errors import InvalidSetting
 from ..files.cachedir import atomic_path
+from ..operator import variables
 from ..operator.environment import machine
 from ..problem import PRECISIONS, ConvProblem, check_precision
+from . import arguments
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,75 @@ class Request:
     json: Path | None = None
     out: Path | None = None
     kernel: str | None = None
+
+
+def add(commands: Any) -> None:
+    """`ece408 tune`."""
+    title = "measure which CUDA kernel, with which tiles, is the best for a network's layers here"
+    parser = arguments.add_command(
+        commands,
+        "tune",
+        title,
+        epilog="What was measured before for the same GPU, driver and kernels is kept. Forward "
+        "passes use the results from then on.",
+    )
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="TERM|SHAPE|CHECKPOINT",
+        help=f"a term ({', '.join(models.TERMS)}), a shape such as fa19_1 or "
+        "b100,c12,h33,w33,m24,k5, or the prefix of a checkpoint (default: "
+        f"{models.DEFAULT_TERM})",
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=int, action="append", default=[],
+        help="images at once (may be repeated; default: a shape's own, otherwise 100 and 10000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image", metavar="CxHxW", help="the images of a checkpoint, such as 3x224x224"
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        action="append",
+        help=f"how exact kernels must be at least: {', '.join(PRECISIONS)} (may be repeated; "
+        "default: ECE408_PRECISION, or float32)",
+    )
+    parser.add_argument(
+        "--kernel",
+        metavar="FILE",
+        help="measure the tunables of a CUDA file that declares its launch, '// ece408: tunable "
+        "TILE = 8, 16, 32', and not this package's kernels; the file then runs with the best ones",
+    )
+    parser.add_argument("--force", action="store_true", help="measure what has been measured")
+    parser.add_argument(
+        "--gpu", type=int, default=0, metavar="N", help="number of the GPU (default: 0)"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path,
+        help="add the results to FILE instead of the cache",
+    )  # fmt: skip
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    variables.set_environment()
+    run(
+        Request(
+            options.what or [models.DEFAULT_TERM],
+            options.batch,
+            options.image,
+            options.precision or [settings.precision()],
+            options.force or options.out is not None,
+            options.gpu,
+            options.json,
+            options.out,
+            options.kernel,
+        )
+    )
 
 
 def run(request: Request) -> None:

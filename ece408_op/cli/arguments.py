@@ -1,0 +1,41 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_command(commands: Any, name: str, title: str, **keywords: Any) -> argparse.ArgumentParser:
+    """A subcommand's parser, with `--debug`."""
+    parser = commands.add_parser(name, help=title, description=title[0].upper() + title[1:] + ".",
+                                 **keywords)  # fmt: skip
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """`--data`."""
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder with Fashion-MNIST's idx files (default: ECE408_DATA, the distribution's "
+        "package, the cache, or a download)",
+    )
+
+
+def add_threads_and_data(parser: argparse.ArgumentParser) -> None:
+    """`--threads` and `--data`."""
+    parser.add_argument(
+        "--threads", metavar="N", help="threads to compute with (default: all usable cores)"
+    )
+    add_data(parser)
+
+
+def add_batch_size(parser: argparse.ArgumentParser) -> None:
+    """`--batch-size`."""
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        help="images in one forward pass (default: all; fewer need less memory)",
+    )

@@ -1,0 +1,211 @@
+"""The command line of `ece408 lab`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..problem import PRECISIONS
+from . import arguments, lab, lab_rank
+
+
+def add(commands: Any) -> None:
+    """`ece408 lab` and what is below it."""
+    parser = arguments.add_command(
+        commands,
+        "lab",
+        "begin a kernel of your own, check it, time it, and rank many",
+        epilog="A kernel is a .cu, .cuh, .cc or .h file; docs/manual.md, 'A kernel of your own', "
+        "has the forms. ece408 m2.1 and m3.1 run one by --kernel FILE.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_new(actions)
+    _add_check(actions)
+    _add_time(actions)
+    _add_rank(actions)
+
+
+def _add_new(actions: Any) -> None:
+    new = arguments.add_command(
+        actions,
+        "new",
+        "write a kernel file to start from, which is right and slow",
+        epilog="forms: " + "; ".join(f"{name}: {what}" for name, (_, what) in lab.FORMS.items()),
+    )
+    new.add_argument("name", metavar="NAME", help="the file, such as mine.cu")
+    new.add_argument(
+        "--form", choices=lab.FORMS, help="what it is like (default: by the name's ending)"
+    )
+    new.set_defaults(run=lambda options: lab.new(options.name, options.form))
+
+
+def _add_check(actions: Any) -> None:
+    check = arguments.add_command(
+        actions,
+        "check",
+        "say whether kernel files are right, and, of a wrong one, what is wrong where",
+        epilog="Each file is compiled and run in a process of its own, without network and other "
+        "processes, which writes to a folder of its own only. Layers of the course and odd sizes "
+        "are computed, from whole numbers exactly and from real ones as exactly as float32 is. "
+        "Exit code: 0, or 23 when a file is wrong.",
+    )
+    check.add_argument("files", nargs="+", metavar="FILE")
+    check.add_argument(
+        "--problem",
+        metavar="P",
+        action="append",
+        default=[],
+        help="check this one only, such as b2,c3,h9,w9,m4,k5 (may be repeated)",
+    )
+    check.add_argument(
+        "--seed", metavar="N", type=int, help="of the numbers and odd sizes (default: a secret one)"
+    )
+    _add_precision(check)
+    check.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="run CUDA files under compute-sanitizer, too, for accesses beyond arrays, races and "
+        "the like, with the lines of the source",
+    )
+    check.add_argument(
+        "--json", metavar="FILE", type=Path, dest="output", help="write the verdicts to FILE, too"
+    )
+    check.set_defaults(
+        run=lambda options: lab.check(
+            options.files,
+            options.problem,
+            options.seed,
+            options.output,
+            options.sanitize,
+            options.precision,
+        )
+    )
+
+
+def _add_time(actions: Any) -> None:
+    timed = arguments.add_command(
+        actions,
+        "time",
+        "time kernel files on layers of the course, beside this package's kernels",
+        epilog="Contenders take turns in a random order, each in a process of its own. Every call "
+        "has new numbers, and its output is looked at. Columns: the median op time; the width of "
+        "the calls' middle half, with ! above 2 %; the floor, which memory and arithmetic of this "
+        "machine allow a kernel that does all products, over that time; the time over ours; for "
+        "CUDA files from 2020 on, the time of prolog and epilog. Op times on the GPU are without "
+        "copies.",
+    )
+    timed.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a kernel file, or the name of one of this package's CUDA kernels",
+    )
+    _add_layers(timed, "100 and 1000, on the GPU 10000, too")
+    timed.add_argument(
+        "--rounds",
+        metavar="N",
+        type=int,
+        default=9,
+        help="turns of each: a call on the CPU, up to 64 on the GPU (default: 9)",
+    )
+    timed.add_argument(
+        "--peer-python",
+        metavar="PYTHON",
+        help="a Python with PyTorch and CUDA: time cuDNN, too, by events on the GPU",
+    )
+    _add_precision(timed)
+    timed.add_argument(
+        "--no-why",
+        action="store_false",
+        dest="explains",
+        help="do not run each CUDA kernel once more, under ncu, to say what limits it",
+    )
+    timed.add_argument(
+        "--json", metavar="FILE", type=Path, dest="output", help="write every call to FILE, too"
+    )
+    timed.set_defaults(
+        run=lambda options: lab.time(
+            options.files,
+            options.layer,
+            options.batch,
+            options.rounds,
+            options.output,
+            options.peer_python,
+            options.explains,
+            options.precision,
+        )
+    )
+
+
+def _add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        default=PRECISIONS[0],
+        help=f"how exact a file must be: {', '.join(PRECISIONS)} (default: {PRECISIONS[0]})",
+    )
+
+
+def _add_rank(actions: Any) -> None:
+    parser = arguments.add_command(
+        actions,
+        "rank",
+        "check and time all kernel files of a folder, and put them in order",
+        epilog="The files are checked on these layers and on odd sizes, and those that are right "
+        "on the layers are timed in turns, as ece408 lab time does. The sum of the layers' median "
+        "op times decides. A ranking that was stopped goes on where it was; files that have "
+        "changed are checked and timed again, and compared with their last sum.",
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="DIR|FILE",
+        type=Path,
+        help="a folder, with folders in it, or a kernel file; all for the CPU or all for CUDA",
+    )
+    _add_layers(parser, "1000")
+    parser.add_argument(
+        "--rounds", metavar="N", type=int, default=5, help="turns of each (default: 5)"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        default=Path("ranking"),
+        help="folder for ranking.json, ranking.csv and ranking.html (default: ranking)",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="time all files anew, and compare with last time"
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, help="files checked at a time (default: half the cores)"
+    )
+    _add_precision(parser)
+    parser.set_defaults(
+        run=lambda options: lab_rank.rank(
+            options.paths,
+            options.layer,
+            options.batch,
+            options.rounds,
+            options.output,
+            options.again,
+            options.jobs,
+            options.precision,
+        )
+    )
+
+
+def _add_layers(parser: argparse.ArgumentParser, batches: str) -> None:
+    parser.add_argument(
+        "--layer",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a layer such as fa19_1, or a problem such as c12,h33,w33,m24,k5 with any batch (may "
+        "be repeated; default: the default term's)",
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=int, action="append", default=[],
+        help=f"images (may be repeated; default: {batches})",
+    )  # fmt: skip
