@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,26 +13,14 @@ from studies import results
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.cli import program
 from ece408_op.files import markdown
+from ece408_op.lab import sanitizer
 
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CHECK = Path(__file__).with_name("check_cuda.py")
 
 
-def find_sanitizer():
-    found = shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
-    )
-    if found is None:
-        sys.exit(
-            "sanitize_cuda: compute-sanitizer is not on PATH or in /usr/local/cuda/bin; install "
-            "the CUDA toolkit"
-        )
-    return found
-
-
-def run_tool(tool, sanitizer, kernels, random):
+def run_tool(tool, path, kernels, random):
     """What the tool says at its end, whether the results were right, and all that was printed."""
-    command = [sanitizer, "--tool", tool, sys.executable, str(CHECK), *kernels]
+    command = [path, "--tool", tool, sys.executable, str(CHECK), *kernels]
     command += ["--small", "--bare", "--random", str(random)]
     result = subprocess.run(command, capture_output=True, text=True)
     output = result.stdout + result.stderr
@@ -61,13 +48,13 @@ def main():
     parser.add_argument(
         "--random", type=int, default=6, help="random problems for each kernel (default: 6)"
     )
-    parser.add_argument("--tools", default=",".join(TOOLS), help="(default: all four)")
+    parser.add_argument("--tools", default=",".join(sanitizer.TOOLS), help="(default: all four)")
     shared.add_write(parser)
     options = parser.parse_args()
     kernels = options.kernels or [kernel.name for kernel in catalog.KERNELS]
-    sanitizer, tools = find_sanitizer(), options.tools.split(",")
+    path, tools = sanitizer.find(), options.tools.split(",")
     with ThreadPoolExecutor(len(tools)) as pool:
-        ran = list(pool.map(lambda tool: run_tool(tool, sanitizer, kernels, options.random), tools))
+        ran = list(pool.map(lambda tool: run_tool(tool, path, kernels, options.random), tools))
     rows = [
         [
             *(each["tool"], each["summary"]),

@@ -54,11 +54,19 @@ double timed(const char* what, Part part) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// `part`, without waiting for the GPU's work. Throws CUDA's errors so far.
+// `part`, without waiting for the GPU's work. What is begun later begins after it, as after a
+// synchronisation, but on streams that do not wait for the default one. Throws CUDA's errors so far.
 template <class Part>
 void begun(const char* what, Part part) {
+    static const cudaEvent_t event = [] {
+        cudaEvent_t made = nullptr;
+        check("cudaEventCreate", cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+        return made;
+    }();
     part();
     check(what, cudaGetLastError());
+    // A command to the default stream keeps other streams' commands before and after it apart.
+    check(what, cudaEventRecord(event, cudaStreamLegacy));
 }
 
 }  // namespace ece408_file
