@@ -163,7 +163,7 @@ class Session:
         """As `forward`, and the seconds that the call took, by this process's clock. The array is
         overwritten by the next call."""
         # A thread that an earlier call has left must not compute ahead: weights come at the end.
-        self.prepare(problem, self._arrays.put(problem, x, w, margins))
+        self.prepare(problem, self._arrays.put(problem, x, w, margins), fills=True)
         self._arrays.put_weights()
         seconds = self.go()
         self.watch()
@@ -174,11 +174,12 @@ class Session:
         found: list[str] = self._arrays.damage()
         return found
 
-    def prepare(self, problem: ConvProblem, arrays: dict[str, Any]) -> None:
+    def prepare(self, problem: ConvProblem, arrays: dict[str, Any], fills: bool = False) -> None:
         """Have the process get ready for calls on arrays, as `HostArrays` and `gpu_arrays.Block`
-        tell of them. Raises what `forward` raises."""
+        tell of them. With `fills` memory that a CUDA file allocates is filled with NaN, which is
+        part of the time of its calls. Raises what `forward` raises."""
         self._gpu_free = self._free_gpu_bytes()
-        self._ask({"problem": str(problem), **arrays}, "preparing it")
+        self._ask({"problem": str(problem), "fills": fills, **arrays}, "preparing it")
 
     def go(self) -> float:
         """Have the process compute each set of arrays; the seconds that it takes."""

@@ -170,7 +170,7 @@ class _GpuWorker(_Worker):
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         if self._file is not None:
-            file_backend.fill_allocations(self._file, self._gpu)
+            file_backend.fill_allocations(self._file, self._gpu, request["fills"])
         return self._gpu_calls(self._opened.sets(request))
 
     def _gpu_calls(self, sets: list[list[int]]) -> list[Callable[[], object]]:
@@ -225,8 +225,8 @@ class _MethodsWorker(_CpuWorker):
         self._observed = observed
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
-        if not self._observed:
-            file_backend.fill_allocations(self._file, self._gpu)
+        fills = request["fills"] and not self._observed
+        file_backend.fill_allocations(self._file, self._gpu, fills)
         if "memory" in request:
             sets = self._opened.sets(request)
             return _beginnings(self._file, self._gpu, self._problem, sets)

@@ -71,11 +71,13 @@ void begun(const char* what, Part part) {
 
 }  // namespace ece408_file
 
-// What the file allocates on the GPU is filled with NaN from here on: whether memory that was never
+// Whether what the file allocates on the GPU is filled with NaN: whether memory that was never
 // written holds zeros is chance. The linker has the file's calls of cudaMalloc come here (--wrap).
 static bool ece408_fills_allocations = false;
 
-extern "C" ECE408_EXPORT void ece408_file_fill_allocations(void) { ece408_fills_allocations = true; }
+extern "C" ECE408_EXPORT void ece408_file_fill_allocations(int fills) {
+    ece408_fills_allocations = fills != 0;
+}
 
 extern "C" cudaError_t __real_cudaMalloc(void** address, size_t nbytes);
 

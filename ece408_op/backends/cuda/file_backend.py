@@ -209,9 +209,10 @@ def begin(file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: i
         raise _failed(file, library, problem)
 
 
-def fill_allocations(file: KernelFile, gpu: Gpu) -> None:
-    """Have what the file's code allocates on the GPU be filled with NaN from here on."""
-    _load(file, gpu.capability).ece408_file_fill_allocations()
+def fill_allocations(file: KernelFile, gpu: Gpu, fills: bool) -> None:
+    """Have what the file's code allocates on the GPU from here on be filled with NaN, or left as it
+    is. Filling takes time."""
+    _load(file, gpu.capability).ece408_file_fill_allocations(int(fills))
 
 
 def _failed(file: KernelFile, library: ctypes.CDLL, problem: ConvProblem) -> KernelFailed:
