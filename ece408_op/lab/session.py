@@ -131,8 +131,7 @@ class Session:
         """Give the process so long to end by itself, so that a tool can say what it has seen."""
         os.close(self._requests)
         self._requests = os.open(os.devnull, os.O_WRONLY)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+        self._wait_for_end(seconds)
 
     def __exit__(self, *_: object) -> None:
         if self._left:
@@ -290,9 +289,8 @@ class Session:
 
     def _ended(self) -> Ended:
         """Why the process has closed its replies."""
-        try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+        code = self._wait_for_end(5)
+        if code is None:
             self._kill()
             return Ended("closes what is not its own")
         words = self._last_words()
@@ -325,12 +323,28 @@ class Session:
         self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+        # Once it has been waited for, its number may be another process's.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def _wait_for_end(self, seconds: float) -> int | None:
+        """The exit code of the process, which ends by itself in so many seconds, or `None`; what it
+        has started ends with it."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        end = time.monotonic() + seconds
+        # As long as nobody has waited for it, its number is its group's.
+        options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        while os.waitid(os.P_PID, self._process.pid, options) is None:
+            if time.monotonic() > end:
+                return None
+            time.sleep(_POLL_SECONDS)
+        self._kill()
+        return self._process.returncode
 
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)
-        self._process.kill()
         self._process.wait()
 
 

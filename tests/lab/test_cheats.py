@@ -13,7 +13,7 @@ from places import ROOT
 from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.lab import check as checking
-from ece408_op.lab.session import Session
+from ece408_op.lab.session import Ended, Session
 from ece408_op.problem import ConvProblem
 
 CHEATS = ROOT / "tests" / "cheats"
@@ -166,3 +166,16 @@ def test_half_precision_is_right_where_it_is_allowed(kept):
         for name in ("samples_pixels", "remembers_pointers", "writes_zeros"):
             wrong = kernel_file.find(str(CHEATS / f"{name}.cc"))
             assert not checking.check(wrong, PROBLEMS, precision="float16").is_right, name
+
+
+def test_the_number_of_a_process_that_has_ended_is_not_used(kept, monkeypatch):
+    problem = PROBLEMS[0]
+    x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
+    file = kernel_file.find(str(CHEATS / "ends_the_process.cc"))
+    with settings.override(cache=kept), Session(file) as session:
+        with pytest.raises(Ended, match="exit code 0"):
+            session.forward(problem, x, w)
+        signals = []
+        monkeypatch.setattr(os, "killpg", lambda *signal: signals.append(signal))
+        session.stop()
+    assert signals == []
