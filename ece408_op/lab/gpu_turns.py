@@ -22,7 +22,7 @@ from .. import settings
 from ..backends import kernel_file
 from ..backends.cuda.runtime import device
 from ..backends.kernel_file import KernelFile
-from ..errors import GpuFailed, KernelFailed, WrongResult
+from ..errors import KernelFailed, WrongResult
 from ..files.resources import kernels_dir
 from ..problem import ConvProblem
 from .gpu_arrays import Block, Judge, judge
@@ -240,7 +240,7 @@ class GpuTurns:
         empty = self._empty[session.form, calls]
         try:
             seconds = self._method_windows(session, numbers, problem)
-        except (Ended, GpuFailed, KernelFailed) as error:
+        except (Ended, KernelFailed) as error:
             # As where the prolog brings x into a larger layout.
             self._counted.add((session.kernel, problem))
             raise NeedsProlog from error

@@ -174,17 +174,13 @@ class _GpuWorker(_Worker):
         return self._gpu_calls(self._opened.sets(request))
 
     def _gpu_calls(self, sets: list[list[int]]) -> list[Callable[[], object]]:
-        """A call for each set of arrays on the GPU; of several the GPU's work is waited for at the
-        end only, so that what the host does is not part of their time."""
+        """A call for each set of arrays on the GPU."""
         self._ready.close()
         if self._file is not None:
-            if len(sets) > 1:
-                return _beginnings(self._file, self._gpu, self._problem, sets)
             return self._backend_calls(self._layer, sets)
         asked = work.forward(self._problem, 0, 0, None, 0, False, self._layer.cuda_kernel)
         run = self._ready.enter_context(zero_copy.ready(asked, self._gpu))
-        call: Callable[[dict[str, int]], object] = run.begin if len(sets) > 1 else run
-        return [functools.partial(call, dict(zip(_ROLES, each))) for each in sets]
+        return [functools.partial(run, dict(zip(_ROLES, each))) for each in sets]
 
 
 class _ObservedWorker(_GpuWorker):
@@ -229,7 +225,7 @@ class _MethodsWorker(_CpuWorker):
         file_backend.fill_allocations(self._file, self._gpu, fills)
         if "memory" in request:
             sets = self._opened.sets(request)
-            return _beginnings(self._file, self._gpu, self._problem, sets)
+            return [functools.partial(self._call, "compute", *each) for each in sets]
         return super()._prepared(request)
 
     def _method(self, name: str) -> None:
@@ -262,18 +258,6 @@ class _Opened:
                 self._handle = self._gpu.cuda.IPCMemoryHandle(handle)
         begin = int(self._handle)
         return [[begin + offset for offset in each] for each in request["sets"]]
-
-
-def _beginnings(
-    file: KernelFile, gpu: Gpu, problem: ConvProblem, sets: list[list[int]]
-) -> list[Callable[[], object]]:
-    """A call for each set of arrays on the GPU, which does not wait for the file's kernels."""
-
-    def begin(x: int, w: int, y: int) -> None:
-        with gpu.active():
-            file_backend.begin(file, gpu, problem, x, w, y)
-
-    return [functools.partial(begin, *each) for each in sets]
 
 
 def _wait_for_all(gpu: Gpu) -> None:

@@ -15,9 +15,8 @@ struct ece408_file_seconds {
 
 namespace ece408_file {
 
-// Compute y; without `seconds` only have the GPU's work begin.
 void compute(const ece408_problem& p, const float* x, const float* w, float* y,
-             ece408_file_seconds* seconds);
+             ece408_file_seconds& seconds);
 
 // What to look at first after an error.
 inline const char* advice(cudaError_t status) {
@@ -54,21 +53,6 @@ double timed(const char* what, Part part) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// `part`, without waiting for the GPU's work. What is begun later begins after it, as after a
-// synchronisation, but on streams that do not wait for the default one. Throws CUDA's errors so far.
-template <class Part>
-void begun(const char* what, Part part) {
-    static const cudaEvent_t event = [] {
-        cudaEvent_t made = nullptr;
-        check("cudaEventCreate", cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
-        return made;
-    }();
-    part();
-    check(what, cudaGetLastError());
-    // A command to the default stream keeps other streams' commands before and after it apart.
-    check(what, cudaEventRecord(event, cudaStreamLegacy));
-}
-
 }  // namespace ece408_file
 
 // Whether what the file allocates on the GPU is filled with NaN: whether memory that was never
@@ -89,15 +73,14 @@ extern "C" cudaError_t __wrap_cudaMalloc(void** address, size_t nbytes) {
     return cudaStreamSynchronize(nullptr);
 }
 
-// Compute y; the form says where the arrays are. The GPU's context is current. Without `seconds`,
-// where the arrays are on the GPU, its work is not waited for.
+// Compute y; the form says where the arrays are. The GPU's context is current.
 extern "C" ECE408_EXPORT int ece408_file_forward(const ece408_problem* problem, const float* x,
                                                  const float* w, float* y,
                                                  ece408_file_seconds* seconds) {
     return ece408_file::guarded([=] {
         // An error that a call before has left is not this one's.
         cudaGetLastError();
-        if (seconds != nullptr) *seconds = {};
-        ece408_file::compute(*problem, x, w, y, seconds);
+        *seconds = {};
+        ece408_file::compute(*problem, x, w, y, *seconds);
     });
 }

@@ -186,26 +186,13 @@ def call_method(
     file: KernelFile, gpu: Gpu, problem: ConvProblem, name: str, x: int, w: int, y: int
 ) -> None:
     """Call one method of a file of form course_2020: "prolog", which begins a call with these
-    arrays on the host; "compute", on the file's own arrays on the GPU; or "epilog". The GPU is
-    active. Raises `KernelFailed`.
+    arrays on the host; "compute", on these arrays on the GPU, or on the file's own, if all are 0;
+    or "epilog". The GPU is active. Raises `KernelFailed`.
     """
     library = _load(file, gpu.capability)
     addresses = [ctypes.c_void_p(address) for address in (x, w, y)]
     function = library.ece408_file_method
     if function(name.encode(), ctypes.byref(as_struct(problem)), *addresses):
-        raise _failed(file, library, problem)
-
-
-def begin(file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: int) -> None:
-    """Have the file's kernels begin to compute y from arrays on the GPU, without waiting for them.
-    Of a file of form course_2020 that is conv_forward_gpu. The GPU is active. Raises
-    `KernelFailed`."""
-    if file.form == "course_2020":
-        call_method(file, gpu, problem, "begin", x, w, y)
-        return
-    library = _load(file, gpu.capability)
-    arrays = [ctypes.c_void_p(address) for address in (x, w, y)]
-    if library.ece408_file_forward(ctypes.byref(as_struct(problem)), *arrays, None):
         raise _failed(file, library, problem)
 
 
