@@ -78,5 +78,5 @@ def resources(file: KernelFile, problem: ConvProblem, gpu: Target) -> dict[str, 
     return {
         demangle(symbol).partition("(")[0]: each
         for command in commands
-        for symbol, each in compiler.resources(command).items()
+        for symbol, each in compiler.resources(tuple(command)).items()
     }

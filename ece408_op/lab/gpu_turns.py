@@ -68,8 +68,8 @@ class GpuTurns:
     in `with`, around the sessions.
 
     Elements of outputs may be off by `largest_error`, as `judge` takes it. The numbers of one
-    problem are kept from turn to turn. Entering raises `NoUsableGpu` and
-    `NotEnoughMemory`; a turn raises what the kernel's backend raises, `Ended`, and `NeedsProlog`.
+    problem are kept from turn to turn. Entering raises `NoUsableGpu` and `NotEnoughMemory`; a turn
+    raises what the kernel's backend raises, `Ended`, and `NeedsProlog`.
     """
 
     def __init__(self, problems: Iterable[ConvProblem], largest_error: float) -> None:

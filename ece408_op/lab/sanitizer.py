@@ -24,9 +24,7 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Small, since a tool slows kernels down.
 PROBLEMS = ("b2,c1,h70,w70,m12,k5", "b2,c12,h33,w33,m24,k5", "b3,c2,h21,w18,m5,k3")
 _FOLDERS = "/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
-_OPTIONS = {
-    "memcheck": ("--report-api-errors", "no"),
-}
+_OPTIONS = {"memcheck": ("--report-api-errors", "no")}
 _SUMMARY = re.compile(r"^(?:ERROR|RACECHECK) SUMMARY: (.*)$")
 _PLACE = re.compile(r"\bin (\S+:\d+)")
 _THREAD = re.compile(r"\b[Bb]y (threads? \(.*)$")

@@ -97,6 +97,8 @@ def _best(
     return Choice(catalog.default(problem, "forward", capability, precision))
 
 
+# Asked for in every call of a user's file. A file of another text is another kernel.
+@functools.lru_cache(maxsize=64)
 def identity(kernel: Kernel) -> str:
     """A kernel's name in results; a user's file is told from others by its text."""
     if not Path(kernel.source).is_absolute():

@@ -13,7 +13,6 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +132,8 @@ def _command(nvcc: Path, path: Path, options: tuple[str, ...]) -> list[str]:
     return [str(nvcc), "-cubin", *options, f"-I{kernels_dir() / 'cuda'}", str(path)]
 
 
-def resources(command: Sequence[str]) -> dict[str, Resources]:
+@functools.lru_cache(maxsize=64)
+def resources(command: tuple[str, ...]) -> dict[str, Resources]:
     """The resources of each kernel of which nvcc's command makes a cubin, by its symbol, or none if
     it does not compile. The command is without where to write it."""
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
