@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -114,6 +115,16 @@ KINDS = ("imperative", "recorded", "hybridized", "hybridized_recorded", "executo
 OUTCOMES = {"default": "KeyboardInterrupt", "raises": "Stop", "notes": "handled"}
 
 
+# What Python says of an array of MXNet's whose constructor, Python as well, was interrupted before
+# it had its handle: MXNet's destructor takes that for granted.
+UNFINISHED = re.compile(
+    r"Exception ignored in: <function NDArrayBase\.__del__ .*\n"
+    r"Traceback \(most recent call last\):\n"
+    r"(?:  .*\n)+"
+    r"AttributeError: 'NDArray' object has no attribute 'handle'\n"
+)
+
+
 def _check_counts(run_python, tries, handler):
     result = run_python(
         PROGRAM,
@@ -129,7 +140,7 @@ def _check_counts(run_python, tries, handler):
         "handler's calls": 0 if handler == "default" else tries * len(KINDS),
         "right after all": True,
     }
-    assert result.stderr == ""
+    assert UNFINISHED.sub("", result.stderr) == ""
 
 
 @pytest.mark.parametrize("handler", OUTCOMES)
