@@ -13,18 +13,20 @@ from typing import Any
 import numpy as np
 
 from ..backends.cuda.plan import ARCHITECTURES, Code, Kernel, Launch, Plan
-from ..backends.cuda.runtime import launcher
+from ..backends.cuda.runtime import launcher, pause
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from ..problem import ConvProblem
 from . import oracle
 from .checker import largest_error
 
 _WARM_UP = 3
-# How long the GPU is kept busy before what is timed, while the host enqueues that: without it the
-# host's time from one call to the next, some 20 microseconds, is part of the time between events.
+# Before what is timed: the host takes some 20 microseconds from one launch to the next.
 _PAUSE_US = 200
 _CHECKED_IMAGES = 8
 _NAN = 0xFFFFFFFF
+_COUNT = Code(
+    "count_nonfinite", "count_nonfinite.cu", ARCHITECTURES, "float32", float32_accurate=True
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,6 @@ class Timing:
         return statistics.median(self.samples_ms)
 
 
-def _helper(name: str) -> Code:
-    """A source that is no convolution."""
-    return Code(name, f"{name}.cu", ARCHITECTURES, "float32", float32_accurate=True)
-
-
 class Bench:
     """One problem's arrays on the GPU, filled with uniformly distributed numbers in +-0.5.
 
@@ -59,8 +56,7 @@ class Bench:
         self.problem = problem
         self._pointers = pointers
         rng = np.random.default_rng(408)
-        pause = Launch("pause", (1, 1, 1), (1, 1, 1), (_PAUSE_US,))
-        self._pause = launcher.load(gpu, Plan(_helper("pause"), (), (pause,)))
+        self._pause = pause.load(gpu, _PAUSE_US)
         self._w = rng.random(problem.w_shape, np.float32) - np.float32(0.5)
         gpu.cuda.memcpy_htod(pointers["w"], self._w)
         self._images = self._fill(rng)
@@ -117,7 +113,7 @@ class Bench:
 
     def _count_nonfinite(self, elements: int, lane: Lane) -> int:
         launch = Launch("count_nonfinite", (2048, 1, 1), (256, 1, 1), ("count", "y", elements))
-        plan = Plan(_helper("count_nonfinite"), (), (launch,))
+        plan = Plan(_COUNT, (), (launch,))
         self.gpu.cuda.memset_d32(self._pointers["count"], 0, 1)
         lane.launch(launcher.load(self.gpu, plan), self._pointers)
         lane.wait()

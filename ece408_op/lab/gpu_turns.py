@@ -1,9 +1,9 @@
 """Turns of kernels on the GPU: each is a few timed calls on arrays of this process.
 
-The GPU takes 0.1 to 0.3 ms to switch from one process to another. So a window of many calls is
-timed as a whole, each call on arrays of its own, and the time of a window of empty kernels is
-subtracted. After a window this process reads the last output at once: if that takes longer than
-usual, the kernel was still running.
+Asking another process takes time, which varies. So a window of many calls is timed as a whole, each
+call on arrays of its own, and the time of a window without kernels is subtracted. After a window
+this process reads the last output at once: if that takes longer than usual, the kernel was still
+running.
 """
 
 from __future__ import annotations
@@ -28,19 +28,16 @@ from ..problem import ConvProblem
 from .gpu_arrays import Block, Judge, judge
 from .session import Ended, Session
 
-# As many calls in a window as arrays find room for.
-_MOST_CALLS = 16
-# Windows of a turn, after one that warms up: until they have taken this long. On an H200
-# the time of a short one varies by about 1 %.
-_MOST_WINDOWS, _ENOUGH_SECONDS = 4, 0.2
-_ARRAY_BYTES = 4 << 30
+# As many calls in a window as arrays find room for. On an H200 the time of a window varies by
+# 20 us, whatever its calls take.
+_MOST_CALLS = 64
+# Windows of a turn, after one that warms up: until they have taken this long. They differ less
+# from each other than from those of another turn.
+_MOST_WINDOWS, _ENOUGH_SECONDS = 2, 0.1
+_ARRAY_BYTES = 16 << 30
 _SHARE_OF_FREE = 0.25
-# Files with an empty kernel, by form.
-_EMPTY = {
-    "declared": "empty.cu",
-    "course_2019": "empty.cuh",
-    "course_2020": "empty_2020.cu",
-}
+# Files with an empty kernel, by form, of those that launch their kernels themselves.
+_EMPTY = {"course_2019": "empty.cuh", "course_2020": "empty_2020.cu"}
 _EMPTY_WINDOWS = 15
 # Reading an output may take this much longer than after our own kernels: a share, and seconds.
 _LATE_SHARE, _LATE_SECONDS = 0.25, 2e-4
@@ -80,7 +77,7 @@ class GpuTurns:
         self._judged = contextlib.ExitStack()
         # Seconds that reading the output takes after our own kernels.
         self._usual: dict[ConvProblem, list[float]] = {}
-        # Seconds of a window of empty kernels, by form and calls.
+        # Seconds of a window without kernels, by form and calls.
         self._empty: dict[tuple[str, int], float] = {}
         # Files whose prolog and epilog count, on a problem.
         self._counted: set[tuple[KernelFile | str, ConvProblem]] = set()
@@ -101,12 +98,13 @@ class GpuTurns:
         self._block.close()
         self._judged.close()
 
-    def measure_empty_kernels(self, forms: Iterable[str]) -> None:
-        """Time windows of empty kernels in files of these forms, while no other session runs.
-        Raises what our own kernels raise."""
+    def measure_empty(self, forms: Iterable[str]) -> None:
+        """Time windows without kernels, while no other session runs: for files of a form that
+        launch their kernels themselves windows of empty ones. Raises what our own kernels raise."""
+        folder = kernels_dir() / "files" / "empty"
         for form in forms:
-            path = kernels_dir() / "files" / "empty" / _EMPTY[form]
-            with Session(kernel_file.find(str(path))) as session:
+            name = _EMPTY.get(form)
+            with Session(kernel_file.find(str(folder / name)) if name else "cuda") as session:
                 for problem, calls in self._calls_of.items():
                     if (form, calls) not in self._empty:
                         self._empty[form, calls] = self._empty_seconds(session, problem)
@@ -123,7 +121,7 @@ class GpuTurns:
         for _ in range(_EMPTY_WINDOWS):
             self._fill(numbers, [secrets.token_bytes(8)] * calls, 0.0)
             session.wake()
-            found.append(session.go())
+            found.append(session.go_idle() if session.is_ours else session.go())
         session.host_arrays.release()
         return statistics.median(found)
 
@@ -276,6 +274,7 @@ class GpuTurns:
                 numbers.draw(role, secrets.token_bytes(8))
             numbers.expect()
             self._prepare_on_host(session, numbers, problem)
+            session.wake()
             seconds = sum(session.method(name) for name in ("prolog", "compute", "epilog"))
             self._check_on_host(session, numbers, problem, problem.batch)
         session.watch()

@@ -125,7 +125,7 @@ class Race:
             turns = GpuTurns(problems, self._largest_error)
             self._turn = self._stack.enter_context(turns)
             # This package launches its own kernels as those of declared files.
-            turns.measure_empty_kernels({getattr(c, "form", "declared") for c in self._contenders})
+            turns.measure_empty({getattr(c, "form", "declared") for c in self._contenders})
         self._keeps = len(self._contenders) <= _most_sessions(self._kind)
         if self._keeps:
             # Starting one is mostly waiting: for a compiler, and for CUDA. Processes end with the

@@ -16,13 +16,15 @@ import ctypes
 import dataclasses
 import functools
 import json
+import select
 import sys
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Callable, TextIO
 
 from .. import dispatch, settings
-from ..backends import kernel_file
+from ..backends import Backend, kernel_file
 from ..backends.cpu import compiled_file
 from ..backends.cuda import file_backend, work, zero_copy
 from ..backends.cuda.runtime import device
@@ -35,6 +37,10 @@ from . import sandbox
 from .arrays import Mapped, Place
 
 _ROLES = ("x", "w", "y")
+# A process that sleeps takes 0.1 to 0.3 ms to wake, which a call must not begin with.
+_AWAKE_SECONDS = 0.02
+# The GPU pauses for so long before each call of several: the host takes less to launch them.
+_PAUSE_US = 100
 _libc = ctypes.CDLL(None)
 
 
@@ -50,7 +56,10 @@ def main(arguments: list[str]) -> None:
             return
         _answer(answers, {"lacking": lacking})
         for line in lines:
-            _answer(answers, worker.answer(json.loads(line)))
+            request = json.loads(line)
+            _answer(answers, worker.answer(request))
+            if "wake" in request or "method" in request:
+                _stay_awake(requests)
 
 
 def _prepare(
@@ -97,10 +106,9 @@ class _Worker(ABC):
                 self._problem = ConvProblem.parse(request["problem"])
                 self._calls = self._prepared(request)
             elif "go" in request:
-                for call in self._calls:
-                    call()
-                if self._gpu is not None:
-                    _wait_for_all(self._gpu)
+                self._go(self._calls)
+            elif "idle" in request:
+                self._go([])
             elif "method" in request:
                 self._method(request["method"])
             elif "wake" in request and self._gpu is not None:
@@ -109,20 +117,23 @@ class _Worker(ABC):
             return _failure(error)
         return {"done": True}
 
+    def _go(self, calls: list[Callable[[], object]]) -> None:
+        for call in calls:
+            call()
+        if self._gpu is not None:
+            _wait_for_all(self._gpu)
+
     @abstractmethod
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
-        """A call for each set of arrays that the request tells of."""
+        """What computes all sets of arrays that the request tells of."""
 
     def _method(self, name: str) -> None:
         raise UnsupportedProblem("the file has no methods")
 
-    def _backend_calls(self, layer: Layer, sets: list[list[int]]) -> list[Callable[[], object]]:
+    def _backend(self, layer: Layer) -> Backend:
         backend = dispatch.select(self._problem, layer, "forward")
         backend.prepare(self._problem, "forward")
-        return [
-            functools.partial(backend.forward, self._problem, x, w, None, y, False)
-            for x, w, y in sets
-        ]
+        return backend
 
 
 class _CpuWorker(_Worker):
@@ -134,7 +145,9 @@ class _CpuWorker(_Worker):
         self._mapping = _Mapping(number)
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
-        return self._backend_calls(self._layer, [self._mapping.addresses(request)])
+        x, w, y = self._mapping.addresses(request)
+        forward = self._backend(self._layer).forward
+        return [functools.partial(forward, self._problem, x, w, None, y, False)]
 
 
 class _Mapping:
@@ -167,20 +180,32 @@ class _GpuWorker(_Worker):
         self._file = file
         self._opened = _Opened(self._gpu)
         self._ready = contextlib.ExitStack()
+        # Of several calls together, where the host launches them one by one.
+        self._pause: Callable[[], object] = _nothing
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         if self._file is not None:
             file_backend.fill_allocations(self._file, self._gpu, request["fills"])
         return self._gpu_calls(self._opened.sets(request))
 
+    def _go(self, calls: list[Callable[[], object]]) -> None:
+        self._pause()
+        super()._go(calls)
+
     def _gpu_calls(self, sets: list[list[int]]) -> list[Callable[[], object]]:
-        """A call for each set of arrays on the GPU."""
+        """What computes all sets of arrays on the GPU."""
         self._ready.close()
+        self._pause = _nothing
         if self._file is not None:
-            return self._backend_calls(self._layer, sets)
+            self._backend(self._layer)
+            return [_calls_of_file(self._file, self._gpu, self._problem, sets)]
         asked = work.forward(self._problem, 0, 0, None, 0, False, self._layer.cuda_kernel)
         run = self._ready.enter_context(zero_copy.ready(asked, self._gpu))
-        return [functools.partial(run, dict(zip(_ROLES, each))) for each in sets]
+        if len(sets) > 1:
+            self._pause = functools.partial(run.hold, _PAUSE_US * len(sets))
+            # Compiles it.
+            run.hold(0)
+        return [functools.partial(run.begin, dict(zip(_ROLES, each))) for each in sets]
 
 
 class _ObservedWorker(_GpuWorker):
@@ -200,8 +225,7 @@ class _ObservedWorker(_GpuWorker):
             blocks = [self._gpu.cuda.mem_alloc(len(each)) for each in arrays]
             for block, array in zip(blocks[:2], arrays):
                 self._gpu.cuda.memcpy_htod(block, array)
-        (call,) = self._gpu_calls([[int(each) for each in blocks]])
-        call()
+        super()._go(self._gpu_calls([[int(each) for each in blocks]]))
         with self._gpu.active(), reported("a copy"):
             self._gpu.cuda.memcpy_dtoh(arrays[2], blocks[2])
             for block in blocks:
@@ -225,7 +249,7 @@ class _MethodsWorker(_CpuWorker):
         file_backend.fill_allocations(self._file, self._gpu, fills)
         if "memory" in request:
             sets = self._opened.sets(request)
-            return [functools.partial(self._call, "compute", *each) for each in sets]
+            return [_calls_of_file(self._file, self._gpu, self._problem, sets)]
         return super()._prepared(request)
 
     def _method(self, name: str) -> None:
@@ -258,6 +282,29 @@ class _Opened:
                 self._handle = self._gpu.cuda.IPCMemoryHandle(handle)
         begin = int(self._handle)
         return [[begin + offset for offset in each] for each in request["sets"]]
+
+
+def _calls_of_file(
+    file: KernelFile, gpu: Gpu, problem: ConvProblem, sets: list[list[int]]
+) -> Callable[[], object]:
+    """What has a file that launches its kernels itself compute all sets of arrays on the GPU."""
+
+    def call() -> None:
+        with gpu.active():
+            file_backend.call_each(file, gpu, problem, sets)
+
+    return call
+
+
+def _nothing() -> None:
+    pass
+
+
+def _stay_awake(requests: int) -> None:
+    """Wait for the next request without sleeping, if it comes soon."""
+    end = time.monotonic() + _AWAKE_SECONDS
+    while not select.select([requests], [], [], 0)[0] and time.monotonic() < end:
+        pass
 
 
 def _wait_for_all(gpu: Gpu) -> None:

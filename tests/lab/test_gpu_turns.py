@@ -19,7 +19,7 @@ STARTERS = ROOT / "kernels" / "files" / "starters"
 LAYERS = [
     (text, ConvProblem.parse(text)) for text in ("b100,c1,h20,w20,m3,k5", "b1000,c1,h70,w70,m12,k5")
 ]
-# Seconds of a window of 16 empty kernels, and of one call of the kernel.
+# Seconds of a window of 64 empty kernels, and of one call of the kernel.
 EMPTY, KERNEL = 1e-3, 5e-5
 
 
@@ -126,7 +126,11 @@ class PlayedSession:
             self._fails = True
             raise KernelFailed("an illegal memory access was encountered")
         self._play.gone.append((name, self._play.running is not None))
-        return EMPTY if name.startswith("empty") else EMPTY + 16 * KERNEL
+        return EMPTY if name.startswith("empty") else EMPTY + 64 * KERNEL
+
+    def go_idle(self):
+        self._play.gone.append(("nothing", self._play.running is not None))
+        return EMPTY
 
     def method(self, name):
         assert not self._fails, "it has crashed, and takes another process"
@@ -168,10 +172,12 @@ def test_the_time_of_launching_is_subtracted(play):
     ]
     for each in found:
         assert not each.failure
-        assert each.seconds == pytest.approx([KERNEL] * 8)
+        assert each.seconds == pytest.approx([KERNEL] * 4)
         assert each.around == ([0.5, 0.5] if each.name == "new-forward.cu" else [])
     # A file's process could slow them down: none runs meanwhile.
-    assert not any(running for name, running in play.gone if name.startswith("empty"))
+    empty = ("nothing", "empty.cuh", "empty_2020.cu")
+    assert {name for name, running in play.gone if not running} == set(empty)
+    assert not any(running for name, running in play.gone if name in empty)
 
 
 def test_files_of_one_name_are_called_by_their_paths(play, tmp_path, monkeypatch):
@@ -191,7 +197,7 @@ def test_a_wrong_output_ends_a_file_and_no_other(play):
     assert "elements are wrong" in wrong.failure
     assert not wrong.seconds
     assert not ours.failure
-    assert len(right.seconds) == 8
+    assert len(right.seconds) == 4
 
 
 def test_a_file_that_needs_its_prolog_counts_as_a_whole(play):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -182,12 +182,24 @@ def _call(file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: i
     return seconds
 
 
+def call_each(
+    file: KernelFile, gpu: Gpu, problem: ConvProblem, sets: Sequence[Sequence[int]]
+) -> None:
+    """Have the file's kernels compute each set of x, w and y on the GPU, one after the other; of a
+    file of form course_2020 that is conv_forward_gpu. The GPU is active. Raises `KernelFailed`."""
+    library = _load(file, gpu.capability)
+    addresses = [address for each in sets for address in each]
+    arrays = (ctypes.c_void_p * len(addresses))(*addresses)
+    if library.ece408_file_call_each(ctypes.byref(as_struct(problem)), arrays, len(sets)):
+        raise _failed(file, library, problem)
+
+
 def call_method(
     file: KernelFile, gpu: Gpu, problem: ConvProblem, name: str, x: int, w: int, y: int
 ) -> None:
     """Call one method of a file of form course_2020: "prolog", which begins a call with these
-    arrays on the host; "compute", on these arrays on the GPU, or on the file's own, if all are 0;
-    or "epilog". The GPU is active. Raises `KernelFailed`.
+    arrays on the host; "compute", on the file's own arrays on the GPU; or "epilog". The GPU is
+    active. Raises `KernelFailed`.
     """
     library = _load(file, gpu.capability)
     addresses = [ctypes.c_void_p(address) for address in (x, w, y)]

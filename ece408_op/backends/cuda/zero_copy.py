@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable
+from typing import Any
 
 from ...op_log import GpuTime
 from .. import Done
-from .runtime.device import BEGIN, COMPUTED, Gpu
+from .runtime import pause
+from .runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from .runtime.launcher import load
 from .work import Work, done
 
@@ -24,10 +25,36 @@ def compute(work: Work, gpu: Gpu) -> Done:
         return run(work.addresses)
 
 
+class Ready:
+    """Work that is compiled and loaded, with a stream and memory of its own; made by `ready`."""
+
+    def __init__(self, loaded: list[Any], lane: Lane) -> None:
+        self._loaded, self._lane = loaded, lane
+
+    def __call__(self, addresses: Mapping[str, int]) -> Done:
+        """Do it on arrays at these addresses; returns when it is done."""
+        self._lane.mark(BEGIN)
+        self.begin(addresses)
+        self._lane.mark(COMPUTED)
+        self._lane.wait()
+        time = GpuTime(kernel_seconds=self._lane.seconds(BEGIN, COMPUTED))
+        return done(time, (each.plan for each in self._loaded))
+
+    def begin(self, addresses: Mapping[str, int]) -> None:
+        """Enqueue it; what is enqueued later begins after it."""
+        pointers = {**addresses, "workspace": self._lane.device}
+        for each in self._loaded:
+            self._lane.launch(each, pointers)
+
+    def hold(self, microseconds: int) -> None:
+        """Enqueue a pause."""
+        self._lane.launch(pause.load(self._lane.gpu, microseconds), {})
+
+
 @contextlib.contextmanager
-def ready(work: Work, gpu: Gpu) -> Iterator[Callable[[Mapping[str, int]], Done]]:
-    """Get the work ready; what is yielded does it on arrays at the addresses that it is given, as
-    often as it is called, and returns when it is done. Raises what `compute` raises."""
+def ready(work: Work, gpu: Gpu) -> Iterator[Ready]:
+    """Get the work ready, to be done on any arrays, as often as is wanted. Raises what `compute`
+    raises."""
     with gpu.active(), contextlib.ExitStack() as stack:
         loaded = _load(work, gpu)
         lane = stack.enter_context(gpu.lane(max(each.plan.workspace_bytes for each in loaded)))
@@ -35,18 +62,7 @@ def ready(work: Work, gpu: Gpu) -> Iterator[Callable[[Mapping[str, int]], Done]]
             if each.plan.constants:
                 # Launches on other threads would overwrite the module's constants.
                 stack.enter_context(each.lock)
-
-        def run(addresses: Mapping[str, int]) -> Done:
-            pointers = {**addresses, "workspace": lane.device}
-            lane.mark(BEGIN)
-            for each in loaded:
-                lane.launch(each, pointers)
-            lane.mark(COMPUTED)
-            lane.wait()
-            time = GpuTime(kernel_seconds=lane.seconds(BEGIN, COMPUTED))
-            return done(time, (each.plan for each in loaded))
-
-        yield run
+        yield Ready(loaded, lane)
 
 
 def prepare(work: Work, gpu: Gpu) -> None:
