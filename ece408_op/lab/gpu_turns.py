@@ -42,6 +42,7 @@ _EMPTY_WINDOWS = 15
 # Reading an output may take this much longer than after our own kernels: a share, and seconds.
 _LATE_SHARE, _LATE_SECONDS = 0.25, 2e-4
 _COUNTED = "prolog and epilog count: conv_forward_gpu needs the prolog for each input"
+_COPIES = "copies count: conv_forward_gpu takes arrays on the host"
 _SAMPLED = 16
 
 
@@ -130,7 +131,7 @@ class GpuTurns:
         try:
             if not session.by_method:
                 return self._calls(session, numbers, problem)
-            if (session.kernel, problem) not in self._counted:
+            if session.has_prolog and (session.kernel, problem) not in self._counted:
                 turn = self._by_method(session, numbers, problem)
                 if turn is not None:
                     return turn
@@ -278,7 +279,7 @@ class GpuTurns:
             seconds = sum(session.method(name) for name in ("prolog", "compute", "epilog"))
             self._check_on_host(session, numbers, problem, problem.batch)
         session.watch()
-        return Turn([seconds], note=_COUNTED)
+        return Turn([seconds], note=_COUNTED if session.has_prolog else _COPIES)
 
     def _prepare_on_host(self, session: Session, numbers: Judge, problem: ConvProblem) -> None:
         """Have x and w on the host, and the session get ready for them."""

@@ -89,6 +89,7 @@ class Session:
         self.form = kernel.form if isinstance(kernel, KernelFile) else "declared"
         # CUDA files from 2020 on copy by themselves.
         self.by_method = on_gpu and self.form == "course_2020"
+        self.has_prolog = isinstance(kernel, KernelFile) and self.by_method and kernel.has_prolog
         self._gpu = device.get(settings.devices()[0]) if on_gpu else None
         self._gpu_free = 0
         self.is_ours = isinstance(kernel, str)

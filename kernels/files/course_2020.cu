@@ -35,6 +35,11 @@ struct Call {
                           size(p.height), size(p.width), size(p.kernel_h) ECE408_STRIDE);
         });
     }
+#ifdef ECE408_ONE_METHOD
+    double prolog() { return 0; }
+    double compute() { return timed("conv_forward_gpu", &GPUInterface::conv_forward_gpu, y, x, w); }
+    double epilog() { return 0; }
+#else
     double prolog() {
         return timed("conv_forward_gpu_prolog", &GPUInterface::conv_forward_gpu_prolog, y, x, w,
                      &device_y, &device_x, &device_w);
@@ -47,6 +52,7 @@ struct Call {
         return timed("conv_forward_gpu_epilog", &GPUInterface::conv_forward_gpu_epilog, y, device_y,
                      device_x, device_w);
     }
+#endif
 };
 
 // The call whose methods are asked for one by one.

@@ -174,6 +174,32 @@ __host__ void GPUInterface::get_device_properties() {
 CUDA_2020 = _CUDA_2020.replace("STRIDE_PARAMETER", "").replace("STRIDE", "1")
 CUDA_WITH_STRIDE = _CUDA_2020.replace("STRIDE_PARAMETER", ", const int S").replace("STRIDE", "S")
 
+# Of fall 2020.
+CUDA_ONE_METHOD = (
+    _CUDA_2020[: _CUDA_2020.index("__host__")].replace("STRIDE", "1")
+    + """
+__host__ void GPUInterface::conv_forward_gpu(float *host_y, const float *host_x,
+                                             const float *host_k, const int B, const int M,
+                                             const int C, const int H, const int W, const int K) {
+  const size_t x = sizeof(float) * B * C * H * W, k = sizeof(float) * M * C * K * K;
+  const size_t y = sizeof(float) * B * M * (H - K + 1) * (W - K + 1);
+  float *device_y, *device_x, *device_k;
+  cudaMalloc(&device_y, y);
+  cudaMalloc(&device_x, x);
+  cudaMalloc(&device_k, k);
+  cudaMemcpy(device_x, host_x, x, cudaMemcpyHostToDevice);
+  cudaMemcpy(device_k, host_k, k, cudaMemcpyHostToDevice);
+  conv<<<dim3(B, M), 128>>>(device_y, device_x, device_k, M, C, H, W, K, 1);
+  cudaMemcpy(host_y, device_y, y, cudaMemcpyDeviceToHost);
+  cudaFree(device_y);
+  cudaFree(device_x);
+  cudaFree(device_k);
+}
+
+__host__ void GPUInterface::get_device_properties() {}
+"""
+)
+
 DECLARED = (
     """
 // One output plane for each block.
@@ -193,5 +219,6 @@ CUDA_FORMS = {
     "new-forward.cuh": CUDA_2019,
     "new-forward.cu": CUDA_2020,
     "with-stride.cu": CUDA_WITH_STRIDE,
+    "one-method.cu": CUDA_ONE_METHOD,
     "declared.cu": DECLARED,
 }

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kernel_files import CUDA_FORMS
 from places import ROOT
 
 from ece408_op.backends import kernel_file
@@ -101,6 +102,7 @@ class PlayedSession:
         self.kernel, self._fails = kernel, False
         self.form = getattr(kernel, "form", "declared")
         self.by_method = self.form == "course_2020"
+        self.has_prolog = self.by_method and kernel.has_prolog
         self.is_ours = isinstance(kernel, str)
         self.late, self.idle = 0, 0.0
         self.host_arrays = PlayedArrays()
@@ -206,6 +208,15 @@ def test_a_file_that_needs_its_prolog_counts_as_a_whole(play):
     assert not found.failure
     assert found.seconds == [0.75, 0.75]
     assert "prolog and epilog count" in found.note
+
+
+def test_copies_of_a_file_with_one_method_count(play, tmp_path):
+    path = tmp_path / "one-method.cu"
+    path.write_text(CUDA_FORMS[path.name])
+    _, found = timing.measure([kernel_file.find(str(path))], LAYERS[:1], 2)
+    assert not found.failure
+    assert found.seconds == [0.75, 0.75]
+    assert found.note == "copies count: conv_forward_gpu takes arrays on the host"
 
 
 def test_a_file_that_crashes_without_its_prolog_counts_as_a_whole(play):

@@ -142,6 +142,8 @@ def library_command(file: KernelFile, name: str) -> list[str]:
     defines = [f'-DECE408_FILE="{file.path}"'.replace(",", "\\,")]
     if _takes_strides(file):
         defines.append("-DECE408_STRIDED")
+    if file.form == "course_2020" and not file.has_prolog:
+        defines.append("-DECE408_ONE_METHOD")
     nvcc = str(require_nvcc())
     return [nvcc, *LIBRARY_OPTIONS, gencode(name), *defines, f"-I{source.parent}", str(source)]
 
