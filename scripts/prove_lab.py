@@ -5,6 +5,7 @@ Files are named by numbers only.
 
 import argparse
 import copy
+import sys
 import tempfile
 from pathlib import Path
 
@@ -47,16 +48,25 @@ def prove(asked):
     texts = lab_proof.layer_texts(layers, IMAGES)
     with tempfile.TemporaryDirectory() as folder:
         others = lab_proof.by_other_means(__file__, kernels, texts, Path(folder), asked.jobs)
+    say(f"{len(kernels)} files compared by other means")
     checked = rank(files, layers, 0, asked.jobs)
+    say(f"{len(files)} files checked")
     right = [name for name in kernels if not checked.entries[name].why_not]
     some = right[:: -(-len(right) // asked.most)] if right else []
     ranked = {name: kernels[name] for name in some}
-    rankings = [rank(ranked, layers, asked.rounds, asked.jobs, checked) for _ in range(2)]
+    rankings = []
+    for number in (1, 2):
+        rankings.append(rank(ranked, layers, asked.rounds, asked.jobs, checked))
+        say(f"{len(ranked)} files ranked, {number} of 2")
     rows = lab_proof.table_rows(checked, rankings, files, others, len(texts))
     summary = lab_proof.summary(rankings)
     table = f"{summary}\n\n{markdown.table(HEAD, rows, {0, 5, 6, 7})}"
     content = {"summary": summary, "files": [dict(zip(HEAD, row)) for row in rows]}
     results.show(asked.write, "Kernel files of others in the lab", table, content)
+
+
+def say(what):
+    print(f"prove_lab: {what}", file=sys.stderr, flush=True)
 
 
 def rank(files, layers, rounds, jobs, checked=None):

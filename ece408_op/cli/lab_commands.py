@@ -107,7 +107,7 @@ def _add_time(actions: Any) -> None:
         metavar="N",
         type=int,
         default=9,
-        help="turns of each: a call on the CPU, up to 64 on the GPU (default: 9)",
+        help="turns of each: a call on the CPU, up to 128 on the GPU (default: 9)",
     )
     timed.add_argument(
         "--peer-python",

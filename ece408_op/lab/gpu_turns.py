@@ -9,11 +9,11 @@ running.
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import secrets
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,12 +28,11 @@ from ..problem import ConvProblem
 from .gpu_arrays import Block, Judge, judge
 from .session import Ended, Session
 
-# As many calls in a window as arrays find room for. On an H200 the time of a window varies by
-# 20 us, whatever its calls take.
-_MOST_CALLS = 64
-# Windows of a turn, after one that warms up: until they have taken this long. They differ less
-# from each other than from those of another turn.
-_MOST_WINDOWS, _ENOUGH_SECONDS = 2, 0.1
+# Calls of a window, as far as there is room for their arrays: the fewest that take long enough. On
+# an H200 the time of a window varies by 20 us, whatever its calls take.
+_CALLS, _LONG_ENOUGH = (4, 16, 64), 0.01
+# Windows of a turn, after one that warms up. They differ less than those of two turns.
+_WINDOWS = 2
 _ARRAY_BYTES = 16 << 30
 _SHARE_OF_FREE = 0.25
 # Files with an empty kernel, by form, of those that launch their kernels themselves.
@@ -54,6 +53,10 @@ class Turn:
     seconds: list[float] = field(default_factory=list)
     around: list[float] = field(default_factory=list)
     note: str = ""
+
+
+class _WrongAtOnce(WrongResult):
+    """Elements of a turn's first window are wrong."""
 
 
 class NeedsProlog(Exception):
@@ -84,16 +87,17 @@ class GpuTurns:
         self._counted: set[tuple[KernelFile | str, ConvProblem]] = set()
         with self._gpu.active():
             room = min(_ARRAY_BYTES, int(_SHARE_OF_FREE * self._gpu.free_bytes()))
-        self._calls_of = {p: max(1, min(_MOST_CALLS, room // p.bytes)) for p in problems}
+        # Calls that a window may have, the fewest first.
+        self._calls_of = {
+            p: sorted({min(calls, max(1, room // p.bytes)) for calls in _CALLS}) for p in problems
+        }
 
     def __enter__(self) -> GpuTurns:
         # The largest first, so that there is one block.
-        for problem in sorted(self._calls_of, key=self._bytes, reverse=True):
-            self._block.reserve(problem, self._calls_of[problem])
+        most = {problem: counts[-1] for problem, counts in self._calls_of.items()}
+        for problem in sorted(most, key=lambda p: most[p] * p.bytes, reverse=True):
+            self._block.reserve(problem, most[problem])
         return self
-
-    def _bytes(self, problem: ConvProblem) -> int:
-        return self._calls_of[problem] * problem.bytes
 
     def __exit__(self, *_: object) -> None:
         self._block.close()
@@ -106,24 +110,18 @@ class GpuTurns:
         for form in forms:
             name = _EMPTY.get(form)
             with Session(kernel_file.find(str(folder / name)) if name else "cuda") as session:
-                for problem, calls in self._calls_of.items():
-                    if (form, calls) not in self._empty:
-                        self._empty[form, calls] = self._empty_seconds(session, problem)
+                for problem, counts in self._calls_of.items():
+                    for calls in counts:
+                        if (form, calls) not in self._empty:
+                            found = self._empty_seconds(session, problem, calls)
+                            self._empty[form, calls] = found
 
-    def _empty_seconds(self, session: Session, problem: ConvProblem) -> float:
-        numbers = self._numbers(problem)
-        for role in ("w", "x"):
-            numbers.draw(role, secrets.token_bytes(8))
-        if session.by_method:
-            self._prepare_on_host(session, numbers, problem)
-            session.method("prolog")
-        calls = self._place(session, problem)
+    def _empty_seconds(self, session: Session, problem: ConvProblem, calls: int) -> float:
+        session.prepare(problem, self._block.place(problem, calls))
         found = []
         for _ in range(_EMPTY_WINDOWS):
-            self._fill(numbers, [secrets.token_bytes(8)] * calls, 0.0)
             session.wake()
             found.append(session.go_idle() if session.is_ours else session.go())
-        session.host_arrays.release()
         return statistics.median(found)
 
     def __call__(self, session: Session, problem: ConvProblem) -> Turn:
@@ -149,27 +147,40 @@ class GpuTurns:
 
     def _calls(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
         """Windows of calls on arrays that this process has on the GPU, with a new w for each."""
-        calls = self._place(session, problem)
-        empty = self._empty[session.form, calls]
 
-        def window() -> float:
+        def window() -> tuple[float, int]:
             numbers.draw("w", secrets.token_bytes(8))
-            taken, wrong = self._window(session, numbers, problem)
-            if wrong:
-                raise _wrong_elements(wrong)
-            return taken
+            return self._window(session, numbers, problem)
 
-        seconds = [window() for _ in range(_windows_after(window()))]
+        return Turn(self._windows(session, problem, window))
+
+    def _windows(
+        self, session: Session, problem: ConvProblem, window: Callable[[], tuple[float, int]]
+    ) -> list[float]:
+        """Seconds of a call in each window of a turn; `window` takes one, as `_window` does. Raises
+        `WrongResult` if elements are wrong, and `_WrongAtOnce` if they are in the first window."""
+        counts = self._calls_of[problem]
+        calls = counts[0]
+        session.prepare(problem, self._block.place(problem, calls))
+        seconds, wrong = window()
+        if wrong:
+            raise _WrongAtOnce(_wrong_elements(wrong))
+        self._check_strays()
+        each = (seconds - self._empty[session.form, calls]) / calls
+        calls = next((n for n in counts if n * each >= _LONG_ENOUGH), counts[-1])
+        session.prepare(problem, self._block.place(problem, calls))
+        taken = [window() for _ in range(_WINDOWS)]
+        wrong = sum(each for _, each in taken)
+        if wrong:
+            raise WrongResult(_wrong_elements(wrong))
+        self._check_strays()
+        session.watch()
+        empty = self._empty[session.form, calls]
+        return [max(seconds - empty, 1e-9) / calls for seconds, _ in taken]
+
+    def _check_strays(self) -> None:
         for each in self._block.strays():
             raise WrongResult(f"it {each}")
-        session.watch()
-        return Turn([max(each - empty, 1e-9) / calls for each in seconds])
-
-    def _place(self, session: Session, problem: ConvProblem) -> int:
-        """Have the session get ready for a window's calls; how many they are."""
-        calls = self._calls_of[problem]
-        session.prepare(problem, self._block.place(problem, calls))
-        return calls
 
     def _window(
         self, session: Session, numbers: Judge, problem: ConvProblem, blank: float = np.nan
@@ -185,13 +196,14 @@ class GpuTurns:
         begin = time.perf_counter()
         wrong = numbers.wrong(sets[-1][2])
         self._note_reading(session, problem, time.perf_counter() - begin)
-        for seed, (x, w, y) in list(zip(seeds, sets))[::-1]:
+        for seed, (x, _, y) in list(zip(seeds, sets))[::-1]:
             numbers.draw("x", seed)
             numbers.expect()
             wrong += numbers.wrong(y)
-            for role, address in (("x", x), ("w", w)):
-                if numbers.changed(role, address):
-                    raise WrongResult(f"it writes into its input {role}")
+            if numbers.changed("x", x):
+                raise WrongResult("it writes into its input x")
+        if numbers.changed("w", sets[0][1]):
+            raise WrongResult("it writes into its input w")
         return seconds, wrong
 
     def _fill(self, numbers: Judge, seeds: list[bytes], blank: float) -> None:
@@ -235,8 +247,6 @@ class GpuTurns:
         self._check_on_host(session, numbers, problem, _SAMPLED)
         # Once more for what follows: its own arrays have gone.
         session.method("prolog")
-        calls = self._place(session, problem)
-        empty = self._empty[session.form, calls]
         try:
             seconds = self._method_windows(session, numbers, problem)
         except (Ended, KernelFailed) as error:
@@ -244,28 +254,17 @@ class GpuTurns:
             self._counted.add((session.kernel, problem))
             raise NeedsProlog from error
         session.method("epilog")
-        session.watch()
-        if not seconds:
-            return None
-        for each in self._block.strays():
-            raise WrongResult(f"it {each}")
-        return Turn([max(each - empty, 1e-9) / calls for each in seconds], [around])
+        return Turn(seconds, [around]) if seconds else None
 
     def _method_windows(
         self, session: Session, numbers: Judge, problem: ConvProblem
     ) -> list[float]:
-        """Seconds of windows; none where a file needs its prolog each time. Outputs are NaN before,
-        or 0, for a file that adds to what its prolog has cleared."""
+        """Seconds of a call in each window; none where a file needs its prolog each time. Outputs
+        are NaN before, or 0, for a file that adds to what its prolog has cleared."""
         for blank in (np.nan, 0.0):
-            first, wrong = self._window(session, numbers, problem, blank)
-            if wrong:
-                continue
-            more = range(_windows_after(first))
-            taken = [self._window(session, numbers, problem, blank) for _ in more]
-            wrong = sum(each for _, each in taken)
-            if wrong:
-                raise _wrong_elements(wrong)
-            return [seconds for seconds, _ in taken]
+            window = functools.partial(self._window, session, numbers, problem, blank)
+            with contextlib.suppress(_WrongAtOnce):
+                return self._windows(session, problem, window)
         return []
 
     def _whole(self, session: Session, numbers: Judge, problem: ConvProblem) -> Turn:
@@ -301,13 +300,8 @@ class GpuTurns:
         found = session.host_arrays.output()[some]
         wrong = ~(np.abs(found - expected[some]) <= numbers.bound)
         if wrong.any():
-            raise _wrong_elements(int(np.count_nonzero(wrong)))
+            raise WrongResult(_wrong_elements(int(np.count_nonzero(wrong))))
 
 
-def _windows_after(first: float) -> int:
-    """How many windows are timed after one that took so many seconds."""
-    return max(1, min(_MOST_WINDOWS, math.ceil(_ENOUGH_SECONDS / first)))
-
-
-def _wrong_elements(count: int) -> WrongResult:
-    return WrongResult(f"{count} elements are wrong; ece408 lab check says more")
+def _wrong_elements(count: int) -> str:
+    return f"{count} elements are wrong; ece408 lab check says more"

@@ -20,8 +20,8 @@ STARTERS = ROOT / "kernels" / "files" / "starters"
 LAYERS = [
     (text, ConvProblem.parse(text)) for text in ("b100,c1,h20,w20,m3,k5", "b1000,c1,h70,w70,m12,k5")
 ]
-# Seconds of a window of 64 empty kernels, and of one call of the kernel.
-EMPTY, KERNEL = 1e-3, 5e-5
+# Seconds of an empty kernel, and of one call of the kernel.
+EMPTY, KERNEL = 1e-5, 5e-5
 
 
 class PlayedGpu:
@@ -120,19 +120,19 @@ class PlayedSession:
         self._play.running = None
 
     def prepare(self, problem, told):
-        pass
+        self._calls = len(told.get("sets", ()))
 
     def go(self):
         name = getattr(self._kernel, "name", "")
         if name == self._play.crashes:
             self._fails = True
             raise KernelFailed("an illegal memory access was encountered")
-        self._play.gone.append((name, self._play.running is not None))
-        return EMPTY if name.startswith("empty") else EMPTY + 64 * KERNEL
+        self._play.gone.append((name, self._calls, self._play.running is not None))
+        return self._calls * (EMPTY + KERNEL * self._play.slowness * (not name.startswith("empty")))
 
     def go_idle(self):
-        self._play.gone.append(("nothing", self._play.running is not None))
-        return EMPTY
+        self._play.gone.append(("nothing", self._calls, self._play.running is not None))
+        return self._calls * EMPTY
 
     def method(self, name):
         assert not self._fails, "it has crashed, and takes another process"
@@ -147,7 +147,8 @@ class PlayedSession:
 @pytest.fixture
 def play(monkeypatch):
     """Plays the GPU and all processes on it."""
-    play = SimpleNamespace(running=None, gone=[], crashes=None, wrong=lambda running: 0)
+    play = SimpleNamespace(running=None, gone=[], crashes=None, slowness=1)
+    play.wrong = lambda running: 0
 
     @contextlib.contextmanager
     def judge(gpu, problem, largest_error):
@@ -178,8 +179,18 @@ def test_the_time_of_launching_is_subtracted(play):
         assert each.around == ([0.5, 0.5] if each.name == "new-forward.cu" else [])
     # A file's process could slow them down: none runs meanwhile.
     empty = ("nothing", "empty.cuh", "empty_2020.cu")
-    assert {name for name, running in play.gone if not running} == set(empty)
-    assert not any(running for name, running in play.gone if name in empty)
+    assert {name for name, _, running in play.gone if not running} == set(empty)
+    assert not any(running for name, _, running in play.gone if name in empty)
+
+
+@pytest.mark.parametrize(("slowness", "calls"), [(1, 64), (20, 16), (1000, 4)])
+def test_windows_have_as_many_calls_as_it_takes(play, slowness, calls):
+    play.slowness = slowness
+    _, found = timing.measure(_files("new-forward.cuh"), LAYERS[:1], 2)
+    assert found.seconds == pytest.approx([slowness * KERNEL] * 4)
+    windows = [n for name, n, _ in play.gone if name == "new-forward.cuh"]
+    # The first one of each turn says what a call takes.
+    assert windows == [4, calls, calls] * 3
 
 
 def test_files_of_one_name_are_called_by_their_paths(play, tmp_path, monkeypatch):
