@@ -55,7 +55,7 @@ class Turn:
     note: str = ""
 
 
-class _WrongAtOnce(WrongResult):
+class _WrongAtOnce(Exception):
     """Elements of a turn's first window are wrong."""
 
 
@@ -152,7 +152,10 @@ class GpuTurns:
             numbers.draw("w", secrets.token_bytes(8))
             return self._window(session, numbers, problem)
 
-        return Turn(self._windows(session, problem, window))
+        try:
+            return Turn(self._windows(session, problem, window))
+        except _WrongAtOnce as error:
+            raise WrongResult(str(error)) from None
 
     def _windows(
         self, session: Session, problem: ConvProblem, window: Callable[[], tuple[float, int]]
