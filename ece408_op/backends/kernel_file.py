@@ -59,12 +59,6 @@ class KernelFile:
         return self.path.name
 
     @property
-    def has_prolog(self) -> bool:
-        """Whether a CUDA file from 2020 on copies in methods of their own; fall 2020's have
-        conv_forward_gpu alone, for arrays on the host."""
-        return re.search(r"GPUInterface\s*::\s*conv_forward_gpu_prolog\s*\(", self.text) is not None
-
-    @property
     def key(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 

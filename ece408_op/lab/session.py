@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -89,7 +90,6 @@ class Session:
         self.form = kernel.form if isinstance(kernel, KernelFile) else "declared"
         # CUDA files from 2020 on copy by themselves.
         self.by_method = on_gpu and self.form == "course_2020"
-        self.has_prolog = isinstance(kernel, KernelFile) and self.by_method and kernel.has_prolog
         self._gpu = device.get(settings.devices()[0]) if on_gpu else None
         self._gpu_free = 0
         self.is_ours = isinstance(kernel, str)
@@ -191,6 +191,14 @@ class Session:
         """Have one method of a file from 2020 on be called on the host's arrays and its own,
         "prolog", "compute" or "epilog"; the seconds that it takes."""
         return self._seconds({"method": name}, "a call")
+
+    @functools.cached_property
+    def has_prolog(self) -> bool:
+        """Whether the file copies in methods of their own; the process is asked. Raises what
+        `forward` raises."""
+        if not self.by_method:
+            return False
+        return bool(self._ask({"has_prolog": True}, "loading it").get("has_prolog"))
 
     def wake(self) -> None:
         """Have the GPU turn to the process, so that no call begins with that."""

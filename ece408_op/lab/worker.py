@@ -111,6 +111,8 @@ class _Worker(ABC):
                 self._go([])
             elif "method" in request:
                 self._method(request["method"])
+            elif "has_prolog" in request:
+                return {"has_prolog": self._has_prolog()}
             elif "wake" in request and self._gpu is not None:
                 _wake(self._gpu)
         except Ece408Error as error:
@@ -129,6 +131,9 @@ class _Worker(ABC):
 
     def _method(self, name: str) -> None:
         raise UnsupportedProblem("the file has no methods")
+
+    def _has_prolog(self) -> bool:
+        return False
 
     def _backend(self, layer: Layer) -> Backend:
         backend = dispatch.select(self._problem, layer, "forward")
@@ -256,6 +261,9 @@ class _MethodsWorker(_CpuWorker):
         arrays = [each.address for each in self._mapping.mapped]
         self._call(name, *(arrays if name == "prolog" else (0, 0, 0)))
         _wait_for_all(self._gpu)
+
+    def _has_prolog(self) -> bool:
+        return file_backend.has_prolog(self._file, self._gpu.capability)
 
     def _call(self, name: str, x: int, w: int, y: int) -> None:
         with self._gpu.active():

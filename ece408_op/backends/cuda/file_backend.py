@@ -142,8 +142,6 @@ def library_command(file: KernelFile, name: str) -> list[str]:
     defines = [f'-DECE408_FILE="{file.path}"'.replace(",", "\\,")]
     if _takes_strides(file):
         defines.append("-DECE408_STRIDED")
-    if file.form == "course_2020" and not file.has_prolog:
-        defines.append("-DECE408_ONE_METHOD")
     nvcc = str(require_nvcc())
     return [nvcc, *LIBRARY_OPTIONS, gencode(name), *defines, f"-I{source.parent}", str(source)]
 
@@ -194,6 +192,12 @@ def call_each(
     arrays = (ctypes.c_void_p * len(addresses))(*addresses)
     if library.ece408_file_call_each(ctypes.byref(as_struct(problem)), arrays, len(sets)):
         raise _failed(file, library, problem)
+
+
+def has_prolog(file: KernelFile, capability: Capability) -> bool:
+    """Whether a file of form course_2020 copies in methods of their own; fall 2020's have
+    conv_forward_gpu alone, for arrays on the host. Loads the file's code."""
+    return bool(_load(file, capability).ece408_file_has_prolog())
 
 
 def call_method(

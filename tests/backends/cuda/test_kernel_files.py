@@ -175,6 +175,28 @@ def test_every_form_compiles_for_every_architecture(write, nvcc):
         assert kernel_file.load(file, content).ece408_file_forward
 
 
+def test_which_methods_a_file_defines(write, nvcc, kept):
+    """Wherever they are defined: what is included counts, what is a comment does not."""
+    write("included.cuh", CUDA_2020)
+    prolog = "// GPUInterface::conv_forward_gpu_prolog(), GPUInterface::conv_forward_gpu()"
+    texts = {
+        "new-forward.cu": (CUDA_2020, True),
+        "includes.cu": (f'{prolog}\n#include "included.cuh"\n', True),
+        "one-method.cu": (f"{prolog}\n{CUDA_FORMS['one-method.cu']}", False),
+        "epilog-alone.cu": (
+            CUDA_2020.replace("void GPUInterface::conv_forward_gpu_prolog", "static void none"),
+            True,
+        ),
+    }
+    with settings.override(cache=kept):
+        for name, (text, copies) in texts.items():
+            file = kernel_file.find(write(name, text))
+            assert file_backend.has_prolog(file, (9, 0)) == copies, name
+        problem = ConvProblem.parse(SHAPES[0])
+        with pytest.raises(KernelFailed, match="conv_forward_gpu_prolog is not defined, or not"):
+            file_backend.call_method(file, FakeGpu(), problem, "prolog", 0, 0, 0)
+
+
 def test_what_the_compiler_gives_each_function(write, nvcc):
     problem = ConvProblem.parse("b10,c12,h33,w33,m24,k5")
     for name, text in CUDA_FORMS.items():
