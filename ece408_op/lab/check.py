@@ -133,7 +133,10 @@ def check(
     try:
         for name, group in groups(problems, seed, file.device, layers):
             runner.check(Group(name), group, seed, progress)
-    except (Ended, _Exhausted) as ended:
+    except _Exhausted:
+        # The problem that met it has it among the failures of its group.
+        pass
+    except Ended as ended:
         verdict.broken = str(ended)
     finally:
         runner.close()
@@ -218,6 +221,9 @@ class _Runner:
             own = seed if self._keep_seed else seed + index + 1
             try:
                 failure = self._failure(problem, own)
+            except _Exhausted as error:
+                group.failures.append(Failure(str(problem), own, str(error)))
+                raise
             except UnsupportedProblem as error:
                 if self._may_refuse(problem):
                     group.refused.append(str(error))
