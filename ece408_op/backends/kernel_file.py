@@ -35,6 +35,10 @@ _FORMS = {
         "declared": r"^\s*//\s*ece408:",
     },
 }
+# Runs a compiler's command, and returns what it prints.
+Run = Callable[[Sequence[str]], str]
+# The parameters of a method that has a stride: ten, where others have nine.
+_STRIDED = re.compile(r"GPUInterface\s*::\s*conv_forward_gpu\s*\(([^,)]*,){9}[^,)]*\)")
 _EXPECTED = {
     "cpu": "neither conv_forward_cpu(...) nor forward(...) of mshadow::Tensor",
     "cuda": "no GPUInterface::conv_forward_gpu(...), no forward(...) of mshadow::Tensor, and no "
@@ -119,6 +123,12 @@ def why_not(problem: ConvProblem, takes_strides: bool) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=64)
+def has_stride(file: KernelFile) -> bool:
+    """Whether the methods of a CUDA file from 2020 on have a stride."""
+    return _STRIDED.search(file.text) is not None
+
+
 def source_of(file: KernelFile) -> Path:
     """The source in kernels/files that exports the kernel of a file in a course's form."""
     suffix = {"cpu": ".cpp", "cuda": ".cu"}[file.device]
@@ -131,21 +141,25 @@ def compiled(
     versions: Sequence[str],
     folder: Path,
     missing: Ece408Error,
+    build: Callable[[str, Run], bytes] | None = None,
 ) -> bytes:
     """The library that a compiler's command makes of the file, kept in a folder, or made now.
 
     The command is for g++, clang++ or nvcc, without what it is to make. The library is kept by
-    the preprocessed text, the command, and `versions`, which say what compiles.
+    the preprocessed text, the command, and `versions`, which say what compiles. `build` makes it of
+    that text, by commands that it runs, where one command is not enough.
 
     Raises `KernelCompileFailed` with file and line, `CacheUnwritable`, and `missing` if the
     compiler does not run.
     """
-    run = functools.partial(_run, file=file, missing=missing)
+    run = functools.partial(run_compiler, path=file.path, missing=missing)
+    text = run([*command, "-E"])
     key = hashlib.sha256()
-    for part in (run([*command, "-E"]), *versions, *command):
+    for part in (text, *versions, *command):
         key.update(part.encode() + b"\0")
     kept = folder / f"{file.path.stem}-{key.hexdigest()[:24]}.so"
-    return kept_or_compiled(kept, file.name, lambda: _compile(command, run))
+    make = functools.partial(build, text) if build else functools.partial(_compile, command)
+    return kept_or_compiled(kept, file.name, lambda: make(run))
 
 
 def load(file: KernelFile, content: bytes) -> ctypes.CDLL:
@@ -170,14 +184,16 @@ def message(library: ctypes.CDLL) -> str:
     return text.decode(errors="replace")
 
 
-def _compile(command: Sequence[str], run: Callable[[Sequence[str]], str]) -> bytes:
+def _compile(command: Sequence[str], run: Run) -> bytes:
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
         out = Path(folder) / "kernel.so"
         run([*command, "-shared", "-o", str(out)])
         return out.read_bytes()
 
 
-def _run(command: Sequence[str], file: KernelFile, missing: Ece408Error) -> str:
+def run_compiler(command: Sequence[str], path: Path, missing: Ece408Error) -> str:
+    """What the command prints. Raises `KernelCompileFailed` with what it says of the file, and
+    `missing` if it does not run."""
     with contextlib.suppress(OSError):
         result = subprocess.run(
             command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
@@ -185,7 +201,7 @@ def _run(command: Sequence[str], file: KernelFile, missing: Ece408Error) -> str:
         if result.returncode == 0:
             return result.stdout
         raise KernelCompileFailed(
-            f"{first_error(result.stderr, file.path)} (exit code {result.returncode} of: "
+            f"{first_error(result.stderr, path)} (exit code {result.returncode} of: "
             f"{shlex.join(command)})"
         )
     raise missing

@@ -21,7 +21,10 @@ from ..errors import InvalidSetting
 from ..files.cachedir import writing
 from . import arguments
 
-KINDS = ("fashion-mnist", "resized", "training", "cpu-kernels", "cuda-kernels", "cuda-tuning")
+KINDS = (
+    *("fashion-mnist", "resized", "training"),
+    *("cpu-kernels", "cuda-kernels", "cuda-tuning", "emulated-kernels"),
+)
 
 
 def add(commands: Any) -> None:

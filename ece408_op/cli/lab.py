@@ -11,11 +11,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .. import settings
 from ..backends import kernel_file
 from ..backends.cuda.kernels import catalog
+from ..backends.cuda.runtime import device
 from ..bench import shapes
 from ..bench.peers import cudnn
-from ..errors import InvalidSetting, KernelCompileFailed, WrongResult
+from ..errors import InvalidSetting, KernelCompileFailed, NoUsableGpu, WrongResult
 from ..files.cachedir import atomic_path
 from ..files.resources import kernels_dir
 from ..lab import check as checking
@@ -80,12 +82,14 @@ def check(
     output: Path | None,
     sanitizes: bool,
     precision: str,
+    emulates: bool,
 ) -> None:
     """Check files and print a verdict on each; write them as JSON, too, if `output` is given. With
-    `sanitizes` CUDA files run under compute-sanitizer as well.
+    `sanitizes` CUDA files run under compute-sanitizer as well. With `emulates`, and where there is
+    no GPU, CUDA files run on the CPU.
 
-    Raises `WrongResult` unless all are right, `InvalidSetting` for a C++ file that is to be
-    sanitized, and `ProfilerMissing` without compute-sanitizer.
+    Raises `WrongResult` unless all are right, `InvalidSetting` for a file that cannot be sanitized
+    or emulated, and `ProfilerMissing` without compute-sanitizer.
     """
     files = [kernel_file.find(name) for name in names]
     check_precision(precision)
@@ -94,12 +98,21 @@ def check(
             if file.device == "cpu":
                 raise InvalidSetting(f"--sanitize takes CUDA files, and {file.name} is for the CPU")
         sanitizer.find()
+    if not emulates and not sanitizes:
+        emulates = _must_emulate(files)
+    for file in files if emulates else ():
+        if file.form == "declared":
+            raise InvalidSetting(
+                f"{file.name} declares its launch, and such files run on a GPU only; those in the "
+                "course's forms run without one"
+            )
     parsed = [ConvProblem.parse(text) for text in problems]
     total = sum(len(group) for _, group in checking.groups(parsed, 0, "cpu"))
     verdicts = []
     for file in files:
         with tqdm(total=total, desc=file.name, unit="problem", leave=False, disable=None) as bar:
-            verdicts.append(_check(file, parsed, seed, bar, precision))
+            emulated = emulates and file.device == "cuda"
+            verdicts.append(_check(file, parsed, seed, bar, precision, emulated))
         if sanitizes and verdicts[-1].groups:
             bar = tqdm(total=len(sanitizer.TOOLS), desc="sanitizing", leave=False, disable=None)
             with bar:
@@ -284,12 +297,31 @@ def _check(
     seed: int | None,
     bar: tqdm,
     precision: str,
+    emulated: bool,
 ) -> Verdict:
     try:
-        return checking.check(file, problems, seed, bar.update, precision=precision)
+        return checking.check(
+            file, problems, seed, bar.update, precision=precision, emulated=emulated
+        )
     except KernelCompileFailed as error:
         # Other files are checked all the same.
         return Verdict(str(file.path), broken=timing.why(error))
+
+
+def _must_emulate(files: Sequence[kernel_file.KernelFile]) -> bool:
+    """Whether CUDA files are among them and no GPU can be used, which is said then. Raises
+    `NoUsableGpu` for files that run on a GPU only."""
+    forms = {file.form for file in files if file.device == "cuda"}
+    if not forms:
+        return False
+    try:
+        device.get(settings.devices()[0])
+    except NoUsableGpu as error:
+        if "declared" in forms:
+            raise
+        print(f"ece408: CUDA files are emulated on the CPU: {error}", file=sys.stderr)
+        return True
+    return False
 
 
 def _text(verdict: Verdict) -> str:
@@ -307,7 +339,7 @@ def _text(verdict: Verdict) -> str:
         exact = "" if verdict.precision == "float32" else f", as exact as {verdict.precision} is"
         lines.append(f"  verdict: right{exact}")
     elif verdict.sanitized and dataclasses.replace(verdict, sanitized=[]).is_right:
-        lines.append("  verdict: right results, but compute-sanitizer finds mistakes")
+        lines.append("  verdict: right results, but the mistakes above")
     elif verdict.is_right_for_the_course and verdict.groups:
         lines.append("  verdict: right on the course's layers, wrong on other sizes")
     else:
@@ -316,9 +348,9 @@ def _text(verdict: Verdict) -> str:
 
 
 def _sanitized(ran: Sanitized) -> list[str]:
-    mistakes = sum(each.count for each in ran.findings if not each.warning)
-    warnings = sum(each.count for each in ran.findings if each.warning)
-    lines = [f"  {ran.tool}: {mistakes} errors" + (f", {warnings} warnings" if warnings else "")]
+    warnings = sum(each.warning for each in ran.findings)
+    mistakes = len(ran.findings) - warnings
+    lines = [f"  {ran.tool}: {mistakes} mistakes" + (f", {warnings} warnings" if warnings else "")]
     if ran.failure:
         lines = [f"  {ran.tool}: not known: {ran.failure}"]
     for each in ran.findings[:_MOST_FAILURES]:
@@ -327,7 +359,7 @@ def _sanitized(ran: Sanitized) -> list[str]:
         kind = "warning: " if each.warning else ""
         lines.append(f"    {each.place}: {kind}{each.text}{thread}{times}")
     more = len(ran.findings) - _MOST_FAILURES
-    return lines + ([f"    and {more} more places"] if more > 0 else [])
+    return lines + ([f"    and {more} more"] if more > 0 else [])
 
 
 def _group(verdict: Verdict, group: Group) -> list[str]:

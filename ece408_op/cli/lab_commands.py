@@ -69,6 +69,12 @@ def _add_check(actions: Any) -> None:
         "the like, with the lines of the source",
     )
     check.add_argument(
+        "--emulate",
+        action="store_true",
+        help="run CUDA files on the CPU, and check each access to memory; what is done where there "
+        "is no GPU",
+    )
+    check.add_argument(
         "--json", metavar="FILE", type=Path, dest="output", help="write the verdicts to FILE, too"
     )
     check.set_defaults(
@@ -79,6 +85,7 @@ def _add_check(actions: Any) -> None:
             options.output,
             options.sanitize,
             options.precision,
+            options.emulate,
         )
     )
 

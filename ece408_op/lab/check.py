@@ -6,12 +6,14 @@ NaN. The expected output is computed elsewhere, in this process (`bench.oracle`)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import random
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +29,14 @@ from ..errors import (
     UnsupportedProblem,
 )
 from ..problem import ConvProblem
-from . import patterns
+from . import patterns, sanitizer
 from .sanitizer import Sanitized
 from .session import CALL_SECONDS, Ended, Session
 
 # The layers of the course's network from 2020 on.
 _LATER = {"fa20_1": "c1,h86,w86,m4,k7x7", "fa20_2": "c4,h40,w40,m16,k7x7"}
 # Images of the course's layers.
-_BATCH = {"cpu": 10, "cuda": 25}
+_BATCH = {"cpu": 10, "cuda": 25, "emulator": 2}
 _ODD_PROBLEMS = 16
 # So that sums are exact; in half precision whole numbers are up to 2048.
 _LARGEST_INTEGER = {"float32": 8, "tf32": 8, "float16": 1}
@@ -73,7 +75,7 @@ class Group:
 @dataclass
 class Verdict:
     """What checking a file found. `error` is the largest relative L2 error on real numbers,
-    `sanitized` what compute-sanitizer's tools found, if it was asked."""
+    `sanitized` what compute-sanitizer's tools or the emulator found, if it was asked."""
 
     file: str
     groups: list[Group] = field(default_factory=list)
@@ -117,21 +119,25 @@ def check(
     memory: int | None = None,
     layers: Sequence[ConvProblem] = (),
     precision: str = "float32",
+    emulated: bool = False,
 ) -> Verdict:
     """Check the file on these problems, or, without any, on layers and on odd ones; the layers are
     those of all the course's terms unless others are given. With a `precision` of "tf32" or
     "float16" it need be no more exact.
 
-    Without a `seed` numbers and odd sizes are secret. `progress` is called after each problem. A
-    call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has it. Raises
-    `KernelCompileFailed`, `NoUsableGpu` and other errors that keep the file from being run at all.
+    With `emulated` a CUDA file runs without a GPU, and what it does wrong with memory is part of
+    the verdict. Without a `seed` numbers and odd sizes are secret. `progress` is called after each
+    problem. A call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has it.
+    Raises `KernelCompileFailed`, `NoUsableGpu` and other errors that keep the file from being run
+    at all.
     """
     seed = secrets.randbits(32) if seed is None else seed
     verdict = Verdict(str(file.path), precision=precision)
-    start = functools.partial(Session, file, call_seconds, memory)
-    runner = _Runner(file, verdict, start, keep_seed=bool(problems))
+    start = functools.partial(Session, file, call_seconds, memory, emulated=emulated)
+    runner = _Runner(file, verdict, start, keep_seed=bool(problems), emulated=emulated)
     try:
-        for name, group in groups(problems, seed, file.device, layers):
+        device = "emulator" if emulated else file.device
+        for name, group in groups(problems, seed, device, layers):
             runner.check(Group(name), group, seed, progress)
     except _Exhausted:
         # The problem that met it has it among the failures of its group.
@@ -140,6 +146,8 @@ def check(
         verdict.broken = str(ended)
     finally:
         runner.close()
+    if emulated:
+        verdict.sanitized = [sanitizer.of_emulator(file, runner.findings)]
     return verdict
 
 
@@ -192,20 +200,33 @@ class _Runner:
     """Runs one file's problems in sessions: a new one after each that ended."""
 
     def __init__(
-        self, file: KernelFile, verdict: Verdict, start: Callable[[], Session], keep_seed: bool
+        self,
+        file: KernelFile,
+        verdict: Verdict,
+        start: Callable[[], Session],
+        keep_seed: bool,
+        emulated: bool,
     ) -> None:
         self._file, self._verdict = file, verdict
-        self._start, self._keep_seed = start, keep_seed
+        self._start, self._keep_seed, self._emulated = start, keep_seed, emulated
         self._session: Session | None = None
         self._starts = 0
+        # Of the emulator.
+        self.findings: list[dict[str, Any]] = []
         self._before: tuple[ConvProblem, np.ndarray] | None = None
         self._whole = functools.partial(_whole, largest=_LARGEST_INTEGER[verdict.precision])
         self._real = functools.partial(_real, magnitudes=_MAGNITUDES[verdict.precision])
 
     def close(self) -> None:
+        with contextlib.suppress(Ended, Ece408Error):
+            self._take_findings()
         if self._session is not None:
             self._session.__exit__()
             self._session = None
+
+    def _take_findings(self) -> None:
+        if self._emulated and self._session is not None:
+            self.findings += self._session.findings()
 
     def check(
         self,
@@ -231,6 +252,8 @@ class _Runner:
                 failure = Failure(str(problem), own, f"it is refused: {error}")
             finally:
                 progress()
+            with contextlib.suppress(Ended, Ece408Error):
+                self._take_findings()
             if failure is None:
                 group.right += 1
             else:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..backends.emulator import compiler, findings
 from ..backends.kernel_file import KernelFile
 from ..errors import ProfilerMissing
 from ..problem import ConvProblem
@@ -89,6 +91,17 @@ def sanitize(
 
     with ThreadPoolExecutor(len(TOOLS)) as pool:
         return list(pool.map(one, TOOLS))
+
+
+def of_emulator(file: KernelFile, taken: Sequence[dict[str, Any]]) -> Sanitized:
+    """What the emulator found in a file, as its process has told it."""
+    # Compiled by now; only to find the lines of.
+    content = compiler.library(file, checked=True) if taken else b""
+    found = [
+        Finding(each.title, each.place, each.by, each.count)
+        for each in findings.located(taken, content)
+    ]
+    return Sanitized("emulator", tuple(found))
 
 
 def _run(tool: str, program: str, file: KernelFile, problems: Sequence[ConvProblem]) -> Sanitized:

@@ -70,9 +70,10 @@ class Session:
 
     A call may take `call_seconds`, the process `memory` bytes, half of what the machine has to
     spare unless told. `tool` is the command of a program that starts the process and watches it;
-    arrays are then on the host. `lacking` says what cannot be kept from the kernel on this
-    machine. Entering raises `KernelCompileFailed` and other errors of this package, such as
-    `NoUsableGpu`, and `Ended`.
+    arrays are then on the host. With `emulated` a CUDA file runs without a GPU, and `findings`
+    tells what is wrong with its accesses to memory. `lacking` says what cannot be kept from the
+    kernel on this machine. Entering raises `KernelCompileFailed` and other errors of this package,
+    such as `NoUsableGpu`, and `Ended`.
     """
 
     def __init__(
@@ -81,12 +82,15 @@ class Session:
         call_seconds: float = CALL_SECONDS,
         memory: int | None = None,
         tool: Sequence[str] = (),
+        emulated: bool = False,
     ) -> None:
         self.kernel, self._tool = kernel, tool
+        self._mode = "emulated" if emulated else "observed" if tool else ""
         self._call_seconds = call_seconds
         self._memory = memory or int(_SHARE_OF_MEMORY * footprint.available_bytes())
         self.lacking: list[str] = []
         on_gpu = kernel.device == "cuda" if isinstance(kernel, KernelFile) else kernel != "cpu"
+        on_gpu = on_gpu and not emulated
         self.form = kernel.form if isinstance(kernel, KernelFile) else "declared"
         # CUDA files from 2020 on copy by themselves.
         self.by_method = on_gpu and self.form == "course_2020"
@@ -111,7 +115,7 @@ class Session:
         command = [*self._tool, sys.executable, "-m", f"{__package__}.worker", kernel]
         command += [str(self._scratch), str(self._memory), *map(str, given)]
         self._process = subprocess.Popen(
-            command + (["--observed"] if self._tool else []),
+            [*command, self._mode],
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._printed,
@@ -191,6 +195,11 @@ class Session:
         """Have one method of a file from 2020 on be called on the host's arrays and its own,
         "prolog", "compute" or "epilog"; the seconds that it takes."""
         return self._seconds({"method": name}, "a call")
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What the emulator has found since the last call, as `emulator.findings.take` has it."""
+        found: list[dict[str, Any]] = self._ask({"findings": True}, "no call").get("findings", [])
+        return found
 
     @functools.cached_property
     def has_prolog(self) -> bool:

@@ -1,12 +1,13 @@
 """The process that runs a kernel: compiles its file, gives up what a kernel has no need of, and
 then does what it is asked to, a line of JSON for each call.
 
-    python -m ece408_op.lab.worker KERNEL SCRATCH BYTES REQUESTS REPLIES ARRAYS [--observed]
+    python -m ece408_op.lab.worker KERNEL SCRATCH BYTES REQUESTS REPLIES ARRAYS [MODE]
 
 KERNEL is a file, the name of a CUDA kernel of this package, or "cpu" or "cuda". BYTES is the most
 memory that it may take, the next three are descriptors. What the kernel prints goes to standard
-output and error. With --observed a tool watches the process, such as compute-sanitizer: arrays on
-the GPU are then allocations of this process, of exactly their sizes, and left as they are.
+output and error. With MODE "observed" a tool watches the process, such as compute-sanitizer: arrays
+on the GPU are then allocations of this process, of exactly their sizes, and left as they are. With
+"emulated" a CUDA file runs without a GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..backends.cpu import compiled_file
 from ..backends.cuda import file_backend, work, zero_copy
 from ..backends.cuda.runtime import device
 from ..backends.cuda.runtime.device import Gpu, reported
+from ..backends.emulator.backend import EmulatedFileBackend
 from ..backends.kernel_file import KernelFile
 from ..dispatch import Layer
 from ..errors import Ece408Error, UnsupportedProblem
@@ -47,10 +49,10 @@ _libc = ctypes.CDLL(None)
 def main(arguments: list[str]) -> None:
     kernel, scratch = arguments[0], Path(arguments[1])
     memory, requests, replies, number = map(int, arguments[2:6])
-    observed = "--observed" in arguments
+    mode = arguments[6] if len(arguments) > 6 else ""
     with open(requests) as lines, open(replies, "w", buffering=1) as answers:
         try:
-            worker, lacking = _prepare(kernel, scratch, memory, number, observed)
+            worker, lacking = _prepare(kernel, scratch, memory, number, mode)
         except Ece408Error as error:
             _answer(answers, _failure(error))
             return
@@ -63,7 +65,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _prepare(
-    kernel: str, scratch: Path, memory: int, number: int, observed: bool
+    kernel: str, scratch: Path, memory: int, number: int, mode: str
 ) -> tuple[_Worker, list[str]]:
     """Compile the file, while that is still possible, and isolate this process; returns what
     `sandbox.isolate` returns, too."""
@@ -74,6 +76,11 @@ def _prepare(
     if file is not None and file.device == "cpu":
         compiled_file.library(file)
         return _CpuWorker(Layer(cuda_kernel=kernel), number), sandbox.isolate(scratch, limits)
+    if file is not None and mode == "emulated":
+        emulated = EmulatedFileBackend(file)
+        emulated.compile()
+        return _EmulatedWorker(emulated, number), sandbox.isolate(scratch, limits)
+    observed = mode == "observed"
     gpu = device.get(settings.devices()[0])
     name = None if kernel == "cuda" else kernel
     layer = Layer(device="gpu", index=gpu.index, cuda_kernel=name)
@@ -111,6 +118,8 @@ class _Worker(ABC):
                 self._go([])
             elif "method" in request:
                 self._method(request["method"])
+            elif "findings" in request:
+                return {"findings": self._findings()}
             elif "has_prolog" in request:
                 return {"has_prolog": self._has_prolog()}
             elif "wake" in request and self._gpu is not None:
@@ -135,6 +144,9 @@ class _Worker(ABC):
     def _has_prolog(self) -> bool:
         return False
 
+    def _findings(self) -> list[dict[str, Any]]:
+        return []
+
     def _backend(self, layer: Layer) -> Backend:
         backend = dispatch.select(self._problem, layer, "forward")
         backend.prepare(self._problem, "forward")
@@ -153,6 +165,20 @@ class _CpuWorker(_Worker):
         x, w, y = self._mapping.addresses(request)
         forward = self._backend(self._layer).forward
         return [functools.partial(forward, self._problem, x, w, None, y, False)]
+
+
+class _EmulatedWorker(_CpuWorker):
+    """A CUDA file that the emulator runs; what its checks find is kept until it is asked for."""
+
+    def __init__(self, emulated: EmulatedFileBackend, number: int) -> None:
+        super().__init__(Layer(), number)
+        self._emulated = emulated
+
+    def _backend(self, layer: Layer) -> Backend:
+        return self._emulated
+
+    def _findings(self) -> list[dict[str, Any]]:
+        return self._emulated.take_findings()
 
 
 class _Mapping:

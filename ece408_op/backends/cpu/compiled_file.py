@@ -53,12 +53,12 @@ def library(file: KernelFile) -> bytes:
     Raises `KernelCompileFailed` with file and line, `KernelsMissing` without a C++ compiler, and
     `CacheUnwritable`.
     """
-    compiler = _compiler()
-    made = (_command(compiler, file), _versions(compiler), settings.cache() / "cpu-kernels")
-    return kernel_file.compiled(file, *made, _missing(compiler))
+    found = compiler()
+    made = (_command(found, file), compiler_versions(found), settings.cache() / "cpu-kernels")
+    return kernel_file.compiled(file, *made, compiler_missing(found))
 
 
-def _compiler() -> str:
+def compiler() -> str:
     """The C++ compiler: CXX, or what there is. Raises `KernelsMissing`."""
     asked = shlex.split(os.environ.get("CXX", ""))[:1]
     for name in asked or ("g++", "clang++", "c++"):
@@ -83,7 +83,7 @@ def _command(compiler: str, file: KernelFile) -> list[str]:
 
 
 @functools.cache
-def _versions(compiler: str) -> tuple[str, ...]:
+def compiler_versions(compiler: str) -> tuple[str, ...]:
     """What the compiler says of itself, and of the processor that -march=native means.
 
     Raises `KernelsMissing` if it does not run.
@@ -97,8 +97,8 @@ def _versions(compiler: str) -> tuple[str, ...]:
             for each in options
         )
     except OSError:
-        raise _missing(compiler) from None
+        raise compiler_missing(compiler) from None
 
 
-def _missing(compiler: str) -> KernelsMissing:
+def compiler_missing(compiler: str) -> KernelsMissing:
     return KernelsMissing(f"the C++ compiler {compiler} does not run; set CXX")

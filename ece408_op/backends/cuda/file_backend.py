@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,8 +26,6 @@ from .runtime.device import RESTART, Gpu, reported
 from .runtime.launcher import cache_folder
 
 _FLOATS = ctypes.POINTER(ctypes.c_float)
-# The parameters of a method that has a stride: ten, where others have nine.
-_STRIDED = re.compile(r"GPUInterface\s*::\s*conv_forward_gpu\s*\(([^,)]*,){9}[^,)]*\)")
 
 
 class _Seconds(ctypes.Structure):
@@ -45,7 +42,7 @@ class _FileBackend(CudaBackend):
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
         if direction != "forward":
             return None
-        reason = kernel_file.why_not(problem, _takes_strides(self._file))
+        reason = kernel_file.why_not(problem, kernel_file.has_stride(self._file))
         return reason and f"kernel file {self._file.name} computes {reason}"
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
@@ -109,11 +106,6 @@ class ZeroCopyFileBackend(_FileBackend, ZeroCopyBackend):
 
 
 @functools.lru_cache(maxsize=64)
-def _takes_strides(file: KernelFile) -> bool:
-    return _STRIDED.search(file.text) is not None
-
-
-@functools.lru_cache(maxsize=64)
 def _load(file: KernelFile, capability: Capability) -> ctypes.CDLL:
     return kernel_file.load(file, library(file, capability))
 
@@ -140,7 +132,7 @@ def library_command(file: KernelFile, name: str) -> list[str]:
     source = kernel_file.source_of(file)
     # To nvcc a bare comma separates values.
     defines = [f'-DECE408_FILE="{file.path}"'.replace(",", "\\,")]
-    if _takes_strides(file):
+    if kernel_file.has_stride(file):
         defines.append("-DECE408_STRIDED")
     nvcc = str(require_nvcc())
     return [nvcc, *LIBRARY_OPTIONS, gencode(name), *defines, f"-I{source.parent}", str(source)]

@@ -1,0 +1,136 @@
+"""What a CUDA file is compiled to for the CPU: its kernels, translated, with kernels/emulator."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ... import settings
+from ...errors import KernelCompileFailed, KernelsMissing
+from ...files.resources import kernels_dir
+from ...files.sealed import kept_or_compiled
+from .. import kernel_file
+from ..cpu.compiled_file import compiler, compiler_missing, compiler_versions
+from ..kernel_file import KernelFile
+from . import translation
+
+_COMMON = ("-std=gnu++17", "-O2", "-march=native", "-g1", "-fPIC", "-ftls-model=initial-exec", "-w")
+# Functions that are alike would have one of their lines, and a call at a function's end none; and
+# C++ lets a compiler leave out a loop without an end.
+_PLAIN = ("-fno-ipa-icf", "-fno-optimize-sibling-calls", "-fno-finite-loops")
+_KERNELS = (
+    *("-DECE408_EMULATED", "-D__CUDACC__", "-D__NVCC__", "-D__CUDA_ARCH__=900"),
+    *_PLAIN,
+)
+_CHECKS = (
+    *("-fsanitize=thread", "-fsanitize=bounds", "-fsanitize-recover=bounds"),
+    *("--param", "tsan-instrument-func-entry-exit=0"),
+)
+_LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic")
+
+
+@functools.lru_cache(maxsize=64)
+def library(file: KernelFile, checked: bool) -> bytes:
+    """The library, once for each text of the file and of what it includes; with `checked` each
+    access to memory is checked.
+
+    Raises `KernelCompileFailed` with file and line, also for what is not emulated, `KernelsMissing`
+    without g++, and `CacheUnwritable`.
+    """
+    source = kernel_file.source_of(file)
+    own = [f'-DECE408_FILE="{file.path}"', f"-I{source.parent}"]
+    if kernel_file.has_stride(file):
+        own.append("-DECE408_STRIDED")
+    # kernels/files/entry.cuh has what cudaMalloc is exchanged for.
+    return _library(file, checked, [*own, str(source)], ["-Wl,--wrap=cudaMalloc"])
+
+
+@functools.lru_cache(maxsize=64)
+def program(path: Path, checked: bool = True) -> bytes:
+    """A library of a CUDA file that calls its kernels itself, and exports what is to be called by
+    extern "C". Raises what `library` raises."""
+    file = KernelFile(path, "cuda", "program", path.read_text(encoding="utf-8", errors="replace"))
+    return _library(file, checked, [str(path)], [])
+
+
+def _library(
+    file: KernelFile, checked: bool, arguments: Sequence[str], link: Sequence[str]
+) -> bytes:
+    found = _gcc()
+    versions = (*compiler_versions(found), hashlib.sha256(_runtime(found)).hexdigest())
+    checks = _CHECKS if checked else ()
+    include = f"-I{_sources() / 'include'}"
+    command = [found, *_COMMON, *_KERNELS, *checks, include, "-x", "c++", *arguments]
+    build = functools.partial(_build, found, checked, link)
+    return kernel_file.compiled(
+        file, command, versions, _folder(), compiler_missing(found), build=build
+    )
+
+
+def _build(
+    found: str,
+    checked: bool,
+    link: Sequence[str],
+    text: str,
+    run: Callable[[Sequence[str]], str],
+) -> bytes:
+    try:
+        translated = translation.translate(text)
+    except translation.Untranslated as error:
+        raise KernelCompileFailed(str(error)) from None
+    with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as name:
+        folder = Path(name)
+        (folder / "kernel.ii").write_text(translated, encoding="utf-8", errors="surrogateescape")
+        (folder / "runtime.o").write_bytes(_runtime(found))
+        flags = [*_COMMON, *_PLAIN, *(_CHECKS if checked else ())]
+        kernel = [*flags, "-fpreprocessed", "-c", str(folder / "kernel.ii")]
+        run([found, *kernel, "-o", str(folder / "kernel.o")])
+        objects = [str(folder / each) for each in ("runtime.o", "kernel.o")]
+        # The checks' own libraries are not linked: the emulator has their functions.
+        run([found, *_COMMON, *_LINK, *link, *objects, "-o", str(folder / "kernel.so")])
+        return (folder / "kernel.so").read_bytes()
+
+
+@functools.lru_cache(maxsize=2)
+def _runtime(found: str) -> bytes:
+    """kernels/emulator as one object."""
+    sources = sorted(_sources().glob("*.cpp"))
+    headers = sorted([*_sources().glob("*.h"), *(_sources() / "include").glob("*.h")])
+    command = [found, *_COMMON, "-r", *map(str, sources)]
+    key = hashlib.sha256()
+    for part in (*compiler_versions(found), *command):
+        key.update(part.encode() + b"\0")
+    for path in (*sources, *headers):
+        key.update(path.read_bytes() + b"\0")
+    kept = _folder() / f"runtime-{key.hexdigest()[:24]}.o"
+
+    def build() -> bytes:
+        with tempfile.TemporaryDirectory(prefix="ece408-emulator-") as folder:
+            made = Path(folder) / "runtime.o"
+            kernel_file.run_compiler(
+                [*command, "-o", str(made)], sources[0], compiler_missing(found)
+            )
+            return made.read_bytes()
+
+    return kept_or_compiled(kept, "the emulator", build)
+
+
+@functools.cache
+def _gcc() -> str:
+    """g++, whose checks call the emulator. Raises `KernelsMissing` without it."""
+    for found in (compiler(), shutil.which("g++")):
+        if found is not None and "clang" not in compiler_versions(found)[0]:
+            return found
+    raise KernelsMissing("the emulator needs g++ (Debian, Ubuntu: apt install g++), not clang++")
+
+
+def _folder() -> Path:
+    return settings.cache() / "emulated-kernels"
+
+
+def _sources() -> Path:
+    return kernels_dir() / "emulator"

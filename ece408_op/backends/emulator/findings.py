@@ -1,0 +1,165 @@
+"""What the emulator's checks found, with lines of the kernel's source."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+# `Kind` of kernels/emulator/findings.h, in its order.
+KINDS = (
+    "reads out of bounds",
+    "writes out of bounds",
+    "reads freed memory",
+    "writes freed memory",
+    "misaligned access",
+    "reads memory that was never written",
+    "race between threads of a block",
+    "race between blocks",
+    "__syncthreads() that not all threads of the block reach",
+    "threads of a block wait at different __syncthreads()",
+    "wrong mask",
+    "deadlock",
+    "index beyond an array",
+    "illegal address",
+    "stopped",
+)
+# A process's answer has room for so many.
+_MOST = 64
+
+
+class _Raw(ctypes.Structure):
+    """`Finding` of kernels/emulator/findings.h."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("line", ctypes.c_int32),
+        ("file", ctypes.c_char_p),
+        ("place", ctypes.c_uint64),
+        ("block", ctypes.c_uint32 * 3),
+        ("thread", ctypes.c_uint32 * 3),
+        ("count", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("text", ctypes.c_char * 192),
+        ("kernel", ctypes.c_char * 96),
+    ]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault of one kind at one place, "file:line": by which block and thread it was met first,
+    and how often."""
+
+    kind: str
+    place: str
+    kernel: str
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    count: int
+    bytes: int
+    text: str
+
+    @property
+    def title(self) -> str:
+        """What it is, without place and thread."""
+        size = f" ({self.bytes} bytes)" if self.bytes else ""
+        return f"{self.kind}{size}: {self.text}"
+
+    @property
+    def by(self) -> str:
+        """The thread that met it first."""
+        return f"thread {_sizes(self.thread)} of block {_sizes(self.block)} of {self.kernel}"
+
+
+def _sizes(numbers: Sequence[int]) -> str:
+    return f"({','.join(map(str, numbers))})"
+
+
+def take(library: ctypes.CDLL) -> list[dict[str, Any]]:
+    """What was found since the last call, as JSON may have it; `located` knows the lines."""
+    room = (_Raw * _MOST)()
+    count = min(library.ece408_emulator_findings(room, _MOST), _MOST)
+    found = [
+        {
+            "kind": KINDS[raw.kind],
+            "place": f"{Path(_text(raw.file)).name}:{raw.line}" if raw.file else raw.place,
+            "kernel": _text(raw.kernel),
+            "block": list(raw.block),
+            "thread": list(raw.thread),
+            "count": raw.count,
+            "bytes": raw.bytes,
+            "text": _text(raw.text),
+        }
+        for raw in room[:count]
+    ]
+    library.ece408_emulator_forget_findings()
+    return found
+
+
+def located(taken: Sequence[dict[str, Any]], content: bytes) -> list[Finding]:
+    """What `take` gave, of the library with this content; those of one kind and line as one."""
+    places = [each["place"] for each in taken if isinstance(each["place"], int)]
+    lines: dict[Any, str] = {**lines_of(content, places)}
+    found: dict[tuple[str, str], Finding] = {}
+    for each in taken:
+        try:
+            finding = _finding(each, lines)
+        except (IndexError, KeyError, TypeError, ValueError):
+            # The kernel's own code shares the process that told it.
+            continue
+        place = finding.place
+        known = found.get((finding.kind, place))
+        if known is not None:
+            finding = replace(known, count=known.count + finding.count)
+        found[finding.kind, place] = finding
+    return list(found.values())
+
+
+def _finding(told: dict[str, Any], lines: dict[Any, str]) -> Finding:
+    block, thread = ([int(each) for each in told[role]] for role in ("block", "thread"))
+    return Finding(
+        str(told["kind"]),
+        str(lines.get(told["place"], told["place"])),
+        str(told["kernel"]),
+        (block[0], block[1], block[2]),
+        (thread[0], thread[1], thread[2]),
+        int(told["count"]),
+        int(told["bytes"]),
+        str(told["text"]),
+    )
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="replace")
+
+
+def lines_of(content: bytes, places: Sequence[int]) -> dict[int, str]:
+    """ "file:line" of return addresses in a library: where the call stands that returns there, in
+    the kernel's own source if that is in an inlined function of the emulator's headers."""
+    unknown = {place: f"address 0x{place:x}" for place in places}
+    program = shutil.which("addr2line")
+    if not places or program is None:
+        return unknown
+    with tempfile.NamedTemporaryFile(suffix=".so") as library:
+        library.write(content)
+        library.flush()
+        # A call's line is that of the byte before its return address.
+        asked = [hex(place - 1) for place in unknown]
+        command = [program, "--inlines", "--addresses", "--exe", library.name, *asked]
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    chains = re.split(r"^0x[0-9a-f]+\n", result.stdout, flags=re.M)[1:]
+    return {place: _line(chain, unknown[place]) for place, chain in zip(unknown, chains)}
+
+
+def _line(chain: str, otherwise: str) -> str:
+    for each in chain.splitlines():
+        path, _, line = each.partition(" ")[0].rpartition(":")
+        if "/kernels/emulator/" not in path and line.isdigit() and not path.startswith("?"):
+            return f"{Path(path).name}:{line}"
+    return otherwise

@@ -1,0 +1,317 @@
+// CUDA's runtime functions, as include/runtime_api.h declares them.
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "include/cuda_runtime.h"
+#include "runtime.h"
+
+using namespace ece408_emulator;
+
+struct ece408_event {
+    std::chrono::steady_clock::time_point time;
+};
+
+namespace {
+
+constexpr size_t CONSTANT_BYTES = 64 << 10, PITCH = 512;
+constexpr const char* NAME = "emulated GPU";
+
+// The error, which cudaGetLastError returns next.
+cudaError_t said(int error) {
+    Emulator& e = emulator();
+    if (e.sticky) error = e.sticky;
+    if (error) e.last = error;
+    return static_cast<cudaError_t>(error);
+}
+
+// Whether bytes are memory of the GPU; if they begin in it, all of them must be.
+bool is_device(const void* address) {
+    const Memory& memory = emulator().memory;
+    return memory.holds(address, 0);
+}
+
+bool is_whole(const void* address, size_t bytes) {
+    return !is_device(address) || emulator().memory.is_allocated(address, bytes);
+}
+
+int bad_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    if (!bytes) return SUCCESS;
+    if (!to || !from || !is_whole(to, bytes) || !is_whole(from, bytes)) return INVALID_VALUE;
+    const bool to_device = is_device(to), from_device = is_device(from);
+    switch (kind) {
+        case cudaMemcpyHostToHost: return to_device || from_device ? INVALID_VALUE : SUCCESS;
+        case cudaMemcpyHostToDevice: return !to_device || from_device ? INVALID_VALUE : SUCCESS;
+        case cudaMemcpyDeviceToHost: return to_device || !from_device ? INVALID_VALUE : SUCCESS;
+        case cudaMemcpyDeviceToDevice: return !to_device || !from_device ? INVALID_VALUE : SUCCESS;
+        case cudaMemcpyDefault: return SUCCESS;
+    }
+    return INVALID_COPY_DIRECTION;
+}
+
+}  // namespace
+
+void __syncthreads(const char* file, int line) { worker->arrive(0, {file, line}); }
+int __syncthreads_count(int predicate, const char* file, int line) {
+    return worker->arrive(predicate, {file, line}).sum;
+}
+int __syncthreads_and(int predicate, const char* file, int line) {
+    const Arrived found = worker->arrive(predicate, {file, line});
+    return found.sum == found.threads;
+}
+int __syncthreads_or(int predicate, const char* file, int line) {
+    return worker->arrive(predicate, {file, line}).sum != 0;
+}
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** address, size_t bytes) {
+    Emulator& e = emulator();
+    if (!address) return said(INVALID_VALUE);
+    if (e.sticky) return said(SUCCESS);
+    e.memory.make(e.settings.checked);
+    *address = bytes ? e.memory.allocate(bytes) : nullptr;
+    return said(bytes && !*address ? MEMORY_ALLOCATION : SUCCESS);
+}
+
+cudaError_t cudaMallocManaged(void** address, size_t bytes, unsigned) {
+    const cudaError_t error = cudaMalloc(address, bytes);
+    // The host may write it at any time.
+    if (!error) emulator().memory.set_written(*address, bytes);
+    return error;
+}
+
+cudaError_t cudaMallocHost(void** address, size_t bytes) {
+    *address = malloc(bytes);
+    return said(*address || !bytes ? SUCCESS : MEMORY_ALLOCATION);
+}
+
+cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
+    return cudaMallocHost(address, bytes);
+}
+
+cudaError_t cudaMallocPitch(void** address, size_t* pitch, size_t width, size_t height) {
+    *pitch = (width + PITCH - 1) / PITCH * PITCH;
+    return cudaMalloc(address, *pitch * height);
+}
+
+cudaError_t cudaFree(void* address) {
+    if (!address) return said(SUCCESS);
+    if (emulator().sticky) return said(SUCCESS);
+    return said(emulator().memory.free(address) ? SUCCESS : INVALID_VALUE);
+}
+
+cudaError_t cudaFreeHost(void* address) {
+    free(address);
+    return said(SUCCESS);
+}
+
+cudaError_t cudaHostRegister(void*, size_t, unsigned) { return said(SUCCESS); }
+cudaError_t cudaHostUnregister(void*) { return said(SUCCESS); }
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+    Emulator& e = emulator();
+    e.memory.make(e.settings.checked);
+    *free = e.memory.free_bytes();
+    *total = e.memory.size();
+    return said(SUCCESS);
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    if (emulator().sticky) return said(SUCCESS);
+    if (const int error = bad_copy(to, from, bytes, kind)) return said(error);
+    memmove(to, from, bytes);
+    emulator().memory.set_written(to, bytes);
+    return said(SUCCESS);
+}
+
+cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                         size_t width, size_t height, cudaMemcpyKind kind) {
+    for (size_t row = 0; row < height; ++row) {
+        const cudaError_t error =
+            cudaMemcpy(static_cast<char*>(to) + row * to_pitch,
+                       static_cast<const char*>(from) + row * from_pitch, width, kind);
+        if (error) return error;
+    }
+    return said(SUCCESS);
+}
+
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+    if (emulator().sticky) return said(SUCCESS);
+    if (bytes && (!is_device(to) || !is_whole(to, bytes))) return said(INVALID_VALUE);
+    memset(to, value, bytes);
+    emulator().memory.set_written(to, bytes);
+    return said(SUCCESS);
+}
+
+cudaError_t ece408_emulator_to_symbol(const void* symbol, size_t room, const void* from,
+                                      size_t bytes, size_t offset, cudaMemcpyKind kind) {
+    if (emulator().sticky) return said(SUCCESS);
+    if (kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToDevice &&
+        kind != cudaMemcpyDefault)
+        return said(INVALID_COPY_DIRECTION);
+    if (offset > room || bytes > room - offset || !is_whole(from, bytes)) return said(INVALID_VALUE);
+    memcpy(static_cast<char*>(const_cast<void*>(symbol)) + offset, from, bytes);
+    return said(SUCCESS);
+}
+
+cudaError_t ece408_emulator_from_symbol(void* to, const void* symbol, size_t room, size_t bytes,
+                                        size_t offset, cudaMemcpyKind kind) {
+    if (emulator().sticky) return said(SUCCESS);
+    if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost)
+        return said(INVALID_COPY_DIRECTION);
+    if (offset > room || bytes > room - offset || !is_whole(to, bytes)) return said(INVALID_VALUE);
+    memcpy(to, static_cast<const char*>(symbol) + offset, bytes);
+    emulator().memory.set_written(to, bytes);
+    return said(SUCCESS);
+}
+
+cudaError_t cudaDeviceSynchronize() { return static_cast<cudaError_t>(emulator().sticky.load()); }
+
+cudaError_t cudaDeviceReset() {
+    emulator().sticky = emulator().last = SUCCESS;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() {
+    Emulator& e = emulator();
+    return static_cast<cudaError_t>(e.sticky ? e.sticky.load() : e.last.exchange(SUCCESS));
+}
+
+cudaError_t cudaPeekAtLastError() {
+    Emulator& e = emulator();
+    return static_cast<cudaError_t>(e.sticky ? e.sticky.load() : e.last.load());
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+    switch (static_cast<int>(error)) {
+        case SUCCESS: return "no error";
+        case INVALID_VALUE: return "invalid argument";
+        case MEMORY_ALLOCATION: return "out of memory";
+        case INVALID_CONFIGURATION: return "invalid configuration argument";
+        case INVALID_SYMBOL: return "invalid device symbol";
+        case INVALID_DEVICE_POINTER: return "invalid device pointer";
+        case INVALID_COPY_DIRECTION: return "invalid copy direction for memcpy";
+        case INVALID_DEVICE: return "invalid device ordinal";
+        case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
+        case LAUNCH_TIMEOUT: return "the launch timed out and was terminated";
+        case ASSERTED: return "device-side assert triggered";
+        case MISALIGNED_ADDRESS: return "misaligned address";
+        case LAUNCH_FAILURE: return "unspecified launch failure";
+        case NOT_SUPPORTED: return "operation not supported";
+        default: return "unknown error";
+    }
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+    switch (static_cast<int>(error)) {
+        case SUCCESS: return "cudaSuccess";
+        case INVALID_VALUE: return "cudaErrorInvalidValue";
+        case MEMORY_ALLOCATION: return "cudaErrorMemoryAllocation";
+        case INVALID_CONFIGURATION: return "cudaErrorInvalidConfiguration";
+        case ILLEGAL_ADDRESS: return "cudaErrorIllegalAddress";
+        case MISALIGNED_ADDRESS: return "cudaErrorMisalignedAddress";
+        case LAUNCH_FAILURE: return "cudaErrorLaunchFailure";
+        default: return "cudaErrorUnknown";
+    }
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = 1;
+    return said(SUCCESS);
+}
+
+cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    return said(SUCCESS);
+}
+
+cudaError_t cudaSetDevice(int device) { return said(device ? INVALID_DEVICE : SUCCESS); }
+
+// As an H100 has them, but for its memory.
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
+    if (device) return said(INVALID_DEVICE);
+    *found = {};
+    snprintf(found->name, sizeof found->name, "%s", NAME);
+    Emulator& e = emulator();
+    e.memory.make(e.settings.checked);
+    found->totalGlobalMem = e.memory.size();
+    found->totalConstMem = CONSTANT_BYTES;
+    found->sharedMemPerBlock = LARGEST_STATIC_SHARED;
+    found->sharedMemPerBlockOptin = LARGEST_SHARED;
+    found->sharedMemPerMultiprocessor = LARGEST_SHARED + 1024;
+    found->regsPerBlock = found->regsPerMultiprocessor = 65536;
+    found->warpSize = LANES;
+    found->maxThreadsPerBlock = 1024;
+    const int threads[] = {1024, 1024, 64}, blocks[] = {0x7FFFFFFF, 65535, 65535};
+    memcpy(found->maxThreadsDim, threads, sizeof threads);
+    memcpy(found->maxGridSize, blocks, sizeof blocks);
+    found->major = 9;
+    found->multiProcessorCount = 132;
+    found->clockRate = 1980000;
+    found->memoryClockRate = 2619000;
+    found->memoryBusWidth = 5120;
+    found->l2CacheSize = 50 << 20;
+    found->maxThreadsPerMultiProcessor = 2048;
+    found->maxBlocksPerMultiProcessor = 32;
+    found->concurrentKernels = found->unifiedAddressing = found->canMapHostMemory = 1;
+    found->memPitch = 0x7FFFFFFF;
+    found->textureAlignment = PITCH;
+    return said(SUCCESS);
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp found;
+    if (const cudaError_t error = cudaGetDeviceProperties(&found, device)) return error;
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock: *value = found.maxThreadsPerBlock; break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(found.sharedMemPerBlock); break;
+        case cudaDevAttrWarpSize: *value = found.warpSize; break;
+        case cudaDevAttrMultiProcessorCount: *value = found.multiProcessorCount; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = found.major; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = found.minor; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            *value = static_cast<int>(found.sharedMemPerBlockOptin);
+            break;
+        default: return said(INVALID_VALUE);
+    }
+    return said(SUCCESS);
+}
+
+cudaError_t ece408_emulator_allow_shared(cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return said(SUCCESS);
+    if (value < 0 || static_cast<size_t>(value) > LARGEST_SHARED) return said(INVALID_VALUE);
+    Emulator& e = emulator();
+    e.most_shared = std::max(e.most_shared, static_cast<size_t>(value));
+    return said(SUCCESS);
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+    *event = new ece408_event{std::chrono::steady_clock::now()};
+    return said(SUCCESS);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return said(SUCCESS);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+    event->time = std::chrono::steady_clock::now();
+    return said(SUCCESS);
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+    *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+    return said(SUCCESS);
+}
+
+// For the process that has loaded this library: on so many cores; in an order that a seed gives,
+// if `random`; with checks, if the kernel was compiled with them.
+__attribute__((visibility("default"))) void ece408_emulator_set(int cores, int checked, int random,
+                                                                uint64_t seed) {
+    emulator().settings = {cores, checked != 0, random != 0, seed};
+}
+
+}  // extern "C"

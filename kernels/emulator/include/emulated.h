@@ -1,0 +1,80 @@
+// What a translated CUDA kernel calls: where its blocks' shared memory lies, and its launches.
+// runtime.cpp has the other side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Memory that a kernel's code does not touch by itself, such as a launch's arguments, is not checked.
+#define ECE408_UNCHECKED __attribute__((no_sanitize("thread"), no_sanitize("bounds")))
+
+struct uint3 {
+    unsigned x, y, z;
+};
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
+};
+
+// To a kernel they are constants: the compiler may keep them, and does not check reading them. A
+// dim3 has constructors, with which it would be none.
+#ifdef ECE408_EMULATED
+extern thread_local const uint3 threadIdx, blockIdx, blockDim, gridDim;
+#else
+extern thread_local uint3 threadIdx, blockIdx, blockDim, gridDim;
+#endif
+
+typedef struct ece408_stream* cudaStream_t;
+
+namespace ece408_emulator {
+
+// A static shared variable: its offset in the shared memory of each block of a launch.
+struct Slot {
+    uint64_t launch_and_offset;
+};
+
+void* shared(Slot* slot, size_t bytes, size_t alignment);
+void* dynamic_shared(size_t alignment);
+
+struct Launch {
+    dim3 grid, block;
+    size_t shared_bytes;
+
+    Launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr)
+        : grid(grid), block(block), shared_bytes(shared_bytes) {}
+
+    // Run `kernel` with these arguments, which are copied for each thread, as CUDA does.
+    template <class Kernel, class... Arguments>
+    ECE408_UNCHECKED void run(const char* name, Kernel kernel, Arguments... arguments) const {
+        auto call = [&]() ECE408_UNCHECKED { kernel(arguments...); };
+        begin(name, [](void* each) ECE408_UNCHECKED { (*static_cast<decltype(call)*>(each))(); }, &call);
+    }
+
+    void begin(const char* name, void (*thread)(void*), void* call) const;
+};
+
+// Where a function is called. The compiler may copy a call: addresses would not tell.
+struct Place {
+    const char* file;
+    int line;
+    bool operator!=(const Place& other) const { return file != other.file || line != other.line; }
+};
+#define ECE408_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+enum class Warp { SYNC, INDEX, UP, DOWN, XOR, BALLOT, MATCH, GATHER, ADD, MIN, MAX, UMIN, UMAX, AND, OR, EXCLUSIVE_OR };
+// One of a warp's functions: for each lane of `mask` its result. `lane` and `width` are a shuffle's.
+uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lane = 0,
+                  int width = 32);
+// Of each lane of a whole warp its address.
+void gather(Place place, const void* own, const void* (&all)[32]);
+unsigned present_lanes();
+
+// Before an atomic function touches these bytes.
+void atomic(Place place, const void* address, size_t bytes);
+void fence();
+[[noreturn]] void trap(Place place, const char* what);
+
+}  // namespace ece408_emulator

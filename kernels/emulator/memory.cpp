@@ -1,0 +1,114 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+
+namespace ece408_emulator {
+namespace {
+
+constexpr size_t CHECKED_BYTES = size_t{1} << 30, UNCHECKED_BYTES = size_t{8} << 30;
+constexpr size_t ALIGNMENT = 256;  // as cudaMalloc
+// Between allocations, so that an index that is off by a row is not in the next one.
+constexpr size_t GAP = 64 << 10;
+
+size_t rounded(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+}  // namespace
+
+void* pages(size_t bytes) {
+    void* const found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return found == MAP_FAILED ? nullptr : found;
+}
+
+void Memory::make(bool checked) {
+    if (base_) return;
+    size_t bytes = checked ? CHECKED_BYTES : UNCHECKED_BYTES;
+    // A process may have a bound on its addresses.
+    for (; bytes >= 64 << 20; bytes /= 2) {
+        base_ = static_cast<char*>(pages(bytes));
+        if (!base_) continue;
+        if (!checked) break;
+        states_ = static_cast<uint8_t*>(pages(bytes));
+        touched_ = static_cast<Touched*>(pages(bytes / 4 * sizeof(Touched)));
+        if (states_ && touched_) break;
+        if (states_) munmap(states_, bytes);
+        if (touched_) munmap(touched_, bytes / 4 * sizeof(Touched));
+        munmap(base_, bytes);
+        base_ = nullptr, states_ = nullptr, touched_ = nullptr;
+    }
+    if (base_) size_ = bytes;
+    end_ = GAP;
+}
+
+void* Memory::allocate(size_t bytes) {
+    std::lock_guard<std::mutex> hold(lock_);
+    const size_t room = rounded(bytes ? bytes : 1);
+    size_t begin = end_;
+    if (size_ && room <= size_ - GAP && begin <= size_ - GAP - room) {
+        end_ = begin + room + GAP;
+    } else {
+        // All addresses have been used once: take those of a freed one that is large enough.
+        auto found = allocations_.begin();
+        while (found != allocations_.end() &&
+               !(found->second.freed && rounded(found->second.bytes) >= room))
+            ++found;
+        if (found == allocations_.end()) return nullptr;
+        begin = found->first;
+        if (checked()) {
+            memset(states_ + begin, NO_MEMORY, rounded(found->second.bytes));
+            memset(static_cast<void*>(touched_ + begin / 4), 0, room / 4 * sizeof(Touched));
+        }
+    }
+    allocations_[begin] = {bytes, false};
+    taken_ += room;
+    if (checked()) memset(states_ + begin, NEVER_WRITTEN, bytes);
+    return base_ + begin;
+}
+
+bool Memory::free(void* address) {
+    std::lock_guard<std::mutex> hold(lock_);
+    const auto found = allocations_.find(offset(address));
+    if (found == allocations_.end() || found->second.freed) return false;
+    found->second.freed = true;
+    taken_ -= rounded(found->second.bytes);
+    if (checked()) memset(states_ + found->first, FREED, found->second.bytes);
+    return true;
+}
+
+void Memory::set_written(const void* address, size_t bytes) {
+    if (checked() && holds(address, bytes)) memset(states_ + offset(address), WRITTEN, bytes);
+}
+
+bool Memory::is_allocated(const void* address, size_t bytes) const {
+    std::lock_guard<std::mutex> hold(lock_);
+    const size_t at = offset(address);
+    auto next = allocations_.upper_bound(at);
+    if (next == allocations_.begin()) return false;
+    --next;
+    return !next->second.freed && at - next->first <= next->second.bytes &&
+           bytes <= next->second.bytes - (at - next->first);
+}
+
+const Memory::Allocation* Memory::nearest(const void* address, size_t* begin) const {
+    std::lock_guard<std::mutex> hold(lock_);
+    const size_t at = offset(address);
+    const auto next = allocations_.upper_bound(at);
+    auto found = next;
+    if (next != allocations_.begin()) {
+        const auto before = std::prev(next);
+        const size_t end = before->first + before->second.bytes;
+        if (next == allocations_.end() || at < end || at - end < next->first - at) found = before;
+    }
+    if (found == allocations_.end()) return nullptr;
+    *begin = found->first;
+    return &found->second;
+}
+
+void Memory::forget_touches() {
+    // Fresh pages are zeros.
+    if (checked()) madvise(touched_, end_ / 4 * sizeof(Touched), MADV_DONTNEED);
+}
+
+}  // namespace ece408_emulator

@@ -1,0 +1,165 @@
+// Blocks and threads of the emulated GPU at work.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "include/emulated.h"
+#include "memory.h"
+
+namespace ece408_emulator {
+
+constexpr int LANES = 32;
+// Shared memory of a block: what CUDA gives at most, and gaps between the variables.
+constexpr size_t SHARED_REGION = 512 << 10, SHARED_GAP = 512, SHARED_ALIGNMENT = 128;
+constexpr size_t LARGEST_SHARED = 227 << 10, LARGEST_STATIC_SHARED = 48 << 10;
+
+// Threads of a block that have come to a barrier, and the sum of their predicates.
+struct Arrived {
+    int threads, sum;
+};
+
+struct Settings {
+    int cores = 1;
+    bool checked = true;
+    // Threads and blocks in an order that `seed` gives, one block after the other.
+    bool random = false;
+    uint64_t seed = 0;
+};
+
+// A stack on which CUDA threads run, one after the other unless one waits.
+struct Fiber {
+    char* stack = nullptr;
+    void* top = nullptr;  // where it goes on
+};
+
+enum class Waits : uint8_t { NOT, FOR_BLOCK, FOR_WARP, ENDED, NOT_BEGUN };
+
+struct Thread {
+    Waits waits;
+    Fiber* fiber;
+    Place place;  // where it waits
+    uint32_t clock;
+    int predicate;
+    // In one of the warp's functions.
+    Warp what;
+    unsigned mask;
+    uint64_t value, result;
+    int lane, width;
+};
+
+// A launch at work.
+struct Running {
+    const char* name;
+    dim3 grid, block;
+    size_t dynamic_bytes;
+    void (*thread)(void*);
+    void* call;
+    uint32_t number;
+    std::atomic<uint64_t> next_block{0};
+    // cudaError_t of what ended it.
+    std::atomic<int> error{0};
+    std::atomic<size_t> shared_end{0}, static_bytes{0};
+    size_t most_shared = LARGEST_STATIC_SHARED;
+    std::vector<uint32_t> order;
+    // By block: it has gone through a fence; an atomic function of it has been seen after one.
+    std::unique_ptr<std::atomic<uint8_t>[]> released;
+    std::atomic<bool> any_released{false};
+};
+
+// What one core has for the blocks that it runs, one after the other.
+class Worker {
+public:
+    Worker();
+    void run(Running& running);
+
+    void wait(Waits what, Place place);
+    Arrived arrive(int predicate, Place place);
+    uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lane, int width);
+    void copy_values(const void* (&to)[LANES]) const;
+    unsigned present_lanes() const;
+    // End the launch: nothing of it runs on. Does not return in a CUDA thread.
+    [[noreturn]] void stop(int error);
+
+    Tag own_tag(uint32_t thread) const {
+        return tag(running_->number, block_, thread, threads_[current_].clock);
+    }
+    // Whether what the tag says comes before what the current thread does now.
+    bool ordered(Tag before) const;
+    uint32_t current() const { return current_; }
+    uint32_t block() const { return block_; }
+    Running& running() const { return *running_; }
+
+    bool on_stack(uintptr_t address) const { return address - stacks_begin_ < stacks_bytes_; }
+    size_t shared_offset(const void* address) const {
+        return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(shared_);
+    }
+    void* shared_at(size_t offset, size_t bytes);
+    void forget_touches();
+
+    char* shared_ = nullptr;
+    uint8_t* shared_states = nullptr;
+    // For each 2 bytes.
+    Tag *shared_written = nullptr, *shared_read = nullptr;
+    bool acquired = false;
+
+private:
+    void run_block(uint32_t number);
+    void begin_threads();
+    void go_on(Fiber* fiber);
+    Fiber* idle_fiber();
+    void place(uint32_t thread);
+    void release_block();
+    void release_warp(uint32_t warp, unsigned mask);
+    void answer(uint32_t warp, unsigned mask);
+    void try_warp_of(uint32_t thread);
+    void no_one_can_go_on();
+    void forget_fibers();
+    static void fiber_main();
+    void run_threads();
+    unsigned existing(uint32_t warp) const;
+
+    Running* running_ = nullptr;
+    uint32_t block_ = 0, current_ = 0, count_ = 0, begun_ = 0, ended_ = 0, at_barrier_ = 0;
+    uint32_t barrier_clock_ = 0;
+    Arrived arrived_{};
+    std::vector<Thread> threads_;
+    std::vector<uint32_t> order_, ready_;
+    size_t next_ready_ = 0;
+    // By warp, lane and other lane: the other's clock as far as the lane knows it.
+    std::vector<uint32_t> known_;
+    bool warps_used_ = false;
+    // By thread: its value of the last GATHER.
+    std::vector<uint64_t> gathered_;
+    // Where the shared memory ends that any block of this worker has had.
+    size_t shared_end_ = 0;
+    std::vector<std::unique_ptr<Fiber>> fibers_;
+    std::vector<Fiber*> idle_;
+    Fiber* fiber_ = nullptr;
+    void* scheduler_ = nullptr;
+    uintptr_t stacks_begin_ = 0;
+    size_t stacks_bytes_ = 0;
+    std::mt19937_64 random_;
+};
+
+// The one that runs on this core's thread; null outside of kernels.
+extern thread_local Worker* worker;
+
+struct Emulator {
+    Settings settings;
+    Memory memory;
+    // cudaError_t: of the last call, and one that stays, as after an illegal address.
+    std::atomic<int> last{0}, sticky{0};
+    uint32_t launches = 0;
+    std::vector<std::unique_ptr<Worker>> workers;
+    // Of a block, as cudaFuncSetAttribute allows it: for any kernel.
+    size_t most_shared = LARGEST_STATIC_SHARED;
+};
+extern Emulator the_emulator;
+inline Emulator& emulator() { return the_emulator; }
+
+}  // namespace ece408_emulator

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from ece408_op import settings
+from ece408_op.backends.emulator import compiler
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory):
+    """What is compiled here is compiled once."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def load(tmp_path, kept):
+    """The library of a text of CUDA, and what it is loaded from; on 2 cores, with checks."""
+
+    def loaded(text):
+        path = tmp_path / "program.cu"
+        path.write_text(text)
+        with settings.override(cache=kept):
+            content = compiler.program(path)
+        (tmp_path / "program.so").write_bytes(content)
+        library = ctypes.CDLL(str(tmp_path / "program.so"))
+        library.ece408_emulator_set(2, 1, 0, ctypes.c_uint64(0))
+        return library, content
+
+    return loaded

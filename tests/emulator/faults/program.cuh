@@ -1,0 +1,59 @@
+// Small programs by name: a kernel each, with one fault. The line that has it says so, as
+//     // NAME: what the emulator calls it
+// and programs without such a line are right. With nvcc: program NAME.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstring>
+
+// Arrays on the GPU: floats that are written, and one that is not.
+struct Arrays {
+    static constexpr int COUNT = 256;
+    float *x, *y;
+
+    explicit Arrays(int count = COUNT) {
+        cudaMalloc(&x, count * sizeof(float));
+        cudaMalloc(&y, count * sizeof(float));
+        cudaMemset(x, 0, count * sizeof(float));
+    }
+    ~Arrays() {
+        cudaFree(x);
+        cudaFree(y);
+    }
+};
+
+struct Program {
+    const char* name;
+    void (*run)();
+    Program* next;
+    static Program*& first() {
+        static Program* found = nullptr;
+        return found;
+    }
+    Program(const char* name, void (*run)()) : name(name), run(run), next(first()) { first() = this; }
+};
+
+// PROGRAM(name) { ... }: what the host does.
+#define PROGRAM(name)                                   \
+    static void run_##name();                           \
+    static Program program_##name(#name, run_##name);   \
+    static void run_##name()
+
+// cudaError_t of the program of this name, or -1 if there is none.
+extern "C" int run(const char* name) {
+    for (Program* each = Program::first(); each; each = each->next) {
+        if (strcmp(each->name, name)) continue;
+        each->run();
+        const int error = cudaGetLastError();
+        return error ? error : cudaDeviceSynchronize();
+    }
+    return -1;
+}
+
+int main(int count, char** words) {
+    const int error = count == 2 ? run(words[1]) : -1;
+    printf("%d\n", error);
+    return error != 0;
+}

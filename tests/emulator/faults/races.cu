@@ -1,0 +1,148 @@
+// Threads that touch the same memory with nothing between.
+#include "program.cuh"
+
+__global__ void lacks_a_barrier(float* y, const float* x) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = x[threadIdx.x];  // lacks_a_barrier: race between threads of a block
+    y[threadIdx.x] = tile[63 - threadIdx.x];  // lacks_a_barrier: race between threads of a block
+}
+PROGRAM(lacks_a_barrier) {
+    Arrays a;
+    cudaMemset(a.y, 0, 1024);
+    lacks_a_barrier<<<1, 64>>>(a.y, a.x);
+}
+
+__global__ void lacks_the_second_barrier(float* y, const float* x, int n) {
+    __shared__ float tile[64];
+    float sum = 0;
+    for (int i = 0; i < n; i += 64) {
+        tile[threadIdx.x] = x[i + threadIdx.x];  // lacks_the_second_barrier: race between threads of a block
+        __syncthreads();
+        for (int k = 0; k < 64; ++k)
+            sum += tile[k];  // lacks_the_second_barrier: race between threads of a block
+    }
+    y[threadIdx.x] = sum;
+}
+PROGRAM(lacks_the_second_barrier) {
+    Arrays a;
+    lacks_the_second_barrier<<<1, 64>>>(a.y, a.x, a.COUNT);
+}
+
+__global__ void sums_without_atomics(float* sum, const float* x) {
+    *sum += x[threadIdx.x];  // sums_without_atomics: race between threads of a block
+}
+PROGRAM(sums_without_atomics) {
+    Arrays a;
+    sums_without_atomics<<<1, 64>>>(a.x, a.x + 1);
+}
+
+__global__ void sums_of_blocks(float* sum, const float* x) {
+    if (!threadIdx.x) *sum += x[blockIdx.x];  // sums_of_blocks: race between blocks
+}
+PROGRAM(sums_of_blocks) {
+    Arrays a;
+    sums_of_blocks<<<8, 32>>>(a.x, a.x + 1);
+}
+
+__global__ void writes_the_neighbour_s(float* y) {
+    const int i = blockIdx.x * 32 + threadIdx.x;
+    y[i] = 1;  // writes_the_neighbour_s: race between blocks
+    if (threadIdx.x == 31) y[i + 1] = 2;  // writes_the_neighbour_s: race between blocks
+}
+PROGRAM(writes_the_neighbour_s) {
+    Arrays a;
+    writes_the_neighbour_s<<<4, 32>>>(a.y);
+}
+
+__global__ void reads_what_blocks_write(float* x) {
+    const int i = blockIdx.x * 32 + threadIdx.x;
+    const float next = x[(i + 32) % 128];  // reads_what_blocks_write: race between blocks
+    x[i] = next;  // reads_what_blocks_write: race between blocks
+}
+PROGRAM(reads_what_blocks_write) {
+    Arrays a;
+    reads_what_blocks_write<<<4, 32>>>(a.x);
+}
+
+__global__ void relies_on_its_warp(float* y, const float* x) {
+    __shared__ float tile[32];
+    tile[threadIdx.x] = x[threadIdx.x];  // relies_on_its_warp: race between threads of a block
+    for (int by = 16; by; by /= 2)
+        if (threadIdx.x < by)
+            tile[threadIdx.x] += tile[threadIdx.x + by];  // relies_on_its_warp: race between threads of a block
+    if (!threadIdx.x) y[0] = tile[0];  // relies_on_its_warp: race between threads of a block
+}
+PROGRAM(relies_on_its_warp) {
+    Arrays a;
+    relies_on_its_warp<<<1, 32>>>(a.y, a.x);
+}
+
+__global__ void waits_for_another_warp_only(float* y, const float* x) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = x[threadIdx.x];  // waits_for_another_warp_only: race between threads of a block
+    __syncwarp();
+    y[threadIdx.x] = tile[63 - threadIdx.x];  // waits_for_another_warp_only: race between threads of a block
+}
+PROGRAM(waits_for_another_warp_only) {
+    Arrays a;
+    waits_for_another_warp_only<<<1, 64>>>(a.y, a.x);
+}
+
+__global__ void mixes_atomics(int* counter) {
+    atomicAdd(counter, 1);  // mixes_atomics: race between threads of a block
+    if (!threadIdx.x) *counter = 0;  // mixes_atomics: race between threads of a block
+}
+PROGRAM(mixes_atomics) {
+    Arrays a;
+    mixes_atomics<<<1, 64>>>((int*)a.x);
+}
+
+__global__ void right_tree(float* y, const float* x) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = x[blockIdx.x * 64 + threadIdx.x];
+    for (int by = 32; by; by /= 2) {
+        __syncthreads();
+        if (threadIdx.x < by) tile[threadIdx.x] += tile[threadIdx.x + by];
+    }
+    if (!threadIdx.x) atomicAdd(y, tile[0]);
+}
+PROGRAM(right_tree) {
+    Arrays a;
+    right_tree<<<3, 64>>>(a.x + 255, a.x);
+}
+
+__global__ void right_warps(float* y, const float* x) {
+    __shared__ float tile[64];
+    float* const own = tile + threadIdx.x / 32 * 32;
+    const int lane = threadIdx.x % 32;
+    own[lane] = x[threadIdx.x];
+    __syncwarp();
+    const float other = own[31 - lane];
+    __syncwarp();
+    own[lane] = other;
+    __syncwarp();
+    y[threadIdx.x] = own[lane ^ 1];
+}
+PROGRAM(right_warps) {
+    Arrays a;
+    right_warps<<<1, 64>>>(a.y, a.x);
+}
+
+// The last block sums what all have written: CUDA C++ Programming Guide, "Memory Fence Functions".
+__global__ void right_last_block(float* parts, unsigned* done, float* y) {
+    __shared__ bool is_last;
+    if (!threadIdx.x) {
+        parts[blockIdx.x] = 1;
+        __threadfence();
+        is_last = atomicInc(done, gridDim.x) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!is_last || threadIdx.x) return;
+    float sum = 0;
+    for (int i = 0; i < gridDim.x; ++i) sum += parts[i];
+    *y = sum;
+}
+PROGRAM(right_last_block) {
+    Arrays a;
+    right_last_block<<<16, 32>>>(a.y, (unsigned*)a.x, a.x + 1);
+}

@@ -1,0 +1,189 @@
+"""CUDA files without a GPU: checked as on one, with the lines of what they do wrong with memory."""
+
+from __future__ import annotations
+
+import pytest
+from kernel_files import CUDA_FORMS
+from places import ROOT
+
+from ece408_op import settings
+from ece408_op.backends import kernel_file
+from ece408_op.lab import check as checking
+from ece408_op.problem import ConvProblem
+
+STARTERS = ROOT / "kernels" / "files" / "starters"
+TEXTS = ("b3,c3,h9,w12,m4,k3", "b2,c6,h30,w30,m16,k5", "b1,c1,h7,w7,m2,k7")
+PROBLEMS = [ConvProblem.parse(text) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """What is compiled here is compiled once."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def check(tmp_path, kept):
+    """Check a text as a file; its verdict."""
+
+    def checked(name, text, problems=PROBLEMS, **keywords):
+        path = tmp_path / name
+        path.write_text(text)
+        with settings.override(cache=kept):
+            return checking.check(kernel_file.find(str(path)), problems, emulated=True, **keywords)
+
+    return checked
+
+
+def _failures(verdict):
+    return [each.text for group in verdict.groups for each in group.failures]
+
+
+@pytest.mark.parametrize("name", sorted(set(CUDA_FORMS) - {"declared.cu"}))
+def test_every_form_is_right(check, name):
+    text = CUDA_FORMS[name]
+    problems = [*PROBLEMS, ConvProblem.parse("b2,c3,h14,w9,m5,k3,s2")]
+    verdict = check(name, text, problems if name == "with-stride.cu" else PROBLEMS)
+    assert verdict.is_right, _failures(verdict)
+    assert [each.findings for each in verdict.sanitized] == [()]
+    assert verdict.error
+
+
+@pytest.mark.parametrize("name", ["new-forward.cu", "new-forward.cuh"])
+def test_starters_are_right(check, name):
+    verdict = check(name, (STARTERS / name).read_text())
+    assert verdict.is_right, (_failures(verdict), verdict.sanitized)
+
+
+# The course's way with tiles in shared memory, for one size of a tile and of a kernel.
+TILED = """
+#include <cmath>
+#include <iostream>
+#include "gpu-new-forward.h"
+#define TILE 8
+
+__global__ void conv(float *y, const float *x, const float *w, int M, int C, int H, int W, int K) {
+    extern __shared__ float tile[];
+    const int side = TILE + K - 1, H_out = H - K + 1, W_out = W - K + 1;
+    const int across = (W_out + TILE - 1) / TILE;
+    const int b = blockIdx.x, m = blockIdx.y;
+    const int h = blockIdx.z / across * TILE, v = blockIdx.z % across * TILE;
+    float sum = 0;
+    for (int c = 0; c < C; ++c) {
+        for (int i = threadIdx.y; i < side; i += TILE)
+            for (int j = threadIdx.x; j < side; j += TILE)
+                if (h + i < H && v + j < W)  // inside
+                    tile[i * side + j] = x[((b * C + c) * H + h + i) * W + v + j];  // load
+        __syncthreads();  // first
+        if (h + threadIdx.y < H_out && v + threadIdx.x < W_out)
+            for (int p = 0; p < K; ++p)
+                for (int q = 0; q < K; ++q)
+                    sum += tile[(threadIdx.y + p) * side + threadIdx.x + q]  // use
+                         * w[((m * C + c) * K + p) * K + q];
+        __syncthreads();  // second
+    }
+    if (h + threadIdx.y < H_out && v + threadIdx.x < W_out)
+        y[((b * M + m) * H_out + h + threadIdx.y) * W_out + v + threadIdx.x] = sum;  // store
+}
+
+__host__ void GPUInterface::conv_forward_gpu_prolog(
+        const float *, const float *x, const float *w, float **device_y, float **device_x,
+        float **device_w, const int B, const int M, const int C, const int H, const int W,
+        const int K) {
+    cudaMalloc(device_y, sizeof(float) * B * M * (H - K + 1) * (W - K + 1));
+    cudaMalloc(device_x, sizeof(float) * B * C * H * W);
+    cudaMalloc(device_w, sizeof(float) * M * C * K * K);
+    cudaMemcpy(*device_x, x, sizeof(float) * B * C * H * W, cudaMemcpyHostToDevice);
+    cudaMemcpy(*device_w, w, sizeof(float) * M * C * K * K, cudaMemcpyHostToDevice);
+}
+
+__host__ void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, const int B,
+                                             const int M, const int C, const int H, const int W,
+                                             const int K) {
+    const int side = TILE + K - 1;
+    const dim3 grid(B, M, ceil((H - K + 1.0) / TILE) * ceil((W - K + 1.0) / TILE));
+    conv<<<grid, dim3(TILE, TILE), side * side * sizeof(float)>>>(y, x, w, M, C, H, W, K);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) std::cout << "CUDA error: " << cudaGetErrorString(error) << std::endl;
+}
+
+__host__ void GPUInterface::conv_forward_gpu_epilog(
+        float *host_y, float *y, float *x, float *w, const int B, const int M, const int C,
+        const int H, const int W, const int K) {
+    const size_t bytes = sizeof(float) * B * M * (H - K + 1) * (W - K + 1);
+    cudaMemcpy(host_y, y, bytes, cudaMemcpyDeviceToHost);
+    cudaFree(y);
+    cudaFree(x);
+    cudaFree(w);
+}
+
+__host__ void GPUInterface::get_device_properties() {}
+"""
+# What is changed, what is said, and by which comment the line is known.
+FAULTS = [
+    ("__syncthreads();  // first", "race between threads of a block", "use"),
+    ("__syncthreads();  // second", "race between threads of a block", "load"),
+    ("if (h + i < H && v + j < W)  // inside", "reads out of bounds", "load"),
+    ("side * side * sizeof(float)>>>", "writes out of bounds", "load"),
+    ("i < side", "reads memory that was never written", "use"),
+    ("sizeof(float) * B * M", "writes out of bounds", "store"),
+]
+INSTEAD = {
+    "side * side * sizeof(float)>>>": "side * TILE * sizeof(float)>>>",
+    "i < side": "i < TILE",
+    "sizeof(float) * B * M": "sizeof(float) * (B * M - 1)",
+}
+
+
+def test_tiles_are_right(check):
+    verdict = check("tiled.cu", TILED, ())
+    assert verdict.is_right, (_failures(verdict), verdict.sanitized)
+    assert [group.right for group in verdict.groups] == [11, 12]
+
+
+@pytest.mark.parametrize(("part", "kind", "mark"), FAULTS)
+def test_a_fault_is_found_at_its_line(check, part, kind, mark):
+    text = TILED.replace(part, INSTEAD.get(part, ""), 1)
+    assert text != TILED
+    lines = text.splitlines()
+    (line,) = (n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
+    verdict = check("tiled.cu", text)
+    assert not verdict.is_right
+    (sanitized,) = verdict.sanitized
+    found = [each for each in sanitized.findings if each.place == f"tiled.cu:{line}"]
+    assert any(each.text.startswith(kind) for each in found), sanitized.findings
+
+
+def test_a_kernel_without_an_end_is_ended(check):
+    text = TILED.replace("float sum = 0;", "float sum = 0; while (w[0] == w[0]) {}")
+    (failure,) = _failures(check("tiled.cu", text, PROBLEMS[:1], call_seconds=2))
+    assert failure == "a call takes more than 2 s"
+
+
+def test_one_that_overflows_its_stack_is_ended(check):
+    text = TILED.replace(
+        "__global__ void conv",
+        "__device__ int deep(volatile int *n) { volatile int many[4096]; many[*n] = 0; "
+        "return *n < 0 ? 0 : deep(n) + many[0]; }\n__global__ void conv",
+    ).replace("float sum = 0;", "int none = 0; float sum = deep(&none);")
+    (failure,) = _failures(check("tiled.cu", text, PROBLEMS[:1]))
+    assert "SIGSEGV" in failure
+
+
+def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
+    path = tmp_path / "tiled.cu"
+    path.write_text(TILED.replace("__syncthreads();  // first", ""))
+    command = ("lab", "check", str(path), "--emulate", "--problem", TEXTS[0])
+    result = run_ece408(*command, ECE408_CACHE=str(kept))
+    assert result.returncode == 23, result.stderr
+    assert "race between threads of a block (4 bytes): read here, and written by" in result.stdout
+    # As it does where there is no GPU.
+    command = [each for each in command if each != "--emulate"]
+    result = run_ece408(*command, ECE408_CACHE=str(kept), CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 23, result.stderr
+    assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: ")
+    assert "race between threads of a block" in result.stdout
+    declared = STARTERS / "start.cu"
+    result = run_ece408("lab", "check", str(declared), "--emulate")
+    assert result.returncode == 16
+    assert "start.cu declares its launch, and such files run on a GPU only" in result.stderr
