@@ -88,8 +88,8 @@ def check(
     `sanitizes` CUDA files run under compute-sanitizer as well. With `emulates`, and where there is
     no GPU, CUDA files run on the CPU.
 
-    Raises `WrongResult` unless all are right, `InvalidSetting` for a file that cannot be sanitized
-    or emulated, and `ProfilerMissing` without compute-sanitizer.
+    Raises `WrongResult` unless all are right, `InvalidSetting` for a file that cannot be
+    sanitized, and `ProfilerMissing` without compute-sanitizer.
     """
     files = [kernel_file.find(name) for name in names]
     check_precision(precision)
@@ -100,12 +100,6 @@ def check(
         sanitizer.find()
     if not emulates and not sanitizes:
         emulates = _must_emulate(files)
-    for file in files if emulates else ():
-        if file.form == "declared":
-            raise InvalidSetting(
-                f"{file.name} declares its launch, and such files run on a GPU only; those in the "
-                "course's forms run without one"
-            )
     parsed = [ConvProblem.parse(text) for text in problems]
     total = sum(len(group) for _, group in checking.groups(parsed, 0, "cpu"))
     verdicts = []
@@ -309,16 +303,12 @@ def _check(
 
 
 def _must_emulate(files: Sequence[kernel_file.KernelFile]) -> bool:
-    """Whether CUDA files are among them and no GPU can be used, which is said then. Raises
-    `NoUsableGpu` for files that run on a GPU only."""
-    forms = {file.form for file in files if file.device == "cuda"}
-    if not forms:
+    """Whether CUDA files are among them and no GPU can be used, which is said then."""
+    if all(file.device == "cpu" for file in files):
         return False
     try:
         device.get(settings.devices()[0])
     except NoUsableGpu as error:
-        if "declared" in forms:
-            raise
         print(f"ece408: CUDA files are emulated on the CPU: {error}", file=sys.stderr)
         return True
     return False

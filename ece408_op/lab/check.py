@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..backends import kernel_file
+from ..backends.emulator import backend as emulator
+from ..backends.emulator.backend import Emulated
 from ..backends.kernel_file import KernelFile
 from ..bench import oracle
 from ..bench.shapes import SHAPES
@@ -133,8 +135,9 @@ def check(
     """
     seed = secrets.randbits(32) if seed is None else seed
     verdict = Verdict(str(file.path), precision=precision)
-    start = functools.partial(Session, file, call_seconds, memory, emulated=emulated)
-    runner = _Runner(file, verdict, start, keep_seed=bool(problems), emulated=emulated)
+    own = emulator.of_file(file) if emulated else None
+    start = functools.partial(Session, file, call_seconds, memory, emulated=own)
+    runner = _Runner(file, verdict, start, keep_seed=bool(problems), emulated=own)
     try:
         device = "emulator" if emulated else file.device
         for name, group in groups(problems, seed, device, layers):
@@ -147,7 +150,7 @@ def check(
     finally:
         runner.close()
     if emulated:
-        verdict.sanitized = [sanitizer.of_emulator(file, runner.findings)]
+        verdict.sanitized = [sanitizer.of_emulator(runner.findings)]
     return verdict
 
 
@@ -205,28 +208,31 @@ class _Runner:
         verdict: Verdict,
         start: Callable[[], Session],
         keep_seed: bool,
-        emulated: bool,
+        emulated: Emulated | None,
     ) -> None:
         self._file, self._verdict = file, verdict
         self._start, self._keep_seed, self._emulated = start, keep_seed, emulated
         self._session: Session | None = None
         self._starts = 0
-        # Of the emulator.
-        self.findings: list[dict[str, Any]] = []
+        # Of the emulator, by what the kernels that they are of were compiled to.
+        self.findings: dict[bytes, list[dict[str, Any]]] = {}
         self._before: tuple[ConvProblem, np.ndarray] | None = None
         self._whole = functools.partial(_whole, largest=_LARGEST_INTEGER[verdict.precision])
         self._real = functools.partial(_real, magnitudes=_MAGNITUDES[verdict.precision])
 
     def close(self) -> None:
-        with contextlib.suppress(Ended, Ece408Error):
-            self._take_findings()
         if self._session is not None:
             self._session.__exit__()
             self._session = None
 
-    def _take_findings(self) -> None:
-        if self._emulated and self._session is not None:
-            self.findings += self._session.findings()
+    def _take_findings(self, problem: ConvProblem) -> None:
+        if self._emulated is None or self._session is None:
+            return
+        # Those of a process that has ended are gone.
+        with contextlib.suppress(Ended, Ece408Error):
+            found = self._session.findings()
+            if found:
+                self.findings.setdefault(self._emulated.content(problem), []).extend(found)
 
     def check(
         self,
@@ -252,8 +258,7 @@ class _Runner:
                 failure = Failure(str(problem), own, f"it is refused: {error}")
             finally:
                 progress()
-            with contextlib.suppress(Ended, Ece408Error):
-                self._take_findings()
+            self._take_findings(problem)
             if failure is None:
                 group.right += 1
             else:
@@ -274,6 +279,7 @@ class _Runner:
             except (UnsupportedProblem, KernelCompileFailed, NoUsableGpu):
                 raise
             except (Ended, Ece408Error) as error:
+                self._take_findings(problem)
                 text = self._cause(problem, x, w, error)
                 self.close()
                 if isinstance(error, Ended) and error.by_time:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..backends.emulator import compiler, findings
+from ..backends.emulator import findings
 from ..backends.kernel_file import KernelFile
 from ..errors import ProfilerMissing
 from ..problem import ConvProblem
@@ -93,15 +93,17 @@ def sanitize(
         return list(pool.map(one, TOOLS))
 
 
-def of_emulator(file: KernelFile, taken: Sequence[dict[str, Any]]) -> Sanitized:
-    """What the emulator found in a file, as its process has told it."""
-    # Compiled by now; only to find the lines of.
-    content = compiler.library(file, checked=True) if taken else b""
-    found = [
-        Finding(each.title, each.place, each.by, each.count)
-        for each in findings.located(taken, content)
-    ]
-    return Sanitized("emulator", tuple(found))
+def of_emulator(taken: dict[bytes, list[dict[str, Any]]]) -> Sanitized:
+    """What the emulator found, as the kernels' process has told it, by the content of the library
+    that they are in."""
+    found: dict[tuple[str, str], Finding] = {}
+    for content, told in taken.items():
+        for each in findings.located(told, content):
+            known = found.setdefault(
+                (each.kind, each.place), Finding(each.title, each.place, each.by, 0)
+            )
+            known.count += each.count
+    return Sanitized("emulator", tuple(found.values()))
 
 
 def _run(tool: str, program: str, file: KernelFile, problems: Sequence[ConvProblem]) -> Sanitized:

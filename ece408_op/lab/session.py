@@ -22,6 +22,7 @@ import numpy as np
 
 from .. import errors, settings
 from ..backends.cuda.runtime import device
+from ..backends.emulator.backend import Emulated
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error
 from ..host import footprint
@@ -70,10 +71,10 @@ class Session:
 
     A call may take `call_seconds`, the process `memory` bytes, half of what the machine has to
     spare unless told. `tool` is the command of a program that starts the process and watches it;
-    arrays are then on the host. With `emulated` a CUDA file runs without a GPU, and `findings`
-    tells what is wrong with its accesses to memory. `lacking` says what cannot be kept from the
-    kernel on this machine. Entering raises `KernelCompileFailed` and other errors of this package,
-    such as `NoUsableGpu`, and `Ended`.
+    arrays are then on the host. With `emulated` a CUDA file runs on that, without a GPU, and
+    `findings` tells what is wrong with its accesses to memory. `lacking` says what cannot be kept
+    from the kernel on this machine. Entering raises `KernelCompileFailed` and other errors of this
+    package, such as `NoUsableGpu`, and `Ended`.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class Session:
         call_seconds: float = CALL_SECONDS,
         memory: int | None = None,
         tool: Sequence[str] = (),
-        emulated: bool = False,
+        emulated: Emulated | None = None,
     ) -> None:
         self.kernel, self._tool = kernel, tool
+        self._emulated = emulated
         self._mode = "emulated" if emulated else "observed" if tool else ""
         self._call_seconds = call_seconds
         self._memory = memory or int(_SHARE_OF_MEMORY * footprint.available_bytes())
@@ -185,7 +187,13 @@ class Session:
         tell of them. With `fills` memory that a CUDA file allocates is filled with NaN, which is
         part of the time of its calls. Raises what `forward` raises."""
         self._gpu_free = self._free_gpu_bytes()
-        self._ask({"problem": str(problem), "fills": fills, **arrays}, "preparing it")
+        request = {"problem": str(problem), "fills": fills, **arrays}
+        if self._emulated is not None:
+            # Nothing can be compiled in that process.
+            library = self._scratch / ".library"
+            library.write_bytes(self._emulated.content(problem))
+            request["library"] = str(library)
+        self._ask(request, "preparing it")
 
     def go(self) -> float:
         """Have the process compute each set of arrays; the seconds that it takes."""

@@ -30,7 +30,9 @@ from ..backends.cpu import compiled_file
 from ..backends.cuda import file_backend, work, zero_copy
 from ..backends.cuda.runtime import device
 from ..backends.cuda.runtime.device import Gpu, reported
-from ..backends.emulator.backend import EmulatedFileBackend
+from ..backends.emulator import backend as emulator
+from ..backends.emulator import findings
+from ..backends.emulator import library as emulator_library
 from ..backends.kernel_file import KernelFile
 from ..dispatch import Layer
 from ..errors import Ece408Error, UnsupportedProblem
@@ -77,9 +79,10 @@ def _prepare(
         compiled_file.library(file)
         return _CpuWorker(Layer(cuda_kernel=kernel), number), sandbox.isolate(scratch, limits)
     if file is not None and mode == "emulated":
-        emulated = EmulatedFileBackend(file)
-        emulated.compile()
-        return _EmulatedWorker(emulated, number), sandbox.isolate(scratch, limits)
+        # The process that asks compiles the file.
+        emulator_library.load_runtime()
+        emulated = _EmulatedWorker(emulator.of_file(file), number)
+        return emulated, sandbox.isolate(scratch, limits)
     observed = mode == "observed"
     gpu = device.get(settings.devices()[0])
     name = None if kernel == "cuda" else kernel
@@ -170,15 +173,19 @@ class _CpuWorker(_Worker):
 class _EmulatedWorker(_CpuWorker):
     """A CUDA file that the emulator runs; what its checks find is kept until it is asked for."""
 
-    def __init__(self, emulated: EmulatedFileBackend, number: int) -> None:
+    def __init__(self, emulated: emulator.Emulated, number: int) -> None:
         super().__init__(Layer(), number)
         self._emulated = emulated
+
+    def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
+        self._emulated.given = Path(request["library"]).read_bytes()
+        return super()._prepared(request)
 
     def _backend(self, layer: Layer) -> Backend:
         return self._emulated
 
     def _findings(self) -> list[dict[str, Any]]:
-        return self._emulated.take_findings()
+        return findings.take()
 
 
 class _Mapping:

@@ -1,7 +1,6 @@
 // What the compiler calls before each access to memory (-fsanitize=thread, gcc/tsan.cc) and for
 // each index beyond an array (-fsanitize=bounds): checks in the place of their libraries.
 
-#include <dlfcn.h>
 #include <link.h>
 
 #include <atomic>
@@ -20,34 +19,6 @@ namespace {
 
 // So many places are told apart.
 constexpr size_t MOST_FINDINGS = 256;
-
-struct Library {
-    uintptr_t begin = 0, end = 0;
-};
-
-int find_library(dl_phdr_info* info, size_t, void* found) {
-    const uintptr_t here = reinterpret_cast<uintptr_t>(&find_library);
-    uintptr_t begin = UINTPTR_MAX, end = 0;
-    for (int i = 0; i < info->dlpi_phnum; ++i) {
-        const auto& header = info->dlpi_phdr[i];
-        if (header.p_type != PT_LOAD) continue;
-        begin = std::min<uintptr_t>(begin, info->dlpi_addr + header.p_vaddr);
-        end = std::max<uintptr_t>(end, info->dlpi_addr + header.p_vaddr + header.p_memsz);
-    }
-    if (here < begin || here >= end) return 0;
-    *static_cast<Library*>(found) = {begin, end};
-    return 1;
-}
-
-// Where this library is: its constants and variables, __constant__ and __device__ ones too.
-const Library& library() {
-    static const Library found = [] {
-        Library each;
-        dl_iterate_phdr(find_library, &each);
-        return each;
-    }();
-    return found;
-}
 
 // So far from any allocation a GPU has no memory: it maps pages of this size.
 constexpr size_t MAPPED = 2 << 20;
@@ -96,6 +67,25 @@ Findings& findings() {
         snprintf(text, room, "%zu bytes before %s of %zu bytes", begin - at, what, found->bytes);
     else
         snprintf(text, room, "at byte %zu of %s of %zu bytes", at - begin, what, found->bytes);
+}
+
+struct Searched {
+    uintptr_t address, begin, end;
+};
+
+int look_at(dl_phdr_info* info, size_t, void* data) {
+    Searched& searched = *static_cast<Searched*>(data);
+    uintptr_t begin = UINTPTR_MAX, end = 0;
+    for (int i = 0; i < info->dlpi_phnum; ++i) {
+        const auto& header = info->dlpi_phdr[i];
+        if (header.p_type != PT_LOAD) continue;
+        begin = std::min<uintptr_t>(begin, info->dlpi_addr + header.p_vaddr);
+        end = std::max<uintptr_t>(end, info->dlpi_addr + header.p_vaddr + header.p_memsz);
+    }
+    if (searched.address < begin || searched.address >= end) return 0;
+    searched.begin = begin;
+    searched.end = end;
+    return 1;
 }
 
 uintptr_t key_of(const void* address) { return reinterpret_cast<uintptr_t>(address); }
@@ -246,7 +236,9 @@ template <bool WRITES, class Where>
 template <class Where>
 [[gnu::noinline]] void unknown(uintptr_t address, size_t size, bool writes, Where place) {
     if (worker->on_stack(address)) return;
-    if (library().begin <= address && address < library().end) return;
+    const Running& running = worker->running();
+    // Its constants and variables, __constant__ and __device__ ones too.
+    if (running.library_begin <= address && address < running.library_end) return;
     illegal(reinterpret_cast<const void*>(address), size, writes, place);
 }
 
@@ -308,7 +300,7 @@ void note(Kind kind, Place place, const void* address, size_t bytes, const char*
     each.kind = kind;
     each.file = place.file;
     each.line = place.line;
-    if (address) each.place = reinterpret_cast<uintptr_t>(address) - library().begin;
+    if (address) each.place = reinterpret_cast<uintptr_t>(address) - library_of(address).first;
     each.bytes = bytes;
     if (worker) {
         const uint32_t block[] = {blockIdx.x, blockIdx.y, blockIdx.z};
@@ -324,6 +316,12 @@ void note(Kind kind, Place place, const void* address, size_t bytes, const char*
 
 }  // namespace
 
+std::pair<uintptr_t, uintptr_t> library_of(const void* address) {
+    Searched searched{reinterpret_cast<uintptr_t>(address), 0, 0};
+    dl_iterate_phdr(look_at, &searched);
+    return {searched.begin, searched.end};
+}
+
 void note(Kind kind, Place place, size_t bytes, const char* format, ...) {
     va_list values;
     va_start(values, format);
@@ -336,6 +334,15 @@ void note(Kind kind, const void* address, size_t bytes, const char* format, ...)
     va_start(values, format);
     note(kind, Place{nullptr, 0}, address, bytes, format, values);
     va_end(values);
+}
+
+void fail_assertion(Place place, const char* text) {
+    if (!worker) {
+        fprintf(stderr, "%s:%d: assertion `%s' failed\n", place.file, place.line, text);
+        abort();
+    }
+    note(Kind::TRAP, place, 0, "assertion `%s' failed", text);
+    worker->stop(ASSERTED);
 }
 
 void atomic(Place place, const void* address, size_t bytes) {
@@ -404,15 +411,6 @@ struct OutOfBounds {
 void __ubsan_handle_out_of_bounds(OutOfBounds* where, uintptr_t index) {
     if (worker)
         note(Kind::OUT_OF_ARRAY, Place{where->file, static_cast<int>(where->line)}, 0, "index %zd", static_cast<ssize_t>(index));
-}
-
-void __assert_fail(const char* text, const char* file, unsigned line, const char*) noexcept {
-    if (!worker) {
-        fprintf(stderr, "%s:%u: assertion `%s' failed\n", file, line, text);
-        abort();
-    }
-    note(Kind::TRAP, Place{file, static_cast<int>(line)}, 0, "assertion `%s' failed", text);
-    worker->stop(ASSERTED);
 }
 
 }  // extern "C"

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "findings.h"
 #include "include/errors.h"
@@ -449,29 +450,33 @@ void* Worker::shared_at(size_t offset, size_t bytes) {
 
 // --- What translated kernels call.
 
-void* shared(Slot* slot, size_t bytes, size_t alignment) {
+// Give a variable its offset in this launch; 0 where there is no room for it.
+static uint64_t place_slot(Slot* slot, Running& running, size_t bytes, size_t alignment) {
     static std::mutex lock;
+    std::lock_guard<std::mutex> hold(lock);
+    uint64_t found = __atomic_load_n(&slot->launch_and_offset, __ATOMIC_ACQUIRE);
+    if (found >> 32 == running.number) return found;
+    const size_t step = std::max(alignment, SHARED_ALIGNMENT);
+    const size_t begin = (running.shared_end + SHARED_GAP + step - 1) / step * step;
+    running.static_bytes += bytes;
+    if (running.static_bytes > LARGEST_STATIC_SHARED ||
+        running.static_bytes + running.dynamic_bytes > running.most_shared)
+        return 0;
+    running.shared_end = begin + bytes;
+    found = uint64_t{running.number} << 32 | begin;
+    __atomic_store_n(&slot->launch_and_offset, found, __ATOMIC_RELEASE);
+    return found;
+}
+
+void* shared(Slot* slot, size_t bytes, size_t alignment) {
     Worker& w = *worker;
     Running& running = w.running();
     uint64_t found = __atomic_load_n(&slot->launch_and_offset, __ATOMIC_ACQUIRE);
-    if (found >> 32 != running.number) {
-        std::lock_guard<std::mutex> hold(lock);
-        found = __atomic_load_n(&slot->launch_and_offset, __ATOMIC_ACQUIRE);
-        if (found >> 32 != running.number) {
-            const size_t step = std::max(alignment, SHARED_ALIGNMENT);
-            const size_t begin = (running.shared_end + SHARED_GAP + step - 1) / step * step;
-            running.static_bytes += bytes;
-            if (running.static_bytes > LARGEST_STATIC_SHARED ||
-                running.static_bytes + running.dynamic_bytes > running.most_shared) {
-                note(Kind::TRAP, __builtin_return_address(0), bytes,
-                     "the kernel's shared variables take more than %zu bytes",
-                     LARGEST_STATIC_SHARED);
-                w.stop(INVALID_VALUE);
-            }
-            running.shared_end = begin + bytes;
-            found = uint64_t{running.number} << 32 | begin;
-            __atomic_store_n(&slot->launch_and_offset, found, __ATOMIC_RELEASE);
-        }
+    if (found >> 32 != running.number) found = place_slot(slot, running, bytes, alignment);
+    if (!found) {
+        note(Kind::TRAP, __builtin_return_address(0), bytes,
+             "the kernel's shared variables take more than %zu bytes", LARGEST_STATIC_SHARED);
+        w.stop(INVALID_VALUE);
     }
     return w.shared_at(found & 0xFFFFFFFF, bytes);
 }
@@ -528,6 +533,7 @@ int refused(const Launch& launch, size_t most_shared) {
 void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     Emulator& e = emulator();
     if (worker) trap({name, 0}, "a kernel launches another: that is not emulated");
+    std::lock_guard<std::mutex> alone(e.running);
     if (e.sticky) return;
     if (const int error = refused(*this, e.most_shared)) {
         e.last = error;
@@ -543,6 +549,8 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     running.most_shared = e.most_shared;
     running.thread = thread;
     running.call = call;
+    std::tie(running.library_begin, running.library_end) =
+        library_of(reinterpret_cast<const void*>(thread));
     running.number = ++e.launches;
     const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
     running.released.reset(new std::atomic<uint8_t>[std::min<uint64_t>(blocks, BLOCKS)]());

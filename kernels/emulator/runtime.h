@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "include/emulated.h"
@@ -59,6 +61,8 @@ struct Running {
     size_t dynamic_bytes;
     void (*thread)(void*);
     void* call;
+    // The addresses of the library that the kernel is in.
+    uintptr_t library_begin, library_end;
     uint32_t number;
     std::atomic<uint64_t> next_block{0};
     // cudaError_t of what ended it.
@@ -149,7 +153,12 @@ private:
 // The one that runs on this core's thread; null outside of kernels.
 extern thread_local Worker* worker;
 
+// The addresses of the loaded library that has this one; 0 and 0 if none has.
+std::pair<uintptr_t, uintptr_t> library_of(const void* address);
+
 struct Emulator {
+    // Of a launch: one runs at a time.
+    std::mutex running;
     Settings settings;
     Memory memory;
     // cudaError_t: of the last call, and one that stays, as after an illegal address.

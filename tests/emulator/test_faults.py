@@ -11,6 +11,7 @@ import pytest
 
 from ece408_op import settings
 from ece408_op.backends.emulator import compiler, findings
+from ece408_op.backends.emulator.library import load
 
 FOLDER = Path(__file__).parent / "faults"
 FILES = sorted(FOLDER.glob("*.cu"))
@@ -34,9 +35,7 @@ def kept(tmp_path_factory):
 def _load(path, kept):
     with settings.override(cache=kept):
         content = compiler.program(path)
-    copy = kept / f"{path.stem}.so"
-    copy.write_bytes(content)
-    return ctypes.CDLL(str(copy)), content
+        return load(content), content
 
 
 def _marked(path, name):
@@ -55,10 +54,11 @@ def test_each_fault_is_found_at_its_line(path, seed, kept):
     library, content = _load(path, kept)
     wrong = []
     for name in PROGRAM.findall(path.read_text()):
+        findings.take()
         library.ece408_emulator_set(2, 1, int(seed is not None), ctypes.c_uint64(seed or 0))
         library.cudaDeviceReset()
         error = library.run(name.encode())
-        found = findings.located(findings.take(library), content)
+        found = findings.located(findings.take(), content)
         if error != ERRORS.get(name, 0):
             wrong.append(f"{name}: error {error}")
         expected = _marked(path, name)

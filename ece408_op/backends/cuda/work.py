@@ -83,7 +83,7 @@ class Work:
         return plan(problem, "forward", gpu.capability, step.accumulate, name, layout)
 
 
-def done(time: GpuTime, plans: Iterable[Plan]) -> Done:
+def done(time: GpuTime | None, plans: Iterable[Plan]) -> Done:
     """What a call did: what kept the GPUs busy, and the plans that ran, for parts of the batch
     perhaps other ones than for all of it. Its precision is that of the least exact plan."""
     kernels = list(dict.fromkeys(each.kernel for each in plans))

@@ -1,93 +1,103 @@
-"""The forward kernel of a user's CUDA file, run on the CPU by the emulator."""
+"""CUDA kernels run on the CPU by the emulator: this package's own, and those in users' files.
+
+A backend here has been asked for by name: none is chosen by itself. What its kernels did wrong with
+memory `findings.take` has, for all of a process, and `findings.located` makes lines of the source
+of it by what `content` returns, the library that computes a problem.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
-from ...errors import KernelFailed, NotEnoughMemory
-from ...host import cores
+from ...errors import KernelFailed
 from ...problem import ConvProblem
 from .. import Backend, Done, kernel_file
 from ..cpu.native import as_struct
+from ..cuda import CudaBackend, work
+from ..cuda.work import Work
 from ..kernel_file import KernelFile
-from . import compiler, findings
+from . import compiler, plans
+from .library import CHECKED, FROM_GPU, TO_GPU, Emulation, allocated, begin, copy, load
 
-_TO_GPU, _FROM_GPU = 1, 2
 
-
-class EmulatedFileBackend(Backend):
-    """For arrays in the host's memory; on this machine's cores, all unless `threads` says how many.
-
-    With `checked` each access to memory is checked: `findings` has what was found. With a `seed`
-    threads and blocks run in an order that it gives, on one core. Constructing it runs nothing.
-    """
+class EmulatedBackend(CudaBackend):
+    """Kernels whose launches Python plans, for arrays in the host's memory: one of this package, by
+    name, or one in a file that declares its launch. Gradients are `general_backward_...`'s."""
 
     name = "emulator"
 
-    def __init__(
-        self, file: KernelFile, checked: bool = True, threads: int = 0, seed: int | None = None
-    ) -> None:
-        self._file, self._checked, self._seed = file, checked, seed
-        self._threads = threads or cores.usable()
+    def __init__(self, kernel: str, emulation: Emulation = CHECKED) -> None:
+        super().__init__(kernel)
+        self._emulation = emulation
+        self._arguments = (kernel, emulation)
+        # `content` of the problem that comes next, where nothing can be compiled.
+        self.given: bytes | None = None
+
+    def gpus(self) -> list[Any]:
+        return [plans.GPU]
+
+    def _compute(self, asked: Work, gpus: list[Any]) -> Done:
+        return plans.compute(asked, self._emulation, self.given)
+
+    def _prepare(self, problem: ConvProblem, direction: str) -> None:
+        plans.prepare(self._example(problem, direction), self._emulation)
+
+    def content(self, problem: ConvProblem) -> bytes:
+        asked = work.forward(problem, 0, 0, None, 0, False, self._kernel)
+        return plans.content(asked, self._emulation)
+
+
+class EmulatedFileBackend(Backend):
+    """The forward kernel of a file in a form of the course, which launches it itself; for arrays in
+    the host's memory. Constructing it runs nothing."""
+
+    name = "emulator"
+
+    def __init__(self, file: KernelFile, emulation: Emulation = CHECKED) -> None:
+        self._file, self._emulation = file, emulation
+        self.given: bytes | None = None
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
         if direction != "forward":
-            return "the emulator runs forward kernels only"
-        if self._file.form == "declared":
-            return "files with a declared launch are not emulated"
+            return "it is a forward kernel"
         reason = kernel_file.why_not(problem, kernel_file.has_stride(self._file))
         return reason and f"kernel file {self._file.name} computes {reason}"
 
-    def compile(self) -> None:
-        """Raises what `compiler.library` raises."""
-        compiler.library(self._file, self._checked)
-
     def prepare(self, problem: ConvProblem, direction: str) -> None:
-        self.compile()
+        """Raises what `compiler.library` raises."""
+        self.content(problem)
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
         """Raises `KernelFailed` with what the file's code threw, or the CUDA error it left."""
         self.require(problem, "forward")
-        shapes = problem.x_shape, problem.w_shape, problem.y_shape
         out = _array(y, problem.y_shape)
         found = np.empty(problem.y_shape, np.float32) if accumulate else out
-        library = self._library()
+        library = load(self.given or self.content(problem))
+        library.ece408_file_message.restype = ctypes.c_char_p
+        begin(library, self._emulation)
         arrays = [x, w, found.ctypes.data]
         if self._file.form == "course_2020":
             self._call(library, problem, arrays)
         else:
             # Arrays on the GPU.
+            shapes = problem.x_shape, problem.w_shape, problem.y_shape
             sizes = [4 * int(np.prod(shape)) for shape in shapes]
-            with _allocated(library, sizes) as places:
+            with allocated(library, sizes) as places:
                 for role in (0, 1):
-                    _copy(library, places[role], arrays[role], sizes[role], _TO_GPU)
+                    copy(library, places[role], arrays[role], sizes[role], TO_GPU)
                 self._call(library, problem, places)
-                _copy(library, arrays[2], places[2], sizes[2], _FROM_GPU)
+                copy(library, arrays[2], places[2], sizes[2], FROM_GPU)
         if accumulate:
             out += found
         return Done(self._file.name)
 
-    def take_findings(self) -> list[dict[str, Any]]:
-        """What was found since the last call of this method, by all kernels of the file, as
-        `findings.take` has it."""
-        return findings.take(_load(self._file, self._checked))
-
-    def _library(self) -> ctypes.CDLL:
-        library = _load(self._file, self._checked)
-        random = self._seed is not None
-        seed = ctypes.c_uint64(self._seed or 0)
-        library.ece408_emulator_set(self._threads, int(self._checked), int(random), seed)
-        # An error that stays is the last call's.
-        library.cudaDeviceReset()
-        return library
+    def content(self, problem: ConvProblem) -> bytes:
+        return compiler.library(self._file, self._emulation.checked)
 
     def _call(self, library: ctypes.CDLL, problem: ConvProblem, arrays: list[int]) -> None:
         seconds = (ctypes.c_double * 2)()
@@ -98,34 +108,16 @@ class EmulatedFileBackend(Backend):
             )
 
 
-@functools.lru_cache(maxsize=64)
-def _load(file: KernelFile, checked: bool) -> ctypes.CDLL:
-    return kernel_file.load(file, compiler.library(file, checked))
+Emulated = Union[EmulatedBackend, EmulatedFileBackend]
+
+
+def of_file(file: KernelFile, emulation: Emulation = CHECKED) -> Emulated:
+    """What runs a CUDA file."""
+    if file.form == "declared":
+        return EmulatedBackend(str(file.path), emulation)
+    return EmulatedFileBackend(file, emulation)
 
 
 def _array(address: int, shape: tuple[int, ...]) -> np.ndarray:
     floats = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
     return np.ctypeslib.as_array(floats, shape)
-
-
-@contextmanager
-def _allocated(library: ctypes.CDLL, sizes: list[int]) -> Iterator[list[int]]:
-    """Arrays in the emulated GPU's memory."""
-    places: list[int] = []
-    try:
-        for size in sizes:
-            place = ctypes.c_void_p()
-            if library.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(size)):
-                raise NotEnoughMemory(f"the emulated GPU has no room for {size} bytes more")
-            places.append(place.value or 0)
-        yield places
-    finally:
-        for each in places:
-            library.cudaFree(ctypes.c_void_p(each))
-
-
-def _copy(library: ctypes.CDLL, to: int, from_: int, size: int, kind: int) -> None:
-    places = ctypes.c_void_p(to), ctypes.c_void_p(from_)
-    if library.cudaMemcpy(*places, ctypes.c_size_t(size), kind):
-        # The kernel has left an error that stays; its call has raised it.
-        raise KernelFailed("a copy to or from the emulated GPU fails")

@@ -15,10 +15,20 @@ from ...files.resources import kernels_dir
 from ...files.sealed import kept_or_compiled
 from .. import kernel_file
 from ..cpu.compiled_file import compiler, compiler_missing, compiler_versions
+from ..cuda.plan import Defines
 from ..kernel_file import KernelFile
 from . import translation
 
-_COMMON = ("-std=gnu++17", "-O2", "-march=native", "-g1", "-fPIC", "-ftls-model=initial-exec", "-w")
+_COMMON = (
+    "-std=gnu++17",
+    "-O2",
+    "-march=native",
+    "-g1",
+    "-gdwarf-4",
+    "-fPIC",
+    "-ftls-model=initial-exec",
+    "-w",
+)
 # Functions that are alike would have one of their lines, and a call at a function's end none; and
 # C++ lets a compiler leave out a loop without an end.
 _PLAIN = ("-fno-ipa-icf", "-fno-optimize-sibling-calls", "-fno-finite-loops")
@@ -57,11 +67,24 @@ def program(path: Path, checked: bool = True) -> bytes:
     return _library(file, checked, [str(path)], [])
 
 
+@functools.lru_cache(maxsize=256)
+def source(path: Path, defines: Defines, functions: tuple[str, ...], checked: bool = True) -> bytes:
+    """A library of a source with these macros, which exports for each of its functions, which are
+    extern "C", `ece408_launch_NAME`: it takes the sizes of grid and block, the bytes of shared
+    memory, and addresses of the arguments. Raises what `library` raises."""
+    file = KernelFile(path, "cuda", "source", path.read_text(encoding="utf-8", errors="replace"))
+    macros = [f"-D{name}={value}" for name, value in defines]
+    launches = " ".join(f"ECE408_LAUNCH({each})" for each in functions)
+    arguments = [f'-DECE408_SOURCE="{path}"', f"-DECE408_LAUNCHES={launches}", *macros]
+    wrapper = _sources() / "launches.cu"
+    return _library(file, checked, [*arguments, f"-I{kernels_dir() / 'cuda'}", str(wrapper)], [])
+
+
 def _library(
     file: KernelFile, checked: bool, arguments: Sequence[str], link: Sequence[str]
 ) -> bytes:
     found = _gcc()
-    versions = (*compiler_versions(found), hashlib.sha256(_runtime(found)).hexdigest())
+    versions = (*compiler_versions(found), _runtime(found)[0])
     checks = _CHECKS if checked else ()
     include = f"-I{_sources() / 'include'}"
     command = [found, *_COMMON, *_KERNELS, *checks, include, "-x", "c++", *arguments]
@@ -85,38 +108,46 @@ def _build(
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as name:
         folder = Path(name)
         (folder / "kernel.ii").write_text(translated, encoding="utf-8", errors="surrogateescape")
-        (folder / "runtime.o").write_bytes(_runtime(found))
+        runtime = write_runtime(folder)
         flags = [*_COMMON, *_PLAIN, *(_CHECKS if checked else ())]
         kernel = [*flags, "-fpreprocessed", "-c", str(folder / "kernel.ii")]
         run([found, *kernel, "-o", str(folder / "kernel.o")])
-        objects = [str(folder / each) for each in ("runtime.o", "kernel.o")]
         # The checks' own libraries are not linked: the emulator has their functions.
+        objects = [str(folder / "kernel.o"), str(runtime)]
         run([found, *_COMMON, *_LINK, *link, *objects, "-o", str(folder / "kernel.so")])
         return (folder / "kernel.so").read_bytes()
 
 
+def write_runtime(folder: Path) -> Path:
+    """Write kernels/emulator as a library, which all others need: once in a process, since its
+    variables of each thread have little room. Raises what `library` raises."""
+    name, content = _runtime(_gcc())
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
 @functools.lru_cache(maxsize=2)
-def _runtime(found: str) -> bytes:
-    """kernels/emulator as one object."""
+def _runtime(found: str) -> tuple[str, bytes]:
+    """Its name, by which libraries find it among those that are loaded, and its content."""
     sources = sorted(_sources().glob("*.cpp"))
     headers = sorted([*_sources().glob("*.h"), *(_sources() / "include").glob("*.h")])
-    command = [found, *_COMMON, "-r", *map(str, sources)]
+    command = [found, *_COMMON, *_LINK, *map(str, sources)]
     key = hashlib.sha256()
     for part in (*compiler_versions(found), *command):
         key.update(part.encode() + b"\0")
     for path in (*sources, *headers):
         key.update(path.read_bytes() + b"\0")
-    kept = _folder() / f"runtime-{key.hexdigest()[:24]}.o"
+    name = f"libece408-emulator-{key.hexdigest()[:24]}.so"
 
     def build() -> bytes:
         with tempfile.TemporaryDirectory(prefix="ece408-emulator-") as folder:
-            made = Path(folder) / "runtime.o"
-            kernel_file.run_compiler(
-                [*command, "-o", str(made)], sources[0], compiler_missing(found)
-            )
+            made = Path(folder) / name
+            named = [*command, f"-Wl,-soname,{name}", "-o", str(made)]
+            kernel_file.run_compiler(named, sources[0], compiler_missing(found))
             return made.read_bytes()
 
-    return kept_or_compiled(kept, "the emulator", build)
+    return name, kept_or_compiled(_folder() / name, "the emulator", build)
 
 
 @functools.cache

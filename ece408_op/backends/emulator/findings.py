@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .library import runtime
+
 # `Kind` of kernels/emulator/findings.h, in its order.
 KINDS = (
     "reads out of bounds",
@@ -81,8 +83,12 @@ def _sizes(numbers: Sequence[int]) -> str:
     return f"({','.join(map(str, numbers))})"
 
 
-def take(library: ctypes.CDLL) -> list[dict[str, Any]]:
-    """What was found since the last call, as JSON may have it; `located` knows the lines."""
+def take() -> list[dict[str, Any]]:
+    """What was found since the last call in all kernels of this process, as JSON may have it;
+    `located` knows the lines."""
+    library = runtime()
+    if library is None:
+        return []
     room = (_Raw * _MOST)()
     count = min(library.ece408_emulator_findings(room, _MOST), _MOST)
     found = [

@@ -153,5 +153,11 @@ ECE408_UNCHECKED inline T atomicCAS(T* address, U expected, V other, ECE408_CALL
     return old;
 }
 
+// What assert calls, in the place of the C library's, which ends the process.
+extern "C" __attribute__((weak, visibility("hidden"))) void __assert_fail(
+    const char* text, const char* file, unsigned line, const char*) noexcept {
+    ece408_emulator::fail_assertion({file, static_cast<int>(line)}, text);
+}
+
 #include "device_functions.h"
 #include "runtime_api.h"

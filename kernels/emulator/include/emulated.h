@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 // Memory that a kernel's code does not touch by itself, such as a launch's arguments, is not checked.
 #define ECE408_UNCHECKED __attribute__((no_sanitize("thread"), no_sanitize("bounds")))
@@ -56,6 +58,21 @@ struct Launch {
     void begin(const char* name, void (*thread)(void*), void* call) const;
 };
 
+// As cuLaunchKernel: `arguments` are the addresses of what the kernel takes.
+template <class... Arguments, size_t... Index>
+inline void launch_each(const char* name, void (*kernel)(Arguments...), const Launch& sizes,
+                        void** arguments, std::index_sequence<Index...>) {
+    sizes.run(name, kernel, *static_cast<std::remove_cv_t<Arguments>*>(arguments[Index])...);
+}
+
+template <class... Arguments>
+inline void launch(const char* name, void (*kernel)(Arguments...), const unsigned* sizes,
+                   size_t shared_bytes, void** arguments) {
+    const dim3 grid(sizes[0], sizes[1], sizes[2]), block(sizes[3], sizes[4], sizes[5]);
+    launch_each(name, kernel, Launch(grid, block, shared_bytes), arguments,
+                std::index_sequence_for<Arguments...>());
+}
+
 // Where a function is called. The compiler may copy a call: addresses would not tell.
 struct Place {
     const char* file;
@@ -76,5 +93,6 @@ unsigned present_lanes();
 void atomic(Place place, const void* address, size_t bytes);
 void fence();
 [[noreturn]] void trap(Place place, const char* what);
+[[noreturn]] void fail_assertion(Place place, const char* text);
 
 }  // namespace ece408_emulator

@@ -138,4 +138,4 @@ def test_matrix_functions_multiply(load, rng):
             assert off <= error, (name, off)
             # What TF32 has no bits for is left out.
             assert whole or name != "run_tf32" or off > 1e-5
-    assert findings.located(findings.take(library), content) == []
+    assert findings.located(findings.take(), content) == []

@@ -105,7 +105,7 @@ def test_shared_variables_of_all_kinds(load):
     assert library.run(numbers) == 0
     expected = [n - 1 - i + 1 + n + 1 + 5 + 2 * n * (n + 1) for n in (8, 4) for i in range(n)]
     assert list(numbers) == expected
-    assert findings.located(findings.take(library), content) == []
+    assert findings.located(findings.take(), content) == []
 
 
 LIMITS = """
@@ -191,7 +191,7 @@ def test_shared_variables_outside_of_functions(load):
     library.ece408_emulator_set(2, 1, 0, ctypes.c_uint64(0))
     assert library.run(numbers) == 0
     assert list(numbers) == [17, 16, 15, 14] * 2
-    assert findings.located(findings.take(library), content) == []
+    assert findings.located(findings.take(), content) == []
 
 
 def test_a_compiler_s_error_has_the_file_s_own_line(load):

@@ -1,0 +1,100 @@
+"""A library that the compiler has made, in this process: the emulated GPU's memory and settings."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import KernelCompileFailed, KernelFailed, NotEnoughMemory
+from ...host import cores
+from . import compiler
+
+TO_GPU, FROM_GPU, ON_GPU = 1, 2, 3  # cudaMemcpyKind
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """How kernels run: with `checked` each access to memory is checked; on `threads` cores, all if
+    0; with a `seed` threads and blocks run in an order that it gives, on one core."""
+
+    checked: bool = True
+    threads: int = 0
+    seed: int | None = None
+
+
+CHECKED = Emulation()
+_loaded: dict[str, ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+def load(content: bytes) -> ctypes.CDLL:
+    """The library that the compiler has made, in this process, once: its code runs from here on."""
+    key = hashlib.sha256(content).hexdigest()
+    load_runtime()
+    with _lock, tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+        if key not in _loaded:
+            path = Path(folder) / "kernel.so"
+            path.write_bytes(content)
+            try:
+                _loaded[key] = ctypes.CDLL(str(path))
+            except OSError as error:
+                reason = str(error).rpartition(": ")[2]
+                raise KernelCompileFailed(f"the library does not load: {reason}") from None
+        return _loaded[key]
+
+
+def load_runtime() -> None:
+    """Load what all libraries need, once. Raises what `compiler.library` raises."""
+    with _lock, tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+        if not _loaded:
+            _loaded[""] = ctypes.CDLL(str(compiler.write_runtime(Path(folder))))
+
+
+def runtime() -> ctypes.CDLL | None:
+    """The emulator itself, if it is loaded."""
+    return _loaded.get("")
+
+
+def begin(library: ctypes.CDLL, emulation: Emulation) -> None:
+    """Set a library up for a call: an error that an earlier one has left is not this one's."""
+    threads = emulation.threads or cores.usable()
+    is_random = emulation.seed is not None
+    seed = ctypes.c_uint64(emulation.seed or 0)
+    library.ece408_emulator_set(threads, int(emulation.checked), int(is_random), seed)
+    library.cudaDeviceReset()
+
+
+@contextmanager
+def allocated(library: ctypes.CDLL, sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Arrays of so many bytes in the emulated GPU's memory. Raises `NotEnoughMemory`."""
+    places: list[int] = []
+    try:
+        for size in sizes:
+            place = ctypes.c_void_p()
+            if library.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(size)):
+                raise NotEnoughMemory(f"the emulated GPU has no room for {size} bytes more")
+            places.append(place.value or 0)
+        yield places
+    finally:
+        for each in places:
+            library.cudaFree(ctypes.c_void_p(each))
+
+
+def copy(library: ctypes.CDLL, to: int, from_: int, nbytes: int, kind: int) -> None:
+    """Raises `KernelFailed` where a kernel has left an error that stays."""
+    places = ctypes.c_void_p(to), ctypes.c_void_p(from_)
+    if library.cudaMemcpy(*places, ctypes.c_size_t(nbytes), kind):
+        raise KernelFailed(f"a copy fails: {error_of(library)}")
+
+
+def error_of(library: ctypes.CDLL) -> str:
+    """What CUDA calls the last error; empty if there is none."""
+    number = library.cudaGetLastError()
+    library.cudaGetErrorString.restype = ctypes.c_char_p
+    return library.cudaGetErrorString(number).decode() if number else ""

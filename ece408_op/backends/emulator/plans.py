@@ -1,0 +1,109 @@
+"""Kernels whose launches Python plans, this package's own and those in files that declare them, run
+on the CPU by the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+from ...errors import KernelFailed
+from ...files.resources import kernels_dir
+from .. import Done
+from ..cuda.plan import Capability, Launch, Plan
+from ..cuda.work import Work, done
+from . import compiler
+from .library import FROM_GPU, ON_GPU, TO_GPU, Emulation, allocated, begin, copy, error_of, load
+
+# Persistent blocks are as many as an H100's processors hold.
+_PROCESSORS = 132
+_MAX_DYNAMIC_SHARED = 8  # cudaFuncAttributeMaxDynamicSharedMemorySize
+
+
+class EmulatedGpu:
+    """The GPU that plans are made for."""
+
+    name = "emulated GPU"
+    capability: Capability = (9, 0)
+    driver = 13000
+
+
+GPU = EmulatedGpu()
+
+
+def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Done:
+    """Do the work on addresses on the host; of one step with the library that is `given`, if one
+    is.
+
+    Raises `KernelFailed` with CUDA's error, and what `Work.plans` and `compiler.source` raise.
+    """
+    plans = _plans(work)
+    libraries = [load(given or _compiled(plan, emulation)) for plan in plans]
+    # Memory is the same for all of them.
+    begin(libraries[0], emulation)
+    nbytes = {role: work.nbytes(role, work.problem.batch) for role in work.addresses}
+    workspace = max(1, *(plan.workspace_bytes for plan in plans))
+    with allocated(libraries[0], [*nbytes.values(), workspace]) as places:
+        pointers = dict(zip([*nbytes, "workspace"], places))
+        for role in work.inputs:
+            copy(libraries[0], pointers[role], work.addresses[role], nbytes[role], TO_GPU)
+        for plan, library in zip(plans, libraries):
+            _run(plan, library, pointers)
+        for role in work.outputs:
+            copy(libraries[0], work.addresses[role], pointers[role], nbytes[role], FROM_GPU)
+    return done(None, plans)
+
+
+def prepare(work: Work, emulation: Emulation) -> None:
+    """Compile what `compute` will need, and run nothing. Raises what it raises."""
+    for plan in _plans(work):
+        _compiled(plan, emulation)
+
+
+def content(work: Work, emulation: Emulation) -> bytes:
+    """The library that does work of one step."""
+    (plan,) = _plans(work)
+    return _compiled(plan, emulation)
+
+
+def _plans(work: Work) -> list[Plan]:
+    return work.plans(GPU, work.problem.batch)
+
+
+def _compiled(plan: Plan, emulation: Emulation) -> bytes:
+    path = kernels_dir() / "cuda" / plan.kernel.source
+    functions = tuple(dict.fromkeys(launch.function for launch in plan.launches))
+    return compiler.source(path, plan.defines, functions, emulation.checked)
+
+
+def _run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:
+    for each in plan.constants:
+        symbol = ctypes.addressof(ctypes.c_char.in_dll(library, each.symbol))
+        whole = ctypes.c_void_p(symbol), ctypes.c_size_t(each.nbytes)
+        part = ctypes.c_void_p(pointers[each.array]), ctypes.c_size_t(each.nbytes)
+        offset = ctypes.c_size_t(0)
+        error = library.ece408_emulator_to_symbol(*whole, *part, offset, ON_GPU)
+        _check(library, plan, error)
+    for launch in plan.launches:
+        _launch(library, launch, pointers)
+        _check(library, plan, library.cudaPeekAtLastError())
+
+
+def _check(library: ctypes.CDLL, plan: Plan, error: int) -> None:
+    if error:
+        raise KernelFailed(f"kernel {plan.kernel.name}: {error_of(library)}")
+
+
+def _launch(library: ctypes.CDLL, launch: Launch, pointers: Mapping[str, int]) -> None:
+    grid = launch.grid
+    if launch.blocks_per_processor:
+        at_once = launch.blocks_per_processor * _PROCESSORS
+        grid = (min(grid[0], max(1, at_once // (grid[1] * grid[2]))), *grid[1:])
+    sizes = (ctypes.c_uint * 6)(*grid, *launch.block)
+    values = [
+        ctypes.c_int(each) if isinstance(each, int) else ctypes.c_void_p(pointers.get(each))
+        for each in launch.arguments
+    ]
+    arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(each) for each in values))
+    library.ece408_emulator_allow_shared(_MAX_DYNAMIC_SHARED, launch.shared_bytes)
+    function = library[f"ece408_launch_{launch.function}"]
+    function(sizes, ctypes.c_size_t(launch.shared_bytes), arguments)
