@@ -8,7 +8,7 @@ SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/* kernels/mxnet/*)
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 
-.PHONY: run test test-slow test-sanitized fuzz lint check-docs format train clean help
+.PHONY: run test emulate test-slow test-sanitized fuzz lint check-docs format train clean help
 
 run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
 	$(PY) scripts/m1.1.py $(ARGS)
@@ -22,6 +22,10 @@ run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer 
 # Files of tests side by side; one test alone rarely keeps a core busy.
 test: lint  ## set up, check style and types, run the tests
 	$(PY) -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile
+
+emulate: $(VENV)/.installed-test  ## CUDA kernels on the CPU: this package's own, and planted mistakes
+	$(PY) -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile \
+	    tests/emulator tests/backends/emulator tests/lab/test_emulated.py
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 	$(PY) -m pytest -q -m slow

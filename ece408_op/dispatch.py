@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
 from dataclasses import dataclass
 from typing import Callable
@@ -12,7 +14,8 @@ from .backends.cpu.backend import CpuBackend
 from .backends.cpu.file_backend import FileBackend
 from .backends.cpu.reference import ReferenceBackend
 from .backends.kernel_file import KernelFile
-from .errors import InvalidSetting, UnsupportedProblem
+from .errors import InvalidSetting, NoUsableGpu, UnsupportedProblem
+from .host import gpu
 from .problem import ConvProblem
 
 
@@ -41,13 +44,18 @@ _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
         "cpu": lambda layer: _cpu_backend(layer),
         "reference": lambda layer: ReferenceBackend(),
         "cuda": lambda layer: _staged_backend(layer),
+        "emulator": lambda layer: _emulator(layer),
     },
     "gpu": {
         "cuda": lambda layer: _zero_copy_backend(layer),
     },
 }
+# What else runs files for a device.
+_EMULATING = {"cuda": ("emulator",)}
 # Default backends, in order of preference.
 _DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
+# Of the emulator: kernels of this package need inline PTX where they are faster.
+_EMULATED_KERNEL = "general"
 
 
 def _kernel(layer: Layer) -> str | None:
@@ -91,6 +99,32 @@ def _zero_copy_backend(layer: Layer) -> Backend:
     return ZeroCopyFileBackend(layer.index, file)
 
 
+def _emulator(layer: Layer) -> Backend:
+    from .backends.emulator.backend import of_kernel
+    from .backends.emulator.library import Emulation
+
+    kernel = _kernel_file(layer) or _kernel(layer) or _EMULATED_KERNEL
+    return of_kernel(kernel, Emulation(settings.emulation()))
+
+
+@functools.lru_cache(maxsize=1)
+def backend_of_cuda_files() -> str:
+    """Who computes by a CUDA file for arrays on the CPU, unless a backend is asked for: "cuda", or
+    "emulator" where there is no GPU; stderr says so then, once."""
+    try:
+        gpu.find_driver()
+    except NoUsableGpu as error:
+        print(f"ece408: CUDA files are emulated on the CPU: {error}", file=sys.stderr)
+        return "emulator"
+    return "cuda"
+
+
+def _backend_of(file: KernelFile, layer: Layer) -> str:
+    if file.device == "cuda" and layer.device == "cpu":
+        return backend_of_cuda_files()
+    return file.device
+
+
 def _precision(layer: Layer) -> str:
     return layer.precision or settings.precision()
 
@@ -118,7 +152,7 @@ def check_names(backend: str | None = None, cuda_kernel: str | None = None) -> N
     if kernel is None:
         return
     device = kernel_file.device_of(kernel)
-    if device is not None and backend not in (None, device):
+    if device is not None and backend not in (None, device, *_EMULATING.get(device, ())):
         raise InvalidSetting(
             f"kernel file {kernel} is for backend {device}, not for backend {backend}"
         )
@@ -131,6 +165,7 @@ def check_names(backend: str | None = None, cuda_kernel: str | None = None) -> N
 def check_settings() -> None:
     """Raise `InvalidSetting` or `InvalidSize` for a setting that the operator could not use."""
     check_names()
+    settings.emulation()
     settings.isa()
     settings.threads()
     settings.devices()
@@ -151,7 +186,7 @@ def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
     candidates = _DEFAULTS[layer.device]
     check_names(layer.backend, layer.cuda_kernel)
     file = _kernel_file(layer)
-    requested = layer.backend or settings.backend() or (file.device if file else None)
+    requested = layer.backend or settings.backend() or (_backend_of(file, layer) if file else None)
     if requested is not None:
         candidates = (requested,) if direction == "forward" else (requested, *candidates)
     reasons = []

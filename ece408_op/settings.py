@@ -3,7 +3,7 @@
 ==========  ==================  ==========================================================
 setting     environment         meaning
 ==========  ==================  ==========================================================
-backend     ECE408_BACKEND      who computes: cpu, cuda, reference; default: by device
+backend     ECE408_BACKEND      who computes: cpu, cuda, reference, emulator; default: by device
 kernel      ECE408_KERNEL       CUDA kernel of the forward pass, or a file with a kernel for the
                                 CPU or the GPU; default: the best that fits
 devices     ECE408_DEVICES      GPUs for arrays on the CPU, such as 0,1; default: 0
@@ -11,6 +11,8 @@ precision   ECE408_PRECISION    how exact a float32 forward pass must be at leas
                                 float16; default: float32
 gpu_memory  ECE408_GPU_MEMORY   most of a GPU's memory for arrays on the CPU, such as 512M or
                                 2G; default: half of what is free
+emulation   ECE408_EMULATION    what the emulator does beside running CUDA kernels: fast, nothing;
+                                checked, check each access to memory; default: fast
 isa         ECE408_ISA          instruction set of the CPU kernels: avx512, avx2, baseline
 threads     ECE408_THREADS      threads of the CPU kernels; default: the cores there are
 data        ECE408_DATA         folder with Fashion-MNIST's idx files
@@ -25,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .errors import InvalidSetting, InvalidSize
@@ -38,6 +40,7 @@ _VARIABLES = {
     "devices": "ECE408_DEVICES",
     "precision": "ECE408_PRECISION",
     "gpu_memory": "ECE408_GPU_MEMORY",
+    "emulation": "ECE408_EMULATION",
     "isa": "ECE408_ISA",
     "threads": "ECE408_THREADS",
     "data": "ECE408_DATA",
@@ -45,6 +48,7 @@ _VARIABLES = {
 }
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 ISAS = ("avx512", "avx2", "baseline")
+EMULATIONS = ("fast", "checked")
 
 _overrides: dict[str, str] = {}
 _watchers: list[Callable[[], object]] = []
@@ -132,12 +136,21 @@ def gpu_memory() -> int | None:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
+def emulation() -> str:
+    """What the emulator does, of `EMULATIONS`. Raises `InvalidSetting`."""
+    return _one_of("emulation", EMULATIONS, "emulation") or EMULATIONS[0]
+
+
 def isa() -> str | None:
     """Instruction set asked for, or `None` for the best this CPU has. Raises `InvalidSetting`."""
-    name = _lookup("isa")
-    if name is not None and name not in ISAS:
+    return _one_of("isa", ISAS, "instruction set")
+
+
+def _one_of(setting: str, names: Sequence[str], what: str) -> str | None:
+    name = _lookup(setting)
+    if name is not None and name not in names:
         raise InvalidSetting(
-            f"unknown instruction set {name!r} (ECE408_ISA); choose one of {', '.join(ISAS)}"
+            f"unknown {what} {name!r} ({_VARIABLES[setting]}); choose one of {', '.join(names)}"
         )
     return name
 

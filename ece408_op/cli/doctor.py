@@ -21,6 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,8 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at everything; raises nothing, fetches nothing and creates nothing."""
+    """Look at everything; raises nothing and fetches nothing, and creates nothing but what is
+    compiled for the emulator, in a cache that is there."""
     return Diagnosis(tuple(found for name, check in _CHECKS.items() for found in run(name, check)))
 
 
@@ -269,6 +271,32 @@ def _compiler() -> Finding:
             return _tool("C++ compiler", command, hint, lambda output: output.splitlines()[0])
     detail = f"CXX={asked[0]} is not there" if asked else "no g++, clang++ or c++"
     return Finding("C++ compiler", MISSING, detail, hint)
+
+
+def _emulator() -> Finding:
+    """A kernel of this package, run on the CPU; it is compiled first, if it never was."""
+    import numpy as np
+
+    from ..backends.emulator.backend import EmulatedBackend
+    from ..problem import ConvProblem
+
+    problem = ConvProblem.parse("b1,c2,h4,w4,m1,k3")
+    x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
+    y = np.empty(problem.y_shape, np.float32)
+    addresses = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
+    cache = settings.cache()
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="ece408-doctor-") as folder,
+            settings.override(cache=cache if cache.is_dir() else folder),
+        ):
+            EmulatedBackend("general").forward(problem, *addresses, False)
+    except Ece408Error as error:
+        reason, _, remedy = _one_line(error).partition("; ")
+        return Finding("emulator", NOTE, f"does not run: {reason}", remedy)
+    if not (y == problem.channels * 9).all():
+        return Finding("emulator", NOTE, "computes wrongly", "see lab check --emulate")
+    return Finding("emulator", OK, "runs CUDA kernels without a GPU: ece408 lab check --emulate")
 
 
 def _nvcc() -> Finding:
@@ -438,6 +466,7 @@ _CHECKS: dict[str, Callable[[], _Found]] = {
     _COMPILED_OPERATOR: _compiled_operator,
     "CUDA kernels": _cuda_kernels,
     "C++ compiler": _compiler,
+    "emulator": _emulator,
     "nvcc": _nvcc,
     "NVIDIA driver": _driver,
     "PyCUDA": _pycuda,

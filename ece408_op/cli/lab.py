@@ -11,23 +11,25 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .. import settings
+from .. import dispatch
 from ..backends import kernel_file
 from ..backends.cuda.kernels import catalog
-from ..backends.cuda.runtime import device
+from ..backends.emulator.library import Emulation
 from ..bench import shapes
 from ..bench.peers import cudnn
-from ..errors import InvalidSetting, KernelCompileFailed, NoUsableGpu, WrongResult
+from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed, WrongResult
 from ..files.cachedir import atomic_path
 from ..files.resources import kernels_dir
 from ..lab import check as checking
-from ..lab import explanation, sanitizer, timing
+from ..lab import counting, explanation, sanitizer, timing
 from ..lab.check import Group, Verdict
 from ..lab.explanation import Explanation
 from ..lab.sanitizer import Sanitized
+from ..lab.session import Ended
 from ..lab.timing import Timing
 from ..problem import ConvProblem, check_precision
-from ..profile import limits
+from ..profile import limits, occupancy
+from . import lab_counts
 
 # Of each form: the file that `new` writes, and what it is.
 FORMS = {
@@ -45,7 +47,7 @@ _MOST_FAILURES = 3
 # What `time` takes unless it is told: layers of the default term.
 _LAYERS = ("fa19_1", "fa19_2")
 _EXPLAINED_BATCH = 1000
-_BATCHES = {"cpu": (100, 1000), "cuda": (100, 1000, 10000)}
+_BATCHES = {"cpu": (100, 1000), "cuda": (100, 1000, 10000), "emulator": (2,)}
 
 
 def new(name: str, form: str | None) -> None:
@@ -82,11 +84,11 @@ def check(
     output: Path | None,
     sanitizes: bool,
     precision: str,
-    emulates: bool,
+    emulation: Emulation | None,
 ) -> None:
     """Check files and print a verdict on each; write them as JSON, too, if `output` is given. With
-    `sanitizes` CUDA files run under compute-sanitizer as well. With `emulates`, and where there is
-    no GPU, CUDA files run on the CPU.
+    `sanitizes` CUDA files run under compute-sanitizer as well. With an `emulation`, and where there
+    is no GPU, CUDA files run on the CPU.
 
     Raises `WrongResult` unless all are right, `InvalidSetting` for a file that cannot be
     sanitized, and `ProfilerMissing` without compute-sanitizer.
@@ -98,15 +100,15 @@ def check(
             if file.device == "cpu":
                 raise InvalidSetting(f"--sanitize takes CUDA files, and {file.name} is for the CPU")
         sanitizer.find()
-    if not emulates and not sanitizes:
-        emulates = _must_emulate(files)
+    if emulation is None and not sanitizes and _must_emulate(files):
+        emulation = Emulation()
     parsed = [ConvProblem.parse(text) for text in problems]
     total = sum(len(group) for _, group in checking.groups(parsed, 0, "cpu"))
     verdicts = []
     for file in files:
         with tqdm(total=total, desc=file.name, unit="problem", leave=False, disable=None) as bar:
-            emulated = emulates and file.device == "cuda"
-            verdicts.append(_check(file, parsed, seed, bar, precision, emulated))
+            own = emulation if file.device == "cuda" else None
+            verdicts.append(_check(file, parsed, seed, bar, precision, own))
         if sanitizes and verdicts[-1].groups:
             bar = tqdm(total=len(sanitizer.TOOLS), desc="sanitizing", leave=False, disable=None)
             with bar:
@@ -131,11 +133,14 @@ def time(
     peer_python: str | None,
     explains: bool,
     precision: str,
+    emulates: bool,
+    architecture: str,
 ) -> None:
     """Time files, and CUDA kernels of this package by name, on layers, by names or problems, at
     each batch, and print a table for each; write every call as JSON, too, if `output` is given.
     With `peer_python`, a Python that has PyTorch, cuDNN is timed as well; with `explains`, what
-    limits CUDA kernels follows.
+    limits CUDA kernels follows. With `emulates`, and where there is no GPU, what CUDA kernels do is
+    counted instead, and how many of them a GPU of an architecture holds.
 
     Raises `InvalidSetting` for what is no kernel, and for kernels of two devices, and
     `WrongResult` if one fails.
@@ -143,6 +148,10 @@ def time(
     contenders = [_contender(name) for name in names]
     check_precision(precision)
     kind = timing.device_of(contenders)
+    if kind == "cuda" and (emulates or dispatch.backend_of_cuda_files() == "emulator"):
+        wanted = asked_layers("emulator", layers, batches, rounds)
+        _count(contenders, wanted, architecture, output)
+        return
     wanted = asked_layers(kind, layers, batches, rounds)
     turns = (rounds + 1) * len(wanted) * (len(contenders) + 1)
     with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:
@@ -160,6 +169,44 @@ def time(
     failed = sorted({each.name for each in found if each.failure})
     if failed:
         raise WrongResult(f"{', '.join(failed)}: not timed; why stands above")
+
+
+def _count(
+    contenders: Sequence[kernel_file.KernelFile | str],
+    wanted: Sequence[tuple[str, ConvProblem]],
+    architecture: str,
+    output: Path | None,
+) -> None:
+    """Print what each contender's warps do on each layer; write it as JSON, too, if `output` is
+    given. Raises `InvalidSetting` for an architecture, and `WrongResult` if one does not run."""
+    if architecture not in occupancy.KNOWN:
+        known = ", ".join(occupancy.KNOWN)
+        raise InvalidSetting(f"unknown GPU {architecture!r}; choose one of {known}")
+    names = timing.names(contenders)
+    asked = [(layer, problem, each) for layer, problem in wanted for each in contenders]
+    rows, failed = [], set()
+    for layer, problem, each in tqdm(asked, desc="counting", leave=False, disable=None):
+        try:
+            found = counting.count(each, problem, architecture)
+        except (Ended, Ece408Error) as error:
+            tqdm.write(f"{names[each]}, {layer}: {timing.why(error)}", sys.stdout)
+            failed.add(names[each])
+            continue
+        source = _source_of(each)
+        tqdm.write(lab_counts.text(names[each], layer, found, source, architecture), sys.stdout)
+        content = dataclasses.asdict(found)
+        rows.append({"name": names[each], "layer": layer, "problem": str(problem), **content})
+    if output is not None:
+        with atomic_path(output) as temporary:
+            temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if failed:
+        raise WrongResult(f"{', '.join(sorted(failed))}: not counted; why stands above")
+
+
+def _source_of(kernel: kernel_file.KernelFile | str) -> Path:
+    if isinstance(kernel, kernel_file.KernelFile):
+        return kernel.path
+    return kernels_dir() / "cuda" / catalog.get(kernel).source
 
 
 def _explain(
@@ -203,19 +250,14 @@ def _explanation(name: str, layer: str, found: Explanation) -> str:
         for row in ({key: key for key in rows[0]}, *rows):
             cells = (f"{row[key]:>{width}}" for key, width in widths.items() if key != "function")
             lines.append(f"  {'  '.join(cells)}  {row['function']}")
-    ran = {_function(each.name) for each in found.kernels}
+    ran = {explanation.plain_name(each.name) for each in found.kernels}
     for function, each in found.resources.items():
-        if not ran or _function(function) in ran:
+        if not ran or explanation.plain_name(function) in ran:
             lines.append(
                 f"  {function}: {each.registers} registers a thread, {each.spilled_bytes} bytes of "
                 f"spilled ones; {each.shared_bytes} bytes of static shared memory a block"
             )
     return "\n".join(lines)
-
-
-def _function(name: str) -> str:
-    """A function's name without what tools write around it: type, namespace, template arguments."""
-    return name.partition("<")[0].split()[-1].rpartition("::")[2]
 
 
 def asked_layers(
@@ -291,11 +333,11 @@ def _check(
     seed: int | None,
     bar: tqdm,
     precision: str,
-    emulated: bool,
+    emulation: Emulation | None,
 ) -> Verdict:
     try:
         return checking.check(
-            file, problems, seed, bar.update, precision=precision, emulated=emulated
+            file, problems, seed, bar.update, precision=precision, emulation=emulation
         )
     except KernelCompileFailed as error:
         # Other files are checked all the same.
@@ -303,15 +345,10 @@ def _check(
 
 
 def _must_emulate(files: Sequence[kernel_file.KernelFile]) -> bool:
-    """Whether CUDA files are among them and no GPU can be used, which is said then."""
+    """Whether CUDA files are among them and there is no GPU, which is said then."""
     if all(file.device == "cpu" for file in files):
         return False
-    try:
-        device.get(settings.devices()[0])
-    except NoUsableGpu as error:
-        print(f"ece408: CUDA files are emulated on the CPU: {error}", file=sys.stderr)
-        return True
-    return False
+    return dispatch.backend_of_cuda_files() == "emulator"
 
 
 def _text(verdict: Verdict) -> str:
@@ -366,6 +403,8 @@ def _group(verdict: Verdict, group: Group) -> list[str]:
         again = f"ece408 lab check {verdict.file} --problem {failure.problem} --seed {failure.seed}"
         if verdict.precision != "float32":
             again += f" --precision {verdict.precision}"
+        if verdict.order:
+            again += f" --order {verdict.order}"
         lines.append(f"      again: {again}")
     more = len(group.failures) - _MOST_FAILURES
     if more > 0:

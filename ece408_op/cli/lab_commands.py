@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..backends.emulator.library import Emulation
 from ..problem import PRECISIONS
+from ..profile import occupancy
 from . import arguments, lab, lab_rank
 
 
@@ -75,6 +77,16 @@ def _add_check(actions: Any) -> None:
         "is no GPU",
     )
     check.add_argument(
+        "--fast", action="store_true", help="--emulate, without checking accesses to memory"
+    )
+    check.add_argument(
+        "--order",
+        choices=("usual", "random"),
+        default="usual",
+        help="in which order the emulator runs threads and blocks; --seed repeats a random one "
+        "(default: usual)",
+    )
+    check.add_argument(
         "--json", metavar="FILE", type=Path, dest="output", help="write the verdicts to FILE, too"
     )
     check.set_defaults(
@@ -85,22 +97,33 @@ def _add_check(actions: Any) -> None:
             options.output,
             options.sanitize,
             options.precision,
-            options.emulate,
+            _emulation(options),
         )
     )
+
+
+def _emulation(options: argparse.Namespace) -> Emulation | None:
+    """How files are to be emulated, if an option asks for it."""
+    is_random = options.order == "random"
+    if not (options.emulate or options.fast or is_random):
+        return None
+    return Emulation("fast" if options.fast else "checked", seed=0 if is_random else None)
 
 
 def _add_time(actions: Any) -> None:
     timed = arguments.add_command(
         actions,
         "time",
-        "time kernel files on layers of the course, beside this package's kernels",
+        "time kernel files on layers of the course, beside this package's kernels, or count what "
+        "they do",
         epilog="Contenders take turns in a random order, each in a process of its own. Every call "
         "has new numbers, and its output is looked at. Columns: the median op time; the width of "
         "the calls' middle half, with ! above 2 %; the floor, which memory and arithmetic of this "
         "machine allow a kernel that does all products, over that time; the time over ours; for "
         "CUDA files from 2020 on, the time of prolog and epilog. Op times on the GPU are without "
-        "copies.",
+        "copies. Columns of counts: how often a warp came to the line; with how many of its lanes, "
+        "on average; 32-byte sectors of global memory that it touched each time, or passes over "
+        "banks of shared memory; which share of the passes repeats others for bank conflicts.",
     )
     timed.add_argument(
         "files",
@@ -108,7 +131,7 @@ def _add_time(actions: Any) -> None:
         metavar="FILE",
         help="a kernel file, or the name of one of this package's CUDA kernels",
     )
-    _add_layers(timed, "100 and 1000, on the GPU 10000, too")
+    _add_layers(timed, "100 and 1000, on the GPU 10000, too; 2 where they are counted")
     timed.add_argument(
         "--rounds",
         metavar="N",
@@ -129,6 +152,19 @@ def _add_time(actions: Any) -> None:
         help="do not run each CUDA kernel once more, under ncu, to say what limits it",
     )
     timed.add_argument(
+        "--emulate",
+        action="store_true",
+        help="do not time, but count what the warps of CUDA kernels do at each line, on the CPU; "
+        "what is done where there is no GPU",
+    )
+    timed.add_argument(
+        "--gpu",
+        metavar="ARCH",
+        default="sm_90",
+        help="with --emulate, the GPU on which blocks find room, of an architecture: "
+        f"{', '.join(occupancy.KNOWN)} (default: sm_90)",
+    )
+    timed.add_argument(
         "--json", metavar="FILE", type=Path, dest="output", help="write every call to FILE, too"
     )
     timed.set_defaults(
@@ -141,6 +177,8 @@ def _add_time(actions: Any) -> None:
             options.peer_python,
             options.explains,
             options.precision,
+            options.emulate,
+            options.gpu,
         )
     )
 
@@ -209,8 +247,8 @@ def _add_layers(parser: argparse.ArgumentParser, batches: str) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a layer such as fa19_1, or a problem such as c12,h33,w33,m24,k5 with any batch (may "
-        "be repeated; default: the default term's)",
+        help="a layer such as fa19_1, or a problem such as b1,c12,h33,w33,m24,k5, whose b --batch "
+        "replaces (may be repeated; default: the default term's)",
     )
     parser.add_argument(
         "--batch", metavar="N", type=int, action="append", default=[],

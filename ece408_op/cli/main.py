@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from .. import dispatch, settings
+from ..backends import kernel_file
 from ..course import (
     comparison,
     comparison_files,
@@ -147,6 +148,17 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help=f"how exact convolutions must be at least: {', '.join(PRECISIONS)} (default: "
             "ECE408_PRECISION, or float32); CUDA kernels only gain by it",
         )
+    if each.own_operator and each.on_gpu:
+        parser.add_argument(
+            "--emulate",
+            action="store_true",
+            help="run the CUDA kernel on the CPU, without a GPU, and check each access to memory; "
+            "what is done with a file's kernel where there is no GPU (default kernel: general)",
+        )
+    if each.own_operator:
+        parser.add_argument(
+            "--fast", action="store_true", help="emulate without checking accesses to memory"
+        )
     arguments.add_threads_and_data(parser)
     parser.add_argument(
         "--model-dir",
@@ -178,8 +190,10 @@ def _run_milestone(options: argparse.Namespace) -> None:
     threads = None if options.threads is None else settings.parse_threads(options.threads)
     variables.set_environment(threads)
     if options.milestone.own_operator:
-        backend = "cuda" if options.milestone.on_gpu else options.backend
-        settings.configure(backend=backend, kernel=options.kernel, precision=options.precision)
+        settings.configure(kernel=options.kernel, precision=options.precision)
+        settings.configure(backend=_backend(options))
+        if settings.backend() == "emulator":
+            settings.configure(emulation="fast" if options.fast else "checked")
     request = milestone.make_request(
         options.milestone,
         options.arguments,
@@ -199,10 +213,23 @@ def _run_milestone(options: argparse.Namespace) -> None:
         program()
 
 
+def _backend(options: argparse.Namespace) -> str | None:
+    """Who computes a milestone that runs our operator."""
+    if not options.milestone.on_gpu:
+        return options.backend
+    kernel = settings.kernel()
+    if options.emulate or options.fast:
+        return "emulator"
+    if kernel is not None and kernel_file.device_of(kernel) == "cuda":
+        return dispatch.backend_of_cuda_files()
+    return "cuda"
+
+
 def _profile_milestone(
     options: argparse.Namespace, asked: profiling.ProfileOptions, program: Callable[[], None]
 ) -> None:
     on_gpu = options.milestone.on_gpu or settings.backend() == "cuda"
+    on_gpu = on_gpu and settings.backend() != "emulator"
     if on_gpu:
         gpu.find_driver()
     on_gpu = on_gpu and not options.no_gpu

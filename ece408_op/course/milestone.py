@@ -7,14 +7,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from .. import dispatch, errors, settings
+from ..dispatch import Layer
 from ..errors import InvalidSize, UnknownModel
 from ..host import footprint
 from ..host.interruptible import run_interruptibly
 from ..op_log import OpTime, op_times
 from . import gpu_check, models, scoring
 from .dataset import data
+from .gpu_check import Way
 from .models import BASELINE, Term
 
 TEST_IMAGES = 10000
@@ -128,11 +131,7 @@ def run(milestone: Milestone, request: Request) -> float:
     """
     if milestone.own_operator:
         dispatch.check_settings()
-    way = gpu_check.choose_way(milestone.own_operator) if milestone.on_gpu else None
-    if way is None and milestone.own_operator and settings.backend() == "cuda":
-        gpu_check.require_our_kernels()
-    if way is not None:
-        print(f"ece408: {way.explanation}", file=sys.stderr)
+    way = _choose_way(milestone)
     size = request.term.image_size
     with _stage("Loading fashion-mnist data..."):
         images, labels = data.load("t10k", size, limit=request.size)
@@ -160,6 +159,23 @@ def run(milestone: Milestone, request: Request) -> float:
     return accuracy
 
 
+def _choose_way(milestone: Milestone) -> Way | None:
+    """How the GPU computes, which stderr is told; `None` if it does not."""
+    emulates = milestone.own_operator and settings.backend() == "emulator"
+    if milestone.on_gpu and not emulates:
+        way = gpu_check.choose_way(milestone.own_operator)
+        print(f"ece408: {way.explanation}", file=sys.stderr)
+        return way
+    if emulates:
+        print(
+            "ece408: CUDA kernels run on the CPU, by the emulator: op times are no GPU's",
+            file=sys.stderr,
+        )
+    elif milestone.own_operator and settings.backend() == "cuda":
+        gpu_check.require_our_kernels()
+    return None
+
+
 @contextlib.contextmanager
 def _stage(text: str) -> Iterator[None]:
     """Print `text` while the work goes on, then " done"; end the line if it fails."""
@@ -173,7 +189,10 @@ def _stage(text: str) -> Iterator[None]:
 
 
 def _print_op_time(entry: OpTime) -> None:
-    _say(f"Op Time: {entry.seconds:.6f}")
+    emulated = " (emulated)" if entry.backend == "emulator" else ""
+    _say(f"Op Time: {entry.seconds:.6f}{emulated}")
+    if emulated:
+        _print_mistakes(entry)
     if entry.gpu is not None:
         shares = [
             f"{what} {1e3 * seconds:.3f} ms ({seconds / entry.seconds:.0%})"
@@ -185,6 +204,24 @@ def _print_op_time(entry: OpTime) -> None:
         exactness = "" if entry.precision == "float32" else f" in {entry.precision}"
         print(
             f"ece408: {entry.layer} by {entry.kernel}{exactness}: {', '.join(shares)}",
+            file=sys.stderr,
+        )
+
+
+def _print_mistakes(entry: OpTime) -> None:
+    """Say what the emulator's checks found in a call."""
+    from ..backends.emulator import findings
+    from ..backends.emulator.backend import Emulated
+
+    taken = findings.take()
+    if not taken:
+        return
+    backend = dispatch.select(entry.problem, Layer(entry.layer), "forward")
+    content = cast(Emulated, backend).content(entry.problem)
+    for each in findings.located(taken, content):
+        print(
+            f"ece408: {entry.layer}: {each.place}: {each.title}, first by {each.by}, "
+            f"{each.count} times",
             file=sys.stderr,
         )
 

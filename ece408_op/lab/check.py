@@ -20,6 +20,7 @@ import numpy as np
 from ..backends import kernel_file
 from ..backends.emulator import backend as emulator
 from ..backends.emulator.backend import Emulated
+from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
 from ..bench import oracle
 from ..bench.shapes import SHAPES
@@ -77,7 +78,8 @@ class Group:
 @dataclass
 class Verdict:
     """What checking a file found. `error` is the largest relative L2 error on real numbers,
-    `sanitized` what compute-sanitizer's tools or the emulator found, if it was asked."""
+    `sanitized` what compute-sanitizer's tools or the emulator found, if it was asked, `order` the
+    emulator's of threads if it was not the usual one."""
 
     file: str
     groups: list[Group] = field(default_factory=list)
@@ -86,6 +88,7 @@ class Verdict:
     lacking: list[str] = field(default_factory=list)
     sanitized: list[Sanitized] = field(default_factory=list)
     precision: str = "float32"
+    order: str = ""
 
     @property
     def is_right(self) -> bool:
@@ -121,25 +124,27 @@ def check(
     memory: int | None = None,
     layers: Sequence[ConvProblem] = (),
     precision: str = "float32",
-    emulated: bool = False,
+    emulation: Emulation | None = None,
 ) -> Verdict:
     """Check the file on these problems, or, without any, on layers and on odd ones; the layers are
     those of all the course's terms unless others are given. With a `precision` of "tf32" or
     "float16" it need be no more exact.
 
-    With `emulated` a CUDA file runs without a GPU, and what it does wrong with memory is part of
-    the verdict. Without a `seed` numbers and odd sizes are secret. `progress` is called after each
-    problem. A call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has it.
-    Raises `KernelCompileFailed`, `NoUsableGpu` and other errors that keep the file from being run
-    at all.
+    With an `emulation` a CUDA file runs without a GPU, and what it does wrong with memory is part
+    of the verdict. Without a `seed` numbers and odd sizes are secret. `progress` is called after
+    each problem. A call may take `call_seconds`, and the kernel `memory` bytes, as `Session` has
+    it. Raises `KernelCompileFailed`, `NoUsableGpu` and other errors that keep the file from being
+    run at all.
     """
     seed = secrets.randbits(32) if seed is None else seed
     verdict = Verdict(str(file.path), precision=precision)
-    own = emulator.of_file(file) if emulated else None
+    if emulation is not None and emulation.seed is not None:
+        verdict.order = "random"
+    own = emulator.of_kernel(file, emulation) if emulation else None
     start = functools.partial(Session, file, call_seconds, memory, emulated=own)
     runner = _Runner(file, verdict, start, keep_seed=bool(problems), emulated=own)
     try:
-        device = "emulator" if emulated else file.device
+        device = "emulator" if emulation else file.device
         for name, group in groups(problems, seed, device, layers):
             runner.check(Group(name), group, seed, progress)
     except _Exhausted:
@@ -149,7 +154,7 @@ def check(
         verdict.broken = str(ended)
     finally:
         runner.close()
-    if emulated:
+    if emulation and emulation.mode == "checked":
         verdict.sanitized = [sanitizer.of_emulator(runner.findings)]
     return verdict
 
@@ -225,6 +230,12 @@ class _Runner:
             self._session.__exit__()
             self._session = None
 
+    def _reorder(self, seed: int) -> None:
+        """Have the emulator run threads in the order of a seed, if in a random one."""
+        if self._emulated is not None and self._verdict.order:
+            emulation = dataclasses.replace(self._emulated.emulation, seed=seed)
+            self._emulated.emulation = emulation
+
     def _take_findings(self, problem: ConvProblem) -> None:
         if self._emulated is None or self._session is None:
             return
@@ -247,6 +258,7 @@ class _Runner:
             # So that the problem alone, given this seed, has the same numbers.
             own = seed if self._keep_seed else seed + index + 1
             try:
+                self._reorder(own)
                 failure = self._failure(problem, own)
             except _Exhausted as error:
                 group.failures.append(Failure(str(problem), own, str(error)))

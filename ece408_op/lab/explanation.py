@@ -59,14 +59,20 @@ def explain(kernel: KernelFile | str, problem: ConvProblem) -> Explanation:
     return found
 
 
-def resources(file: KernelFile, problem: ConvProblem, gpu: Target) -> dict[str, Resources]:
-    """What the compiler gives the functions of a file on a problem and a GPU, by their names in
-    C++. Raises what planning it raises."""
-    if file.form != "declared":
+def plain_name(function: str) -> str:
+    """A function's name without what tools write around it: type, namespace, template arguments."""
+    return function.partition("<")[0].split()[-1].rpartition("::")[2]
+
+
+def resources(kernel: KernelFile | str, problem: ConvProblem, gpu: Target) -> dict[str, Resources]:
+    """What the compiler gives the functions of a file, or of one of our kernels, on a problem and a
+    GPU, by their names in C++. Raises what planning it raises."""
+    if isinstance(kernel, KernelFile) and kernel.form != "declared":
         name = architecture(ARCHITECTURES, gpu.capability) or ""
-        commands = [[*file_backend.library_command(file, name), "-cubin"]]
+        commands = [[*file_backend.library_command(kernel, name), "-cubin"]]
     else:
-        asked = work.forward(problem, 0, 0, None, 0, False, str(file.path))
+        own = kernel if isinstance(kernel, str) else str(kernel.path)
+        asked = work.forward(problem, 0, 0, None, 0, False, own)
         commands = [
             compiler.plan_command(
                 plan.kernel.source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -44,7 +45,7 @@ _POLL_SECONDS = 0.02
 _AWAKE_SECONDS = 0.1
 _LAST_WORDS = 200
 _IDLE_CALLS = 101
-_LONGEST_ANSWER = 1 << 16
+_LONGEST_ANSWER = 1 << 20
 _SIGNALS = {
     signal.SIGSEGV: "reads or writes memory that is not its own",
     signal.SIGBUS: "reads or writes memory that is not its own",
@@ -193,6 +194,7 @@ class Session:
             library = self._scratch / ".library"
             library.write_bytes(self._emulated.content(problem))
             request["library"] = str(library)
+            request["emulation"] = dataclasses.astuple(self._emulated.emulation)
         self._ask(request, "preparing it")
 
     def go(self) -> float:
@@ -207,6 +209,11 @@ class Session:
     def findings(self) -> list[dict[str, Any]]:
         """What the emulator has found since the last call, as `emulator.findings.take` has it."""
         found: list[dict[str, Any]] = self._ask({"findings": True}, "no call").get("findings", [])
+        return found
+
+    def counts(self) -> dict[str, Any]:
+        """What warps have done since the last call, as `emulator.counts.take` has it."""
+        found: dict[str, Any] = self._ask({"counts": True}, "no call").get("counts", {})
         return found
 
     @functools.cached_property

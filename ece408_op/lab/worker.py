@@ -7,7 +7,7 @@ KERNEL is a file, the name of a CUDA kernel of this package, or "cpu" or "cuda".
 memory that it may take, the next three are descriptors. What the kernel prints goes to standard
 output and error. With MODE "observed" a tool watches the process, such as compute-sanitizer: arrays
 on the GPU are then allocations of this process, of exactly their sizes, and left as they are. With
-"emulated" a CUDA file runs without a GPU.
+"emulated" CUDA kernels run without a GPU.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from ..backends.cuda import file_backend, work, zero_copy
 from ..backends.cuda.runtime import device
 from ..backends.cuda.runtime.device import Gpu, reported
 from ..backends.emulator import backend as emulator
-from ..backends.emulator import findings
+from ..backends.emulator import counts, findings
 from ..backends.emulator import library as emulator_library
+from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
 from ..dispatch import Layer
 from ..errors import Ece408Error, UnsupportedProblem
@@ -75,14 +76,14 @@ def _prepare(
     if kernel == "cpu":
         return _CpuWorker(Layer(backend="cpu"), number), []
     file = kernel_file.find(kernel) if kernel_file.device_of(kernel) else None
+    if mode == "emulated":
+        # The process that asks compiles the file.
+        emulator_library.load_runtime()
+        emulated = _EmulatedWorker(emulator.of_kernel(file or kernel), number)
+        return emulated, sandbox.isolate(scratch, limits)
     if file is not None and file.device == "cpu":
         compiled_file.library(file)
         return _CpuWorker(Layer(cuda_kernel=kernel), number), sandbox.isolate(scratch, limits)
-    if file is not None and mode == "emulated":
-        # The process that asks compiles the file.
-        emulator_library.load_runtime()
-        emulated = _EmulatedWorker(emulator.of_file(file), number)
-        return emulated, sandbox.isolate(scratch, limits)
     observed = mode == "observed"
     gpu = device.get(settings.devices()[0])
     name = None if kernel == "cuda" else kernel
@@ -123,6 +124,8 @@ class _Worker(ABC):
                 self._method(request["method"])
             elif "findings" in request:
                 return {"findings": self._findings()}
+            elif "counts" in request:
+                return {"counts": self._counts()}
             elif "has_prolog" in request:
                 return {"has_prolog": self._has_prolog()}
             elif "wake" in request and self._gpu is not None:
@@ -150,6 +153,9 @@ class _Worker(ABC):
     def _findings(self) -> list[dict[str, Any]]:
         return []
 
+    def _counts(self) -> dict[str, Any]:
+        return {}
+
     def _backend(self, layer: Layer) -> Backend:
         backend = dispatch.select(self._problem, layer, "forward")
         backend.prepare(self._problem, "forward")
@@ -171,7 +177,8 @@ class _CpuWorker(_Worker):
 
 
 class _EmulatedWorker(_CpuWorker):
-    """A CUDA file that the emulator runs; what its checks find is kept until it is asked for."""
+    """A CUDA kernel that the emulator runs; what it finds and counts is kept until it is asked
+    for."""
 
     def __init__(self, emulated: emulator.Emulated, number: int) -> None:
         super().__init__(Layer(), number)
@@ -179,6 +186,7 @@ class _EmulatedWorker(_CpuWorker):
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         self._emulated.given = Path(request["library"]).read_bytes()
+        self._emulated.emulation = Emulation(*request["emulation"])
         return super()._prepared(request)
 
     def _backend(self, layer: Layer) -> Backend:
@@ -186,6 +194,9 @@ class _EmulatedWorker(_CpuWorker):
 
     def _findings(self) -> list[dict[str, Any]]:
         return findings.take()
+
+    def _counts(self) -> dict[str, Any]:
+        return counts.take()
 
 
 class _Mapping:

@@ -35,6 +35,17 @@ class Limits:
     reserved: int
 
 
+# Of the GPUs that kernels are compiled for: "Technical Specifications per Compute Capability" in
+# the CUDA programming guide.
+KNOWN = {
+    "sm_75": Limits(1024, 16, 1 << 16, 64 << 10, 0),
+    "sm_80": Limits(2048, 32, 1 << 16, 164 << 10, 1 << 10),
+    "sm_86": Limits(1536, 16, 1 << 16, 100 << 10, 1 << 10),
+    "sm_89": Limits(1536, 24, 1 << 16, 100 << 10, 1 << 10),
+    "sm_90": Limits(2048, 32, 1 << 16, 228 << 10, 1 << 10),
+    "sm_100": Limits(2048, 32, 1 << 16, 228 << 10, 1 << 10),
+    "sm_120": Limits(1536, 24, 1 << 16, 100 << 10, 1 << 10),
+}
 # Of cuDeviceGetAttribute, in the order of `Limits`.
 _ATTRIBUTES = (39, 106, 82, 81, 111)
 

@@ -1,5 +1,6 @@
-// What the compiler calls before each access to memory (-fsanitize=thread, gcc/tsan.cc) and for
-// each index beyond an array (-fsanitize=bounds): checks in the place of their libraries.
+// What the compiler calls before each access to memory (-fsanitize=thread, gcc/tsan.cc), for each
+// index beyond an array (-fsanitize=bounds) and before each piece of code without branches
+// (-fsanitize-coverage=trace-pc): checks and counts in the place of their libraries.
 
 #include <link.h>
 
@@ -242,6 +243,18 @@ template <class Where>
     illegal(reinterpret_cast<const void*>(address), size, writes, place);
 }
 
+// What a kernel does with memory where it is counted. Local arrays are in registers, mostly, and
+// constant memory has units of its own.
+[[gnu::noinline]] void count(const void* address, size_t size, bool writes, const void* place) {
+    Worker& w = *worker;
+    const Memory& memory = emulator().memory;
+    const Site site{place, {nullptr, 0}};
+    if (memory.offset(address) < memory.size())
+        w.counts->access(site, writes ? What::GLOBAL_STORE : What::GLOBAL_LOAD, address, size);
+    else if (w.shared_offset(address) < SHARED_REGION)
+        w.counts->access(site, writes ? What::SHARED_STORE : What::SHARED_LOAD, address, size);
+}
+
 template <class Where>
 [[gnu::noinline]] void misaligned(uintptr_t address, size_t size, Where place) {
     note(Kind::MISALIGNED, place, size, "address 0x%zx is no multiple of %zu",
@@ -251,7 +264,7 @@ template <class Where>
 
 // What a kernel does with memory, before it does; `thread` is the current one, or BY_ATOMIC.
 template <bool WRITES, class Where>
-[[gnu::always_inline]] inline void touch(const void* pointer, size_t size, bool aligned,
+[[gnu::always_inline]] inline void check(const void* pointer, size_t size, bool aligned,
                                          uint32_t thread, Where place) {
     Worker& w = *worker;
     const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
@@ -283,9 +296,14 @@ template <bool WRITES, class Where>
     unknown(address, size, WRITES, place);
 }
 
-}  // namespace
-
-namespace {
+template <bool WRITES>
+[[gnu::always_inline]] inline void touch(const void* pointer, size_t size, bool aligned, const void* place) {
+    if (!worker) return;
+    if (worker->counts)
+        count(pointer, size, WRITES, place);
+    else
+        check<WRITES>(pointer, size, aligned, worker->current(), place);
+}
 
 void note(Kind kind, Place place, const void* address, size_t bytes, const char* format,
           va_list values) {
@@ -346,8 +364,10 @@ void fail_assertion(Place place, const char* text) {
 }
 
 void atomic(Place place, const void* address, size_t bytes) {
-    if (!worker || !emulator().memory.checked()) return;
-    touch<true>(address, bytes, true, BY_ATOMIC, place);
+    if (!worker) return;
+    if (worker->counts) worker->counts->access({nullptr, place}, What::ATOMIC, address, bytes);
+    if (!emulator().memory.checked()) return;
+    check<true>(address, bytes, true, BY_ATOMIC, place);
     worker->acquired = true;
 }
 
@@ -382,10 +402,10 @@ EXPORTED void ece408_emulator_forget_findings() {
 extern "C" {
 
 #define HOOKS(size)                                                                              \
-    void __tsan_read##size(void* a) { if (worker) touch<false>(a, size, true, worker->current(), PLACE); } \
-    void __tsan_write##size(void* a) { if (worker) touch<true>(a, size, true, worker->current(), PLACE); } \
-    void __tsan_unaligned_read##size(void* a) { if (worker) touch<false>(a, size, false, worker->current(), PLACE); } \
-    void __tsan_unaligned_write##size(void* a) { if (worker) touch<true>(a, size, false, worker->current(), PLACE); }
+    void __tsan_read##size(void* a) { touch<false>(a, size, true, PLACE); } \
+    void __tsan_write##size(void* a) { touch<true>(a, size, true, PLACE); } \
+    void __tsan_unaligned_read##size(void* a) { touch<false>(a, size, false, PLACE); } \
+    void __tsan_unaligned_write##size(void* a) { touch<true>(a, size, false, PLACE); }
 HOOKS(1)
 HOOKS(2)
 HOOKS(4)
@@ -393,10 +413,13 @@ HOOKS(8)
 HOOKS(16)
 
 void __tsan_read_range(void* a, unsigned long size) {
-    if (worker) touch<false>(a, size, false, worker->current(), PLACE);
+    touch<false>(a, size, false, PLACE);
 }
 void __tsan_write_range(void* a, unsigned long size) {
-    if (worker) touch<true>(a, size, false, worker->current(), PLACE);
+    touch<true>(a, size, false, PLACE);
+}
+void __sanitizer_cov_trace_pc() {
+    if (worker && worker->counts) worker->begin_code(PLACE, __builtin_frame_address(0));
 }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

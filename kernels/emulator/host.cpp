@@ -309,9 +309,11 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 
 // For the process that has loaded this library: on so many cores; in an order that a seed gives,
 // if `random`; with checks, if the kernel was compiled with them.
-__attribute__((visibility("default"))) void ece408_emulator_set(int cores, int checked, int random,
+__attribute__((visibility("default"))) void ece408_emulator_set(int cores, int mode, int random,
                                                                 uint64_t seed) {
-    emulator().settings = {cores, checked != 0, random != 0, seed};
+    // In the order of `library.Emulation`.
+    enum { FAST, CHECKED, COUNTED };
+    emulator().settings = {cores, mode == CHECKED, mode == COUNTED, random != 0, seed};
 }
 
 }  // extern "C"

@@ -168,6 +168,7 @@ void Worker::stop(int error) {
 void Worker::run(Running& running) {
     running_ = &running;
     worker = this;
+    counts.reset(emulator().settings.counted ? new Counts : nullptr);
     blockDim = running.block;
     gridDim = running.grid;
     count_ = running.block.x * running.block.y * running.block.z;
@@ -184,6 +185,7 @@ void Worker::run(Running& running) {
         run_block(static_cast<uint32_t>(number % BLOCKS));
     }
     if (running.error) forget_fibers();
+    if (counts) counts->give(running.name, running.library_begin);
     worker = nullptr;
 }
 
@@ -209,6 +211,10 @@ void Worker::run_block(uint32_t number) {
         memset(shared_states, NO_MEMORY, shared_end_);
         if (running_->dynamic_bytes) shared_at(SHARED_GAP, running_->dynamic_bytes);
     }
+    if (counts) {
+        run_in_step();
+        return;
+    }
     while (ended_ < count_) {
         if (running_->error.load(std::memory_order_relaxed)) return;
         if (begun_ < count_) {
@@ -223,6 +229,84 @@ void Worker::run_block(uint32_t number) {
         } else {
             no_one_can_go_on();
         }
+    }
+}
+
+void Worker::yield() {
+    const uint3 index = threadIdx;
+    const uint32_t thread = current_;
+    Fiber* const own = fiber_;
+    ece408_emulator_switch(&own->top, scheduler_);
+    current_ = thread;
+    threadIdx = index;
+}
+
+void Worker::begin_code(const void* code, const void* frame) {
+    Thread& own = threads_[current_];
+    own.code = reinterpret_cast<uintptr_t>(code);
+    own.depth = reinterpret_cast<uintptr_t>(fiber_->stack) + STACK - reinterpret_cast<uintptr_t>(frame);
+    yield();
+}
+
+// Lanes that have parted meet again: those that come later in the code wait for those before them,
+// and callers for what they call.
+bool Worker::step(uint32_t warp) {
+    const uint32_t begin = warp * LANES, end = std::min(begin + LANES, count_);
+    unsigned lanes = 0;
+    const Thread* first = nullptr;
+    for (uint32_t i = begin; i < end; ++i) {
+        const Thread& each = threads_[i];
+        if (each.waits != Waits::NOT) continue;
+        const bool is_same = first && each.code == first->code && each.depth == first->depth;
+        if (first && !is_same &&
+            (each.depth < first->depth || (each.depth == first->depth && each.code > first->code)))
+            continue;
+        if (!is_same) {
+            lanes = 0;
+            first = &each;
+        }
+        lanes |= 1u << (i - begin);
+    }
+    if (!lanes) return false;
+    const unsigned exist = existing(warp);
+    const auto code = reinterpret_cast<const void*>(first->code);
+    for (uint32_t lane = 0; lane < LANES; ++lane) {
+        if (!(lanes >> lane & 1)) continue;
+        current_ = begin + lane;
+        counts->begin_lane(lane);
+        go_on(threads_[current_].fiber);
+        if (running_->error.load(std::memory_order_relaxed)) return false;
+    }
+    counts->end_step(lanes, exist, {code, {nullptr, 0}});
+    return true;
+}
+
+void Worker::run_in_step() {
+    // Warps that wait for each other without a barrier must all go on.
+    constexpr int STEPS = 64;
+    while (begun_ < count_) go_on(idle_fiber());
+    while (ended_ < count_) {
+        bool goes_on = false;
+        for (uint32_t warp = 0; warp * LANES < count_; ++warp)
+            for (int i = 0; i < STEPS && step(warp); ++i) goes_on = true;
+        if (running_->error.load(std::memory_order_relaxed)) return;
+        if (goes_on || ended_ == count_) continue;
+        if (at_barrier_ && at_barrier_ == count_ - ended_) {
+            count_barrier();
+            release_block();
+        } else {
+            no_one_can_go_on();
+        }
+    }
+}
+
+void Worker::count_barrier() {
+    for (uint32_t warp = 0; warp * LANES < count_; ++warp) {
+        unsigned lanes = 0;
+        uint32_t last = 0;
+        for (uint32_t i = warp * LANES; i < std::min((warp + 1) * LANES, count_); ++i)
+            if (threads_[i].waits == Waits::FOR_BLOCK) lanes |= 1u << i % LANES, last = i;
+        if (lanes) counts->add_barrier(threads_[last].place, lanes, existing(warp));
     }
 }
 
@@ -299,7 +383,10 @@ uint64_t Worker::together(Place at, Warp what, unsigned mask, uint64_t value, in
     own.place = at;
     own.waits = Waits::FOR_WARP;
     release_warp(warp, mask);
-    if (own.waits == Waits::FOR_WARP) wait(Waits::FOR_WARP, at);
+    if (own.waits == Waits::FOR_WARP)
+        wait(Waits::FOR_WARP, at);
+    else if (counts)
+        yield();
     return own.result;
 }
 
@@ -573,6 +660,7 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
         others.emplace_back([&running, &e, i] { e.workers[i]->run(running); });
     e.workers[0]->run(running);
     for (std::thread& each : others) each.join();
+    if (e.settings.counted) note_launch(name, grid, block, running.static_bytes, shared_bytes);
     if (const int error = running.error) {
         e.last = error;
         if (error != INVALID_VALUE) e.sticky = error;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "counts.h"
 #include "include/emulated.h"
 #include "memory.h"
 
@@ -28,6 +29,8 @@ struct Arrived {
 struct Settings {
     int cores = 1;
     bool checked = true;
+    // What warps do is counted instead, and their lanes run in step.
+    bool counted = false;
     // Threads and blocks in an order that `seed` gives, one block after the other.
     bool random = false;
     uint64_t seed = 0;
@@ -52,6 +55,9 @@ struct Thread {
     unsigned mask;
     uint64_t value, result;
     int lane, width;
+    // Where its code goes on, and how much of its stack calls have taken there.
+    uintptr_t code;
+    size_t depth;
 };
 
 // A launch at work.
@@ -86,6 +92,8 @@ public:
     uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lane, int width);
     void copy_values(const void* (&to)[LANES]) const;
     unsigned present_lanes() const;
+    // Before a piece of code without branches: let the warp's other lanes come there, too.
+    void begin_code(const void* code, const void* frame);
     // End the launch: nothing of it runs on. Does not return in a CUDA thread.
     [[noreturn]] void stop(int error);
 
@@ -110,9 +118,15 @@ public:
     // For each 2 bytes.
     Tag *shared_written = nullptr, *shared_read = nullptr;
     bool acquired = false;
+    // Null unless warps are counted.
+    std::unique_ptr<Counts> counts;
 
 private:
     void run_block(uint32_t number);
+    void run_in_step();
+    bool step(uint32_t warp);
+    void count_barrier();
+    void yield();
     void begin_threads();
     void go_on(Fiber* fiber);
     Fiber* idle_fiber();

@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from ece408_op.backends.cpu import native
+from ece408_op.backends.emulator import compiler as emulator_compiler
 from ece408_op.cli import doctor
 from ece408_op.cli.doctor import MISSING, NOTE, OK, Diagnosis, Finding
 from ece408_op.cli.main import execute
@@ -68,6 +69,9 @@ def machine(tools, tmp_path, monkeypatch):
     (kernels / "cuda" / "1_naive.cu").touch()
     monkeypatch.setattr(doctor.resources, "kernels_dir", lambda: kernels)
     monkeypatch.setattr(gpu, "find_driver", lambda: gpu.Driver("13.0", (H200,)))
+    monkeypatch.setitem(
+        doctor._CHECKS, "emulator", lambda: doctor.Finding("emulator", doctor.OK, "")
+    )
     monkeypatch.setattr(doctor, "load_mxnet", lambda: _mxnet(cuda=False))
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "2026.1")
     pycuda = ModuleType("pycuda")
@@ -430,3 +434,23 @@ def test_a_full_disk(machine, monkeypatch):
     error = OSError(errno.EIO, "Input/output error")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: _raise(error))
     assert _finding("disk space").detail.startswith("broken: OSError: ")
+
+
+def test_the_emulator_runs_a_kernel(monkeypatch, tmp_path):
+    monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "not_there"))
+    found = doctor._emulator()
+    assert (found.status, found.detail) == (
+        OK,
+        "runs CUDA kernels without a GPU: ece408 lab check --emulate",
+    )
+    assert not (tmp_path / "not_there").exists()
+
+
+def test_without_gcc_there_is_no_emulator(tools, monkeypatch, tmp_path):
+    (tools / "g++").unlink()
+    monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "not_there"))
+    monkeypatch.setattr(emulator_compiler, "_gcc", emulator_compiler._gcc.__wrapped__)
+    emulator_compiler.source.cache_clear()
+    found = doctor._emulator()
+    assert (found.status, found.hint.partition(" (")[0]) == (NOTE, "install g++")
+    assert found.detail.startswith("does not run: no C++ compiler")

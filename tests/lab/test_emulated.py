@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from kernel_files import CUDA_FORMS
 from places import ROOT
 
 from ece408_op import settings
 from ece408_op.backends import kernel_file
+from ece408_op.backends.emulator.library import CHECKED, Emulation
+from ece408_op.errors import InvalidSetting
 from ece408_op.lab import check as checking
 from ece408_op.problem import ConvProblem
 
@@ -26,11 +31,13 @@ def kept(tmp_path_factory):
 def check(tmp_path, kept):
     """Check a text as a file; its verdict."""
 
-    def checked(name, text, problems=PROBLEMS, **keywords):
+    def checked(name, text, problems=PROBLEMS, emulation=CHECKED, **keywords):
         path = tmp_path / name
         path.write_text(text)
         with settings.override(cache=kept):
-            return checking.check(kernel_file.find(str(path)), problems, emulated=True, **keywords)
+            return checking.check(
+                kernel_file.find(str(path)), problems, emulation=emulation, **keywords
+            )
 
     return checked
 
@@ -184,3 +191,74 @@ def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
     assert result.returncode == 23, result.stderr
     assert result.stderr.startswith("ece408: CUDA files are emulated on the CPU: ")
     assert "race between threads of a block" in result.stdout
+
+
+def test_without_checks_only_the_results_count(check):
+    wrong = TILED.replace("__syncthreads();  // first", "")
+    verdict = check("tiled.cu", wrong, emulation=Emulation("fast"))
+    assert verdict.sanitized == []
+
+
+def test_a_random_order_shows_what_the_usual_one_hides(check):
+    # Each thread reads what its neighbour has written, which in the usual order comes first.
+    text = TILED.replace(
+        "float sum = 0;",
+        "__shared__ int last; last = threadIdx.x; float sum = last == threadIdx.x ? 0 : 1;"
+        "__syncthreads(); sum += threadIdx.x == 0 && last != TILE - 1;",
+    )
+    usual = check("tiled.cu", text, emulation=Emulation("fast"))
+    assert not _failures(usual)
+    orders = [check("tiled.cu", text, seed=5, emulation=Emulation("fast", seed=0)) for _ in "ab"]
+    assert _failures(orders[0])
+    assert orders[0].groups == orders[1].groups
+    assert {each.order for each in orders} == {"random"}
+
+
+def test_the_command_repeats_a_random_order(run_ece408, tmp_path, kept):
+    path = tmp_path / "tiled.cu"
+    path.write_text(TILED.replace("sum = 0;", "sum = threadIdx.x;"))
+    command = ("lab", "check", str(path), "--problem", TEXTS[0], "--order", "random", "--fast")
+    result = run_ece408(*command, "--seed", "7", ECE408_CACHE=str(kept))
+    assert result.returncode == 23, result.stderr
+    assert "--seed 7 --order random\n" in result.stdout
+
+
+def test_time_counts_lines(run_ece408, tmp_path, kept):
+    path = tmp_path / "tiled.cu"
+    path.write_text(TILED)
+    output = tmp_path / "counts.json"
+    command = ("lab", "time", str(path), "1_naive", "--layer", "b1,c1,h9,w9,m2,k2", "--batch", "1")
+    result = run_ece408(
+        *command, "--emulate", "--gpu", "sm_75", "--json", str(output), ECE408_CACHE=str(kept)
+    )
+    assert result.returncode == 0, result.stderr
+    assert "tiled.cu, b1,c1,h9,w9,m2,k2, 1 images: counted, not timed" in result.stdout
+    # 2 filters in one block each of 8 x 8 threads, 2 warps; 9 x 9 floats of shared memory.
+    assert "conv: 2 blocks of 64 threads, 324 bytes of shared memory; " in result.stdout
+    assert re.search(
+        r"tiled\.cu:\d+ +barrier +4 +32\.0 +__syncthreads\(\); +// first", result.stdout
+    )
+    told = {each["name"]: each for each in json.loads(output.read_text())}
+    assert set(told) == {"tiled.cu", "1_naive"}
+    loads = [each for each in told["1_naive"]["counts"] if each["what"] == "global load"]
+    # 128 outputs, 4 warps, of 4 products, each of a pixel and a weight.
+    assert [each["warps"] for each in loads] == [16, 16]
+
+
+def test_an_unknown_gpu_is_refused(run_ece408, tmp_path):
+    result = run_ece408("lab", "time", "1_naive", "--emulate", "--gpu", "sm_1")
+    assert result.returncode == InvalidSetting.exit_code
+    assert "unknown GPU 'sm_1'; choose one of sm_75, sm_80" in result.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--emulate",), ("--fast",)])
+@pytest.mark.usefixtures("fashion_mnist")
+def test_a_milestone_runs_a_file(run_ece408, tmp_path, options):
+    path = tmp_path / "tiled.cu"
+    path.write_text(TILED.replace("#define TILE 8", "#define TILE 16"))
+    command = ("m3.1", "3", "--kernel", str(path), *options)
+    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall(r"^Op Time: \d+\.\d{6} \(emulated\)$", result.stdout, re.M)) == 2
+    assert "Correctness: " in result.stdout
+    assert "run on the CPU, by the emulator: op times are no GPU's" in result.stderr

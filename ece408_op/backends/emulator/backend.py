@@ -31,7 +31,7 @@ class EmulatedBackend(CudaBackend):
 
     def __init__(self, kernel: str, emulation: Emulation = CHECKED) -> None:
         super().__init__(kernel)
-        self._emulation = emulation
+        self.emulation = emulation
         self._arguments = (kernel, emulation)
         # `content` of the problem that comes next, where nothing can be compiled.
         self.given: bytes | None = None
@@ -40,14 +40,14 @@ class EmulatedBackend(CudaBackend):
         return [plans.GPU]
 
     def _compute(self, asked: Work, gpus: list[Any]) -> Done:
-        return plans.compute(asked, self._emulation, self.given)
+        return plans.compute(asked, self.emulation, self.given)
 
     def _prepare(self, problem: ConvProblem, direction: str) -> None:
-        plans.prepare(self._example(problem, direction), self._emulation)
+        plans.prepare(self._example(problem, direction), self.emulation)
 
     def content(self, problem: ConvProblem) -> bytes:
         asked = work.forward(problem, 0, 0, None, 0, False, self._kernel)
-        return plans.content(asked, self._emulation)
+        return plans.content(asked, self.emulation)
 
 
 class EmulatedFileBackend(Backend):
@@ -57,7 +57,7 @@ class EmulatedFileBackend(Backend):
     name = "emulator"
 
     def __init__(self, file: KernelFile, emulation: Emulation = CHECKED) -> None:
-        self._file, self._emulation = file, emulation
+        self._file, self.emulation = file, emulation
         self.given: bytes | None = None
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
@@ -79,7 +79,7 @@ class EmulatedFileBackend(Backend):
         found = np.empty(problem.y_shape, np.float32) if accumulate else out
         library = load(self.given or self.content(problem))
         library.ece408_file_message.restype = ctypes.c_char_p
-        begin(library, self._emulation)
+        begin(library, self.emulation)
         arrays = [x, w, found.ctypes.data]
         if self._file.form == "course_2020":
             self._call(library, problem, arrays)
@@ -97,7 +97,7 @@ class EmulatedFileBackend(Backend):
         return Done(self._file.name)
 
     def content(self, problem: ConvProblem) -> bytes:
-        return compiler.library(self._file, self._emulation.checked)
+        return compiler.library(self._file, self.emulation.mode)
 
     def _call(self, library: ctypes.CDLL, problem: ConvProblem, arrays: list[int]) -> None:
         seconds = (ctypes.c_double * 2)()
@@ -111,11 +111,13 @@ class EmulatedFileBackend(Backend):
 Emulated = Union[EmulatedBackend, EmulatedFileBackend]
 
 
-def of_file(file: KernelFile, emulation: Emulation = CHECKED) -> Emulated:
-    """What runs a CUDA file."""
-    if file.form == "declared":
-        return EmulatedBackend(str(file.path), emulation)
-    return EmulatedFileBackend(file, emulation)
+def of_kernel(kernel: KernelFile | str, emulation: Emulation = CHECKED) -> Emulated:
+    """What runs a CUDA file, or the kernel of this package that has this name."""
+    if isinstance(kernel, str):
+        return EmulatedBackend(kernel, emulation)
+    if kernel.form == "declared":
+        return EmulatedBackend(str(kernel.path), emulation)
+    return EmulatedFileBackend(kernel, emulation)
 
 
 def _array(address: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -36,17 +36,30 @@ _KERNELS = (
     *("-DECE408_EMULATED", "-D__CUDACC__", "-D__NVCC__", "-D__CUDA_ARCH__=900"),
     *_PLAIN,
 )
-_CHECKS = (
-    *("-fsanitize=thread", "-fsanitize=bounds", "-fsanitize-recover=bounds"),
-    *("--param", "tsan-instrument-func-entry-exit=0"),
-)
+_HOOKS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
+# What a library is made for. Where warps are counted, code that a warp's lanes meet in again must
+# come behind what they part in, once, and an access be one access.
+_MODES = {
+    "fast": (),
+    "checked": (*_HOOKS, "-fsanitize=bounds", "-fsanitize-recover=bounds"),
+    "counted": (
+        *(*_HOOKS, "-fsanitize-coverage=trace-pc"),
+        *("-fno-reorder-blocks", "-fno-reorder-blocks-and-partition", "-fno-thread-jumps"),
+        *(
+            "-fno-tree-vectorize",
+            "-fno-store-merging",
+            "-fno-tree-sra",
+            "-fno-tree-loop-distribute-patterns",
+        ),
+    ),
+}
 _LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic")
 
 
 @functools.lru_cache(maxsize=64)
-def library(file: KernelFile, checked: bool) -> bytes:
-    """The library, once for each text of the file and of what it includes; with `checked` each
-    access to memory is checked.
+def library(file: KernelFile, mode: str) -> bytes:
+    """The library, once for each text of the file and of what it includes, of a mode: "fast",
+    "checked" or "counted", as `library.Emulation.mode` has them.
 
     Raises `KernelCompileFailed` with file and line, also for what is not emulated, `KernelsMissing`
     without g++, and `CacheUnwritable`.
@@ -56,19 +69,21 @@ def library(file: KernelFile, checked: bool) -> bytes:
     if kernel_file.has_stride(file):
         own.append("-DECE408_STRIDED")
     # kernels/files/entry.cuh has what cudaMalloc is exchanged for.
-    return _library(file, checked, [*own, str(source)], ["-Wl,--wrap=cudaMalloc"])
+    return _library(file, mode, [*own, str(source)], ["-Wl,--wrap=cudaMalloc"])
 
 
 @functools.lru_cache(maxsize=64)
-def program(path: Path, checked: bool = True) -> bytes:
+def program(path: Path, mode: str = "checked") -> bytes:
     """A library of a CUDA file that calls its kernels itself, and exports what is to be called by
     extern "C". Raises what `library` raises."""
     file = KernelFile(path, "cuda", "program", path.read_text(encoding="utf-8", errors="replace"))
-    return _library(file, checked, [str(path)], [])
+    return _library(file, mode, [str(path)], [])
 
 
 @functools.lru_cache(maxsize=256)
-def source(path: Path, defines: Defines, functions: tuple[str, ...], checked: bool = True) -> bytes:
+def source(
+    path: Path, defines: Defines, functions: tuple[str, ...], mode: str = "checked"
+) -> bytes:
     """A library of a source with these macros, which exports for each of its functions, which are
     extern "C", `ece408_launch_NAME`: it takes the sizes of grid and block, the bytes of shared
     memory, and addresses of the arguments. Raises what `library` raises."""
@@ -77,18 +92,15 @@ def source(path: Path, defines: Defines, functions: tuple[str, ...], checked: bo
     launches = " ".join(f"ECE408_LAUNCH({each})" for each in functions)
     arguments = [f'-DECE408_SOURCE="{path}"', f"-DECE408_LAUNCHES={launches}", *macros]
     wrapper = _sources() / "launches.cu"
-    return _library(file, checked, [*arguments, f"-I{kernels_dir() / 'cuda'}", str(wrapper)], [])
+    return _library(file, mode, [*arguments, f"-I{kernels_dir() / 'cuda'}", str(wrapper)], [])
 
 
-def _library(
-    file: KernelFile, checked: bool, arguments: Sequence[str], link: Sequence[str]
-) -> bytes:
+def _library(file: KernelFile, mode: str, arguments: Sequence[str], link: Sequence[str]) -> bytes:
     found = _gcc()
     versions = (*compiler_versions(found), _runtime(found)[0])
-    checks = _CHECKS if checked else ()
     include = f"-I{_sources() / 'include'}"
-    command = [found, *_COMMON, *_KERNELS, *checks, include, "-x", "c++", *arguments]
-    build = functools.partial(_build, found, checked, link)
+    command = [found, *_COMMON, *_KERNELS, *_MODES[mode], include, "-x", "c++", *arguments]
+    build = functools.partial(_build, found, mode, link)
     return kernel_file.compiled(
         file, command, versions, _folder(), compiler_missing(found), build=build
     )
@@ -96,7 +108,7 @@ def _library(
 
 def _build(
     found: str,
-    checked: bool,
+    mode: str,
     link: Sequence[str],
     text: str,
     run: Callable[[Sequence[str]], str],
@@ -109,7 +121,7 @@ def _build(
         folder = Path(name)
         (folder / "kernel.ii").write_text(translated, encoding="utf-8", errors="surrogateescape")
         runtime = write_runtime(folder)
-        flags = [*_COMMON, *_PLAIN, *(_CHECKS if checked else ())]
+        flags = [*_COMMON, *_PLAIN, *_MODES[mode]]
         kernel = [*flags, "-fpreprocessed", "-c", str(folder / "kernel.ii")]
         run([found, *kernel, "-o", str(folder / "kernel.o")])
         # The checks' own libraries are not linked: the emulator has their functions.

@@ -94,13 +94,13 @@ def take() -> list[dict[str, Any]]:
     found = [
         {
             "kind": KINDS[raw.kind],
-            "place": f"{Path(_text(raw.file)).name}:{raw.line}" if raw.file else raw.place,
-            "kernel": _text(raw.kernel),
+            "place": f"{Path(text_of(raw.file)).name}:{raw.line}" if raw.file else raw.place,
+            "kernel": text_of(raw.kernel),
             "block": list(raw.block),
             "thread": list(raw.thread),
             "count": raw.count,
             "bytes": raw.bytes,
-            "text": _text(raw.text),
+            "text": text_of(raw.text),
         }
         for raw in room[:count]
     ]
@@ -141,7 +141,7 @@ def _finding(told: dict[str, Any], lines: dict[Any, str]) -> Finding:
     )
 
 
-def _text(content: bytes) -> str:
+def text_of(content: bytes) -> str:
     return content.decode(errors="replace")
 
 

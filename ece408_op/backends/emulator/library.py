@@ -16,14 +16,17 @@ from ...host import cores
 from . import compiler
 
 TO_GPU, FROM_GPU, ON_GPU = 1, 2, 3  # cudaMemcpyKind
+# kernels/emulator/host.cpp has the same order.
+MODES = ("fast", "checked", "counted")
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """How kernels run: with `checked` each access to memory is checked; on `threads` cores, all if
-    0; with a `seed` threads and blocks run in an order that it gives, on one core."""
+    """How kernels run: `mode` is "checked", which checks each access to memory, "counted", which
+    counts what warps do at each line, or "fast"; on `threads` cores, all if 0; with a `seed`
+    threads and blocks run in an order that it gives, on one core."""
 
-    checked: bool = True
+    mode: str = "checked"
     threads: int = 0
     seed: int | None = None
 
@@ -66,7 +69,8 @@ def begin(library: ctypes.CDLL, emulation: Emulation) -> None:
     threads = emulation.threads or cores.usable()
     is_random = emulation.seed is not None
     seed = ctypes.c_uint64(emulation.seed or 0)
-    library.ece408_emulator_set(threads, int(emulation.checked), int(is_random), seed)
+    mode = MODES.index(emulation.mode)
+    library.ece408_emulator_set(threads, mode, int(is_random), seed)
     library.cudaDeviceReset()
 
 

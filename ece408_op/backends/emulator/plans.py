@@ -72,7 +72,7 @@ def _plans(work: Work) -> list[Plan]:
 def _compiled(plan: Plan, emulation: Emulation) -> bytes:
     path = kernels_dir() / "cuda" / plan.kernel.source
     functions = tuple(dict.fromkeys(launch.function for launch in plan.launches))
-    return compiler.source(path, plan.defines, functions, emulation.checked)
+    return compiler.source(path, plan.defines, functions, emulation.mode)
 
 
 def _run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:

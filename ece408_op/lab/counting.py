@@ -1,0 +1,85 @@
+"""What the warps of CUDA kernels do, line by line, counted by the emulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backends.cuda.plan import Capability
+from ..backends.emulator import counts
+from ..backends.emulator.backend import of_kernel
+from ..backends.emulator.counts import Count, Launched
+from ..backends.emulator.library import Emulation
+from ..backends.kernel_file import KernelFile
+from ..host import gpu
+from ..problem import ConvProblem
+from ..profile import occupancy
+from . import explanation
+from .session import Ended, Session
+
+_CALL_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Resident:
+    """The share (0 to 1) of a multiprocessor's warps that a function's blocks fill, and its
+    registers for each thread: 0 where nvcc is not there to tell, which may let fewer fit."""
+
+    share: float
+    registers: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Of a kernel on a problem: counts of each line, in order, and launches; for each launch what
+    fits on a multiprocessor."""
+
+    counts: list[Count]
+    launches: list[Launched]
+    resident: list[Resident]
+
+
+@dataclass
+class _Target:
+    name: str
+    capability: Capability
+    driver: int = 13000
+
+
+def count(kernel: KernelFile | str, problem: ConvProblem, architecture: str) -> Counted:
+    """Run a file, or the kernel of this package that has this name, once on a problem, isolated as
+    for checking. Blocks are placed on a GPU of an architecture of `occupancy.KNOWN`.
+
+    Raises `Ended`, and what compiling and running it raise.
+    """
+    emulated = of_kernel(kernel, Emulation("counted"))
+    rng = np.random.default_rng(408)
+    x, w = (rng.standard_normal(each, np.float32) for each in (problem.x_shape, problem.w_shape))
+    with Session(kernel, _CALL_SECONDS, emulated=emulated) as session:
+        session.forward(problem, x, w)
+        taken = session.counts()
+    try:
+        found, launches = counts.located(taken, emulated.content(problem))
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise Ended("writes to what is not its own output") from None
+    registers = _registers(kernel, problem, architecture)
+    resident = [_resident(each, registers.get(each.kernel, 0), architecture) for each in launches]
+    return Counted(found, launches, resident)
+
+
+def _registers(kernel: KernelFile | str, problem: ConvProblem, architecture: str) -> dict[str, int]:
+    """Of each function by name, where there is nvcc."""
+    if gpu.find_nvcc() is None:
+        return {}
+    number = int(architecture.partition("_")[2])
+    target = _Target(architecture, divmod(number, 10))
+    found = explanation.resources(kernel, problem, target)
+    return {explanation.plain_name(name): each.registers for name, each in found.items()}
+
+
+def _resident(launched: Launched, registers: int, architecture: str) -> Resident:
+    activity = {**dataclasses.asdict(launched), "registers": registers}
+    known = occupancy.KNOWN[architecture]
+    return Resident(occupancy.occupancy(activity, known), registers)
