@@ -1,0 +1,143 @@
+"""The emulator beside a GPU: verdicts on kernel files, and counts of this package's kernels."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ece408_op.lab import counting, observed
+from ece408_op.problem import ConvProblem
+from ece408_op.profile import ncu
+
+from . import lab_proof
+
+KERNELS = (
+    *("1_naive", "2_constant_weights", "3_shared_tiles", "4_im2col", "5_implicit_gemm"),
+    *("6_register_tiles", "7_channel_tree", "8_channel_atomics"),
+)
+_ARCHITECTURE = "sm_90"
+# What is compared: the emulator's kinds of access and which of their counts, and ncu's metrics, of
+# which all that the GPU has are summed.
+_COMPARED = {
+    "sectors loaded": (
+        ("global load",),
+        "sectors",
+        ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",),
+    ),
+    "sectors stored": (
+        ("global store",),
+        "sectors",
+        ("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",),
+    ),
+    "sectors of atomics": (
+        ("atomic",),
+        "sectors",
+        (
+            "l1tex__t_sectors_pipe_lsu_mem_global_op_red.sum",
+            "l1tex__t_sectors_pipe_lsu_mem_global_op_atom.sum",
+        ),
+    ),
+    "conflicts of loads": (
+        ("shared load",),
+        "conflicts",
+        ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",),
+    ),
+    "conflicts of stores": (
+        ("shared store",),
+        "conflicts",
+        ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",),
+    ),
+    "passes of loads": (
+        ("shared load",),
+        "passes",
+        ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",),
+    ),
+    "passes of stores": (
+        ("shared store",),
+        "passes",
+        ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",),
+    ),
+    "warps that load": (
+        ("global load",),
+        "warps",
+        ("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",),
+    ),
+}
+CLOSE = 0.01
+
+Found = Mapping[str, Mapping[str, Sequence[dict[str, Any]]]]
+
+
+def verdicts(number: int, name: str, found: Found, problems: int) -> list[str]:
+    """A file's row: what is said by results on the GPU and of the emulator, and whether they
+    agree."""
+    on_gpu, emulated = (found[backend].get(name, []) for backend in ("cuda", "emulator"))
+    agree = _outcome(on_gpu, problems) == _outcome(emulated, problems)
+    return [
+        str(number),
+        _said(on_gpu, problems),
+        _said(emulated, problems),
+        "yes" if agree else "NO",
+    ]
+
+
+def _outcome(rows: Sequence[dict[str, Any]], problems: int) -> Any:
+    """What must be the same: that it is right, or, of a file that is wrong the same way each time,
+    the first wrong elements, or that it is wrong."""
+    if lab_proof.is_right(rows, problems):
+        return "right"
+    first = [row.get("first") for row in rows]
+    deterministic = len(rows) == problems and all(row.get("repeats") for row in rows)
+    return first if deterministic and any(first) else "wrong"
+
+
+def _said(rows: Sequence[dict[str, Any]], problems: int) -> str:
+    words = lab_proof.said(rows, problems)
+    failures = [row["failure"] for row in rows if "failure" in row]
+    if failures:
+        return f"{words}: {' '.join(w for w in failures[0].split() if '/' not in w)[:80]}"
+    firsts = [f"({','.join(map(str, row['first']))})" for row in rows if row.get("first")]
+    changes = "" if all(row.get("repeats", True) for row in rows) else ", other ones each time"
+    return f"{words}, first {firsts[0]} of {len(firsts)} layers{changes}" if firsts else words
+
+
+def summary(rows: Sequence[Sequence[str]]) -> str:
+    agree = sum(row[-1] == "yes" for row in rows)
+    return f"{len(rows)} files, {agree} with the same verdict."
+
+
+def counts(kernel: str, layer: str, problem: ConvProblem) -> list[list[str]]:
+    """A kernel's rows on a layer: by the emulator and by ncu. Raises `ProfilerMissing`."""
+    own = counting.count(kernel, problem, _ARCHITECTURE)
+    metrics = [metric for _, _, each in _COMPARED.values() for metric in each]
+    with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
+        log = Path(folder) / "ncu.csv"
+        failure = observed.compute(kernel, ncu.prefix(ncu.find(), metrics, log), [problem])
+        said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    functions = {each.kernel for each in own.launches}
+    launches = [
+        row
+        for row in ncu.read(said, failure or "no launches")
+        if row["Kernel Name"].partition("(")[0] in functions
+    ]
+    rows = []
+    for what, (kinds, number, names) in _COMPARED.items():
+        emulated = sum(getattr(each, number) for each in own.counts if each.what in kinds)
+        values = [ncu.number(row, name) for row in launches for name in names]
+        counted = sum(value for value in values if value == value)
+        if emulated or counted:
+            change = f"{emulated / counted - 1:+.1%}" if counted else "new"
+            rows.append([kernel, layer, what, f"{emulated:.0f}", f"{counted:.0f}", change])
+    return rows
+
+
+def closeness(rows: Sequence[Sequence[str]]) -> str:
+    close = sum(_is_close(row) for row in rows)
+    return f"{len(rows)} counts, {close} within {CLOSE:.0%} of ncu's."
+
+
+def _is_close(row: Sequence[str]) -> bool:
+    emulated, counted = float(row[3]), float(row[4])
+    return abs(emulated - counted) <= CLOSE * counted
