@@ -301,7 +301,7 @@ template <bool WRITES>
     if (!worker) return;
     if (worker->counts)
         count(pointer, size, WRITES, place);
-    else
+    else if (emulator().memory.checked())
         check<WRITES>(pointer, size, aligned, worker->current(), place);
 }
 

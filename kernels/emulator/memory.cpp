@@ -23,23 +23,37 @@ void* pages(size_t bytes) {
 }
 
 void Memory::make(bool checked) {
-    if (base_) return;
+    if (base_) {
+        if (checked && !states_) watch();
+        return;
+    }
     size_t bytes = checked ? CHECKED_BYTES : UNCHECKED_BYTES;
     // A process may have a bound on its addresses.
     for (; bytes >= 64 << 20; bytes /= 2) {
         base_ = static_cast<char*>(pages(bytes));
         if (!base_) continue;
-        if (!checked) break;
-        states_ = static_cast<uint8_t*>(pages(bytes));
-        touched_ = static_cast<Touched*>(pages(bytes / 4 * sizeof(Touched)));
-        if (states_ && touched_) break;
-        if (states_) munmap(states_, bytes);
-        if (touched_) munmap(touched_, bytes / 4 * sizeof(Touched));
+        size_ = bytes;
+        if (!checked || watch()) break;
         munmap(base_, bytes);
-        base_ = nullptr, states_ = nullptr, touched_ = nullptr;
+        base_ = nullptr, size_ = 0;
     }
-    if (base_) size_ = bytes;
     end_ = GAP;
+}
+
+bool Memory::watch() {
+    std::lock_guard<std::mutex> hold(lock_);
+    states_ = static_cast<uint8_t*>(pages(size_));
+    touched_ = static_cast<Touched*>(pages(size_ / 4 * sizeof(Touched)));
+    if (!states_ || !touched_) {
+        if (states_) munmap(states_, size_);
+        if (touched_) munmap(touched_, size_ / 4 * sizeof(Touched));
+        states_ = nullptr, touched_ = nullptr;
+        return false;
+    }
+    // What is in them is not known: kernels may have written it, which ran without checks.
+    for (const auto& [begin, each] : allocations_)
+        memset(states_ + begin, each.freed ? FREED : WRITTEN, each.bytes);
+    return true;
 }
 
 void* Memory::allocate(size_t bytes) {

@@ -78,6 +78,9 @@ public:
     const Allocation* nearest(const void* address, size_t* begin) const;
 
 private:
+    // Have states from now on. False where there are no addresses for them.
+    bool watch();
+
     char* base_ = nullptr;
     uint8_t* states_ = nullptr;
     Touched* touched_ = nullptr;

@@ -17,7 +17,7 @@
 #include "findings.h"
 #include "include/errors.h"
 
-thread_local uint3 threadIdx, blockIdx, blockDim, gridDim;
+__thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 // Keeps what the caller must find again, and goes on where another stack was left.
 extern "C" void ece408_emulator_switch(void** left, void* next);
@@ -51,7 +51,7 @@ ece408_emulator_switch:
 
 namespace ece408_emulator {
 
-thread_local Worker* worker;
+__thread Worker* worker;
 
 namespace {
 

@@ -165,7 +165,7 @@ private:
 };
 
 // The one that runs on this core's thread; null outside of kernels.
-extern thread_local Worker* worker;
+extern __thread Worker* worker;
 
 // The addresses of the loaded library that has this one; 0 and 0 if none has.
 std::pair<uintptr_t, uintptr_t> library_of(const void* address);

@@ -24,9 +24,9 @@ struct dim3 {
 // To a kernel they are constants: the compiler may keep them, and does not check reading them. A
 // dim3 has constructors, with which it would be none.
 #ifdef ECE408_EMULATED
-extern thread_local const uint3 threadIdx, blockIdx, blockDim, gridDim;
+extern __thread const uint3 threadIdx, blockIdx, blockDim, gridDim;
 #else
-extern thread_local uint3 threadIdx, blockIdx, blockDim, gridDim;
+extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 #endif
 
 typedef struct ece408_stream* cudaStream_t;

@@ -1,0 +1,34 @@
+"""A process that checks kernels, counts them, and lets them run."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ece408_op.backends.emulator.library import MODES
+
+PROGRAM = """
+import numpy as np
+from ece408_op.backends.emulator import counts, findings
+from ece408_op.backends.emulator.backend import EmulatedBackend
+from ece408_op.backends.emulator.library import Emulation
+from ece408_op.problem import ConvProblem
+
+problem = ConvProblem.parse("b2,c2,h9,w9,m2,k3")
+x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
+for mode in {order} * 2:
+    y = np.zeros(problem.y_shape, np.float32)
+    arrays = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
+    EmulatedBackend("2_constant_weights", Emulation(mode)).forward(problem, *arrays, False)
+    assert (y == 18).all(), mode
+    assert findings.take() == [], mode
+    assert bool(counts.take()["counts"]) == (mode == "counted")
+"""
+
+
+# In a process of its own: the first mode decides what memory there is.
+@pytest.mark.parametrize("order", list(itertools.permutations(MODES)), ids="-".join)
+def test_modes_follow_each_other_in_any_order(run_python, order):
+    result = run_python(PROGRAM.format(order=order))
+    assert result.returncode == 0, result.stderr
