@@ -58,7 +58,7 @@ def prove_files(asked, layers):
         for number, name in enumerate(kernels, 1)
     ]
     summary = emulator_proof.summary(rows)
-    head = ["number", "GPU", "emulator", "agree"]
+    head = ["number", "GPU", "emulator", "agree", "first wrong element"]
     table = f"{summary}\n\n{markdown.table(head, rows, {0})}"
     content = {"summary": summary, "files": [dict(zip(head, row)) for row in rows]}
     results.show(asked.write, "Kernel files of others in the emulator and on a GPU", table, content)

@@ -71,26 +71,18 @@ Found = Mapping[str, Mapping[str, Sequence[dict[str, Any]]]]
 
 
 def verdicts(number: int, name: str, found: Found, problems: int) -> list[str]:
-    """A file's row: what is said by results on the GPU and of the emulator, and whether they
-    agree."""
+    """A file's row: what is said of its results on the GPU and in the emulator, whether both are
+    right or both wrong, and, of one that is wrong the same way each time on the GPU, whether the
+    first wrong elements are the same."""
     on_gpu, emulated = (found[backend].get(name, []) for backend in ("cuda", "emulator"))
-    agree = _outcome(on_gpu, problems) == _outcome(emulated, problems)
-    return [
-        str(number),
-        _said(on_gpu, problems),
-        _said(emulated, problems),
-        "yes" if agree else "NO",
-    ]
-
-
-def _outcome(rows: Sequence[dict[str, Any]], problems: int) -> Any:
-    """What must be the same: that it is right, or, of a file that is wrong the same way each time,
-    the first wrong elements, or that it is wrong."""
-    if lab_proof.is_right(rows, problems):
-        return "right"
-    first = [row.get("first") for row in rows]
-    deterministic = len(rows) == problems and all(row.get("repeats") for row in rows)
-    return first if deterministic and any(first) else "wrong"
+    agree = lab_proof.is_right(on_gpu, problems) == lab_proof.is_right(emulated, problems)
+    firsts = [row["first"] for row in on_gpu if row.get("first") and row["repeats"]]
+    same = ""
+    if firsts:
+        own = [row["first"] for row in emulated if row.get("first")]
+        same = "same" if firsts == own else "other"
+    says = [_said(rows, problems) for rows in (on_gpu, emulated)]
+    return [str(number), *says, "yes" if agree else "NO", same]
 
 
 def _said(rows: Sequence[dict[str, Any]], problems: int) -> str:
@@ -104,8 +96,12 @@ def _said(rows: Sequence[dict[str, Any]], problems: int) -> str:
 
 
 def summary(rows: Sequence[Sequence[str]]) -> str:
-    agree = sum(row[-1] == "yes" for row in rows)
-    return f"{len(rows)} files, {agree} with the same verdict."
+    agree = sum(row[3] == "yes" for row in rows)
+    same, other = (sum(row[4] == what for row in rows) for what in ("same", "other"))
+    return (
+        f"{len(rows)} files, {agree} with the same verdict; of {same + other} that are wrong the "
+        f"same way each time on the GPU, {same} have the same first wrong elements."
+    )
 
 
 def counts(kernel: str, layer: str, problem: ConvProblem) -> list[list[str]]:
