@@ -12,7 +12,7 @@ from places import ROOT
 from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator.library import CHECKED, Emulation
-from ece408_op.errors import InvalidSetting
+from ece408_op.errors import InvalidSetting, KernelFailed
 from ece408_op.lab import check as checking
 from ece408_op.problem import ConvProblem
 
@@ -262,3 +262,24 @@ def test_a_milestone_runs_a_file(run_ece408, tmp_path, options):
     assert len(re.findall(r"^Op Time: \d+\.\d{6} \(emulated\)$", result.stdout, re.M)) == 2
     assert "Correctness: " in result.stdout
     assert "run on the CPU, by the emulator: op times are no GPU's" in result.stderr
+
+
+@pytest.mark.usefixtures("fashion_mnist")
+def test_a_milestone_names_mistakes(run_ece408, tmp_path):
+    path = tmp_path / "tiled.cu"
+    wide = TILED.replace("#define TILE 8", "#define TILE 16")
+    path.write_text(wide.replace("__syncthreads();  // first", ""))
+    result = run_ece408("m3.1", "2", "--kernel", str(path), "--emulate")
+    assert result.returncode == 0, result.stderr
+    assert re.search(
+        r"^ece408: conv1: tiled\.cu:\d+: race between threads of a block", result.stderr, re.M
+    )
+    # What ends the kernel stands in the error.
+    path.write_text(wide.replace("float sum = 0;", "float sum = *(float *)8;"))
+    result = run_ece408("m3.1", "2", "--kernel", str(path), "--emulate")
+    assert result.returncode == KernelFailed.exit_code
+    last = result.stderr.splitlines()[-1]
+    assert "an illegal memory access was encountered" in last
+    assert re.search(
+        r"; tiled\.cu:\d+: illegal address \(4 bytes\): reads from address 0x8, ", last
+    )

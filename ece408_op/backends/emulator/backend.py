@@ -19,7 +19,7 @@ from ..cpu.native import as_struct
 from ..cuda import CudaBackend, work
 from ..cuda.work import Work
 from ..kernel_file import KernelFile
-from . import compiler, plans
+from . import compiler, findings, plans
 from .library import CHECKED, FROM_GPU, TO_GPU, Emulation, allocated, begin, copy, load
 
 
@@ -73,14 +73,26 @@ class EmulatedFileBackend(Backend):
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
-        """Raises `KernelFailed` with what the file's code threw, or the CUDA error it left."""
+        """Raises `KernelFailed` with what the file's code threw, or the CUDA error it left, and
+        unless the library is given with the line that made it."""
         self.require(problem, "forward")
         out = _array(y, problem.y_shape)
         found = np.empty(problem.y_shape, np.float32) if accumulate else out
-        library = load(self.given or self.content(problem))
+        content = self.given or self.content(problem)
+        library = load(content)
         library.ece408_file_message.restype = ctypes.c_char_p
         begin(library, self.emulation)
         arrays = [x, w, found.ctypes.data]
+        try:
+            self._run(library, problem, arrays)
+        except KernelFailed as error:
+            raise error if self.given else findings.explained(error, content) from None
+        if accumulate:
+            out += found
+        return Done(self._file.name)
+
+    def _run(self, library: ctypes.CDLL, problem: ConvProblem, arrays: list[int]) -> None:
+        """The file's methods, or its function with arrays on the GPU."""
         if self._file.form == "course_2020":
             self._call(library, problem, arrays)
         else:
@@ -92,9 +104,6 @@ class EmulatedFileBackend(Backend):
                     copy(library, places[role], arrays[role], sizes[role], TO_GPU)
                 self._call(library, problem, places)
                 copy(library, arrays[2], places[2], sizes[2], FROM_GPU)
-        if accumulate:
-            out += found
-        return Done(self._file.name)
 
     def content(self, problem: ConvProblem) -> bytes:
         return compiler.library(self._file, self.emulation.mode)

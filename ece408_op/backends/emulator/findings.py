@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...errors import KernelFailed
 from .library import runtime
 
 # `Kind` of kernels/emulator/findings.h, in its order.
@@ -125,6 +126,15 @@ def located(taken: Sequence[dict[str, Any]], content: bytes) -> list[Finding]:
             finding = replace(known, count=known.count + finding.count)
         found[finding.kind, place] = finding
     return list(found.values())
+
+
+def explained(error: KernelFailed, content: bytes) -> KernelFailed:
+    """What ended a kernel of the library with this content: the error with what was found last,
+    which is not taken later."""
+    found = located(take(), content)
+    if not found:
+        return error
+    return KernelFailed(f"{error}; {found[-1].place}: {found[-1].title}, by {found[-1].by}")
 
 
 def _finding(told: dict[str, Any], lines: dict[Any, str]) -> Finding:

@@ -11,7 +11,7 @@ from ...files.resources import kernels_dir
 from .. import Done
 from ..cuda.plan import Capability, Launch, Plan
 from ..cuda.work import Work, done
-from . import compiler
+from . import compiler, findings
 from .library import FROM_GPU, ON_GPU, TO_GPU, Emulation, allocated, begin, copy, error_of, load
 
 # Persistent blocks are as many as an H100's processors hold.
@@ -34,10 +34,12 @@ def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Don
     """Do the work on addresses on the host; of one step with the library that is `given`, if one
     is.
 
-    Raises `KernelFailed` with CUDA's error, and what `Work.plans` and `compiler.source` raise.
+    Raises `KernelFailed` with CUDA's error and, unless the library is given, with the line that
+    made it; and what `Work.plans` and `compiler.source` raise.
     """
     plans = _plans(work)
-    libraries = [load(given or _compiled(plan, emulation)) for plan in plans]
+    contents = [given or _compiled(plan, emulation) for plan in plans]
+    libraries = [load(content) for content in contents]
     # Memory is the same for all of them.
     begin(libraries[0], emulation)
     nbytes = {role: work.nbytes(role, work.problem.batch) for role in work.addresses}
@@ -46,8 +48,11 @@ def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Don
         pointers = dict(zip([*nbytes, "workspace"], places))
         for role in work.inputs:
             copy(libraries[0], pointers[role], work.addresses[role], nbytes[role], TO_GPU)
-        for plan, library in zip(plans, libraries):
-            _run(plan, library, pointers)
+        for plan, content, library in zip(plans, contents, libraries):
+            try:
+                _run(plan, library, pointers)
+            except KernelFailed as error:
+                raise error if given else findings.explained(error, content) from None
         for role in work.outputs:
             copy(libraries[0], work.addresses[role], pointers[role], nbytes[role], FROM_GPU)
     return done(None, plans)
