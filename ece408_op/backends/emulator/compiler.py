@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -85,7 +86,7 @@ def _library(
 ) -> bytes:
     found = _gcc()
     versions = (*compiler_versions(found), _runtime(found)[0])
-    checks = _CHECKS if checked else ()
+    checks = _checks(found) if checked else ()
     include = f"-I{_sources() / 'include'}"
     command = [found, *_COMMON, *_KERNELS, *checks, include, "-x", "c++", *arguments]
     build = functools.partial(_build, found, checked, link)
@@ -109,13 +110,21 @@ def _build(
         folder = Path(name)
         (folder / "kernel.ii").write_text(translated, encoding="utf-8", errors="surrogateescape")
         runtime = write_runtime(folder)
-        flags = [*_COMMON, *_PLAIN, *(_CHECKS if checked else ())]
+        flags = [*_COMMON, *_PLAIN, *(_checks(found) if checked else ())]
         kernel = [*flags, "-fpreprocessed", "-c", str(folder / "kernel.ii")]
         run([found, *kernel, "-o", str(folder / "kernel.o")])
         # The checks' own libraries are not linked: the emulator has their functions.
         objects = [str(folder / "kernel.o"), str(runtime)]
         run([found, *_COMMON, *_LINK, *link, *objects, "-o", str(folder / "kernel.so")])
         return (folder / "kernel.so").read_bytes()
+
+
+@functools.cache
+def _checks(found: str) -> tuple[str, ...]:
+    version = re.search(r"\) (\d+)\.", compiler_versions(found)[0])
+    # Without it a loop that waits for another thread by a volatile variable has no end.
+    knows_volatile = version is not None and int(version[1]) >= 11
+    return (*_CHECKS, *(("--param", "tsan-distinguish-volatile=1") if knows_volatile else ()))
 
 
 def write_runtime(folder: Path) -> Path:
