@@ -2,8 +2,10 @@
 // index beyond an array (-fsanitize=bounds) and before each piece of code without branches
 // (-fsanitize-coverage=trace-pc): checks and counts in the place of their libraries.
 
+#include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -181,6 +183,16 @@ inline bool conflicts(Tag before, Tag own, bool is_shared) {
     return !(difference >> other) && difference >> CLOCK_BITS && !worker->ordered(before);
 }
 
+constexpr bool same_block(Tag a, Tag b) { return !((a ^ b) >> (CLOCK_BITS + THREAD_BITS)); }
+
+// Where an atomic function of a block follows its own plain write, that write still races with
+// other blocks' atomic functions: it stands in the place of a read, if there is none.
+template <class Word>
+inline void keep_writer(Tag writer, Tag reader, Word& read, Tag own) {
+    if (thread_of(writer) != BY_ATOMIC && same_block(writer, own) && !same_block(reader, own))
+        read = both(reader, writer);
+}
+
 // `written` and `read` are of one word; the current thread's tag is `own`.
 template <bool WRITES, class Word, class Where>
 inline void check_race(Word& written, Word& read, Tag own, size_t size, Where place,
@@ -190,6 +202,7 @@ inline void check_race(Word& written, Word& read, Tag own, size_t size, Where pl
     if (writer != own) {
         if (conflicts(writer, own, is_shared) && (thread_of(writer) != BY_ATOMIC || thread_of(own) != BY_ATOMIC))
             race(writer, true, WRITES, size, place, where);
+        if (WRITES && thread_of(own) == BY_ATOMIC) keep_writer(writer, reader, read, own);
         if (WRITES) written = own;
     }
     if (reader == own) return;
@@ -234,13 +247,35 @@ template <bool WRITES, class Where>
     return true;
 }
 
+// In a library, beyond its variable; what lies before all variables is constant, and unknown.
+template <class Where>
+[[gnu::noinline]] void check_variable(uintptr_t address, size_t size, bool writes, Where place) {
+    const std::vector<Variable>& all = emulator().variables;
+    auto found = std::upper_bound(all.begin(), all.end(), address,
+                                  [](uintptr_t a, const Variable& v) { return a < v.begin; });
+    if (found == all.begin()) return;
+    --found;
+    if (found->begin < worker->running().library_begin) return;
+    if (address + size <= found->end) {
+        worker->variable = *found;
+        return;
+    }
+    const Kind kind = writes ? Kind::OUT_OF_BOUNDS_WRITE : Kind::OUT_OF_BOUNDS_READ;
+    if (is_known(kind, place)) return;
+    note(kind, place, size, "%zu bytes behind the begin of a variable of %zu bytes",
+         static_cast<size_t>(address - found->begin), static_cast<size_t>(found->end - found->begin));
+}
+
 template <class Where>
 [[gnu::noinline]] void unknown(uintptr_t address, size_t size, bool writes, Where place) {
-    if (worker->on_stack(address)) return;
+    const Variable& last = worker->variable;
+    if (worker->on_stack(address) || (last.begin <= address && address + size <= last.end)) return;
     const Running& running = worker->running();
     // Its constants and variables, __constant__ and __device__ ones too.
-    if (running.library_begin <= address && address < running.library_end) return;
-    illegal(reinterpret_cast<const void*>(address), size, writes, place);
+    if (running.library_begin <= address && address < running.library_end)
+        check_variable(address, size, writes, place);
+    else
+        illegal(reinterpret_cast<const void*>(address), size, writes, place);
 }
 
 // What a kernel does with memory where it is counted. Local arrays are in registers, mostly, and
@@ -363,12 +398,17 @@ void fail_assertion(Place place, const char* text) {
     worker->stop(ASSERTED);
 }
 
-void atomic(Place place, const void* address, size_t bytes) {
+void atomic(Place place, const void* address, size_t bytes, bool may_spin) {
     if (!worker) return;
-    if (worker->counts) worker->counts->access({nullptr, place}, What::ATOMIC, address, bytes);
-    if (!emulator().memory.checked()) return;
-    check<true>(address, bytes, true, BY_ATOMIC, place);
-    worker->acquired = true;
+    if (worker->counts) {
+        worker->counts->access({nullptr, place}, What::ATOMIC, address, bytes);
+        return;
+    }
+    if (emulator().memory.checked()) {
+        check<true>(address, bytes, true, BY_ATOMIC, place);
+        worker->acquired = true;
+    }
+    if (may_spin) worker->spin(address, bytes, place, nullptr);
 }
 
 }  // namespace ece408_emulator
@@ -398,6 +438,20 @@ EXPORTED void ece408_emulator_forget_findings() {
     for (Findings::Known& each : found.known) each.key = 0, each.count = 0;
 }
 
+// The variables of the library that dlopen gave, each by its address there and its bytes.
+EXPORTED void ece408_emulator_variables(void* library, const uint64_t (*pairs)[2], int count) {
+    const link_map* map = nullptr;
+    if (dlinfo(library, RTLD_DI_LINKMAP, &map)) return;
+    std::lock_guard<std::mutex> alone(emulator().running);
+    std::vector<Variable>& all = emulator().variables;
+    for (int i = 0; i < count; ++i) {
+        const uintptr_t begin = map->l_addr + pairs[i][0];
+        all.push_back({begin, begin + pairs[i][1]});
+    }
+    std::sort(all.begin(), all.end(),
+              [](const Variable& a, const Variable& b) { return a.begin < b.begin; });
+}
+
 // The compiler's names.
 extern "C" {
 
@@ -411,6 +465,21 @@ HOOKS(2)
 HOOKS(4)
 HOOKS(8)
 HOOKS(16)
+
+// Of a volatile variable, which a loop may read until another thread has written it.
+#define VOLATILE_HOOKS(size)                                                                     \
+    void __tsan_volatile_read##size(void* a) {                                                   \
+        touch<false>(a, size, true, PLACE);                                                      \
+        if (worker) worker->spin(a, size, {}, PLACE);                                            \
+    }                                                                                            \
+    void __tsan_volatile_write##size(void* a) { touch<true>(a, size, true, PLACE); } \
+    void __tsan_unaligned_volatile_read##size(void* a) { touch<false>(a, size, false, PLACE); } \
+    void __tsan_unaligned_volatile_write##size(void* a) { touch<true>(a, size, false, PLACE); }
+VOLATILE_HOOKS(1)
+VOLATILE_HOOKS(2)
+VOLATILE_HOOKS(4)
+VOLATILE_HOOKS(8)
+VOLATILE_HOOKS(16)
 
 void __tsan_read_range(void* a, unsigned long size) {
     touch<false>(a, size, false, PLACE);

@@ -57,6 +57,10 @@ namespace {
 
 constexpr size_t STACK = 256 << 10, STACK_GUARD = 4 << 10, MOST_THREADS = 1024;
 constexpr unsigned ALL_LANES = 0xFFFFFFFF;
+// After so many looks that found the same, a spinning thread lets others go on; if nothing has
+// changed after so many times and so long, nothing will.
+constexpr uint32_t SPINS = 64, MOST_YIELDS = 200;
+constexpr std::chrono::milliseconds LONGEST_SPIN{500};
 
 uint64_t reduced(Warp what, uint64_t a, uint64_t b) {
     const auto x = static_cast<uint32_t>(a), y = static_cast<uint32_t>(b);
@@ -157,6 +161,61 @@ void Worker::wait(Waits what, Place at) {
     place(thread);
 }
 
+// Others of the block go on before the current thread does.
+void Worker::yield() {
+    if (next_ready_ >= MOST_THREADS) {
+        ready_.erase(ready_.begin(), ready_.begin() + next_ready_);
+        next_ready_ = 0;
+    }
+    ready_.push_back(current_);
+    wait(Waits::NOT, {});
+}
+
+void Worker::spin(const void* address, size_t bytes, Place at, const void* returns_to) {
+    Thread& own = threads_[current_];
+    uint64_t value = 0;
+    if (bytes == 4)
+        memcpy(&value, address, 4);
+    else
+        memcpy(&value, address, std::min(bytes, sizeof value));
+    if (own.spun_at != address || own.spun_value != value) {
+        own.spun_at = address;
+        own.spun_value = value;
+        own.spun = own.yields = 0;
+        be_stuck(false);
+        return;
+    }
+    if (++own.spun < SPINS) return;
+    own.spun = 0;
+    const auto now = std::chrono::steady_clock::now();
+    if (!own.yields++) own.spins_since = now;
+    if (own.yields > MOST_YIELDS && now - own.spins_since > LONGEST_SPIN)
+        spins_on(at, returns_to);
+    yield();
+}
+
+// A thread has waited for long, while all others of its block waited or spun, too.
+void Worker::spins_on(Place at, const void* returns_to) {
+    be_stuck(true);
+    const bool before = all_stuck_;
+    all_stuck_ = running_->stuck >= running_->workers;
+    // Another worker's last thread may have ended it after this one's last look.
+    if (!all_stuck_ || !before) return;
+    constexpr const char* TEXT = "waits for what no thread that can go on does";
+    if (at.file)
+        note(Kind::DEADLOCK, at, 0, TEXT);
+    else
+        note(Kind::DEADLOCK, returns_to, 0, TEXT);
+    stop(LAUNCH_TIMEOUT);
+}
+
+void Worker::be_stuck(bool stuck) {
+    if (stuck_ == stuck) return;
+    stuck_ = stuck;
+    all_stuck_ = false;
+    running_->stuck += stuck ? 1 : -1;
+}
+
 void Worker::stop(int error) {
     int none = 0;
     running_->error.compare_exchange_strong(none, error);
@@ -184,6 +243,8 @@ void Worker::run(Running& running) {
                     static_cast<unsigned>(rest / running.grid.y)};
         run_block(static_cast<uint32_t>(number % BLOCKS));
     }
+    be_stuck(false);
+    --running.workers;
     if (running.error) forget_fibers();
     if (counts) counts->give(running.name, running.library_begin);
     worker = nullptr;
@@ -194,6 +255,7 @@ void Worker::begin_threads() {
     for (uint32_t i = 0; i < count_; ++i) {
         threads_[i].waits = Waits::NOT_BEGUN;
         threads_[i].clock = 1;
+        threads_[i].spun_at = nullptr;
     }
     begun_ = ended_ = at_barrier_ = 0;
     barrier_clock_ = 1;
@@ -232,7 +294,7 @@ void Worker::run_block(uint32_t number) {
     }
 }
 
-void Worker::yield() {
+void Worker::end_step() {
     const uint3 index = threadIdx;
     const uint32_t thread = current_;
     Fiber* const own = fiber_;
@@ -245,7 +307,7 @@ void Worker::begin_code(const void* code, const void* frame) {
     Thread& own = threads_[current_];
     own.code = reinterpret_cast<uintptr_t>(code);
     own.depth = reinterpret_cast<uintptr_t>(fiber_->stack) + STACK - reinterpret_cast<uintptr_t>(frame);
-    yield();
+    end_step();
 }
 
 // Lanes that have parted meet again: those that come later in the code wait for those before them,
@@ -386,7 +448,7 @@ uint64_t Worker::together(Place at, Warp what, unsigned mask, uint64_t value, in
     if (own.waits == Waits::FOR_WARP)
         wait(Waits::FOR_WARP, at);
     else if (counts)
-        yield();
+        end_step();
     return own.result;
 }
 
@@ -638,7 +700,10 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     running.call = call;
     std::tie(running.library_begin, running.library_end) =
         library_of(reinterpret_cast<const void*>(thread));
-    running.number = ++e.launches;
+    // Tags have the launch's last 8 bits only, which are 0 of what no launch has touched.
+    const bool is_again = !(++e.launches & 0xFF);
+    if (is_again) ++e.launches;
+    running.number = e.launches;
     const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
     running.released.reset(new std::atomic<uint8_t>[std::min<uint64_t>(blocks, BLOCKS)]());
     if (e.settings.random) {
@@ -650,11 +715,11 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     const size_t cores =
         e.settings.random ? 1 : std::min<uint64_t>(std::max(e.settings.cores, 1), blocks);
     while (e.workers.size() < cores) e.workers.push_back(std::make_unique<Worker>());
-    // Tags have the launch's last 8 bits only.
-    if (!(running.number & 0xFF)) {
+    if (is_again) {
         e.memory.forget_touches();
         for (auto& each : e.workers) each->forget_touches();
     }
+    running.workers = static_cast<int>(cores);
     std::vector<std::thread> others;
     for (size_t i = 1; i < cores; ++i)
         others.emplace_back([&running, &e, i] { e.workers[i]->run(running); });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -58,6 +59,11 @@ struct Thread {
     // Where its code goes on, and how much of its stack calls have taken there.
     uintptr_t code;
     size_t depth;
+    // What it has read again and again, so often, and how often it let others go on since a time.
+    const void* spun_at;
+    uint64_t spun_value;
+    uint32_t spun, yields;
+    std::chrono::steady_clock::time_point spins_since;
 };
 
 // A launch at work.
@@ -79,6 +85,13 @@ struct Running {
     // By block: it has gone through a fence; an atomic function of it has been seen after one.
     std::unique_ptr<std::atomic<uint8_t>[]> released;
     std::atomic<bool> any_released{false};
+    // Workers that have not ended, and those of them whose threads have spun for long.
+    std::atomic<int> workers{1}, stuck{0};
+};
+
+// A variable of a library: the addresses that it takes.
+struct Variable {
+    uintptr_t begin, end;
 };
 
 // What one core has for the blocks that it runs, one after the other.
@@ -94,6 +107,9 @@ public:
     unsigned present_lanes() const;
     // Before a piece of code without branches: let the warp's other lanes come there, too.
     void begin_code(const void* code, const void* frame);
+    // What a loop may do that waits for another thread: a volatile read of these bytes, or an
+    // atomic function. If they stay as they are, others go on, and what no one ends is a deadlock.
+    void spin(const void* address, size_t bytes, Place place, const void* returns_to);
     // End the launch: nothing of it runs on. Does not return in a CUDA thread.
     [[noreturn]] void stop(int error);
 
@@ -120,13 +136,15 @@ public:
     bool acquired = false;
     // Null unless warps are counted.
     std::unique_ptr<Counts> counts;
+    // The one of the library's that was touched last.
+    Variable variable{0, 0};
 
 private:
     void run_block(uint32_t number);
     void run_in_step();
     bool step(uint32_t warp);
     void count_barrier();
-    void yield();
+    void end_step();
     void begin_threads();
     void go_on(Fiber* fiber);
     Fiber* idle_fiber();
@@ -139,6 +157,9 @@ private:
     void forget_fibers();
     static void fiber_main();
     void run_threads();
+    void yield();
+    void spins_on(Place place, const void* returns_to);
+    void be_stuck(bool stuck);
     unsigned existing(uint32_t warp) const;
 
     Running* running_ = nullptr;
@@ -157,6 +178,8 @@ private:
     size_t shared_end_ = 0;
     std::vector<std::unique_ptr<Fiber>> fibers_;
     std::vector<Fiber*> idle_;
+    // This block's threads spin, and so do those of all other workers.
+    bool stuck_ = false, all_stuck_ = false;
     Fiber* fiber_ = nullptr;
     void* scheduler_ = nullptr;
     uintptr_t stacks_begin_ = 0;
@@ -181,6 +204,8 @@ struct Emulator {
     std::vector<std::unique_ptr<Worker>> workers;
     // Of a block, as cudaFuncSetAttribute allows it: for any kernel.
     size_t most_shared = LARGEST_STATIC_SHARED;
+    // Of all libraries those that are not constant, by address.
+    std::vector<Variable> variables;
 };
 extern Emulator the_emulator;
 inline Emulator& emulator() { return the_emulator; }

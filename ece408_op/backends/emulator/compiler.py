@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -36,21 +37,19 @@ _KERNELS = (
     *("-DECE408_EMULATED", "-D__CUDACC__", "-D__NVCC__", "-D__CUDA_ARCH__=900"),
     *_PLAIN,
 )
-_HOOKS = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
+# An access of the source, such as to a float4, is one access, and one that is known.
+_HOOKS = (
+    *("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
+    *("-fno-tree-sra", "-fno-store-merging", "-fno-tree-loop-distribute-patterns"),
+)
 # What a library is made for. Where warps are counted, code that a warp's lanes meet in again must
-# come behind what they part in, once, and an access be one access.
+# come behind what they part in, once.
 _MODES = {
     "fast": (),
     "checked": (*_HOOKS, "-fsanitize=bounds", "-fsanitize-recover=bounds"),
     "counted": (
-        *(*_HOOKS, "-fsanitize-coverage=trace-pc"),
+        *(*_HOOKS, "-fsanitize-coverage=trace-pc", "-fno-tree-vectorize"),
         *("-fno-reorder-blocks", "-fno-reorder-blocks-and-partition", "-fno-thread-jumps"),
-        *(
-            "-fno-tree-vectorize",
-            "-fno-store-merging",
-            "-fno-tree-sra",
-            "-fno-tree-loop-distribute-patterns",
-        ),
     ),
 }
 _LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic")
@@ -98,8 +97,9 @@ def source(
 def _library(file: KernelFile, mode: str, arguments: Sequence[str], link: Sequence[str]) -> bytes:
     found = _gcc()
     versions = (*compiler_versions(found), _runtime(found)[0])
+    hooks = _hooks(found, mode)
     include = f"-I{_sources() / 'include'}"
-    command = [found, *_COMMON, *_KERNELS, *_MODES[mode], include, "-x", "c++", *arguments]
+    command = [found, *_COMMON, *_KERNELS, *hooks, include, "-x", "c++", *arguments]
     build = functools.partial(_build, found, mode, link)
     return kernel_file.compiled(
         file, command, versions, _folder(), compiler_missing(found), build=build
@@ -121,13 +121,23 @@ def _build(
         folder = Path(name)
         (folder / "kernel.ii").write_text(translated, encoding="utf-8", errors="surrogateescape")
         runtime = write_runtime(folder)
-        flags = [*_COMMON, *_PLAIN, *_MODES[mode]]
+        flags = [*_COMMON, *_PLAIN, *_hooks(found, mode)]
         kernel = [*flags, "-fpreprocessed", "-c", str(folder / "kernel.ii")]
         run([found, *kernel, "-o", str(folder / "kernel.o")])
         # The checks' own libraries are not linked: the emulator has their functions.
         objects = [str(folder / "kernel.o"), str(runtime)]
         run([found, *_COMMON, *_LINK, *link, *objects, "-o", str(folder / "kernel.so")])
         return (folder / "kernel.so").read_bytes()
+
+
+@functools.cache
+def _hooks(found: str, mode: str) -> tuple[str, ...]:
+    """What has a compiler call the emulator."""
+    version = re.search(r"\) (\d+)\.", compiler_versions(found)[0])
+    # Without it a loop that waits for another thread by a volatile variable has no end.
+    knows_volatile = version is not None and int(version[1]) >= 11
+    told = ("--param", "tsan-distinguish-volatile=1")
+    return (*_MODES[mode], *(told if mode == "checked" and knows_volatile else ()))
 
 
 def write_runtime(folder: Path) -> Path:

@@ -97,6 +97,13 @@ struct alignas(4) __half2 {
 
     __half2() = default;
     __half2(const __half& x, const __half& y) : x(x), y(y) {}
+    // As one word, which a GPU loads and stores.
+    __half2(const __half2& other) { *this = other; }
+    __half2& operator=(const __half2& other) {
+        typedef uint32_t __attribute__((may_alias)) word;
+        *reinterpret_cast<word*>(this) = *reinterpret_cast<const word*>(&other);
+        return *this;
+    }
 };
 typedef __half2 half2;
 

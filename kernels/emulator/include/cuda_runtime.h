@@ -20,7 +20,8 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __constant__
+// With room behind, where an index that is too large is found.
+#define __constant__ __attribute__((aligned(1024)))
 #define __managed__
 #define __grid_constant__
 #define __launch_bounds__(...)
@@ -118,10 +119,10 @@ ECE408_REDUCE(__reduce_xor_sync, unsigned, EXCLUSIVE_OR)
 
 // --- Atomic functions.
 
-#define ECE408_ATOMIC(name, next)                                                             \
+#define ECE408_ATOMIC(name, may_spin, next)                                                   \
     template <class T, class U>                                                               \
     ECE408_UNCHECKED inline T name(T* address, U other, ECE408_CALLER) {                      \
-        ece408_emulator::atomic({file, line}, address, sizeof(T));                            \
+        ece408_emulator::atomic({file, line}, address, sizeof(T), may_spin);                  \
         const T value = static_cast<T>(other);                                                \
         T old, made;                                                                          \
         __atomic_load(address, &old, __ATOMIC_RELAXED);                                       \
@@ -131,23 +132,23 @@ ECE408_REDUCE(__reduce_xor_sync, unsigned, EXCLUSIVE_OR)
                                             __ATOMIC_RELAXED));                               \
         return old;                                                                           \
     }
-ECE408_ATOMIC(atomicAdd, old + value)
-ECE408_ATOMIC(atomicSub, old - value)
-ECE408_ATOMIC(atomicExch, value)
-ECE408_ATOMIC(atomicMin, old < value ? old : value)
-ECE408_ATOMIC(atomicMax, old > value ? old : value)
-ECE408_ATOMIC(atomicAnd, old & value)
-ECE408_ATOMIC(atomicOr, old | value)
-ECE408_ATOMIC(atomicXor, old ^ value)
-ECE408_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
-ECE408_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
+ECE408_ATOMIC(atomicAdd, true, old + value)
+ECE408_ATOMIC(atomicSub, true, old - value)
+ECE408_ATOMIC(atomicExch, true, value)
+ECE408_ATOMIC(atomicMin, false, old < value ? old : value)
+ECE408_ATOMIC(atomicMax, false, old > value ? old : value)
+ECE408_ATOMIC(atomicAnd, false, old & value)
+ECE408_ATOMIC(atomicOr, true, old | value)
+ECE408_ATOMIC(atomicXor, false, old ^ value)
+ECE408_ATOMIC(atomicInc, false, old >= value ? 0 : old + 1)
+ECE408_ATOMIC(atomicDec, false, old == 0 || old > value ? value : old - 1)
 #undef ECE408_ATOMIC
 #define atomicAdd_block atomicAdd
 #define atomicAdd_system atomicAdd
 
 template <class T, class U, class V>
 ECE408_UNCHECKED inline T atomicCAS(T* address, U expected, V other, ECE408_CALLER) {
-    ece408_emulator::atomic({file, line}, address, sizeof(T));
+    ece408_emulator::atomic({file, line}, address, sizeof(T), true);
     T old = static_cast<T>(expected), made = static_cast<T>(other);
     __atomic_compare_exchange(address, &old, &made, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
     return old;

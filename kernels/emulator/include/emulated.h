@@ -89,8 +89,8 @@ uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lan
 void gather(Place place, const void* own, const void* (&all)[32]);
 unsigned present_lanes();
 
-// Before an atomic function touches these bytes.
-void atomic(Place place, const void* address, size_t bytes);
+// Before an atomic function touches these bytes; a loop may wait by one that `may_spin`.
+void atomic(Place place, const void* address, size_t bytes, bool may_spin);
 void fence();
 [[noreturn]] void trap(Place place, const char* what);
 [[noreturn]] void fail_assertion(Place place, const char* text);

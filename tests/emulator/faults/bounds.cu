@@ -163,3 +163,128 @@ PROGRAM(right_with_guards) {
     Arrays a(250);
     right_with_guards<<<2, 128>>>(a.y, a.x, 250);
 }
+
+__global__ void is_not_aligned_in_its_row(float* y, const float* x) {
+    const float2 two = *reinterpret_cast<const float2*>(x + threadIdx.x * 15);  // is_not_aligned_in_its_row: misaligned access
+    y[threadIdx.x] = two.x + two.y;
+}
+PROGRAM(is_not_aligned_in_its_row) {
+    Arrays a;
+    is_not_aligned_in_its_row<<<1, 8>>>(a.y, a.x);
+}
+
+__global__ void is_not_aligned_in_its_tile(float* y, const float* x) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = x[threadIdx.x];
+    tile[threadIdx.x + 32] = x[threadIdx.x];
+    __syncthreads();
+    const float4 four = *reinterpret_cast<const float4*>(tile + threadIdx.x % 8 * 4 + 2);  // is_not_aligned_in_its_tile: misaligned access
+    y[threadIdx.x] = four.x + four.w;
+}
+PROGRAM(is_not_aligned_in_its_tile) {
+    Arrays a;
+    is_not_aligned_in_its_tile<<<1, 32>>>(a.y, a.x);
+}
+
+__global__ void sums_halves(float* y, const half* x, int n) {
+    float sum = 0;
+    for (int i = threadIdx.x; i <= n; i += blockDim.x) sum += __half2float(x[i]);  // sums_halves: reads out of bounds
+    y[threadIdx.x] = sum;
+}
+PROGRAM(sums_halves) {
+    Arrays a;
+    sums_halves<<<1, 32>>>(a.y, (const half*)a.x, 2 * a.COUNT);
+}
+
+// Halves of an odd number in pairs.
+__global__ void takes_pairs_of_halves(float* y, const half2* x, int n) {
+    for (int i = threadIdx.x; i < (n + 1) / 2; i += blockDim.x)
+        y[i] = __low2float(x[i]) + __high2float(x[i]);  // takes_pairs_of_halves: reads out of bounds
+}
+PROGRAM(takes_pairs_of_halves) {
+    Arrays a;
+    half2* x;
+    cudaMalloc(&x, 63 * sizeof(half));
+    cudaMemset(x, 0, 63 * sizeof(half));
+    takes_pairs_of_halves<<<1, 32>>>(a.y, x, 63);
+    cudaFree(x);
+}
+
+__global__ void takes_a_pair_between_pairs(float* y, const half* x) {
+    y[threadIdx.x] = __high2float(*reinterpret_cast<const half2*>(x + threadIdx.x));  // takes_a_pair_between_pairs: misaligned access
+}
+PROGRAM(takes_a_pair_between_pairs) {
+    Arrays a;
+    takes_a_pair_between_pairs<<<1, 32>>>(a.y, (const half*)a.x);
+}
+
+__global__ void sums_pairs_beyond_its_tile(float* y, const float* x) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    const float other = tile[threadIdx.x + 32];  // sums_pairs_beyond_its_tile: index beyond an array
+    y[threadIdx.x] = tile[threadIdx.x] + other;
+}
+PROGRAM(sums_pairs_beyond_its_tile) {
+    Arrays a;
+    sums_pairs_beyond_its_tile<<<1, 64>>>(a.y, a.x);
+}
+
+// Offsets that wrap around below 0.
+__global__ void subtracts_from_unsigned(float* y, const float* x) {
+    const unsigned before = threadIdx.x - 1;
+    y[threadIdx.x] = x[before];  // subtracts_from_unsigned: illegal address
+}
+PROGRAM(subtracts_from_unsigned) {
+    Arrays a;
+    subtracts_from_unsigned<<<1, 32>>>(a.y, a.x);
+}
+
+__global__ void sums_tiles_of_registers(float* y, const float* x, int n) {
+    float sums[2][4] = {};
+    for (int i = 0; i < n; ++i)
+        for (int j = 0; j < n; ++j) sums[i][j] += x[i * n + j];  // sums_tiles_of_registers: index beyond an array
+    y[threadIdx.x] = sums[0][n - 1] + sums[1][0];
+}
+PROGRAM(sums_tiles_of_registers) {
+    Arrays a;
+    sums_tiles_of_registers<<<1, 32>>>(a.y, a.x, 3);
+}
+
+__global__ void takes_a_pointer_s_address(float* y, float* const* rows) {
+    y[threadIdx.x] = *rows[0];  // takes_a_pointer_s_address: illegal address
+}
+PROGRAM(takes_a_pointer_s_address) {
+    Arrays a;
+    takes_a_pointer_s_address<<<1, 32>>>(a.y, (float* const*)a.x);
+}
+
+__global__ void right_vectors(float* y, const float* x, int n) {
+    const int i = threadIdx.x;
+    if (4 * i + 4 <= n) reinterpret_cast<float4*>(y)[i] = reinterpret_cast<const float4*>(x)[i];
+    if (i < n % 4) y[n / 4 * 4 + i] = x[n / 4 * 4 + i];
+}
+PROGRAM(right_vectors) {
+    Arrays a(250);
+    right_vectors<<<1, 64>>>(a.y, a.x, 250);
+}
+
+// Neighbouring threads write the halves of a word.
+__global__ void right_halves(half* y, const half2* x) {
+    const half2 two = x[threadIdx.x / 2];
+    y[threadIdx.x] = threadIdx.x % 2 ? __high2half(two) : __low2half(two);
+}
+PROGRAM(right_halves) {
+    Arrays a;
+    right_halves<<<1, 64>>>((half*)a.y, (const half2*)a.x);
+}
+
+// A compiler makes one call of such a loop.
+__global__ void clears_one_more(float* y, int n) {
+    if (threadIdx.x) return;
+    for (int i = 0; i <= n; ++i) y[i] = 0;  // clears_one_more: writes out of bounds
+}
+PROGRAM(clears_one_more) {
+    Arrays a;
+    clears_one_more<<<1, 32>>>(a.y, a.COUNT);
+}

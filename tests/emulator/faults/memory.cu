@@ -77,3 +77,65 @@ PROGRAM(right_copy) {
     Arrays a;
     copy<<<1, 32>>>(a.y, a.x, a.COUNT);
 }
+
+__global__ void writes_every_other(float* y) { y[2 * threadIdx.x] = 1; }
+__global__ void sums_pairs(float* y, const float* x) {
+    y[threadIdx.x] = x[threadIdx.x] + x[threadIdx.x + 1];  // writes_every_other_element: reads memory that was never written
+}
+PROGRAM(writes_every_other_element) {
+    Arrays a, b;
+    writes_every_other<<<1, 16>>>(a.y);
+    sums_pairs<<<1, 16>>>(b.y, a.y);
+}
+
+__global__ void traps(const float* x) {
+    if (x[threadIdx.x] == 0) __trap();  // traps: stopped
+}
+PROGRAM(traps) {
+    Arrays a;
+    traps<<<1, 32>>>(a.x);
+}
+
+__global__ void keeps_its_registers(float* y, const float* x) {
+    __shared__ float sums[32];
+    sums[threadIdx.x] += x[threadIdx.x];  // keeps_its_registers: reads memory that was never written
+    y[threadIdx.x] = sums[threadIdx.x];
+}
+PROGRAM(keeps_its_registers) {
+    Arrays a;
+    keeps_its_registers<<<1, 32>>>(a.y, a.x);
+}
+
+// What one block has written to its tile, the next has not.
+__global__ void loads_in_the_first_block_only(float* y, const float* x) {
+    __shared__ float tile[32];
+    if (!blockIdx.x) tile[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    y[blockIdx.x * 32 + threadIdx.x] = tile[31 - threadIdx.x];  // loads_in_the_first_block_only: reads memory that was never written
+}
+PROGRAM(loads_in_the_first_block_only) {
+    Arrays a;
+    loads_in_the_first_block_only<<<4, 32>>>(a.y, a.x);
+}
+
+__global__ void takes_a_struct(float* y, const float4* x) {
+    const float4 four = x[threadIdx.x];  // takes_a_struct: reads memory that was never written
+    y[threadIdx.x] = four.x + four.y + four.z + four.w;
+}
+PROGRAM(takes_a_struct) {
+    Arrays a;
+    float* three;
+    cudaMalloc(&three, 32 * sizeof(float4));
+    cudaMemset(three, 0, 31 * sizeof(float4));
+    takes_a_struct<<<1, 32>>>(a.y, (const float4*)three);
+    cudaFree(three);
+}
+
+PROGRAM(right_part) {
+    Arrays a;
+    float* some;
+    cudaMalloc(&some, 64 * sizeof(float));
+    cudaMemset(some, 0, 32 * sizeof(float));
+    copy<<<1, 32>>>(a.y, some, 32);
+    cudaFree(some);
+}

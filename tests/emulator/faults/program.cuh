@@ -1,10 +1,13 @@
 // Small programs by name: a kernel each, with one fault. The line that has it says so, as
 //     // NAME: what the emulator calls it
-// and programs without such a line are right. With nvcc: program NAME.
+// of which one line may have several. Programs without such a line are right, and their names begin
+// with right_. With nvcc: program NAME.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cassert>
 #include <cstdio>
 #include <cstring>
 

@@ -146,3 +146,117 @@ PROGRAM(right_last_block) {
     Arrays a;
     right_last_block<<<16, 32>>>(a.y, (unsigned*)a.x, a.x + 1);
 }
+
+__global__ void filters_in_place(float* x) {
+    const float next = x[threadIdx.x + 1];  // filters_in_place: race between threads of a block
+    x[threadIdx.x] = next;  // filters_in_place: race between threads of a block
+}
+PROGRAM(filters_in_place) {
+    Arrays a;
+    filters_in_place<<<1, 128>>>(a.x);
+}
+
+// The tree's guard takes one thread too many.
+__global__ void takes_a_thread_too_many(float* y, const float* x) {
+    __shared__ float tile[128];
+    tile[threadIdx.x] = x[threadIdx.x];
+    tile[threadIdx.x + 64] = 0;
+    for (int by = 32; by; by /= 2) {
+        __syncthreads();
+        if (threadIdx.x <= by)
+            tile[threadIdx.x] += tile[threadIdx.x + by];  // takes_a_thread_too_many: race between threads of a block
+    }
+    if (!threadIdx.x) y[0] = tile[0];
+}
+PROGRAM(takes_a_thread_too_many) {
+    Arrays a;
+    takes_a_thread_too_many<<<1, 64>>>(a.y, a.x);
+}
+
+__global__ void reads_the_sum_too_soon(float* y, const float* x) {
+    __shared__ float sum;
+    if (!threadIdx.x) sum = 0;
+    __syncthreads();
+    atomicAdd(&sum, x[threadIdx.x]);  // reads_the_sum_too_soon: race between threads of a block
+    y[threadIdx.x] = sum;  // reads_the_sum_too_soon: race between threads of a block
+}
+PROGRAM(reads_the_sum_too_soon) {
+    Arrays a;
+    reads_the_sum_too_soon<<<1, 64>>>(a.y, a.x);
+}
+
+__global__ void counts_without_atomics(int* y, const int* x) {
+    __shared__ int counts[8];
+    if (threadIdx.x < 8) counts[threadIdx.x] = 0;
+    __syncthreads();
+    ++counts[x[threadIdx.x] & 7];  // counts_without_atomics: race between threads of a block
+    __syncthreads();
+    if (threadIdx.x < 8) y[threadIdx.x] = counts[threadIdx.x];
+}
+PROGRAM(counts_without_atomics) {
+    Arrays a;
+    counts_without_atomics<<<1, 64>>>((int*)a.y, (const int*)a.x);
+}
+
+__global__ void trusts_volatile(float* y, const float* x) {
+    __shared__ float tile[64];
+    volatile float* const own = tile;
+    own[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    for (int by = 32; by; by /= 2)
+        own[threadIdx.x] += own[threadIdx.x + by];  // trusts_volatile: race between threads of a block
+    if (!threadIdx.x) y[0] = own[0];
+}
+PROGRAM(trusts_volatile) {
+    Arrays a;
+    trusts_volatile<<<1, 64>>>(a.y, a.x);
+}
+
+__global__ void clears_what_others_add_to(float* y, const float* x) {
+    if (!blockIdx.x) y[threadIdx.x] = 0;  // clears_what_others_add_to: race between blocks
+    __syncthreads();
+    atomicAdd(y + threadIdx.x, x[threadIdx.x]);  // clears_what_others_add_to: race between blocks
+}
+PROGRAM(clears_what_others_add_to) {
+    Arrays a;
+    cudaMemset(a.y, 0, 128);
+    clears_what_others_add_to<<<4, 32>>>(a.y, a.x);
+}
+
+__global__ void confuses_grid_and_block(float* y) {
+    y[blockIdx.x * gridDim.x + threadIdx.x] = blockIdx.x;  // confuses_grid_and_block: race between blocks
+}
+PROGRAM(confuses_grid_and_block) {
+    Arrays a;
+    confuses_grid_and_block<<<4, 32>>>(a.y);
+}
+
+__global__ void adds_pairs_of_halves(half2* sum, const half2* x) {
+    *sum = __hadd2(*sum, x[threadIdx.x]);  // adds_pairs_of_halves: race between threads of a block
+}
+PROGRAM(adds_pairs_of_halves) {
+    Arrays a;
+    adds_pairs_of_halves<<<1, 32>>>((half2*)a.x, (const half2*)a.x + 1);
+}
+
+__global__ void right_one_thread_writes(float* y, const float* x) {
+    __shared__ float first;
+    if (threadIdx.x == 63) first = x[0];
+    __syncthreads();
+    if (first >= 0) y[threadIdx.x] = first;
+}
+PROGRAM(right_one_thread_writes) {
+    Arrays a;
+    right_one_thread_writes<<<1, 64>>>(a.x + 64, a.x);
+}
+
+// More launches than the emulator tells apart at a time.
+__global__ void adds_one(float* x) { x[blockIdx.x * 32 + threadIdx.x] += 1; }
+PROGRAM(right_many_launches) {
+    Arrays a;
+    for (int i = 0; i < 600; ++i) {
+        adds_one<<<4, 32>>>(a.x);
+        adds_one<<<2, 32>>>(a.x + 128);
+    }
+}

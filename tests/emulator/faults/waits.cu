@@ -106,3 +106,136 @@ PROGRAM(right_counts) {
     Arrays a;
     right_counts<<<1, 64>>>((int*)a.y);
 }
+
+__global__ void votes_in_a_branch(unsigned* y) {
+    if (threadIdx.x < 16)
+        y[threadIdx.x] = __ballot_sync(0x0000FF00, threadIdx.x > 3);  // votes_in_a_branch: wrong mask
+}
+PROGRAM(votes_in_a_branch) {
+    Arrays a;
+    votes_in_a_branch<<<1, 32>>>((unsigned*)a.y);
+}
+
+__global__ void waits_without_itself(float* y, const float* x) {
+    __shared__ float tile[32];
+    tile[threadIdx.x] = x[threadIdx.x];
+    __syncwarp(0xFFFF);  // waits_without_itself: wrong mask
+    y[threadIdx.x] = tile[threadIdx.x];
+}
+PROGRAM(waits_without_itself) {
+    Arrays a;
+    waits_without_itself<<<1, 32>>>(a.y, a.x);
+}
+
+__global__ void shuffles_from_ended_lanes(float* y, const float* x, int n) {
+    if (threadIdx.x >= n) return;
+    float value = x[threadIdx.x];
+    for (int by = 16; by; by /= 2)
+        value += __shfl_down_sync(0xFFFFFFFF, value, by);  // shuffles_from_ended_lanes: wrong mask
+    if (!threadIdx.x) y[0] = value;
+}
+PROGRAM(shuffles_from_ended_lanes) {
+    Arrays a;
+    shuffles_from_ended_lanes<<<1, 32>>>(a.y, a.x, 20);
+}
+
+// The warp's second half waits for its block, and the first for the second.
+__global__ void waits_for_warp_and_block(float* y, const float* x) {
+    if (threadIdx.x % 32 < 16)
+        __syncwarp();  // waits_for_warp_and_block: deadlock
+    __syncthreads();
+    y[threadIdx.x] = x[threadIdx.x];
+}
+PROGRAM(waits_for_warp_and_block) {
+    Arrays a;
+    waits_for_warp_and_block<<<1, 64>>>(a.y, a.x);
+}
+
+__global__ void waits_for_no_one(float* y, volatile int* flag) {
+    if (!threadIdx.x)
+        while (!*flag) {}  // waits_for_no_one: deadlock
+    __syncthreads();
+    y[threadIdx.x] = 1;
+}
+PROGRAM(waits_for_no_one) {
+    Arrays a;
+    waits_for_no_one<<<1, 32>>>(a.y, (volatile int*)a.x);
+}
+
+__global__ void never_unlocks(float* y, int* lock) {
+    while (atomicCAS(lock, 0, 1)) {}  // never_unlocks: deadlock
+    y[0] = threadIdx.x;
+}
+PROGRAM(never_unlocks) {
+    Arrays a;
+    never_unlocks<<<1, 32>>>(a.y, (int*)a.x);
+}
+
+// As many arrive as there are threads, but the count is of blocks.
+__global__ void waits_for_more_than_come(int* arrived) {
+    if (threadIdx.x) return;
+    atomicAdd(arrived, 1);
+    while (atomicAdd(arrived, 0) < blockDim.x) {}  // waits_for_more_than_come: deadlock
+}
+PROGRAM(waits_for_more_than_come) {
+    Arrays a;
+    waits_for_more_than_come<<<2, 32>>>((int*)a.x);
+}
+
+// With whom a lock waits depends on who has come: all come to their turn.
+__global__ void right_lock(float* sum, int* lock) {
+    while (atomicCAS(lock, 0, 1)) {}
+    __threadfence();
+    atomicAdd(sum, 1.0f);
+    __threadfence();
+    atomicExch(lock, 0);
+}
+PROGRAM(right_lock) {
+    Arrays a;
+    right_lock<<<4, 32>>>(a.x, (int*)a.x + 1);
+}
+
+// The last thread is waited for first.
+__global__ void right_turns(int* turn) {
+    const int own = blockDim.x - 1 - threadIdx.x;
+    while (atomicAdd(turn, 0) != own) {}
+    atomicAdd(turn, 1);
+}
+PROGRAM(right_turns) {
+    Arrays a;
+    right_turns<<<1, 64>>>((int*)a.x);
+}
+
+__global__ void right_branch_of_a_block(float* y, const float* x) {
+    __shared__ float tile[64];
+    if (blockIdx.x % 2) {
+        tile[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        y[threadIdx.x] = tile[63 - threadIdx.x];
+    }
+}
+PROGRAM(right_branch_of_a_block) {
+    Arrays a;
+    right_branch_of_a_block<<<2, 64>>>(a.y, a.x);
+}
+
+__global__ void right_half_a_warp(float* y, const float* x) {
+    float value = x[threadIdx.x];
+    const unsigned mask = __ballot_sync(0xFFFFFFFF, threadIdx.x % 2);
+    if (threadIdx.x % 2) value += __shfl_xor_sync(mask, value, 2);
+    y[threadIdx.x] = value;
+}
+PROGRAM(right_half_a_warp) {
+    Arrays a;
+    right_half_a_warp<<<1, 64>>>(a.y, a.x);
+}
+
+// Whole warps end before the others' functions of a warp.
+__global__ void right_early_end(float* y, const float* x, int n) {
+    if (threadIdx.x >= n) return;
+    y[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFF, x[threadIdx.x], 16);
+}
+PROGRAM(right_early_end) {
+    Arrays a;
+    right_early_end<<<1, 96>>>(a.y, a.x, 64);
+}

@@ -1,0 +1,601 @@
+// Convolutions, each wrong in an index, a size, a tile or its launch.
+#include "program.cuh"
+
+// The layer: images, channels, height and width; filters and their size; the output's.
+enum { B = 2, C = 3, H = 12, W = 14, M = 4, K = 3, OH = H - K + 1, OW = W - K + 1 };
+
+#define X(b, c, h, w) x[(((b) * C + (c)) * H + (h)) * W + (w)]
+#define F(m, c, p, q) f[(((m) * C + (c)) * K + (p)) * K + (q)]
+#define Y(b, m, h, w) y[(((b) * M + (m)) * OH + (h)) * OW + (w)]
+#define EACH_TAP                    \
+    for (int c = 0; c < C; ++c)     \
+        for (int p = 0; p < K; ++p) \
+            for (int q = 0; q < K; ++q)
+// A block computes a plane of the output, a thread an element.
+#define OWN const int b = blockIdx.x, m = blockIdx.y, h = threadIdx.y, w = threadIdx.x
+
+struct Layer {
+    float *x, *f, *y;
+
+    Layer() {
+        cudaMalloc(&x, B * C * H * W * sizeof(float));
+        cudaMalloc(&f, M * C * K * K * sizeof(float));
+        cudaMalloc(&y, B * M * OH * OW * sizeof(float));
+        cudaMemset(x, 0, B * C * H * W * sizeof(float));
+        cudaMemset(f, 0, M * C * K * K * sizeof(float));
+    }
+    ~Layer() {
+        cudaFree(x);
+        cudaFree(f);
+        cudaFree(y);
+    }
+};
+
+#define CONVOLUTION(name) \
+    PROGRAM(name) {       \
+        Layer a;          \
+        name<<<dim3(B, M), dim3(OW, OH)>>>(a.y, a.x, a.f); \
+    }
+
+// --- Off by one, in each index.
+
+__global__ void takes_the_next_image(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    EACH_TAP sum += X(b + 1, c, h + p, w + q) * F(m, c, p, q);  // takes_the_next_image: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(takes_the_next_image)
+
+__global__ void counts_channels_from_one(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    for (int c = 1; c <= C; ++c) sum += X(b, c, h, w);  // counts_channels_from_one: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(counts_channels_from_one)
+
+__global__ void takes_the_next_filter(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    EACH_TAP sum += X(b, c, h + p, w + q) * F(m + 1, c, p, q);  // takes_the_next_filter: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(takes_the_next_filter)
+
+__global__ void has_a_row_of_taps_too_many(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    for (int p = 0; p <= K; ++p) sum += X(b, C - 1, h + p, w);  // has_a_row_of_taps_too_many: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(has_a_row_of_taps_too_many)
+
+__global__ void has_a_column_of_taps_too_many(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    for (int q = 0; q <= K; ++q) sum += X(b, C - 1, h + 2, w + q);  // has_a_column_of_taps_too_many: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(has_a_column_of_taps_too_many)
+
+__global__ void has_a_weight_too_many(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    for (int i = 0; i <= C * K * K; ++i) sum += f[m * C * K * K + i];  // has_a_weight_too_many: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(has_a_weight_too_many)
+
+__global__ void counts_filters_from_one(float* y, const float* x, const float* f) {
+    OWN;
+    Y(b, m + 1, h, w) = X(b, 0, h, w);  // counts_filters_from_one: writes out of bounds
+}
+PROGRAM(counts_filters_from_one) {
+    Layer a;
+    counts_filters_from_one<<<dim3(B, M), dim3(OW, OH)>>>(a.y, a.x, a.f);
+}
+
+__global__ void writes_a_row_above(float* y, const float* x, const float* f) {
+    OWN;
+    Y(b, m, h - 1, w) = X(b, 0, h, w);  // writes_a_row_above: writes out of bounds
+}
+CONVOLUTION(writes_a_row_above)
+
+__global__ void pads_without_a_guard(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    EACH_TAP sum += X(b, c, h + p - 1, w + q - 1) * F(m, c, p, q);  // pads_without_a_guard: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(pads_without_a_guard)
+
+__global__ void guards_the_rows_only(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    EACH_TAP {
+        const int row = h + p - 1, column = w + q - 1;
+        if (row >= 0 && row < H) sum += X(b, c, row, column);  // guards_the_rows_only: reads out of bounds
+    }
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(guards_the_rows_only)
+
+// --- Strides and guards.
+
+__global__ void takes_the_width_for_the_height(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    EACH_TAP sum += x[((b * C + c) * W + h + p) * W + w + q];  // takes_the_width_for_the_height: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(takes_the_width_for_the_height)
+
+__global__ void writes_with_the_input_s_stride(float* y, const float* x, const float* f) {
+    OWN;
+    y[((b * M + m) * H + h) * W + w] = X(b, 0, h, w);  // writes_with_the_input_s_stride: writes out of bounds
+}
+CONVOLUTION(writes_with_the_input_s_stride)
+
+__global__ void takes_its_height_for_the_width(float* y, const float* x, const float* f) {
+    OWN;
+    y[((b * M + m) * OH + h) * OH + w] = X(b, 0, h, w);  // takes_its_height_for_the_width: race between threads of a block
+}
+CONVOLUTION(takes_its_height_for_the_width)
+
+__global__ void takes_channels_for_filters(float* y, const float* x, const float* f) {
+    OWN;
+    y[((b * C + m) * OH + h) * OW + w] = X(b, 0, h, w);  // takes_channels_for_filters: race between blocks
+}
+CONVOLUTION(takes_channels_for_filters)
+
+__global__ void takes_filters_for_channels(float* y, const float* x, const float* f) {
+    OWN;
+    float sum = 0;
+    EACH_TAP sum += F(m, c, p, q) * x[((b * M + c) * H + h + p) * W + w + q];  // takes_filters_for_channels: reads out of bounds
+    Y(b, m, h, w) = sum;
+}
+CONVOLUTION(takes_filters_for_channels)
+
+__global__ void guards_the_wrong_dimension(float* y, const float* x, const float* f) {
+    OWN;
+    if (h < OW && w < OH)
+        Y(b, m, h, w) = X(b, 0, h, w);  // guards_the_wrong_dimension: writes out of bounds
+}
+PROGRAM(guards_the_wrong_dimension) {
+    Layer a;
+    guards_the_wrong_dimension<<<dim3(B, M), dim3(16, 16)>>>(a.y, a.x, a.f);
+}
+
+__global__ void guards_with_the_input_s_size(float* y, const float* x, const float* f) {
+    OWN;
+    if (h < H && w < W)
+        Y(b, m, h, w) = X(b, 0, h, w);  // guards_with_the_input_s_size: writes out of bounds
+}
+PROGRAM(guards_with_the_input_s_size) {
+    Layer a;
+    guards_with_the_input_s_size<<<dim3(B, M), dim3(16, 16)>>>(a.y, a.x, a.f);
+}
+
+// --- Launches that leave elements out: who reads them meets memory that was never written.
+
+__global__ void fill(float* y, const float* x) {
+    const int b = blockIdx.z / M, m = blockIdx.z % M;
+    const int h = blockIdx.y * 4 + threadIdx.y, w = blockIdx.x * 8 + threadIdx.x;
+    if (h < OH && w < OW)
+        Y(b, m, h, w) = X(b, 0, h, w);  // exchanges_the_grid_s_sizes: race between blocks
+}
+__global__ void relu(float* y) {
+    const int i = blockIdx.x * 64 + threadIdx.x;
+    if (i < B * M * OH * OW)
+        y[i] = y[i] > 0 ? y[i] : 0;  // divides_and_rounds_down: reads memory that was never written // leaves_the_last_image_out: reads memory that was never written // exchanges_the_grid_s_sizes: reads memory that was never written
+}
+static void relu_of(float* y) { relu<<<(B * M * OH * OW + 63) / 64, 64>>>(y); }
+
+PROGRAM(divides_and_rounds_down) {
+    Layer a;
+    fill<<<dim3(OW / 8, OH / 4, B * M), dim3(8, 4)>>>(a.y, a.x);
+    relu_of(a.y);
+}
+PROGRAM(leaves_the_last_image_out) {
+    Layer a;
+    fill<<<dim3((OW + 7) / 8, (OH + 3) / 4, (B - 1) * M), dim3(8, 4)>>>(a.y, a.x);
+    relu_of(a.y);
+}
+PROGRAM(exchanges_the_grid_s_sizes) {
+    Layer a;
+    fill<<<dim3((OH + 3) / 4, (OW + 7) / 8, B * M), dim3(4, 8)>>>(a.y, a.x);
+    relu_of(a.y);
+}
+PROGRAM(right_grid) {
+    Layer a;
+    fill<<<dim3((OW + 7) / 8, (OH + 3) / 4, B * M), dim3(8, 4)>>>(a.y, a.x);
+    relu_of(a.y);
+}
+
+// --- Tiles in shared memory, of 8 x 8 outputs.
+
+enum { TILE = 8, SIDE = TILE + K - 1 };
+#define TILED \
+    const int b = blockIdx.z, tx = threadIdx.x, ty = threadIdx.y; \
+    const int w0 = blockIdx.x * TILE, h0 = blockIdx.y * TILE, h = h0 + ty, w = w0 + tx
+#define IN(c, h, w) ((h) < H && (w) < W ? X(b, c, h, w) : 0.0f)
+#define GRID dim3((OW + TILE - 1) / TILE, (OH + TILE - 1) / TILE, B)
+#define TILES(name, bytes) \
+    PROGRAM(name) {        \
+        Layer a;           \
+        name<<<GRID, dim3(TILE, TILE), bytes>>>(a.y, a.x, a.f); \
+    }
+#define FILL(to, c)                                 \
+    for (int i = ty; i < SIDE; i += TILE)           \
+        for (int j = tx; j < SIDE; j += TILE) (to)[i * SIDE + j] = IN(c, h0 + i, w0 + j)
+
+__global__ void right_tile(float* y, const float* x, const float* f) {
+    __shared__ float tile[SIDE * SIDE];
+    TILED;
+    float sum = 0;
+    for (int c = 0; c < C; ++c) {
+        FILL(tile, c);
+        __syncthreads();
+        for (int p = 0; p < K; ++p)
+            for (int q = 0; q < K; ++q) sum += tile[(ty + p) * SIDE + tx + q] * F(0, c, p, q);
+        __syncthreads();
+    }
+    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
+}
+TILES(right_tile, 0)
+
+__global__ void has_too_small_a_halo(float* y, const float* x, const float* f) {
+    __shared__ float tile[SIDE - 1][SIDE];
+    TILED;
+    for (int i = ty; i < SIDE; i += TILE)
+        for (int j = tx; j < SIDE; j += TILE)
+            tile[i][j] = IN(0, h0 + i, w0 + j);  // has_too_small_a_halo: index beyond an array
+    __syncthreads();
+    if (h < OH && w < OW) Y(b, 0, h, w) = tile[ty][tx] + tile[ty + 1][tx + 2];
+}
+TILES(has_too_small_a_halo, 0)
+
+__global__ void exchanges_rows_and_columns(float* y, const float* x, const float* f) {
+    __shared__ float tile[OH][OW];
+    OWN;
+    tile[w][h] = X(b, 0, h, w);  // exchanges_rows_and_columns: index beyond an array
+    __syncthreads();
+    Y(b, m, h, w) = F(m, 0, 0, 0);
+}
+CONVOLUTION(exchanges_rows_and_columns)
+
+// Bytes for the tile, but none for its halo.
+__global__ void is_launched_with_too_few_bytes(float* y, const float* x, const float* f) {
+    extern __shared__ float dynamic[];
+    TILED;
+    FILL(dynamic, 0);  // is_launched_with_too_few_bytes: writes out of bounds
+    __syncthreads();
+    if (h < OH && w < OW) Y(b, 0, h, w) = dynamic[ty * SIDE + tx];  // is_launched_with_too_few_bytes: reads out of bounds
+}
+TILES(is_launched_with_too_few_bytes, TILE * TILE * sizeof(float))
+
+// Elements, where bytes are meant.
+__global__ void is_launched_with_elements(float* y, const float* x, const float* f) {
+    extern __shared__ float dynamic[];
+    TILED;
+    FILL(dynamic, 0);  // is_launched_with_elements: writes out of bounds
+    __syncthreads();
+    if (h < OH && w < OW) Y(b, 0, h, w) = dynamic[ty * SIDE + tx];  // is_launched_with_elements: reads out of bounds
+}
+TILES(is_launched_with_elements, SIDE * SIDE)
+
+__global__ void leaves_the_corner_out(float* y, const float* x, const float* f) {
+    __shared__ float tile[SIDE * SIDE];
+    TILED;
+    tile[ty * SIDE + tx] = IN(0, h, w);
+    if (tx < K - 1) tile[ty * SIDE + tx + TILE] = IN(0, h, w + TILE);
+    if (ty < K - 1) tile[(ty + TILE) * SIDE + tx] = IN(0, h + TILE, w);
+    __syncthreads();
+    float sum = 0;
+    for (int p = 0; p < K; ++p)
+        for (int q = 0; q < K; ++q)
+            sum += tile[(ty + p) * SIDE + tx + q];  // leaves_the_corner_out: reads memory that was never written
+    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
+}
+TILES(leaves_the_corner_out, 0)
+
+__global__ void loads_in_the_image_only(float* y, const float* x, const float* f) {
+    __shared__ float tile[TILE * TILE];
+    TILED;
+    if (h < H && w < W) tile[ty * TILE + tx] = X(b, 0, h, w);
+    __syncthreads();
+    float sum = 0;
+    for (int i = 0; i < TILE; ++i)
+        sum += tile[i * TILE + tx];  // loads_in_the_image_only: reads memory that was never written
+    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
+}
+TILES(loads_in_the_image_only, 0)
+
+__global__ void uses_its_tile_at_once(float* y, const float* x, const float* f) {
+    __shared__ float tile[SIDE * SIDE];
+    TILED;
+    FILL(tile, 0);  // uses_its_tile_at_once: race between threads of a block
+    float sum = 0;
+    for (int p = 0; p < K; ++p)
+        sum += tile[(ty + p) * SIDE + tx + p];  // uses_its_tile_at_once: race between threads of a block // uses_its_tile_at_once: reads memory that was never written
+    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
+}
+TILES(uses_its_tile_at_once, 0)
+
+__global__ void loads_the_next_channel_too_soon(float* y, const float* x, const float* f) {
+    __shared__ float tile[SIDE * SIDE];
+    TILED;
+    float sum = 0;
+    for (int c = 0; c < C; ++c) {
+        FILL(tile, c);  // loads_the_next_channel_too_soon: race between threads of a block
+        __syncthreads();
+        for (int p = 0; p < K; ++p)
+            sum += tile[(ty + p) * SIDE + tx + p];  // loads_the_next_channel_too_soon: race between threads of a block
+    }
+    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
+}
+TILES(loads_the_next_channel_too_soon, 0)
+
+// Weights that one thread loads for all.
+__global__ void takes_weights_too_soon(float* y, const float* x, const float* f) {
+    __shared__ float weight;
+    OWN;
+    if (!h && !w) weight = F(m, 0, 0, 0);  // takes_weights_too_soon: race between threads of a block
+    Y(b, m, h, w) = weight * X(b, 0, h, w);  // takes_weights_too_soon: race between threads of a block // takes_weights_too_soon: reads memory that was never written
+}
+CONVOLUTION(takes_weights_too_soon)
+
+__global__ void waits_inside_the_output_only(float* y, const float* x, const float* f) {
+    __shared__ float tile[SIDE * SIDE];
+    TILED;
+    FILL(tile, 0);  // waits_inside_the_output_only: race between threads of a block
+    if (h < OH && w < OW) {
+        __syncthreads();  // waits_inside_the_output_only: __syncthreads() that not all threads of the block reach
+        Y(b, 0, h, w) = tile[(ty + 1) * SIDE + tx + 1];  // waits_inside_the_output_only: race between threads of a block
+    }
+}
+TILES(waits_inside_the_output_only, 0)
+
+__global__ void returns_outside_the_output(float* y, const float* x, const float* f) {
+    __shared__ float tile[TILE * TILE];
+    TILED;
+    if (h >= OH || w >= OW) return;
+    float sum = 0;
+    for (int c = 0; c < C; ++c) {
+        tile[ty * TILE + tx] = X(b, c, h, w);
+        __syncthreads();  // returns_outside_the_output: __syncthreads() that not all threads of the block reach
+        sum += tile[ty * TILE + (tx ^ 1)];
+        __syncthreads();  // returns_outside_the_output: __syncthreads() that not all threads of the block reach
+    }
+    Y(b, 0, h, w) = sum;
+}
+TILES(returns_outside_the_output, 0)
+
+// Three channels for two groups of threads.
+__global__ void shares_channels_unequally(float* y, const float* x) {
+    float sum = 0;
+    for (int c = threadIdx.y; c < C; c += 2) {
+        sum += X(0, c, 0, threadIdx.x);
+        __syncthreads();  // shares_channels_unequally: __syncthreads() that not all threads of the block reach
+    }
+    y[threadIdx.y * OW + threadIdx.x] = sum;
+}
+PROGRAM(shares_channels_unequally) {
+    Layer a;
+    shares_channels_unequally<<<1, dim3(OW, 2)>>>(a.y, a.x);
+}
+
+__global__ void leaves_its_loop_early(float* y, const float* x) {
+    float sum = 0;
+    for (int c = 0; c < C; ++c) {
+        if (c == 2 && threadIdx.x >= 8) break;
+        __syncthreads();  // leaves_its_loop_early: __syncthreads() that not all threads of the block reach
+        sum += X(0, c, 0, threadIdx.x);
+    }
+    y[threadIdx.x] = sum;
+}
+PROGRAM(leaves_its_loop_early) {
+    Layer a;
+    leaves_its_loop_early<<<1, OW>>>(a.y, a.x);
+}
+
+// --- Two tiles in turns.
+
+__global__ void right_double_buffer(float* y, const float* x, const float* f) {
+    __shared__ float tiles[2][SIDE * SIDE];
+    TILED;
+    float sum = 0;
+    FILL(tiles[0], 0);
+    for (int c = 0; c < C; ++c) {
+        __syncthreads();
+        if (c + 1 < C) FILL(tiles[(c + 1) % 2], c + 1);
+        for (int p = 0; p < K; ++p) sum += tiles[c % 2][(ty + p) * SIDE + tx + p];
+    }
+    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
+}
+TILES(right_double_buffer, 0)
+
+__global__ void fills_the_tile_that_it_reads(float* y, const float* x, const float* f) {
+    __shared__ float tiles[2][SIDE * SIDE];
+    TILED;
+    float sum = 0;
+    FILL(tiles[0], 0);
+    for (int c = 0; c < C; ++c) {
+        __syncthreads();
+        if (c + 1 < C) FILL(tiles[c % 2], c + 1);  // fills_the_tile_that_it_reads: race between threads of a block
+        for (int p = 0; p < K; ++p)
+            sum += tiles[c % 2][(ty + p) * SIDE + tx + p];  // fills_the_tile_that_it_reads: race between threads of a block
+    }
+    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
+}
+TILES(fills_the_tile_that_it_reads, 0)
+
+__global__ void reads_the_tile_that_comes_next(float* y, const float* x, const float* f) {
+    __shared__ float tiles[2][SIDE * SIDE];
+    TILED;
+    float sum = 0;
+    FILL(tiles[0], 0);
+    for (int c = 0; c < C; ++c) {
+        __syncthreads();
+        for (int p = 0; p < K; ++p)
+            sum += tiles[(c + 1) % 2][(ty + p) * SIDE + tx + p];  // reads_the_tile_that_comes_next: reads memory that was never written
+        __syncthreads();
+        FILL(tiles[(c + 1) % 2], c);
+    }
+    if (h < OH && w < OW) Y(b, 0, h, w) = sum;
+}
+TILES(reads_the_tile_that_comes_next, 0)
+
+// --- Sums of several blocks.
+
+__global__ void adds_up_channels_of_blocks(float* y, const float* x) {
+    y[threadIdx.x] += X(0, blockIdx.x, 0, threadIdx.x);  // adds_up_channels_of_blocks: race between blocks
+}
+PROGRAM(adds_up_channels_of_blocks) {
+    Layer a;
+    cudaMemset(a.y, 0, OW * sizeof(float));
+    adds_up_channels_of_blocks<<<C, OW>>>(a.y, a.x);
+}
+
+__global__ void begins_a_sum_as_others_add(float* y, const float* x) {
+    const float value = X(0, blockIdx.x, 0, threadIdx.x);
+    if (blockIdx.x)
+        atomicAdd(y + threadIdx.x, value);  // begins_a_sum_as_others_add: race between blocks
+    else
+        y[threadIdx.x] = value;  // begins_a_sum_as_others_add: race between blocks
+}
+PROGRAM(begins_a_sum_as_others_add) {
+    Layer a;
+    cudaMemset(a.y, 0, OW * sizeof(float));
+    begins_a_sum_as_others_add<<<C, OW>>>(a.y, a.x);
+}
+
+__global__ void adds_up_channels_in_what_is_there(float* y, const float* x, const float* f) {
+    OWN;
+    EACH_TAP Y(b, m, h, w) += X(b, c, h + p, w + q);  // adds_up_channels_in_what_is_there: reads memory that was never written
+}
+CONVOLUTION(adds_up_channels_in_what_is_there)
+
+__global__ void adds_atomically_to_what_is_there(float* y, const float* x, const float* f) {
+    OWN;
+    EACH_TAP atomicAdd(&Y(b, m, h, w), X(b, c, h + p, w + q));  // adds_atomically_to_what_is_there: reads memory that was never written
+}
+CONVOLUTION(adds_atomically_to_what_is_there)
+
+__global__ void right_sums_of_channels(float* y, const float* x) {
+    atomicAdd(y + threadIdx.x, X(0, blockIdx.x, 0, threadIdx.x));
+}
+PROGRAM(right_sums_of_channels) {
+    Layer a;
+    cudaMemset(a.y, 0, OW * sizeof(float));
+    right_sums_of_channels<<<C, OW>>>(a.y, a.x);
+}
+
+// --- Unrolled inputs in a workspace.
+
+__global__ void unroll(float* columns, const float* x, int b) {
+    const int i = blockIdx.x * 64 + threadIdx.x, h = i / OW, w = i % OW, c = blockIdx.y;
+    if (i >= OH * OW) return;
+    for (int p = 0; p < K; ++p)
+        for (int q = 0; q < K; ++q)
+            columns[((c * K + p) * K + q) * OH * OW + i] = X(b, c, h + p, w + q);  // unrolls_into_one_channel_s_room: writes out of bounds // unrolls_into_freed_memory: writes freed memory
+}
+__global__ void multiply(float* y, const float* columns, const float* f, int b) {
+    const int i = blockIdx.x * 64 + threadIdx.x, m = blockIdx.y;
+    if (i >= OH * OW) return;
+    float sum = 0;
+    for (int k = 0; k < C * K * K; ++k)
+        sum += f[m * C * K * K + k] * columns[k * OH * OW + i];  // frees_its_workspace_too_soon: reads freed memory // unrolls_too_few_channels: reads memory that was never written // unrolls_into_one_channel_s_room: reads out of bounds // unrolls_into_freed_memory: reads freed memory
+    y[(b * M + m) * OH * OW + i] = sum;
+}
+enum { BLOCKS = (OH * OW + 63) / 64, COLUMNS = C * K * K * OH * OW };
+
+static void unrolled(int room, int channels, bool freed_before, bool freed_between) {
+    Layer a;
+    float* columns;
+    cudaMalloc(&columns, room * sizeof(float));
+    if (freed_before) cudaFree(columns);
+    for (int b = 0; b < B; ++b) {
+        unroll<<<dim3(BLOCKS, channels), 64>>>(columns, a.x, b);
+        if (freed_between && !b) cudaFree(columns);
+        multiply<<<dim3(BLOCKS, M), 64>>>(a.y, columns, a.f, b);
+        if (freed_between) return;
+    }
+    if (!freed_before) cudaFree(columns);
+}
+PROGRAM(right_workspace) { unrolled(COLUMNS, C, false, false); }
+PROGRAM(frees_its_workspace_too_soon) { unrolled(COLUMNS, C, false, true); }
+PROGRAM(unrolls_too_few_channels) { unrolled(COLUMNS, C - 1, false, false); }
+PROGRAM(unrolls_into_one_channel_s_room) { unrolled(K * K * OH * OW, C, false, false); }
+PROGRAM(unrolls_into_freed_memory) { unrolled(COLUMNS, C, true, false); }
+
+// Blocks of all images at work in the room of one.
+__global__ void shares_a_workspace(float* y, const float* x, float* room) {
+    room[threadIdx.x] = X(blockIdx.x, 0, 0, threadIdx.x);  // shares_a_workspace: race between blocks
+    __syncthreads();
+    y[blockIdx.x * OW + threadIdx.x] = room[OW - 1 - threadIdx.x];  // shares_a_workspace: race between blocks
+}
+PROGRAM(shares_a_workspace) {
+    Layer a;
+    shares_a_workspace<<<B, OW>>>(a.y, a.x, a.f);
+}
+
+// --- Copies of elements, where bytes are meant.
+
+__global__ void doubles(float* y, const float* x) {
+    y[threadIdx.x] = 2 * x[threadIdx.x];  // copies_elements: reads memory that was never written // clears_elements: reads memory that was never written
+}
+PROGRAM(copies_elements) {
+    Layer a;
+    float *some, host[64] = {};
+    cudaMalloc(&some, sizeof host);
+    cudaMemcpy(some, host, 64, cudaMemcpyHostToDevice);
+    doubles<<<1, 64>>>(a.y, some);
+    cudaFree(some);
+}
+PROGRAM(clears_elements) {
+    Layer a;
+    float* some;
+    cudaMalloc(&some, 64 * sizeof(float));
+    cudaMemset(some, 0, 64);
+    doubles<<<1, 64>>>(a.y, some);
+    cudaFree(some);
+}
+
+// --- Filters in constant memory.
+
+__constant__ float filters[M * C * K * K];
+__constant__ float biases[M];
+
+__global__ void takes_a_filter_beyond_constants(float* y, const float* x, int m) {
+    const float* const own = filters + m * C * K * K;
+    float sum = 0;
+    for (int i = 0; i < C * K * K; ++i) sum += own[i] * x[threadIdx.x];  // takes_a_filter_beyond_constants: reads out of bounds
+    y[threadIdx.x] = sum;
+}
+PROGRAM(takes_a_filter_beyond_constants) {
+    Layer a;
+    takes_a_filter_beyond_constants<<<1, 32>>>(a.y, a.x, M);
+}
+
+__device__ float taken(const float* from, int i) { return from[i]; }  // takes_a_bias_too_many: reads out of bounds
+
+__global__ void takes_a_bias_too_many(float* y) { y[threadIdx.x] = taken(biases, threadIdx.x); }
+PROGRAM(takes_a_bias_too_many) {
+    Layer a;
+    takes_a_bias_too_many<<<1, M + 1>>>(a.y);
+}
+
+__global__ void right_constants(float* y, const float* x, int m) {
+    const float* const own = filters + m * C * K * K;
+    float sum = biases[m];
+    for (int i = 0; i < C * K * K; ++i) sum += own[i] * x[threadIdx.x];
+    y[threadIdx.x] = sum;
+}
+PROGRAM(right_constants) {
+    Layer a;
+    const float host[M * C * K * K] = {};
+    cudaMemcpyToSymbol(filters, host, sizeof host);
+    right_constants<<<1, 32>>>(a.y, a.x, M - 1);
+}
