@@ -41,7 +41,7 @@ if [ -n "$without_venv" ]; then
     echo "make_venv.sh: $without_venv cannot make virtual environments; install the package" \
         "python3-venv (Debian, Ubuntu: apt install python3-venv)" >&2
 else
-    echo "make_venv.sh: no Python from 3.9 to 3.12 found, which MXNet needs; install one" \
-        "(apt install python3, or uv: https://docs.astral.sh/uv), or set PYTHON to it" >&2
+    echo "make_venv.sh: no Python from 3.9 to 3.12 found, which MXNet needs; install one (uv," \
+        "https://docs.astral.sh/uv, brings it: pip install uv), or set PYTHON to it" >&2
 fi
 exit 1
