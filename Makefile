@@ -69,7 +69,7 @@ clean:  ## remove what was built; data and trained models in the cache stay
 	rm -rf $(VENV) build ece408_op.egg-info ece408_op/backends/cpu/*.so ece408_op/operator/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 16
 
 $(VENV)/.made: scripts/make_venv.sh
 	scripts/make_venv.sh $(VENV)

@@ -14,6 +14,11 @@ def add_command(commands: Any, name: str, title: str, **keywords: Any) -> argpar
     return parser
 
 
+def show_help_by_default(parser: argparse.ArgumentParser) -> None:
+    """Have a parser with subcommands print its help where none is given."""
+    parser.set_defaults(run=lambda options: parser.print_help(), debug=False)
+
+
 def add_data(parser: argparse.ArgumentParser) -> None:
     """`--data`."""
     parser.add_argument(

@@ -181,7 +181,9 @@ def _count(
     given. Raises `InvalidSetting` for an architecture, and `WrongResult` if one does not run."""
     if architecture not in occupancy.KNOWN:
         known = ", ".join(occupancy.KNOWN)
-        raise InvalidSetting(f"unknown GPU {architecture!r}; choose one of {known}")
+        raise InvalidSetting(
+            f"unknown architecture {architecture!r} (--arch); choose one of {known}"
+        )
     names = timing.names(contenders)
     asked = [(layer, problem, each) for layer, problem in wanted for each in contenders]
     rows, failed = [], set()

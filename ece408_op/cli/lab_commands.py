@@ -21,7 +21,8 @@ def add(commands: Any) -> None:
         epilog="A kernel is a .cu, .cuh, .cc or .h file; docs/manual.md, 'A kernel of your own', "
         "has the forms. ece408 m2.1 and m3.1 run one by --kernel FILE.",
     )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    arguments.show_help_by_default(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     _add_new(actions)
     _add_check(actions)
     _add_time(actions)
@@ -158,8 +159,7 @@ def _add_time(actions: Any) -> None:
         "what is done where there is no GPU",
     )
     timed.add_argument(
-        "--gpu",
-        metavar="ARCH",
+        "--arch",
         default="sm_90",
         help="with --emulate, the GPU on which blocks find room, of an architecture: "
         f"{', '.join(occupancy.KNOWN)} (default: sm_90)",
@@ -178,7 +178,7 @@ def _add_time(actions: Any) -> None:
             options.explains,
             options.precision,
             options.emulate,
-            options.gpu,
+            options.arch,
         )
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -81,10 +83,25 @@ def _fail(options: argparse.Namespace, text: str, code: int) -> int:
     return program.fail("ece408", text, code)
 
 
+# What argparse says of a word that is none of those it knows.
+_UNKNOWN = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: error: {message}; --help lists the arguments", file=sys.stderr)
+        text = _suggestion(message) or f"{message}; --help lists the arguments"
+        print(f"{self.prog}: error: {text}", file=sys.stderr)
         sys.exit(2)
+
+
+def _suggestion(message: str) -> str | None:
+    """What is said of a word that looks like a known one, in place of argparse's list."""
+    unknown = _UNKNOWN.fullmatch(message)
+    if unknown is None:
+        return None
+    what, word, known = unknown.groups()
+    close = difflib.get_close_matches(word, re.findall(r"[^\s',]+", known), 1)
+    return f"there is no {what.lower()} {word!r}; did you mean {close[0]}?" if close else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ece408_op {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    arguments.show_help_by_default(parser)
     for each in MILESTONES.values():
         _add_milestone(commands, each)
     _add_profile(commands)
@@ -179,10 +197,11 @@ def _models_of(each: Milestone) -> str:
     """What a milestone can be asked to run, term by term."""
     if not each.own_operator:
         return models.BASELINE
-    return ", ".join(
+    known = ", ".join(
         f"{' or '.join(m for m in term.models if m != models.BASELINE)} ({term.name})"
         for term in models.TERMS.values()
     )
+    return f"{known} (default: {models.TERMS[models.DEFAULT_TERM].default_model})"
 
 
 def _run_milestone(options: argparse.Namespace) -> None:

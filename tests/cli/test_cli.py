@@ -166,3 +166,30 @@ def test_scripts_are_the_subcommands(fashion_mnist):
     lost = subprocess.run([sys.executable, "-S", "-E", str(script)], capture_output=True, text=True)
     assert "m2.1: ece408_op is not installed for" in lost.stderr
     assert lost.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["m21"], "there is no command 'm21'; did you mean m2.1?"),
+        (["docter"], "there is no command 'docter'; did you mean doctor?"),
+        (["lab", "chek", "x.cu"], "there is no action 'chek'; did you mean check?"),
+    ],
+)
+def test_a_word_that_is_nearly_right_is_suggested(capsys, arguments, meant):
+    with pytest.raises(SystemExit, match="2"):
+        execute(arguments)
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.endswith(f"error: {meant}")
+
+
+def test_a_word_like_no_other_gets_the_list(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        execute(["quantum"])
+    assert "(choose from 'm1.1', 'm1.2'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["lab"]])
+def test_without_a_command_there_is_help(capsys, arguments):
+    assert execute(arguments) == 0
+    assert capsys.readouterr().out.startswith(" ".join(["usage: ece408", *arguments]))

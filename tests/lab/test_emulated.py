@@ -229,7 +229,7 @@ def test_time_counts_lines(run_ece408, tmp_path, kept):
     output = tmp_path / "counts.json"
     command = ("lab", "time", str(path), "1_naive", "--layer", "b1,c1,h9,w9,m2,k2", "--batch", "1")
     result = run_ece408(
-        *command, "--emulate", "--gpu", "sm_75", "--json", str(output), ECE408_CACHE=str(kept)
+        *command, "--emulate", "--arch", "sm_75", "--json", str(output), ECE408_CACHE=str(kept)
     )
     assert result.returncode == 0, result.stderr
     assert "tiled.cu, b1,c1,h9,w9,m2,k2, 1 images: counted, not timed" in result.stdout
@@ -246,9 +246,9 @@ def test_time_counts_lines(run_ece408, tmp_path, kept):
 
 
 def test_an_unknown_gpu_is_refused(run_ece408, tmp_path):
-    result = run_ece408("lab", "time", "1_naive", "--emulate", "--gpu", "sm_1")
+    result = run_ece408("lab", "time", "1_naive", "--emulate", "--arch", "sm_1")
     assert result.returncode == InvalidSetting.exit_code
-    assert "unknown GPU 'sm_1'; choose one of sm_75, sm_80" in result.stderr
+    assert "unknown architecture 'sm_1' (--arch); choose one of sm_75, sm_80" in result.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--emulate",), ("--fast",)])
