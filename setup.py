@@ -170,6 +170,7 @@ setup(
     packages=[*find_packages(include=["ece408_op", "ece408_op.*"]), *data_packages()],
     package_dir={"ece408_op.kernels": "kernels", "ece408_op.models": "models"},
     package_data={
+        "ece408_op": ["py.typed"],
         "ece408_op.report": ["templates/*.j2"],
         **{package: list(DATA_FILES) for package in data_packages()},
     },

@@ -11,6 +11,7 @@ from .op_log import op_times
 from .operator.checkpoint import load_checkpoint
 from .operator.convolution import Convolution
 from .operator.install import register_with_mxnet
+from .operator.net_comparison import NetComparison, compare
 from .operator.swap import swap, swap_checkpoint
 from .problem import ConvProblem
 from .version import __version__
@@ -18,7 +19,9 @@ from .version import __version__
 __all__ = [
     "ConvProblem",
     "Convolution",
+    "NetComparison",
     "__version__",
+    "compare",
     "errors",
     "load_checkpoint",
     "op_times",

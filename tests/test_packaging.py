@@ -50,6 +50,7 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist, m
     # them, but not this checkout's editable installation.
     site = next((environment / "lib").glob("python3*")) / "site-packages"
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    assert (site / "ece408_op" / "py.typed").is_file()
     assert (site / "ece408_op" / "report" / "templates" / "report.md.j2").is_file()
     shutil.rmtree(source)
     command = environment / "bin" / "ece408"

@@ -61,10 +61,10 @@ def _layers(name: str, image: str | None) -> list[ConvProblem]:
             f"{name!r} is not a term ({', '.join(models.TERMS)}), a shape ({', '.join(SHAPES)}), "
             f"a problem such as b100,c12,h33,w33,m24,k5, or a checkpoint ({path} is not there)"
         )
-    return convolutions(checkpoint.read_symbol(path), _image(image, name))
+    return convolutions(checkpoint.read_symbol(path), image_of(image, name))
 
 
-def _image(text: str | None, name: str) -> tuple[int, ...]:
+def image_of(text: str | None, name: str) -> tuple[int, ...]:
     if text is None:
         raise InvalidSetting(
             f"{name} does not say how large its images are; add --image, such as --image 3x224x224"

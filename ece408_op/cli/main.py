@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 from tqdm import tqdm
 
 from .. import dispatch, settings
 from ..backends import kernel_file
+from ..bench import tune_targets
 from ..course import (
     comparison,
     comparison_files,
@@ -29,11 +31,13 @@ from ..course import (
 )
 from ..course.dataset import data, fetch
 from ..course.milestone import MILESTONES, Milestone
-from ..errors import Ece408Error, InvalidSize, NoUsableGpu
+from ..errors import Ece408Error, InvalidSize, NoUsableGpu, WrongResult
 from ..files.cachedir import atomic_path
 from ..host import gpu, run_time
 from ..operator import variables
-from ..operator.swap import swap_checkpoint
+from ..operator.checkpoint import load_checkpoint
+from ..operator.net_comparison import compare_symbols
+from ..operator.swap import save_swapped, swap_symbol
 from ..problem import PRECISIONS
 from ..report import make as report_make
 from ..report import own_kernels
@@ -51,6 +55,10 @@ examples:
   ece408 m2.1 100 --backend reference
   ece408 profile m3.1 1000       where the time goes, in nvprof's columns
 """
+
+
+# Networks whose sums have another order differ by less, in float32, and in float16 or TF32.
+_SWAPPED_ERROR, _SWAPPED_HALF_ERROR = 1e-4, 1e-2
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -514,12 +522,39 @@ def _add_swap(commands: Any) -> None:
         help=f"how exact they must be at least: {', '.join(PRECISIONS)} (default: not written to "
         "the checkpoint)",
     )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare the networks' outputs on random images, and write nothing if they differ "
+        f"by more than {_SWAPPED_ERROR:g} of the largest ({_SWAPPED_HALF_ERROR:g} in float16 and "
+        "TF32); prints their times, too",
+    )
+    parser.add_argument(
+        "--image", metavar="CxHxW", help="with --verify, the images, such as 3x224x224"
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=int, default=1, help="with --verify, images (default: 1)"
+    )
     parser.set_defaults(run=_run_swap)
 
 
 def _run_swap(options: argparse.Namespace) -> None:
-    own = {"backend": options.backend, "only": options.only, "precision": options.precision}
-    print(swap_checkpoint(options.prefix, options.epoch, options.out, **own))
+    symbol, arg_params, aux_params = load_checkpoint(options.prefix, options.epoch)
+    swapped, report = swap_symbol(symbol, options.backend, options.only, options.precision)
+    if options.verify:
+        if options.batch < 1:
+            raise InvalidSize(f"{options.batch} images are too few; --batch takes 1 and more")
+        shape = (options.batch, *tune_targets.image_of(options.image, options.prefix))
+        found = compare_symbols(symbol, swapped, arg_params, aux_params, shape)
+        print(f"before and after: {found}")
+        is_half = any(each.dtype == np.float16 for each in arg_params.values())
+        exact = options.precision in (None, "float32") and not is_half
+        if not found.error <= (_SWAPPED_ERROR if exact else _SWAPPED_HALF_ERROR):
+            raise WrongResult(
+                f"the swapped network differs by {found.error:.1e}; {options.out} is not written"
+            )
+    save_swapped(swapped, options.prefix, options.epoch, options.out)
+    print(report)
 
 
 def _add_models(commands: Any) -> None:

@@ -131,15 +131,28 @@ def swap_checkpoint(
 ) -> SwapReport:
     """Swap a saved checkpoint: reads PREFIX-symbol.json and PREFIX-EPOCH.params, writes OUT-...
 
-    The parameter file is copied as it is. Raises as `swap` and `checkpoint.load_checkpoint`, and
-    `CacheUnwritable` when OUT cannot be written.
+    The parameter file is copied as it is. Raises as `swap`, `checkpoint.load_checkpoint` and
+    `save_swapped`.
     """
     symbol, _, _ = checkpoint.load_checkpoint(prefix, epoch)
     swapped, report = swap_symbol(symbol, backend, only, precision)
+    save_swapped(swapped, prefix, epoch, out)
+    return report
+
+
+def save_swapped(swapped: Any, prefix: str | Path, epoch: int, out: str | Path) -> None:
+    """Write a swapped network with the parameters of the checkpoint that it comes from.
+
+    Raises `InvalidSetting` for that checkpoint's own prefix, and `CacheUnwritable`.
+    """
+    names = [Path(f"{each}-symbol.json").resolve() for each in (prefix, out)]
+    if names[0] == names[1]:
+        raise InvalidSetting(
+            f"{out} is the checkpoint that is read, and would be overwritten; give another prefix"
+        )
     with atomic_path(Path(f"{out}-{epoch:04d}.params")) as temporary:
         shutil.copyfile(f"{prefix}-{epoch:04d}.params", temporary)
     checkpoint.save_symbol(Path(f"{out}-symbol.json"), swapped)
-    return report
 
 
 def swap_symbol(

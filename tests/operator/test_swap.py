@@ -250,6 +250,9 @@ def test_bad_input_of_the_command(stored, run_ece408, tmp_path):
         (("swap", str(prefix), "x", "out"), 2, "invalid int value: 'x'"),
         (("swap", str(prefix), "4", "out", "--only", "z"), InvalidSetting.exit_code, "only='z'"),
         (("swap", str(prefix), "4", "/dev/null/x"), 10, "cannot write /dev/null"),
+        (("swap", str(prefix), "4", str(prefix)), 16, "would be overwritten; give another prefix"),
+        (("swap", str(prefix), "4", "out", "--verify"), 16, "add --image, such as --image 3x224x"),
+        (("swap", str(prefix), "4", "out", "--verify", "--image", "1x2x2"), 16, "images of 1x2x2"),
     ]
     for arguments, code, message in cases:
         result = run_ece408(*arguments)
