@@ -12,7 +12,7 @@ from .operator.checkpoint import load_checkpoint
 from .operator.convolution import Convolution
 from .operator.install import register_with_mxnet
 from .operator.net_comparison import NetComparison, compare
-from .operator.swap import swap, swap_checkpoint
+from .operator.swap import swap, swap_checkpoint, unswap
 from .problem import ConvProblem
 from .version import __version__
 
@@ -28,6 +28,7 @@ __all__ = [
     "settings",
     "swap",
     "swap_checkpoint",
+    "unswap",
 ]
 
 register_with_mxnet()

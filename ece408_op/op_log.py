@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,31 +46,39 @@ class OpTime:
         return 1e3 * self.seconds
 
 
+_HEADER = ("layer", "direction", "backend", "kernel", "precision", "ms", "problem")
+
+
 class OpTimes(list[OpTime]):
-    """The calls of one `op_times` block in the order they ended; `str` gives a table."""
+    """The calls of one `op_times` block in the order they ended; `str` gives a table, and so does
+    a notebook."""
 
     def __str__(self) -> str:
-        header = ("layer", "direction", "backend", "kernel", "precision", "ms", "problem")
-        rows = [
+        rows = self._rows()
+        widths = [max(len(row[i]) for row in [_HEADER, *rows]) for i in range(len(_HEADER))]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if i == _HEADER.index("ms") else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths))
+            ).rstrip()
+            for row in [_HEADER, *rows]
+        )
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        head = "".join(f"<th>{each}</th>" for each in _HEADER)
+        rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows()]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
             (
-                t.layer or "-",
-                t.direction,
-                t.backend,
-                t.kernel,
-                t.precision,
-                f"{t.milliseconds:.3f}",
-                str(t.problem),
+                *(t.layer or "-", t.direction, t.backend, t.kernel, t.precision),
+                *(f"{t.milliseconds:.3f}", str(t.problem)),
             )
             for t in self
         ]
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if i == header.index("ms") else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(row, widths))
-            ).rstrip()
-            for row in [header, *rows]
-        )
 
 
 _Listener = Callable[[OpTime], object]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ece408_op import op_times
-from ece408_op.op_log import OpTime, publish
+from ece408_op.op_log import OpTime, OpTimes, publish
 from ece408_op.problem import ConvProblem
 
 ENTRY = OpTime("conv1", ConvProblem.parse("b2,c1,h9,w9,m3,k5"), "forward", "cpu", "fast", 0.0015)
@@ -26,3 +26,12 @@ def test_table_has_a_line_for_each_call():
     assert header.split() == columns
     problem = "b2,c1,h9,w9,m3,k5x5"
     assert row.split() == ["conv1", "forward", "cpu", "fast", "float32", "1.500", problem]
+
+
+def test_a_notebook_shows_a_table():
+    problem = ConvProblem.parse("b1,c1,h5,w5,m1,k3")
+    log = OpTimes([OpTime("<first>", problem, "forward", "cpu", "direct", 0.0015)])
+    shown = log._repr_html_()
+    assert shown.startswith("<table><thead><tr><th>layer</th><th>direction</th>")
+    assert "<td>&lt;first&gt;</td><td>forward</td>" in shown
+    assert "<td>1.500</td><td>b1,c1,h5,w5,m1,k3x3</td></tr></tbody></table>" in shown

@@ -113,6 +113,49 @@ def swap(
     )
 
 
+def unswap(model: Any) -> Any:
+    """Undo `swap`: MXNet's own Convolution in the place of our operator, wherever it came from.
+
+    Of a Symbol a copy is returned; a Gluon net is changed in place, and the names of its layers
+    that were ours are returned, the operator's in a SymbolBlock. Parameters stay. Raises
+    `InvalidSetting` for a `model` that is neither.
+    """
+    mx = load_mxnet()
+    if isinstance(model, mx.sym.Symbol):
+        return graph_json.write(graph_json.with_native(json.loads(model.tojson())), model)
+    if isinstance(model, mx.gluon.Block):
+        names = [name for block in _blocks(model) for name in _give_back(mx, block)]
+        _forget_traces(mx, model)
+        return names
+    raise InvalidSetting(f"cannot unswap a {type(model).__name__}; give a Symbol or a Gluon net")
+
+
+def _give_back(mx: Any, block: Any) -> list[str]:
+    """Make one block of a net MXNet's own; the names of its layers that were ours."""
+    from . import gluon_layers
+
+    nn = mx.gluon.nn
+    native = {gluon_layers.Conv2D: nn.Conv2D, gluon_layers.Conv1D: nn.Conv1D}
+    if isinstance(block, mx.gluon.SymbolBlock):
+        inputs, symbol = block._cached_graph
+        graph = json.loads(symbol.tojson())
+        block._cached_graph = (inputs, graph_json.write(graph_json.with_native(graph), symbol))
+        return [node["name"] for node in graph["nodes"] if graph_json.is_ours(node)]
+    if type(block) not in native:
+        return []
+    for name in ("backend", "precision"):
+        vars(block).pop(name, None)
+    block.__class__ = native[type(block)]
+    return [block.name]
+
+
+def _forget_traces(mx: Any, net: Any) -> None:
+    """Have hybridized blocks traced again: an earlier trace has the operator of before."""
+    for block in _blocks(net):
+        if isinstance(block, mx.gluon.HybridBlock):
+            block._clear_cached_op()
+
+
 def _contexts(net: Any) -> Iterator[Any]:
     """Where the parameters of a net are, or will be."""
     for parameter in net.collect_params().values():
@@ -176,10 +219,7 @@ def _swap_net(mx: Any, net: Any, choice: _Choice) -> SwapReport:
     report = choice.finish()
     for apply in changes:
         apply()
-    for block in _blocks(net):
-        if isinstance(block, mx.gluon.HybridBlock):
-            # An earlier trace with MXNet's own convolution would stay in use.
-            block._clear_cached_op()
+    _forget_traces(mx, net)
     return report
 
 

@@ -260,3 +260,44 @@ def test_bad_input_of_the_command(stored, run_ece408, tmp_path):
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "out-symbol.json").exists()
+
+
+def test_a_symbol_is_unswapped(mx, symbol, rng):
+    swapped = ece408_op.swap(symbol)
+    native = ece408_op.unswap(swapped)
+    nodes = json.loads(native.tojson())["nodes"]
+    assert [each["name"] for each in nodes if each["op"] == "Custom"] == []
+    assert sum(each["op"] == "Convolution" for each in nodes) == 5
+    assert native.list_arguments() == symbol.list_arguments()
+    params = _random_parameters(mx, rng, symbol, SHAPE)
+    x = mx.nd.array(rng.integers(-2, 3, SHAPE))
+    with ece408_op.op_times() as log:
+        found = _run(mx, native, params, x)
+    assert len(log) == 0
+    for a, b in zip(found, _run(mx, symbol, params, x)):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_net_is_unswapped(mx, rng, hybrid):
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, in_channels=2), nn.Conv2D(3, 2, in_channels=4, activation="relu"))
+    net.initialize(mx.init.Xavier())
+    if hybrid:
+        net.hybridize()
+    x = mx.nd.array(rng.standard_normal((2, 2, 9, 9)))
+    before = net(x).asnumpy()
+    ece408_op.swap(net, backend="reference", precision="tf32")
+    net(x).wait_to_read()
+    assert ece408_op.unswap(net) == [net[0].name, net[1].name]
+    assert [type(layer) for layer in net] == [nn.Conv2D, nn.Conv2D]
+    with ece408_op.op_times() as log:
+        np.testing.assert_array_equal(net(x).asnumpy(), before)
+    assert len(log) == 0
+    assert ece408_op.unswap(net) == []
+
+
+def test_what_is_no_network_is_not_unswapped():
+    with pytest.raises(InvalidSetting, match="cannot unswap a int"):
+        ece408_op.unswap(3)
