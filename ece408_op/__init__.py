@@ -7,6 +7,7 @@ loaded already, otherwise as soon as it is imported; MXNet itself is not importe
 from typing import Any
 
 from . import errors, settings
+from .dispatch import register_backend
 from .op_log import op_times
 from .operator.checkpoint import load_checkpoint
 from .operator.convolution import Convolution
@@ -25,6 +26,7 @@ __all__ = [
     "errors",
     "load_checkpoint",
     "op_times",
+    "register_backend",
     "settings",
     "swap",
     "swap_checkpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
 }
 # What else runs files for a device.
 _EMULATING = {"cuda": ("emulator",)}
+_OWN = tuple(_BACKENDS["cpu"])
 # Default backends, in order of preference.
 _DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
 # Of the emulator: kernels of this package need inline PTX where they are faster.
@@ -127,6 +129,25 @@ def _backend_of(file: KernelFile, layer: Layer) -> str:
 
 def _precision(layer: Layer) -> str:
     return layer.precision or settings.precision()
+
+
+def register_backend(name: str, backend: Backend) -> None:
+    """Have `backend=name` of the operator, and ECE408_BACKEND, mean this one for arrays on the CPU.
+
+    A later one of the same name takes its place. Raises `InvalidSetting` for the name of a backend
+    of this package, and for what is no name or no `Backend`.
+    """
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in _OWN:
+        raise InvalidSetting(
+            f"{name!r} cannot be a backend's name; give letters and digits, and none of "
+            f"{', '.join(_OWN)}"
+        )
+    if not isinstance(backend, Backend):
+        raise InvalidSetting(
+            f"backend {name} is a {type(backend).__name__}; give an object of a class that is "
+            "derived from ece408_op.backends.Backend"
+        )
+    _BACKENDS["cpu"][name] = lambda layer: backend
 
 
 def backend_names() -> tuple[str, ...]:

@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
+import ece408_op
 from ece408_op import dispatch, settings
+from ece408_op.backends import as_array
+from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.dispatch import Layer
@@ -93,3 +96,62 @@ def test_what_is_no_forward_kernel(monkeypatch, name):
     monkeypatch.setenv("ECE408_KERNEL", name)
     with pytest.raises(InvalidSetting, match=f"{name}.*choose one of|unknown.*{name}"):
         dispatch.check_settings()
+
+
+class Doubled(ReferenceBackend):
+    """Twice what it should be, so that it is seen who computed."""
+
+    name = "doubled"
+
+    def supports(self, problem, direction):
+        return None if direction == "forward" else "it is a forward backend"
+
+    def forward(self, problem, x, w, bias, y, accumulate):
+        done = super().forward(problem, x, w, bias, y, accumulate)
+        as_array(y, problem.y_shape, problem.dtype)[...] *= 2
+        return done
+
+
+@pytest.fixture
+def doubled(monkeypatch):
+    monkeypatch.setitem(dispatch._BACKENDS, "cpu", dict(dispatch._BACKENDS["cpu"]))
+    ece408_op.register_backend("doubled", Doubled())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_registered_backend_computes(mx, doubled, dtype):
+    x, w = mx.nd.ones((2, 3, 6, 6), dtype=dtype), mx.nd.ones((4, 3, 3, 3), dtype=dtype)
+    with ece408_op.op_times() as log:
+        y = ece408_op.Convolution(
+            x, w, None, kernel=(3, 3), num_filter=4, no_bias=True, backend="doubled"
+        )
+        assert (y.asnumpy() == 54).all()
+    assert [entry.backend for entry in log] == ["doubled"]
+
+
+def test_a_registered_backend_computes_in_hybridized_nets(mx, doubled, monkeypatch):
+    net = ece408_op.Conv2D(4, 3, in_channels=3, weight_initializer="ones", use_bias=False)
+    net.initialize()
+    net.hybridize()
+    monkeypatch.setenv("ECE408_BACKEND", "doubled")
+    x = mx.nd.ones((2, 3, 6, 6))
+    x.attach_grad()
+    assert (net(x).asnumpy() == 54).all()
+    # Gradients, which it lacks, are the package's.
+    with mx.autograd.record():
+        y = net(x)
+    y.backward()
+    assert x.grad.asnumpy().max() == 36
+
+
+@pytest.mark.parametrize("name", ["cpu", "emulator", "", "1st", "a b"])
+def test_what_is_no_backends_name(name):
+    with pytest.raises(InvalidSetting, match="cannot be a backend's name"):
+        ece408_op.register_backend(name, Doubled())
+
+
+def test_what_is_no_backend(doubled):
+    with pytest.raises(InvalidSetting, match="backend mine is a object; give an object of a class"):
+        ece408_op.register_backend("mine", object())
+    with pytest.raises(InvalidSetting, match="choose one of cpu, reference, cuda, emulator, doub"):
+        dispatch.check_name("mine")

@@ -19,7 +19,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README + MANUAL, re.S)
 
 
 def test_the_python_examples_run(mx, capsys):
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
     names: dict = {}
     for block in EXAMPLES:
         exec(block, names)
@@ -33,7 +33,7 @@ def test_the_recipe_for_errors_shows_the_original_one(mx, capsys, monkeypatch):
     def failing(self, *arguments):
         raise ZeroDivisionError("inside the kernel")
 
-    first, _, recipe = EXAMPLES
+    first, _, recipe, _ = EXAMPLES
     names: dict = {}
     exec(first, names)
     mx.nd.waitall()

@@ -6,9 +6,13 @@ computes in. Addresses are integers, and the caller keeps the arrays alive durin
 
 from __future__ import annotations
 
+import ctypes
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from ..errors import InvalidProblem, UnsupportedProblem
 from ..op_log import GpuTime
@@ -36,6 +40,14 @@ class NativeFunction(NamedTuple):
     isa: int
     kernel: int
     name: str
+
+
+def as_array(address: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+    """The array of a shape at an address on the host, such as those that a backend is given; it
+    keeps nothing alive."""
+    nbytes = np.dtype(dtype).itemsize * math.prod(shape)
+    memory = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
 class Backend(ABC):

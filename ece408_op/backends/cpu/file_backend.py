@@ -9,13 +9,11 @@ import numpy as np
 from ... import settings
 from ...errors import KernelFailed
 from ...problem import ConvProblem
-from .. import Done, NativeFunction, kernel_file
+from .. import Done, NativeFunction, as_array, kernel_file
 from ..kernel_file import KernelFile
 from . import native
 from .backend import CpuBackend
 from .compiled_file import load
-
-_FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
 class FileBackend(CpuBackend):
@@ -53,6 +51,6 @@ class FileBackend(CpuBackend):
             reason = kernel_file.message(found.library)
             raise KernelFailed(f"kernel file {self._file.path}: {reason} ({problem})")
         if out is not None:
-            total = np.ctypeslib.as_array(ctypes.cast(y, _FLOATS), problem.y_shape)
+            total = as_array(y, problem.y_shape)
             total += out
         return Done(self._file.name)

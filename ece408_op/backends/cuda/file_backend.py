@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import KernelFailed, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ConvProblem
-from .. import Done, kernel_file
+from .. import Done, as_array, kernel_file
 from ..cpu.native import as_struct
 from ..kernel_file import KernelFile
 from . import CudaBackend, StagedBackend, ZeroCopyBackend
@@ -24,8 +24,6 @@ from .plan import ARCHITECTURES, Capability, architecture
 from .runtime.compiler import LIBRARY_OPTIONS, gencode, nvcc_missing, nvcc_version, require_nvcc
 from .runtime.device import RESTART, Gpu, reported
 from .runtime.launcher import cache_folder
-
-_FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
 class _Seconds(ctypes.Structure):
@@ -66,7 +64,7 @@ class StagedFileBackend(_FileBackend, StagedBackend):
         """Raises `KernelFailed` with what the file's code threw, or the CUDA error it left."""
         self.require(problem, "forward")
         gpu = self.gpus()[0]
-        out = _array(y, problem.y_shape)
+        out = as_array(y, problem.y_shape)
         found = np.empty(problem.y_shape, np.float32) if accumulate else out
         with gpu.active(), _on_gpu(self._file, gpu, problem, x, w, found) as arrays:
             seconds = _call(self._file, gpu, problem, *arrays)
@@ -146,7 +144,7 @@ def _on_gpu(
     if file.form == "course_2020":
         yield x, w, y.ctypes.data
         return
-    inputs = [_array(x, problem.x_shape), _array(w, problem.w_shape)]
+    inputs = [as_array(x, problem.x_shape), as_array(w, problem.w_shape)]
     sizes = [_aligned(array.nbytes) for array in inputs]
     with gpu.lane(sum(sizes) + y.nbytes) as lane:
         places = [lane.device, lane.device + sizes[0], lane.device + sum(sizes)]
@@ -216,8 +214,3 @@ def _failed(file: KernelFile, library: ctypes.CDLL, problem: ConvProblem) -> Ker
     return KernelFailed(
         f"kernel file {file.path}: {kernel_file.message(library)} ({problem}){RESTART}"
     )
-
-
-def _array(address: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The float32 array of a shape at an address on the host."""
-    return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import KernelFailed
 from ...problem import ConvProblem
-from .. import Backend, Done, kernel_file
+from .. import Backend, Done, as_array, kernel_file
 from ..cpu.native import as_struct
 from ..cuda import CudaBackend, work
 from ..cuda.work import Work
@@ -76,7 +76,7 @@ class EmulatedFileBackend(Backend):
         """Raises `KernelFailed` with what the file's code threw, or the CUDA error it left, and
         unless the library is given with the line that made it."""
         self.require(problem, "forward")
-        out = _array(y, problem.y_shape)
+        out = as_array(y, problem.y_shape)
         found = np.empty(problem.y_shape, np.float32) if accumulate else out
         content = self.given or self.content(problem)
         library = load(content)
@@ -127,8 +127,3 @@ def of_kernel(kernel: KernelFile | str, emulation: Emulation = CHECKED) -> Emula
     if kernel.form == "declared":
         return EmulatedBackend(str(kernel.path), emulation)
     return EmulatedFileBackend(kernel, emulation)
-
-
-def _array(address: int, shape: tuple[int, ...]) -> np.ndarray:
-    floats = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-    return np.ctypeslib.as_array(floats, shape)
