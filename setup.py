@@ -19,11 +19,15 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 KERNELS = "ece408_op.backends.cpu.libece408_cpu"
 OPERATOR = "ece408_op.operator.libece408_mxnet"
 SOURCES = Path("kernels/cpu")
 OPERATOR_SOURCES = Path("kernels/mxnet")
+# What a .pth file runs, and the name of its copy outside of the package.
+BEFORE_MXNET = Path("ece408_op/operator/before_mxnet.py")
+STARTED = "_ece408_op_before_mxnet"
 COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-pthread", "-Wall", "-Wextra")
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
 LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti")
@@ -152,6 +156,17 @@ def is_newer(file: Path, inputs: list[Path]) -> bool:
     return file.exists() and all(file.stat().st_mtime > i.stat().st_mtime for i in inputs)
 
 
+class BuildModules(build_py):
+    """Adds what Python runs when it starts, so that `import mxnet` may come first."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            shutil.copy(BEFORE_MXNET, Path(self.build_lib) / f"{STARTED}.py")
+            line = f"import {STARTED}; {STARTED}.wait_for_mxnet()\n"
+            (Path(self.build_lib) / f"{STARTED}.pth").write_text(line)
+
+
 class AnyPythonWheel(bdist_wheel):
     """Tags the wheel for every Python 3 on the platform it was built on."""
 
@@ -178,5 +193,9 @@ setup(
         Extension(KERNELS, sources=[str(SOURCES / f"{name}.cpp") for name in (*FIXED, *PER_ISA)]),
         Extension(OPERATOR, sources=[str(f) for f in sorted(OPERATOR_SOURCES.glob("*.cpp"))]),
     ],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
+    cmdclass={
+        "build_ext": BuildKernels,
+        "build_py": BuildModules,
+        "bdist_wheel": AnyPythonWheel,
+    },
 )

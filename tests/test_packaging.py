@@ -72,6 +72,13 @@ def test_a_wheel_works_away_from_the_checkout(source, tmp_path, fashion_mnist, m
     assert len(paths.split()) >= 3
     assert missing == "None"
 
+    # In either order.
+    for code in ("import mxnet, ece408_op; mxnet.nd.waitall()", "import ece408_op, mxnet"):
+        ran = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+    idle = [python, "-c", "import sys; sys.exit('numpy' in sys.modules)"]
+    assert subprocess.run(idle, cwd=tmp_path).returncode == 0
+
 
 def test_no_compiler_is_said_in_one_line(source, tmp_path):
     result = _pip_wheel(source, tmp_path, CXX="/nowhere/c++")

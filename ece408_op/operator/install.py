@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import Ece408Error
-from . import cuda_libraries, fork_safety, loading, python_calls, variables
+from . import before_mxnet, cuda_libraries, fork_safety, loading, python_calls, variables
 from .graphs import binding, graph_inference, native_views
 
 
@@ -61,16 +61,9 @@ class _PreparingLoader(Loader):
 
 
 def _prepare() -> None:
-    """Give MXNet 1.9 the names it expects of NumPy (before 1.24) and Python (before 3.12).
-
-    Its CUDA build also gets the libraries that it is linked to.
-    """
+    """Give MXNet the names it expects, and its CUDA build the libraries that it is linked to."""
     cuda_libraries.preload()
-    if sys.version_info >= (3, 12):
-        importlib.import_module("setuptools")  # provides distutils
-    numpy: Any = importlib.import_module("numpy")
-    if "bool" not in numpy.__dict__:
-        numpy.bool = bool
+    before_mxnet.prepare()
 
 
 def _register() -> None:
