@@ -116,7 +116,8 @@ def backend_of_cuda_files() -> str:
     try:
         gpu.find_driver()
     except NoUsableGpu as error:
-        print(f"ece408: CUDA files are emulated on the CPU: {error}", file=sys.stderr)
+        reason = str(error).partition(";")[0]
+        print(f"ece408: CUDA files are emulated on the CPU: {reason}", file=sys.stderr)
         return "emulator"
     return "cuda"
 
