@@ -151,6 +151,7 @@ def _text(raw: io.FileIO, before: Any, errors: str) -> io.TextIOWrapper:
         io.BufferedWriter(raw),
         before.encoding,
         before.errors,
-        line_buffering=before.line_buffering,
+        # With PYTHONUNBUFFERED what is written goes on at once, but here there is a buffer below.
+        line_buffering=before.line_buffering or before.write_through,
         write_through=before.write_through,
     )

@@ -23,7 +23,8 @@ class _Finder:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "mxnet":
-            try:
+            # Without contextlib, which not every program needs.
+            try:  # noqa: SIM105
                 prepare()
             except ImportError:
                 # MXNet itself says what is missing.

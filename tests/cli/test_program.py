@@ -129,3 +129,15 @@ def test_a_scripts_errors_are_one_line(tmp_path):
     assert result.stderr.startswith("bench_cpu: error: ")
     assert len(result.stderr.splitlines()) == 1
     assert 2 < result.returncode < 126
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_on_stderr_is_seen_at_once(run_python, unbuffered):
+    code = (
+        "import os, sys; from ece408_op.cli import program\n"
+        "def end():\n"
+        "    print('now', file=sys.stderr)\n"
+        "    os._exit(0)\n"
+        "program.run('test', end)\n"
+    )
+    assert run_python(code, PYTHONUNBUFFERED=unbuffered).stderr == "now\n"
