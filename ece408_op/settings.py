@@ -58,6 +58,11 @@ def _lookup(name: str) -> str | None:
     return _overrides.get(name) or os.environ.get(_VARIABLES[name]) or None
 
 
+def is_set(name: str) -> bool:
+    """Whether there is a value for the setting, here or in the environment."""
+    return _lookup(name) is not None
+
+
 def configure(**values: str | int | Path | None) -> None:
     """Set settings for the rest of the process; `None` gives one back to the environment.
 

@@ -181,9 +181,8 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help="run the CUDA kernel on the CPU, without a GPU, and check each access to memory; "
             "what is done with a file's kernel where there is no GPU (default kernel: general)",
         )
-    if each.own_operator:
         parser.add_argument(
-            "--fast", action="store_true", help="emulate without checking accesses to memory"
+            "--fast", action="store_true", help="--emulate, without checking accesses to memory"
         )
     arguments.add_threads_and_data(parser)
     parser.add_argument(
@@ -199,6 +198,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
     )
     profiling.add_options(parser)
     parser.set_defaults(run=_run_milestone, milestone=each, tables_to=sys.stderr, no_gpu=False)
+    parser.set_defaults(emulate=False, fast=False)
 
 
 def _models_of(each: Milestone) -> str:
@@ -219,7 +219,7 @@ def _run_milestone(options: argparse.Namespace) -> None:
     if options.milestone.own_operator:
         settings.configure(kernel=options.kernel, precision=options.precision)
         settings.configure(backend=_backend(options))
-        if settings.backend() == "emulator":
+        if options.fast or not settings.is_set("emulation"):
             settings.configure(emulation="fast" if options.fast else "checked")
     request = milestone.make_request(
         options.milestone,

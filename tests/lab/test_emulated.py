@@ -283,3 +283,19 @@ def test_a_milestone_names_mistakes(run_ece408, tmp_path):
     assert re.search(
         r"; tiled\.cu:\d+: illegal address \(4 bytes\): reads from address 0x8, ", last
     )
+
+
+@pytest.mark.usefixtures("fashion_mnist")
+def test_a_milestone_on_the_cpu_runs_a_file_too(run_ece408, tmp_path):
+    path = tmp_path / "tiled.cu"
+    wide = TILED.replace("#define TILE 8", "#define TILE 16")
+    path.write_text(wide.replace("__syncthreads();  // first", ""))
+    command = ("m2.1", "2", "--kernel", str(path))
+    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(" (emulated)\n") == 2
+    assert "race between threads of a block" in result.stderr
+    # Only what was asked for.
+    result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_EMULATION="fast")
+    assert result.returncode == 0, result.stderr
+    assert "race" not in result.stderr
