@@ -563,7 +563,7 @@ def _add_models(commands: Any) -> None:
     )
     parser.add_argument("--term", action="append", help="only this term's (may be repeated)")
     parser.add_argument(
-        "--write", metavar="FILE", type=Path, help="write models/README.md's text to FILE as well"
+        "--output", metavar="FILE", type=Path, help="write models/README.md's text to FILE as well"
     )
     arguments.add_data(parser)
     parser.set_defaults(run=_run_models)
@@ -577,8 +577,8 @@ def _run_models(options: argparse.Namespace) -> None:
     progress = tqdm(chosen, unit="model", disable=None)
     cards = [model_card.measure(term, model) for term, model in progress]
     print(model_card.table(cards))
-    if options.write is not None:
-        with atomic_path(options.write) as temporary:
+    if options.output is not None:
+        with atomic_path(options.output) as temporary:
             temporary.write_text(model_card.document(cards), encoding="utf-8")
 
 
@@ -597,7 +597,7 @@ def _add_train(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=recipe.seed, help="default: %(default)s")
     parser.add_argument(
-        "--out",
+        "--output",
         metavar="DIR",
         type=Path,
         help="folder for the checkpoint (default: ./models/TERM)",
@@ -622,6 +622,6 @@ def _run_train(options: argparse.Namespace) -> None:
     if options.restart:
         training.discard(work)
     trained = training.train(recipe, work)
-    for path in training.export(recipe, trained, options.out or Path("models") / term.name):
+    for path in training.export(recipe, trained, options.output or Path("models") / term.name):
         print(path)
     print(f"test accuracy: {trained.test_accuracy}")

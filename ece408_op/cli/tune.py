@@ -94,7 +94,7 @@ def add(commands: Any) -> None:
         "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
     )
     parser.add_argument(
-        "--out", metavar="FILE", type=Path,
+        "--output", metavar="FILE", type=Path,
         help="add the results to FILE instead of the cache",
     )  # fmt: skip
     parser.set_defaults(run=_run)
@@ -108,10 +108,10 @@ def _run(options: argparse.Namespace) -> None:
             options.batch,
             options.image,
             options.precision or [settings.precision()],
-            options.force or options.out is not None,
+            options.force or options.output is not None,
             options.gpu,
             options.json,
-            options.out,
+            options.output,
             options.kernel,
         )
     )

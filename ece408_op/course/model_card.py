@@ -111,7 +111,7 @@ _TEXT = """\
 # Models
 
 Checkpoints of the course's networks in MXNet's format, written by `scripts/train.py`; this page
-was written by `ece408 models --write models/README.md`. Nothing here comes from the course: its
+was written by `ece408 models --output models/README.md`. Nothing here comes from the course: its
 own weights are not available.
 
 The models of a term share the parameter file `baseline-*.params`, except `ece408-low`, which has

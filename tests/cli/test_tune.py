@@ -216,7 +216,7 @@ def test_the_command_keeps_what_it_measured(benches, capsys, tmp_path):
 def test_results_can_go_to_a_file_of_ones_own(benches, tmp_path):
     out = tmp_path / "shipped.json"
     for name in ("fa19_2", "sp19_2"):
-        assert execute(["tune", name, "--batch", "100", "--out", str(out)]) == 0
+        assert execute(["tune", name, "--batch", "100", "--output", str(out)]) == 0
     assert len(json.loads(out.read_text())["results"]) == 2
     assert not tuned.file(FakeGpu()).exists()
 

@@ -51,7 +51,7 @@ def test_the_command_writes_the_page(mx, fashion_mnist, tmp_path, capsys, monkey
     card = model_card.Card(TERMS["2019sp"], "baseline", (0.9, 0.91, 0.92), (1, 2, 3))
     monkeypatch.setattr(model_card, "measure", lambda term, model: card)
     page = tmp_path / "page.md"
-    assert execute(["models", "--term", "2019sp", "--write", str(page)]) == 0
+    assert execute(["models", "--term", "2019sp", "--output", str(page)]) == 0
     row = "| 2019sp | baseline | 0.9 | 0.91 | 0.92 | 1, 2, 3 |"
     assert row in capsys.readouterr().out
     assert row in page.read_text()
