@@ -20,7 +20,7 @@ _ROUNDS = 9
 @dataclass(frozen=True)
 class NetComparison:
     """Of two networks on one input: `error`, the largest difference between elements of an output,
-    as a share of the first network's largest magnitude there; and the median seconds of each."""
+    as a share of the first network's largest finite magnitude there; the median seconds of each."""
 
     error: float
     seconds: tuple[float, float]
@@ -116,9 +116,9 @@ def _difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> fl
 
 
 def _share(a: np.ndarray, b: np.ndarray) -> float:
-    largest = float(np.abs(a).max())
+    largest = float(np.abs(a[np.isfinite(a)]).max(initial=0))
     # What is not finite in one must be the same in the other.
     different = ~((a == b) | (np.isnan(a) & np.isnan(b)))
     if not different.any():
         return 0.0
-    return float(np.abs(b - a)[different].max()) / (largest or 1.0)
+    return float(np.abs(b[different] - a[different]).max()) / (largest or 1.0)

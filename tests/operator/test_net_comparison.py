@@ -43,6 +43,14 @@ def test_nan_is_equal_to_nan_only(mx):
     assert not ece408_op.compare(lambda a: a, lambda a: mx.nd.ones(3), x, rounds=1).error <= 1
 
 
+def test_infinities_do_not_hide_differences(mx):
+    x = mx.nd.array([np.inf, np.nan, 4, 1])
+    changed = mx.nd.array([np.inf, np.nan, 4, 2])
+    assert ece408_op.compare(lambda a: a, lambda a: changed, x, rounds=1).error == 1 / 4
+    lost = mx.nd.array([1, np.nan, 4, 1])
+    assert ece408_op.compare(lambda a: a, lambda a: lost, x, rounds=1).error == np.inf
+
+
 def test_other_shapes_are_refused(mx):
     x = mx.nd.ones((2, 3))
     with pytest.raises(InvalidSetting, match=r"shapes \[\(2, 3\)\] and \[\(3, 2\)\]"):
