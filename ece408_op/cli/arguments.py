@@ -19,6 +19,13 @@ def show_help_by_default(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=lambda options: parser.print_help(), debug=False)
 
 
+def add_fast(parser: argparse.ArgumentParser) -> None:
+    """`--fast`, beside `--emulate`."""
+    parser.add_argument(
+        "--fast", action="store_true", help="--emulate, without checking accesses to memory"
+    )
+
+
 def add_data(parser: argparse.ArgumentParser) -> None:
     """`--data`."""
     parser.add_argument(

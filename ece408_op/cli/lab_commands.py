@@ -77,9 +77,7 @@ def _add_check(actions: Any) -> None:
         help="run CUDA files on the CPU, and check each access to memory; what is done where there "
         "is no GPU",
     )
-    check.add_argument(
-        "--fast", action="store_true", help="--emulate, without checking accesses to memory"
-    )
+    arguments.add_fast(check)
     check.add_argument(
         "--order",
         choices=("usual", "random"),
@@ -108,6 +106,7 @@ def _emulation(options: argparse.Namespace) -> Emulation | None:
     is_random = options.order == "random"
     if not (options.emulate or options.fast or is_random):
         return None
+    # Of a random order `check` sets the seed, for each problem.
     return Emulation("fast" if options.fast else "checked", seed=0 if is_random else None)
 
 

@@ -181,9 +181,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help="run the CUDA kernel on the CPU, without a GPU, and check each access to memory; "
             "what is done with a file's kernel where there is no GPU (default kernel: general)",
         )
-        parser.add_argument(
-            "--fast", action="store_true", help="--emulate, without checking accesses to memory"
-        )
+        arguments.add_fast(parser)
     arguments.add_threads_and_data(parser)
     parser.add_argument(
         "--model-dir",

@@ -1,8 +1,8 @@
 """CUDA kernels run on the CPU by the emulator: this package's own, and those in users' files.
 
-A backend here has been asked for by name: none is chosen by itself. What its kernels did wrong with
-memory `findings.take` has, for all of a process, and `findings.located` makes lines of the source
-of it by what `content` returns, the library that computes a problem.
+What kernels did wrong with memory `findings.take` tells, for all of a process; `findings.located`
+finds the lines by what `content` returns, the library that computes a problem. `counts` does the
+same for what their warps did.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import struct
 import tempfile
 import threading
@@ -37,25 +36,30 @@ CHECKED = Emulation()
 _SECTIONS, _COUNTS = struct.Struct("<Q"), struct.Struct("<HH")
 _SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
 _SYMBOLS, _OBJECT, _WRITTEN = 2, 1, 1
-_loaded: dict[str, ctypes.CDLL] = {}
+# By content; the emulator itself has none.
+_loaded: dict[bytes, ctypes.CDLL] = {}
 _lock = threading.Lock()
 
 
 def load(content: bytes) -> ctypes.CDLL:
     """The library that the compiler has made, in this process, once: its code runs from here on."""
-    key = hashlib.sha256(content).hexdigest()
     load_runtime()
-    with _lock, tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
-        if key not in _loaded:
-            path = Path(folder) / "kernel.so"
-            path.write_bytes(content)
-            try:
-                _loaded[key] = ctypes.CDLL(str(path))
-            except OSError as error:
-                reason = str(error).rpartition(": ")[2]
-                raise KernelCompileFailed(f"the library does not load: {reason}") from None
-            _tell_variables(_loaded[key], content)
-        return _loaded[key]
+    with _lock:
+        if content not in _loaded:
+            _loaded[content] = _opened(content)
+            _tell_variables(_loaded[content], content)
+        return _loaded[content]
+
+
+def _opened(content: bytes) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(content)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            reason = str(error).rpartition(": ")[2]
+            raise KernelCompileFailed(f"the library does not load: {reason}") from None
 
 
 def _tell_variables(library: ctypes.CDLL, content: bytes) -> None:
@@ -63,7 +67,7 @@ def _tell_variables(library: ctypes.CDLL, content: bytes) -> None:
     numbers = [number for variable in _variables(content) for number in variable]
     pairs = (ctypes.c_uint64 * len(numbers))(*numbers)
     handle = ctypes.c_void_p(library._handle)
-    _loaded[""].ece408_emulator_variables(handle, pairs, len(numbers) // 2)
+    _loaded[b""].ece408_emulator_variables(handle, pairs, len(numbers) // 2)
 
 
 def _variables(content: bytes) -> Iterator[tuple[int, int]]:
@@ -84,14 +88,15 @@ def _variables(content: bytes) -> Iterator[tuple[int, int]]:
 
 def load_runtime() -> None:
     """Load what all libraries need, once. Raises what `compiler.library` raises."""
-    with _lock, tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+    with _lock:
         if not _loaded:
-            _loaded[""] = ctypes.CDLL(str(compiler.write_runtime(Path(folder))))
+            with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+                _loaded[b""] = ctypes.CDLL(str(compiler.write_runtime(Path(folder))))
 
 
 def runtime() -> ctypes.CDLL | None:
     """The emulator itself, if it is loaded."""
-    return _loaded.get("")
+    return _loaded.get(b"")
 
 
 def begin(library: ctypes.CDLL, emulation: Emulation) -> None:
