@@ -27,6 +27,8 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *bias,
     const int i0 = block % down * threads_h;
     block /= down;
     const int m = block % filters, b = block / filters;
+    const int i = i0 + threadIdx.y, j = j0 + threadIdx.x;
+    const bool inside = i < out_h && j < out_w;
 
     float sum = 0;
     for (int c = 0; c < channels; c++) {
@@ -38,15 +40,14 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *bias,
             }
         }
         __syncthreads();
-        for (int p = 0; p < kernel_h; p++) {
+        for (int p = 0; inside && p < kernel_h; p++) {
             for (int q = 0; q < kernel_w; q++) {
                 sum += tile[(threadIdx.y + p) * tile_w + threadIdx.x + q] *
                        weights[((m * channels + c) * kernel_h + p) * kernel_w + q];
             }
         }
     }
-    const int i = i0 + threadIdx.y, j = j0 + threadIdx.x;
-    if (i < out_h && j < out_w) {
+    if (inside) {
         store(y + ((b * filters + m) * out_h + i) * out_w + j, sum, bias, m);
     }
 }

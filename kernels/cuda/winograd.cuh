@@ -39,6 +39,9 @@ __device__ __forceinline__ void load_factors(float (*factors)[kFactors], const f
         factors[row / KERNEL_H][product * KERNEL_H + row % KERNEL_H] =
             factor(w + row * KERNEL_W, product);
     }
+    for (int m = threadIdx.x; m < FILTERS; m += threads) {
+        for (int i = kProducts; i < kFactors; i++) factors[m][i] = 0;  // is read with the others
+    }
 }
 
 // What the products of a row have of the pixels under a pair.

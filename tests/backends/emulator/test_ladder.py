@@ -27,11 +27,6 @@ KERNELS = {
     **dict.fromkeys(("12_one_channel", "13_column_pairs", "15_winograd"), ONE_CHANNEL),
     "general": GENERAL,
 }
-# Threads beyond the output compute what is not stored, from shared memory that nothing filled.
-READ_TOO_MUCH = {
-    "3_shared_tiles": "reads memory that was never written",
-    "15_winograd": "reads memory that was never written",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +53,7 @@ def test_a_forward_kernel_is_exact_and_has_no_fault(name, rng):
         assert (found == expected).all(), text
         onto = forward(backend, problem, x, w, bias, onto=expected)
         assert (onto == 2 * expected).all(), text
-        faults = _faults(backend, problem)
-        assert all(kind == READ_TOO_MUCH.get(name) for kind, _ in faults), (text, faults)
+        assert _faults(backend, problem) == [], text
 
 
 def _gradients(backend, problem, x, w, dy):
