@@ -1,15 +1,19 @@
-"""Time layers of real networks on the CPU: every kernel, the chosen one, and PyTorch."""
+"""Time layers of real networks, forward and gradients: on the CPU every kernel, the chosen one, and
+PyTorch; with --gpu the chosen kernels and cuDNN."""
 
 import argparse
 
-from studies import layers, results
+from studies import gpu_layers, layers, results
 from studies import options as shared
 from tqdm import tqdm
 
 from ece408_op import settings
 from ece408_op.backends import DIRECTIONS
+from ece408_op.backends.cuda.runtime import device
+from ece408_op.bench.compiling import compile_all
 from ece408_op.bench.cpu_timer import WARM_UP
 from ece408_op.cli import program
+from ece408_op.errors import Ece408Error
 from ece408_op.operator.variables import set_environment
 from ece408_op.problem import ConvProblem
 
@@ -22,35 +26,89 @@ def parse():
         metavar="LAYER",
         help=f"such as {layers.LAYERS[2]} (default: {len(layers.LAYERS)} layers of networks)",
     )
-    parser.add_argument("--batch", type=int, default=16, help="images (default: 16)")
-    parser.add_argument("--samples", type=int, default=5, help="timed runs (default: 5)")
+    parser.add_argument(
+        "--batch",
+        help="images; of a GPU several numbers separated by commas (default: 16; 1,32,256)",
+    )
+    parser.add_argument("--samples", type=int, help="timed runs (default: 5; of a GPU 20)")
     parser.add_argument("--threads", type=int, help="threads of all (default: the usable cores)")
     shared.add_torch(parser)
+    parser.add_argument("--gpu", type=int, metavar="NUMBER", help="on the GPU of this number")
+    parser.add_argument(
+        "--kernels", default="", help="CUDA kernels to time besides, separated by commas"
+    )
+    shared.add_names(parser, "--directions", DIRECTIONS)
+    shared.add_peer(parser)
     shared.add_write(parser)
     return parser.parse_args()
 
 
 def main():
     options = parse()
+    return on_cpu(options) if options.gpu is None else on_gpu(options)
+
+
+def on_gpu(options):
+    gpu = device.get(options.gpu)
+    directions, samples = options.directions.split(","), options.samples or 20
+    kernels = [name for name in options.kernels.split(",") if name]
+    asked = options.layers or layers.LAYERS
+    problems = [
+        (text, int(batch), ConvProblem.parse(f"b{batch},{text}"))
+        for batch in (options.batch or "1,32,256").split(",")
+        for text in asked
+    ]
+    compile_all(
+        gpu,
+        (
+            plan
+            for _, _, problem in problems
+            for direction in directions
+            for plan in gpu_layers.plans_of(gpu, problem, direction, kernels).values()
+        ),
+    )
+    progress = tqdm(total=len(problems) * len(directions), unit="direction", disable=None)
+    found, failures = [], []
+    with shared.peer(options) as peer, progress:
+        versions = peer and peer.versions
+        for text, batch, problem in problems:
+            progress.set_description(f"b{batch},{text}")
+            try:
+                measured = gpu_layers.measure(
+                    gpu, problem, peer, samples, kernels, directions, progress.update
+                )
+            except Ece408Error as error:
+                failures.append(str(error))
+                continue
+            found.append({"layer": text, "batch": batch, **measured})
+    content = {"samples": samples, "torch": versions, "layers": found, "failures": failures}
+    about = f"Medians of {samples} runs, float32; cuDNN: the better of NCHW and NHWC, without TF32."
+    text = "\n\n".join([about, gpu_layers.tables(found), *failures])
+    results.show(options.write, f"Layers of networks on {gpu.name}", text, content)
+    return bool(failures)
+
+
+def on_cpu(options):
     if options.threads:
         settings.configure(threads=options.threads)
     set_environment(settings.threads())
     asked = options.layers or layers.LAYERS
-    problems = {text: ConvProblem.parse(f"b{options.batch},{text}") for text in asked}
-    turns = len(problems) * len(DIRECTIONS) * (options.samples + WARM_UP)
+    batch, samples = int(options.batch or 16), options.samples or 5
+    problems = {text: ConvProblem.parse(f"b{batch},{text}") for text in asked}
+    turns = len(problems) * len(DIRECTIONS) * (samples + WARM_UP)
     found = []
     with shared.torch(options) as peer, tqdm(total=turns, unit="turn", disable=None) as progress:
         versions = peer and peer.versions
         for text, problem in problems.items():
             progress.set_description(text)
-            measured = layers.measure(problem, peer, options.samples, progress.update)
+            measured = layers.measure(problem, peer, samples, progress.update)
             found.append({"layer": text, **measured})
     content = {
-        **{"threads": settings.threads(), "batch": options.batch, "samples": options.samples},
+        **{"threads": settings.threads(), "batch": batch, "samples": samples},
         **{"torch": versions, "layers": found},
     }
     about = (
-        f"Batch {options.batch}, {settings.threads()} threads, medians of {options.samples} runs; "
+        f"Batch {batch}, {settings.threads()} threads, medians of {samples} runs; "
         "PyTorch: the better of NCHW and NHWC. Above 1, ours is faster."
     )
     text = f"{about}\n\n{layers.tables(found)}"

@@ -32,6 +32,7 @@ _ARRAYS = {
 _LARGEST_ERROR = {"float64": 1e-14, "float32": 1e-6, "tf32": 1e-3, "float16": 2e-3}
 # What a kernel takes that takes strides, padding and dilation.
 _STRIDED = ConvProblem.parse("b1,c1,h9,w9,m1,k3x3,s2x2,p1x1,d2x2")
+_GROUPED = ConvProblem.parse("b1,c2,h9,w9,m2,k3x3,g2")
 # A plain float32 sum's, times the square root of its terms, as measured on 25 to 588 of them.
 _RUNNING_SUM_ERROR = 1.8e-8
 
@@ -75,18 +76,19 @@ def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | N
     """A problem of those that the general kernels take, or of the ladder's, if it exists."""
     everything = kernel.name.startswith("general")
     windows = everything or kernel.family.why_not(_STRIDED) is None
+    grouped = everything or kernel.family.why_not(_GROUPED) is None
 
     def pair(low: int, high: int) -> tuple[int, int]:
         a, b = rng.integers(low, high + 1, 2)
         return int(a), int(b)
 
-    groups = int(rng.choice([1, 1, 2, 3, 5])) if everything else 1
+    groups = int(rng.choice([1, 1, 2, 3, 5])) if grouped else 1
     high = 12 if everything else 44
+    channels = [1, 2, 3, 4, 6, 7, 9, 13, 17, 40][: 6 if everything else 9 + grouped]
     try:
         return ConvProblem(
             batch=int(rng.integers(1, 5)),
-            channels=groups
-            * int(rng.choice([1, 2, 3, 4, 6, 7, 9, 13, 17][: 6 if everything else 9])),
+            channels=groups * int(rng.choice(channels)),
             height=int(rng.integers(1, high)),
             width=int(rng.integers(1, 2 * high if everything else high)),
             filters=groups * int(rng.choice([1, 2, 3, 5, 6, 8, 11, 17, 24, 37])),

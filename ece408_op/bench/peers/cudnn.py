@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from ...problem import ConvProblem
@@ -21,7 +22,16 @@ class Peer(process.Peer):
         )
         super().__init__("cudnn_peer.py", python, clean, remedy)
 
-    def measure(self, problem: ConvProblem, samples: int) -> dict[str, Any]:
-        """Timings by variant of a float32 problem. Raises `InvalidSetting` if the process died."""
-        names = ("batch", "channels", "height", "width", "filters", "kernel")
-        return self.ask(**{name: getattr(problem, name) for name in names}, samples=samples)
+    def measure(
+        self,
+        problem: ConvProblem,
+        samples: int,
+        direction: str = "forward",
+        variants: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Timings by variant, such as "NHWC float32", of one direction of a float32 problem; of all
+        variants unless some are named. Raises `InvalidSetting` if the process died."""
+        sizes = ("batch", "channels", "height", "width", "filters", "kernel")
+        steps = ("stride", "pad", "dilate", "groups")
+        layer = {name: getattr(problem, name) for name in (*sizes, *steps)}
+        return self.ask(**layer, samples=samples, direction=direction, variants=variants)

@@ -1,0 +1,497 @@
+// Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy: forward, and the
+// gradient for x. Any stride, padding, dilation and groups.
+//
+// 1. `lay_out_pixels` writes the input into records of 16 bytes: 8 channels of a pixel in half
+//    precision, in two parts (halves.cuh). Records lie in a grid: the pixels of all images row by
+//    row, with zeros between rows and between images. So a tap is a constant distance in the grid,
+//    and padding costs nothing later.
+// 2. `lay_out_weights` does the same to the weights.
+// 3. `multiply`: rows (filters, or channels of dx) by positions of the grid. One warp has the copy
+//    engine bring tiles to shared memory; eight warps multiply (wgmma.cuh), and add up the unit's
+//    sums, which it truncates, in float32 registers after each tap of DEPTH channels.
+// 4. `add_up`: where the channels are split between blocks, their sums, always in the same order.
+//
+// Each pixel has a power of two for DEPTH of its channels, each row of weights one for all: with
+// these, numbers lie in the range of half precision. What is not finite, or beyond 2^96 or 2^-96,
+// makes results NaN; elements that are not finite are computed again by the textbook's loops.
+//
+// With a stride, x is laid out as one grid for each remainder of rows and columns (a phase), and the
+// gradient for x is one product for each remainder (a job). Where there are few channels the
+// remainders are further channels instead (FOLD). Of small groups several make a set: their
+// product has zeros between the groups.
+#pragma once
+
+#include "copy_engine.cuh"
+#include "gemm_grid.cuh"
+#include "output.cuh"
+#include "wgmma.cuh"
+
+// How blocks work: channels at once, positions of four warps (32, 64 or 128), how many of the two
+// groups of four warps have filters of their own, positions beyond a tile that taps see, and tiles
+// of pixels and of weights that are in shared memory at once.
+#ifndef DEPTH
+#define DEPTH 32
+#define COLUMNS 128
+#define ROW_GROUPS 1
+#define HALO 116
+#define PIXEL_STAGES 2
+#define WEIGHT_STAGES 8
+#endif
+
+constexpr int kSlabs = divide_up(kDepth, DEPTH);
+constexpr int kUnits = DEPTH / 8;
+constexpr int kRows = 64 * ROW_GROUPS;  // of a tile
+constexpr int kRowTiles = divide_up(kSetRows, kRows);
+constexpr int kTile = COLUMNS * (2 / ROW_GROUPS);  // positions
+constexpr int kSpan = kTile + HALO;                // and those that its taps see
+static_assert(HALO % 4 == 0 && DEPTH % 16 == 0);
+
+// A tile of weights for one tap: parts, units of 8 channels, rows.
+constexpr int kWeightRecords = 2 * kUnits * kRows;
+constexpr size_t kAllWeights = size_t(kAllTaps) * kSlabs * SETS * kRowTiles * kWeightRecords;
+constexpr int kAllRows = SETS * kRowTiles * kRows;
+
+// What the launches share: weights, the rows' factors, the pixels' factors, pixels, and sums of
+// `splits` parts of the channels.
+struct Workspace {
+    uint4 *weights;
+    float *row_factors, *factors;
+    uint4 *pixels;
+    float *sums;
+    size_t length;   // positions of a plane, with those that the last tile's taps see
+    unsigned tiles;  // of positions
+
+    __device__ Workspace(void *memory, int batch) {
+        tiles = divide_up(batch * kPositions, kTile);
+        length = size_t(tiles) * kTile + HALO;
+        weights = (uint4 *)memory;
+        row_factors = (float *)(weights + kAllWeights);
+        factors = row_factors + kAllRows;
+        pixels = (uint4 *)(factors + SETS * kPhases * kSlabs * length);
+        sums = (float *)(pixels + SETS * kPhases * kSlabs * 2 * kUnits * length);
+    }
+};
+
+// A thread for a position: DEPTH channels of it.
+extern "C" __global__ void __launch_bounds__(256)
+    lay_out_pixels(void *memory, const float *x, int batch) {
+    const Workspace work(memory, batch);
+    const unsigned position = blockIdx.x * 256 + threadIdx.x;
+    if (position >= work.length) return;
+    const int plane = blockIdx.y, phase = plane / kSlabs % kPhases;
+    const int set = plane / kSlabs / kPhases, first = plane % kSlabs * DEPTH;
+    const unsigned image = position / kPositions, inside = position % kPositions;
+    const int row0 = int(inside / GRID_W) * IN_STEP_H + IN_FIRST_H;
+    const int column0 = int(inside % GRID_W) * IN_STEP_W + IN_FIRST_W;
+    const float *from = x + (size_t(image) * IN_CHANNELS + set * kSetIn) * kInPlane;
+    float values[DEPTH];
+    unsigned most = 0;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++) {
+        const int channel = (first + k) / (BACKWARD ? 1 : kFold);
+        const int remainder = BACKWARD || kFold == 1 ? 0 : (first + k) % kFold;
+        const int row = row0 + (BACKWARD ? 0 : tables.remainders_h[phase] + remainder / kFoldW);
+        const int column = column0 + (BACKWARD ? 0 : tables.remainders_w[phase] + remainder % kFoldW);
+        const bool there = image < batch && first + k < kDepth && unsigned(row) < IN_H &&
+                           unsigned(column) < IN_W;
+        values[k] = there ? __ldg(from + channel * kInPlane + row * IN_W + column) : 0;
+        most = max(most, magnitude(values[k]));
+    }
+    const float scale = scale_for(most, work.factors + plane * work.length + position);
+    uint4 *to = work.pixels + plane * size_t(2 * kUnits) * work.length + position;
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+#pragma unroll
+        for (int unit = 0; unit < kUnits; unit++) {
+            to[(part * kUnits + unit) * work.length] = record(values + 8 * unit, scale, part);
+        }
+    }
+}
+
+// The weight between a row and a channel of a set's product, for a tap in the grid; zero where the
+// kernel has none. Numbers count within the set, with what is folded.
+__device__ __forceinline__ float weight(const float *w, int set, int row, int k, int pair,
+                                        int tap) {
+    if (row >= kSetRows || k >= kDepth) return 0;
+    const int folded = (BACKWARD ? row : k) % kFold;
+    const int out = set * kSetOut + row / (BACKWARD ? kFold : 1);
+    const int in = set * kSetIn + k / (BACKWARD ? 1 : kFold);
+    if (GROUPS != SETS && out / kGroupOut != in / kGroupIn) return 0;
+    const int step_h = BACKWARD ? OUT_STEP_H : IN_STEP_H, step_w = BACKWARD ? OUT_STEP_W : IN_STEP_W;
+    const int steps_h = BACKWARD ? LAST_H - tables.taps_h[tap] : tables.taps_h[tap];
+    const int steps_w = BACKWARD ? LAST_W - tables.taps_w[tap] : tables.taps_w[tap];
+    const int row_of_kernel = steps_h * step_h + tables.remainders_h[pair] + folded / kFoldW;
+    const int column_of_kernel = steps_w * step_w + tables.remainders_w[pair] + folded % kFoldW;
+    const int p = row_of_kernel / DILATE_H, q = column_of_kernel / DILATE_W;
+    const bool there = row_of_kernel >= 0 && row_of_kernel % DILATE_H == 0 && p < KERNEL_H &&
+                       column_of_kernel >= 0 && column_of_kernel % DILATE_W == 0 && q < KERNEL_W;
+    if (!there) return 0;
+    const size_t of_filter = BACKWARD ? size_t(in) * kGroupOut + out % kGroupOut
+                                      : size_t(out) * kGroupIn + in % kGroupIn;
+    return __ldg(w + of_filter * kTaps + p * KERNEL_W + q);
+}
+
+// A block for a row: a thread for each of its records.
+extern "C" __global__ void __launch_bounds__(256)
+    lay_out_weights(void *memory, const float *w, int batch) {
+    __shared__ unsigned largest[8];
+    const Workspace work(memory, batch);
+    const int set = blockIdx.x / (kRowTiles * kRows), row = blockIdx.x % (kRowTiles * kRows);
+    const int tile = row / kRows, out = set * kSetOut + row / (BACKWARD ? kFold : 1);
+    unsigned most = 0;
+    // All of the filter's or channel's weights, whichever remainder the row is of.
+    if (row < kSetRows) {
+        for (int i = threadIdx.x; i < kGroupIn * kTaps; i += 256) {
+            const int in = out / kGroupOut * kGroupIn + i / kTaps;
+            const size_t at = BACKWARD ? (size_t(in) * kGroupOut + out % kGroupOut) * kTaps + i % kTaps
+                                       : size_t(out) * kGroupIn * kTaps + i;
+            most = max(most, magnitude(__ldg(w + at)));
+        }
+    }
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = most;
+    __syncthreads();
+#pragma unroll
+    for (int warp = 0; warp < 8; warp++) most = max(most, largest[warp]);
+    float factor;
+    const float scale = scale_for(most, &factor);
+    if (threadIdx.x == 0) work.row_factors[blockIdx.x] = factor;
+
+    for (int job = 0; job < kJobs; job++) {
+        const int begin = tables.first_taps[job * kPhases], taps = tables.first_taps[(job + 1) * kPhases] - begin;
+        uint4 *to = work.weights + size_t(kWeightRecords) * kSlabs *
+                                       (size_t(begin) * SETS * kRowTiles +
+                                        size_t(taps) * (set * kRowTiles + tile));
+        for (int i = threadIdx.x; i < taps * kSlabs * kUnits; i += 256) {
+            const int tap = begin + i % taps, unit = i / taps % kUnits, slab = i / taps / kUnits;
+            int pair = job * kPhases;
+            while (tap >= tables.first_taps[pair + 1]) pair++;
+            float values[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                values[k] = weight(w, set, row, slab * DEPTH + unit * 8 + k, pair, tap);
+            }
+            const int first = tables.first_taps[pair], of_pair = tables.first_taps[pair + 1] - first;
+            const int chunk = (first - begin) * kSlabs + slab * of_pair + tap - first;
+            uint4 *at = to + chunk * size_t(kWeightRecords) + unit * kRows + row % kRows;
+            at[0] = record(values, scale, 0);
+            at[kUnits * kRows] = record(values, scale, 1);
+        }
+    }
+}
+
+// An element of the output: where it is, of which row and image; `there` if it is one at all.
+struct Element {
+    int image, out, h, s;
+    bool there;
+
+    // Of a set's product: a row, and of the grid row i and column j.
+    __device__ __forceinline__ Element(int set, int row, int job, int image, int i, int j)
+        : image(image) {
+        const int folded = BACKWARD ? row % kFold : 0;
+        out = set * kSetOut + row / (BACKWARD ? kFold : 1);
+        h = i * OUT_STEP_H + OUT_FIRST_H + (BACKWARD ? tables.remainders_h[job] + folded / kFoldW : 0);
+        s = j * OUT_STEP_W + OUT_FIRST_W + (BACKWARD ? tables.remainders_w[job] + folded % kFoldW : 0);
+        there = row < kSetRows && i < VALID_H && j < VALID_W && unsigned(h) < OUT_H &&
+                unsigned(s) < OUT_W;
+    }
+
+    // Its sum by the definition, in double precision.
+    __device__ __noinline__ float textbook(const float *x, const float *w) const {
+        double sum = 0;
+        for (int c = 0; c < kGroupIn; c++) {
+            const int in = out / kGroupOut * kGroupIn + c;
+            const float *plane = x + (size_t(image) * IN_CHANNELS + in) * kInPlane;
+            const float *taps = w + kTaps * (BACKWARD ? size_t(in) * kGroupOut + out % kGroupOut
+                                                      : size_t(out) * kGroupIn + c);
+            for (int tap = 0; tap < kTaps; tap++) {
+                const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
+                int row = BACKWARD ? h + PAD_H - down : h * STRIDE_H - PAD_H + down;
+                int column = BACKWARD ? s + PAD_W - across : s * STRIDE_W - PAD_W + across;
+                if (BACKWARD) {
+                    if (row % STRIDE_H != 0 || column % STRIDE_W != 0) continue;
+                    row /= STRIDE_H, column /= STRIDE_W;
+                }
+                if (unsigned(row) >= IN_H || unsigned(column) >= IN_W) continue;
+                sum += double(plane[row * IN_W + column]) * taps[tap];
+            }
+        }
+        return float(sum);
+    }
+
+    __device__ __forceinline__ void write(float *y, float sum, const float *bias) const {
+        store(y + (size_t(image) * OUT_CHANNELS + out) * kOutPlane + h * OUT_W + s, sum, bias, out);
+    }
+};
+
+struct Shared {
+    uint4 pixels[PIXEL_STAGES][2][kUnits][kSpan];
+    uint4 weights[WEIGHT_STAGES][2][kUnits][kRows];
+    float factors[PIXEL_STAGES][kSpan];
+    Barrier pixels_full[PIXEL_STAGES], pixels_free[PIXEL_STAGES];
+    Barrier weights_full[WEIGHT_STAGES], weights_free[WEIGHT_STAGES];
+};
+
+#ifdef SHARED_BYTES
+static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
+#endif
+
+// A tile's part of the channels: what a block does at once.
+struct Item {
+    int row_tile, set, job, split, begin, end;  // pairs of phase and slab from begin to end
+    unsigned tile;
+
+    __device__ Item(unsigned number, unsigned tiles, int splits) {
+        row_tile = number % kRowTiles, number /= kRowTiles;
+        set = number % SETS, number /= SETS;
+        job = number % kJobs, number /= kJobs;
+        tile = number % tiles, split = number / tiles;
+        begin = split * (kPhases * kSlabs) / splits;
+        end = (split + 1) * (kPhases * kSlabs) / splits;
+    }
+
+    static __device__ unsigned count(unsigned tiles, int splits) {
+        return kRowTiles * SETS * kJobs * tiles * splits;
+    }
+};
+
+// A place in a ring of `size` stages: how often it has gone round is the barriers' parity.
+template <int size>
+struct Turn {
+    int stage = 0;
+    unsigned round = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++stage == size) stage = 0, round ^= 1;
+    }
+};
+
+// The thread that has the copy engine bring what items need, in the order in which it is used.
+__device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int splits) {
+    Turn<PIXEL_STAGES> pixels;
+    Turn<WEIGHT_STAGES> weights;
+    const unsigned count = Item::count(work.tiles, splits);
+    for (unsigned number = blockIdx.x; number < count; number += gridDim.x) {
+        const Item item(number, work.tiles, splits);
+        const int first_of_job = tables.first_taps[item.job * kPhases];
+        const int taps_of_job = tables.first_taps[(item.job + 1) * kPhases] - first_of_job;
+        const uint4 *tiles_of_weights =
+            work.weights + size_t(kWeightRecords) * kSlabs *
+                               (size_t(first_of_job) * SETS * kRowTiles +
+                                size_t(taps_of_job) * (item.set * kRowTiles + item.row_tile));
+        for (int i = item.begin; i < item.end; i++) {
+            const int phase = i / kSlabs, slab = i % kSlabs, pair = item.job * kPhases + phase;
+            const size_t plane = (size_t(item.set) * kPhases + phase) * kSlabs + slab;
+            const size_t position = size_t(item.tile) * kTile;
+            barrier_wait(&shared.pixels_free[pixels.stage], pixels.round ^ 1);
+            Barrier *full = &shared.pixels_full[pixels.stage];
+            barrier_expect(full, kSpan * (2 * kUnits * 16 + 4));
+            const uint4 *from = work.pixels + plane * 2 * kUnits * work.length + position;
+            for (int unit = 0; unit < 2 * kUnits; unit++) {
+                copy_in((float *)shared.pixels[pixels.stage][0][unit],
+                        (const float *)(from + unit * work.length), kSpan * 16, full);
+            }
+            copy_in(shared.factors[pixels.stage], work.factors + plane * work.length + position,
+                    kSpan * 4, full);
+            pixels.next();
+
+            const int first = tables.first_taps[pair], taps = tables.first_taps[pair + 1] - first;
+            const uint4 *chunk =
+                tiles_of_weights +
+                size_t(kWeightRecords) * ((first - first_of_job) * kSlabs + slab * taps);
+            for (int tap = 0; tap < taps; tap++) {
+                barrier_wait(&shared.weights_free[weights.stage], weights.round ^ 1);
+                Barrier *there = &shared.weights_full[weights.stage];
+                barrier_expect(there, kWeightRecords * 16);
+                copy_in((float *)shared.weights[weights.stage],
+                        (const float *)(chunk + tap * kWeightRecords), kWeightRecords * 16, there);
+                weights.next();
+            }
+        }
+    }
+}
+
+constexpr int kSums = COLUMNS / 2;  // of a thread
+
+// Four warps' share of a tile: 64 rows, COLUMNS positions.
+struct Worker {
+    Shared &shared;
+    const Workspace &work;
+    int row0, column0;
+    Turn<PIXEL_STAGES> pixels;
+    Turn<WEIGHT_STAGES> weights;
+
+    // What a tap of DEPTH channels adds.
+    __device__ __forceinline__ void multiply_tap(float (&total)[kSums], int shift) {
+        float part[kSums];
+        barrier_wait(&shared.weights_full[weights.stage], weights.round);
+        const uint64_t a = describe(&shared.weights[weights.stage][0][0][row0], kRows);
+        const uint64_t b = describe(&shared.pixels[pixels.stage][0][0][column0], kSpan) + shift;
+        begin_multiplying();
+#pragma unroll
+        for (int unit = 0; unit < kUnits; unit += 2) {
+            const uint64_t rows = a + unit * kRows, columns = b + unit * kSpan;
+            multiply(part, rows + kUnits * kRows, columns, unit > 0);
+            multiply(part, rows, columns + kUnits * kSpan, 1);
+            multiply(part, rows, columns, 1);
+        }
+        finish_multiplying();
+        hold(part);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.weights_free[weights.stage]);
+        weights.next();
+        const float *factors =
+            shared.factors[pixels.stage] + column0 + shift + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < kSums; i += 4) {
+            const float first = factors[i * 2], second = factors[i * 2 + 1];
+            total[i] += part[i] * first;
+            total[i + 1] += part[i + 1] * second;
+            total[i + 2] += part[i + 2] * first;
+            total[i + 3] += part[i + 3] * second;
+        }
+    }
+
+    __device__ __forceinline__ void multiply_item(float (&total)[kSums], const Item &item) {
+        for (int i = item.begin; i < item.end; i++) {
+            const int pair = item.job * kPhases + i / kSlabs, last = tables.first_taps[pair + 1];
+            barrier_wait(&shared.pixels_full[pixels.stage], pixels.round);
+            for (int tap = tables.first_taps[pair]; tap < last; tap++) {
+                multiply_tap(total, tables.taps_h[tap] * GRID_W + tables.taps_w[tap]);
+            }
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(&shared.pixels_free[pixels.stage]);
+            pixels.next();
+        }
+    }
+
+    // The rows and the first position of this thread's sums: of each 8 positions it has two, of
+    // two rows.
+    __device__ __forceinline__ int row(const Item &item, int half) const {
+        return item.row_tile * kRows + row0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 +
+               8 * half;
+    }
+
+    __device__ __forceinline__ unsigned position(const Item &item) const {
+        return item.tile * kTile + column0 + threadIdx.x % 4 * 2;
+    }
+
+    __device__ __forceinline__ void keep(const float (&total)[kSums], const Item &item) {
+        const size_t columns = size_t(work.tiles) * kTile;
+        const size_t plane = (size_t(item.split) * kJobs + item.job) * kAllRows +
+                             item.set * kRowTiles * kRows;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float *to = work.sums + (plane + row(item, half)) * columns + position(item);
+#pragma unroll
+            for (int i = 0; i < kSums; i += 4) {
+                *(float2 *)(to + i * 2) = make_float2(total[i + 2 * half], total[i + 2 * half + 1]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void write(const float (&total)[kSums], const Item &item, float *y,
+                                          const float *x, const float *w, const float *bias,
+                                          int batch) {
+        const float *factors = work.row_factors + item.set * kRowTiles * kRows;
+        const float factor[2] = {factors[row(item, 0)], factors[row(item, 1)]};
+        const unsigned first = position(item), inside = first % kPositions;
+        int image = first / kPositions, i = inside / GRID_W, j = inside % GRID_W;
+        uint64_t again = 0;  // a bit for each sum that is not finite
+#pragma unroll
+        for (int n = 0; n < kSums; n += 4) {
+#pragma unroll
+            for (int second = 0; second < 2; second++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const Element element(item.set, row(item, half), item.job, image, i, j);
+                    if (!element.there || image >= batch) continue;
+                    const float sum = total[n + 2 * half + second] * factor[half];
+                    if (isfinite(sum)) {
+                        element.write(y, sum, bias);
+                    } else {
+                        again |= uint64_t(1) << (n + 2 * half + second);
+                    }
+                }
+                advance(image, i, j, second ? 7 : 1);
+            }
+        }
+        while (again) {
+            const int n = __ffsll(again) - 1;
+            again &= again - 1;
+            const unsigned at = first + n / 4 * 8 + n % 2, of_image = at % kPositions;
+            const Element element(item.set, row(item, n / 2 % 2), item.job, at / kPositions,
+                                  of_image / GRID_W, of_image % GRID_W);
+            element.write(y, element.textbook(x, w), bias);
+        }
+    }
+
+    static __device__ __forceinline__ void advance(int &image, int &i, int &j, int by) {
+        j += by;
+        while (j >= GRID_W) {
+            j -= GRID_W;
+            if (++i == GRID_H) i = 0, image++;
+        }
+    }
+};
+
+// Blocks stay: each takes every gridDim.x-th item. The first four warps give their registers up.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    multiply_tiles(float *y, const float *x, const float *w, const float *bias, void *memory,
+                   int batch, int splits) {
+    extern __shared__ __align__(128) char bytes[];
+    Shared &shared = *(Shared *)bytes;
+    const Workspace work(memory, batch);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < PIXEL_STAGES; i++) {
+            barrier_init(&shared.pixels_full[i], 1);
+            barrier_init(&shared.pixels_free[i], 8);
+        }
+        for (int i = 0; i < WEIGHT_STAGES; i++) {
+            barrier_init(&shared.weights_full[i], 1);
+            barrier_init(&shared.weights_free[i], 8);
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == 0) bring(shared, work, splits);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;
+        Worker worker{shared, work, ROW_GROUPS == 2 ? group * 64 : 0,
+                      ROW_GROUPS == 2 ? 0 : group * COLUMNS};
+        const unsigned count = Item::count(work.tiles, splits);
+        for (unsigned number = blockIdx.x; number < count; number += gridDim.x) {
+            const Item item(number, work.tiles, splits);
+            float total[kSums] = {};
+            worker.multiply_item(total, item);
+            if (splits > 1) {
+                worker.keep(total, item);
+            } else {
+                worker.write(total, item, y, x, w, bias, batch);
+            }
+        }
+    }
+}
+
+// A thread for a position of a row: its sums of all parts of the channels.
+extern "C" __global__ void __launch_bounds__(256)
+    add_up(float *y, const float *x, const float *w, const float *bias, void *memory, int batch,
+           int splits) {
+    const Workspace work(memory, batch);
+    const unsigned position = blockIdx.x * 256 + threadIdx.x;
+    const int set = blockIdx.y / kSetRows, row = blockIdx.y % kSetRows, job = blockIdx.z;
+    if (position >= batch * kPositions) return;
+    const size_t columns = size_t(work.tiles) * kTile;
+    const int of_all = set * kRowTiles * kRows + row;
+    float sum = 0;
+    for (int split = 0; split < splits; split++) {
+        sum += work.sums[((size_t(split) * kJobs + job) * kAllRows + of_all) * columns + position];
+    }
+    const unsigned inside = position % kPositions;
+    const Element element(set, row, job, position / kPositions, inside / GRID_W, inside % GRID_W);
+    if (!element.there) return;
+    sum *= work.row_factors[of_all];
+    element.write(y, isfinite(sum) ? sum : element.textbook(x, w), bias);
+}

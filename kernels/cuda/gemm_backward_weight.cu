@@ -1,0 +1,476 @@
+// The gradient for w of such convolutions, as a matrix product on Hopper's tensor cores.
+//
+// Filters by channels, for each tap; what is summed over are the positions of gemm_grid.cuh's grid,
+// of all images. dy lies in x's grid, with zeros where no output is.
+//
+// 1. `lay_out_planes` writes x and dy into records: 8 channels of a position in half precision, in
+//    two parts. Each channel of each image has a power of two of its own. An image's positions are
+//    filled up to whole steps of 16.
+// 2. `multiply_positions`: one warp has the copy engine bring CHUNK positions of dy and x, eight
+//    warps multiply them: a row of taps sees the same x, some positions further on. What the unit
+//    sums is added up in float32 registers after each chunk.
+// 3. `add_up`: the sums of all parts of the positions, always in the same order. Elements that are not
+//    finite are computed again by the textbook's loops.
+//
+// Measured: no, it is not on the ladder.
+#include "copy_engine.cuh"
+#include "gemm_grid.cuh"
+#include "output.cuh"
+#include "wgmma.cuh"
+
+// How blocks work: channels of four warps (16, 32, 64 or 128), taps of a row at once, whether the two groups
+// of four warps have filters of their own (2) or take turns at chunks (1), stages in shared memory,
+// and threads that lay out a unit of 8 channels.
+#ifndef COLUMNS
+#define COLUMNS 64
+#define TAPS 3
+#define ROW_GROUPS 1
+#define STAGES 4
+#define PLANE_THREADS 512
+#endif
+
+constexpr int kChunk = 64;  // positions
+constexpr int kImage = divide_up(kPositions, 16) * 16;
+constexpr int kChunks = divide_up(kImage, kChunk);  // of an image
+constexpr int kRows = 64 * ROW_GROUPS;              // of a tile
+constexpr int kRowTiles = divide_up(kSetRows, kRows), kColumnTiles = divide_up(kDepth, COLUMNS);
+constexpr int kRowUnits = kRowTiles * kRows / 8, kColumnUnits = kColumnTiles * COLUMNS / 8;
+constexpr int kAllRowUnits = SETS * kRowUnits, kAllColumnUnits = SETS * kPhases * kColumnUnits;
+constexpr int kLastTap = kDown.last_place() * GRID_W + kAcross.last_place();
+constexpr int kSums = COLUMNS / 2;  // of a thread, for each tap
+
+// Taps that an item takes at once: of one row of a pair's, at most TAPS.
+struct TapGroups {
+    static constexpr __host__ __device__ int count() {
+        int count = 0;
+        for (int a = 0; a < STRIDE_H / kFoldH; a++) {
+            for (int b = 0; b < STRIDE_W / kFoldW; b++) {
+                count += kDown.count(a) * divide_up(kAcross.count(b), TAPS);
+            }
+        }
+        return count;
+    }
+
+    // How far apart the first and the last of a group are.
+    static constexpr __host__ __device__ int span() {
+        int span = 0;
+        for (int b = 0; b < STRIDE_W / kFoldW; b++) {
+            for (int i = 0; i < kAcross.count(b); i++) {
+                const int distance = kAcross.place(b, i) - kAcross.place(b, i / TAPS * TAPS);
+                span = distance > span ? distance : span;
+            }
+        }
+        return span;
+    }
+};
+
+constexpr int kTapGroups = TapGroups::count();
+constexpr int kSpan = kChunk + TapGroups::span();
+
+// Of each group its pair, its first tap, and how many it has.
+struct TapTable {
+    short pairs[kTapGroups] = {}, first[kTapGroups] = {}, counts[kTapGroups] = {};
+
+    constexpr TapTable() {
+        int group = 0, pair = 0, tap = 0;
+        for (int a = 0; a < STRIDE_H / kFoldH; a++) {
+            for (int b = 0; b < STRIDE_W / kFoldW; b++) {
+                const int across = kAcross.count(b);
+                if (kDown.count(a) * across == 0) continue;
+                for (int i = 0; i < kDown.count(a); i++, tap += across) {
+                    for (int j = 0; j < across; j += TAPS, group++) {
+                        pairs[group] = pair, first[group] = tap + j;
+                        counts[group] = across - j < TAPS ? across - j : TAPS;
+                    }
+                }
+                pair++;
+            }
+        }
+    }
+};
+
+__constant__ TapTable tap_groups = TapTable();
+
+// What the launches share: factors of dy's and x's planes, their records, and sums.
+struct Workspace {
+    float *dy_factors, *x_factors;
+    uint4 *dy, *x;
+    float *sums;
+    size_t dy_length, x_length;  // positions of a plane, with what copies and taps reach beyond
+
+    __device__ Workspace(void *memory, int batch) {
+        dy_length = size_t(batch) * kImage + kChunk;
+        x_length = dy_length + kLastTap + TapGroups::span();
+        dy_factors = (float *)memory;
+        x_factors = dy_factors + size_t(batch) * kAllRowUnits * 8;
+        dy = (uint4 *)(x_factors + size_t(batch) * kAllColumnUnits * 8);
+        x = dy + kAllRowUnits * 2 * dy_length;
+        sums = (float *)(x + kAllColumnUnits * 2 * x_length);
+    }
+};
+
+// Sums of a part of the positions.
+constexpr size_t kPartSums = size_t(SETS) * kRowTiles * kRows * kAllTaps * kColumnTiles * COLUMNS;
+
+// One channel of an image at a position of the grid.
+struct DyPlane {
+    const float *from;
+
+    __device__ DyPlane(const float *dy, int image, int unit, int k) {
+        const int set = unit / kRowUnits, row = unit % kRowUnits * 8 + k;
+        const int filter = set * kSetOut + row;
+        from = row < kSetRows ? dy + (size_t(image) * OUT_CHANNELS + filter) * kOutPlane : nullptr;
+    }
+
+    __device__ __forceinline__ float at(int row, int column) const {
+        return from && row < VALID_H && column < VALID_W ? __ldg(from + row * OUT_W + column) : 0;
+    }
+};
+
+struct XPlane {
+    const float *from;
+    int row0, column0;
+
+    __device__ XPlane(const float *x, int image, int unit, int k) {
+        const int plane = unit / kColumnUnits, pair = plane % kPhases, set = plane / kPhases;
+        const int number = unit % kColumnUnits * 8 + k, folded = number % kFold;
+        const int channel = set * kSetIn + number / kFold;
+        from = number < kDepth ? x + (size_t(image) * IN_CHANNELS + channel) * kInPlane : nullptr;
+        row0 = IN_FIRST_H + tables.remainders_h[pair] + folded / kFoldW;
+        column0 = IN_FIRST_W + tables.remainders_w[pair] + folded % kFoldW;
+    }
+
+    __device__ __forceinline__ float at(int row, int column) const {
+        row = row * IN_STEP_H + row0, column = column * IN_STEP_W + column0;
+        const bool there = from && unsigned(row) < IN_H && unsigned(column) < IN_W;
+        return there ? __ldg(from + row * IN_W + column) : 0;
+    }
+};
+
+constexpr int kTurns = divide_up(kImage, PLANE_THREADS);  // positions of a thread
+constexpr bool kHeld = kTurns <= 8;  // in registers, while the largest is found
+
+// Writes the records of 8 channels of an image, and what their sums are multiplied with.
+template <class Plane>
+__device__ __forceinline__ void lay_out_unit(const float *from, uint4 *to, float *factors,
+                                             size_t length, int image, int unit) {
+    __shared__ unsigned largest[PLANE_THREADS / 32][8];
+    const Plane planes[8] = {{from, image, unit, 0}, {from, image, unit, 1}, {from, image, unit, 2},
+                             {from, image, unit, 3}, {from, image, unit, 4}, {from, image, unit, 5},
+                             {from, image, unit, 6}, {from, image, unit, 7}};
+    const auto read = [&](int position, int k) {
+        return position < kPositions ? planes[k].at(position / GRID_W, position % GRID_W) : 0.0f;
+    };
+    float held[kHeld ? kTurns : 1][8];
+    unsigned most[8] = {};
+#pragma unroll(kHeld ? kTurns : 1)
+    for (int turn = 0; turn < kTurns; turn++) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const float v = read(turn * PLANE_THREADS + threadIdx.x, k);
+            if (kHeld) held[turn][k] = v;
+            most[k] = max(most[k], magnitude(v));
+        }
+    }
+    const int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        most[k] = __reduce_max_sync(0xffffffffu, most[k]);
+        if (threadIdx.x % 32 == 0) largest[warp][k] = most[k];
+    }
+    __syncthreads();
+    float scales[8], factor;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        for (int i = 0; i < PLANE_THREADS / 32; i++) most[k] = max(most[k], largest[i][k]);
+        scales[k] = scale_for(most[k], &factor);
+        if (threadIdx.x == 0) factors[unit * 8 + k] = factor;
+    }
+    to += size_t(unit) * 2 * length + size_t(image) * kImage;
+#pragma unroll(kHeld ? kTurns : 1)
+    for (int turn = 0; turn < kTurns; turn++) {
+        const int position = turn * PLANE_THREADS + threadIdx.x;
+        if (position >= kImage) break;
+        float values[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            values[k] = (kHeld ? held[turn][k] : read(position, k)) * scales[k];
+        }
+        to[position] = record(values, 1, 0);
+        to[length + position] = record(values, 1, 1);
+    }
+}
+
+// A block for 8 channels of an image, of dy and then of x.
+extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
+    lay_out_planes(void *memory, const float *x, const float *dy, int batch) {
+    const Workspace work(memory, batch);
+    constexpr int kUnits = kAllRowUnits + kAllColumnUnits;
+    const int image = blockIdx.x / kUnits, unit = blockIdx.x % kUnits - kAllRowUnits;
+    if (unit < 0) {
+        lay_out_unit<DyPlane>(dy, work.dy, work.dy_factors + size_t(image) * kAllRowUnits * 8,
+                              work.dy_length, image, unit + kAllRowUnits);
+        return;
+    }
+    lay_out_unit<XPlane>(x, work.x, work.x_factors + size_t(image) * kAllColumnUnits * 8,
+                         work.x_length, image, unit);
+    if (image == batch - 1) {  // zeros behind the last image
+        uint4 *end = work.x + size_t(unit) * 2 * work.x_length + size_t(batch) * kImage;
+        for (int i = threadIdx.x; i < kChunk + kLastTap + TapGroups::span(); i += PLANE_THREADS) {
+            end[i] = end[work.x_length + i] = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+struct Shared {
+    uint4 dy[STAGES][2][kRows / 8][kChunk];
+    uint4 x[STAGES][2][COLUMNS / 8][kSpan];
+    Barrier full[STAGES], free[STAGES];
+};
+
+#ifdef SHARED_BYTES
+static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
+#endif
+
+// What a block does at once: a tile, for a group of taps and a part of the chunks.
+struct Item {
+    int row_tile, column_tile, set, group, split;
+    unsigned begin, end;
+
+    __device__ Item(unsigned number, int batch, int splits) {
+        row_tile = number % kRowTiles, number /= kRowTiles;
+        column_tile = number % kColumnTiles, number /= kColumnTiles;
+        group = number % kTapGroups, number /= kTapGroups;
+        set = number % SETS, split = number / SETS;
+        const unsigned long long chunks = (unsigned long long)batch * kChunks;
+        begin = split * chunks / splits, end = (split + 1) * chunks / splits;
+    }
+
+    static __device__ unsigned count(int splits) {
+        return kRowTiles * kColumnTiles * kTapGroups * SETS * splits;
+    }
+
+    __device__ int pair() const { return tap_groups.pairs[group]; }
+    __device__ int row_unit() const { return set * kRowUnits + row_tile * (kRows / 8); }
+    __device__ int column_unit() const {
+        return (set * kPhases + pair()) * kColumnUnits + column_tile * (COLUMNS / 8);
+    }
+};
+
+struct Turn {
+    int stage = 0;
+    unsigned round = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, round ^= 1;
+    }
+};
+
+// A warp that has the copy engine bring chunks, each lane a run of a unit.
+__device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int batch,
+                                      int splits) {
+    constexpr int kRuns = 2 * (kRows / 8), kAllRuns = kRuns + 2 * (COLUMNS / 8);
+    Turn turn;
+    for (unsigned number = blockIdx.x; number < Item::count(splits); number += gridDim.x) {
+        const Item item(number, batch, splits);
+        const int tap = tap_groups.first[item.group];
+        const int shift = tables.taps_h[tap] * GRID_W + tables.taps_w[tap];
+        for (unsigned chunk = item.begin; chunk < item.end; chunk++, turn.next()) {
+            const size_t position =
+                size_t(chunk / kChunks) * kImage + chunk % kChunks * kChunk;
+            Barrier *full = &shared.full[turn.stage];
+            barrier_wait(&shared.free[turn.stage], turn.round ^ 1);
+            if (threadIdx.x == 0) {
+                barrier_expect(full, (kRuns * kChunk + (kAllRuns - kRuns) * kSpan) * 16);
+            }
+            __syncwarp();
+            for (int i = threadIdx.x; i < kAllRuns; i += 32) {
+                if (i < kRuns) {
+                    const int part = i % 2, unit = i / 2;
+                    const uint4 *from =
+                        work.dy + (2 * (item.row_unit() + unit) + part) * work.dy_length;
+                    copy_in((float *)shared.dy[turn.stage][part][unit],
+                            (const float *)(from + position), kChunk * 16, full);
+                } else {
+                    const int part = i % 2, unit = (i - kRuns) / 2;
+                    const uint4 *from =
+                        work.x + (2 * (item.column_unit() + unit) + part) * work.x_length;
+                    copy_in((float *)shared.x[turn.stage][part][unit],
+                            (const float *)(from + position + shift), kSpan * 16, full);
+                }
+            }
+        }
+    }
+}
+
+// Four warps' share: 64 filters by COLUMNS channels, for each tap of the item.
+struct Worker {
+    Shared &shared;
+    const Workspace &work;
+    int group;
+    Turn turn;
+    float total[TAPS][kSums];
+    float row_factors[2], column_factors[COLUMNS / 4];
+
+    __device__ __forceinline__ int row() const {  // and that plus 8, of the tile
+        return (ROW_GROUPS == 2 ? group * 64 : 0) + threadIdx.x / 32 % 4 * 16 +
+               threadIdx.x % 32 / 4;
+    }
+
+    __device__ __forceinline__ void read_factors(const Item &item, unsigned image) {
+        const float *of_rows = work.dy_factors + size_t(image) * kAllRowUnits * 8;
+        row_factors[0] = of_rows[item.row_unit() * 8 + row()];
+        row_factors[1] = of_rows[item.row_unit() * 8 + row() + 8];
+        const float *of_columns = work.x_factors + size_t(image) * kAllColumnUnits * 8 +
+                                  item.column_unit() * 8 + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 8; i++) {
+            const float2 two = *(const float2 *)(of_columns + i * 8);
+            column_factors[2 * i] = two.x, column_factors[2 * i + 1] = two.y;
+        }
+    }
+
+    __device__ __forceinline__ void multiply_chunk(const Item &item, int steps) {
+        barrier_wait(&shared.full[turn.stage], turn.round);
+        const int first = tap_groups.first[item.group], count = tap_groups.counts[item.group];
+        const uint64_t a = describe_by_rows(
+            shared.dy[turn.stage][0][ROW_GROUPS == 2 ? group * 8 : 0], kChunk);
+        const uint64_t b = describe_by_rows(shared.x[turn.stage][0][0], kSpan);
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++) {
+            if (tap >= count) break;
+            const int shift = tables.taps_w[first + tap] - tables.taps_w[first];
+            float part[kSums];
+            begin_multiplying();
+            for (int step = 0; step < steps; step++) {
+                const uint64_t rows = a + 16 * step, columns = b + shift + 16 * step;
+                multiply<1>(part, rows + kRows / 8 * kChunk, columns, step > 0);
+                multiply<1>(part, rows, columns + COLUMNS / 8 * kSpan, 1);
+                multiply<1>(part, rows, columns, 1);
+            }
+            finish_multiplying();
+            hold(part);
+#pragma unroll
+            for (int i = 0; i < kSums; i++) {
+                total[tap][i] += part[i] * row_factors[i / 2 % 2] * column_factors[i / 4 * 2 + i % 2];
+            }
+        }
+        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[turn.stage]);
+    }
+
+    __device__ __forceinline__ void multiply_item(const Item &item) {
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++) {
+#pragma unroll
+            for (int i = 0; i < kSums; i++) total[tap][i] = 0;
+        }
+        unsigned known = ~0u;
+        for (unsigned chunk = item.begin; chunk < item.end; chunk++, turn.next()) {
+            if (ROW_GROUPS == 1 && (chunk - item.begin) % 2 != group) continue;
+            const unsigned image = chunk / kChunks;
+            if (image != known) read_factors(item, known = image);
+            const int left = kImage - chunk % kChunks * kChunk;
+            multiply_chunk(item, min(left, kChunk) / 16);
+        }
+    }
+
+    __device__ __forceinline__ void keep(const Item &item) const {
+        const int part = ROW_GROUPS == 2 ? item.split : item.split * 2 + group;
+        const int first = tap_groups.first[item.group], count = tap_groups.counts[item.group];
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++) {
+            if (tap >= count) break;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const size_t of_row = item.row_unit() * 8 + row() + 8 * half;
+                float *to = work.sums + part * kPartSums +
+                            (of_row * kAllTaps + first + tap) * (kColumnTiles * COLUMNS) +
+                            item.column_tile * COLUMNS + threadIdx.x % 4 * 2;
+#pragma unroll
+                for (int i = 0; i < kSums; i += 4) {
+                    *(float2 *)(to + i * 2) =
+                        make_float2(total[tap][i + 2 * half], total[tap][i + 2 * half + 1]);
+                }
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    multiply_positions(void *memory, int batch, int splits) {
+    extern __shared__ __align__(128) char bytes[];
+    Shared &shared = *(Shared *)bytes;
+    const Workspace work(memory, batch);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&shared.full[i], 1);
+            barrier_init(&shared.free[i], ROW_GROUPS == 2 ? 8 : 4);
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x < 32) bring(shared, work, batch, splits);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        Worker worker{shared, work, __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0) - 1};
+        for (unsigned number = blockIdx.x; number < Item::count(splits); number += gridDim.x) {
+            const Item item(number, batch, splits);
+            worker.multiply_item(item);
+            worker.keep(item);
+        }
+    }
+}
+
+// One element by the definition, in double precision.
+__device__ __noinline__ float textbook(const float *x, const float *dy, int batch, int filter,
+                                       int channel, int p, int q) {
+    double sum = 0;
+    for (int image = 0; image < batch; image++) {
+        const float *pixels = x + (size_t(image) * IN_CHANNELS + channel) * kInPlane;
+        const float *of_dy = dy + (size_t(image) * OUT_CHANNELS + filter) * kOutPlane;
+        for (int i = 0; i < OUT_H; i++) {
+            const int row = i * STRIDE_H - PAD_H + p * DILATE_H;
+            if (unsigned(row) >= IN_H) continue;
+            for (int j = 0; j < OUT_W; j++) {
+                const int column = j * STRIDE_W - PAD_W + q * DILATE_W;
+                if (unsigned(column) >= IN_W) continue;
+                sum += double(pixels[row * IN_W + column]) * of_dy[i * OUT_W + j];
+            }
+        }
+    }
+    return float(sum);
+}
+
+// A thread for an element of dw, channels first.
+extern "C" __global__ void __launch_bounds__(256)
+    add_up(float *dw, const float *x, const float *dy, void *memory, int batch, int parts) {
+    const Workspace work(memory, batch);
+    const unsigned index = blockIdx.x * 256 + threadIdx.x;
+    if (index >= OUT_CHANNELS * kGroupIn * kTaps) return;
+    const int of_group = index % kGroupIn, tap = index / kGroupIn % kTaps;
+    const int filter = index / (kGroupIn * kTaps);
+    const int channel = filter / kGroupOut * kGroupIn + of_group;
+    const int p = tap / KERNEL_W, q = tap % KERNEL_W;
+    const int down = p * DILATE_H, across = q * DILATE_W;
+    const int a = down % STRIDE_H, b = across % STRIDE_W;
+    const int set = filter / kSetOut, row = filter % kSetOut;
+
+    int pair = 0, column = channel % kSetIn;
+    if (FOLD) {
+        column = column * kFold + a * kFoldW + b;
+    } else {
+        while (tables.remainders_h[pair] != a || tables.remainders_w[pair] != b) pair++;
+    }
+    int place = tables.first_taps[pair];
+    while (tables.taps_h[place] != down / STRIDE_H || tables.taps_w[place] != across / STRIDE_W) {
+        place++;
+    }
+    const size_t of_row = size_t(set) * kRowTiles * kRows + row;
+    const float *from = work.sums + (of_row * kAllTaps + place) * (kColumnTiles * COLUMNS) + column;
+    float sum = 0;
+    for (int part = 0; part < parts; part++) sum += from[part * kPartSums];
+    if (!isfinite(sum)) sum = textbook(x, dy, batch, filter, channel, p, q);
+    store(dw + (size_t(filter) * kGroupIn + of_group) * kTaps + tap, sum, nullptr, 0);
+}

@@ -1,0 +1,170 @@
+// What the products of gemm.cuh and gemm_backward_weight.cu have in common: the layer, its grid, the
+// taps' places in it, and numbers as records of halves.
+#pragma once
+
+#include <stdint.h>
+
+#include "halves.cuh"
+
+#ifndef BACKWARD
+#define BACKWARD 0  // 1: x is dy, y is dx, rows are channels
+#endif
+
+// The layer. By default 64 filters of 3x3, with padding, on 64 channels of 56x56 pixels.
+#ifndef KERNEL_H
+#define KERNEL_H 3
+#define KERNEL_W 3
+#define STRIDE_H 1
+#define STRIDE_W 1
+#define PAD_H 1
+#define PAD_W 1
+#define DILATE_H 1
+#define DILATE_W 1
+#define IN_CHANNELS 64
+#define IN_H 56
+#define IN_W 56
+#define OUT_CHANNELS 64
+#define OUT_H 56
+#define OUT_W 56
+#define GROUPS 1
+#endif
+
+// The grid: its rows and columns for an image, the pixel that its first row and column hold, how
+// many pixels lie between two of its rows and columns, and the same for what it yields, of which
+// the first VALID_H rows and VALID_W columns are outputs.
+#ifndef GRID_H
+#define GRID_H 57
+#define GRID_W 57
+#define IN_FIRST_H -1
+#define IN_FIRST_W -1
+#define IN_STEP_H 1
+#define IN_STEP_W 1
+#define OUT_FIRST_H 0
+#define OUT_FIRST_W 0
+#define OUT_STEP_H 1
+#define OUT_STEP_W 1
+#define VALID_H 56
+#define VALID_W 56
+#endif
+
+// Sets of groups, whether remainders are channels, and of the gradient the row and column of the
+// grid that a kernel's first tap has.
+#ifndef SETS
+#define SETS 1
+#define FOLD 0
+#define LAST_H 0
+#define LAST_W 0
+#endif
+
+__host__ __device__ constexpr int divide_up(int count, int size) {
+    return (count + size - 1) / size;
+}
+
+constexpr int kFoldH = FOLD ? STRIDE_H : 1, kFoldW = FOLD ? STRIDE_W : 1;
+constexpr int kFold = kFoldH * kFoldW;
+constexpr int kTaps = KERNEL_H * KERNEL_W;
+constexpr int kSetIn = IN_CHANNELS / SETS, kSetOut = OUT_CHANNELS / SETS;
+constexpr int kGroupIn = IN_CHANNELS / GROUPS, kGroupOut = OUT_CHANNELS / GROUPS;
+constexpr int kDepth = kSetIn * (BACKWARD ? 1 : kFold);  // of the product, for each tap
+constexpr int kSetRows = kSetOut * (BACKWARD ? kFold : 1);
+constexpr unsigned kPositions = GRID_H * GRID_W;   // of an image
+constexpr unsigned kInPlane = IN_H * IN_W, kOutPlane = OUT_H * OUT_W;
+
+// An axis' taps of a remainder: how many, and where the i-th lies in the grid. With FOLD those of
+// all remainders.
+struct AxisTaps {
+    int kernel, stride, dilate, last;
+
+    __host__ __device__ constexpr int reach() const { return (kernel - 1) * dilate; }
+
+    // The largest place.
+    __host__ __device__ constexpr int last_place() const {
+        return BACKWARD ? last : reach() / stride;
+    }
+
+    __host__ __device__ constexpr int count(int remainder) const {
+        if (FOLD) return reach() / stride + 1;
+        int count = 0;
+        for (int tap = 0; tap <= reach(); tap += dilate) count += tap % stride == remainder;
+        return count;
+    }
+
+    __host__ __device__ constexpr int place(int remainder, int i) const {
+        if (FOLD) return BACKWARD ? last - i : i;
+        for (int tap = 0; tap <= reach(); tap += dilate) {
+            if (tap % stride == remainder && i-- == 0) {
+                return BACKWARD ? last - tap / stride : tap / stride;
+            }
+        }
+        return 0;
+    }
+};
+
+constexpr AxisTaps kDown = {KERNEL_H, STRIDE_H, DILATE_H, LAST_H};
+constexpr AxisTaps kAcross = {KERNEL_W, STRIDE_W, DILATE_W, LAST_W};
+
+// Pairs of a job and a phase: one for each remainder; forward those without taps are left out.
+__host__ __device__ constexpr int count_pairs() {
+    int count = 0;
+    for (int a = 0; a < STRIDE_H / kFoldH; a++) {
+        for (int b = 0; b < STRIDE_W / kFoldW; b++) {
+            count += BACKWARD || kDown.count(a) * kAcross.count(b) > 0;
+        }
+    }
+    return count;
+}
+
+__host__ __device__ constexpr int count_taps() {
+    int count = 0;
+    for (int a = 0; a < STRIDE_H / kFoldH; a++) {
+        for (int b = 0; b < STRIDE_W / kFoldW; b++) count += kDown.count(a) * kAcross.count(b);
+    }
+    return count;
+}
+
+constexpr int kPairs = count_pairs(), kAllTaps = count_taps();
+constexpr int kJobs = BACKWARD ? kPairs : 1, kPhases = BACKWARD ? 1 : kPairs;
+
+// Of each pair its remainders and where its taps begin; rows and columns of taps in the grid.
+struct Tables {
+    int first_taps[kPairs + 1] = {};
+    short remainders_h[kPairs] = {}, remainders_w[kPairs] = {};
+    short taps_h[kAllTaps] = {}, taps_w[kAllTaps] = {};
+
+    constexpr Tables() {
+        int pair = 0, tap = 0;
+        for (int a = 0; a < STRIDE_H / kFoldH; a++) {
+            for (int b = 0; b < STRIDE_W / kFoldW; b++) {
+                if (!BACKWARD && kDown.count(a) * kAcross.count(b) == 0) continue;
+                remainders_h[pair] = a, remainders_w[pair] = b;
+                for (int i = 0; i < kDown.count(a) * kAcross.count(b); i++, tap++) {
+                    taps_h[tap] = kDown.place(a, i / kAcross.count(b));
+                    taps_w[tap] = kAcross.place(b, i % kAcross.count(b));
+                }
+                first_taps[++pair] = tap;
+            }
+        }
+    }
+};
+
+__constant__ Tables tables = Tables();
+
+// The power of two for numbers of this largest magnitude, and with what sums are multiplied in the
+// end; NaN where the range of the arithmetic ends.
+__device__ __forceinline__ float scale_for(unsigned most, float *factor) {
+    const int exponent = int(most >> 23) - 127;
+    const bool usable = most == 0 || (exponent >= -96 && exponent <= 96);
+    const float scale = most && usable ? scale_of(__uint_as_float(most)) : 1;
+    *factor = usable ? inverse(scale) : __uint_as_float(0x7fc00000u);
+    return scale;
+}
+
+// Of an infinity or a NaN larger than of all others.
+__device__ __forceinline__ unsigned magnitude(float v) { return __float_as_uint(v) & 0x7fffffffu; }
+
+__device__ __forceinline__ uint4 record(const float *values, float scale, int part) {
+    return make_uint4(pair_of(values[0] * scale, values[1] * scale, part),
+                      pair_of(values[2] * scale, values[3] * scale, part),
+                      pair_of(values[4] * scale, values[5] * scale, part),
+                      pair_of(values[6] * scale, values[7] * scale, part));
+}

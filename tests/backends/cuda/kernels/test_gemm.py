@@ -1,0 +1,96 @@
+"""The grids of kernels/cuda/gemm.cuh, in NumPy: what the host tells the kernel is a convolution."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ece408_op.backends.cuda.kernels import gemm
+from ece408_op.bench import oracle
+from ece408_op.problem import ConvProblem
+
+HOPPER = (9, 0)
+PROBLEMS = (
+    *("b2,c3,h9,w11,m5,k3x3,p1x1", "b1,c4,h8,w8,m4,k1x1", "b2,c3,h13,w12,m4,k5x3,s2x3,p2x1"),
+    *("b2,c8,h7,w7,m6,k3x3,p1x1,g2", "b1,c2,h17,w15,m3,k3x2,p3x2,d2x3", "b3,c3,h7,w7,m4,k1x1,s2x2"),
+    *("b1,c3,h20,w19,m4,k11x11,s4x4,p2x2", "b2,c4,h6,w5,m4,k2x2,s3x3", "b1,c2,h5,w6,m3,k1x1,p2x1"),
+    *("b2,c4,h11,w9,m4,k3x3,s2x2,p1x1,g4", "b1,c3,h9,w9,m2,k3x3,s2x2,d3x3,p4x4"),
+    *("b2,c3,h8,w9,m4,k7x7,s2x2,p3x3", "b1,c2,h6,w30,m2,k1x7,p0x3", "b2,c2,h5,w5,m2,k5x5"),
+)
+
+
+def flat_grid(array, made, remainder):
+    """Positions of all images by channels, as lay_out_pixels makes them, and zeros behind."""
+    (rows, columns) = made.axes
+    batch, channels, height, width = array.shape
+    grid = np.zeros((batch, channels, rows.grid, columns.grid))
+    for i, j in itertools.product(range(rows.grid), range(columns.grid)):
+        row = i * rows.in_step + rows.in_first + remainder[0]
+        column = j * columns.in_step + columns.in_first + remainder[1]
+        if 0 <= row < height and 0 <= column < width:
+            grid[:, :, i, j] = array[:, :, row, column]
+    flat = grid.transpose(0, 2, 3, 1).reshape(-1, channels)
+    return np.concatenate([flat, np.zeros((made.halo, channels))])
+
+
+def tap_of(made, axis, place, remainder, dilate, kernel):
+    """The tap at a place in the grid, or None."""
+    steps = axis.last - place if made.backward else place
+    at = steps * (axis.out_step if made.backward else axis.in_step) + remainder
+    tap = at // dilate
+    return tap if at >= 0 and at % dilate == 0 and tap < kernel else None
+
+
+def by_grid(problem, array, w, backward):
+    """The convolution, or the gradient for x, by the tables that the kernel is compiled with."""
+    made = gemm.product(problem, backward)
+    rows, columns = made.axes
+    out = np.zeros(problem.x_shape if backward else problem.y_shape)
+    group_in = problem.channels // problem.groups
+    group_out = problem.filters // problem.groups
+    fold = problem.stride if made.folded else (1, 1)
+    for remainder, taps in made.pairs:
+        for folded in itertools.product(*map(range, fold)):
+            here = (remainder[0] + folded[0], remainder[1] + folded[1])
+            flat = flat_grid(array, made, (0, 0) if backward else here)
+            count = problem.batch * made.positions
+            sums = np.zeros((count, out.shape[1]))
+            for place in taps:
+                p, q = (
+                    tap_of(made, axis, at, rest, dilate, kernel)
+                    for axis, at, rest, dilate, kernel in zip(
+                        made.axes, place, here, problem.dilate, problem.kernel
+                    )
+                )
+                if p is None or q is None:
+                    continue
+                shift = place[0] * columns.grid + place[1]
+                seen = flat[shift : shift + count]
+                for group in range(problem.groups):
+                    inner = slice(group * group_in, (group + 1) * group_in)
+                    outer = slice(group * group_out, (group + 1) * group_out)
+                    if backward:
+                        sums[:, inner] += seen[:, outer] @ w[outer, :, p, q]
+                    else:
+                        sums[:, outer] += seen[:, inner] @ w[outer, :, p, q].T
+            grid = sums.reshape(problem.batch, rows.grid, columns.grid, -1)
+            for i, j in itertools.product(range(rows.valid), range(columns.valid)):
+                h = i * rows.out_step + rows.out_first + (here[0] if backward else 0)
+                s = j * columns.out_step + columns.out_first + (here[1] if backward else 0)
+                if 0 <= h < out.shape[2] and 0 <= s < out.shape[3]:
+                    out[:, :, h, s] += grid[:, i, j]
+    return out
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_grids_are_convolutions(text):
+    problem = ConvProblem.parse(text)
+    rng = np.random.default_rng(1)
+    x, w, dy = (
+        rng.integers(-4, 5, shape).astype("f4")
+        for shape in (problem.x_shape, problem.w_shape, problem.y_shape)
+    )
+    expected = oracle.forward(problem, x, w, None)
+    np.testing.assert_array_equal(by_grid(problem, x, w, False), expected)
+    expected = oracle.backward_data(problem, w, dy)
+    np.testing.assert_array_equal(by_grid(problem, dy, w, True), expected)
