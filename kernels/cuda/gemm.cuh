@@ -1,15 +1,15 @@
 // Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy: forward, and the
 // gradient for x. Any stride, padding, dilation and groups.
 //
-// 1. `lay_out_pixels` writes the input into records of 16 bytes: 8 channels of a pixel in half
+// 1. `lay_out` writes the input into records of 16 bytes: 8 channels of a pixel in half
 //    precision, in two parts (halves.cuh). Records lie in a grid: the pixels of all images row by
 //    row, with zeros between rows and between images. So a tap is a constant distance in the grid,
 //    and padding costs nothing later.
-// 2. `lay_out_weights` does the same to the weights.
-// 3. `multiply`: rows (filters, or channels of dx) by positions of the grid. One warp has the copy
+//    The same for the weights.
+// 2. `multiply_tiles`: rows (filters, or channels of dx) by positions of the grid. One warp has the copy
 //    engine bring tiles to shared memory; eight warps multiply (wgmma.cuh), and add up the unit's
 //    sums, which it truncates, in float32 registers after each tap of DEPTH channels.
-// 4. `add_up`: where the channels are split between blocks, their sums, always in the same order.
+// 3. `add_up`: where the channels are split between blocks, their sums, always in the same order.
 //
 // Each pixel has a power of two for DEPTH of its channels, each row of weights one for all: with
 // these, numbers lie in the range of half precision. What is not finite, or beyond 2^96 or 2^-96,
@@ -72,13 +72,10 @@ struct Workspace {
     }
 };
 
-// A thread for a position: DEPTH channels of it.
-extern "C" __global__ void __launch_bounds__(256)
-    lay_out_pixels(void *memory, const float *x, int batch) {
-    const Workspace work(memory, batch);
-    const unsigned position = blockIdx.x * 256 + threadIdx.x;
-    if (position >= work.length) return;
-    const int plane = blockIdx.y, phase = plane / kSlabs % kPhases;
+// DEPTH channels of a position.
+__device__ __forceinline__ void lay_out_pixel(const Workspace &work, const float *x, int batch,
+                                              int plane, unsigned position) {
+    const int phase = plane / kSlabs % kPhases;
     const int set = plane / kSlabs / kPhases, first = plane % kSlabs * DEPTH;
     const unsigned image = position / kPositions, inside = position % kPositions;
     const int row0 = int(inside / GRID_W) * IN_STEP_H + IN_FIRST_H;
@@ -131,12 +128,10 @@ __device__ __forceinline__ float weight(const float *w, int set, int row, int k,
     return __ldg(w + of_filter * kTaps + p * KERNEL_W + q);
 }
 
-// A block for a row: a thread for each of its records.
-extern "C" __global__ void __launch_bounds__(256)
-    lay_out_weights(void *memory, const float *w, int batch) {
+// A row of weights: a thread for each of its records.
+__device__ __forceinline__ void lay_out_row(const Workspace &work, const float *w, int of_all) {
     __shared__ unsigned largest[8];
-    const Workspace work(memory, batch);
-    const int set = blockIdx.x / (kRowTiles * kRows), row = blockIdx.x % (kRowTiles * kRows);
+    const int set = of_all / (kRowTiles * kRows), row = of_all % (kRowTiles * kRows);
     const int tile = row / kRows, out = set * kSetOut + row / (BACKWARD ? kFold : 1);
     unsigned most = 0;
     // All of the filter's or channel's weights, whichever remainder the row is of.
@@ -155,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int warp = 0; warp < 8; warp++) most = max(most, largest[warp]);
     float factor;
     const float scale = scale_for(most, &factor);
-    if (threadIdx.x == 0) work.row_factors[blockIdx.x] = factor;
+    if (threadIdx.x == 0) work.row_factors[of_all] = factor;
 
     for (int job = 0; job < kJobs; job++) {
         const int begin = tables.first_taps[job * kPhases], taps = tables.first_taps[(job + 1) * kPhases] - begin;
@@ -178,6 +173,19 @@ extern "C" __global__ void __launch_bounds__(256)
             at[kUnits * kRows] = record(values, scale, 1);
         }
     }
+}
+
+// A block for each row of the weights, and then for 256 positions of a plane.
+extern "C" __global__ void __launch_bounds__(256)
+    lay_out(void *memory, const float *x, const float *w, int batch) {
+    const Workspace work(memory, batch);
+    if (blockIdx.x < kAllRows) {
+        lay_out_row(work, w, blockIdx.x);
+        return;
+    }
+    const unsigned block = blockIdx.x - kAllRows, blocks = divide_up(work.length, 256);
+    const unsigned position = block % blocks * 256 + threadIdx.x;
+    if (position < work.length) lay_out_pixel(work, x, batch, block / blocks, position);
 }
 
 // An element of the output: where it is, of which row and image; `there` if it is one at all.
@@ -228,6 +236,7 @@ struct Shared {
     uint4 pixels[PIXEL_STAGES][2][kUnits][kSpan];
     uint4 weights[WEIGHT_STAGES][2][kUnits][kRows];
     float factors[PIXEL_STAGES][kSpan];
+    float results[8][16][40];  // of warps: rows lie 8 banks apart
     Barrier pixels_full[PIXEL_STAGES], pixels_free[PIXEL_STAGES];
     Barrier weights_full[WEIGHT_STAGES], weights_free[WEIGHT_STAGES];
 };
@@ -364,73 +373,76 @@ struct Worker {
         }
     }
 
-    // The rows and the first position of this thread's sums: of each 8 positions it has two, of
-    // two rows.
-    __device__ __forceinline__ int row(const Item &item, int half) const {
-        return item.row_tile * kRows + row0 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 +
-               8 * half;
-    }
-
-    __device__ __forceinline__ unsigned position(const Item &item) const {
-        return item.tile * kTile + column0 + threadIdx.x % 4 * 2;
+    // Calls f(position, row, sum) for 32 neighbouring positions of a row at once, one for each lane,
+    // and end() after 16 rows of these. Of each 8 positions a lane has the sums of two, in two rows.
+    template <class F, class End>
+    __device__ __forceinline__ void for_each(const float (&total)[kSums], const Item &item, F f,
+                                             End end) {
+        const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+        const int first = item.row_tile * kRows + row0 + warp % 4 * 16;
+        float(*results)[40] = shared.results[warp];
+#pragma unroll
+        for (int column = 0; column < COLUMNS; column += 32) {
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 32; i += 8) {
+                const float *sums = total + (column + i) / 2;
+                float *to = &results[lane / 4][i + lane % 4 * 2];
+                *(float2 *)to = make_float2(sums[0], sums[1]);
+                *(float2 *)(to + 8 * 40) = make_float2(sums[2], sums[3]);
+            }
+            __syncwarp();
+            const unsigned position = item.tile * kTile + column0 + column + lane;
+#pragma unroll 4
+            for (int r = 0; r < 16 && first + r < kSetRows; r++) {
+                f(position, first + r, results[r][lane]);
+            }
+            end(position);
+        }
     }
 
     __device__ __forceinline__ void keep(const float (&total)[kSums], const Item &item) {
         const size_t columns = size_t(work.tiles) * kTile;
         const size_t plane = (size_t(item.split) * kJobs + item.job) * kAllRows +
                              item.set * kRowTiles * kRows;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float *to = work.sums + (plane + row(item, half)) * columns + position(item);
-#pragma unroll
-            for (int i = 0; i < kSums; i += 4) {
-                *(float2 *)(to + i * 2) = make_float2(total[i + 2 * half], total[i + 2 * half + 1]);
-            }
-        }
+        for_each(
+            total, item,
+            [&](unsigned position, int row, float sum) {
+                work.sums[(plane + row) * columns + position] = sum;
+            },
+            [](unsigned) {});
     }
 
     __device__ __forceinline__ void write(const float (&total)[kSums], const Item &item, float *y,
                                           const float *x, const float *w, const float *bias,
                                           int batch) {
         const float *factors = work.row_factors + item.set * kRowTiles * kRows;
-        const float factor[2] = {factors[row(item, 0)], factors[row(item, 1)]};
-        const unsigned first = position(item), inside = first % kPositions;
-        int image = first / kPositions, i = inside / GRID_W, j = inside % GRID_W;
-        uint64_t again = 0;  // a bit for each sum that is not finite
-#pragma unroll
-        for (int n = 0; n < kSums; n += 4) {
-#pragma unroll
-            for (int second = 0; second < 2; second++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const Element element(item.set, row(item, half), item.job, image, i, j);
-                    if (!element.there || image >= batch) continue;
-                    const float sum = total[n + 2 * half + second] * factor[half];
-                    if (isfinite(sum)) {
-                        element.write(y, sum, bias);
-                    } else {
-                        again |= uint64_t(1) << (n + 2 * half + second);
-                    }
+        const auto element = [&](unsigned position, int row) {
+            const unsigned inside = position % kPositions;
+            return Element(item.set, row, item.job, position / kPositions, inside / GRID_W,
+                           inside % GRID_W);
+        };
+        const unsigned positions = batch * kPositions;
+        const int first = item.row_tile * kRows + row0 + (threadIdx.x / 32 - 4) % 4 * 16;
+        unsigned again = 0;  // a bit for each row whose sum is not finite
+        for_each(
+            total, item,
+            [&](unsigned position, int row, float sum) {
+                const Element here = element(position, row);
+                if (position >= positions || !here.there) return;
+                sum *= __ldg(factors + row);
+                if (isfinite(sum)) {
+                    here.write(y, sum, bias);
+                } else {
+                    again |= 1u << (row - first);
                 }
-                advance(image, i, j, second ? 7 : 1);
-            }
-        }
-        while (again) {
-            const int n = __ffsll(again) - 1;
-            again &= again - 1;
-            const unsigned at = first + n / 4 * 8 + n % 2, of_image = at % kPositions;
-            const Element element(item.set, row(item, n / 2 % 2), item.job, at / kPositions,
-                                  of_image / GRID_W, of_image % GRID_W);
-            element.write(y, element.textbook(x, w), bias);
-        }
-    }
-
-    static __device__ __forceinline__ void advance(int &image, int &i, int &j, int by) {
-        j += by;
-        while (j >= GRID_W) {
-            j -= GRID_W;
-            if (++i == GRID_H) i = 0, image++;
-        }
+            },
+            [&](unsigned position) {
+                for (; again; again &= again - 1) {
+                    const Element here = element(position, first + __ffs(again) - 1);
+                    here.write(y, here.textbook(x, w), bias);
+                }
+            });
     }
 };
 

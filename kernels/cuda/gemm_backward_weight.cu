@@ -6,9 +6,11 @@
 // 1. `lay_out_planes` writes x and dy into records: 8 channels of a position in half precision, in
 //    two parts. Each channel of each image has a power of two of its own. An image's positions are
 //    filled up to whole steps of 16.
+//    Where an image's planes are large, `find_largest` goes over them first.
 // 2. `multiply_positions`: one warp has the copy engine bring CHUNK positions of dy and x, eight
-//    warps multiply them: a row of taps sees the same x, some positions further on. What the unit
-//    sums is added up in float32 registers after each chunk.
+//    warps multiply them: a row of taps sees the same x, some positions further on, and the same
+//    dy, which stays in registers. What the unit sums is added up in float32 registers after each
+//    chunk.
 // 3. `add_up`: the sums of all parts of the positions, always in the same order. Elements that are not
 //    finite are computed again by the textbook's loops.
 //
@@ -20,18 +22,20 @@
 
 // How blocks work: channels of four warps (16, 32, 64 or 128), taps of a row at once, whether the two groups
 // of four warps have filters of their own (2) or take turns at chunks (1), stages in shared memory,
-// and threads that lay out a unit of 8 channels.
+// their positions, and threads that lay out 8 channels.
 #ifndef COLUMNS
 #define COLUMNS 64
 #define TAPS 3
 #define ROW_GROUPS 1
 #define STAGES 4
+#define CHUNK 64
 #define PLANE_THREADS 512
 #endif
 
-constexpr int kChunk = 64;  // positions
+constexpr int kChunk = CHUNK, kSteps = CHUNK / 16;
 constexpr int kImage = divide_up(kPositions, 16) * 16;
 constexpr int kChunks = divide_up(kImage, kChunk);  // of an image
+static_assert(CHUNK % 16 == 0);
 constexpr int kRows = 64 * ROW_GROUPS;              // of a tile
 constexpr int kRowTiles = divide_up(kSetRows, kRows), kColumnTiles = divide_up(kDepth, COLUMNS);
 constexpr int kRowUnits = kRowTiles * kRows / 8, kColumnUnits = kColumnTiles * COLUMNS / 8;
@@ -91,8 +95,15 @@ struct TapTable {
 
 __constant__ TapTable tap_groups = TapTable();
 
-// What the launches share: factors of dy's and x's planes, their records, and sums.
+// Planes are laid out in strips, of up to 8 positions of a thread.
+constexpr int kTurns = divide_up(kImage, PLANE_THREADS) < 8 ? divide_up(kImage, PLANE_THREADS) : 8;
+constexpr int kStrips = divide_up(kImage, PLANE_THREADS * kTurns);
+constexpr int kUnits = kAllRowUnits + kAllColumnUnits;
+
+// What the launches share: the largest magnitudes of strips, factors of dy's and x's planes, their
+// records, and sums.
 struct Workspace {
+    unsigned *largest;
     float *dy_factors, *x_factors;
     uint4 *dy, *x;
     float *sums;
@@ -101,7 +112,8 @@ struct Workspace {
     __device__ Workspace(void *memory, int batch) {
         dy_length = size_t(batch) * kImage + kChunk;
         x_length = dy_length + kLastTap + TapGroups::span();
-        dy_factors = (float *)memory;
+        largest = (unsigned *)memory;
+        dy_factors = (float *)(largest + size_t(batch) * kUnits * kStrips * 8);
         x_factors = dy_factors + size_t(batch) * kAllRowUnits * 8;
         dy = (uint4 *)(x_factors + size_t(batch) * kAllColumnUnits * 8);
         x = dy + kAllRowUnits * 2 * dy_length;
@@ -147,77 +159,135 @@ struct XPlane {
     }
 };
 
-constexpr int kTurns = divide_up(kImage, PLANE_THREADS);  // positions of a thread
-constexpr bool kHeld = kTurns <= 8;  // in registers, while the largest is found
+// A thread's positions of a strip of 8 channels of an image.
+struct Strip {
+    float values[kTurns][8];
+    int first;
 
-// Writes the records of 8 channels of an image, and what their sums are multiplied with.
-template <class Plane>
-__device__ __forceinline__ void lay_out_unit(const float *from, uint4 *to, float *factors,
-                                             size_t length, int image, int unit) {
-    __shared__ unsigned largest[PLANE_THREADS / 32][8];
-    const Plane planes[8] = {{from, image, unit, 0}, {from, image, unit, 1}, {from, image, unit, 2},
-                             {from, image, unit, 3}, {from, image, unit, 4}, {from, image, unit, 5},
-                             {from, image, unit, 6}, {from, image, unit, 7}};
-    const auto read = [&](int position, int k) {
-        return position < kPositions ? planes[k].at(position / GRID_W, position % GRID_W) : 0.0f;
-    };
-    float held[kHeld ? kTurns : 1][8];
-    unsigned most[8] = {};
-#pragma unroll(kHeld ? kTurns : 1)
-    for (int turn = 0; turn < kTurns; turn++) {
+    template <class Plane>
+    __device__ __forceinline__ void read(const float *from, int image, int unit, int strip) {
+        const Plane planes[8] = {{from, image, unit, 0}, {from, image, unit, 1},
+                                 {from, image, unit, 2}, {from, image, unit, 3},
+                                 {from, image, unit, 4}, {from, image, unit, 5},
+                                 {from, image, unit, 6}, {from, image, unit, 7}};
+        first = strip * (PLANE_THREADS * kTurns) + threadIdx.x;
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            const float v = read(turn * PLANE_THREADS + threadIdx.x, k);
-            if (kHeld) held[turn][k] = v;
-            most[k] = max(most[k], magnitude(v));
+        for (int turn = 0; turn < kTurns; turn++) {
+            const int position = first + turn * PLANE_THREADS;
+            const int row = position / GRID_W, column = position % GRID_W;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                values[turn][k] = position < kPositions ? planes[k].at(row, column) : 0;
+            }
         }
     }
-    const int warp = threadIdx.x / 32;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        most[k] = __reduce_max_sync(0xffffffffu, most[k]);
-        if (threadIdx.x % 32 == 0) largest[warp][k] = most[k];
-    }
-    __syncthreads();
-    float scales[8], factor;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        for (int i = 0; i < PLANE_THREADS / 32; i++) most[k] = max(most[k], largest[i][k]);
-        scales[k] = scale_for(most[k], &factor);
-        if (threadIdx.x == 0) factors[unit * 8 + k] = factor;
-    }
-    to += size_t(unit) * 2 * length + size_t(image) * kImage;
-#pragma unroll(kHeld ? kTurns : 1)
-    for (int turn = 0; turn < kTurns; turn++) {
-        const int position = turn * PLANE_THREADS + threadIdx.x;
-        if (position >= kImage) break;
-        float values[8];
+
+    // The largest magnitudes of the block's threads, to all of them.
+    __device__ __forceinline__ void find_largest(unsigned (&most)[8]) const {
+        __shared__ unsigned of_warps[PLANE_THREADS / 32][8];
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            values[k] = (kHeld ? held[turn][k] : read(position, k)) * scales[k];
+            most[k] = 0;
+#pragma unroll
+            for (int turn = 0; turn < kTurns; turn++) {
+                most[k] = max(most[k], magnitude(values[turn][k]));
+            }
+            most[k] = __reduce_max_sync(0xffffffffu, most[k]);
+            if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][k] = most[k];
         }
-        to[position] = record(values, 1, 0);
-        to[length + position] = record(values, 1, 1);
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            for (int i = 0; i < PLANE_THREADS / 32; i++) most[k] = max(most[k], of_warps[i][k]);
+        }
+    }
+
+    // To records, and the factors of what they are multiplied to.
+    __device__ __forceinline__ void write(uint4 *to, float *factors, size_t length,
+                                          const unsigned (&most)[8]) const {
+        float scales[8], factor;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            scales[k] = scale_for(most[k], &factor);
+            if (first == 0) factors[k] = factor;
+        }
+#pragma unroll
+        for (int turn = 0; turn < kTurns; turn++) {
+            const int position = first + turn * PLANE_THREADS;
+            if (position >= kImage) break;
+            float scaled[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) scaled[k] = values[turn][k] * scales[k];
+            to[position] = record(scaled, 1, 0);
+            to[length + position] = record(scaled, 1, 1);
+        }
+    }
+};
+
+// A block's strip: of dy's units, and then of x's.
+struct Place {
+    int image, unit, strip;
+    bool of_dy;
+
+    __device__ Place() {
+        unsigned number = blockIdx.x;
+        strip = number % kStrips, number /= kStrips;
+        unit = number % kUnits, image = number / kUnits;
+        of_dy = unit < kAllRowUnits;
+    }
+
+    __device__ __forceinline__ void read(Strip &values, const float *x, const float *dy) const {
+        if (of_dy) {
+            values.read<DyPlane>(dy, image, unit, strip);
+        } else {
+            values.read<XPlane>(x, image, unit - kAllRowUnits, strip);
+        }
+    }
+
+    __device__ __forceinline__ unsigned *largest(const Workspace &work) const {
+        return work.largest + (size_t(image) * kUnits + unit) * kStrips * 8;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
+    find_largest(void *memory, const float *x, const float *dy, int batch) {
+    const Workspace work(memory, batch);
+    const Place place;
+    Strip values;
+    place.read(values, x, dy);
+    unsigned most[8];
+    values.find_largest(most);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (threadIdx.x == k) place.largest(work)[place.strip * 8 + k] = most[k];
     }
 }
 
-// A block for 8 channels of an image, of dy and then of x.
 extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
     lay_out_planes(void *memory, const float *x, const float *dy, int batch) {
     const Workspace work(memory, batch);
-    constexpr int kUnits = kAllRowUnits + kAllColumnUnits;
-    const int image = blockIdx.x / kUnits, unit = blockIdx.x % kUnits - kAllRowUnits;
-    if (unit < 0) {
-        lay_out_unit<DyPlane>(dy, work.dy, work.dy_factors + size_t(image) * kAllRowUnits * 8,
-                              work.dy_length, image, unit + kAllRowUnits);
-        return;
+    const Place place;
+    Strip values;
+    place.read(values, x, dy);
+    unsigned most[8] = {};
+    if (kStrips == 1) {
+        values.find_largest(most);
+    } else {
+        for (int i = 0; i < kStrips * 8; i += 8) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) most[k] = max(most[k], place.largest(work)[i + k]);
+        }
     }
-    lay_out_unit<XPlane>(x, work.x, work.x_factors + size_t(image) * kAllColumnUnits * 8,
-                         work.x_length, image, unit);
-    if (image == batch - 1) {  // zeros behind the last image
-        uint4 *end = work.x + size_t(unit) * 2 * work.x_length + size_t(batch) * kImage;
-        for (int i = threadIdx.x; i < kChunk + kLastTap + TapGroups::span(); i += PLANE_THREADS) {
-            end[i] = end[work.x_length + i] = make_uint4(0, 0, 0, 0);
+    const int unit = place.of_dy ? place.unit : place.unit - kAllRowUnits;
+    const size_t length = place.of_dy ? work.dy_length : work.x_length;
+    uint4 *to = (place.of_dy ? work.dy : work.x) + size_t(unit) * 2 * length;
+    float *factors = place.of_dy ? work.dy_factors + size_t(place.image) * kAllRowUnits * 8
+                                 : work.x_factors + size_t(place.image) * kAllColumnUnits * 8;
+    values.write(to + size_t(place.image) * kImage, factors + unit * 8, length, most);
+    if (!place.of_dy && place.image == batch - 1 && place.strip == 0) {  // zeros behind it
+        uint4 *end = to + size_t(batch) * kImage;
+        for (int i = threadIdx.x; i < length - size_t(batch) * kImage; i += PLANE_THREADS) {
+            end[i] = end[length + i] = make_uint4(0, 0, 0, 0);
         }
     }
 }
@@ -330,23 +400,34 @@ struct Worker {
         }
     }
 
+    // A chunk; of its steps, those from `steps` on are of the next image, and count as zeros.
     __device__ __forceinline__ void multiply_chunk(const Item &item, int steps) {
         barrier_wait(&shared.full[turn.stage], turn.round);
         const int first = tap_groups.first[item.group], count = tap_groups.counts[item.group];
-        const uint64_t a = describe_by_rows(
-            shared.dy[turn.stage][0][ROW_GROUPS == 2 ? group * 8 : 0], kChunk);
+        uint32_t a[2][kSteps][4];
+        const int unit = (ROW_GROUPS == 2 ? group * 8 : 0) + threadIdx.x / 32 % 4 * 2;
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            const uint4 *rows = shared.dy[turn.stage][part][unit] + load_rows_at(kChunk);
+#pragma unroll
+            for (int step = 0; step < kSteps; step++) {
+                load_rows(a[part][step], rows + 16 * step);
+#pragma unroll
+                for (int i = 0; i < 4; i++) a[part][step][i] *= step < steps;
+            }
+        }
         const uint64_t b = describe_by_rows(shared.x[turn.stage][0][0], kSpan);
 #pragma unroll
         for (int tap = 0; tap < TAPS; tap++) {
             if (tap >= count) break;
-            const int shift = tables.taps_w[first + tap] - tables.taps_w[first];
+            const uint64_t columns = b + (tables.taps_w[first + tap] - tables.taps_w[first]);
             float part[kSums];
             begin_multiplying();
-            for (int step = 0; step < steps; step++) {
-                const uint64_t rows = a + 16 * step, columns = b + shift + 16 * step;
-                multiply<1>(part, rows + kRows / 8 * kChunk, columns, step > 0);
-                multiply<1>(part, rows, columns + COLUMNS / 8 * kSpan, 1);
-                multiply<1>(part, rows, columns, 1);
+#pragma unroll
+            for (int step = 0; step < kSteps; step++) {
+                multiply(part, a[1][step], columns + 16 * step, step > 0);
+                multiply(part, a[0][step], columns + 16 * step + COLUMNS / 8 * kSpan, 1);
+                multiply(part, a[0][step], columns + 16 * step, 1);
             }
             finish_multiplying();
             hold(part);

@@ -20,9 +20,11 @@ __device__ __forceinline__ uint64_t describe_by_rows(const void *matrix, int alo
 
 // d = a * b, plus d with `add`: 64 rows x 16 values of k by 2 columns for each of a thread's sums.
 // Of a tile of 8 columns a thread has 4 sums: of its warp's 16 rows number lane / 4 and that plus
-// 8, of the columns lane % 4 * 2 and the next. `by_rows`: both matrices are of the
-// second kind.
+// 8, of the columns lane % 4 * 2 and the next.
 #define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
+#define SUMS32(i) SUMS16(i), SUMS16(i + 16)
+
 __device__ __forceinline__ void multiply(float (&d)[4], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
@@ -33,15 +35,14 @@ __device__ __forceinline__ void multiply(float (&d)[4], uint64_t a, uint64_t b, 
         : "l"(a), "l"(b), "r"(add));
 }
 
-template <int by_rows = 0>
 __device__ __forceinline__ void multiply(float (&d)[8], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "%8, %9, p, 1, 1, %11, %11;\n}"
+        "%8, %9, p, 1, 1, 0, 0;\n}"
         : SUMS4(0), SUMS4(4)
-        : "l"(a), "l"(b), "r"(add), "n"(by_rows));
+        : "l"(a), "l"(b), "r"(add));
 }
 
 __device__ __forceinline__ void multiply(float (&d)[12], uint64_t a, uint64_t b, int add) {
@@ -54,15 +55,14 @@ __device__ __forceinline__ void multiply(float (&d)[12], uint64_t a, uint64_t b,
         : "l"(a), "l"(b), "r"(add));
 }
 
-template <int by_rows = 0>
 __device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "%16, %17, p, 1, 1, %19, %19;\n}"
-        : SUMS4(0), SUMS4(4), SUMS4(8), SUMS4(12)
-        : "l"(a), "l"(b), "r"(add), "n"(by_rows));
+        "%16, %17, p, 1, 1, 0, 0;\n}"
+        : SUMS16(0)
+        : "l"(a), "l"(b), "r"(add));
 }
 
 __device__ __forceinline__ void multiply(float (&d)[24], uint64_t a, uint64_t b, int add) {
@@ -72,23 +72,21 @@ __device__ __forceinline__ void multiply(float (&d)[24], uint64_t a, uint64_t b,
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23}, "
         "%24, %25, p, 1, 1, 0, 0;\n}"
-        : SUMS4(0), SUMS4(4), SUMS4(8), SUMS4(12), SUMS4(16), SUMS4(20)
+        : SUMS16(0), SUMS4(16), SUMS4(20)
         : "l"(a), "l"(b), "r"(add));
 }
 
-template <int by_rows = 0>
 __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, %35, %35;\n}"
-        : SUMS4(0), SUMS4(4), SUMS4(8), SUMS4(12), SUMS4(16), SUMS4(20), SUMS4(24), SUMS4(28)
-        : "l"(a), "l"(b), "r"(add), "n"(by_rows));
+        "%32, %33, p, 1, 1, 0, 0;\n}"
+        : SUMS32(0)
+        : "l"(a), "l"(b), "r"(add));
 }
 
-template <int by_rows = 0>
 __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
@@ -97,13 +95,83 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, %67, %67;\n}"
-        : SUMS4(0), SUMS4(4), SUMS4(8), SUMS4(12), SUMS4(16), SUMS4(20), SUMS4(24), SUMS4(28),
-          SUMS4(32), SUMS4(36), SUMS4(40), SUMS4(44), SUMS4(48), SUMS4(52), SUMS4(56), SUMS4(60)
-        : "l"(a), "l"(b), "r"(add), "n"(by_rows));
+        "%64, %65, p, 1, 1, 0, 0;\n}"
+        : SUMS32(0), SUMS32(32)
+        : "l"(a), "l"(b), "r"(add));
 }
 
+// The same with a from registers: of a warp's 16 rows, row lane / 4 and that plus 8, for k of
+// lane % 4 * 2 and the next, and then for those plus 8. b is by rows.
+#define ROWS_OF_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+
+__device__ __forceinline__ void multiply(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
+                                         int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, p, 1, 1, 1;\n}"
+        : SUMS4(0), SUMS4(4)
+        : ROWS_OF_A, "l"(b), "r"(add));
+}
+
+__device__ __forceinline__ void multiply(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
+                                         int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, p, 1, 1, 1;\n}"
+        : SUMS16(0)
+        : ROWS_OF_A, "l"(b), "r"(add));
+}
+
+__device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                         int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+        : SUMS32(0)
+        : ROWS_OF_A, "l"(b), "r"(add));
+}
+
+__device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                         int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+        : SUMS32(0), SUMS32(32)
+        : ROWS_OF_A, "l"(b), "r"(add));
+}
+
+#undef ROWS_OF_A
+#undef SUMS32
+#undef SUMS16
 #undef SUMS4
+
+// A warp's 16 rows for 16 values of k, for the unit: of records of 8 rows for each k. `of_lane` is
+// where the record lies that load_rows_at says.
+__device__ __forceinline__ void load_rows(uint32_t (&a)[4], const void *of_lane) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(of_lane))
+                 : "memory");
+}
+
+// This lane's record for load_rows, from the first one: of rows 0 to 7 or 8 to 15, which lie
+// `along_rows` apart, and of k.
+__device__ __forceinline__ int load_rows_at(int along_rows) {
+    const int lane = threadIdx.x % 32;
+    return lane / 8 % 2 * along_rows + lane / 16 * 8 + lane % 8;
+}
 
 // Keeps the compiler from touching registers that the unit works on.
 template <int N>

@@ -22,8 +22,12 @@ _THREADS = 384
 # A GPU's, as a rule: only how work is divided depends on it.
 _PROCESSORS = 132
 _MOST_STAGES = 8
-# Positions of the gradient for w that are in a stage, and the most memory for sums of its parts.
-_CHUNK = 64
+# Through which warps write what they have multiplied.
+_RESULT_BYTES = 8 * 16 * 40 * 4
+# Of the gradient for w: positions of a thread that lays out planes, taps of a row at once, memory
+# for sums: each at most.
+_MOST_TURNS = 8
+_MOST_ROW_TAPS = 5
 _WEIGHT_SUM_BYTES = 64 << 20
 # Products, zeros included, for each that is needed, up to which the tensor cores are faster.
 _MOST_ZEROS = 24
@@ -228,22 +232,17 @@ class Gemm(Family):
         tiles, length = _length(made, layout, problem.batch)
         slabs = divide_up(made.depth, layout.depth)
         row_tiles = divide_up(made.rows, layout.rows)
+        rows = made.sets * row_tiles * layout.rows
         x, y = ("dy", "dx") if self.backward else ("x", "y")
         # A gradient has no bias: the argument is not read.
         bias = "w" if self.backward else "bias"
         arrays = (y, x, "w", bias, "workspace", problem.batch, splits)
         launches = [
             Launch(
-                "lay_out_weights",
-                (made.sets * row_tiles * layout.rows, 1, 1),
+                "lay_out",
+                (rows + divide_up(length, 256) * made.sets * made.phases * slabs, 1, 1),
                 (256, 1, 1),
-                ("workspace", "w", problem.batch),
-            ),
-            Launch(
-                "lay_out_pixels",
-                (divide_up(length, 256), made.sets * made.phases * slabs, 1),
-                (256, 1, 1),
-                ("workspace", x, problem.batch),
+                ("workspace", x, "w", problem.batch),
             ),
             Launch(
                 "multiply_tiles",
@@ -294,7 +293,7 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
             least = Blocks(depth, columns, row_groups, pixel_stages, 0)
             room = _SHARED_BYTES - shared_bytes(made, least)
             stages = min(_MOST_STAGES, room // (least.rows * depth * 4 + 16))
-            if stages >= (2 if pixel_stages > 2 else 3):
+            if stages >= 2:
                 found.append(Blocks(depth, columns, row_groups, pixel_stages, stages))
                 break
     return tuple(found)
@@ -306,7 +305,8 @@ def shared_bytes(made: Product, layout: Blocks) -> int:
     pixels = layout.pixel_stages * span * (4 * layout.depth + 4)
     weights = layout.weight_stages * layout.rows * 4 * layout.depth
     barriers = 16 * (layout.pixel_stages + layout.weight_stages)
-    return divide_up(pixels + weights + barriers, _RECORD_BYTES) * _RECORD_BYTES
+    total = pixels + weights + _RESULT_BYTES + barriers
+    return divide_up(total, _RECORD_BYTES) * _RECORD_BYTES
 
 
 def _length(made: Product, layout: Blocks, batch: int) -> tuple[int, int]:
@@ -389,12 +389,13 @@ def _defines(problem: ConvProblem, made: Product, accumulate: bool, bias: bool) 
 class WeightBlocks(Layout):
     """How blocks of the gradient for w work: channels of four warps, taps of a row at once, whether
     the two groups of four warps have filters of their own (2) or take turns (1), stages in shared
-    memory, and threads that lay out 8 channels of an image."""
+    memory, their positions, and threads that lay out a strip of 8 channels of an image."""
 
     columns: int
     taps: int
     row_groups: int
     stages: int
+    chunk: int
     plane_threads: int
 
     @property
@@ -429,12 +430,17 @@ class GemmWeight(Family):
         parts = splits * 2 // layout.row_groups
         units = sum(_weight_units(made, layout))
         items = math.prod(_weight_tiles(made, layout)) * splits
+        strips = _strips(made, layout)
+        planes = ("find_largest", "lay_out_planes") if strips > 1 else ("lay_out_planes",)
         launches = (
-            Launch(
-                "lay_out_planes",
-                (problem.batch * units, 1, 1),
-                (layout.plane_threads, 1, 1),
-                ("workspace", "x", "dy", problem.batch),
+            *(
+                Launch(
+                    function,
+                    (problem.batch * units * strips, 1, 1),
+                    (layout.plane_threads, 1, 1),
+                    ("workspace", "x", "dy", problem.batch),
+                )
+                for function in planes
             ),
             Launch(
                 "multiply_positions",
@@ -477,23 +483,37 @@ def _image_positions(made: Product) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _weight_layouts(made: Product) -> tuple[WeightBlocks, ...]:
+    positions = _image_positions(made)
+    threads = max(64, min(512, divide_up(positions, 32) * 32))
     found = []
-    threads = max(64, min(512, divide_up(_image_positions(made), 32) * 32))
-    for columns, taps, row_groups in itertools.product((16, 32, 64, 128), (1, 2, 3), (1, 2)):
+    for columns, taps, row_groups in itertools.product(
+        (16, 32, 64, 128), range(1, _MOST_ROW_TAPS + 1), (1, 2)
+    ):
         # More than are there; or of registers.
         wide = columns > max(_STEP, divide_up(made.depth, _STEP) * _STEP) or columns * taps > 192
-        if not wide and taps <= _row_taps(made) and (row_groups == 1 or made.rows > _ROWS):
-            one = WeightBlocks(columns, taps, row_groups, 1, threads)
-            stages = min(_MOST_STAGES, _SHARED_BYTES // _weight_shared_bytes(made, one))
-            if stages >= 2:
-                found.append(dataclasses.replace(one, stages=stages))
+        if wide or taps > _row_taps(made) or (row_groups == 2 and made.rows <= _ROWS):
+            continue
+        chunk = min(
+            (48, 64) if columns == 128 else (48, 64, 80, 96),
+            key=lambda size: (divide_up(positions, size) * size, -size),
+        )
+        one = WeightBlocks(columns, taps, row_groups, 1, chunk, threads)
+        stages = min(_MOST_STAGES, _SHARED_BYTES // _weight_shared_bytes(made, one))
+        if stages >= 2:
+            found.append(dataclasses.replace(one, stages=stages))
     return tuple(found)
+
+
+def _strips(made: Product, layout: WeightBlocks) -> int:
+    """Strips of an image's planes that are laid out one by one."""
+    turns = min(_MOST_TURNS, divide_up(_image_positions(made), layout.plane_threads))
+    return divide_up(_image_positions(made), layout.plane_threads * turns)
 
 
 def _weight_shared_bytes(made: Product, layout: WeightBlocks) -> int:
     """The size of the struct Shared of gemm_backward_weight.cu."""
-    span = _CHUNK + _tap_span(made, layout.taps)
-    stage = 4 * (layout.rows * _CHUNK + layout.columns * span) + 16
+    span = layout.chunk + _tap_span(made, layout.taps)
+    stage = 4 * (layout.rows * layout.chunk + layout.columns * span) + 16
     return divide_up(layout.stages * stage, _RECORD_BYTES) * _RECORD_BYTES
 
 
@@ -523,24 +543,25 @@ def _weight_part_bytes(made: Product, layout: WeightBlocks) -> int:
 def _weight_workspace_bytes(made: Product, layout: WeightBlocks, batch: int, parts: int) -> int:
     """As `Workspace` of the source has it."""
     rows, columns = _weight_units(made, layout)
-    dy_length = batch * _image_positions(made) + _CHUNK
+    dy_length = batch * _image_positions(made) + layout.chunk
     last = max(row for _, taps in made.pairs for row, _ in taps) * made.axes[1].grid
     last += max(column for _, taps in made.pairs for _, column in taps)
     x_length = dy_length + last + _tap_span(made, layout.taps)
     records = 2 * _RECORD_BYTES * (rows * dy_length + columns * x_length)
-    factors = 4 * 8 * batch * (rows + columns)
+    factors = 4 * 8 * batch * (rows + columns) * (1 + _strips(made, layout))
     return records + factors + parts * _weight_part_bytes(made, layout)
 
 
 def weight_estimate(made: Product, layout: WeightBlocks, batch: int) -> tuple[float, int]:
     """About how many cycles the product takes, and in how many parts of the positions."""
     items = math.prod(_weight_tiles(made, layout))
-    chunks = batch * divide_up(_image_positions(made), _CHUNK)
-    steps = _image_positions(made) / divide_up(_image_positions(made), _CHUNK) / _STEP
-    instruction = max(layout.columns / 2, 16 + layout.columns / 4)
+    chunks = batch * divide_up(_image_positions(made), layout.chunk)
+    steps = layout.chunk / _STEP
+    # Filters are in registers; of an instruction products, or what it reads of shared memory.
+    instruction = max(layout.columns / 2, 8 + layout.columns / 4)
     taps = sum(len(each) for _, each in made.pairs) / _weight_tiles(made, layout)[2]
-    multiplied = layout.row_groups * taps * (3 * steps * instruction + 60)
-    moved = 4 * _CHUNK * (layout.rows + layout.columns) / _CACHE_RATE
+    multiplied = layout.row_groups * (taps * (3 * steps * instruction + 60) + 32 * steps)
+    moved = 4 * layout.chunk * (layout.rows + layout.columns) / _CACHE_RATE
     of_part = _weight_part_bytes(made, layout) * 2 / layout.row_groups
     best: tuple[float, int] | None = None
     most = max(1, min(chunks // 4, _WEIGHT_SUM_BYTES // int(of_part)))
