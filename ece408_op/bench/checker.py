@@ -20,8 +20,8 @@ from . import oracle
 from .gpu_arrays import StrayWrite, run
 from .shapes import SHAPES
 
-# Output and inputs by direction.
-_ARRAYS = {
+# Output and inputs by direction, the bias last.
+ARRAYS = {
     "forward": ("y", "x", "w", "bias"),
     "backward_data": ("dx", "w", "dy"),
     "backward_weight": ("dw", "x", "dy"),
@@ -138,6 +138,23 @@ def relative_error(gpu: Gpu, case: Case) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
+def element_error(gpu: Gpu, case: Case, decades: float) -> float:
+    """The largest error of an element, beside the sum of its terms' magnitudes: on numbers whose
+    own go over so many decades on either side of 1, or with 0 on normally distributed ones."""
+    rng = np.random.default_rng(case.seed)
+    arrays = {
+        name: rng.standard_normal(shape)
+        if not decades
+        else rng.choice([-1, 1], shape) * 10 ** rng.uniform(-decades, decades, shape)
+        for name, shape in _shapes(case).items()
+    }
+    arrays = {name: array.astype(case.problem.dtype) for name, array in arrays.items()}
+    wrong = np.abs(_found(gpu, case, arrays, bare=False) - _expected(case, arrays))
+    terms = _expected(case, {name: np.abs(array) for name, array in arrays.items()})
+    # Where there are no terms, such as where windows leave pixels out, zero is exact.
+    return float(np.max(wrong / np.where(terms > 0, terms, 1)))
+
+
 def largest_error(kernel: Kernel, problem: ConvProblem) -> float:
     """What `relative_error` may be for this kernel: twice a running sum's, where that is more."""
     most = _LARGEST_ERROR[problem.dtype if kernel.float32_accurate else kernel.precision]
@@ -170,13 +187,13 @@ def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
         "bias": problem.bias_shape,
         "y": problem.y_shape,
     }
-    names = _ARRAYS[case.kernel.direction]
+    names = ARRAYS[case.kernel.direction]
     wanted = [name for name in names if name != "bias" or problem.bias]
     return {name: shapes[name if name in shapes else name[1:]] for name in wanted}
 
 
 def _found(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> np.ndarray:
-    output = _ARRAYS[case.kernel.direction][0]
+    output = ARRAYS[case.kernel.direction][0]
     start = arrays[output] if case.accumulate else np.full_like(arrays[output], np.nan)
     plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate, case.layout)
     # Kernels take other ways where arrays are not aligned to pairs or fours of elements.
@@ -186,7 +203,7 @@ def _found(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> n
 
 def _expected(case: Case, arrays: dict[str, np.ndarray]) -> np.ndarray:
     """The output in float64."""
-    output, *inputs = _ARRAYS[case.kernel.direction]
+    output, *inputs = ARRAYS[case.kernel.direction]
     compute = getattr(oracle, case.kernel.direction)
     found: np.ndarray = compute(case.problem, *(arrays[n] for n in inputs if n in arrays))
     return found + arrays[output] if case.accumulate else found

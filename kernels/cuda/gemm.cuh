@@ -87,8 +87,10 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const float
     for (int k = 0; k < DEPTH; k++) {
         const int channel = (first + k) / (BACKWARD ? 1 : kFold);
         const int remainder = BACKWARD || kFold == 1 ? 0 : (first + k) % kFold;
-        const int row = row0 + (BACKWARD ? 0 : tables.remainders_h[phase] + remainder / kFoldW);
-        const int column = column0 + (BACKWARD ? 0 : tables.remainders_w[phase] + remainder % kFoldW);
+        const int row =
+            row0 + (BACKWARD ? 0 : tables.remainders_h[phase] + folded_down(remainder));
+        const int column =
+            column0 + (BACKWARD ? 0 : tables.remainders_w[phase] + folded_across(remainder));
         const bool there = image < batch && first + k < kDepth && unsigned(row) < IN_H &&
                            unsigned(column) < IN_W;
         values[k] = there ? __ldg(from + channel * kInPlane + row * IN_W + column) : 0;
@@ -117,8 +119,8 @@ __device__ __forceinline__ float weight(const float *w, int set, int row, int k,
     const int step_h = BACKWARD ? OUT_STEP_H : IN_STEP_H, step_w = BACKWARD ? OUT_STEP_W : IN_STEP_W;
     const int steps_h = BACKWARD ? LAST_H - tables.taps_h[tap] : tables.taps_h[tap];
     const int steps_w = BACKWARD ? LAST_W - tables.taps_w[tap] : tables.taps_w[tap];
-    const int row_of_kernel = steps_h * step_h + tables.remainders_h[pair] + folded / kFoldW;
-    const int column_of_kernel = steps_w * step_w + tables.remainders_w[pair] + folded % kFoldW;
+    const int row_of_kernel = steps_h * step_h + tables.remainders_h[pair] + folded_down(folded);
+    const int column_of_kernel = steps_w * step_w + tables.remainders_w[pair] + folded_across(folded);
     const int p = row_of_kernel / DILATE_H, q = column_of_kernel / DILATE_W;
     const bool there = row_of_kernel >= 0 && row_of_kernel % DILATE_H == 0 && p < KERNEL_H &&
                        column_of_kernel >= 0 && column_of_kernel % DILATE_W == 0 && q < KERNEL_W;
@@ -198,8 +200,8 @@ struct Element {
         : image(image) {
         const int folded = BACKWARD ? row % kFold : 0;
         out = set * kSetOut + row / (BACKWARD ? kFold : 1);
-        h = i * OUT_STEP_H + OUT_FIRST_H + (BACKWARD ? tables.remainders_h[job] + folded / kFoldW : 0);
-        s = j * OUT_STEP_W + OUT_FIRST_W + (BACKWARD ? tables.remainders_w[job] + folded % kFoldW : 0);
+        h = i * OUT_STEP_H + OUT_FIRST_H + (BACKWARD ? tables.remainders_h[job] + folded_down(folded) : 0);
+        s = j * OUT_STEP_W + OUT_FIRST_W + (BACKWARD ? tables.remainders_w[job] + folded_across(folded) : 0);
         there = row < kSetRows && i < VALID_H && j < VALID_W && unsigned(h) < OUT_H &&
                 unsigned(s) < OUT_W;
     }
@@ -373,11 +375,10 @@ struct Worker {
         }
     }
 
-    // Calls f(position, row, sum) for 32 neighbouring positions of a row at once, one for each lane,
-    // and end() after 16 rows of these. Of each 8 positions a lane has the sums of two, in two rows.
-    template <class F, class End>
-    __device__ __forceinline__ void for_each(const float (&total)[kSums], const Item &item, F f,
-                                             End end) {
+    // Calls f(position, row, sums) for 32 neighbouring positions at a time, one for each lane: the
+    // sums of 16 rows. Of each 8 positions a lane has the sums of two, in two rows.
+    template <class F>
+    __device__ __forceinline__ void for_each(const float (&total)[kSums], const Item &item, F f) {
         const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
         const int first = item.row_tile * kRows + row0 + warp % 4 * 16;
         float(*results)[40] = shared.results[warp];
@@ -392,12 +393,10 @@ struct Worker {
                 *(float2 *)(to + 8 * 40) = make_float2(sums[2], sums[3]);
             }
             __syncwarp();
-            const unsigned position = item.tile * kTile + column0 + column + lane;
-#pragma unroll 4
-            for (int r = 0; r < 16 && first + r < kSetRows; r++) {
-                f(position, first + r, results[r][lane]);
-            }
-            end(position);
+            float sums[16];
+#pragma unroll
+            for (int r = 0; r < 16; r++) sums[r] = results[r][lane];
+            f(item.tile * kTile + column0 + column + lane, first, sums);
         }
     }
 
@@ -405,44 +404,39 @@ struct Worker {
         const size_t columns = size_t(work.tiles) * kTile;
         const size_t plane = (size_t(item.split) * kJobs + item.job) * kAllRows +
                              item.set * kRowTiles * kRows;
-        for_each(
-            total, item,
-            [&](unsigned position, int row, float sum) {
-                work.sums[(plane + row) * columns + position] = sum;
-            },
-            [](unsigned) {});
+        for_each(total, item, [&](unsigned position, int row, const float(&sums)[16]) {
+            float *to = work.sums + (plane + row) * columns + position;
+#pragma unroll
+            for (int r = 0; r < 16; r++) to[r * columns] = sums[r];
+        });
     }
 
-    __device__ __forceinline__ void write(const float (&total)[kSums], const Item &item, float *y,
+    __device__ __forceinline__ void write(float (&total)[kSums], const Item &item, float *y,
                                           const float *x, const float *w, const float *bias,
                                           int batch) {
-        const float *factors = work.row_factors + item.set * kRowTiles * kRows;
-        const auto element = [&](unsigned position, int row) {
-            const unsigned inside = position % kPositions;
-            return Element(item.set, row, item.job, position / kPositions, inside / GRID_W,
-                           inside % GRID_W);
-        };
+        const float *factors = work.row_factors + item.set * kRowTiles * kRows +
+                               item.row_tile * kRows + row0 + threadIdx.x / 32 % 4 * 16 +
+                               threadIdx.x % 32 / 4;
+        const float factor[2] = {factors[0], factors[8]};
+#pragma unroll
+        for (int i = 0; i < kSums; i++) total[i] *= factor[i / 2 % 2];
         const unsigned positions = batch * kPositions;
-        const int first = item.row_tile * kRows + row0 + (threadIdx.x / 32 - 4) % 4 * 16;
-        unsigned again = 0;  // a bit for each row whose sum is not finite
-        for_each(
-            total, item,
-            [&](unsigned position, int row, float sum) {
-                const Element here = element(position, row);
-                if (position >= positions || !here.there) return;
-                sum *= __ldg(factors + row);
-                if (isfinite(sum)) {
-                    here.write(y, sum, bias);
-                } else {
-                    again |= 1u << (row - first);
-                }
-            },
-            [&](unsigned position) {
-                for (; again; again &= again - 1) {
-                    const Element here = element(position, first + __ffs(again) - 1);
-                    here.write(y, here.textbook(x, w), bias);
-                }
-            });
+        for_each(total, item, [&](unsigned position, int row, const float(&sums)[16]) {
+            const int image = position / kPositions, inside = position % kPositions;
+            const int i = inside / GRID_W, j = inside % GRID_W;
+            unsigned again = 0;  // a bit for each sum that is not finite
+#pragma unroll
+            for (int r = 0; r < 16; r++) {
+                const Element here(item.set, row + r, item.job, image, i, j);
+                const bool there = here.there && position < positions;
+                if (there && isfinite(sums[r])) here.write(y, sums[r], bias);
+                again |= unsigned(there && !isfinite(sums[r])) << r;
+            }
+            for (; again; again &= again - 1) {
+                const Element here(item.set, row + __ffs(again) - 1, item.job, image, i, j);
+                here.write(y, here.textbook(x, w), bias);
+            }
+        });
     }
 };
 

@@ -148,8 +148,8 @@ struct XPlane {
         const int number = unit % kColumnUnits * 8 + k, folded = number % kFold;
         const int channel = set * kSetIn + number / kFold;
         from = number < kDepth ? x + (size_t(image) * IN_CHANNELS + channel) * kInPlane : nullptr;
-        row0 = IN_FIRST_H + tables.remainders_h[pair] + folded / kFoldW;
-        column0 = IN_FIRST_W + tables.remainders_w[pair] + folded % kFoldW;
+        row0 = IN_FIRST_H + tables.remainders_h[pair] + folded_down(folded);
+        column0 = IN_FIRST_W + tables.remainders_w[pair] + folded_across(folded);
     }
 
     __device__ __forceinline__ float at(int row, int column) const {
@@ -524,34 +524,54 @@ __device__ __noinline__ float textbook(const float *x, const float *dy, int batc
     return float(sum);
 }
 
-// A thread for an element of dw, channels first.
-extern "C" __global__ void __launch_bounds__(256)
-    add_up(float *dw, const float *x, const float *dy, void *memory, int batch, int parts) {
-    const Workspace work(memory, batch);
-    const unsigned index = blockIdx.x * 256 + threadIdx.x;
-    if (index >= OUT_CHANNELS * kGroupIn * kTaps) return;
-    const int of_group = index % kGroupIn, tap = index / kGroupIn % kTaps;
-    const int filter = index / (kGroupIn * kTaps);
+constexpr int kAdded = kTaps <= 128 ? 64 : 8;  // channels of a block that adds up
+
+// The sum of all parts for a filter, a channel of its group and a tap.
+__device__ __forceinline__ float sum_of(const Workspace &work, int parts, int filter,
+                                        int of_group, int tap) {
     const int channel = filter / kGroupOut * kGroupIn + of_group;
-    const int p = tap / KERNEL_W, q = tap % KERNEL_W;
-    const int down = p * DILATE_H, across = q * DILATE_W;
+    const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
     const int a = down % STRIDE_H, b = across % STRIDE_W;
     const int set = filter / kSetOut, row = filter % kSetOut;
-
     int pair = 0, column = channel % kSetIn;
-    if (FOLD) {
+    if (FOLD_TAPS) {
+        column = column * kFold + ((FOLD ? a * kFoldW + b : 0) * kFoldedTaps + across / kFoldW);
+    } else if (FOLD) {
         column = column * kFold + a * kFoldW + b;
     } else {
         while (tables.remainders_h[pair] != a || tables.remainders_w[pair] != b) pair++;
     }
+    const int place_w = FOLD_TAPS ? 0 : across / STRIDE_W;
     int place = tables.first_taps[pair];
-    while (tables.taps_h[place] != down / STRIDE_H || tables.taps_w[place] != across / STRIDE_W) {
-        place++;
-    }
+    while (tables.taps_h[place] != down / STRIDE_H || tables.taps_w[place] != place_w) place++;
     const size_t of_row = size_t(set) * kRowTiles * kRows + row;
     const float *from = work.sums + (of_row * kAllTaps + place) * (kColumnTiles * COLUMNS) + column;
     float sum = 0;
     for (int part = 0; part < parts; part++) sum += from[part * kPartSums];
-    if (!isfinite(sum)) sum = textbook(x, dy, batch, filter, channel, p, q);
-    store(dw + (size_t(filter) * kGroupIn + of_group) * kTaps + tap, sum, nullptr, 0);
+    return sum;
+}
+
+// A block for kAdded channels of a filter: read channel by channel, written tap by tap.
+extern "C" __global__ void __launch_bounds__(256)
+    add_up(float *dw, const float *x, const float *dy, void *memory, int batch, int parts) {
+    __shared__ float sums[kAdded * kTaps];
+    const Workspace work(memory, batch);
+    constexpr int kBlocks = divide_up(kGroupIn, kAdded);
+    const int filter = blockIdx.x / kBlocks, first = blockIdx.x % kBlocks * kAdded;
+    const int channels = min(kGroupIn - first, kAdded);
+    for (int i = threadIdx.x; i < kAdded * kTaps; i += 256) {
+        const int c = i % kAdded, tap = i / kAdded;
+        if (c < channels) sums[c * kTaps + tap] = sum_of(work, parts, filter, first + c, tap);
+    }
+    __syncthreads();
+    float *to = dw + (size_t(filter) * kGroupIn + first) * kTaps;
+    for (int i = threadIdx.x; i < channels * kTaps; i += 256) {
+        float sum = sums[i];
+        if (!isfinite(sum)) {
+            const int channel = filter / kGroupOut * kGroupIn + first + i / kTaps;
+            sum = textbook(x, dy, batch, filter, channel, i % kTaps / KERNEL_W,
+                           i % kTaps % KERNEL_W);
+        }
+        store(to + i, sum, nullptr, 0);
+    }
 }

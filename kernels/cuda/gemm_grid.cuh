@@ -47,11 +47,12 @@
 #define VALID_W 56
 #endif
 
-// Sets of groups, whether remainders are channels, and of the gradient the row and column of the
-// grid that a kernel's first tap has.
+// Sets of groups, whether remainders are channels, whether the taps of a row are channels as well, and
+// of the gradient the row and column of the grid that a kernel's first tap has.
 #ifndef SETS
 #define SETS 1
 #define FOLD 0
+#define FOLD_TAPS 0
 #define LAST_H 0
 #define LAST_W 0
 #endif
@@ -61,7 +62,9 @@ __host__ __device__ constexpr int divide_up(int count, int size) {
 }
 
 constexpr int kFoldH = FOLD ? STRIDE_H : 1, kFoldW = FOLD ? STRIDE_W : 1;
-constexpr int kFold = kFoldH * kFoldW;
+constexpr int kFoldedTaps = FOLD_TAPS ? (KERNEL_W - 1) * DILATE_W / kFoldW + 1 : 1;
+constexpr int kFold = kFoldH * kFoldW * kFoldedTaps;
+static_assert(!FOLD_TAPS || (!BACKWARD && (FOLD || STRIDE_W == 1)));
 constexpr int kTaps = KERNEL_H * KERNEL_W;
 constexpr int kSetIn = IN_CHANNELS / SETS, kSetOut = OUT_CHANNELS / SETS;
 constexpr int kGroupIn = IN_CHANNELS / GROUPS, kGroupOut = OUT_CHANNELS / GROUPS;
@@ -74,15 +77,17 @@ constexpr unsigned kInPlane = IN_H * IN_W, kOutPlane = OUT_H * OUT_W;
 // all remainders.
 struct AxisTaps {
     int kernel, stride, dilate, last;
+    bool folded;  // its taps are channels: there is one place for all
 
     __host__ __device__ constexpr int reach() const { return (kernel - 1) * dilate; }
 
     // The largest place.
     __host__ __device__ constexpr int last_place() const {
-        return BACKWARD ? last : reach() / stride;
+        return folded ? 0 : BACKWARD ? last : reach() / stride;
     }
 
     __host__ __device__ constexpr int count(int remainder) const {
+        if (folded) return 1;
         if (FOLD) return reach() / stride + 1;
         int count = 0;
         for (int tap = 0; tap <= reach(); tap += dilate) count += tap % stride == remainder;
@@ -90,6 +95,7 @@ struct AxisTaps {
     }
 
     __host__ __device__ constexpr int place(int remainder, int i) const {
+        if (folded) return 0;
         if (FOLD) return BACKWARD ? last - i : i;
         for (int tap = 0; tap <= reach(); tap += dilate) {
             if (tap % stride == remainder && i-- == 0) {
@@ -100,8 +106,17 @@ struct AxisTaps {
     }
 };
 
-constexpr AxisTaps kDown = {KERNEL_H, STRIDE_H, DILATE_H, LAST_H};
-constexpr AxisTaps kAcross = {KERNEL_W, STRIDE_W, DILATE_W, LAST_W};
+constexpr AxisTaps kDown = {KERNEL_H, STRIDE_H, DILATE_H, LAST_H, false};
+constexpr AxisTaps kAcross = {KERNEL_W, STRIDE_W, DILATE_W, LAST_W, FOLD_TAPS != 0};
+
+// What a folded channel adds to rows and columns of pixels and of the kernel: a remainder, and a
+// tap's steps.
+__host__ __device__ constexpr int folded_down(int folded) {
+    return folded / kFoldedTaps / kFoldW;
+}
+__host__ __device__ constexpr int folded_across(int folded) {
+    return folded / kFoldedTaps % kFoldW + folded % kFoldedTaps * kFoldW;
+}
 
 // Pairs of a job and a phase: one for each remainder; forward those without taps are left out.
 __host__ __device__ constexpr int count_pairs() {

@@ -20,7 +20,7 @@ _SHARED_BYTES = limits.shared_bytes((9, 0)) - limits.RESERVED_SHARED_BYTES
 _RECORD_BYTES = 16
 _THREADS = 384
 # A GPU's, as a rule: only how work is divided depends on it.
-_PROCESSORS = 132
+PROCESSORS = 132
 _MOST_STAGES = 8
 # Through which warps write what they have multiplied.
 _RESULT_BYTES = 8 * 16 * 40 * 4
@@ -28,14 +28,20 @@ _RESULT_BYTES = 8 * 16 * 40 * 4
 # for sums: each at most.
 _MOST_TURNS = 8
 _MOST_ROW_TAPS = 5
+# Taps that the sources' tables have room for.
+_MOST_TAPS = 1024
 _WEIGHT_SUM_BYTES = 64 << 20
 # Products, zeros included, for each that is needed, up to which the tensor cores are faster.
 _MOST_ZEROS = 24
+# Channels of a group up to which the taps of a row may be channels as well.
+_FEW_CHANNELS = 8
 # Of the tensor cores' tiles: rows, and values of k.
 _ROWS, _STEP = 64, 16
 # Cycles that a block takes for a tile besides multiplying, and a launch for its beginning and end.
 _TILE_CYCLES = 2500
 _LAUNCH_CYCLES = 3500
+# What a group of warps does not multiply in: it waits for a tap's sums and adds them up.
+_PROMOTION_CYCLES = 280
 # Bytes that the GPU's L2 cache and its memory give a processor in a cycle, about.
 _CACHE_RATE, _MEMORY_RATE = 26, 18
 
@@ -93,13 +99,14 @@ def _grid(pixels: int, zeros: int, seen: int, valid: int) -> int:
 @dataclass(frozen=True)
 class Product:
     """What the kernel computes of a problem, however it is cut up: its axes, sets of groups,
-    whether remainders are channels (forward) or rows (backward), and the taps of each pair of a
-    job and a phase, with that pair's remainders."""
+    whether remainders are channels (forward) or rows (backward), whether the taps of a row are
+    channels, and the taps of each pair of a job and a phase, with that pair's remainders."""
 
     backward: bool
     axes: tuple[Axis, Axis]
     sets: int
     folded: bool
+    folded_taps: bool
     pairs: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
     depth: int
     rows: int
@@ -136,17 +143,24 @@ def product(problem: ConvProblem, backward: bool) -> Product:
 
 @functools.lru_cache(maxsize=1024)
 def _cheapest(problem: ConvProblem, backward: bool) -> Product:
-    ways = (_product(problem, backward, *way) for way in _ways(problem))
-    return min(ways, key=_products)
+    ways = (_product(problem, backward, *way) for way in _ways(problem, backward))
+    # Folded taps make more to lay out.
+    return min(ways, key=lambda made: _products(made) * (1.15 if made.folded_taps else 1))
 
 
-def _ways(problem: ConvProblem) -> Iterator[tuple[int, bool]]:
-    """Sets of groups; whether to fold."""
+def _ways(problem: ConvProblem, backward: bool) -> Iterator[tuple[int, bool, bool]]:
+    """Sets of groups; whether to fold remainders, and a row's taps, which pays for few channels."""
     sets = (count for count in range(1, problem.groups + 1) if problem.groups % count == 0)
-    return itertools.product(sets, (False, True) if math.prod(problem.stride) > 1 else (False,))
+    strided = math.prod(problem.stride) > 1
+    few = not backward and problem.channels // problem.groups <= _FEW_CHANNELS
+    for count, folded, taps in itertools.product(sets, (False, True), (False, True)):
+        if folded <= strided and taps <= (few and folded == strided):
+            yield count, folded, taps
 
 
-def _product(problem: ConvProblem, backward: bool, sets: int, folded: bool) -> Product:
+def _product(
+    problem: ConvProblem, backward: bool, sets: int, folded: bool, folded_taps: bool
+) -> Product:
     make = backward_axis if backward else forward_axis
     sizes = zip(
         (problem.height, problem.width),
@@ -154,6 +168,12 @@ def _product(problem: ConvProblem, backward: bool, sets: int, folded: bool) -> P
         *(problem.kernel, problem.stride, problem.pad, problem.dilate),
     )
     rows, columns = (make(*each) for each in sizes)
+    fold = math.prod(problem.stride) if folded else 1
+    if folded_taps:
+        # Columns need no zeros between rows: a channel has the pixel of its own tap.
+        reach = (problem.kernel[1] - 1) * problem.dilate[1]
+        fold *= reach // problem.stride[1] + 1
+        columns = dataclasses.replace(columns, grid=columns.valid, taps=((0,),), all_taps=(0,))
     if folded:
         pairs = [((0, 0), tuple(itertools.product(rows.all_taps, columns.all_taps)))]
     else:
@@ -164,13 +184,12 @@ def _product(problem: ConvProblem, backward: bool, sets: int, folded: bool) -> P
         ]
         if not backward:
             pairs = [each for each in pairs if each[1]]
-    fold = math.prod(problem.stride) if folded else 1
     depth, outs = problem.channels // sets, problem.filters // sets
     if backward:
         depth, outs = outs, depth * fold
     else:
         depth *= fold
-    return Product(backward, (rows, columns), sets, folded, tuple(pairs), depth, outs)
+    return Product(backward, (rows, columns), sets, folded, folded_taps, tuple(pairs), depth, outs)
 
 
 def _products(made: Product) -> int:
@@ -208,8 +227,9 @@ class Gemm(Family):
     backward: bool
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        if problem.dtype != "float32":
-            return f"it computes float32 only, not {problem.dtype}"
+        refused = _refused(problem)
+        if refused is not None:
+            return refused
         made = product(problem, self.backward)
         if not _fitting(made):
             return (
@@ -270,9 +290,22 @@ class Gemm(Family):
         return Plan(kernel, macros, tuple(launches), workspace_bytes=nbytes)
 
 
+def _refused(problem: ConvProblem) -> str | None:
+    """What neither direction computes."""
+    if problem.dtype != "float32":
+        return f"it computes float32 only, not {problem.dtype}"
+    taps = math.prod(problem.kernel)
+    return f"it has room for {_MOST_TAPS} taps, not {taps}" if taps > _MOST_TAPS else None
+
+
 def _nominal(batch: int) -> int:
     """The batch that layouts are chosen for: macros, and so compiles, are for one of three."""
     return 1 if batch < 4 else 8 if batch < 16 else 64
+
+
+def is_dense(problem: ConvProblem) -> bool:
+    """Whether the forward pass is worth it: see `_is_dense`."""
+    return _is_dense(problem, product(problem, False))
 
 
 def _is_dense(problem: ConvProblem, made: Product) -> bool:
@@ -286,7 +319,7 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
     """Layouts whose stages fit into shared memory, with as many stages as do."""
     deepest = divide_up(made.depth, _STEP) * _STEP
     found = []
-    for depth, columns, row_groups in itertools.product((64, 32, 16), (128, 64, 32), (1, 2)):
+    for depth, columns, row_groups in itertools.product((64, 48, 32, 16), (128, 64, 32), (1, 2)):
         if (depth > deepest and depth > _STEP) or (row_groups == 2 and made.rows <= _ROWS):
             continue
         for pixel_stages in (4, 3, 2):
@@ -323,7 +356,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     items = tiles * row_tiles * made.jobs
     # Of an instruction of 64 rows: products, or what it reads of shared memory.
     instruction = max(layout.columns / 2, 16 + layout.columns / 4)
-    tap = layout.depth / _STEP * 3 * 2 * instruction
+    tap = _both_busy(layout.depth / _STEP * 3 * instruction)
     pixels = (layout.tile + made.halo) * (4 * layout.depth + 4)
     of_weights = layout.rows * layout.depth * 4
     most = max(1, min(made.phases * slabs, 64))
@@ -332,15 +365,31 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
         taps = made.taps / made.jobs * slabs / splits
         loads = divide_up(made.phases * slabs, splits)
         moved = (loads * pixels + taps * of_weights) / _CACHE_RATE
-        blocks = divide_up(items * splits, _PROCESSORS)
+        blocks = divide_up(items * splits, PROCESSORS)
         cycles = _LAUNCH_CYCLES + blocks * (max(taps * tap, moved) + _TILE_CYCLES)
         if splits > 1:
             sums = items * layout.rows * layout.tile * 4 * splits * 2
-            cycles += _LAUNCH_CYCLES + sums / _PROCESSORS / _MEMORY_RATE
+            cycles += _LAUNCH_CYCLES + sums / PROCESSORS / _MEMORY_RATE
         if best is None or cycles < best[0]:
             best = cycles, splits
     assert best is not None
     return best
+
+
+def _both_busy(cycles: float) -> float:
+    """What two groups of warps take for so many cycles of the tensor cores each: one waits for its
+    sums, and adds them up, while the other multiplies."""
+    return max(2 * cycles, cycles + _PROMOTION_CYCLES)
+
+
+def cycles(problem: ConvProblem, backward: bool) -> float:
+    """About how many cycles all launches take."""
+    made = product(problem, backward)
+    layout = Gemm(backward).layouts(problem, (9, 0))[0]
+    multiplied, splits = estimate(made, layout, problem.batch)
+    arrays = 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+    workspace = _workspace_bytes(made, layout, problem.batch, splits)
+    return multiplied + (arrays + 2 * workspace) / PROCESSORS / _MEMORY_RATE + _LAUNCH_CYCLES
 
 
 def _workspace_bytes(made: Product, layout: Blocks, batch: int, splits: int) -> int:
@@ -380,6 +429,7 @@ def _defines(problem: ConvProblem, made: Product, accumulate: bool, bias: bool) 
     return (
         *(*layer, *pairs, ("GROUPS", problem.groups), *grid),
         *(("SETS", made.sets), ("FOLD", int(made.folded))),
+        ("FOLD_TAPS", int(made.folded_taps)),
         *((("BIAS", 1),) if bias else ()),
         *((("ACCUMULATE", 1),) if accumulate else ()),
     )
@@ -409,8 +459,9 @@ class GemmWeight(Family):
     """The gradient for w: the forward product's grid, summed over its positions."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        if problem.dtype != "float32":
-            return f"it computes float32 only, not {problem.dtype}"
+        refused = _refused(problem)
+        if refused is not None:
+            return refused
         if not _weight_layouts(product(problem, False)):
             return f"a tile of one row of taps does not fit into {_SHARED_BYTES} bytes"
         return None
@@ -452,7 +503,7 @@ class GemmWeight(Family):
             ),
             Launch(
                 "add_up",
-                (divide_up(math.prod(problem.w_shape), 256), 1, 1),
+                (problem.filters * divide_up(problem.w_shape[1], _added(problem)), 1, 1),
                 (256, 1, 1),
                 ("dw", "x", "dy", "workspace", problem.batch, parts),
             ),
@@ -463,6 +514,11 @@ class GemmWeight(Family):
         )
         nbytes = _weight_workspace_bytes(made, layout, problem.batch, parts)
         return Plan(kernel, macros, launches, workspace_bytes=nbytes)
+
+
+def _added(problem: ConvProblem) -> int:
+    """Channels of a block of `add_up`, whose sums are in shared memory."""
+    return 64 if math.prod(problem.kernel) <= 128 else 8
 
 
 def _row_taps(made: Product) -> int:
@@ -560,15 +616,16 @@ def weight_estimate(made: Product, layout: WeightBlocks, batch: int) -> tuple[fl
     # Filters are in registers; of an instruction products, or what it reads of shared memory.
     instruction = max(layout.columns / 2, 8 + layout.columns / 4)
     taps = sum(len(each) for _, each in made.pairs) / _weight_tiles(made, layout)[2]
-    multiplied = layout.row_groups * (taps * (3 * steps * instruction + 60) + 32 * steps)
+    multiplied = taps * _both_busy(3 * steps * instruction) + 32 * steps
+    multiplied *= layout.row_groups / 2
     moved = 4 * layout.chunk * (layout.rows + layout.columns) / _CACHE_RATE
     of_part = _weight_part_bytes(made, layout) * 2 / layout.row_groups
     best: tuple[float, int] | None = None
     most = max(1, min(chunks // 4, _WEIGHT_SUM_BYTES // int(of_part)))
     for splits in sorted({divide_up(most, parts) for parts in range(1, most + 1)}):
-        blocks = divide_up(items * splits, _PROCESSORS)
+        blocks = divide_up(items * splits, PROCESSORS)
         cycles = blocks * (divide_up(chunks, splits) * max(multiplied, moved) + _TILE_CYCLES)
-        cycles += 2 * splits * of_part / _PROCESSORS / _MEMORY_RATE
+        cycles += 2 * splits * of_part / PROCESSORS / _MEMORY_RATE
         if best is None or cycles < best[0]:
             best = cycles, splits
     assert best is not None
@@ -580,7 +637,7 @@ KERNELS = (
         "gemm",
         "groups of several channels: a matrix product on tensor cores, at float32 accuracy",
         Gemm(backward=False),
-        rank=10,
+        rank=8,
         architectures=("90a",),
     ),
     entry(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ....problem import ConvProblem
 from .. import limits
 from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from . import gemm
 from .register_tiles import defines
 
 _PROCESSOR_BYTES = limits.shared_bytes((9, 0))
@@ -28,6 +29,8 @@ _OTHER_REGISTERS = 20
 # Of a plain float32 kernel: multiply-adds of a processor in a cycle, as a rule.
 _FLOAT_RATE = 70
 _PIXELS_AT_ONCE = 64
+# What a cycle of the estimate is, for deep layers, beside one of `gemm`'s estimate.
+_WITH_GEMM = 1.3
 # What it costs to read pixels only when they are needed, and twice.
 _HELD_COSTS = {2: 0, 1: 0.12, 0: 0.3}
 
@@ -74,10 +77,18 @@ class HalfStrips(Family):
         return _layouts(dataclasses.replace(problem, batch=1), self.parts)[:16]
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        """Whether it should take less time than a kernel without tensor cores."""
+        """Whether it should take less time than a kernel without tensor cores, and than `gemm`."""
         products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
         layout = self.layouts(problem, capability)[0]
-        return _cycles(problem, self.parts, layout) < products / _FLOAT_RATE
+        cycles = _cycles(problem, self.parts, layout)
+        if cycles >= products / _FLOAT_RATE:
+            return False
+        # A processor's share: images, or of few images whole strips.
+        strips = divide_up(problem.out_height, layout.strip_rows)
+        strips *= divide_up(problem.filters, 8 * layout.filter_tiles * layout.filter_turns)
+        shares = divide_up(problem.batch * strips, gemm.PROCESSORS) / strips
+        other = gemm.cycles(problem, False) if gemm.is_dense(problem) else math.inf
+        return self.parts == 1 or _WITH_GEMM * cycles * shares < other
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:
         nbytes = shared_bytes(problem, self.parts, layout)

@@ -63,7 +63,7 @@ def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
 
 @every(
     problem=[
-        "b64,c64,h56,w56,m64,k3,p1x1",
+        "b64,c64,h56,w56,m64,k1",
         "b64,c3,h224,w224,m64,k7,s2x2,p3x3",
         "b64,c32,h33,w33,m24,k5,d2x2",
         "b10000,c12,h33,w33,m24,k5",
@@ -75,6 +75,25 @@ def test_hopper_takes_strides_padding_and_dilation_on_tensor_cores(problem):
         for precision in ("float32", "tf32", "float16")
     ]
     assert names == ["18_split_half", "17_half_wgmma", "17_half_wgmma"]
+
+
+@every(
+    problem=[
+        "b64,c64,h56,w56,m64,k3,p1x1",
+        "b32,c512,h7,w7,m512,k3,p1x1",
+        "b1,c256,h14,w14,m1024,k1",
+        "b1,c128,h56,w56,m128,k3,s2x2,p1x1",
+        "b32,c128,h56,w56,m128,k3,p1x1,g32",
+    ]
+)
+def test_hopper_multiplies_deep_layers_in_all_directions(problem):
+    problem = ConvProblem.parse(problem)
+    names = [
+        catalog.default(problem, direction, (9, 0)).name
+        for direction in ("forward", "backward_data", "backward_weight")
+    ]
+    assert names == ["gemm", "gemm_backward_data", "gemm_backward_weight"]
+    assert catalog.default(problem, "backward_data", (8, 0)).name == "general_backward_data"
 
 
 def test_a_gpu_without_code_has_no_kernel():

@@ -49,9 +49,11 @@ def by_grid(problem, array, w, backward):
     group_in = problem.channels // problem.groups
     group_out = problem.filters // problem.groups
     fold = problem.stride if made.folded else (1, 1)
+    reach = (problem.kernel[1] - 1) * problem.dilate[1]
+    folded_taps = reach // problem.stride[1] + 1 if made.folded_taps else 1
     for remainder, taps in made.pairs:
-        for folded in itertools.product(*map(range, fold)):
-            here = (remainder[0] + folded[0], remainder[1] + folded[1])
+        for down, across, tap in itertools.product(*map(range, (*fold, folded_taps))):
+            here = (remainder[0] + down, remainder[1] + across + tap * fold[1])
             flat = flat_grid(array, made, (0, 0) if backward else here)
             count = problem.batch * made.positions
             sums = np.zeros((count, out.shape[1]))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from studies import cuda_proof
 
+from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.bench import checker, cuda_timer
+from ece408_op.bench import checker, cuda_timer, gpu_arrays, oracle
 from ece408_op.bench.checker import Case
 from ece408_op.bench.compiling import compile_all
 from ece408_op.bench.shapes import SHAPES
@@ -75,3 +77,41 @@ def test_a_batch_that_needs_several_chunks_of_columns(gpu):
     kernel, problem = catalog.get("4_im2col"), ConvProblem.parse("b700,c1,h70,w70,m2,k5")
     assert len(kernel.plan(problem, gpu.capability, False).launches) == 4
     assert checker.exact_failure(gpu, Case(kernel, problem)) is None
+
+
+PRODUCTS = [kernel for kernel in catalog.KERNELS if kernel.name.startswith("gemm")]
+
+
+@pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "b3,c3,h21,w18,m5,k5,s2x2,p2x2",  # remainders and a row's taps are channels
+        "b2,c40,h13,w15,m70,k3,s2x2,p1x1",
+        "b2,c12,h9,w10,m12,k3,p1x1,g3",  # zeros between groups
+        "b4,c70,h7,w7,m9,k1",
+    ],
+)
+def test_products_are_not_finite_where_the_textbooks_are(gpu, kernel, text):
+    problem = ConvProblem.parse(text)
+    rng = np.random.default_rng(1)
+    output, *inputs = checker.ARRAYS[kernel.direction][:3]
+    arrays = {
+        role: rng.standard_normal(work.shape_of(problem, role)).astype("f") for role in inputs
+    }
+    for array in arrays.values():
+        flat = array.reshape(-1)
+        places = rng.choice(flat.size, 6, replace=False)
+        flat[places] = [np.nan, np.inf, -np.inf, 1e38, 1e-38, 1e-42]
+    expected = getattr(oracle, kernel.direction)(
+        problem, *arrays.values(), *([None] if kernel.direction == "forward" else [])
+    )
+    start = {output: np.full(work.shape_of(problem, output), np.nan, "f")}
+    plan = kernel.plan(problem, gpu.capability, False)
+    found = gpu_arrays.run(gpu, plan, {**arrays, **start}, output)
+    with np.errstate(all="ignore"):
+        expected = expected.astype("f")
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-4, atol=1e-4)
