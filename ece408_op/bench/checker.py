@@ -73,7 +73,8 @@ def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
 
 
 def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | None:
-    """A problem of those that the general kernels take, or of the ladder's, if it exists."""
+    """A problem of those that the general kernels take, of the depthwise ones', or of the ladder's,
+    if it exists."""
     everything = kernel.name.startswith("general")
     windows = everything or kernel.family.why_not(_STRIDED) is None
     grouped = everything or kernel.family.why_not(_GROUPED) is None
@@ -85,13 +86,16 @@ def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | N
     groups = int(rng.choice([1, 1, 2, 3, 5])) if grouped else 1
     high = 12 if everything else 44
     channels = [1, 2, 3, 4, 6, 7, 9, 13, 17, 40][: 6 if everything else 9 + grouped]
+    filters = [1, 2, 3, 5, 6, 8, 11, 17, 24, 37]
+    if kernel.name.startswith("depthwise"):
+        groups, channels, filters = int(rng.integers(1, 21)), [1], [1]
     try:
         return ConvProblem(
             batch=int(rng.integers(1, 5)),
             channels=groups * int(rng.choice(channels)),
             height=int(rng.integers(1, high)),
             width=int(rng.integers(1, 2 * high if everything else high)),
-            filters=groups * int(rng.choice([1, 2, 3, 5, 6, 8, 11, 17, 24, 37])),
+            filters=groups * int(rng.choice(filters)),
             kernel=pair(1, 5 if everything else 7),
             stride=pair(1, 3) if windows else (1, 1),
             pad=pair(0, 3) if windows else (0, 0),

@@ -46,7 +46,9 @@ def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Don
     workspace = max(1, *(plan.workspace_bytes for plan in plans))
     with allocated(libraries[0], [*nbytes.values(), workspace]) as places:
         pointers = dict(zip([*nbytes, "workspace"], places))
-        for role in work.inputs:
+        # Of what is added to, `inputs` has only arrays over the batch.
+        added = [role for role, step in zip(work.outputs, work.steps) if step.accumulate]
+        for role in dict.fromkeys((*work.inputs, *added)):
             copy(libraries[0], pointers[role], work.addresses[role], nbytes[role], TO_GPU)
         for plan, content, library in zip(plans, contents, libraries):
             try:

@@ -20,11 +20,25 @@ GENERAL = (
     "b3,c4,h10,w7,m6,k5,s3,p2,float16",
     "b1,c2,h5,w6,m3,k3,p1,float64",
 )
+# Planes that a block takes several of, and parts of planes; arrays of odd sizes.
+DEPTHWISE = (
+    "b1,c8,h7,w7,m8,k3,p1x1,g8",
+    "b5,c9,h7,w7,m9,k3,p1x1,g9,bias",
+    "b2,c3,h37,w45,m3,k3,p1x1,g3",
+    "b3,c4,h30,w29,m4,k3,s2x2,p1x1,g4,bias",
+    "b2,c5,h19,w40,m5,k5x3,s3x2,p2x1,d1x2,g5",
+    "b1,c2,h23,w41,m2,k7,p3x3,g2,bias",
+    "b2,c3,h26,w17,m3,k3x5,s1x3,p4x3,d3x2,g3",
+    "b4,c1,h9,w70,m1,k1,s2x3,g1",
+    "b3,c7,h2,w3,m7,k3,p2x2,g7",
+    "b2,c2,h50,w90,m2,k3x2,s2x1,p0x3,g2,bias",
+)
 KERNELS = {
     **dict.fromkeys(("1_naive", "2_constant_weights", "3_shared_tiles", "4_im2col"), SMALL),
     **dict.fromkeys(("5_implicit_gemm", "6_register_tiles", "7_channel_tree"), SMALL),
     **dict.fromkeys(("8_channel_atomics", "9_half"), SMALL),
     **dict.fromkeys(("12_one_channel", "13_column_pairs", "15_winograd"), ONE_CHANNEL),
+    "depthwise": DEPTHWISE,
     "general": GENERAL,
 }
 
@@ -56,26 +70,43 @@ def test_a_forward_kernel_is_exact_and_has_no_fault(name, rng):
         assert _faults(backend, problem) == [], text
 
 
-def _gradients(backend, problem, x, w, dy):
-    """dx, dw and, if there is a bias, its gradient, onto NaN."""
-    shapes = (problem.x_shape, problem.w_shape, problem.bias_shape)
-    dx, dw, db = (np.full(shape, np.nan, problem.dtype) for shape in shapes)
-    px, pw, pdy, pdx, pdw, pdb = (each.ctypes.data for each in (x, w, dy, dx, dw, db))
-    backend.backward_data(problem, pw, pdy, pdx, False)
-    backend.backward_weight(problem, px, pdy, pdw, pdb if problem.bias else None, False, False)
-    return (dx, dw, db) if problem.bias else (dx, dw)
+def _gradients(backend, problem, x, w, dy, onto=None):
+    """dx, dw and, if there is a bias, its gradient, onto NaN or added to other ones."""
+    shapes = (problem.x_shape, problem.w_shape, problem.bias_shape)[: 2 + problem.bias]
+    empty = [np.full(shape, np.nan, problem.dtype) for shape in shapes]
+    outputs = empty if onto is None else [each.copy() for each in onto]
+    px, pw, pdy = (each.ctypes.data for each in (x, w, dy))
+    pdx, pdw, *pdb = (each.ctypes.data for each in outputs)
+    add = onto is not None
+    names = [backend.backward_data(problem, pw, pdy, pdx, add).kernel]
+    done = backend.backward_weight(problem, px, pdy, pdw, *(pdb or [None]), add, add)
+    return outputs, [*names, done.kernel]
 
 
-def test_gradients_are_exact_and_have_no_fault(rng):
-    backend = EmulatedBackend("general")
-    for text in GENERAL[:2]:
-        problem = ConvProblem.parse(text)
-        x, w, _ = inputs(problem, rng)
-        dy = rng.integers(-4, 5, problem.y_shape).astype(problem.dtype)
-        found = _gradients(backend, problem, x, w, dy)
-        for mine, theirs in zip(found, _gradients(ReferenceBackend(), problem, x, w, dy)):
-            assert (mine == theirs).all(), text
-    assert findings.take() == []
+def _check_gradients(problem, rng):
+    """The names of the kernels that computed them."""
+    x, w, _ = inputs(problem, rng)
+    dy = rng.integers(-4, 5, problem.y_shape).astype(problem.dtype)
+    expected, _ = _gradients(ReferenceBackend(), problem, x, w, dy)
+    found, names = _gradients(EmulatedBackend("general"), problem, x, w, dy)
+    onto, _ = _gradients(EmulatedBackend("general"), problem, x, w, dy, expected)
+    for mine, added, theirs in zip(found, onto, expected):
+        assert (mine == theirs).all(), problem
+        assert (added == 2 * theirs).all(), problem
+    assert findings.take() == [], problem
+    return names
+
+
+@pytest.mark.parametrize("text", GENERAL[:2])
+def test_gradients_are_exact_and_have_no_fault(text, rng):
+    names = _check_gradients(ConvProblem.parse(text), rng)
+    assert all(name.startswith("general") for name in names)
+
+
+@pytest.mark.parametrize("text", DEPTHWISE)
+def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
+    names = _check_gradients(ConvProblem.parse(text), rng)
+    assert all(name.startswith("depthwise") for name in names)
 
 
 def test_ptx_is_refused_with_its_line(rng):

@@ -9,6 +9,7 @@ from ..plan import Capability, Kernel
 from . import (
     copied_images,
     declared,
+    depthwise,
     gemm,
     general,
     half_strips,
@@ -21,6 +22,7 @@ from . import (
 _FAMILIES = (
     *(runtime_shapes, register_tiles, tensor_cores, one_channel, copied_images, half_strips),
     gemm,
+    depthwise,
     general,
 )
 

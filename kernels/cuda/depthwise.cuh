@@ -1,0 +1,245 @@
+// What the kernels for groups of one channel share: the layer's shape, which pixels a thread reads
+// for its outputs, and copies between global and shared memory.
+//
+// Whole rows of one plane, or several whole planes, are one piece of memory in NCHW. A block copies
+// such a piece into shared memory, 16 bytes at a time. There a piece is as far from a multiple of 16
+// bytes as it is in global memory, so any start will do. Then neighbouring threads take
+// neighbouring columns, each some rows of them: a row of pixels that several of these need is read
+// once and stays in registers.
+#pragma once
+
+#ifndef CHANNELS
+#define CHANNELS 8
+#endif
+#ifndef HEIGHT
+#define HEIGHT 28
+#endif
+#ifndef WIDTH
+#define WIDTH 28
+#endif
+#ifndef KERNEL_H
+#define KERNEL_H 3
+#endif
+#ifndef KERNEL_W
+#define KERNEL_W 3
+#endif
+#ifndef STRIDE_H
+#define STRIDE_H 1
+#endif
+#ifndef STRIDE_W
+#define STRIDE_W 1
+#endif
+#ifndef PAD_H
+#define PAD_H 1
+#endif
+#ifndef PAD_W
+#define PAD_W 1
+#endif
+#ifndef DILATE_H
+#define DILATE_H 1
+#endif
+#ifndef DILATE_W
+#define DILATE_W 1
+#endif
+#ifndef BIAS
+#define BIAS 0  // 1: bias[channel] is added
+#endif
+#ifndef ACCUMULATE
+#define ACCUMULATE 0  // 1: the result is added to what the output holds, 0: overwrites it
+#endif
+
+// A thread has ROWS rows; a block STRIPS times as many of one plane, or PLANES whole planes.
+#ifndef ROWS
+#define ROWS 4
+#endif
+#ifndef STRIPS
+#define STRIPS 7
+#endif
+#ifndef PLANES
+#define PLANES 1
+#endif
+#ifndef THREADS
+#define THREADS 224
+#endif
+
+#ifndef BACKWARD
+#define BACKWARD 0  // 1: outputs are pixels of x, and what they read is dy; 0: the other way around
+#endif
+
+__host__ __device__ constexpr int divide_up(int count, int size) {
+    return count / size + (count % size != 0);
+}
+
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+// Which places of an axis the taps read for the r-th of some neighbouring outputs, counted from
+// `begin` of the first of these, which backward is a multiple of the stride.
+template <int KERNEL, int STRIDE, int PAD, int DILATE>
+struct Axis {
+    __host__ __device__ static constexpr int begin(int first) {
+        return BACKWARD ? first / STRIDE : first * STRIDE;
+    }
+
+    __host__ __device__ static constexpr bool reads(int r, int tap) {
+        return !BACKWARD || (r + PAD - tap * DILATE) % STRIDE == 0;
+    }
+
+    __host__ __device__ static constexpr int offset(int r, int tap) {
+        return BACKWARD ? (r + PAD - tap * DILATE) / STRIDE : r * STRIDE - PAD + tap * DILATE;
+    }
+
+    // The least and the largest offset of `count` outputs.
+    __host__ __device__ static constexpr int least(int count) {
+        int found = 1 << 30;
+        for (int r = 0; r < count; r++) {
+            for (int tap = 0; tap < KERNEL; tap++) {
+                if (reads(r, tap)) found = smaller(found, offset(r, tap));
+            }
+        }
+        return found;
+    }
+
+    __host__ __device__ static constexpr int most(int count) {
+        int found = -(1 << 30);
+        for (int r = 0; r < count; r++) {
+            for (int tap = 0; tap < KERNEL; tap++) {
+                if (reads(r, tap) && offset(r, tap) > found) found = offset(r, tap);
+            }
+        }
+        return found;
+    }
+};
+
+constexpr int kConvolvedH = (HEIGHT + 2 * PAD_H - DILATE_H * (KERNEL_H - 1) - 1) / STRIDE_H + 1;
+constexpr int kConvolvedW = (WIDTH + 2 * PAD_W - DILATE_W * (KERNEL_W - 1) - 1) / STRIDE_W + 1;
+constexpr int kInH = BACKWARD ? kConvolvedH : HEIGHT, kInW = BACKWARD ? kConvolvedW : WIDTH;
+constexpr int kOutH = BACKWARD ? HEIGHT : kConvolvedH, kOutW = BACKWARD ? WIDTH : kConvolvedW;
+using Down = Axis<KERNEL_H, STRIDE_H, PAD_H, DILATE_H>;
+using Across = Axis<KERNEL_W, STRIDE_W, PAD_W, DILATE_W>;
+constexpr int kTaps = KERNEL_H * KERNEL_W;
+constexpr unsigned kInPlane = kInH * kInW, kOutPlane = kOutH * kOutW;
+
+// Neighbouring outputs of a row read through other taps where a stride is undone: a thread has as
+// many columns as there are cases, so that all threads do the same.
+constexpr int kColumns = BACKWARD ? STRIDE_W : 1;
+constexpr int kUnits = divide_up(kOutW, kColumns);  // threads along a row
+constexpr int kPlaneItems = STRIPS * kUnits, kItems = PLANES * kPlaneItems;
+constexpr int kLeast = Down::least(ROWS), kMost = Down::most(ROWS);
+constexpr int kBandRows = STRIPS * ROWS, kBands = divide_up(kOutH, kBandRows);
+constexpr int kReach = Down::begin((STRIPS - 1) * ROWS) + kMost - kLeast + 1;
+// What a block has of both arrays at most.
+constexpr int kInFloats = PLANES * (kBands == 1 ? kInH : smaller(kInH, kReach)) * kInW;
+constexpr int kOutFloats = PLANES * smaller(kOutH, kBandRows) * kOutW;
+
+static_assert(PLANES == 1 || (kBands == 1 && kItems <= THREADS), "several planes are whole ones");
+static_assert(THREADS % 32 == 0, "whole warps");
+static_assert(!BACKWARD || ROWS % STRIDE_H == 0, "a thread's first row is a multiple of the stride");
+
+// Vectors for a piece of memory that begins anywhere.
+__host__ __device__ constexpr int vectors_for(int floats) { return divide_up(floats + 3, 4); }
+
+// How many floats an address is from a multiple of 16 bytes.
+__device__ __forceinline__ int misalignment(const float *at) {
+    return int(reinterpret_cast<size_t>(at) / 4 % 4);
+}
+
+// Where the first float of a piece lies in shared memory.
+__device__ __forceinline__ float *placed(float4 *space, const float *piece) {
+    return reinterpret_cast<float *>(space) + misalignment(piece);
+}
+
+// How a block's threads share a piece out: whole vectors, and up to three floats at both ends.
+struct Piece {
+    int count, head, body;
+
+    __device__ Piece() {}
+
+    __device__ Piece(const float *at, int floats) {
+        count = max(floats, 0);
+        head = min((4 - misalignment(at)) & 3, count);
+        body = (count - head) / 4;
+    }
+
+    __device__ bool has_vector(int i) const { return threadIdx.x + i * THREADS < body; }
+
+    // This thread's float of those at the ends; there may be none.
+    __device__ int end() const { return threadIdx.x < head ? threadIdx.x : threadIdx.x + 4 * body; }
+};
+
+// A piece on its way into shared memory: all loads come before the first store, and the block may
+// do other things between them.
+template <int MOST>
+struct Copy {
+    static constexpr int kEach = divide_up(divide_up(MOST, 4), THREADS);
+    Piece piece;
+    float4 vectors[kEach];
+    float end;
+    int shift;
+
+    __device__ __forceinline__ void load(const float *from, int floats) {
+        piece = Piece(from, floats);
+        shift = misalignment(from);
+        const float4 *whole = reinterpret_cast<const float4 *>(from + piece.head);
+#pragma unroll
+        for (int i = 0; i < kEach; i++) {
+            if (piece.has_vector(i)) vectors[i] = __ldg(whole + threadIdx.x + i * THREADS);
+        }
+        if (piece.end() < piece.count) end = __ldg(from + piece.end());
+    }
+
+    __device__ __forceinline__ void store(float4 *space) const {
+        float *to = reinterpret_cast<float *>(space) + shift;
+        float4 *whole = reinterpret_cast<float4 *>(to + piece.head);
+#pragma unroll
+        for (int i = 0; i < kEach; i++) {
+            if (piece.has_vector(i)) whole[threadIdx.x + i * THREADS] = vectors[i];
+        }
+        if (piece.end() < piece.count) to[piece.end()] = end;
+    }
+};
+
+// The rows of one plane that a band's outputs read; of a whole plane all.
+struct Band {
+    int row, first, end;  // the first row of the outputs; from where to where it reads
+
+    __device__ explicit Band(int number) {
+        row = number * kBandRows;
+        const int begin = Down::begin(row) + kLeast;
+        first = kBands == 1 ? 0 : min(max(begin, 0), kInH);
+        end = kBands == 1 ? kInH : min(max(begin + kReach, first), kInH);
+    }
+
+    __device__ int in_floats(int planes) const { return planes * (end - first) * kInW; }
+
+    __device__ int out_floats(int planes) const {
+        return planes * min(kOutH - row, kBandRows) * kOutW;
+    }
+};
+
+// A thread's part of a block's outputs.
+struct Item {
+    int plane, row, column;  // of the block; of the plane
+
+    __device__ Item(int number, const Band &band) {
+        plane = number / kPlaneItems;
+        row = band.row + number % kPlaneItems / kUnits * ROWS;
+        column = number % kUnits * kColumns;
+    }
+};
+
+// What the taps of a row read in row h: pixels, and zeros outside of the plane. `tile` holds the
+// rows of the block from the band's first one.
+__device__ __forceinline__ void read_row(float (&pixels)[kColumns][KERNEL_W], const float *tile,
+                                         const Band &band, const Item &item, int h) {
+    const float *row = tile + (item.plane * kInH + h - band.first) * kInW;
+    const bool inside = unsigned(h) < kInH;
+#pragma unroll
+    for (int c = 0; c < kColumns; c++) {
+#pragma unroll
+        for (int q = 0; q < KERNEL_W; q++) {
+            if (!Across::reads(c, q)) continue;
+            const int s = Across::begin(item.column) + Across::offset(c, q);
+            pixels[c][q] = inside && unsigned(s) < kInW ? row[s] : 0;
+        }
+    }
+}
