@@ -292,6 +292,8 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
                                 size_t(taps_of_job) * (item.set * kRowTiles + item.row_tile));
         for (int i = item.begin; i < item.end; i++) {
             const int phase = i / kSlabs, slab = i % kSlabs, pair = item.job * kPhases + phase;
+            const int first = tables.first_taps[pair], taps = tables.first_taps[pair + 1] - first;
+            if (taps == 0) continue;  // pixels of the gradient that no tap reaches
             const size_t plane = (size_t(item.set) * kPhases + phase) * kSlabs + slab;
             const size_t position = size_t(item.tile) * kTile;
             barrier_wait(&shared.pixels_free[pixels.stage], pixels.round ^ 1);
@@ -306,7 +308,6 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
                     kSpan * 4, full);
             pixels.next();
 
-            const int first = tables.first_taps[pair], taps = tables.first_taps[pair + 1] - first;
             const uint4 *chunk =
                 tiles_of_weights +
                 size_t(kWeightRecords) * ((first - first_of_job) * kSlabs + slab * taps);
@@ -324,6 +325,44 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
 
 constexpr int kSums = COLUMNS / 2;  // of a thread
 
+// The taps of an item one after the other: of each pair of phase and slab.
+struct Cursor {
+    int job, slab, end, first, tap, last;
+
+    __device__ explicit Cursor(const Item &item) : job(item.job), slab(item.begin), end(item.end) {
+        enter();
+    }
+
+    __device__ __forceinline__ void enter() {
+        const int pair = job * kPhases + (slab < end ? slab / kSlabs : 0);
+        first = tap = tables.first_taps[pair], last = tables.first_taps[pair + 1];
+    }
+
+    __device__ __forceinline__ void next() {
+        if (++tap == last) slab++, enter();
+    }
+
+    // All of them.
+    __device__ __forceinline__ int taps() const {
+        int count = 0;
+        for (int i = slab; i < end; i++) {
+            const int pair = job * kPhases + i / kSlabs;
+            count += tables.first_taps[pair + 1] - tables.first_taps[pair];
+        }
+        return count;
+    }
+
+    __device__ __forceinline__ bool at_slab() const { return tap == first; }
+    __device__ __forceinline__ bool last_of_slab() const { return tap + 1 == last; }
+};
+
+// A tap that has been begun: what it holds, and the factors of this thread's first position.
+struct Begun {
+    int weights_stage, pixels_stage;
+    bool last_of_slab;
+    const float *factors;
+};
+
 // Four warps' share of a tile: 64 rows, COLUMNS positions.
 struct Worker {
     Shared &shared;
@@ -331,13 +370,14 @@ struct Worker {
     int row0, column0;
     Turn<PIXEL_STAGES> pixels;
     Turn<WEIGHT_STAGES> weights;
+    Begun before;
 
-    // What a tap of DEPTH channels adds.
-    __device__ __forceinline__ void multiply_tap(float (&total)[kSums], int shift) {
-        float part[kSums];
+    // Begins with a tap of DEPTH channels, which sees pixels `shift` positions on.
+    __device__ __forceinline__ void begin_tap(float (&part)[kSums], int shift) {
         barrier_wait(&shared.weights_full[weights.stage], weights.round);
         const uint64_t a = describe(&shared.weights[weights.stage][0][0][row0], kRows);
         const uint64_t b = describe(&shared.pixels[pixels.stage][0][0][column0], kSpan) + shift;
+        hold(part);
         begin_multiplying();
 #pragma unroll
         for (int unit = 0; unit < kUnits; unit += 2) {
@@ -346,12 +386,16 @@ struct Worker {
             multiply(part, rows, columns + kUnits * kSpan, 1);
             multiply(part, rows, columns, 1);
         }
-        finish_multiplying();
+        multiplying_begun();
+    }
+
+    // Adds up the sums of the tap before, while the unit multiplies `newer` later ones.
+    template <int newer>
+    __device__ __forceinline__ void end_tap(float (&total)[kSums], float (&part)[kSums]) {
+        multiplied<newer>();
         hold(part);
-        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.weights_free[weights.stage]);
-        weights.next();
-        const float *factors =
-            shared.factors[pixels.stage] + column0 + shift + threadIdx.x % 4 * 2;
+        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.weights_free[before.weights_stage]);
+        const float *factors = before.factors;
 #pragma unroll
         for (int i = 0; i < kSums; i += 4) {
             const float first = factors[i * 2], second = factors[i * 2 + 1];
@@ -360,18 +404,49 @@ struct Worker {
             total[i + 2] += part[i + 2] * first;
             total[i + 3] += part[i + 3] * second;
         }
+        if (before.last_of_slab) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(&shared.pixels_free[before.pixels_stage]);
+        }
     }
 
+    // Begins with the next tap, and ends the one before.
+    __device__ __forceinline__ void step(float (&total)[kSums], float (&next)[kSums],
+                                         float (&last)[kSums], Cursor &cursor) {
+        const Begun begun = begin_next(next, cursor);
+        end_tap<1>(total, last);
+        before = begun;
+    }
+
+    __device__ __forceinline__ Begun begin_next(float (&part)[kSums], Cursor &cursor) {
+        if (cursor.at_slab()) barrier_wait(&shared.pixels_full[pixels.stage], pixels.round);
+        const int shift = tables.taps_h[cursor.tap] * GRID_W + tables.taps_w[cursor.tap];
+        begin_tap(part, shift);
+        const Begun begun = {weights.stage, pixels.stage, cursor.last_of_slab(),
+                             shared.factors[pixels.stage] + column0 + shift + threadIdx.x % 4 * 2};
+        weights.next();
+        if (cursor.last_of_slab()) pixels.next();
+        cursor.next();
+        return begun;
+    }
+
+    // While the unit multiplies one tap, the sums of the one before are added up.
     __device__ __forceinline__ void multiply_item(float (&total)[kSums], const Item &item) {
-        for (int i = item.begin; i < item.end; i++) {
-            const int pair = item.job * kPhases + i / kSlabs, last = tables.first_taps[pair + 1];
-            barrier_wait(&shared.pixels_full[pixels.stage], pixels.round);
-            for (int tap = tables.first_taps[pair]; tap < last; tap++) {
-                multiply_tap(total, tables.taps_h[tap] * GRID_W + tables.taps_w[tap]);
-            }
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier_arrive(&shared.pixels_free[pixels.stage]);
-            pixels.next();
+        float even[kSums], odd[kSums];
+        Cursor cursor(item);
+        const int taps = cursor.taps();
+        if (taps == 0) return;
+        before = begin_next(even, cursor);
+        int tap = 1;
+        for (; tap + 1 < taps; tap += 2) {
+            step(total, odd, even, cursor);
+            step(total, even, odd, cursor);
+        }
+        if (tap < taps) {
+            step(total, odd, even, cursor);
+            end_tap<0>(total, odd);
+        } else {
+            end_tap<0>(total, even);
         }
     }
 

@@ -380,7 +380,8 @@ struct Worker {
     int group;
     Turn turn;
     float total[TAPS][kSums];
-    float row_factors[2], column_factors[COLUMNS / 4];
+    float row_factors[2];
+    const float *column_factors;  // of this thread's first channel
 
     __device__ __forceinline__ int row() const {  // and that plus 8, of the tile
         return (ROW_GROUPS == 2 ? group * 64 : 0) + threadIdx.x / 32 % 4 * 16 +
@@ -391,13 +392,8 @@ struct Worker {
         const float *of_rows = work.dy_factors + size_t(image) * kAllRowUnits * 8;
         row_factors[0] = of_rows[item.row_unit() * 8 + row()];
         row_factors[1] = of_rows[item.row_unit() * 8 + row() + 8];
-        const float *of_columns = work.x_factors + size_t(image) * kAllColumnUnits * 8 +
-                                  item.column_unit() * 8 + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 8; i++) {
-            const float2 two = *(const float2 *)(of_columns + i * 8);
-            column_factors[2 * i] = two.x, column_factors[2 * i + 1] = two.y;
-        }
+        column_factors = work.x_factors + size_t(image) * kAllColumnUnits * 8 +
+                         item.column_unit() * 8 + threadIdx.x % 4 * 2;
     }
 
     // A chunk; of its steps, those from `steps` on are of the next image, and count as zeros.
@@ -417,26 +413,57 @@ struct Worker {
             }
         }
         const uint64_t b = describe_by_rows(shared.x[turn.stage][0][0], kSpan);
-#pragma unroll
-        for (int tap = 0; tap < TAPS; tap++) {
-            if (tap >= count) break;
-            const uint64_t columns = b + (tables.taps_w[first + tap] - tables.taps_w[first]);
-            float part[kSums];
-            begin_multiplying();
-#pragma unroll
-            for (int step = 0; step < kSteps; step++) {
-                multiply(part, a[1][step], columns + 16 * step, step > 0);
-                multiply(part, a[0][step], columns + 16 * step + COLUMNS / 8 * kSpan, 1);
-                multiply(part, a[0][step], columns + 16 * step, 1);
-            }
-            finish_multiplying();
-            hold(part);
-#pragma unroll
-            for (int i = 0; i < kSums; i++) {
-                total[tap][i] += part[i] * row_factors[i / 2 % 2] * column_factors[i / 4 * 2 + i % 2];
+        multiply_taps<TAPS>(a, b, first, count);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[turn.stage]);
+    }
+
+    // So many taps, or as few as `count`. While the unit multiplies one, the sums of the one before
+    // are added up; the number is known to the compiler, which otherwise lets the unit wait.
+    template <int taps>
+    __device__ __forceinline__ void multiply_taps(const uint32_t (&a)[2][kSteps][4], uint64_t b,
+                                                  int first, int count) {
+        if constexpr (taps > 1) {
+            if (count < taps) {
+                multiply_taps<taps - 1>(a, b, first, count);
+                return;
             }
         }
-        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[turn.stage]);
+        float parts[2][kSums];
+        begin_tap(parts[0], a, b);
+#pragma unroll
+        for (int tap = 1; tap < taps; tap++) {
+            const int shift = tables.taps_w[first + tap] - tables.taps_w[first];
+            begin_tap(parts[tap % 2], a, b + shift);
+            end_tap<1>(total[tap - 1], parts[(tap + 1) % 2]);
+        }
+        end_tap<0>(total[taps - 1], parts[(taps + 1) % 2]);
+    }
+
+    __device__ __forceinline__ void begin_tap(float (&part)[kSums],
+                                              const uint32_t (&a)[2][kSteps][4], uint64_t columns) {
+        hold(part);
+        begin_multiplying();
+#pragma unroll
+        for (int step = 0; step < kSteps; step++) {
+            multiply(part, a[1][step], columns + 16 * step, step > 0);
+            multiply(part, a[0][step], columns + 16 * step + COLUMNS / 8 * kSpan, 1);
+            multiply(part, a[0][step], columns + 16 * step, 1);
+        }
+        multiplying_begun();
+    }
+
+    template <int newer>
+    __device__ __forceinline__ void end_tap(float (&sums)[kSums], float (&part)[kSums]) const {
+        multiplied<newer>();
+        hold(part);
+#pragma unroll
+        for (int i = 0; i < kSums; i += 4) {
+            const float2 two = __ldg((const float2 *)(column_factors + i * 2));
+            sums[i] += part[i] * row_factors[0] * two.x;
+            sums[i + 1] += part[i + 1] * row_factors[0] * two.y;
+            sums[i + 2] += part[i + 2] * row_factors[1] * two.x;
+            sums[i + 3] += part[i + 3] * row_factors[1] * two.y;
+        }
     }
 
     __device__ __forceinline__ void multiply_item(const Item &item) {

@@ -184,7 +184,18 @@ __device__ __forceinline__ void begin_multiplying() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void finish_multiplying() {
+// What has been begun since the last call is one group.
+__device__ __forceinline__ void multiplying_begun() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Wait for all but the newest groups.
+template <int newest>
+__device__ __forceinline__ void multiplied() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(newest) : "memory");
+}
+
+__device__ __forceinline__ void finish_multiplying() {
+    multiplying_begun();
+    multiplied<0>();
 }

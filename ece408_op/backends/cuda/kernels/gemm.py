@@ -40,8 +40,8 @@ _ROWS, _STEP = 64, 16
 # Cycles that a block takes for a tile besides multiplying, and a launch for its beginning and end.
 _TILE_CYCLES = 2500
 _LAUNCH_CYCLES = 3500
-# What a group of warps does not multiply in: it waits for a tap's sums and adds them up.
-_PROMOTION_CYCLES = 280
+# What a group of warps does not multiply in: it waits for a tap's sums.
+_PROMOTION_CYCLES = 150
 # Bytes that the GPU's L2 cache and its memory give a processor in a cycle, about.
 _CACHE_RATE, _MEMORY_RATE = 26, 18
 
@@ -378,7 +378,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
 
 def _both_busy(cycles: float) -> float:
     """What two groups of warps take for so many cycles of the tensor cores each: one waits for its
-    sums, and adds them up, while the other multiplies."""
+    sums while the other multiplies."""
     return max(2 * cycles, cycles + _PROMOTION_CYCLES)
 
 
@@ -550,7 +550,7 @@ def _weight_layouts(made: Product) -> tuple[WeightBlocks, ...]:
         if wide or taps > _row_taps(made) or (row_groups == 2 and made.rows <= _ROWS):
             continue
         chunk = min(
-            (48, 64) if columns == 128 else (48, 64, 80, 96),
+            (48, 64) if columns * taps > 96 else (48, 64, 80, 96),
             key=lambda size: (divide_up(positions, size) * size, -size),
         )
         one = WeightBlocks(columns, taps, row_groups, 1, chunk, threads)

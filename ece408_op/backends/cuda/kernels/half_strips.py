@@ -29,8 +29,9 @@ _OTHER_REGISTERS = 20
 # Of a plain float32 kernel: multiply-adds of a processor in a cycle, as a rule.
 _FLOAT_RATE = 70
 _PIXELS_AT_ONCE = 64
-# What a cycle of the estimate is, for deep layers, beside one of `gemm`'s estimate.
+# What a cycle of the estimate is beside one of `gemm`'s, and what a block takes for a weight.
 _WITH_GEMM = 1.3
+_WEIGHT_CYCLES = 1
 # What it costs to read pixels only when they are needed, and twice.
 _HELD_COSTS = {2: 0, 1: 0.12, 0: 0.3}
 
@@ -84,11 +85,13 @@ class HalfStrips(Family):
         if cycles >= products / _FLOAT_RATE:
             return False
         # A processor's share: images, or of few images whole strips.
+        filters = 8 * layout.filter_tiles * layout.filter_turns
         strips = divide_up(problem.out_height, layout.strip_rows)
-        strips *= divide_up(problem.filters, 8 * layout.filter_tiles * layout.filter_turns)
-        shares = divide_up(problem.batch * strips, gemm.PROCESSORS) / strips
+        strips *= divide_up(problem.filters, filters)
+        cycles *= divide_up(problem.batch * strips, gemm.PROCESSORS) / strips
+        cycles += _WEIGHT_CYCLES * filters * math.prod(problem.w_shape[1:])
         other = gemm.cycles(problem, False) if gemm.is_dense(problem) else math.inf
-        return self.parts == 1 or _WITH_GEMM * cycles * shares < other
+        return self.parts == 1 or _WITH_GEMM * cycles < other
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:
         nbytes = shared_bytes(problem, self.parts, layout)
