@@ -220,9 +220,10 @@ struct Band {
 struct Item {
     int plane, row, column;  // of the block; of the plane
 
-    __device__ Item(int number, const Band &band) {
+    __device__ Item(unsigned number, const Band &band) {
         plane = number / kPlaneItems;
-        row = band.row + number % kPlaneItems / kUnits * ROWS;
+        // The compiler does not see that this is 0 by itself, nor which rows are in the padding.
+        row = STRIPS == 1 ? band.row : band.row + number % kPlaneItems / kUnits * ROWS;
         column = number % kUnits * kColumns;
     }
 };

@@ -10,7 +10,6 @@
 
 constexpr unsigned kWeights = CHANNELS * kTaps;
 constexpr int kGroups = divide_up(CHANNELS, PLANES);
-constexpr int kWarps = THREADS / 32;
 
 using Sums = float[KERNEL_H][KERNEL_W];
 
@@ -72,6 +71,7 @@ __device__ __forceinline__ float sum_of_warp(float sum) {
 // Calls f(plane, tap, sum) with the sums of all threads that have the plane.
 template <class F>
 __device__ __forceinline__ void finish_one_plane(const Sums &sums, F f) {
+    constexpr int kWarps = THREADS / 32;
     __shared__ float of_warps[kTaps][kWarps];
 #pragma unroll
     for (int tap = 0; tap < kTaps; tap++) {

@@ -160,7 +160,7 @@ class BackwardData(_Depthwise):
         return _Shape(ins, (problem.height, problem.width), columns, rows)
 
     def _in_rows(self, problem: ConvProblem, rows: int) -> int:
-        return (rows + _reach(problem)) // problem.stride[0] + 2
+        return (rows + _reach(problem) - 2) // problem.stride[0] + 1
 
     def _collects(self, shape: _Shape) -> bool:
         return shape.columns > 1 or shape.outs[1] < 32
