@@ -37,8 +37,8 @@ struct Unit {
 
 // Add to each tap's sum what a thread's outputs give. Rows behind the last one have no part in it,
 // not even as zeros: what lies under their windows may be infinite.
-__device__ __forceinline__ void add_up(Sums &sums, const float *x, const float *dy,
-                                       const Band &band, const Item &item) {
+__device__ __forceinline__ void add_up(Sums &sums, const Tile &tile, int shift,
+                                       const float *dy, const Band &band, const Item &item) {
     float gradients[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -48,7 +48,8 @@ __device__ __forceinline__ void add_up(Sums &sums, const float *x, const float *
 #pragma unroll
     for (int h = kLeast; h <= kMost; h++) {
         float pixels[kColumns][KERNEL_W];
-        read_row(pixels, x, band, item, Down::begin(item.row) + h);
+        const float *row = tile.row(shift, band, item, Down::begin(item.row) + h);
+        read_row(pixels, row, Across::begin(item.column));
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             if (kOutH % ROWS && item.row + r >= kOutH) continue;
@@ -112,7 +113,8 @@ __device__ __forceinline__ void finish_planes(const Sums &sums, int planes, F f)
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_weight(float *dw, float *parts, const float *x, const float *dy, int batch, int slices,
                     int each) {
-    __shared__ float4 x_space[vectors_for(kInFloats)], dy_space[vectors_for(kOutFloats)];
+    __shared__ Tile x_tile;
+    __shared__ float4 dy_space[vectors_for(kOutFloats)];
     const unsigned channel = blockIdx.x % kGroups * PLANES, slice = blockIdx.x / kGroups;
     const int held = min(PLANES, int(CHANNELS - channel));
     const unsigned begin = slice * each, end = min(begin + each, unsigned(batch) * kBands);
@@ -128,15 +130,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     load(begin);
     for (unsigned number = begin; number < end; number++) {
         __syncthreads();
-        x_copy.store(x_space);
+        x_tile.store(x_copy);
         dy_copy.store(dy_space);
         __syncthreads();
         if (number + 1 < end) load(number + 1);
         const Unit unit(number, channel);
-        const float *x_tile = placed(x_space, unit.in(x));
+        const int shift = misalignment(unit.in(x));
         const float *dy_tile = placed(dy_space, unit.out(dy));
         for (int i = threadIdx.x; i < held * kPlaneItems; i += THREADS) {
-            add_up(sums, x_tile, dy_tile, unit.band, Item(i, unit.band));
+            add_up(sums, x_tile, shift, dy_tile, unit.band, Item(i, unit.band));
         }
     }
 

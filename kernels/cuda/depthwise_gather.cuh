@@ -34,13 +34,14 @@ __device__ __forceinline__ void write_out(float *to, const float *from, int floa
 }
 
 // A thread's outputs from the rows in `tile`, each of which is read once.
-__device__ __forceinline__ void add_up(float (&sums)[ROWS][kColumns], const float *tile,
+__device__ __forceinline__ void add_up(float (&sums)[ROWS][kColumns], const Tile &tile, int shift,
                                        const float (&weights)[kTaps], const Band &band,
                                        const Item &item) {
 #pragma unroll
     for (int h = kLeast; h <= kMost; h++) {
         float pixels[kColumns][KERNEL_W];
-        read_row(pixels, tile, band, item, Down::begin(item.row) + h);
+        const float *row = tile.row(shift, band, item, Down::begin(item.row) + h);
+        read_row(pixels, row, Across::begin(item.column));
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -59,7 +60,7 @@ __device__ __forceinline__ void add_up(float (&sums)[ROWS][kColumns], const floa
 // All of a block's outputs; `planes` are those of all images.
 __device__ __forceinline__ void gather(float *out, const float *in, const float *w,
                                        const float *bias, unsigned planes) {
-    __shared__ float4 in_space[vectors_for(kInFloats)];
+    __shared__ Tile tile;
     __shared__ float4 out_space[kCollected ? vectors_for(kOutFloats) : 1];
     const unsigned plane0 = blockIdx.x / kBands * PLANES;
     const int held = min(PLANES, planes - plane0);
@@ -75,15 +76,14 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
 #pragma unroll
     for (int tap = 0; tap < kTaps; tap++) weights[tap] = __ldg(w + channel * kTaps + tap);
     const float start = BIAS ? __ldg(bias + channel) : 0;
-    copy.store(in_space);
+    tile.store(copy);
     __syncthreads();
 
-    const float *tile = placed(in_space, in);
     float *collected = placed(out_space, out);
     for (int number = threadIdx.x; number < held * kPlaneItems; number += THREADS) {
         const Item item(number, band);
         float sums[ROWS][kColumns] = {};
-        add_up(sums, tile, weights, band, item);
+        add_up(sums, tile, copy.shift, weights, band, item);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #pragma unroll
