@@ -128,6 +128,7 @@ constexpr int kUnits = divide_up(kOutW, kColumns);  // threads along a row
 constexpr int kPlaneItems = STRIPS * kUnits, kItems = PLANES * kPlaneItems;
 constexpr int kLeast = Down::least(ROWS), kMost = Down::most(ROWS);
 constexpr int kBandRows = STRIPS * ROWS, kBands = divide_up(kOutH, kBandRows);
+constexpr bool kEven = kOutH % kBandRows == 0 && kOutW % kColumns == 0;  // no item is cut off
 constexpr int kReach = Down::begin((STRIPS - 1) * ROWS) + kMost - kLeast + 1;
 // What a block has of both arrays at most.
 constexpr int kInFloats = PLANES * (kBands == 1 ? kInH : smaller(kInH, kReach)) * kInW;
@@ -231,10 +232,10 @@ struct Copy {
 struct Item {
     int plane, row, column;  // of the block; of the plane
 
+    // The compiler does not see by itself what is 0, nor then which rows are in the padding.
     __device__ Item(unsigned number, const Band &band) {
-        plane = number / kPlaneItems;
-        // The compiler does not see that this is 0 by itself, nor which rows are in the padding.
-        row = STRIPS == 1 ? band.row : band.row + number % kPlaneItems / kUnits * ROWS;
+        plane = PLANES == 1 ? 0 : number / kPlaneItems;
+        row = STRIPS == 1 ? band.row : band.row + number / kUnits % STRIPS * ROWS;
         column = number % kUnits * kColumns;
     }
 };
@@ -252,27 +253,37 @@ struct Tile {
         for (int i = threadIdx.x; i < kRight; i += THREADS) floats[end + i] = 0;
     }
 
-    // Where row h of the item's plane begins; outside of the plane a row of zeros.
-    __device__ __forceinline__ const float *row(int shift, const Band &band, const Item &item,
-                                                int h) const {
-        const float *floats = reinterpret_cast<const float *>(space);
-        const int at = kZeros + shift + (item.plane * kInH + h - band.first) * kInW;
-        return floats + (kWithinRows || unsigned(h) < kInH ? at : kLeft);
+    __device__ __forceinline__ const float *floats() const {
+        return reinterpret_cast<const float *>(space);
     }
 };
 
-// What the taps of a row read from column `begin` on: pixels, and zeros beyond the row's ends.
-__device__ __forceinline__ void read_row(float (&pixels)[kColumns][KERNEL_W], const float *row,
-                                         int begin) {
+// What an item reads, from its first row's and column's `begin` on.
+struct Window {
+    const float *pixels, *zeros;
+    int row, column;
+
+    __device__ Window(const Tile &tile, int shift, const Band &band, const Item &item)
+        : row(Down::begin(item.row)), column(Across::begin(item.column)) {
+        const int rows = item.plane * kInH + row - band.first;
+        pixels = tile.floats() + (kZeros + shift + rows * kInW + column);
+        zeros = tile.floats() + (kLeft + column);
+    }
+
+    // What the taps of a row read h rows further down: pixels, and zeros outside of the plane.
+    __device__ __forceinline__ void read(float (&found)[kColumns][KERNEL_W], int h) const {
+        const bool inside = kWithinRows || unsigned(row + h) < kInH;
+        const float *from = inside ? pixels + h * kInW : zeros;
 #pragma unroll
-    for (int c = 0; c < kColumns; c++) {
+        for (int c = 0; c < kColumns; c++) {
 #pragma unroll
-        for (int q = 0; q < KERNEL_W; q++) {
-            if (!Across::reads(c, q)) continue;
-            const int offset = Across::offset(c, q), s = begin + offset;
-            const bool always = offset >= 0 && kLastUnit + offset < kInW;
-            const float pixel = row[s];
-            pixels[c][q] = always || unsigned(s) < kInW ? pixel : 0;
+            for (int q = 0; q < KERNEL_W; q++) {
+                if (!Across::reads(c, q)) continue;
+                const int offset = Across::offset(c, q);
+                const bool always = offset >= 0 && kLastUnit + offset < kInW;
+                const float pixel = from[offset];
+                found[c][q] = always || unsigned(column + offset) < kInW ? pixel : 0;
+            }
         }
     }
-}
+};

@@ -37,22 +37,21 @@ struct Unit {
 
 // Add to each tap's sum what a thread's outputs give. Rows behind the last one have no part in it,
 // not even as zeros: what lies under their windows may be infinite.
-__device__ __forceinline__ void add_up(Sums &sums, const Tile &tile, int shift,
-                                       const float *dy, const Band &band, const Item &item) {
+__device__ __forceinline__ void add_up(Sums &sums, const Window &window, const float *dy,
+                                       const Band &band, const Item &item) {
     float gradients[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int row = item.plane * kOutH + item.row - band.row + r;
-        gradients[r] = item.row + r < kOutH ? dy[row * kOutW + item.column] : 0;
+        gradients[r] = kEven || item.row + r < kOutH ? dy[row * kOutW + item.column] : 0;
     }
 #pragma unroll
     for (int h = kLeast; h <= kMost; h++) {
         float pixels[kColumns][KERNEL_W];
-        const float *row = tile.row(shift, band, item, Down::begin(item.row) + h);
-        read_row(pixels, row, Across::begin(item.column));
+        window.read(pixels, h);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            if (kOutH % ROWS && item.row + r >= kOutH) continue;
+            if (!kEven && item.row + r >= kOutH) continue;
 #pragma unroll
             for (int p = 0; p < KERNEL_H; p++) {
                 if (Down::offset(r, p) != h) continue;
@@ -116,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ Tile x_tile;
     __shared__ float4 dy_space[vectors_for(kOutFloats)];
     const unsigned channel = blockIdx.x % kGroups * PLANES, slice = blockIdx.x / kGroups;
-    const int held = min(PLANES, int(CHANNELS - channel));
+    const int held = PLANES == 1 ? 1 : min(PLANES, int(CHANNELS - channel));
     const unsigned begin = slice * each, end = min(begin + each, unsigned(batch) * kBands);
 
     Sums sums = {};
@@ -138,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int shift = misalignment(unit.in(x));
         const float *dy_tile = placed(dy_space, unit.out(dy));
         for (int i = threadIdx.x; i < held * kPlaneItems; i += THREADS) {
-            add_up(sums, x_tile, shift, dy_tile, unit.band, Item(i, unit.band));
+            const Item item(i, unit.band);
+            add_up(sums, Window(x_tile, shift, unit.band, item), dy_tile, unit.band, item);
         }
     }
 
