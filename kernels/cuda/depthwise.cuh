@@ -2,8 +2,8 @@
 // for its outputs, and copies between global and shared memory.
 //
 // Whole rows of one plane, or several whole planes, are one piece of memory in NCHW. A block copies
-// such a piece into shared memory, 16 bytes at a time. There a piece is as far from a multiple of 16
-// bytes as it is in global memory, so any start will do. Then neighbouring threads take
+// such a piece into shared memory, 16 bytes at a time. There a piece is as far from a multiple of
+// 16 bytes as it is in global memory, so any start will do. Then neighbouring threads take
 // neighbouring columns, each some rows of them: a row of pixels that several of these need is read
 // once and stays in registers.
 #pragma once
@@ -145,7 +145,7 @@ constexpr int kZeros = divide_up(kLeft + (kWithinRows ? 0 : kInW + kRight), 4) *
 
 static_assert(PLANES == 1 || (kBands == 1 && kItems <= THREADS), "several planes are whole ones");
 static_assert(THREADS % 32 == 0, "whole warps");
-static_assert(!BACKWARD || ROWS % STRIDE_H == 0, "a thread's first row is a multiple of the stride");
+static_assert(!BACKWARD || ROWS % STRIDE_H == 0, "a thread begins at a multiple of the stride");
 
 // Vectors for a piece of memory that begins anywhere.
 __host__ __device__ constexpr int vectors_for(int floats) { return divide_up(floats + 3, 4); }

@@ -1,4 +1,5 @@
-// The gradient for w of convolutions whose groups have one channel and one filter: dw from x and dy.
+// The gradient for w of convolutions whose groups have one channel and one filter: dw from x and
+// dy.
 //
 // A block takes a channel, or several of small planes, and some of the images: of each it copies
 // rows of x and dy into shared memory, and every thread keeps a sum for each tap in registers. The
