@@ -2,8 +2,8 @@
 // for its outputs, and copies between global and shared memory.
 //
 // Whole rows of one plane, or several whole planes, are one piece of memory in NCHW. A block copies
-// such a piece into shared memory, 16 bytes at a time. There a piece is as far from a multiple of 16
-// bytes as it is in global memory, so any start will do. Then neighbouring threads take
+// such a piece into shared memory, 16 bytes at a time. There a piece is as far from a multiple of
+// 16 bytes as it is in global memory, so any start will do. Then neighbouring threads take
 // neighbouring columns, each some rows of them: a row of pixels that several of these need is read
 // once and stays in registers.
 #pragma once
@@ -72,6 +72,8 @@ __host__ __device__ constexpr int divide_up(int count, int size) {
 
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
+__host__ __device__ constexpr int larger(int a, int b) { return a < b ? b : a; }
+
 // Which places of an axis the taps read for the r-th of some neighbouring outputs, counted from
 // `begin` of the first of these, which backward is a multiple of the stride.
 template <int KERNEL, int STRIDE, int PAD, int DILATE>
@@ -103,7 +105,7 @@ struct Axis {
         int found = -(1 << 30);
         for (int r = 0; r < count; r++) {
             for (int tap = 0; tap < KERNEL; tap++) {
-                if (reads(r, tap) && offset(r, tap) > found) found = offset(r, tap);
+                if (reads(r, tap)) found = larger(found, offset(r, tap));
             }
         }
         return found;
@@ -126,14 +128,24 @@ constexpr int kUnits = divide_up(kOutW, kColumns);  // threads along a row
 constexpr int kPlaneItems = STRIPS * kUnits, kItems = PLANES * kPlaneItems;
 constexpr int kLeast = Down::least(ROWS), kMost = Down::most(ROWS);
 constexpr int kBandRows = STRIPS * ROWS, kBands = divide_up(kOutH, kBandRows);
+constexpr bool kEven = kOutH % kBandRows == 0 && kOutW % kColumns == 0;  // no item is cut off
 constexpr int kReach = Down::begin((STRIPS - 1) * ROWS) + kMost - kLeast + 1;
 // What a block has of both arrays at most.
 constexpr int kInFloats = PLANES * (kBands == 1 ? kInH : smaller(kInH, kReach)) * kInW;
 constexpr int kOutFloats = PLANES * smaller(kOutH, kBandRows) * kOutW;
 
+// How far windows reach over a row's ends, and whether they stay within the rows.
+constexpr int kLastUnit = Across::begin((kUnits - 1) * kColumns);
+constexpr int kLeft = larger(0, -Across::least(kColumns));
+constexpr int kRight = larger(0, kLastUnit + Across::most(kColumns) - (kInW - 1));
+constexpr int kLastStrip = Down::begin(kBands * kBandRows - ROWS);
+constexpr bool kWithinRows = kLeast >= 0 && kLastStrip + kMost < kInH;
+// In front of the rows that a block reads lies one of zeros, with its margins.
+constexpr int kZeros = divide_up(kLeft + (kWithinRows ? 0 : kInW + kRight), 4) * 4;
+
 static_assert(PLANES == 1 || (kBands == 1 && kItems <= THREADS), "several planes are whole ones");
 static_assert(THREADS % 32 == 0, "whole warps");
-static_assert(!BACKWARD || ROWS % STRIDE_H == 0, "a thread's first row is a multiple of the stride");
+static_assert(!BACKWARD || ROWS % STRIDE_H == 0, "a thread begins at a multiple of the stride");
 
 // Vectors for a piece of memory that begins anywhere.
 __host__ __device__ constexpr int vectors_for(int floats) { return divide_up(floats + 3, 4); }
@@ -164,6 +176,24 @@ struct Piece {
 
     // This thread's float of those at the ends; there may be none.
     __device__ int end() const { return threadIdx.x < head ? threadIdx.x : threadIdx.x + 4 * body; }
+};
+
+// The rows of one plane that a band's outputs read; of a whole plane all.
+struct Band {
+    int row, first, end;  // the first row of the outputs; from where to where it reads
+
+    __device__ explicit Band(int number) {
+        row = number * kBandRows;
+        const int begin = Down::begin(row) + kLeast;
+        first = kBands == 1 ? 0 : min(max(begin, 0), kInH);
+        end = kBands == 1 ? kInH : min(max(begin + kReach, first), kInH);
+    }
+
+    __device__ int in_floats(int planes) const { return planes * (end - first) * kInW; }
+
+    __device__ int out_floats(int planes) const {
+        return planes * min(kOutH - row, kBandRows) * kOutW;
+    }
 };
 
 // A piece on its way into shared memory: all loads come before the first store, and the block may
@@ -198,48 +228,62 @@ struct Copy {
     }
 };
 
-// The rows of one plane that a band's outputs read; of a whole plane all.
-struct Band {
-    int row, first, end;  // the first row of the outputs; from where to where it reads
-
-    __device__ explicit Band(int number) {
-        row = number * kBandRows;
-        const int begin = Down::begin(row) + kLeast;
-        first = kBands == 1 ? 0 : min(max(begin, 0), kInH);
-        end = kBands == 1 ? kInH : min(max(begin + kReach, first), kInH);
-    }
-
-    __device__ int in_floats(int planes) const { return planes * (end - first) * kInW; }
-
-    __device__ int out_floats(int planes) const {
-        return planes * min(kOutH - row, kBandRows) * kOutW;
-    }
-};
-
 // A thread's part of a block's outputs.
 struct Item {
     int plane, row, column;  // of the block; of the plane
 
-    __device__ Item(int number, const Band &band) {
-        plane = number / kPlaneItems;
-        row = band.row + number % kPlaneItems / kUnits * ROWS;
+    // The compiler does not see by itself what is 0, nor then which rows are in the padding.
+    __device__ Item(unsigned number, const Band &band) {
+        plane = PLANES == 1 ? 0 : number / kPlaneItems;
+        row = STRIPS == 1 ? band.row : band.row + number / kUnits % STRIPS * ROWS;
         column = number % kUnits * kColumns;
     }
 };
 
-// What the taps of a row read in row h: pixels, and zeros outside of the plane. `tile` holds the
-// rows of the block from the band's first one.
-__device__ __forceinline__ void read_row(float (&pixels)[kColumns][KERNEL_W], const float *tile,
-                                         const Band &band, const Item &item, int h) {
-    const float *row = tile + (item.plane * kInH + h - band.first) * kInW;
-    const bool inside = unsigned(h) < kInH;
+// Shared memory for the rows that a block reads. A thread reads what is around them, too, without a
+// branch, and then takes zeros instead of it: so it must be there and not be anyone's.
+struct Tile {
+    float4 space[kZeros / 4 + vectors_for(kInFloats + kRight)];
+
+    __device__ __forceinline__ void store(const Copy<kInFloats> &copy) {
+        copy.store(space + kZeros / 4);
+        float *floats = reinterpret_cast<float *>(space);
+        const int begin = kZeros + copy.shift, end = begin + copy.piece.count;
+        for (int i = threadIdx.x; i < begin; i += THREADS) floats[i] = 0;
+        for (int i = threadIdx.x; i < kRight; i += THREADS) floats[end + i] = 0;
+    }
+
+    __device__ __forceinline__ const float *floats() const {
+        return reinterpret_cast<const float *>(space);
+    }
+};
+
+// What an item reads, from its first row's and column's `begin` on.
+struct Window {
+    const float *pixels, *zeros;
+    int row, column;
+
+    __device__ Window(const Tile &tile, int shift, const Band &band, const Item &item)
+        : row(Down::begin(item.row)), column(Across::begin(item.column)) {
+        const int rows = item.plane * kInH + row - band.first;
+        pixels = tile.floats() + (kZeros + shift + rows * kInW + column);
+        zeros = tile.floats() + (kLeft + column);
+    }
+
+    // What the taps of a row read h rows further down: pixels, and zeros outside of the plane.
+    __device__ __forceinline__ void read(float (&found)[kColumns][KERNEL_W], int h) const {
+        const bool inside = kWithinRows || unsigned(row + h) < kInH;
+        const float *from = inside ? pixels + h * kInW : zeros;
 #pragma unroll
-    for (int c = 0; c < kColumns; c++) {
+        for (int c = 0; c < kColumns; c++) {
 #pragma unroll
-        for (int q = 0; q < KERNEL_W; q++) {
-            if (!Across::reads(c, q)) continue;
-            const int s = Across::begin(item.column) + Across::offset(c, q);
-            pixels[c][q] = inside && unsigned(s) < kInW ? row[s] : 0;
+            for (int q = 0; q < KERNEL_W; q++) {
+                if (!Across::reads(c, q)) continue;
+                const int offset = Across::offset(c, q);
+                const bool always = offset >= 0 && kLastUnit + offset < kInW;
+                const float pixel = from[offset];
+                found[c][q] = always || unsigned(column + offset) < kInW ? pixel : 0;
+            }
         }
     }
-}
+};

@@ -1,4 +1,5 @@
-// The gradient for x of convolutions whose groups have one channel and one filter: dx from w and dy.
+// The gradient for x of convolutions whose groups have one channel and one filter: dx from w and
+// dy.
 //
 // As depthwise.cu, with dy in place of x: a pixel's sum is over the outputs that it had a part in.
 // Which taps these are depends on its row's and its column's remainder by the stride, and a thread

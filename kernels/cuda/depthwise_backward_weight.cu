@@ -1,4 +1,5 @@
-// The gradient for w of convolutions whose groups have one channel and one filter: dw from x and dy.
+// The gradient for w of convolutions whose groups have one channel and one filter: dw from x and
+// dy.
 //
 // A block takes a channel, or several of small planes, and some of the images: of each it copies
 // rows of x and dy into shared memory, and every thread keeps a sum for each tap in registers. The
@@ -10,7 +11,6 @@
 
 constexpr unsigned kWeights = CHANNELS * kTaps;
 constexpr int kGroups = divide_up(CHANNELS, PLANES);
-constexpr int kWarps = THREADS / 32;
 
 using Sums = float[KERNEL_H][KERNEL_W];
 
@@ -38,21 +38,21 @@ struct Unit {
 
 // Add to each tap's sum what a thread's outputs give. Rows behind the last one have no part in it,
 // not even as zeros: what lies under their windows may be infinite.
-__device__ __forceinline__ void add_up(Sums &sums, const float *x, const float *dy,
+__device__ __forceinline__ void add_up(Sums &sums, const Window &window, const float *dy,
                                        const Band &band, const Item &item) {
     float gradients[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int row = item.plane * kOutH + item.row - band.row + r;
-        gradients[r] = item.row + r < kOutH ? dy[row * kOutW + item.column] : 0;
+        gradients[r] = kEven || item.row + r < kOutH ? dy[row * kOutW + item.column] : 0;
     }
 #pragma unroll
     for (int h = kLeast; h <= kMost; h++) {
         float pixels[kColumns][KERNEL_W];
-        read_row(pixels, x, band, item, Down::begin(item.row) + h);
+        window.read(pixels, h);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            if (kOutH % ROWS && item.row + r >= kOutH) continue;
+            if (!kEven && item.row + r >= kOutH) continue;
 #pragma unroll
             for (int p = 0; p < KERNEL_H; p++) {
                 if (Down::offset(r, p) != h) continue;
@@ -72,6 +72,7 @@ __device__ __forceinline__ float sum_of_warp(float sum) {
 // Calls f(plane, tap, sum) with the sums of all threads that have the plane.
 template <class F>
 __device__ __forceinline__ void finish_one_plane(const Sums &sums, F f) {
+    constexpr int kWarps = THREADS / 32;
     __shared__ float of_warps[kTaps][kWarps];
 #pragma unroll
     for (int tap = 0; tap < kTaps; tap++) {
@@ -112,9 +113,10 @@ __device__ __forceinline__ void finish_planes(const Sums &sums, int planes, F f)
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_weight(float *dw, float *parts, const float *x, const float *dy, int batch, int slices,
                     int each) {
-    __shared__ float4 x_space[vectors_for(kInFloats)], dy_space[vectors_for(kOutFloats)];
+    __shared__ Tile x_tile;
+    __shared__ float4 dy_space[vectors_for(kOutFloats)];
     const unsigned channel = blockIdx.x % kGroups * PLANES, slice = blockIdx.x / kGroups;
-    const int held = min(PLANES, int(CHANNELS - channel));
+    const int held = PLANES == 1 ? 1 : min(PLANES, int(CHANNELS - channel));
     const unsigned begin = slice * each, end = min(begin + each, unsigned(batch) * kBands);
 
     Sums sums = {};
@@ -128,15 +130,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     load(begin);
     for (unsigned number = begin; number < end; number++) {
         __syncthreads();
-        x_copy.store(x_space);
+        x_tile.store(x_copy);
         dy_copy.store(dy_space);
         __syncthreads();
         if (number + 1 < end) load(number + 1);
         const Unit unit(number, channel);
-        const float *x_tile = placed(x_space, unit.in(x));
+        const int shift = misalignment(unit.in(x));
         const float *dy_tile = placed(dy_space, unit.out(dy));
         for (int i = threadIdx.x; i < held * kPlaneItems; i += THREADS) {
-            add_up(sums, x_tile, dy_tile, unit.band, Item(i, unit.band));
+            const Item item(i, unit.band);
+            add_up(sums, Window(x_tile, shift, unit.band, item), dy_tile, unit.band, item);
         }
     }
 

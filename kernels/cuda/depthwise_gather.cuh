@@ -33,14 +33,13 @@ __device__ __forceinline__ void write_out(float *to, const float *from, int floa
     if (piece.end() < piece.count) put(to + piece.end(), from[piece.end()]);
 }
 
-// A thread's outputs from the rows in `tile`, each of which is read once.
-__device__ __forceinline__ void add_up(float (&sums)[ROWS][kColumns], const float *tile,
-                                       const float (&weights)[kTaps], const Band &band,
-                                       const Item &item) {
+// A thread's outputs from the rows of its window, each of which is read once.
+__device__ __forceinline__ void add_up(float (&sums)[ROWS][kColumns], const Window &window,
+                                       const float (&weights)[kTaps]) {
 #pragma unroll
     for (int h = kLeast; h <= kMost; h++) {
         float pixels[kColumns][KERNEL_W];
-        read_row(pixels, tile, band, item, Down::begin(item.row) + h);
+        window.read(pixels, h);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -59,36 +58,36 @@ __device__ __forceinline__ void add_up(float (&sums)[ROWS][kColumns], const floa
 // All of a block's outputs; `planes` are those of all images.
 __device__ __forceinline__ void gather(float *out, const float *in, const float *w,
                                        const float *bias, unsigned planes) {
-    __shared__ float4 in_space[vectors_for(kInFloats)];
+    __shared__ Tile tile;
     __shared__ float4 out_space[kCollected ? vectors_for(kOutFloats) : 1];
     const unsigned plane0 = blockIdx.x / kBands * PLANES;
-    const int held = min(PLANES, planes - plane0);
+    const int held = PLANES == 1 ? 1 : min(PLANES, planes - plane0);
     const Band band(blockIdx.x % kBands);
     in += size_t(plane0) * kInPlane + band.first * kInW;
     out += size_t(plane0) * kOutPlane + band.row * kOutW;
 
     // Loops have more than one turn for one plane only, so the channel stays the same.
-    const unsigned channel = (plane0 + min(int(threadIdx.x / kPlaneItems), held - 1)) % CHANNELS;
+    const unsigned mine = min(threadIdx.x / kPlaneItems, held - 1);
+    const unsigned channel = (plane0 + mine) % CHANNELS;
     Copy<kInFloats> copy;
     copy.load(in, band.in_floats(held));
     float weights[kTaps];
 #pragma unroll
     for (int tap = 0; tap < kTaps; tap++) weights[tap] = __ldg(w + channel * kTaps + tap);
     const float start = BIAS ? __ldg(bias + channel) : 0;
-    copy.store(in_space);
+    tile.store(copy);
     __syncthreads();
 
-    const float *tile = placed(in_space, in);
     float *collected = placed(out_space, out);
     for (int number = threadIdx.x; number < held * kPlaneItems; number += THREADS) {
         const Item item(number, band);
         float sums[ROWS][kColumns] = {};
-        add_up(sums, tile, weights, band, item);
+        add_up(sums, Window(tile, copy.shift, band, item), weights);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #pragma unroll
             for (int c = 0; c < kColumns; c++) {
-                if (item.row + r >= kOutH || item.column + c >= kOutW) continue;
+                if (!kEven && (item.row + r >= kOutH || item.column + c >= kOutW)) continue;
                 const int row = item.plane * kOutH + item.row - band.row + r;
                 const int at = row * kOutW + item.column + c;
                 if (kCollected) {

@@ -118,7 +118,10 @@ class _Depthwise(Family):
         copied = divide_up(in_floats, 4 * _VECTORS)
         threads = max(items if layout.planes > 1 else min(items, _THREADS), copied)
         threads = divide_up(threads, 32) * 32
-        floats = in_floats + (out_floats if self._collects(shape) else 0) + 16
+        # At most what windows reach over the ends of a row.
+        margin = problem.pad[1] + (problem.kernel[1] - 1) * problem.dilate[1] + shape.columns
+        floats = in_floats + width + 3 * margin + 16
+        floats += out_floats if self._collects(shape) else 0
         nbytes = 4 * (floats + self._other_floats(problem, threads))
         if nbytes <= limits.STATIC_SHARED_BYTES and threads <= _MOST_THREADS:
             yield Bands(layout.rows, layout.strips, layout.planes, threads)
@@ -160,7 +163,7 @@ class BackwardData(_Depthwise):
         return _Shape(ins, (problem.height, problem.width), columns, rows)
 
     def _in_rows(self, problem: ConvProblem, rows: int) -> int:
-        return (rows + _reach(problem)) // problem.stride[0] + 2
+        return (rows + _reach(problem) - 2) // problem.stride[0] + 1
 
     def _collects(self, shape: _Shape) -> bool:
         return shape.columns > 1 or shape.outs[1] < 32

@@ -65,7 +65,6 @@ def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
     problem=[
         "b64,c64,h56,w56,m64,k1",
         "b64,c3,h224,w224,m64,k7,s2x2,p3x3",
-        "b64,c32,h33,w33,m24,k5,d2x2",
         "b10000,c12,h33,w33,m24,k5",
     ]
 )
@@ -94,6 +93,22 @@ def test_hopper_multiplies_deep_layers_in_all_directions(problem):
     ]
     assert names == ["gemm", "gemm_backward_data", "gemm_backward_weight"]
     assert catalog.default(problem, "backward_data", (8, 0)).name == "general_backward_data"
+
+
+@every(
+    problem=[
+        "b32,c32,h112,w112,m32,k3,p1x1,g32",
+        "b1,c144,h56,w56,m144,k3,s2x2,p1x1,g144,bias",
+        "b256,c960,h7,w7,m960,k3,p1x1,g960",
+        "b2,c6,h30,w31,m6,k7x5,s3x1,p3x2,d2x2,g6",
+    ]
+)
+def test_groups_of_one_channel_have_kernels_of_their_own(problem):
+    names = [
+        catalog.default(ConvProblem.parse(problem), direction, (9, 0)).name
+        for direction in ("forward", "backward_data", "backward_weight")
+    ]
+    assert names == ["depthwise", "depthwise_backward_data", "depthwise_backward_weight"]
 
 
 def test_a_gpu_without_code_has_no_kernel():
@@ -174,6 +189,12 @@ def test_one_compile_serves_every_batch(kernel):
         ("16_copy_engine", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes, not of 20x21 and 18x19"),
         ("16_copy_engine", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
         ("16_copy_engine", "b1,c1,h72,w72,m12,k7", "more threads, registers or shared memory"),
+        ("depthwise", "b1,c4,h20,w20,m8,k3,g4", "one filter only, not 4 channels and 8 filters"),
+        ("depthwise", "b1,c4,h20,w20,m4,k3,g2", "groups of one channel"),
+        ("depthwise", "b1,c2,h20,w20,m2,k3,g2,float16", "float32 only, not float16"),
+        ("depthwise", "b1,c2,h20,w20,m2,k9,g2", "at most 7x7 over 64 rows, not 9x9 over 9"),
+        ("depthwise", "b1,c2,h20,w9000,m2,k3,g2", "do not fit into 48 KiB"),
+        ("depthwise_backward_data", "b1,c2,h20,w20,m2,k3,s5x1,g2", r"at most 4, not \(5, 1\)"),
         ("19_more_registers", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes"),
         ("19_more_registers", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
     ]
