@@ -69,6 +69,7 @@ def on_gpu(options):
     )
     progress = tqdm(total=len(problems) * len(directions), unit="direction", disable=None)
     found, failures = [], []
+    title = f"Layers of networks on {gpu.name}"
     with shared.peer(options) as peer, progress:
         versions = peer and peer.versions
         for text, batch, problem in problems:
@@ -77,14 +78,18 @@ def on_gpu(options):
                 measured = gpu_layers.measure(
                     gpu, problem, peer, samples, kernels, directions, progress.update
                 )
+                found.append({"layer": text, "batch": batch, **measured})
             except Ece408Error as error:
                 failures.append(str(error))
-                continue
-            found.append({"layer": text, "batch": batch, **measured})
-    content = {"samples": samples, "torch": versions, "layers": found, "failures": failures}
-    about = f"Medians of {samples} runs, float32; cuDNN: the better of NCHW and NHWC, without TF32."
-    text = "\n\n".join([about, gpu_layers.tables(found), *failures])
-    results.show(options.write, f"Layers of networks on {gpu.name}", text, content)
+            content = {"samples": samples, "torch": versions}
+            content |= {"layers": found, "failures": failures}
+            about = (
+                f"Medians of {samples} runs, float32; cuDNN: the better of NCHW and NHWC, no TF32."
+            )
+            table = "\n\n".join([about, gpu_layers.tables(found), *failures])
+            if options.write:
+                results.write(options.write, title, table, content)
+    print(table)
     return bool(failures)
 
 

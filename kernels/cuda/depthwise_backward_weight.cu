@@ -14,9 +14,29 @@ constexpr int kGroups = divide_up(CHANNELS, PLANES);
 
 using Sums = float[KERNEL_H][KERNEL_W];
 
-__device__ __forceinline__ void put(float *dw, float sum) {
-    if (ACCUMULATE) sum += *dw;
-    *dw = sum;
+// A weight's sum by the definition, in double precision.
+__device__ __noinline__ float textbook(const float *x, const float *dy, int batch, int weight) {
+    const int channel = weight / kTaps, p = weight % kTaps / KERNEL_W;
+    const int q = weight % kTaps % KERNEL_W;
+    double sum = 0;
+    for (int image = 0; image < batch; image++) {
+        const size_t plane = size_t(image) * CHANNELS + channel;
+        for (int i = 0; i < int(kOutPlane); i++) {
+            const int row = i / kOutW * STRIDE_H - PAD_H + p * DILATE_H;
+            const int column = i % kOutW * STRIDE_W - PAD_W + q * DILATE_W;
+            if (row < 0 || row >= kInH || column < 0 || column >= kInW) continue;
+            sum += double(x[plane * kInPlane + row * kInW + column]) * dy[plane * kOutPlane + i];
+        }
+    }
+    return float(sum);
+}
+
+// Write a sum. Where it is not finite, padding may have been multiplied: it is computed again.
+__device__ __forceinline__ void put(float *dw, float sum, const float *x, const float *dy,
+                                    int batch, int weight) {
+    if (!isfinite(sum)) sum = textbook(x, dy, batch, weight);
+    if (ACCUMULATE) sum += dw[weight];
+    dw[weight] = sum;
 }
 
 // Where a block's rows of an image begin in both arrays.
@@ -146,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const auto finish = [=](int plane, int tap, float sum) {
         const unsigned weight = (channel + plane) * kTaps + tap;
         if (slices == 1) {
-            put(dw + weight, sum);
+            put(dw, sum, x, dy, batch, weight);
         } else {
             parts[slice * size_t(kWeights) + weight] = sum;
         }
@@ -158,11 +178,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" __global__ void reduce(float *dw, const float *parts, int slices) {
+extern "C" __global__ void reduce(float *dw, const float *parts, const float *x, const float *dy,
+                                  int batch, int slices) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= kWeights) return;
     double sum = 0;
 #pragma unroll 8
     for (int slice = 0; slice < slices; slice++) sum += parts[slice * size_t(kWeights) + index];
-    put(dw + index, float(sum));
+    put(dw, float(sum), x, dy, batch, index);
 }

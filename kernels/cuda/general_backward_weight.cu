@@ -42,10 +42,32 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     });
 }
 
-extern "C" __global__ void reduce(ELEMENT *dw, const SUM *parts, int slices) {
+// A weight's sum by the definition, in double precision.
+__device__ __noinline__ SUM textbook(const ELEMENT *x, const ELEMENT *dy, int batch, unsigned weight) {
+    const int filter = weight / kColumns, column = weight % kColumns, tap = column % kTaps;
+    const int channel = filter / kGroupFilters * kGroupChannels + column / kTaps;
+    double sum = 0;
+    for (int image = 0; image < batch; image++) {
+        const ELEMENT *plane = x + (size_t(image) * CHANNELS + channel) * kPlane;
+        const ELEMENT *gradient = dy + (size_t(image) * FILTERS + filter) * kOutPlane;
+        for (int i = 0; i < int(kOutPlane); i++) {
+            const int row = i / kOutW * STRIDE_H - PAD_H + tap / KERNEL_W * DILATE_H;
+            const int column = i % kOutW * STRIDE_W - PAD_W + tap % KERNEL_W * DILATE_W;
+            if (unsigned(row) >= HEIGHT || unsigned(column) >= WIDTH) continue;
+            sum += double(load(plane + row * WIDTH + column)) * double(load(gradient + i));
+        }
+    }
+    return SUM(sum);
+}
+
+// What is not finite is computed again: padding has been multiplied, perhaps with infinity.
+extern "C" __global__ void reduce(ELEMENT *dw, const SUM *parts, const ELEMENT *x,
+                                  const ELEMENT *dy, int batch, int slices) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= kWeights) return;
     double sum = 0;
     for (int slice = 0; slice < slices; slice++) sum += parts[slice * size_t(kWeights) + index];
-    store(dw + index, SUM(sum));
+    SUM total = SUM(sum);
+    if (!isfinite(total)) total = textbook(x, dy, batch, index);
+    store(dw + index, total);
 }

@@ -7,7 +7,7 @@
 #include <cassert>
 #include <cfloat>
 #include <climits>
-#include <cmath>
+#include <math.h>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -109,6 +109,21 @@ def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
     assert all(name.startswith("depthwise") for name in names)
 
 
+@pytest.mark.parametrize(
+    "text", ["b2,c4,h6,w7,m4,k3,p1,g4", "b3,c4,h6,w5,m4,k3,p1,s2", "b40,c2,h5,w5,m2,k3,p1,g2"]
+)
+def test_padding_is_not_multiplied_with_infinity(text, rng):
+    """Of corners of dy, most taps see padding, of which textbook loops know nothing."""
+    problem = ConvProblem.parse(text)
+    x, w, _ = inputs(problem, rng)
+    dy = rng.integers(-4, 5, problem.y_shape).astype(problem.dtype)
+    dy[0, 0, 0, 0], dy[0, 1, -1, -1] = np.nan, np.inf
+    backend = EmulatedBackend("general")
+    found = _gradients(backend, problem, x, w, dy)[0][1]
+    expected = _gradients(ReferenceBackend(), problem, x, w, dy)[0][1]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_ptx_is_refused_with_its_line(rng):
     problem = ConvProblem.parse("b1,c4,h9,w9,m8,k3")
     backend = EmulatedBackend("10_tf32")

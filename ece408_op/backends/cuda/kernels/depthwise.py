@@ -202,7 +202,10 @@ class BackwardWeight(Forward):
             ("dw", parts, "x", "dy", problem.batch, slices, each),
         )
         add = Launch(
-            "reduce", (divide_up(weights, 128), 1, 1), (128, 1, 1), ("dw", "workspace", slices)
+            "reduce",
+            (divide_up(weights, 128), 1, 1),
+            (128, 1, 1),
+            ("dw", "workspace", "x", "dy", problem.batch, slices),
         )
         return Plan(
             kernel,

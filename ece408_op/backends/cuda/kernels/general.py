@@ -94,7 +94,7 @@ class BackwardWeight(_General):
         return Plan(
             kernel,
             _defines(problem, layout, accumulate),
-            (launch, _reduce("dw", weights, slices)),
+            (launch, _reduce("dw", weights, slices, ("x", "dy", problem.batch))),
             workspace_bytes=slices * weights * sum_bytes,
         )
 
@@ -124,10 +124,11 @@ class BackwardBias(_General):
         )
 
 
-def _reduce(output: str, elements: int, slices: int) -> Launch:
+def _reduce(output: str, elements: int, slices: int, others: tuple[str | int, ...] = ()) -> Launch:
     """The sums of slices added up: a thread for each element."""
     blocks = divide_up(elements, 256)
-    return Launch("reduce", (blocks, 1, 1), (256, 1, 1), (output, "workspace", slices))
+    arguments = (output, "workspace", *others, slices)
+    return Launch("reduce", (blocks, 1, 1), (256, 1, 1), arguments)
 
 
 def _launch(
