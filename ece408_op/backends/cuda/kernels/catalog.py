@@ -11,6 +11,7 @@ from . import (
     declared,
     depthwise,
     gemm,
+    gemm_backward_weight,
     general,
     half_strips,
     one_channel,
@@ -21,9 +22,7 @@ from . import (
 
 _FAMILIES = (
     *(runtime_shapes, register_tiles, tensor_cores, one_channel, copied_images, half_strips),
-    gemm,
-    depthwise,
-    general,
+    *(gemm, gemm_backward_weight, depthwise, general),
 )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ....problem import ConvProblem
 from .. import limits
 from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
-from . import gemm
+from . import gemm, gemm_grid
 from .register_tiles import defines
 
 _PROCESSOR_BYTES = limits.shared_bytes((9, 0))
@@ -88,9 +88,9 @@ class HalfStrips(Family):
         filters = 8 * layout.filter_tiles * layout.filter_turns
         strips = divide_up(problem.out_height, layout.strip_rows)
         strips *= divide_up(problem.filters, filters)
-        cycles *= divide_up(problem.batch * strips, gemm.PROCESSORS) / strips
+        cycles *= divide_up(problem.batch * strips, gemm_grid.PROCESSORS) / strips
         cycles += _WEIGHT_CYCLES * filters * math.prod(problem.w_shape[1:])
-        other = gemm.cycles(problem, False) if gemm.is_dense(problem) else math.inf
+        other = gemm.cycles(problem, False) if gemm_grid.is_dense(problem) else math.inf
         return self.parts == 1 or _WITH_GEMM * cycles < other
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:

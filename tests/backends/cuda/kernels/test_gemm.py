@@ -5,11 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from ece408_op.backends.cuda.kernels import gemm
+from ece408_op.backends.cuda.kernels import gemm_grid
 from ece408_op.bench import oracle
 from ece408_op.problem import ConvProblem
 
-HOPPER = (9, 0)
 PROBLEMS = (
     *("b2,c3,h9,w11,m5,k3x3,p1x1", "b1,c4,h8,w8,m4,k1x1", "b2,c3,h13,w12,m4,k5x3,s2x3,p2x1"),
     *("b2,c8,h7,w7,m6,k3x3,p1x1,g2", "b1,c2,h17,w15,m3,k3x2,p3x2,d2x3", "b3,c3,h7,w7,m4,k1x1,s2x2"),
@@ -43,7 +42,7 @@ def tap_of(made, axis, place, remainder, dilate, kernel):
 
 def by_grid(problem, array, w, backward):
     """The convolution, or the gradient for x, by the tables that the kernel is compiled with."""
-    made = gemm.product(problem, backward)
+    made = gemm_grid.product(problem, backward)
     rows, columns = made.axes
     out = np.zeros(problem.x_shape if backward else problem.y_shape)
     group_in = problem.channels // problem.groups

@@ -1,0 +1,241 @@
+"""The gradient for w as a matrix product on Hopper's tensor cores, at float32 accuracy.
+
+kernels/cuda/gemm_backward_weight.cu says how; here is how the products are cut up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+from ....problem import ConvProblem
+from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from . import gemm_grid
+from .gemm_grid import (
+    CACHE_RATE,
+    MEMORY_RATE,
+    MOST_STAGES,
+    PROCESSORS,
+    RECORD_BYTES,
+    ROWS,
+    SHARED_BYTES,
+    STEP,
+    THREADS,
+    TILE_CYCLES,
+    Product,
+)
+
+# At most: positions of a thread that lays out planes, taps of a row at once, memory for sums.
+_MOST_TURNS = 8
+_MOST_ROW_TAPS = 5
+_SUM_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Blocks(Layout):
+    """How blocks of the gradient for w work: channels of four warps, taps of a row at once, whether
+    the two groups of four warps have filters of their own (2) or take turns (1), stages in shared
+    memory, their positions, and threads that lay out a strip of 8 channels of an image."""
+
+    columns: int
+    taps: int
+    row_groups: int
+    stages: int
+    chunk: int
+    plane_threads: int
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return ROWS * self.row_groups
+
+
+@dataclass(frozen=True)
+class Gemm(Family):
+    """The gradient for w: the forward product's grid, summed over its positions."""
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        refused = gemm_grid.refused(problem)
+        if refused is not None:
+            return refused
+        if not _fitting(gemm_grid.product(problem, False)):
+            return f"a tile of one row of taps does not fit into {SHARED_BYTES} bytes"
+        return None
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
+        made, batch = gemm_grid.product(problem, False), gemm_grid.nominal(problem.batch)
+        return sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0])
+
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        return gemm_grid.is_dense_product(problem, gemm_grid.product(problem, False))
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
+        made = gemm_grid.product(problem, False)
+        splits = estimate(made, layout, problem.batch)[1]
+        parts = splits * 2 // layout.row_groups
+        units = sum(_units(made, layout))
+        items = math.prod(_tiles(made, layout)) * splits
+        strips = _strips(made, layout)
+        planes = ("find_largest", "lay_out_planes") if strips > 1 else ("lay_out_planes",)
+        launches = (
+            *(
+                Launch(
+                    function,
+                    (problem.batch * units * strips, 1, 1),
+                    (layout.plane_threads, 1, 1),
+                    ("workspace", "x", "dy", problem.batch),
+                )
+                for function in planes
+            ),
+            Launch(
+                "multiply_positions",
+                (items, 1, 1),
+                (THREADS, 1, 1),
+                ("workspace", problem.batch, splits),
+                shared_bytes(made, layout),
+                1,
+            ),
+            Launch(
+                "add_up",
+                (problem.filters * divide_up(problem.w_shape[1], _added(problem)), 1, 1),
+                (256, 1, 1),
+                ("dw", "x", "dy", "workspace", problem.batch, parts),
+            ),
+        )
+        macros = (
+            *(*gemm_grid.defines(problem, made, accumulate, bias=False), *layout.defines),
+            ("SHARED_BYTES", shared_bytes(made, layout)),
+        )
+        nbytes = _workspace_bytes(made, layout, problem.batch, parts)
+        return Plan(kernel, macros, launches, workspace_bytes=nbytes)
+
+
+def _added(problem: ConvProblem) -> int:
+    """Channels of a block of `add_up`, whose sums are in shared memory."""
+    return 64 if math.prod(problem.kernel) <= 128 else 8
+
+
+def _row_taps(made: Product) -> int:
+    """The most taps in a row of one pair."""
+    return max(len({column for _, column in taps}) for _, taps in made.pairs)
+
+
+def _tap_span(made: Product, taps: int) -> int:
+    """How far apart the first and the last of `taps` taps of a row are, at most."""
+    rows = (sorted({column for _, column in each}) for _, each in made.pairs)
+    return max(row[i] - row[i // taps * taps] for row in rows for i in range(len(row)))
+
+
+def _image_positions(made: Product) -> int:
+    """An image's positions, in whole steps."""
+    return divide_up(made.positions, STEP) * STEP
+
+
+@functools.lru_cache(maxsize=1024)
+def _fitting(made: Product) -> tuple[Blocks, ...]:
+    positions = _image_positions(made)
+    threads = max(64, min(512, divide_up(positions, 32) * 32))
+    found = []
+    for columns, taps, row_groups in itertools.product(
+        (16, 32, 64, 128), range(1, _MOST_ROW_TAPS + 1), (1, 2)
+    ):
+        # More than are there; or of registers.
+        wide = columns > max(STEP, divide_up(made.depth, STEP) * STEP) or columns * taps > 192
+        if wide or taps > _row_taps(made) or (row_groups == 2 and made.rows <= ROWS):
+            continue
+        chunk = min(
+            (48, 64) if columns * taps > 96 else (48, 64, 80, 96),
+            key=lambda size: (divide_up(positions, size) * size, -size),
+        )
+        one = Blocks(columns, taps, row_groups, 1, chunk, threads)
+        stages = min(MOST_STAGES, SHARED_BYTES // shared_bytes(made, one))
+        if stages >= 2:
+            found.append(dataclasses.replace(one, stages=stages))
+    return tuple(found)
+
+
+def _strips(made: Product, layout: Blocks) -> int:
+    """Strips of an image's planes that are laid out one by one."""
+    turns = min(_MOST_TURNS, divide_up(_image_positions(made), layout.plane_threads))
+    return divide_up(_image_positions(made), layout.plane_threads * turns)
+
+
+def shared_bytes(made: Product, layout: Blocks) -> int:
+    """The size of the struct Shared of gemm_backward_weight.cu."""
+    span = layout.chunk + _tap_span(made, layout.taps)
+    stage = 4 * (layout.rows * layout.chunk + layout.columns * span) + 16
+    return divide_up(layout.stages * stage, RECORD_BYTES) * RECORD_BYTES
+
+
+def _tiles(made: Product, layout: Blocks) -> tuple[int, int, int, int]:
+    """Tiles of rows and of columns, groups of taps, sets."""
+    groups = 0
+    for _, taps in made.pairs:
+        rows, columns = ({tap[axis] for tap in taps} for axis in range(2))
+        groups += len(rows) * divide_up(len(columns), layout.taps)
+    tiles = divide_up(made.rows, layout.rows), divide_up(made.depth, layout.columns)
+    return (*tiles, groups, made.sets)
+
+
+def _units(made: Product, layout: Blocks) -> tuple[int, int]:
+    """Units of 8 channels of dy, and of x in all phases."""
+    row_tiles, column_tiles, _, sets = _tiles(made, layout)
+    rows, columns = row_tiles * layout.rows // 8, column_tiles * layout.columns // 8
+    return sets * rows, sets * len(made.pairs) * columns
+
+
+def _part_bytes(made: Product, layout: Blocks) -> int:
+    """The sums of a part of the positions."""
+    row_tiles, column_tiles, _, sets = _tiles(made, layout)
+    return 4 * sets * row_tiles * layout.rows * made.taps * column_tiles * layout.columns
+
+
+def _workspace_bytes(made: Product, layout: Blocks, batch: int, parts: int) -> int:
+    """As `Workspace` of the source has it."""
+    rows, columns = _units(made, layout)
+    dy_length = batch * _image_positions(made) + layout.chunk
+    last = max(row for _, taps in made.pairs for row, _ in taps) * made.axes[1].grid
+    last += max(column for _, taps in made.pairs for _, column in taps)
+    x_length = dy_length + last + _tap_span(made, layout.taps)
+    records = 2 * RECORD_BYTES * (rows * dy_length + columns * x_length)
+    factors = 4 * 8 * batch * (rows + columns) * (1 + _strips(made, layout))
+    return records + factors + parts * _part_bytes(made, layout)
+
+
+def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
+    """About how many cycles the product takes, and in how many parts of the positions."""
+    items = math.prod(_tiles(made, layout))
+    chunks = batch * divide_up(_image_positions(made), layout.chunk)
+    steps = layout.chunk / STEP
+    # Filters are in registers; of an instruction products, or what it reads of shared memory.
+    instruction = max(layout.columns / 2, 8 + layout.columns / 4)
+    taps = sum(len(each) for _, each in made.pairs) / _tiles(made, layout)[2]
+    multiplied = taps * gemm_grid.both_busy(3 * steps * instruction) + 32 * steps
+    multiplied *= layout.row_groups / 2
+    moved = 4 * layout.chunk * (layout.rows + layout.columns) / CACHE_RATE
+    of_part = _part_bytes(made, layout) * 2 / layout.row_groups
+    best: tuple[float, int] | None = None
+    most = max(1, min(chunks // 4, _SUM_BYTES // int(of_part)))
+    for splits in sorted({divide_up(most, parts) for parts in range(1, most + 1)}):
+        blocks = divide_up(items * splits, PROCESSORS)
+        cycles = blocks * (divide_up(chunks, splits) * max(multiplied, moved) + TILE_CYCLES)
+        cycles += 2 * splits * of_part / PROCESSORS / MEMORY_RATE
+        if best is None or cycles < best[0]:
+            best = cycles, splits
+    assert best is not None
+    return best
+
+
+KERNELS = (
+    entry(
+        "gemm_backward_weight",
+        "the gradient for w of these",
+        Gemm(),
+        rank=11,
+        architectures=("90a",),
+        direction="backward_weight",
+    ),
+)

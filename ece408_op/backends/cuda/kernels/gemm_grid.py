@@ -1,0 +1,252 @@
+"""The grids of kernels/cuda/gemm_grid.cuh: how convolutions become matrix products.
+
+What `gemm` and the gradient for w have in common: the arithmetic of the grids, the macros that tell
+it to the sources, and what their estimates reckon with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ....problem import ConvProblem
+from .. import limits
+from ..plan import Defines, divide_up
+
+SHARED_BYTES = limits.shared_bytes((9, 0)) - limits.RESERVED_SHARED_BYTES
+RECORD_BYTES = 16
+THREADS = 384
+# A GPU's, as a rule: only how work is divided depends on it.
+PROCESSORS = 132
+MOST_STAGES = 8
+# Of the tensor cores' tiles: rows, and values of k.
+ROWS, STEP = 64, 16
+# Cycles that a block takes for a tile besides multiplying.
+TILE_CYCLES = 2500
+# Bytes that the GPU's L2 cache and its memory give a processor in a cycle, about.
+CACHE_RATE, MEMORY_RATE = 26, 18
+# What a group of warps does not multiply in: it waits for a tap's sums.
+_PROMOTION_CYCLES = 150
+# Taps that the sources' tables have room for.
+_MOST_TAPS = 1024
+# Products, zeros included, for each that is needed, up to which the tensor cores are faster.
+_MOST_ZEROS = 24
+# Channels of a group up to which the taps of a row may be channels as well.
+_FEW_CHANNELS = 8
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a grid, as the macros of gemm.cuh have it. `taps` has, for each remainder, the
+    taps' places in the grid; `all_taps` are their places when remainders are channels."""
+
+    grid: int
+    in_first: int
+    in_step: int
+    out_first: int
+    out_step: int
+    valid: int
+    last: int
+    taps: tuple[tuple[int, ...], ...]
+    all_taps: tuple[int, ...]
+
+
+def forward_axis(size: int, out: int, kernel: int, stride: int, pad: int, dilate: int) -> Axis:
+    """Grids of every stride-th pixel: a tap is so many of their rows away."""
+    reach = (kernel - 1) * dilate
+    taps = tuple(
+        tuple(tap // stride for tap in range(0, reach + 1, dilate) if tap % stride == remainder)
+        for remainder in range(stride)
+    )
+    grid = _grid(divide_up(size + pad, stride), pad // stride, out + reach // stride, out)
+    return Axis(grid, -pad, stride, 0, 1, out, 0, taps, tuple(range(reach // stride + 1)))
+
+
+def backward_axis(size: int, out: int, kernel: int, stride: int, pad: int, dilate: int) -> Axis:
+    """A grid of dy: of dx, every stride-th pixel is a product with the taps that reach it."""
+    reach = (kernel - 1) * dilate
+    zeros = max(0, reach // stride - pad // stride)
+    last = pad // stride + zeros
+    taps = tuple(
+        tuple(
+            last - tap // stride for tap in range(0, reach + 1, dilate) if tap % stride == remainder
+        )
+        for remainder in range(stride)
+    )
+    first = -(pad % stride)
+    valid = divide_up(size - first, stride)
+    grid = _grid(zeros + out, zeros, valid + last, valid)
+    all_taps = tuple(range(last - reach // stride, last + 1))
+    return Axis(grid, -zeros, 1, first, stride, valid, last, taps, all_taps)
+
+
+def _grid(pixels: int, zeros: int, seen: int, valid: int) -> int:
+    """The length of an axis: zeros at the beginning of a row serve the end of the row before."""
+    return max(pixels, seen - zeros, valid)
+
+
+@dataclass(frozen=True)
+class Product:
+    """What the kernel computes of a problem, however it is cut up: its axes, sets of groups,
+    whether remainders are channels (forward) or rows (backward), whether the taps of a row are
+    channels, and the taps of each pair of a job and a phase, with that pair's remainders."""
+
+    backward: bool
+    axes: tuple[Axis, Axis]
+    sets: int
+    folded: bool
+    folded_taps: bool
+    pairs: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
+    depth: int
+    rows: int
+
+    @property
+    def phases(self) -> int:
+        return 1 if self.backward else len(self.pairs)
+
+    @property
+    def jobs(self) -> int:
+        return len(self.pairs) if self.backward else 1
+
+    @property
+    def positions(self) -> int:
+        """Of an image."""
+        return self.axes[0].grid * self.axes[1].grid
+
+    @property
+    def taps(self) -> int:
+        return sum(len(taps) for _, taps in self.pairs)
+
+    @property
+    def halo(self) -> int:
+        """Positions beyond a tile that taps see, in fours."""
+        width = self.axes[1].grid
+        last = max(row * width + column for _, taps in self.pairs for row, column in taps)
+        return divide_up(last, 4) * 4
+
+
+def product(problem: ConvProblem, backward: bool) -> Product:
+    """The cheapest way to make a product of an image of the problem."""
+    return _cheapest(dataclasses.replace(problem, batch=1, bias=False), backward)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cheapest(problem: ConvProblem, backward: bool) -> Product:
+    ways = (_product(problem, backward, *way) for way in _ways(problem, backward))
+    # Folded taps make more to lay out.
+    return min(ways, key=lambda made: _products(made) * (1.15 if made.folded_taps else 1))
+
+
+def _ways(problem: ConvProblem, backward: bool) -> Iterator[tuple[int, bool, bool]]:
+    """Sets of groups; whether to fold remainders, and a row's taps, which pays for few channels."""
+    sets = (count for count in range(1, problem.groups + 1) if problem.groups % count == 0)
+    strided = math.prod(problem.stride) > 1
+    few = not backward and problem.channels // problem.groups <= _FEW_CHANNELS
+    for count, folded, taps in itertools.product(sets, (False, True), (False, True)):
+        if folded <= strided and taps <= (few and folded == strided):
+            yield count, folded, taps
+
+
+def _product(
+    problem: ConvProblem, backward: bool, sets: int, folded: bool, folded_taps: bool
+) -> Product:
+    make = backward_axis if backward else forward_axis
+    sizes = zip(
+        (problem.height, problem.width),
+        (problem.out_height, problem.out_width),
+        *(problem.kernel, problem.stride, problem.pad, problem.dilate),
+    )
+    rows, columns = (make(*each) for each in sizes)
+    fold = math.prod(problem.stride) if folded else 1
+    if folded_taps:
+        # Columns need no zeros between rows: a channel has the pixel of its own tap.
+        reach = (problem.kernel[1] - 1) * problem.dilate[1]
+        fold *= reach // problem.stride[1] + 1
+        columns = dataclasses.replace(columns, grid=columns.valid, taps=((0,),), all_taps=(0,))
+    if folded:
+        pairs = [((0, 0), tuple(itertools.product(rows.all_taps, columns.all_taps)))]
+    else:
+        remainders = itertools.product(*(range(stride) for stride in problem.stride))
+        pairs = [
+            ((down, across), tuple(itertools.product(rows.taps[down], columns.taps[across])))
+            for down, across in remainders
+        ]
+        if not backward:
+            pairs = [each for each in pairs if each[1]]
+    depth, outs = problem.channels // sets, problem.filters // sets
+    if backward:
+        depth, outs = outs, depth * fold
+    else:
+        depth *= fold
+    return Product(backward, (rows, columns), sets, folded, folded_taps, tuple(pairs), depth, outs)
+
+
+def _products(made: Product) -> int:
+    """What the tensor cores multiply for an image, zeros included."""
+    depth, rows = divide_up(made.depth, STEP) * STEP, divide_up(made.rows, ROWS) * ROWS
+    return made.positions * made.sets * made.taps * depth * rows
+
+
+def refused(problem: ConvProblem) -> str | None:
+    """What neither direction computes."""
+    if problem.dtype != "float32":
+        return f"it computes float32 only, not {problem.dtype}"
+    taps = math.prod(problem.kernel)
+    return f"it has room for {_MOST_TAPS} taps, not {taps}" if taps > _MOST_TAPS else None
+
+
+def nominal(batch: int) -> int:
+    """The batch that layouts are chosen for: macros, and so compiles, are for one of three."""
+    return 1 if batch < 4 else 8 if batch < 16 else 64
+
+
+def is_dense(problem: ConvProblem) -> bool:
+    """Whether the forward pass is worth it: see `is_dense_product`."""
+    return is_dense_product(problem, product(problem, False))
+
+
+def is_dense_product(problem: ConvProblem, made: Product) -> bool:
+    """Whether few zeros are multiplied: groups of a channel or two have kernels of their own."""
+    needed = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
+    return _products(made) <= _MOST_ZEROS * needed
+
+
+def both_busy(cycles: float) -> float:
+    """What two groups of warps take for so many cycles of the tensor cores each: one waits for its
+    sums while the other multiplies."""
+    return max(2 * cycles, cycles + _PROMOTION_CYCLES)
+
+
+def defines(problem: ConvProblem, made: Product, accumulate: bool, bias: bool) -> Defines:
+    sizes = {
+        "IN": (problem.channels, problem.height, problem.width),
+        "OUT": (problem.filters, problem.out_height, problem.out_width),
+    }
+    if made.backward:
+        sizes = {"IN": sizes["OUT"], "OUT": sizes["IN"]}
+    layer = [
+        (f"{name}_{axis}", value)
+        for name, values in sizes.items()
+        for axis, value in zip(("CHANNELS", "H", "W"), values)
+    ]
+    pairs = [
+        (f"{name.upper()}_{axis}", value)
+        for name in ("kernel", "stride", "pad", "dilate")
+        for axis, value in zip("HW", getattr(problem, name))
+    ]
+    grid = [
+        (f"{name.upper()}_{letter}", getattr(axis, name))
+        for letter, axis in zip("HW", made.axes)
+        for name in ("grid", "in_first", "in_step", "out_first", "out_step", "valid", "last")
+    ]
+    return (
+        *(*layer, *pairs, ("GROUPS", problem.groups), *grid),
+        *(("SETS", made.sets), ("FOLD", int(made.folded))),
+        ("FOLD_TAPS", int(made.folded_taps)),
+        *((("BIAS", 1),) if bias else ()),
+        *((("ACCUMULATE", 1),) if accumulate else ()),
+    )
