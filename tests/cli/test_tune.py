@@ -222,7 +222,7 @@ def test_results_can_go_to_a_file_of_ones_own(benches, tmp_path):
 
 
 def test_where_there_is_one_kernel_nothing_is_measured(benches, capsys):
-    assert execute(["tune", "b9,c4,h9,w9,m4,k3,g2", "b9,c3,h9,w9,m4,k3,float16"]) == 0
+    assert execute(["tune", "b9,c4,h9,w9,m4,k3,g2,float64", "b9,c3,h9,w9,m4,k3,float16"]) == 0
     assert capsys.readouterr().err.count("there is one kernel for b9,") == 2
     assert benches == []
 

@@ -31,8 +31,8 @@ TILE_CYCLES = 2500
 CACHE_RATE, MEMORY_RATE = 26, 18
 # What a group of warps does not multiply in: it waits for a tap's sums.
 _PROMOTION_CYCLES = 150
-# Taps that the sources' tables have room for.
-_MOST_TAPS = 1024
+# Taps that the sources' tables have room for, in all and in a row or column.
+_MOST_TAPS, _LONGEST = 1024, 128
 # Products, zeros included, for each that is needed, up to which the tensor cores are faster.
 _MOST_ZEROS = 24
 # Channels of a group up to which the taps of a row may be channels as well.
@@ -196,7 +196,10 @@ def refused(problem: ConvProblem) -> str | None:
     if problem.dtype != "float32":
         return f"it computes float32 only, not {problem.dtype}"
     taps = math.prod(problem.kernel)
-    return f"it has room for {_MOST_TAPS} taps, not {taps}" if taps > _MOST_TAPS else None
+    if taps > _MOST_TAPS or max(problem.kernel) > _LONGEST:
+        height, width = problem.kernel
+        return f"it has room for {_MOST_TAPS} taps, {_LONGEST} in a line, not {height}x{width}"
+    return None
 
 
 def nominal(batch: int) -> int:
