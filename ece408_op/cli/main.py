@@ -23,6 +23,7 @@ from ..course import (
     comparison,
     comparison_files,
     comparison_plot,
+    comparison_sides,
     comparison_table,
     milestone,
     model_card,
@@ -312,10 +313,15 @@ def _add_compare(commands: Any) -> None:
         "compare",
         "run all milestones that this machine can run, and print their figures in one table",
         epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
-        "the reason. Exit code: 0, or 1 when a run failed for another reason.",
+        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files that "
+        "--json has written, such as `ece408 compare before.json after.json`, nothing is run: "
+        "they are shown side by side.",
     )
     parser.add_argument(
-        "size", nargs="?", metavar="SIZE", help="number of test images, 1 to 10000 (default: 10000)"
+        "what",
+        nargs="*",
+        metavar="SIZE | FILE.json",
+        help="number of test images, 1 to 10000 (default: 10000); or files of other comparisons",
     )
     terms = parser.add_mutually_exclusive_group()
     terms.add_argument(
@@ -353,13 +359,19 @@ def _add_compare(commands: Any) -> None:
 
 
 def _run_compare(options: argparse.Namespace) -> int:
+    if any(each.endswith(".json") for each in options.what):
+        print(comparison_sides.text(comparison_sides.read([Path(each) for each in options.what])))
+        return 0
+    if len(options.what) > 1:
+        raise InvalidSize(f"{' '.join(options.what)!r} is not one number of images")
     if options.repeat < 1:
         raise InvalidSize(f"{options.repeat} is not a number of runs; give 1 or more")
     settings.configure(backend=options.backend, threads=options.threads, data=options.data)
     dispatch.check_settings()
     names = models.TERMS if options.all_terms else options.term or [models.DEFAULT_TERM]
     asked = comparison.Options(
-        options.size, options.batch_size, options.backend, options.threads, options.data
+        next(iter(options.what), None),
+        *(options.batch_size, options.backend, options.threads, options.data),
     )
     jobs = comparison.plan([models.find_term(name) for name in dict.fromkeys(names)], asked)
     if options.plot is not None:

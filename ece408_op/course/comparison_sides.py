@@ -1,0 +1,147 @@
+"""Comparisons that were made before, on several machines or by several versions, side by side."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import InvalidSetting
+
+# Runs of each side from which on a difference can be told from chance, and how sure that is then.
+_ENOUGH = 4
+_CHANCE = 0.05
+# What is shown of a machine.
+_ABOUT = ("cpu", "cores", "gpus", "mxnet", "ece408_op")
+
+
+class Key(NamedTuple):
+    """What was run, and the figure with its unit."""
+
+    script: str
+    term: str
+    model: str
+    size: int
+    figure: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """A file: its name, when and where it was made, and every run's figures."""
+
+    name: str
+    about: str
+    figures: Mapping[Key, Sequence[float]]
+
+
+def read(paths: Sequence[Path]) -> list[Side]:
+    """The files that `ece408 compare --json` wrote. Raises `InvalidSetting` for another one."""
+    # The shortest names that tell them apart.
+    ways = (lambda p: p.stem, lambda p: f"{p.absolute().parent.name}/{p.stem}", str)
+    named = ([way(path) for path in paths] for way in ways)
+    names = next((each for each in named if len(set(each)) == len(paths)), list(map(str, paths)))
+    return [_read(path, name) for path, name in zip(paths, names)]
+
+
+def _read(path: Path, name: str) -> Side:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        machine = {key: document["machine"].get(key) for key in _ABOUT}
+        about = ", ".join(f"{key} {_plain(value)}" for key, value in machine.items() if value)
+        figures: dict[Key, list[float]] = {}
+        for run in document["runs"]:
+            for sample in run["samples"]:
+                for key, value in _figures(sample).items():
+                    figures.setdefault(key, []).append(value)
+        return Side(name, f"{document['date']}: {about}", figures)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidSetting(
+            f"{path} is not a file that `ece408 compare --json` has written "
+            f"({type(error).__name__}: {error})"
+        ) from None
+
+
+def _plain(value: Any) -> str:
+    return " and ".join(value) if isinstance(value, list) else str(value)
+
+
+def _figures(run: Mapping[str, Any]) -> dict[Key, float]:
+    """A run's figures; none of one that failed."""
+    if run["error"] is not None:
+        return {}
+    key = (run["script"], run["term"], run["model"], int(run["size"]))
+    figures = {f"conv{i} ms": 1e3 * float(s) for i, s in enumerate(run["op_seconds"], 1)}
+    figures["program s"] = float(run["elapsed_s"])
+    return {Key(*key, figure): value for figure, value in figures.items()}
+
+
+def text(sides: Sequence[Side]) -> str:
+    """Where the sides come from, and a table: for each figure every side's median and half the
+    distance between its quartiles, and how many times as fast as the first side it is."""
+    abouts = [f"{side.name}: {side.about}" for side in sides]
+    keys = list(dict.fromkeys(key for side in sides for key in side.figures))
+    # The script's name says which model of a term it runs, where there is one.
+    header = ["run", "figure", sides[0].name]
+    for side in sides[1:]:
+        header += [side.name, "gain"]
+    rows = [header, *(_row(key, sides) for key in keys)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*abouts, "", *lines, "", *_notes(rows)])
+
+
+def _row(key: Key, sides: Sequence[Side]) -> list[str]:
+    run = f"{key.script} {key.model} {key.term}, {key.size}"
+    first = sides[0].figures.get(key, ())
+    row = [run, key.figure, _cell(first)]
+    for side in sides[1:]:
+        values = side.figures.get(key, ())
+        row += [_cell(values), _gain(first, values)]
+    return row
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    median = statistics.median(values)
+    digits = 1 if median >= 100 else 2
+    if len(values) == 1:
+        return f"{median:.{digits}f}"
+    quartiles = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{median:.{digits}f} ±{(quartiles[2] - quartiles[0]) / 2:.{digits}f}"
+
+
+def _gain(first: Sequence[float], values: Sequence[float]) -> str:
+    if not first or not values:
+        return "-"
+    gain = statistics.median(first) / statistics.median(values)
+    return f"{gain:.2f}x{'' if _differ(first, values) else '?'}"
+
+
+def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether chance alone would hardly part the samples so (Mann and Whitney's U test)."""
+    # SciPy's statistics take a second to import.
+    from scipy import stats
+
+    if min(len(a), len(b)) < _ENOUGH:
+        return False
+    return bool(stats.mannwhitneyu(a, b).pvalue < _CHANCE)
+
+
+def _notes(rows: Sequence[Sequence[str]]) -> list[str]:
+    notes = ["gain: how many times as fast as the first; ±: half the distance of the quartiles."]
+    if any(cell.endswith("x?") for row in rows for cell in row):
+        notes.append(
+            f"?: may be chance: fewer than {_ENOUGH} runs of a side (--repeat), or samples that "
+            "overlap."
+        )
+    return notes
