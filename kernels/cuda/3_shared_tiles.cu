@@ -27,9 +27,12 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *bias,
     const int i0 = block % down * threads_h;
     block /= down;
     const int m = block % filters, b = block / filters;
-    const int i = i0 + threadIdx.y, j = j0 + threadIdx.x;
-    const bool inside = i < out_h && j < out_w;
 
+    // Where the image ends zeros stay, for the threads beyond the output.
+    for (int k = threadIdx.y * threads_w + threadIdx.x; k < tile_h * tile_w;
+         k += threads_h * threads_w) {
+        tile[k] = 0;
+    }
     float sum = 0;
     for (int c = 0; c < channels; c++) {
         const float *plane = x + (b * channels + c) * height * width;
@@ -40,14 +43,15 @@ extern "C" __global__ void convolve(float *y, const float *x, const float *bias,
             }
         }
         __syncthreads();
-        for (int p = 0; inside && p < kernel_h; p++) {
+        for (int p = 0; p < kernel_h; p++) {
             for (int q = 0; q < kernel_w; q++) {
                 sum += tile[(threadIdx.y + p) * tile_w + threadIdx.x + q] *
                        weights[((m * channels + c) * kernel_h + p) * kernel_w + q];
             }
         }
     }
-    if (inside) {
+    const int i = i0 + threadIdx.y, j = j0 + threadIdx.x;
+    if (i < out_h && j < out_w) {
         store(y + ((b * filters + m) * out_h + i) * out_w + j, sum, bias, m);
     }
 }
