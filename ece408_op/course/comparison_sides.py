@@ -83,7 +83,6 @@ def text(sides: Sequence[Side]) -> str:
     distance between its quartiles, and how many times as fast as the first side it is."""
     abouts = [f"{side.name}: {side.about}" for side in sides]
     keys = list(dict.fromkeys(key for side in sides for key in side.figures))
-    # The script's name says which model of a term it runs, where there is one.
     header = ["run", "figure", sides[0].name]
     for side in sides[1:]:
         header += [side.name, "gain"]

@@ -62,17 +62,6 @@ __device__ __forceinline__ Shared &at(char *memory) {
     return *(Shared *)__cvta_shared_to_generic(address);
 }
 
-// Which of several places is in use, and the parity of the phase that its barriers are in.
-template <int places>
-struct Ring {
-    int number = 0;
-    unsigned parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++number == places) number = 0, parity ^= 1;
-    }
-};
-
 // A block's share of the work, unit by unit, and of each unit the sets of filters from `set` to
 // `end`. As long as there is a unit for each block, blocks take whole ones; of those left over each
 // takes as many sets as the others, so that all blocks end together.

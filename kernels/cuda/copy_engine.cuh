@@ -65,6 +65,17 @@ __device__ __forceinline__ bool barrier_passed(Barrier *barrier, unsigned parity
     return passed;
 }
 
+// Which of several places is in use, and the parity of the phase that its barriers are in.
+template <int places>
+struct Ring {
+    int number = 0;
+    unsigned parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++number == places) number = 0, parity ^= 1;
+    }
+};
+
 // True in one thread of a warp, always the same, of whom the compiler knows that it is alone: what
 // the engine is given need not be tried for every thread.
 __device__ __forceinline__ bool elected() {

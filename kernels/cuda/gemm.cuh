@@ -6,19 +6,19 @@
 //    row, with zeros between rows and between images. So a tap is a constant distance in the grid,
 //    and padding costs nothing later.
 //    The same for the weights.
-// 2. `multiply_tiles`: rows (filters, or channels of dx) by positions of the grid. One warp has the copy
-//    engine bring tiles to shared memory; eight warps multiply (wgmma.cuh), and add up the unit's
-//    sums, which it truncates, in float32 registers after each tap of DEPTH channels.
+// 2. `multiply_tiles`: rows (filters, or channels of dx) by positions of the grid. A thread has the
+//    copy engine bring tiles to shared memory; eight warps multiply (wgmma.cuh), and add up the
+//    unit's sums, which it truncates, in float32 registers after each tap of DEPTH channels.
 // 3. `add_up`: where the channels are split between blocks, their sums, always in the same order.
 //
 // Each pixel has a power of two for DEPTH of its channels, each row of weights one for all: with
 // these, numbers lie in the range of half precision. What is not finite, or beyond 2^96 or 2^-96,
 // makes results NaN; elements that are not finite are computed again by the textbook's loops.
 //
-// With a stride, x is laid out as one grid for each remainder of rows and columns (a phase), and the
-// gradient for x is one product for each remainder (a job). Where there are few channels the
-// remainders are further channels instead (FOLD). Of small groups several make a set: their
-// product has zeros between the groups.
+// With a stride, x is laid out as one grid for each remainder of rows and columns (a phase), and
+// the gradient for x is one product for each remainder (a job). Where there are few channels the
+// remainders are further channels instead (FOLD), and so may be the taps of a row (FOLD_TAPS). Of
+// small groups several make a set: their product has zeros between the groups.
 #pragma once
 
 #include "copy_engine.cuh"
@@ -116,11 +116,13 @@ __device__ __forceinline__ float weight(const float *w, int set, int row, int k,
     const int out = set * kSetOut + row / (BACKWARD ? kFold : 1);
     const int in = set * kSetIn + k / (BACKWARD ? 1 : kFold);
     if (GROUPS != SETS && out / kGroupOut != in / kGroupIn) return 0;
-    const int step_h = BACKWARD ? OUT_STEP_H : IN_STEP_H, step_w = BACKWARD ? OUT_STEP_W : IN_STEP_W;
+    const int step_h = BACKWARD ? OUT_STEP_H : IN_STEP_H;
+    const int step_w = BACKWARD ? OUT_STEP_W : IN_STEP_W;
     const int steps_h = BACKWARD ? LAST_H - tables.taps_h[tap] : tables.taps_h[tap];
     const int steps_w = BACKWARD ? LAST_W - tables.taps_w[tap] : tables.taps_w[tap];
     const int row_of_kernel = steps_h * step_h + tables.remainders_h[pair] + folded_down(folded);
-    const int column_of_kernel = steps_w * step_w + tables.remainders_w[pair] + folded_across(folded);
+    const int column_of_kernel =
+        steps_w * step_w + tables.remainders_w[pair] + folded_across(folded);
     const int p = row_of_kernel / DILATE_H, q = column_of_kernel / DILATE_W;
     const bool there = row_of_kernel >= 0 && row_of_kernel % DILATE_H == 0 && p < KERNEL_H &&
                        column_of_kernel >= 0 && column_of_kernel % DILATE_W == 0 && q < KERNEL_W;
@@ -140,8 +142,9 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const float *
     if (row < kSetRows) {
         for (int i = threadIdx.x; i < kGroupIn * kTaps; i += 256) {
             const int in = out / kGroupOut * kGroupIn + i / kTaps;
-            const size_t at = BACKWARD ? (size_t(in) * kGroupOut + out % kGroupOut) * kTaps + i % kTaps
-                                       : size_t(out) * kGroupIn * kTaps + i;
+            const size_t at = BACKWARD
+                                  ? (size_t(in) * kGroupOut + out % kGroupOut) * kTaps + i % kTaps
+                                  : size_t(out) * kGroupIn * kTaps + i;
             most = max(most, magnitude(__ldg(w + at)));
         }
     }
@@ -155,7 +158,8 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const float *
     if (threadIdx.x == 0) work.row_factors[of_all] = factor;
 
     for (int job = 0; job < kJobs; job++) {
-        const int begin = tables.first_taps[job * kPhases], taps = tables.first_taps[(job + 1) * kPhases] - begin;
+        const int begin = tables.first_taps[job * kPhases];
+        const int taps = tables.first_taps[(job + 1) * kPhases] - begin;
         uint4 *to = work.weights + size_t(kWeightRecords) * kSlabs *
                                        (size_t(begin) * SETS * kRowTiles +
                                         size_t(taps) * (set * kRowTiles + tile));
@@ -168,7 +172,8 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const float *
             for (int k = 0; k < 8; k++) {
                 values[k] = weight(w, set, row, slab * DEPTH + unit * 8 + k, pair, tap);
             }
-            const int first = tables.first_taps[pair], of_pair = tables.first_taps[pair + 1] - first;
+            const int first = tables.first_taps[pair];
+            const int of_pair = tables.first_taps[pair + 1] - first;
             const int chunk = (first - begin) * kSlabs + slab * of_pair + tap - first;
             uint4 *at = to + chunk * size_t(kWeightRecords) + unit * kRows + row % kRows;
             at[0] = record(values, scale, 0);
@@ -200,8 +205,10 @@ struct Element {
         : image(image) {
         const int folded = BACKWARD ? row % kFold : 0;
         out = set * kSetOut + row / (BACKWARD ? kFold : 1);
-        h = i * OUT_STEP_H + OUT_FIRST_H + (BACKWARD ? tables.remainders_h[job] + folded_down(folded) : 0);
-        s = j * OUT_STEP_W + OUT_FIRST_W + (BACKWARD ? tables.remainders_w[job] + folded_across(folded) : 0);
+        h = i * OUT_STEP_H + OUT_FIRST_H +
+            (BACKWARD ? tables.remainders_h[job] + folded_down(folded) : 0);
+        s = j * OUT_STEP_W + OUT_FIRST_W +
+            (BACKWARD ? tables.remainders_w[job] + folded_across(folded) : 0);
         there = row < kSetRows && i < VALID_H && j < VALID_W && unsigned(h) < OUT_H &&
                 unsigned(s) < OUT_W;
     }
@@ -266,21 +273,10 @@ struct Item {
     }
 };
 
-// A place in a ring of `size` stages: how often it has gone round is the barriers' parity.
-template <int size>
-struct Turn {
-    int stage = 0;
-    unsigned round = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++stage == size) stage = 0, round ^= 1;
-    }
-};
-
 // The thread that has the copy engine bring what items need, in the order in which it is used.
 __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int splits) {
-    Turn<PIXEL_STAGES> pixels;
-    Turn<WEIGHT_STAGES> weights;
+    Ring<PIXEL_STAGES> pixels;
+    Ring<WEIGHT_STAGES> weights;
     const unsigned count = Item::count(work.tiles, splits);
     for (unsigned number = blockIdx.x; number < count; number += gridDim.x) {
         const Item item(number, work.tiles, splits);
@@ -296,28 +292,28 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
             if (taps == 0) continue;  // pixels of the gradient that no tap reaches
             const size_t plane = (size_t(item.set) * kPhases + phase) * kSlabs + slab;
             const size_t position = size_t(item.tile) * kTile;
-            barrier_wait(&shared.pixels_free[pixels.stage], pixels.round ^ 1);
-            Barrier *full = &shared.pixels_full[pixels.stage];
+            barrier_wait(&shared.pixels_free[pixels.number], pixels.parity ^ 1);
+            Barrier *full = &shared.pixels_full[pixels.number];
             barrier_expect(full, kSpan * (2 * kUnits * 16 + 4));
             const uint4 *from = work.pixels + plane * 2 * kUnits * work.length + position;
             for (int unit = 0; unit < 2 * kUnits; unit++) {
-                copy_in((float *)shared.pixels[pixels.stage][0][unit],
+                copy_in((float *)shared.pixels[pixels.number][0][unit],
                         (const float *)(from + unit * work.length), kSpan * 16, full);
             }
-            copy_in(shared.factors[pixels.stage], work.factors + plane * work.length + position,
+            copy_in(shared.factors[pixels.number], work.factors + plane * work.length + position,
                     kSpan * 4, full);
-            pixels.next();
+            pixels.advance();
 
             const uint4 *chunk =
                 tiles_of_weights +
                 size_t(kWeightRecords) * ((first - first_of_job) * kSlabs + slab * taps);
             for (int tap = 0; tap < taps; tap++) {
-                barrier_wait(&shared.weights_free[weights.stage], weights.round ^ 1);
-                Barrier *there = &shared.weights_full[weights.stage];
+                barrier_wait(&shared.weights_free[weights.number], weights.parity ^ 1);
+                Barrier *there = &shared.weights_full[weights.number];
                 barrier_expect(there, kWeightRecords * 16);
-                copy_in((float *)shared.weights[weights.stage],
+                copy_in((float *)shared.weights[weights.number],
                         (const float *)(chunk + tap * kWeightRecords), kWeightRecords * 16, there);
-                weights.next();
+                weights.advance();
             }
         }
     }
@@ -368,15 +364,15 @@ struct Worker {
     Shared &shared;
     const Workspace &work;
     int row0, column0;
-    Turn<PIXEL_STAGES> pixels;
-    Turn<WEIGHT_STAGES> weights;
+    Ring<PIXEL_STAGES> pixels;
+    Ring<WEIGHT_STAGES> weights;
     Begun before;
 
     // Begins with a tap of DEPTH channels, which sees pixels `shift` positions on.
     __device__ __forceinline__ void begin_tap(float (&part)[kSums], int shift) {
-        barrier_wait(&shared.weights_full[weights.stage], weights.round);
-        const uint64_t a = describe(&shared.weights[weights.stage][0][0][row0], kRows);
-        const uint64_t b = describe(&shared.pixels[pixels.stage][0][0][column0], kSpan) + shift;
+        barrier_wait(&shared.weights_full[weights.number], weights.parity);
+        const uint64_t a = describe(&shared.weights[weights.number][0][0][row0], kRows);
+        const uint64_t b = describe(&shared.pixels[pixels.number][0][0][column0], kSpan) + shift;
         hold(part);
         begin_multiplying();
 #pragma unroll
@@ -419,13 +415,13 @@ struct Worker {
     }
 
     __device__ __forceinline__ Begun begin_next(float (&part)[kSums], Cursor &cursor) {
-        if (cursor.at_slab()) barrier_wait(&shared.pixels_full[pixels.stage], pixels.round);
+        if (cursor.at_slab()) barrier_wait(&shared.pixels_full[pixels.number], pixels.parity);
         const int shift = tables.taps_h[cursor.tap] * GRID_W + tables.taps_w[cursor.tap];
         begin_tap(part, shift);
-        const Begun begun = {weights.stage, pixels.stage, cursor.last_of_slab(),
-                             shared.factors[pixels.stage] + column0 + shift + threadIdx.x % 4 * 2};
-        weights.next();
-        if (cursor.last_of_slab()) pixels.next();
+        const Begun begun = {weights.number, pixels.number, cursor.last_of_slab(),
+                             shared.factors[pixels.number] + column0 + shift + threadIdx.x % 4 * 2};
+        weights.advance();
+        if (cursor.last_of_slab()) pixels.advance();
         cursor.next();
         return begun;
     }

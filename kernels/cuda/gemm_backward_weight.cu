@@ -327,29 +327,20 @@ struct Item {
     }
 };
 
-struct Turn {
-    int stage = 0;
-    unsigned round = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, round ^= 1;
-    }
-};
-
 // A warp that has the copy engine bring chunks, each lane a run of a unit.
 __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int batch,
                                       int splits) {
     constexpr int kRuns = 2 * (kRows / 8), kAllRuns = kRuns + 2 * (COLUMNS / 8);
-    Turn turn;
+    Ring<STAGES> ring;
     for (unsigned number = blockIdx.x; number < Item::count(splits); number += gridDim.x) {
         const Item item(number, batch, splits);
         const int tap = tap_groups.first[item.group];
         const int shift = tables.taps_h[tap] * GRID_W + tables.taps_w[tap];
-        for (unsigned chunk = item.begin; chunk < item.end; chunk++, turn.next()) {
+        for (unsigned chunk = item.begin; chunk < item.end; chunk++, ring.advance()) {
             const size_t position =
                 size_t(chunk / kChunks) * kImage + chunk % kChunks * kChunk;
-            Barrier *full = &shared.full[turn.stage];
-            barrier_wait(&shared.free[turn.stage], turn.round ^ 1);
+            Barrier *full = &shared.full[ring.number];
+            barrier_wait(&shared.free[ring.number], ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 barrier_expect(full, (kRuns * kChunk + (kAllRuns - kRuns) * kSpan) * 16);
             }
@@ -359,13 +350,13 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
                     const int part = i % 2, unit = i / 2;
                     const uint4 *from =
                         work.dy + (2 * (item.row_unit() + unit) + part) * work.dy_length;
-                    copy_in((float *)shared.dy[turn.stage][part][unit],
+                    copy_in((float *)shared.dy[ring.number][part][unit],
                             (const float *)(from + position), kChunk * 16, full);
                 } else {
                     const int part = i % 2, unit = (i - kRuns) / 2;
                     const uint4 *from =
                         work.x + (2 * (item.column_unit() + unit) + part) * work.x_length;
-                    copy_in((float *)shared.x[turn.stage][part][unit],
+                    copy_in((float *)shared.x[ring.number][part][unit],
                             (const float *)(from + position + shift), kSpan * 16, full);
                 }
             }
@@ -378,7 +369,7 @@ struct Worker {
     Shared &shared;
     const Workspace &work;
     int group;
-    Turn turn;
+    Ring<STAGES> ring;
     float total[TAPS][kSums];
     float row_factors[2];
     const float *column_factors;  // of this thread's first channel
@@ -398,13 +389,13 @@ struct Worker {
 
     // A chunk; of its steps, those from `steps` on are of the next image, and count as zeros.
     __device__ __forceinline__ void multiply_chunk(const Item &item, int steps) {
-        barrier_wait(&shared.full[turn.stage], turn.round);
+        barrier_wait(&shared.full[ring.number], ring.parity);
         const int first = tap_groups.first[item.group], count = tap_groups.counts[item.group];
         uint32_t a[2][kSteps][4];
         const int unit = (ROW_GROUPS == 2 ? group * 8 : 0) + threadIdx.x / 32 % 4 * 2;
 #pragma unroll
         for (int part = 0; part < 2; part++) {
-            const uint4 *rows = shared.dy[turn.stage][part][unit] + load_rows_at(kChunk);
+            const uint4 *rows = shared.dy[ring.number][part][unit] + load_rows_at(kChunk);
 #pragma unroll
             for (int step = 0; step < kSteps; step++) {
                 load_rows(a[part][step], rows + 16 * step);
@@ -412,9 +403,9 @@ struct Worker {
                 for (int i = 0; i < 4; i++) a[part][step][i] *= step < steps;
             }
         }
-        const uint64_t b = describe_by_rows(shared.x[turn.stage][0][0], kSpan);
+        const uint64_t b = describe_by_rows(shared.x[ring.number][0][0], kSpan);
         multiply_taps<TAPS>(a, b, first, count);
-        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[turn.stage]);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[ring.number]);
     }
 
     // So many taps, or as few as `count`. While the unit multiplies one, the sums of the one before
@@ -473,7 +464,7 @@ struct Worker {
             for (int i = 0; i < kSums; i++) total[tap][i] = 0;
         }
         unsigned known = ~0u;
-        for (unsigned chunk = item.begin; chunk < item.end; chunk++, turn.next()) {
+        for (unsigned chunk = item.begin; chunk < item.end; chunk++, ring.advance()) {
             if (ROW_GROUPS == 1 && (chunk - item.begin) % 2 != group) continue;
             const unsigned image = chunk / kChunks;
             if (image != known) read_factors(item, known = image);

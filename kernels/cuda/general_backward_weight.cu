@@ -43,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // A weight's sum by the definition, in double precision.
-__device__ __noinline__ SUM textbook(const ELEMENT *x, const ELEMENT *dy, int batch, unsigned weight) {
+__device__ __noinline__ SUM textbook(const ELEMENT *x, const ELEMENT *dy, int batch,
+                                     unsigned weight) {
     const int filter = weight / kColumns, column = weight % kColumns, tap = column % kTaps;
     const int channel = filter / kGroupFilters * kGroupChannels + column / kTaps;
     double sum = 0;

@@ -28,6 +28,8 @@ from .gemm_grid import (
 
 # Through which warps write what they have multiplied.
 _RESULT_BYTES = 8 * 16 * 40 * 4
+# Rows that `add_up` can have, CUDA's limit for a grid.
+_MOST_ROWS = 65535
 # Cycles of a launch's beginning and end.
 _LAUNCH_CYCLES = 3500
 
@@ -83,6 +85,8 @@ class Gemm(Family):
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         made = gemm_grid.product(problem, self.backward)
         splits = estimate(made, layout, problem.batch)[1]
+        if made.sets * made.rows > _MOST_ROWS:
+            splits = 1
         tiles, length = _length(made, layout, problem.batch)
         slabs = divide_up(made.depth, layout.depth)
         row_tiles = divide_up(made.rows, layout.rows)

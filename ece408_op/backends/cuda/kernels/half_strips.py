@@ -84,14 +84,15 @@ class HalfStrips(Family):
         cycles = _cycles(problem, self.parts, layout)
         if cycles >= products / _FLOAT_RATE:
             return False
+        if self.parts == 1 or not gemm_grid.is_dense(problem):
+            return True
         # A processor's share: images, or of few images whole strips.
         filters = 8 * layout.filter_tiles * layout.filter_turns
         strips = divide_up(problem.out_height, layout.strip_rows)
         strips *= divide_up(problem.filters, filters)
         cycles *= divide_up(problem.batch * strips, gemm_grid.PROCESSORS) / strips
         cycles += _WEIGHT_CYCLES * filters * math.prod(problem.w_shape[1:])
-        other = gemm.cycles(problem, False) if gemm_grid.is_dense(problem) else math.inf
-        return self.parts == 1 or _WITH_GEMM * cycles < other
+        return _WITH_GEMM * cycles < gemm.cycles(problem, False)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:
         nbytes = shared_bytes(problem, self.parts, layout)

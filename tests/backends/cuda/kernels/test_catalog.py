@@ -111,6 +111,14 @@ def test_groups_of_one_channel_have_kernels_of_their_own(problem):
     assert names == ["depthwise", "depthwise_backward_data", "depthwise_backward_weight"]
 
 
+def test_many_rows_are_not_split():
+    """Sums of parts are added up by a grid that has a row of blocks for each filter."""
+    for text in ("b1,c8192,h1,w1,m69000,k1", "b1,c2048,h1,w1,m1000,k1"):
+        plan = catalog.get("gemm").plan(ConvProblem.parse(text), (9, 0), False)
+        assert all(launch.grid[1] <= 65535 for launch in plan.launches), text
+    assert plan.launches[-1].function == "add_up"
+
+
 def test_a_gpu_without_code_has_no_kernel():
     problem = SHAPES["fa19_1"]
     with pytest.raises(UnsupportedProblem, match=r"no code for compute capability 7\.0"):
