@@ -57,8 +57,8 @@ class Job:
 class Run:
     """The figures of one run, or the error it ended with.
 
-    `op_seconds` is wall seconds of each layer of ours, all batches together; empty for MXNet's
-    own convolution, which reports none. `elapsed_s` is wall seconds of the whole process and
+    `op_seconds` is wall seconds of each layer's convolution, all batches together; for MXNet's
+    own as its profiler takes them. `elapsed_s` is wall seconds of the whole process and
     `peak_bytes` its largest resident set. `error` is one line; figures are then absent.
     """
 
@@ -206,11 +206,11 @@ def read_run(job: Job, result: subprocess.CompletedProcess[str]) -> Run:
     if result.returncode:
         return dataclasses.replace(run, exit_code=result.returncode, error=reason(result))
     try:
-        layers = len(request.term.filters) if job.milestone.own_operator else 0
+        layers = len(request.term.filters)
         return dataclasses.replace(
             run,
             accuracy=float(_find(r"^(?:Correctness:|EvalMetric: .*:) ([\d.e-]+)", result.stdout)),
-            op_seconds=_op_seconds(result.stdout, layers),
+            op_seconds=_op_seconds(result, job.milestone.own_operator, layers),
             elapsed_s=_seconds(_find(r"([\d:.]+)elapsed", result.stderr)),
             peak_bytes=int(_find(r"(\d+)maxresident\)k", result.stderr)) << 10,
         )
@@ -225,12 +225,18 @@ def _find(pattern: str, text: str) -> str:
     return found[1]
 
 
-def _op_seconds(stdout: str, layers: int) -> tuple[float, ...]:
+def _op_seconds(
+    result: subprocess.CompletedProcess[str], own_operator: bool, layers: int
+) -> tuple[float, ...]:
     """Seconds of each layer, summed over the batches, through which the layers take turns."""
-    lines = [float(text) for text in re.findall(r"^Op Time: ([\d.]+)$", stdout, re.M)]
-    if bool(lines) != bool(layers) or (layers and len(lines) % layers):
-        raise ValueError(f"{len(lines)} op times for {layers} layers")
-    return tuple(sum(lines[layer::layers]) for layer in range(layers))
+    if own_operator:
+        found = re.findall(r"^Op Time: ([\d.]+)$", result.stdout, re.M)
+    else:
+        found = re.findall(r"^ece408: MXNet's convolution: ([\d.]+) s$", result.stderr, re.M)
+    times = list(map(float, found))
+    if not times or len(times) % layers:
+        raise ValueError(f"{len(times)} op times for {layers} layers")
+    return tuple(sum(times[layer::layers]) for layer in range(layers))
 
 
 def _seconds(clock: str) -> float:

@@ -16,7 +16,6 @@ SUFFIXES = (".png", ".svg", ".pdf")
 # Distinguishable with red-green colour blindness (Okabe and Ito).
 _LAYER_COLOURS = ("#0072B2", "#E69F00", "#56B4E9", "#F0E442")
 _PROGRAM_COLOUR = "#009E73"
-_FAINT = "#777777"
 _INCHES_WIDE = 10.0
 _INCHES_PER_RUN = 0.45
 _INCHES_AROUND = 1.8
@@ -93,10 +92,8 @@ def _draw_op_times(axes: Any, runs: Sequence[Run]) -> None:
         colour = _LAYER_COLOURS[layer % len(_LAYER_COLOURS)]
         axes.barh(range(len(runs)), times, left=ends, color=colour, label=f"conv{layer + 1}")
         ends = [end + time for end, time in zip(ends, times)]
-    for place, (run, end) in enumerate(zip(runs, ends)):
-        text, colour = (f"{end:.4g}", "black") if run.op_seconds else ("not reported", _FAINT)
-        axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center",
-                      color=colour)  # fmt: skip
+    for place, end in enumerate(ends):
+        axes.annotate(f"{end:.4g}", (end, place), (4, 0), textcoords="offset points", va="center")
     axes.set_xlabel("op time (ms)")
     if layers:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=layers, frameon=False)

@@ -5,42 +5,74 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .comparison import Row, Run
+from .models import BASELINE
 
-_NAMES = ("script", "term", "model", "images")
 _WORDS = ("script", "term", "model")
+_GAIN = "gain: how many times as fast as MXNet's own convolution on the CPU (m1.1)."
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line for each row below a header with the units.
+    """One line for each row below a header with the units, and what the table does not say itself.
 
-    A run without figures shows the reason instead.
+    After each layer's time stands how many times as fast it is as m1.1's of the same term. A
+    row without figures has the number of its reason, which stands below the table.
     """
     runs = [row.summary for row in rows]
     layers = max((len(run.op_seconds) for run in runs), default=0)
-    times = [f"conv{layer} ms" for layer in range(1, layers + 1)]
-    header = (*_NAMES, "accuracy", *times, "program s", "peak MiB")
-    lines = [header, *(_cells(run, layers) for run in runs)]
-    widths = [_width(index, lines) for index in range(len(header))]
+    theirs = {run.term: run.op_seconds for run in runs if run.script == "m1.1"}
+    times = [name for layer in range(1, layers + 1) for name in (f"conv{layer} ms", "gain")]
+    header = ("script", "term", "model", "images", "accuracy", *times, "program s", "peak MiB")
+    reasons = list(dict.fromkeys(_reason(run) for run in runs if not _has(run)))
+    lines = [header]
+    for run in runs:
+        names = (run.script, run.term, run.model, str(run.size))
+        if _has(run):
+            lines.append((*names, *_figures(run, theirs.get(run.term, ()), layers)))
+        else:
+            lines.append((*names, f"({reasons.index(_reason(run)) + 1})"))
     return "\n".join(
-        "  ".join(
-            cell.ljust(width) if name in _WORDS else cell.rjust(width)
-            for cell, width, name in zip(line, widths, header)
-        )
-        for line in lines
+        [
+            *_aligned(header, lines),
+            "",
+            *([_GAIN, _repeats(rows)] if layers else []),
+            *(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)),
+        ]
     )
 
 
-def _cells(run: Run, layers: int) -> tuple[str, ...]:
-    names = (run.script, run.term, run.model, str(run.size))
-    if run.accuracy is None or run.elapsed_s is None or run.peak_bytes is None:
-        return (*names, f"{'not run' if run.lacks_gpu else 'failed'}: {run.error}")
-    times = [f"{1e3 * seconds:.3f}" for seconds in run.op_seconds]
-    times += ["-"] * (layers - len(times))
-    peak_mib = run.peak_bytes / (1 << 20)
-    return (*names, f"{run.accuracy:.4f}", *times, f"{run.elapsed_s:.2f}", f"{peak_mib:.0f}")
+def _has(run: Run) -> bool:
+    return None not in (run.accuracy, run.elapsed_s, run.peak_bytes)
 
 
-def _width(column: int, lines: Sequence[tuple[str, ...]]) -> int:
-    """The width of the widest cell, not counting reasons, which end their lines."""
-    last = max(map(len, lines))
-    return max(len(line[column]) for line in lines if column < len(_NAMES) or len(line) == last)
+def _reason(run: Run) -> str:
+    return f"{'not run' if run.lacks_gpu else 'failed'}: {run.error}"
+
+
+def _figures(run: Run, theirs: Sequence[float], layers: int) -> tuple[str, ...]:
+    assert run.accuracy is not None
+    assert run.elapsed_s is not None
+    assert run.peak_bytes is not None
+    cells = []
+    for layer, seconds in enumerate(run.op_seconds):
+        gained = run.model != BASELINE and layer < len(theirs) and seconds
+        cells += [f"{1e3 * seconds:.3f}", f"{theirs[layer] / seconds:.1f}x" if gained else ""]
+    cells += ["-", ""] * (layers - len(run.op_seconds))
+    mebibytes = run.peak_bytes / (1 << 20)
+    return (f"{run.accuracy:.4f}", *cells, f"{run.elapsed_s:.2f}", f"{mebibytes:.0f}")
+
+
+def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines if i < len(line)) for i, _ in enumerate(header)]
+    return [
+        "  ".join(
+            cell.ljust(width) if name in _WORDS else cell.rjust(width)
+            for cell, width, name in zip(line, widths, header)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def _repeats(rows: Sequence[Row]) -> str:
+    """How many runs the figures are medians of."""
+    most = max(len(row.samples) for row in rows)
+    return f"Medians of {most} runs." if most > 1 else "Single runs; --repeat N gives medians."

@@ -29,6 +29,8 @@ New Inference
 EvalMetric: {'accuracy': 0.9031}
 """
 NATIVE_TIME = """\
+ece408: MXNet's convolution: 1.006064 s
+ece408: MXNet's convolution: 0.500000 s
 12.74user 3.51system 0:09.36elapsed 174%CPU (0avgtext+0avgdata 3257008maxresident)k
 2048inputs+0outputs (4major+793326minor)pagefaults 0swaps
 """
@@ -64,11 +66,12 @@ def _play(command):
     milestone = MILESTONES[command[3]]
     if milestone.on_gpu:
         return _result(stderr=f"ece408: error: {NO_DRIVER}\n", code=NoUsableGpu.exit_code)
+    layers = 1 if "--term=2017fa" in command else 2
     if milestone.own_operator:
-        layers = 1 if "--term=2017fa" in command else 2
         stdout = OURS if layers == 2 else OURS.replace("Op Time: 0.561799\n", "")
         return _result(stdout, OURS_TIME)
-    return _result(NATIVE, NATIVE_TIME)
+    second = "ece408: MXNet's convolution: 0.500000 s\n"
+    return _result(NATIVE, NATIVE_TIME.replace(second, "") if layers == 1 else NATIVE_TIME)
 
 
 @pytest.fixture
@@ -92,7 +95,8 @@ def no_data(monkeypatch):
 
 def test_mxnets_own_form_is_read():
     run = read_run(_job("m1.1"), _result(NATIVE, NATIVE_TIME))
-    assert run == Run("m1.1", "2019fa", "baseline", 10000, 0.9031, (), 9.36, 3257008 * 1024)
+    times = (1.006064, 0.5)
+    assert run == Run("m1.1", "2019fa", "baseline", 10000, 0.9031, times, 9.36, 3257008 * 1024)
     assert not run.failed
 
 
@@ -233,7 +237,7 @@ def test_a_later_run_that_fails_is_the_rows_summary():
 
 def _rows():
     runs = [
-        Run("m1.1", "2019fa", "baseline", 10000, 0.9031, (), 9.36, 3180 << 20),
+        Run("m1.1", "2019fa", "baseline", 10000, 0.9031, (1.006064, 0.5), 9.36, 3180 << 20),
         Run("m2.1", "2019fa", "ece408", 10000, 0.9, (0.670709, 0.001), 104.5, 96 << 20),
         Run("m2.1", "2017fa", "ece408-high", 10000, 0.87, (0.0004,), 1.5, 150 << 20),
         Run("m3.1", "2019fa", "ece408", 10000, exit_code=18, error="no NVIDIA driver; none"),
@@ -243,21 +247,42 @@ def _rows():
 
 
 def test_table():
+    head = "script  term    model        images  accuracy  conv1 ms  gain  conv2 ms    gain"
     lines = [
-        "script  term    model        images  accuracy  conv1 ms  conv2 ms  program s  peak MiB",
-        "m1.1    2019fa  baseline      10000    0.9031         -         -       9.36      3180",
-        "m2.1    2019fa  ece408        10000    0.9000   670.709     1.000     104.50        96",
-        "m2.1    2017fa  ece408-high   10000    0.8700     0.400         -       1.50       150",
-        "m3.1    2019fa  ece408        10000  not run: no NVIDIA driver; none",
-        "m4.1    2019fa  ece408        10000  failed: out of luck",
+        f"{head}  program s  peak MiB",
+        "m1.1    2019fa  baseline      10000    0.9031  1006.064         500.000               "
+        "9.36      3180",
+        "m2.1    2019fa  ece408        10000    0.9000   670.709  1.5x     1.000  500.0x     "
+        "104.50        96",
+        "m2.1    2017fa  ece408-high   10000    0.8700     0.400               -               "
+        "1.50       150",
+        "m3.1    2019fa  ece408        10000       (1)",
+        "m4.1    2019fa  ece408        10000       (2)",
+        "m4.1    2017fa  ece408-high   10000       (1)",
+        "",
+        "gain: how many times as fast as MXNet's own convolution on the CPU (m1.1).",
+        "Single runs; --repeat N gives medians.",
+        "(1) not run: no NVIDIA driver; none",
+        "(2) failed: out of luck",
     ]
-    assert comparison_table.table(_rows()).splitlines() == lines
+    lacking = Run(
+        "m4.1", "2017fa", "ece408-high", 10000, exit_code=18, error=_rows()[3].summary.error
+    )
+    assert comparison_table.table([*_rows(), Row((lacking,))]).splitlines() == lines
 
 
 def test_table_without_any_figures():
-    lines = comparison_table.table(_rows()[-1:]).splitlines()
-    assert lines[0] == "script  term    model   images  accuracy  program s  peak MiB"
-    assert lines[1] == "m4.1    2019fa  ece408   10000  failed: out of luck"
+    assert comparison_table.table(_rows()[-1:]).splitlines() == [
+        "script  term    model   images  accuracy  program s  peak MiB",
+        "m4.1    2019fa  ece408   10000       (1)",
+        "",
+        "(1) failed: out of luck",
+    ]
+
+
+def test_table_says_how_many_runs_its_medians_have():
+    rows = comparison.compare([_job("m2.1")], 3, _clocked(10.5, 40, 20))
+    assert comparison_table.table(rows).splitlines()[-1] == "Medians of 3 runs."
 
 
 def test_json(tmp_path, mx):
@@ -307,9 +332,9 @@ def test_plot_shows_every_run_with_figures_and_its_units():
     assert [label.get_text() for label in ops.get_yticklabels()] == labels
     assert (ops.get_xlabel(), program.get_xlabel()) == ("op time (ms)", "program time (s)")
     conv1, conv2 = ops.containers
-    assert [bar.get_width() for bar in conv1] == pytest.approx([0, 670.709, 0.4])
-    assert [bar.get_x() for bar in conv2] == pytest.approx([0, 670.709, 0.4])
-    assert [bar.get_width() for bar in conv2] == pytest.approx([0, 1, 0])
+    assert [bar.get_width() for bar in conv1] == pytest.approx([1006.064, 670.709, 0.4])
+    assert [bar.get_x() for bar in conv2] == pytest.approx([1006.064, 670.709, 0.4])
+    assert [bar.get_width() for bar in conv2] == pytest.approx([500, 1, 0])
     assert [bar.get_width() for bar in program.containers[0]] == [9.36, 104.5, 1.5]
     (title,) = figure.texts
     assert title.get_text() == "10000 images, terms 2019fa, 2017fa, median of 5 runs"
@@ -373,11 +398,12 @@ def test_the_command_prints_the_table_only(tmp_path, played, capsys, no_data):
     assert main.execute(["compare", "20", "--term", "2017fa", "--term", "2019fa", *files]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    lines = captured.out.splitlines()
+    lines = captured.out.split("\n\n")[0].splitlines()
     assert len(lines) == 1 + len(_jobs("2017fa", "2019fa"))
-    assert sum(NO_DRIVER in line for line in lines) == sum(
+    assert sum(line.endswith("  (1)") for line in lines) == sum(
         job.milestone.on_gpu for job in _jobs("2017fa", "2019fa")
     )
+    assert captured.out.endswith(f"\n(1) not run: {NO_DRIVER}\n")
     assert len(json.loads((tmp_path / "runs.json").read_text())["runs"]) == len(lines) - 1
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
@@ -397,7 +423,8 @@ def test_a_failure_makes_the_exit_code_1_after_all_rows(no_data, monkeypatch, ca
     monkeypatch.setattr(comparison, "run_process", run)
     assert main.execute(["compare", "20"]) == 1
     captured = capsys.readouterr()
-    assert re.search(r"^m1\.1 .*  failed: oh$", captured.out, re.M)
+    assert re.search(r"^m1\.1 .*  \(1\)$", captured.out, re.M)
+    assert "\n(1) failed: oh\n" in captured.out
     assert re.search(r"^m2\.1 .*  0\.9031 ", captured.out, re.M)
 
 
@@ -419,14 +446,18 @@ def test_compare_for_real(run_ece408, fashion_mnist, tmp_path):
     files = ("--json", str(tmp_path / "runs.json"), "--plot", str(tmp_path / "plot.png"))
     result = run_ece408("compare", "50", "--threads", "1", *files)
     assert (result.returncode, result.stderr) == (0, "")
-    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines()}
+    lines = result.stdout.splitlines()[: len(MILESTONES) + 1]
+    assert max(map(len, lines)) <= 100
+    rows = {line.split()[0]: line.split() for line in lines}
     assert list(rows) == ["script", *MILESTONES]
     native, ours = rows["m1.1"], rows["m2.1"]
-    assert native[1:6] == ["2019fa", "baseline", "50", ours[4], "-"]
+    assert native[1:5] == ["2019fa", "baseline", "50", ours[4]]
     assert ours[1:4] == ["2019fa", "ece408", "50"]
-    assert all(float(time) > 0 for time in ours[5:8])
+    assert all(float(each) > 0 for each in native[5:8])
+    for at, theirs in ((5, native[5]), (7, native[6])):
+        assert float(ours[at + 1][:-1]) == pytest.approx(float(theirs) / float(ours[at]), abs=0.1)
     # Python with MXNet loaded takes more than 100 MiB, and 50 images little besides.
-    assert 100 < int(ours[8]) < 1000
+    assert 100 < int(ours[10]) < 1000
     runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
     assert [run["script"] for run in runs] == list(MILESTONES)
     assert (tmp_path / "plot.png").stat().st_size > 10000
