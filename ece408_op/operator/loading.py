@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 from ..errors import MXNetMissing
@@ -16,7 +18,8 @@ def load_mxnet() -> Any:
     Raises `MXNetMissing` when it is not installed or does not import.
     """
     try:
-        return importlib.import_module("mxnet")
+        with _imported_when_used("scipy.stats"):
+            return importlib.import_module("mxnet")
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "mxnet"
         problem = "MXNet is not installed" if missing else f"MXNet does not import ({error})"
@@ -29,6 +32,33 @@ def load_mxnet() -> Any:
             "libraries: pip install --force-reinstall 'ece408_op[cpu]' (its CUDA build also needs "
             "NVIDIA's driver, and the libraries that 'ece408_op[cu117]' brings)"
         ) from error
+
+
+class _Proxy(ModuleType):
+    """Imports the module of its name when something of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def _imported_when_used(name: str) -> Iterator[None]:
+    """Give who imports a module within the block a proxy of it. MXNet imports scipy.stats, which
+    takes a third of a second or more, for a test helper and for quantization."""
+    if name in sys.modules or "mxnet" in sys.modules:
+        yield
+        return
+    parent = name.rpartition(".")[0]
+    proxy = sys.modules[name] = _Proxy(name)
+    try:
+        yield
+    finally:
+        # Everybody else gets the module itself.
+        if sys.modules.get(name) is proxy:
+            del sys.modules[name]
+        vars(sys.modules.get(parent, proxy)).pop(name.rpartition(".")[2], None)
 
 
 def when_imported(action: Callable[[Any], object]) -> None:

@@ -1,0 +1,37 @@
+"""How MXNet is imported."""
+
+from __future__ import annotations
+
+
+def test_statistics_are_imported_when_mxnet_uses_them(run_python):
+    result = run_python(
+        "import sys\n"
+        "from ece408_op.operator.loading import load_mxnet\n"
+        "mx = load_mxnet()\n"
+        "print('scipy.stats' in sys.modules, mx.test_utils.ss.norm.cdf(0))\n"
+        "import scipy.stats\n"
+        "print(mx.test_utils.ss.norm is scipy.stats.norm is mx.contrib.quantization.stats.norm)\n"
+        "print(type(scipy.stats).__name__, load_mxnet() is mx)\n"
+    )
+    assert result.stdout.splitlines() == ["False 0.5", "True", "module True"], result.stderr
+
+
+def test_another_who_imports_them_meanwhile_gets_them(run_python):
+    result = run_python(
+        "from ece408_op.operator import loading\n"
+        "with loading._imported_when_used('scipy.stats'):\n"
+        "    from scipy.stats import norm\n"
+        "    import scipy.stats\n"
+        "    import scipy.stats._stats_py\n"
+        "print(norm is scipy.stats.norm, norm.cdf(0), type(scipy.stats).__name__)\n"
+    )
+    assert result.stdout.splitlines() == ["True 0.5 module"], result.stderr
+
+
+def test_a_program_that_has_them_keeps_them(run_python):
+    result = run_python(
+        "import scipy.stats\n"
+        "from ece408_op.operator.loading import load_mxnet\n"
+        "print(load_mxnet().test_utils.ss is scipy.stats)\n"
+    )
+    assert result.stdout == "True\n", result.stderr
