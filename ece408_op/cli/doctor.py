@@ -11,470 +11,124 @@ checks still run.
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.metadata
-import importlib.util
-import os
-import platform
 import re
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Callable, Union
+from typing import Any
 
-from .. import settings
-from ..backends.cpu import native
-from ..course import models
-from ..course.dataset import data, resize
-from ..course.milestone import MILESTONES, TEST_IMAGES
-from ..errors import DataMissing, Ece408Error, NoUsableGpu
-from ..files import resources
-from ..host import cores, fatbin, footprint, gpu
-from ..operator import compiled_operator
-from ..operator.loading import load_mxnet
+from ..course.milestone import MILESTONES
+from .doctor_checks import BUILD, CHECKS, CPU, GPU, MISSING, MXNETS_GPU_CODE, NOTE, OK, Finding, run
 
 EXIT_CPU_ONLY = 20
 EXIT_NOTHING = 21
 
-OK = "ok"
-MISSING = "missing"
-NOTE = "note"
-
 _MARKS = {OK: "ok", MISSING: "--", NOTE: "  "}
-_GIB = 1 << 30
-_COMMAND_SECONDS = 30
-_MXNETS_GPU_CODE = "MXNet's GPU code"
-_COMPILED_OPERATOR = "compiled operator"
-# What all 10000 images of the default term take in one batch, where MXNet cannot tell.
-USUAL_NEED_BYTES = int(4.1 * _GIB)
-# Both sets of images, and both as the default term has them resized, take about 400 MB.
-_ROOMY_BYTES = _GIB // 2
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One item: its status is "ok", "missing", or "note" for what is neither good nor bad."""
-
-    name: str
-    status: str
-    detail: str
-    hint: str = ""
+def _milestones(on_gpu: bool) -> str:
+    return ", ".join(each.name for each in MILESTONES.values() if each.on_gpu == on_gpu)
 
 
-_Found = Union[Finding, "list[Finding]"]
-
-# Names of the findings that milestones require; any GPU counts.
+_TITLES = {
+    CPU: "To run on the CPU",
+    BUILD: "Only to build from source, for kernels of your own, and for CUDA without a GPU",
+    GPU: "Only to compute on a GPU",
+}
+_CONCLUSIONS = {
+    CPU: f"CPU milestones ({_milestones(on_gpu=False)}) and your models",
+    BUILD: "kernels of your own",
+    GPU: f"GPU milestones ({_milestones(on_gpu=True)})",
+}
 _CPU_NEEDS = (
     *("Python", "NumPy", "SciPy", "MXNet", "CPU kernels", "Fashion-MNIST", "models"),
     "cache folder",
 )
-# nvcc calls the C++ compiler, also where there is no code for it to compile.
-_GPU_NEEDS = ("CUDA kernels", "C++ compiler", "nvcc", "NVIDIA driver", "GPU", "PyCUDA")
+# Names of the findings that each purpose requires; any GPU counts. nvcc calls the C++ compiler,
+# also where there is no code for it to compile.
+_NEEDS = {
+    CPU: _CPU_NEEDS,
+    BUILD: ("C++ compiler",),
+    GPU: (*_CPU_NEEDS, "CUDA kernels", "C++ compiler", "nvcc", "NVIDIA driver", "GPU", "PyCUDA"),
+}
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, and what follows from them."""
+    """The findings for each purpose of an installation, and what follows from them."""
 
-    findings: tuple[Finding, ...]
-
-    @property
-    def cpu_ready(self) -> bool:
-        """Whether the CPU milestones can run."""
-        return not self._unmet(_CPU_NEEDS)
+    by_purpose: Mapping[str, Sequence[Finding]]
 
     @property
-    def gpu_ready(self) -> bool:
-        """Whether the GPU milestones can run, except those with MXNet's own convolution."""
-        return not self._unmet(_CPU_NEEDS + _GPU_NEEDS)
+    def findings(self) -> list[Finding]:
+        """All findings."""
+        return [each for found in self.by_purpose.values() for each in found]
+
+    def ready(self, purpose: str) -> bool:
+        """Whether there is all that "cpu", "build" or "gpu" needs: to run the milestones on the
+        CPU, kernels of the user's own, the milestones on the GPU (but for MXNet's own)."""
+        return not self._unmet(purpose)
 
     @property
     def exit_code(self) -> int:
         """0, `EXIT_CPU_ONLY` or `EXIT_NOTHING`."""
-        if self.gpu_ready:
+        if self.ready(GPU):
             return 0
-        return EXIT_CPU_ONLY if self.cpu_ready else EXIT_NOTHING
+        return EXIT_CPU_ONLY if self.ready(CPU) else EXIT_NOTHING
 
     def text(self) -> str:
-        """The findings in aligned lines, hints below theirs, and two lines of conclusions."""
+        """For each purpose its findings in aligned lines, hints below theirs; then what can run."""
         width = max((len(finding.name) for finding in self.findings), default=0)
         lines = []
-        for finding in self.findings:
-            line = f"{_MARKS[finding.status]}  {finding.name:{width}}  {finding.detail}"
-            lines.append(line.rstrip())
-            if finding.hint:
-                lines.append(f"{'':{width + 6}}-> {finding.hint}")
-        return "\n".join([*lines, *self._conclusions()])
+        for purpose, findings in self.by_purpose.items():
+            lines.append(f"{_TITLES[purpose]}:")
+            for finding in findings:
+                line = f"{_MARKS[finding.status]}  {finding.name:{width}}  {finding.detail}"
+                lines.append(line.rstrip())
+                if finding.hint:
+                    lines.append(f"{'':{width + 6}}-> {finding.hint}")
+            lines.append("")
+        return "\n".join([*lines, *map(self._conclusion, _CONCLUSIONS)])
 
     def json(self) -> dict[str, Any]:
         """The same as strings, booleans, lists and dicts."""
         return {
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
-            "cpu_ready": self.cpu_ready,
-            "gpu_ready": self.gpu_ready,
+            "findings": [
+                {**dataclasses.asdict(finding), "purpose": purpose}
+                for purpose, findings in self.by_purpose.items()
+                for finding in findings
+            ],
+            **{f"{purpose}_ready": self.ready(purpose) for purpose in _CONCLUSIONS},
         }
 
-    def _unmet(self, needs: Sequence[str]) -> list[str]:
+    def _unmet(self, purpose: str) -> list[str]:
         usable = {
             re.sub(r"^GPU \d+$", "GPU", finding.name)
             for finding in self.findings
             if finding.status != MISSING
         }
-        return [need for need in needs if need not in usable]
+        return [need for need in _NEEDS[purpose] if need not in usable]
 
-    def _conclusions(self) -> list[str]:
-        lines = []
-        for kind, needs in (("CPU", _CPU_NEEDS), ("GPU", _CPU_NEEDS + _GPU_NEEDS)):
-            names = [m.name for m in MILESTONES.values() if m.on_gpu == (kind == "GPU")]
-            unmet = self._unmet(needs)
-            verdict = f"cannot run: needs {', '.join(unmet)}" if unmet else "can run"
-            if kind == "GPU" and not unmet:
-                verdict += self._exception()
-            lines.append(f"{kind} milestones ({', '.join(names)}): {verdict}")
-        return lines
+    def _conclusion(self, purpose: str) -> str:
+        unmet = self._unmet(purpose)
+        verdict = f"cannot run: needs {', '.join(unmet)}" if unmet else "can run"
+        if purpose == GPU and not unmet:
+            verdict += self._exception()
+        return f"{_CONCLUSIONS[purpose]}: {verdict}"
 
     def _exception(self) -> str:
         """The end of the sentence when MXNet's own convolution cannot run on the GPU."""
-        if any(each.name == _MXNETS_GPU_CODE and each.status == OK for each in self.findings):
+        if any(each.name == MXNETS_GPU_CODE and each.status == OK for each in self.findings):
             return ""
         names = [m.name for m in MILESTONES.values() if m.on_gpu and not m.own_operator]
-        return f", except {', '.join(names)}, which needs {_MXNETS_GPU_CODE} for this GPU"
+        return f", except {', '.join(names)}, which needs {MXNETS_GPU_CODE} for this GPU"
 
 
 def diagnose() -> Diagnosis:
     """Look at everything; raises nothing and fetches nothing, and creates nothing but what is
     compiled for the emulator, in a cache that is there."""
-    return Diagnosis(tuple(found for name, check in _CHECKS.items() for found in run(name, check)))
-
-
-def run(name: str, check: Callable[[], _Found]) -> list[Finding]:
-    """What a check found; an error of ours is a finding that lacks something, others are bugs."""
-    try:
-        found = check()
-    except Ece408Error as error:
-        problem, _, remedy = _one_line(error).partition("; ")
-        return [Finding(name, MISSING, problem, remedy)]
-    except Exception as error:
-        text = f"broken: {type(error).__name__}: {_one_line(error)}"
-        return [Finding(name, MISSING, text, "this check itself failed; please report it")]
-    return [found] if isinstance(found, Finding) else found
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _versioned(name: str, version: str, oldest: str, too_new: str, hint: str) -> Finding:
-    """Whether a version is at least `oldest` and below `too_new`."""
-    if _number(oldest) <= _number(version) < _number(too_new):
-        return Finding(name, OK, version)
-    return Finding(name, MISSING, f"{version}; from {oldest} to below {too_new} is needed", hint)
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-
-
-def _python() -> Finding:
-    hint = "make a virtual environment with another Python, and install there"
-    return _versioned("Python", platform.python_version(), "3.9", "3.13", hint)
-
-
-def _package(name: str, module: str, oldest: str, too_new: str) -> Finding:
-    hint = f"pip install '{name.lower()}>={oldest},<{too_new}'"
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # One built for another NumPy fails in more ways than one.
-        return Finding(name, MISSING, f"does not import ({_one_line(error)})", hint)
-    return _versioned(name, sys.modules[name.lower()].__version__, oldest, too_new, hint)
-
-
-def _numpy() -> Finding:
-    return _package("NumPy", "numpy", "1.21", "1.27")
-
-
-def _scipy() -> Finding:
-    # The part that is in use, and that compiled code is in.
-    return _package("SciPy", "scipy.ndimage", "1.7", "2.0")
-
-
-def _mxnet() -> list[Finding]:
-    mx = load_mxnet()
-    if mx.runtime.Features().is_enabled("CUDA"):
-        return [
-            Finding("MXNet", OK, f"{mx.__version__}, built for CUDA"),
-            *run(_MXNETS_GPU_CODE, lambda: _mxnets_gpu_code(mx)),
-        ]
-    no_code = Finding(
-        _MXNETS_GPU_CODE,
-        NOTE,
-        "none",
-        "only m1.2 needs it: pip uninstall mxnet, then pip install 'ece408_op[cu117]'",
+    return Diagnosis(
+        {
+            purpose: [found for name, check in checks.items() for found in run(name, check)]
+            for purpose, checks in CHECKS.items()
+        }
     )
-    return [Finding("MXNet", OK, f"{mx.__version__}, built for the CPU"), no_code]
-
-
-def _mxnets_gpu_code(mx: ModuleType) -> Finding:
-    built_for = fatbin.architectures(mx.libinfo.find_lib_path()[0])
-    text = ", ".join(built_for)
-    driver = _driver_or_none()
-    if driver is None:
-        return Finding(_MXNETS_GPU_CODE, NOTE, f"for {text}; no GPU to compare it with")
-    # MXNet computes on the first one.
-    device = driver.gpus[0]
-    if any(fatbin.runs_on(each, device.capability) for each in built_for):
-        return Finding(_MXNETS_GPU_CODE, OK, f"for {text}")
-    detail = f"for {text or 'no architecture'}; GPU 0 is {device.architecture}"
-    hint = "only m1.2 needs it, and cannot run on this GPU; stay with mx.cpu() in your own models"
-    return Finding(_MXNETS_GPU_CODE, NOTE, detail, hint)
-
-
-def _driver_or_none() -> gpu.Driver | None:
-    try:
-        return gpu.find_driver()
-    except NoUsableGpu:
-        return None
-
-
-def _cpu_kernels() -> Finding:
-    native.library()
-    return Finding("CPU kernels", OK, f"{native.LIBRARY.name}, with {', '.join(native.isas())}")
-
-
-def _compiled_operator() -> Finding:
-    load_mxnet()
-    missing = compiled_operator.missing()
-    if missing is None:
-        return Finding(_COMPILED_OPERATOR, OK, compiled_operator.LIBRARY.name)
-    return Finding(_COMPILED_OPERATOR, NOTE, missing, "networks run, but slower, by Python's")
-
-
-def _cuda_kernels() -> Finding:
-    folder = resources.kernels_dir() / "cuda"
-    count = len(list(folder.glob("*.cu")))
-    if not count:
-        return Finding("CUDA kernels", MISSING, f"no sources in {folder}", "run pip install again")
-    return Finding("CUDA kernels", OK, f"{count} in {folder}")
-
-
-def _compiler() -> Finding:
-    hint = "install g++ (Debian, Ubuntu: apt install g++), or set CXX to a C++ compiler"
-    asked = shlex.split(os.environ.get("CXX", ""))
-    for command in [asked] if asked else [["g++"], ["clang++"], ["c++"]]:
-        if shutil.which(command[0]) is not None:
-            return _tool("C++ compiler", command, hint, lambda output: output.splitlines()[0])
-    detail = f"CXX={asked[0]} is not there" if asked else "no g++, clang++ or c++"
-    return Finding("C++ compiler", MISSING, detail, hint)
-
-
-def _emulator() -> Finding:
-    """A kernel of this package, run on the CPU; it is compiled first, if it never was."""
-    import numpy as np
-
-    from ..backends.emulator.backend import EmulatedBackend
-    from ..problem import ConvProblem
-
-    problem = ConvProblem.parse("b1,c2,h4,w4,m1,k3")
-    x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
-    y = np.empty(problem.y_shape, np.float32)
-    addresses = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
-    cache = settings.cache()
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="ece408-doctor-") as folder,
-            settings.override(cache=cache if cache.is_dir() else folder),
-        ):
-            EmulatedBackend("general").forward(problem, *addresses, False)
-    except Ece408Error as error:
-        reason, _, remedy = _one_line(error).partition("; ")
-        return Finding("emulator", NOTE, f"does not run: {reason}", remedy)
-    if not (y == problem.channels * 9).all():
-        return Finding("emulator", NOTE, "computes wrongly", "see lab check --emulate")
-    return Finding("emulator", OK, "runs CUDA kernels without a GPU: ece408 lab check --emulate")
-
-
-def _nvcc() -> Finding:
-    hint = "install the CUDA toolkit, or set CUDA_HOME to it"
-    path = gpu.find_nvcc()
-    if path is None:
-        return Finding("nvcc", MISSING, "not found", hint)
-
-    def describe(output: str) -> str:
-        release = re.search(r"release ([\d.]+)", output)
-        return f"{release[1] if release else 'unknown version'}, {path}"
-
-    return _tool("nvcc", [str(path)], hint, describe)
-
-
-def _tool(name: str, command: list[str], hint: str, describe: Callable[[str], str]) -> Finding:
-    """Whether a compiler runs, described by what it prints about its version."""
-    try:
-        result = subprocess.run(
-            [*command, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_COMMAND_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding(name, MISSING, f"{command[0]} does not run ({_one_line(error)})", hint)
-    return Finding(name, OK, describe(result.stdout or "unknown version"))
-
-
-def _driver() -> list[Finding]:
-    driver = gpu.find_driver()
-    found = [Finding("NVIDIA driver", OK, f"for CUDA up to {driver.cuda_version}")]
-    return found + [_gpu(each) for each in driver.gpus]
-
-
-def _gpu(device: gpu.Gpu) -> Finding:
-    name = f"GPU {device.index}"
-    memory = f"{device.memory_bytes / _GIB:.1f} GiB"
-    detail = f"{device.name}, {device.architecture}, {memory}"
-    if device.capability >= gpu.OLDEST_CAPABILITY:
-        return Finding(name, OK, detail)
-    oldest = "sm_{}{}".format(*gpu.OLDEST_CAPABILITY)
-    hint = f"the CUDA kernels need {oldest} or newer; the CPU milestones run without a GPU"
-    return Finding(name, MISSING, detail, hint)
-
-
-def _pycuda() -> Finding:
-    if importlib.util.find_spec("pycuda") is None:
-        return Finding("PyCUDA", MISSING, "not installed", "pip install 'ece408_op[cuda]'")
-    try:
-        version = importlib.metadata.version("pycuda")
-    except importlib.metadata.PackageNotFoundError:
-        version = "unknown version"
-    if _driver_or_none() is None:
-        return Finding("PyCUDA", NOTE, f"{version}, not tried without a driver")
-    try:
-        importlib.import_module("pycuda.driver")
-    except Exception as error:
-        detail = f"{version} does not import ({_one_line(error)})"
-        hint = "build it for this machine: pip install --force-reinstall --no-cache-dir pycuda"
-        return Finding("PyCUDA", MISSING, detail, hint)
-    return Finding("PyCUDA", OK, version)
-
-
-def _test_set() -> Finding:
-    folder = data.find("t10k")
-    if folder is None:
-        hint = "`ece408 data fetch` gets it, and so does the first milestone"
-        return Finding("Fashion-MNIST", NOTE, "not here yet", hint)
-    return Finding("Fashion-MNIST", OK, str(folder))
-
-
-def _training_set() -> Finding:
-    hint = "only `ece408 train` needs them; "
-    try:
-        folder = data.find("train")
-    except DataMissing as error:
-        problem, _, remedy = _one_line(error).partition("; ")
-        return Finding("training images", NOTE, problem, hint + remedy)
-    if folder is None:
-        return Finding("training images", NOTE, "not here yet", f"{hint}`ece408 data fetch`")
-    return Finding("training images", OK, str(folder))
-
-
-def _models() -> Finding:
-    folder = resources.models_dir()
-    there = [name for name, term in models.TERMS.items() if _has_checkpoint(folder / name, term)]
-    lacking = [name for name in models.TERMS if name not in there]
-    if not lacking:
-        return Finding("models", OK, ", ".join(there))
-    detail = f"{', '.join(there) or 'none'}; not {', '.join(lacking)}"
-    hint = f"pip install the package again, or `ece408 train {lacking[0]}`"
-    status = NOTE if models.DEFAULT_TERM in there else MISSING
-    return Finding("models", status, detail, hint)
-
-
-def _has_checkpoint(folder: Path, term: models.Term) -> bool:
-    symbols = all((folder / f"{model}-symbol.json").is_file() for model in term.models)
-    return symbols and any(folder.glob(f"{models.BASELINE}-[0-9][0-9][0-9][0-9].params"))
-
-
-def _memory() -> Finding:
-    free, need = footprint.available_bytes(), _needed_bytes()
-    detail = (
-        f"{free / _GIB:.1f} GiB available; {TEST_IMAGES} images of {models.DEFAULT_TERM} in one "
-        f"batch take {need / _GIB:.1f} GiB"
-    )
-    if free >= need:
-        return Finding("memory", OK, detail)
-    return Finding("memory", NOTE, detail, "give milestones --batch-size 1000 or less")
-
-
-def _needed_bytes() -> int:
-    term = models.TERMS[models.DEFAULT_TERM]
-    try:
-        symbol = models.network(term)
-    except Exception:  # Another finding says why MXNet does not work.
-        return USUAL_NEED_BYTES
-    return footprint.required_bytes(symbol, TEST_IMAGES, TEST_IMAGES, term.image_size)
-
-
-def _cores() -> Finding:
-    allowed, quota = len(os.sched_getaffinity(0)), cores.cpu_quota()
-    limit = "no CPU quota" if quota is None else f"CPU quota of {quota:g}"
-    detail = f"{allowed} usable, {limit}: {settings.threads()} threads"
-    if settings.threads() <= cores.usable():
-        return Finding("cores", OK, detail)
-    return Finding("cores", NOTE, detail, f"set ECE408_THREADS={cores.usable()} or leave it unset")
-
-
-def _cache_folder() -> Finding:
-    folder = settings.cache()
-    nearest = _nearest(folder)
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        detail = str(folder) if nearest == folder else f"{folder}, made when it is needed"
-        return Finding("cache folder", OK, detail)
-    # Scoring only reads, once the resized images are there.
-    term = models.TERMS[models.DEFAULT_TERM]
-    made = os.path.exists(resize.cached_path("t10k", term.image_size))
-    hint = "make it writable, or set ECE408_CACHE to a folder that is"
-    return Finding("cache folder", NOTE if made else MISSING, f"{folder} is not writable", hint)
-
-
-def _disk_space() -> Finding:
-    free = shutil.disk_usage(_nearest(settings.cache())).free
-    detail = f"{free / _GIB:.1f} GiB free for the cache"
-    if free >= _ROOMY_BYTES:
-        return Finding("disk space", OK, detail)
-    return Finding("disk space", NOTE, detail, "make room, or set ECE408_CACHE to another folder")
-
-
-def _nearest(path: Path) -> Path:
-    """The path itself, or its closest ancestor that exists."""
-    absolute = path.absolute()
-    return next(each for each in (absolute, *absolute.parents) if os.path.exists(each))
-
-
-_CHECKS: dict[str, Callable[[], _Found]] = {
-    "Python": _python,
-    "NumPy": _numpy,
-    "SciPy": _scipy,
-    "MXNet": _mxnet,
-    "CPU kernels": _cpu_kernels,
-    _COMPILED_OPERATOR: _compiled_operator,
-    "CUDA kernels": _cuda_kernels,
-    "C++ compiler": _compiler,
-    "emulator": _emulator,
-    "nvcc": _nvcc,
-    "NVIDIA driver": _driver,
-    "PyCUDA": _pycuda,
-    "Fashion-MNIST": _test_set,
-    "training images": _training_set,
-    "models": _models,
-    "memory": _memory,
-    "cores": _cores,
-    "cache folder": _cache_folder,
-    "disk space": _disk_space,
-}

@@ -13,7 +13,9 @@ import pytest
 from ece408_op.backends.cpu import native
 from ece408_op.backends.emulator import compiler as emulator_compiler
 from ece408_op.cli import doctor
-from ece408_op.cli.doctor import MISSING, NOTE, OK, Diagnosis, Finding
+from ece408_op.cli import doctor_checks as checks
+from ece408_op.cli.doctor import Diagnosis
+from ece408_op.cli.doctor_checks import MISSING, NOTE, OK, Finding
 from ece408_op.cli.main import execute
 from ece408_op.course import models
 from ece408_op.course.dataset import data, idx, resize
@@ -67,13 +69,11 @@ def machine(tools, tmp_path, monkeypatch):
     kernels = tmp_path / "kernels"
     (kernels / "cuda").mkdir(parents=True)
     (kernels / "cuda" / "1_naive.cu").touch()
-    monkeypatch.setattr(doctor.resources, "kernels_dir", lambda: kernels)
+    monkeypatch.setattr(checks.resources, "kernels_dir", lambda: kernels)
     monkeypatch.setattr(gpu, "find_driver", lambda: gpu.Driver("13.0", (H200,)))
-    monkeypatch.setitem(
-        doctor._CHECKS, "emulator", lambda: doctor.Finding("emulator", doctor.OK, "")
-    )
-    monkeypatch.setattr(doctor, "load_mxnet", lambda: _mxnet(cuda=False))
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "2026.1")
+    monkeypatch.setitem(checks.CHECKS["build"], "emulator", lambda: Finding("emulator", OK, ""))
+    monkeypatch.setattr(checks, "load_mxnet", lambda: _mxnet(cuda=False))
+    monkeypatch.setattr(checks.importlib.metadata, "version", lambda name: "2026.1")
     pycuda = ModuleType("pycuda")
     pycuda.__spec__ = ModuleSpec("pycuda", None)
     monkeypatch.setitem(sys.modules, "pycuda", pycuda)
@@ -88,17 +88,18 @@ def _finding(name, diagnosis=None):
 
 
 def _last_lines(diagnosis):
-    return diagnosis.text().splitlines()[-2:]
+    return diagnosis.text().splitlines()[-3::2]
 
 
-CPU_CAN = "CPU milestones (m1.1, m2.1): can run"
+CPU_CAN = "CPU milestones (m1.1, m2.1) and your models: can run"
 GPU = "GPU milestones (m1.2, m3.1, m4.1, final): "
 
 
 def test_a_complete_machine(machine):
     diagnosis = doctor.diagnose()
     assert [f.name for f in diagnosis.findings if f.status == MISSING] == []
-    assert (diagnosis.cpu_ready, diagnosis.gpu_ready, diagnosis.exit_code) == (True, True, 0)
+    assert [diagnosis.ready(each) for each in checks.CHECKS] == [True] * 3
+    assert diagnosis.exit_code == 0
     assert _last_lines(diagnosis) == [
         CPU_CAN,
         GPU + "can run, except m1.2, which needs MXNet's GPU code for this GPU",
@@ -122,29 +123,33 @@ def test_nothing_is_fetched_or_created(machine, monkeypatch):
     assert (found.status, found.detail) == (NOTE, "not here yet")
     assert "`ece408 data fetch`" in found.hint
     assert _finding("training images").hint == "only `ece408 train` needs them; `ece408 data fetch`"
-    assert doctor.diagnose().cpu_ready
+    assert doctor.diagnose().ready("cpu")
     assert not machine.exists()
 
 
 def test_the_text_is_aligned_and_hints_have_lines_of_their_own():
     diagnosis = Diagnosis(
-        (
-            Finding("MXNet", OK, "1.9.1"),
-            Finding("nvcc", MISSING, "not found", "install the CUDA toolkit"),
-            Finding("disk space", NOTE, "0.1 GiB free"),
-        )
+        {
+            "cpu": [Finding("MXNet", OK, "1.9.1"), Finding("disk space", NOTE, "0.1 GiB free")],
+            "gpu": [Finding("nvcc", MISSING, "not found", "install the CUDA toolkit")],
+        }
     )
     assert diagnosis.text().splitlines() == [
+        "To run on the CPU:",
         "ok  MXNet       1.9.1",
+        "    disk space  0.1 GiB free",
+        "",
+        "Only to compute on a GPU:",
         "--  nvcc        not found",
         "                -> install the CUDA toolkit",
-        "    disk space  0.1 GiB free",
-        "CPU milestones (m1.1, m2.1): cannot run: needs Python, NumPy, SciPy, CPU kernels, "
-        "Fashion-MNIST, models, cache folder",
+        "",
+        "CPU milestones (m1.1, m2.1) and your models: cannot run: needs Python, NumPy, SciPy, "
+        "CPU kernels, Fashion-MNIST, models, cache folder",
+        "kernels of your own: cannot run: needs C++ compiler",
         f"{GPU}cannot run: needs Python, NumPy, SciPy, CPU kernels, Fashion-MNIST, models, "
         "cache folder, CUDA kernels, C++ compiler, nvcc, NVIDIA driver, GPU, PyCUDA",
     ]
-    assert Diagnosis(()).exit_code == doctor.EXIT_NOTHING == 21
+    assert Diagnosis({}).exit_code == doctor.EXIT_NOTHING == 21
 
 
 def test_the_command_prints_text_or_json_and_gives_the_exit_code(machine, monkeypatch, capsys):
@@ -158,12 +163,13 @@ def test_the_command_prints_text_or_json_and_gives_the_exit_code(machine, monkey
     assert execute(["doctor", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == found.json()
-    assert set(told) == {"findings", "cpu_ready", "gpu_ready"}
+    assert set(told) == {"findings", "cpu_ready", "build_ready", "gpu_ready"}
     assert told["findings"][0] == {
         "name": "Python",
         "status": "ok",
         "detail": ".".join(map(str, sys.version_info[:3])),
         "hint": "",
+        "purpose": "cpu",
     }
 
 
@@ -190,7 +196,7 @@ def test_without_mxnet(run_python, tmp_path):
     (at,) = (i for i, line in enumerate(lines) if line.startswith("--  MXNet "))
     assert "MXNet is not installed for " in lines[at]
     assert "pip install 'ece408_op[cpu]'" in lines[at + 1]
-    assert re.search(r"CPU milestones .* cannot run: needs .*MXNet", lines[-2])
+    assert re.search(r"CPU milestones .* cannot run: needs .*MXNet", lines[-3])
     assert "take 4.1 GiB" in result.stdout
     assert result.stderr == ""
     assert result.returncode == doctor.EXIT_NOTHING
@@ -199,31 +205,34 @@ def test_without_mxnet(run_python, tmp_path):
 def test_the_usual_need_is_what_mxnet_tells(mx):
     term = models.TERMS[models.DEFAULT_TERM]
     need = footprint.required_bytes(models.network(term), 10000, 10000, term.image_size)
-    assert abs(doctor.USUAL_NEED_BYTES / need - 1) < 0.05
+    assert abs(checks.USUAL_NEED_BYTES / need - 1) < 0.05
 
 
 def test_a_check_that_fails_unexpectedly_is_a_finding(machine, monkeypatch):
-    monkeypatch.setitem(doctor._CHECKS, "models", lambda: _raise(ZeroDivisionError("two\nlines")))
+    monkeypatch.setitem(
+        checks.CHECKS["cpu"], "models", lambda: _raise(ZeroDivisionError("two\nlines"))
+    )
     diagnosis = doctor.diagnose()
     found = _finding("models", diagnosis)
     assert found.status == MISSING
     assert found.detail == "broken: ZeroDivisionError: two lines"
     assert "report" in found.hint
-    assert not diagnosis.cpu_ready
+    assert not diagnosis.ready("cpu")
     assert _finding("disk space", diagnosis).status == OK
 
 
 def test_every_check_may_fail(monkeypatch, capsys):
-    for name in doctor._CHECKS:
-        monkeypatch.setitem(doctor._CHECKS, name, lambda: _raise(RuntimeError("no")))
+    every = [(each, name) for each in checks.CHECKS.values() for name in each]
+    for each, name in every:
+        monkeypatch.setitem(each, name, lambda: _raise(RuntimeError("no")))
     assert execute(["doctor"]) == doctor.EXIT_NOTHING
-    assert capsys.readouterr().out.count("broken: RuntimeError: no") == len(doctor._CHECKS)
+    assert capsys.readouterr().out.count("broken: RuntimeError: no") == len(every)
 
 
 @pytest.mark.parametrize("built_for", [["sm_70", "sm_90"], ["compute_80"]])
 def test_mxnet_with_code_for_the_gpu(machine, monkeypatch, built_for):
-    monkeypatch.setattr(doctor, "load_mxnet", lambda: _mxnet(cuda=True))
-    monkeypatch.setattr(doctor.fatbin, "architectures", lambda path: built_for)
+    monkeypatch.setattr(checks, "load_mxnet", lambda: _mxnet(cuda=True))
+    monkeypatch.setattr(checks.fatbin, "architectures", lambda path: built_for)
     diagnosis = doctor.diagnose()
     assert _finding("MXNet", diagnosis).detail == "1.9.1, built for CUDA"
     found = _finding("MXNet's GPU code", diagnosis)
@@ -232,26 +241,26 @@ def test_mxnet_with_code_for_the_gpu(machine, monkeypatch, built_for):
 
 
 def test_mxnet_without_code_for_the_gpu(machine, monkeypatch):
-    monkeypatch.setattr(doctor, "load_mxnet", lambda: _mxnet(cuda=True))
-    monkeypatch.setattr(doctor.fatbin, "architectures", lambda path: ["sm_80", "sm_86"])
+    monkeypatch.setattr(checks, "load_mxnet", lambda: _mxnet(cuda=True))
+    monkeypatch.setattr(checks.fatbin, "architectures", lambda path: ["sm_80", "sm_86"])
     diagnosis = doctor.diagnose()
     found = _finding("MXNet's GPU code", diagnosis)
     assert (found.status, found.detail) == (NOTE, "for sm_80, sm_86; GPU 0 is sm_90")
     assert "m1.2" in found.hint
     assert "except m1.2" in _last_lines(diagnosis)[1]
-    assert diagnosis.gpu_ready
+    assert diagnosis.ready("gpu")
 
 
 def test_mxnet_for_cuda_without_a_gpu_or_with_a_damaged_library(machine, monkeypatch):
-    monkeypatch.setattr(doctor, "load_mxnet", lambda: _mxnet(cuda=True))
+    monkeypatch.setattr(checks, "load_mxnet", lambda: _mxnet(cuda=True))
     monkeypatch.setattr(gpu, "find_driver", lambda: _raise(NoUsableGpu(NO_DRIVER)))
-    monkeypatch.setattr(doctor.fatbin, "architectures", lambda path: ["sm_80"])
+    monkeypatch.setattr(checks.fatbin, "architectures", lambda path: ["sm_80"])
     assert _finding("MXNet's GPU code").detail == "for sm_80; no GPU to compare it with"
-    monkeypatch.setattr(doctor.fatbin, "architectures", lambda path: _raise(ValueError("damaged")))
+    monkeypatch.setattr(checks.fatbin, "architectures", lambda path: _raise(ValueError("damaged")))
     diagnosis = doctor.diagnose()
     assert _finding("MXNet's GPU code", diagnosis).detail == "broken: ValueError: damaged"
     assert _finding("MXNet", diagnosis).status == OK
-    assert diagnosis.cpu_ready
+    assert diagnosis.ready("cpu")
 
 
 def test_a_gpu_that_is_too_old(machine, monkeypatch):
@@ -262,7 +271,7 @@ def test_a_gpu_that_is_too_old(machine, monkeypatch):
     assert "sm_75 or newer" in found.hint
     assert _last_lines(diagnosis)[1] == GPU + "cannot run: needs GPU"
     monkeypatch.setattr(gpu, "find_driver", lambda: gpu.Driver("12.2", (V100, H200)))
-    assert doctor.diagnose().gpu_ready
+    assert doctor.diagnose().ready("gpu")
 
 
 def test_without_pycuda_or_with_one_that_does_not_import(machine, monkeypatch):
@@ -297,6 +306,9 @@ def test_the_compiler_is_cxx_or_a_usual_one(machine, tools, monkeypatch):
     assert _finding("C++ compiler", diagnosis).detail == "no g++, clang++ or c++"
     assert "apt install g++" in _finding("C++ compiler", diagnosis).hint
     assert _last_lines(diagnosis) == [CPU_CAN, GPU + "cannot run: needs C++ compiler"]
+    lacking = "kernels of your own: cannot run: needs C++ compiler"
+    assert diagnosis.text().splitlines()[-2] == lacking
+    assert [diagnosis.ready(each) for each in checks.CHECKS] == [True, False, False]
     monkeypatch.setenv("CXX", "icpx -O3")
     assert _finding("C++ compiler").detail == "CXX=icpx is not there"
     _script(tools / "icpx", "Intel 2025")
@@ -306,9 +318,9 @@ def test_the_compiler_is_cxx_or_a_usual_one(machine, tools, monkeypatch):
 
 
 def test_without_cuda_kernels(machine, monkeypatch):
-    (doctor.resources.kernels_dir() / "cuda" / "1_naive.cu").unlink()
+    (checks.resources.kernels_dir() / "cuda" / "1_naive.cu").unlink()
     assert _finding("CUDA kernels").hint == "run pip install again"
-    assert not doctor.diagnose().gpu_ready
+    assert not doctor.diagnose().ready("gpu")
 
 
 def test_without_cpu_kernels(machine, monkeypatch):
@@ -325,7 +337,7 @@ def test_named_data_that_is_not_there(machine, tmp_path, monkeypatch):
     found = _finding("training images")
     assert found.status == NOTE
     assert "has no train-labels-idx1-ubyte" in found.detail
-    assert doctor.diagnose().cpu_ready
+    assert doctor.diagnose().ready("cpu")
     monkeypatch.setenv("ECE408_DATA", "/nowhere")
     found = _finding("Fashion-MNIST")
     assert found.status == MISSING
@@ -350,7 +362,7 @@ def test_models_that_are_not_there(machine, tmp_path, monkeypatch, lacking, stat
             (folder / f"{model}-symbol.json").touch()
         if name not in lacking:
             (folder / "baseline-0006.params").touch()
-    monkeypatch.setattr(doctor.resources, "models_dir", lambda: tmp_path / "models")
+    monkeypatch.setattr(checks.resources, "models_dir", lambda: tmp_path / "models")
     found = _finding("models")
     assert (found.status, found.detail) == (status, detail)
     assert f"`ece408 train {lacking[0]}`" in found.hint
@@ -372,7 +384,7 @@ def test_numpys_version(machine, monkeypatch, version, status):
     ("version", "status"), [("3.8.20", MISSING), ("3.9.0", OK), ("3.12.1", OK), ("3.13.0", MISSING)]
 )
 def test_pythons_version(machine, monkeypatch, version, status):
-    monkeypatch.setattr(doctor.platform, "python_version", lambda: version)
+    monkeypatch.setattr(checks.platform, "python_version", lambda: version)
     assert _finding("Python").status == status
 
 
@@ -427,18 +439,18 @@ def test_a_full_cache_need_not_be_writable(machine, monkeypatch):
 
 def test_a_full_disk(machine, monkeypatch):
     usage = SimpleNamespace(free=100 << 20)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage)
     found = _finding("disk space")
     assert (found.status, found.detail) == (NOTE, "0.1 GiB free for the cache")
     assert found.hint.startswith("make room")
     error = OSError(errno.EIO, "Input/output error")
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: _raise(error))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: _raise(error))
     assert _finding("disk space").detail.startswith("broken: OSError: ")
 
 
 def test_the_emulator_runs_a_kernel(monkeypatch, tmp_path):
     monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "not_there"))
-    found = doctor._emulator()
+    found = checks._emulator()
     assert (found.status, found.detail) == (
         OK,
         "runs CUDA kernels without a GPU: ece408 lab check --emulate",
@@ -451,6 +463,6 @@ def test_without_gcc_there_is_no_emulator(tools, monkeypatch, tmp_path):
     monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "not_there"))
     monkeypatch.setattr(emulator_compiler, "_gcc", emulator_compiler._gcc.__wrapped__)
     emulator_compiler.source.cache_clear()
-    found = doctor._emulator()
+    found = checks._emulator()
     assert (found.status, found.hint.partition(" (")[0]) == (NOTE, "install g++")
     assert found.detail.startswith("does not run: no C++ compiler")

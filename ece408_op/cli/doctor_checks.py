@@ -1,0 +1,389 @@
+"""What `ece408 doctor` looks at: a check for each item, and what it finds."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Union
+
+from .. import settings
+from ..backends.cpu import native
+from ..course import models
+from ..course.dataset import data, resize
+from ..course.milestone import TEST_IMAGES
+from ..errors import DataMissing, Ece408Error, MXNetMissing, NoUsableGpu
+from ..files import resources
+from ..host import cores, fatbin, footprint, gpu
+from ..operator import compiled_operator
+from ..operator.loading import load_mxnet
+
+OK = "ok"
+MISSING = "missing"
+NOTE = "note"
+
+_GIB = 1 << 30
+_COMMAND_SECONDS = 30
+MXNETS_GPU_CODE = "MXNet's GPU code"
+_COMPILED_OPERATOR = "compiled operator"
+# What all 10000 images of the default term take in one batch, where MXNet cannot tell.
+USUAL_NEED_BYTES = int(4.1 * _GIB)
+# Both sets of images, and both as the default term has them resized, take about 400 MB.
+_ROOMY_BYTES = _GIB // 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One item: its status is "ok", "missing", or "note" for what is neither good nor bad."""
+
+    name: str
+    status: str
+    detail: str
+    hint: str = ""
+
+
+_Found = Union[Finding, "list[Finding]"]
+Check = Callable[[], _Found]
+
+
+def run(name: str, check: Check) -> list[Finding]:
+    """What a check found; an error of ours is a finding that lacks something, others are bugs."""
+    try:
+        found = check()
+    except Ece408Error as error:
+        problem, _, remedy = _one_line(error).partition("; ")
+        return [Finding(name, MISSING, problem, remedy)]
+    except Exception as error:
+        text = f"broken: {type(error).__name__}: {_one_line(error)}"
+        return [Finding(name, MISSING, text, "this check itself failed; please report it")]
+    return [found] if isinstance(found, Finding) else found
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _versioned(name: str, version: str, oldest: str, too_new: str, hint: str) -> Finding:
+    """Whether a version is at least `oldest` and below `too_new`."""
+    if _number(oldest) <= _number(version) < _number(too_new):
+        return Finding(name, OK, version)
+    return Finding(name, MISSING, f"{version}; from {oldest} to below {too_new} is needed", hint)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _python() -> Finding:
+    hint = "make a virtual environment with another Python, and install there"
+    return _versioned("Python", platform.python_version(), "3.9", "3.13", hint)
+
+
+def _package(name: str, module: str, oldest: str, too_new: str) -> Finding:
+    hint = f"pip install '{name.lower()}>={oldest},<{too_new}'"
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # One built for another NumPy fails in more ways than one.
+        return Finding(name, MISSING, f"does not import ({_one_line(error)})", hint)
+    return _versioned(name, sys.modules[name.lower()].__version__, oldest, too_new, hint)
+
+
+def _numpy() -> Finding:
+    return _package("NumPy", "numpy", "1.21", "1.27")
+
+
+def _scipy() -> Finding:
+    # The part that is in use, and that compiled code is in.
+    return _package("SciPy", "scipy.ndimage", "1.7", "2.0")
+
+
+def _mxnet() -> Finding:
+    mx = load_mxnet()
+    cuda = mx.runtime.Features().is_enabled("CUDA")
+    return Finding("MXNet", OK, f"{mx.__version__}, built for {'CUDA' if cuda else 'the CPU'}")
+
+
+def _mxnets_gpu_code() -> _Found:
+    try:
+        mx = load_mxnet()
+    except MXNetMissing:
+        return []
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        hint = "only m1.2 needs it: pip uninstall mxnet, then pip install 'ece408_op[cu117]'"
+        return Finding(MXNETS_GPU_CODE, NOTE, "none", hint)
+    built_for = fatbin.architectures(mx.libinfo.find_lib_path()[0])
+    text = ", ".join(built_for)
+    driver = _driver_or_none()
+    if driver is None:
+        return Finding(MXNETS_GPU_CODE, NOTE, f"for {text}; no GPU to compare it with")
+    # MXNet computes on the first one.
+    device = driver.gpus[0]
+    if any(fatbin.runs_on(each, device.capability) for each in built_for):
+        return Finding(MXNETS_GPU_CODE, OK, f"for {text}")
+    detail = f"for {text or 'no architecture'}; GPU 0 is {device.architecture}"
+    hint = "only m1.2 needs it, and cannot run on this GPU; stay with mx.cpu() in your own models"
+    return Finding(MXNETS_GPU_CODE, NOTE, detail, hint)
+
+
+def _driver_or_none() -> gpu.Driver | None:
+    try:
+        return gpu.find_driver()
+    except NoUsableGpu:
+        return None
+
+
+def _cpu_kernels() -> Finding:
+    native.library()
+    return Finding("CPU kernels", OK, f"{native.LIBRARY.name}, with {', '.join(native.isas())}")
+
+
+def _compiled_operator() -> Finding:
+    load_mxnet()
+    missing = compiled_operator.missing()
+    if missing is None:
+        return Finding(_COMPILED_OPERATOR, OK, compiled_operator.LIBRARY.name)
+    return Finding(_COMPILED_OPERATOR, NOTE, missing, "networks run, but slower, by Python's")
+
+
+def _cuda_kernels() -> Finding:
+    folder = resources.kernels_dir() / "cuda"
+    count = len(list(folder.glob("*.cu")))
+    if not count:
+        return Finding("CUDA kernels", MISSING, f"no sources in {folder}", "run pip install again")
+    return Finding("CUDA kernels", OK, f"{count} in {folder}")
+
+
+def _compiler() -> Finding:
+    hint = "install g++ (Debian, Ubuntu: apt install g++), or set CXX to a C++ compiler"
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for command in [asked] if asked else [["g++"], ["clang++"], ["c++"]]:
+        if shutil.which(command[0]) is not None:
+            return _tool("C++ compiler", command, hint, lambda output: output.splitlines()[0])
+    detail = f"CXX={asked[0]} is not there" if asked else "no g++, clang++ or c++"
+    return Finding("C++ compiler", MISSING, detail, hint)
+
+
+def _emulator() -> Finding:
+    """A kernel of this package, run on the CPU; it is compiled first, if it never was."""
+    import numpy as np
+
+    from ..backends.emulator.backend import EmulatedBackend
+    from ..problem import ConvProblem
+
+    problem = ConvProblem.parse("b1,c2,h4,w4,m1,k3")
+    x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
+    y = np.empty(problem.y_shape, np.float32)
+    addresses = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
+    cache = settings.cache()
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="ece408-doctor-") as folder,
+            settings.override(cache=cache if cache.is_dir() else folder),
+        ):
+            EmulatedBackend("general").forward(problem, *addresses, False)
+    except Ece408Error as error:
+        reason, _, remedy = _one_line(error).partition("; ")
+        return Finding("emulator", NOTE, f"does not run: {reason}", remedy)
+    if not (y == problem.channels * 9).all():
+        return Finding("emulator", NOTE, "computes wrongly", "see lab check --emulate")
+    return Finding("emulator", OK, "runs CUDA kernels without a GPU: ece408 lab check --emulate")
+
+
+def _nvcc() -> Finding:
+    hint = "install the CUDA toolkit, or set CUDA_HOME to it"
+    path = gpu.find_nvcc()
+    if path is None:
+        return Finding("nvcc", MISSING, "not found", hint)
+
+    def describe(output: str) -> str:
+        release = re.search(r"release ([\d.]+)", output)
+        return f"{release[1] if release else 'unknown version'}, {path}"
+
+    return _tool("nvcc", [str(path)], hint, describe)
+
+
+def _tool(name: str, command: list[str], hint: str, describe: Callable[[str], str]) -> Finding:
+    """Whether a compiler runs, described by what it prints about its version."""
+    try:
+        result = subprocess.run(
+            [*command, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(name, MISSING, f"{command[0]} does not run ({_one_line(error)})", hint)
+    return Finding(name, OK, describe(result.stdout or "unknown version"))
+
+
+def _driver() -> list[Finding]:
+    driver = gpu.find_driver()
+    found = [Finding("NVIDIA driver", OK, f"for CUDA up to {driver.cuda_version}")]
+    return found + [_gpu(each) for each in driver.gpus]
+
+
+def _gpu(device: gpu.Gpu) -> Finding:
+    name = f"GPU {device.index}"
+    memory = f"{device.memory_bytes / _GIB:.1f} GiB"
+    detail = f"{device.name}, {device.architecture}, {memory}"
+    if device.capability >= gpu.OLDEST_CAPABILITY:
+        return Finding(name, OK, detail)
+    oldest = "sm_{}{}".format(*gpu.OLDEST_CAPABILITY)
+    hint = f"the CUDA kernels need {oldest} or newer; the CPU milestones run without a GPU"
+    return Finding(name, MISSING, detail, hint)
+
+
+def _pycuda() -> Finding:
+    if importlib.util.find_spec("pycuda") is None:
+        return Finding("PyCUDA", MISSING, "not installed", "pip install 'ece408_op[cuda]'")
+    try:
+        version = importlib.metadata.version("pycuda")
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown version"
+    if _driver_or_none() is None:
+        return Finding("PyCUDA", NOTE, f"{version}, not tried without a driver")
+    try:
+        importlib.import_module("pycuda.driver")
+    except Exception as error:
+        detail = f"{version} does not import ({_one_line(error)})"
+        hint = "build it for this machine: pip install --force-reinstall --no-cache-dir pycuda"
+        return Finding("PyCUDA", MISSING, detail, hint)
+    return Finding("PyCUDA", OK, version)
+
+
+def _test_set() -> Finding:
+    folder = data.find("t10k")
+    if folder is None:
+        hint = "`ece408 data fetch` gets it, and so does the first milestone"
+        return Finding("Fashion-MNIST", NOTE, "not here yet", hint)
+    return Finding("Fashion-MNIST", OK, str(folder))
+
+
+def _training_set() -> Finding:
+    hint = "only `ece408 train` needs them; "
+    try:
+        folder = data.find("train")
+    except DataMissing as error:
+        problem, _, remedy = _one_line(error).partition("; ")
+        return Finding("training images", NOTE, problem, hint + remedy)
+    if folder is None:
+        return Finding("training images", NOTE, "not here yet", f"{hint}`ece408 data fetch`")
+    return Finding("training images", OK, str(folder))
+
+
+def _models() -> Finding:
+    folder = resources.models_dir()
+    there = [name for name, term in models.TERMS.items() if _has_checkpoint(folder / name, term)]
+    lacking = [name for name in models.TERMS if name not in there]
+    if not lacking:
+        return Finding("models", OK, ", ".join(there))
+    detail = f"{', '.join(there) or 'none'}; not {', '.join(lacking)}"
+    hint = f"pip install the package again, or `ece408 train {lacking[0]}`"
+    status = NOTE if models.DEFAULT_TERM in there else MISSING
+    return Finding("models", status, detail, hint)
+
+
+def _has_checkpoint(folder: Path, term: models.Term) -> bool:
+    symbols = all((folder / f"{model}-symbol.json").is_file() for model in term.models)
+    return symbols and any(folder.glob(f"{models.BASELINE}-[0-9][0-9][0-9][0-9].params"))
+
+
+def _memory() -> Finding:
+    free, need = footprint.available_bytes(), _needed_bytes()
+    detail = (
+        f"{free / _GIB:.1f} GiB available; {TEST_IMAGES} images of {models.DEFAULT_TERM} in one "
+        f"batch take {need / _GIB:.1f} GiB"
+    )
+    if free >= need:
+        return Finding("memory", OK, detail)
+    return Finding("memory", NOTE, detail, "give milestones --batch-size 1000 or less")
+
+
+def _needed_bytes() -> int:
+    term = models.TERMS[models.DEFAULT_TERM]
+    try:
+        symbol = models.network(term)
+    except Exception:  # Another finding says why MXNet does not work.
+        return USUAL_NEED_BYTES
+    return footprint.required_bytes(symbol, TEST_IMAGES, TEST_IMAGES, term.image_size)
+
+
+def _cores() -> Finding:
+    allowed, quota = len(os.sched_getaffinity(0)), cores.cpu_quota()
+    limit = "no CPU quota" if quota is None else f"CPU quota of {quota:g}"
+    detail = f"{allowed} usable, {limit}: {settings.threads()} threads"
+    if settings.threads() <= cores.usable():
+        return Finding("cores", OK, detail)
+    return Finding("cores", NOTE, detail, f"set ECE408_THREADS={cores.usable()} or leave it unset")
+
+
+def _cache_folder() -> Finding:
+    folder = settings.cache()
+    nearest = _nearest(folder)
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        detail = str(folder) if nearest == folder else f"{folder}, made when it is needed"
+        return Finding("cache folder", OK, detail)
+    # Scoring only reads, once the resized images are there.
+    term = models.TERMS[models.DEFAULT_TERM]
+    made = os.path.exists(resize.cached_path("t10k", term.image_size))
+    hint = "make it writable, or set ECE408_CACHE to a folder that is"
+    return Finding("cache folder", NOTE if made else MISSING, f"{folder} is not writable", hint)
+
+
+def _disk_space() -> Finding:
+    free = shutil.disk_usage(_nearest(settings.cache())).free
+    detail = f"{free / _GIB:.1f} GiB free for the cache"
+    if free >= _ROOMY_BYTES:
+        return Finding("disk space", OK, detail)
+    return Finding("disk space", NOTE, detail, "make room, or set ECE408_CACHE to another folder")
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or its closest ancestor that exists."""
+    absolute = path.absolute()
+    return next(each for each in (absolute, *absolute.parents) if os.path.exists(each))
+
+
+CPU, BUILD, GPU = "cpu", "build", "gpu"
+# Purposes of an installation, and what is looked at for each.
+CHECKS: dict[str, dict[str, Check]] = {
+    CPU: {
+        "Python": _python,
+        "NumPy": _numpy,
+        "SciPy": _scipy,
+        "MXNet": _mxnet,
+        "CPU kernels": _cpu_kernels,
+        _COMPILED_OPERATOR: _compiled_operator,
+        "Fashion-MNIST": _test_set,
+        "training images": _training_set,
+        "models": _models,
+        "memory": _memory,
+        "cores": _cores,
+        "cache folder": _cache_folder,
+        "disk space": _disk_space,
+    },
+    BUILD: {
+        "C++ compiler": _compiler,
+        "emulator": _emulator,
+    },
+    GPU: {
+        "CUDA kernels": _cuda_kernels,
+        "nvcc": _nvcc,
+        "NVIDIA driver": _driver,
+        "PyCUDA": _pycuda,
+        MXNETS_GPU_CODE: _mxnets_gpu_code,
+    },
+}
