@@ -122,7 +122,8 @@ def devices() -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
         raise InvalidSetting(
-            f"{text!r} is not a list of GPUs (ECE408_DEVICES); give numbers such as 0,1, each once"
+            f"{text!r} is not a list of GPUs (--gpu, ECE408_DEVICES); give numbers such as 0,1, "
+            "each once"
         )
     return tuple(map(int, parts))
 

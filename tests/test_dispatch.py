@@ -87,7 +87,7 @@ def test_lists_of_gpus(monkeypatch):
 @pytest.mark.parametrize("text", [",", "0,", "a", "-1", "0,0", "1,01"])
 def test_what_is_no_list_of_gpus(monkeypatch, text):
     monkeypatch.setenv("ECE408_DEVICES", text)
-    with pytest.raises(InvalidSetting, match=r"is not a list of GPUs \(ECE408_DEVICES\)"):
+    with pytest.raises(InvalidSetting, match=r"is not a list of GPUs \(--gpu, ECE408_DEVICES\)"):
         dispatch.check_settings()
 
 

@@ -44,6 +44,15 @@ def add_threads_and_data(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
 
 
+def add_gpu(parser: argparse.ArgumentParser, what: str = "several share the batch") -> None:
+    """`--gpu`, which `settings.devices` understands."""
+    parser.add_argument(
+        "--gpu",
+        metavar="N[,N]",
+        help=f"number of the GPU, from 0; {what} (default: ECE408_DEVICES, or 0)",
+    )
+
+
 def add_batch_size(parser: argparse.ArgumentParser) -> None:
     """`--batch-size`."""
     parser.add_argument(

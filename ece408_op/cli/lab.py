@@ -268,7 +268,7 @@ def asked_layers(
     """Each layer at each batch, or the default ones of a device, with what it is called. Raises
     `InvalidSetting`."""
     if rounds < 1 or any(batch < 1 for batch in batches):
-        raise InvalidSetting("--rounds and --batch take numbers from 1 on")
+        raise InvalidSetting("--repeat and --batch-size take numbers from 1 on")
     return [
         (f"{layer}, {batch} images", shapes.find(layer, batch))
         for layer in layers or _LAYERS

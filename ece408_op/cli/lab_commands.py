@@ -78,6 +78,7 @@ def _add_check(actions: Any) -> None:
         "is no GPU",
     )
     arguments.add_fast(check)
+    arguments.add_gpu(check, "the first of several")
     check.add_argument(
         "--order",
         choices=("usual", "random"),
@@ -133,7 +134,7 @@ def _add_time(actions: Any) -> None:
     )
     _add_layers(timed, "100 and 1000, on the GPU 10000, too; 2 where they are counted")
     timed.add_argument(
-        "--rounds",
+        "--repeat",
         metavar="N",
         type=int,
         default=9,
@@ -145,6 +146,7 @@ def _add_time(actions: Any) -> None:
         help="a Python with PyTorch and CUDA: time cuDNN, too, by events on the GPU",
     )
     _add_precision(timed)
+    arguments.add_gpu(timed, "the first of several")
     timed.add_argument(
         "--no-why",
         action="store_false",
@@ -170,8 +172,8 @@ def _add_time(actions: Any) -> None:
         run=lambda options: lab.time(
             options.files,
             options.layer,
-            options.batch,
-            options.rounds,
+            options.batch_size,
+            options.repeat,
             options.output,
             options.peer_python,
             options.explains,
@@ -210,7 +212,7 @@ def _add_rank(actions: Any) -> None:
     )
     _add_layers(parser, "1000")
     parser.add_argument(
-        "--rounds", metavar="N", type=int, default=5, help="turns of each (default: 5)"
+        "--repeat", metavar="N", type=int, default=5, help="turns of each (default: 5)"
     )
     parser.add_argument(
         "--output",
@@ -226,12 +228,13 @@ def _add_rank(actions: Any) -> None:
         "--jobs", metavar="N", type=int, help="files checked at a time (default: half the cores)"
     )
     _add_precision(parser)
+    arguments.add_gpu(parser, "several share the files to be checked")
     parser.set_defaults(
         run=lambda options: lab_rank.rank(
             options.paths,
             options.layer,
-            options.batch,
-            options.rounds,
+            options.batch_size,
+            options.repeat,
             options.output,
             options.again,
             options.jobs,
@@ -246,10 +249,10 @@ def _add_layers(parser: argparse.ArgumentParser, batches: str) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a layer such as fa19_1, or a problem such as b1,c12,h33,w33,m24,k5, whose b --batch "
-        "replaces (may be repeated; default: the default term's)",
+        help="a layer such as fa19_1, or a problem such as b1,c12,h33,w33,m24,k5, whose b "
+        "--batch-size replaces (may be repeated; default: the default term's)",
     )
     parser.add_argument(
-        "--batch", metavar="N", type=int, action="append", default=[],
+        "--batch-size", metavar="N", type=int, action="append", default=[],
         help=f"images (may be repeated; default: {batches})",
     )  # fmt: skip

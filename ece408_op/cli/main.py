@@ -14,39 +14,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 from tqdm import tqdm
 
 from .. import dispatch, settings
 from ..backends import kernel_file
-from ..bench import tune_targets
-from ..course import (
-    comparison,
-    comparison_files,
-    comparison_plot,
-    comparison_sides,
-    comparison_table,
-    milestone,
-    model_card,
-    models,
-    training,
-)
+from ..course import milestone, model_card, models, training
 from ..course.dataset import data, fetch
 from ..course.milestone import MILESTONES, Milestone
-from ..errors import Ece408Error, InvalidSize, NoUsableGpu, WrongResult
+from ..errors import Ece408Error, InvalidSize, NoUsableGpu
 from ..files.cachedir import atomic_path
 from ..host import gpu, run_time
 from ..operator import variables
-from ..operator.checkpoint import load_checkpoint
-from ..operator.net_comparison import compare_symbols
-from ..operator.swap import save_swapped, swap_symbol
 from ..problem import PRECISIONS
 from ..profile import convolution_times
 from ..report import make as report_make
 from ..report import own_kernels
 from ..report import plan as report_plan
 from ..version import __version__
-from . import arguments, cache, doctor, lab_commands, program, tune
+from . import arguments, cache, compare, doctor, lab_commands, program, swap, tune
 from . import profile as profiling
 from .program import EXIT_INTERRUPTED, EXIT_UNEXPECTED
 
@@ -58,10 +43,6 @@ examples:
   ece408 m2.1 100 --backend reference
   ece408 profile m3.1 1000       where the time goes, in nvprof's columns
 """
-
-
-# Networks whose sums have another order differ by less, in float32, and in float16 or TF32.
-_SWAPPED_ERROR, _SWAPPED_HALF_ERROR = 1e-4, 1e-2
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -78,6 +59,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     options.line = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with settings.override():
+            _choose_gpu(options)
             return options.run(options) or 0
     except KeyboardInterrupt:
         return _fail(options, "interrupted", EXIT_INTERRUPTED)
@@ -86,6 +68,13 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         text = f"unexpected {type(error).__name__}: {error} (--debug shows where)"
         return _fail(options, text, EXIT_UNEXPECTED)
+
+
+def _choose_gpu(options: argparse.Namespace) -> None:
+    """`--gpu`, of the commands that have it."""
+    if getattr(options, "gpu", None) is not None:
+        settings.configure(devices=options.gpu)
+        settings.devices()
 
 
 def _fail(options: argparse.Namespace, text: str, code: int) -> int:
@@ -128,10 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     for each in MILESTONES.values():
         _add_milestone(commands, each)
     _add_profile(commands)
-    _add_compare(commands)
+    compare.add(commands)
     _add_report(commands)
     _add_data(commands)
-    _add_swap(commands)
+    swap.add(commands)
     _add_models(commands)
     _add_train(commands)
     _add_doctor(commands)
@@ -177,6 +166,8 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
             help=f"how exact convolutions must be at least: {', '.join(PRECISIONS)} (default: "
             "ECE408_PRECISION, or float32); CUDA kernels only gain by it",
         )
+    if each.own_operator or each.on_gpu:
+        arguments.add_gpu(parser)
     if each.own_operator and each.on_gpu:
         parser.add_argument(
             "--emulate",
@@ -304,6 +295,7 @@ def _run_profile(options: argparse.Namespace) -> int:
     inner.line, inner.tables_to, inner.no_gpu = line, sys.stdout, options.no_gpu
     for name, value in dataclasses.asdict(asked).items():
         setattr(inner, name, getattr(inner, name) or value)
+    _choose_gpu(inner)
     return inner.run(inner) or 0
 
 
@@ -312,87 +304,6 @@ def _has_gpu() -> bool:
         return bool(gpu.find_driver().gpus)
     except NoUsableGpu:
         return False
-
-
-def _add_compare(commands: Any) -> None:
-    parser = arguments.add_command(
-        commands,
-        "compare",
-        "run all milestones that this machine can run, and print their figures in one table",
-        epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
-        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files that "
-        "--json has written, such as `ece408 compare before.json after.json`, nothing is run: "
-        "they are shown side by side.",
-    )
-    parser.add_argument(
-        "what",
-        nargs="*",
-        metavar="SIZE | FILE.json",
-        help="number of test images, 1 to 10000 (default: 10000); or files of other comparisons",
-    )
-    terms = parser.add_mutually_exclusive_group()
-    terms.add_argument(
-        "--term",
-        action="append",
-        help=f"configuration of the course: {', '.join(models.TERMS)} (default: "
-        f"{models.DEFAULT_TERM}; may be repeated)",
-    )
-    terms.add_argument("--all-terms", action="store_true", help="every configuration")
-    arguments.add_batch_size(parser)
-    parser.add_argument(
-        "--backend",
-        metavar="NAME",
-        help=f"who computes our operator on the CPU: {', '.join(dispatch.backend_names())} "
-        "(default: ECE408_BACKEND, or the fastest)",
-    )
-    arguments.add_threads_and_data(parser)
-    parser.add_argument(
-        "--repeat",
-        metavar="N",
-        type=int,
-        default=1,
-        help="make every run N times and give the median of each figure (default: 1)",
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write machine, versions and every run to FILE"
-    )
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        type=Path,
-        help=f"draw op times and program times to FILE ({', '.join(comparison_plot.SUFFIXES)})",
-    )
-    parser.set_defaults(run=_run_compare)
-
-
-def _run_compare(options: argparse.Namespace) -> int:
-    if any(each.endswith(".json") for each in options.what):
-        print(comparison_sides.text(comparison_sides.read([Path(each) for each in options.what])))
-        return 0
-    if len(options.what) > 1:
-        raise InvalidSize(f"{' '.join(options.what)!r} is not one number of images")
-    if options.repeat < 1:
-        raise InvalidSize(f"{options.repeat} is not a number of runs; give 1 or more")
-    settings.configure(backend=options.backend, threads=options.threads, data=options.data)
-    dispatch.check_settings()
-    names = models.TERMS if options.all_terms else options.term or [models.DEFAULT_TERM]
-    asked = comparison.Options(
-        next(iter(options.what), None),
-        *(options.batch_size, options.backend, options.threads, options.data),
-    )
-    jobs = comparison.plan([models.find_term(name) for name in dict.fromkeys(names)], asked)
-    if options.plot is not None:
-        comparison_plot.check(options.plot)
-    for path in filter(None, (options.json, options.plot)):
-        comparison_files.check_writable(path)
-    comparison.prepare_data(jobs)
-    rows = comparison.compare(jobs, options.repeat)
-    print(comparison_table.table(rows), flush=True)
-    if options.json is not None:
-        comparison_files.write_json(options.json, rows, asked)
-    if options.plot is not None and not comparison_plot.write_plot(options.plot, rows):
-        print(f"ece408: no run has figures to draw to {options.plot}", file=sys.stderr)
-    return EXIT_UNEXPECTED if any(row.summary.failed for row in rows) else 0
 
 
 def _add_report(commands: Any) -> None:
@@ -518,60 +429,6 @@ def _run_data(options: argparse.Namespace) -> None:
     else:
         for folder in dict.fromkeys(data.locate(kind) for kind in data.KINDS):
             print(folder)
-
-
-def _add_swap(commands: Any) -> None:
-    title = "replace MXNet's Convolution by our operator in a saved checkpoint"
-    parser = arguments.add_command(commands, "swap", title)
-    parser.add_argument("prefix", metavar="PREFIX", help="reads PREFIX-symbol.json")
-    parser.add_argument("epoch", metavar="EPOCH", type=int, help="and PREFIX-EPOCH.params")
-    parser.add_argument("out", metavar="OUT", help="writes the same under the prefix OUT")
-    parser.add_argument(
-        "--only",
-        metavar="NAME",
-        action="append",
-        help="only this layer, or those a pattern such as 'conv*' fits (may be repeated)",
-    )
-    parser.add_argument("--backend", metavar="NAME", help="who computes the swapped layers")
-    parser.add_argument(
-        "--precision",
-        metavar="NAME",
-        help=f"how exact they must be at least: {', '.join(PRECISIONS)} (default: not written to "
-        "the checkpoint)",
-    )
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="compare the networks' outputs on random images, and write nothing if they differ "
-        f"by more than {_SWAPPED_ERROR:g} of the largest ({_SWAPPED_HALF_ERROR:g} in float16 and "
-        "TF32); prints their times, too",
-    )
-    parser.add_argument(
-        "--image", metavar="CxHxW", help="with --verify, the images, such as 3x224x224"
-    )
-    parser.add_argument(
-        "--batch", metavar="N", type=int, default=1, help="with --verify, images (default: 1)"
-    )
-    parser.set_defaults(run=_run_swap)
-
-
-def _run_swap(options: argparse.Namespace) -> None:
-    symbol, arg_params, aux_params = load_checkpoint(options.prefix, options.epoch)
-    swapped, report = swap_symbol(symbol, options.backend, options.only, options.precision)
-    if options.verify:
-        if options.batch < 1:
-            raise InvalidSize(f"{options.batch} images are too few; --batch takes 1 and more")
-        shape = (options.batch, *tune_targets.image_of(options.image, options.prefix))
-        found = compare_symbols(symbol, swapped, arg_params, aux_params, shape)
-        print(f"before and after: {found}")
-        is_half = any(each.dtype == np.float16 for each in arg_params.values())
-        exact = options.precision in (None, "float32") and not is_half
-        if not found.error <= (_SWAPPED_ERROR if exact else _SWAPPED_HALF_ERROR):
-            raise WrongResult(
-                f"the swapped network differs by {found.error:.1e}; {options.out} is not written"
-            )
-    save_swapped(swapped, options.prefix, options.epoch, options.out)
-    print(report)
 
 
 def _add_models(commands: Any) -> None:

@@ -67,7 +67,7 @@ def add(commands: Any) -> None:
         f"{models.DEFAULT_TERM})",
     )
     parser.add_argument(
-        "--batch", metavar="N", type=int, action="append", default=[],
+        "--batch-size", metavar="N", type=int, action="append", default=[],
         help="images at once (may be repeated; default: a shape's own, otherwise 100 and 10000)",
     )  # fmt: skip
     parser.add_argument(
@@ -87,9 +87,7 @@ def add(commands: Any) -> None:
         "TILE = 8, 16, 32', and not this package's kernels; the file then runs with the best ones",
     )
     parser.add_argument("--force", action="store_true", help="measure what has been measured")
-    parser.add_argument(
-        "--gpu", type=int, default=0, metavar="N", help="number of the GPU (default: 0)"
-    )
+    arguments.add_gpu(parser, "the first of several")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
     )
@@ -105,11 +103,11 @@ def _run(options: argparse.Namespace) -> None:
     run(
         Request(
             options.what or [models.DEFAULT_TERM],
-            options.batch,
+            options.batch_size,
             options.image,
             options.precision or [settings.precision()],
             options.force or options.output is not None,
-            options.gpu,
+            settings.devices()[0],
             options.json,
             options.output,
             options.kernel,

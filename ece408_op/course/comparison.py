@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
+from ..backends import kernel_file
 from ..errors import NoUsableGpu
 from ..host.interruptible import interrupts_later
 from .dataset import data
@@ -39,6 +40,9 @@ class Options:
     backend: str | None = None
     threads: str | None = None
     data: str | None = None
+    kernel: str | None = None
+    precision: str | None = None
+    gpu: str | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,9 @@ def _job(term: Term, milestone: Milestone, model: str, options: Options) -> Job:
         "--term": term.name,
         "--batch-size": options.batch_size,
         "--backend": options.backend if milestone.own_operator and not milestone.on_gpu else None,
+        "--kernel": options.kernel if _takes_kernel(milestone, options.kernel) else None,
+        "--precision": options.precision if milestone.own_operator else None,
+        "--gpu": options.gpu if milestone.on_gpu else None,
         "--threads": options.threads,
         "--data": options.data,
     }
@@ -136,6 +143,13 @@ def _job(term: Term, milestone: Milestone, model: str, options: Options) -> Job:
         # In one word, so that a value that begins with a dash stays a value.
         command += [] if value is None else [f"{option}={value}"]
     return Job(milestone, request, tuple(command))
+
+
+def _takes_kernel(milestone: Milestone, kernel: str | None) -> bool:
+    """Whether a milestone runs a kernel: files for the CPU are m2.1's, all others the GPU's."""
+    if kernel is None or not milestone.own_operator:
+        return False
+    return milestone.on_gpu == (kernel_file.device_of(kernel) != "cpu")
 
 
 def prepare_data(jobs: Sequence[Job]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import settings
@@ -33,11 +34,12 @@ def choose_way(own_operator: bool) -> Way:
     code for this GPU.
     """
     gpus = gpu.find_driver().gpus
+    _require_gpus(gpus)
     if own_operator:
         require_our_kernels()
     reason = gpu_support.reason_against()
     if reason is None:
-        return Way(True, f"zero-copy: the whole network runs on {gpus[0].name}")
+        return Way(True, f"zero-copy: the whole network runs on {gpus[settings.devices()[0]].name}")
     if not own_operator:
         raise NoUsableGpu(f"{reason}; {_remedy(reason)}")
     used = ", ".join(dict.fromkeys(gpus[index].name for index in settings.devices()))
@@ -55,16 +57,23 @@ def _remedy(reason: str) -> str:
 def require_our_kernels() -> None:
     """Raise `NoUsableGpu` unless the GPUs to be used, PyCUDA and nvcc can run our CUDA kernels."""
     gpus = gpu.find_driver().gpus
+    _require_gpus(gpus)
     for index in settings.devices():
-        if index >= len(gpus):
-            raise NoUsableGpu(
-                f"there is no GPU {index} (ECE408_DEVICES); there are {len(gpus)}, numbered from 0"
-            )
         _require_capability(gpus[index].capability)
     if importlib.util.find_spec("pycuda") is None:
         raise NoUsableGpu("PyCUDA is not installed; pip install 'ece408_op[cuda]'")
     if find_nvcc() is None:
         raise NoUsableGpu("nvcc is not found; install the CUDA toolkit, or set CUDA_HOME to it")
+
+
+def _require_gpus(gpus: Sequence[gpu.Gpu]) -> None:
+    """Raise `NoUsableGpu` unless those to be used are there."""
+    for index in settings.devices():
+        if index >= len(gpus):
+            raise NoUsableGpu(
+                f"there is no GPU {index} (--gpu, ECE408_DEVICES); there are {len(gpus)}, "
+                "numbered from 0"
+            )
 
 
 def _require_capability(capability: tuple[int, int]) -> None:

@@ -148,7 +148,7 @@ def run(milestone: Milestone, request: Request) -> float:
                 images,
                 labels,
                 request.batch_size,
-                on_gpu=way is not None and way.network_on_gpu,
+                settings.devices()[0] if way is not None and way.network_on_gpu else None,
             )
         )
         accuracy = float(metric.get()[1])

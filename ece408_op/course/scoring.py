@@ -22,15 +22,16 @@ def evaluate(
     images: np.ndarray,
     labels: np.ndarray,
     batch_size: int,
-    on_gpu: bool = False,
+    gpu: int | None = None,
 ) -> Any:
     """MXNet's accuracy metric for a network on images, uint8 (N, H, W), and labels, uint8 (N,).
 
     The images go through in batches of `batch_size`, the last one smaller if need be, so every
-    image counts once. The metric's `get()[1]` is the accuracy; printed, it is the course's line.
+    image counts once; on the GPU of number `gpu`, or on the CPU. The metric's `get()[1]` is the
+    accuracy; printed, it is the course's line.
     """
     mx = load_mxnet()
-    context = mx.gpu() if on_gpu else mx.cpu()
+    context = mx.cpu() if gpu is None else mx.gpu(gpu)
     module = _bind(symbol, arg_params, aux_params, (batch_size, 1, *images.shape[1:]), context)
     metric = mx.metric.Accuracy()
     for batch in _batches(images, labels, batch_size):

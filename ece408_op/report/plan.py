@@ -117,7 +117,7 @@ def _own(options: Options, folder: Path) -> list[Measurement]:
         *(sys.executable, "-m", "ece408_op", "lab", "time", "--no-why"),
         *(version.path for version in options.versions),
         *(f"--layer={problem}" for problem in layers),
-        *(f"--batch={batch}", f"--rounds={_OWN_ROUNDS}", f"--json={path}"),
+        *(f"--batch-size={batch}", f"--repeat={_OWN_ROUNDS}", f"--json={path}"),
     )
     gate = _gate(options, script)
     found = [Measurement(OWN_KEY, "kernels of your own", command, None, path, gate)]

@@ -65,7 +65,7 @@ def test_what_is_no_target_is_one_line(mx, capsys, tmp_path):
         ([net], 16, "add --image, such as --image 3x224x224"),
         ([net, "--image", "large"], 16, "'large' is not channels, height and width"),
         ([net, "--image", "1x3x3"], 9, "the network does not take images of 1x3x3"),
-        (["fa19_1", "--batch", "0"], 3, "0 is not a batch size"),
+        (["fa19_1", "--batch-size", "0"], 3, "0 is not a batch size"),
         (["fa19_1", "--precision", "half"], 16, "unknown precision 'half'"),
     ]:
         assert execute(["tune", *arguments]) == code
@@ -184,7 +184,7 @@ def test_the_command_keeps_what_it_measured(benches, capsys, tmp_path):
     arguments = [
         "tune",
         "fa19_2",
-        "--batch",
+        "--batch-size",
         "100",
         "--precision",
         "tf32",
@@ -216,7 +216,7 @@ def test_the_command_keeps_what_it_measured(benches, capsys, tmp_path):
 def test_results_can_go_to_a_file_of_ones_own(benches, tmp_path):
     out = tmp_path / "shipped.json"
     for name in ("fa19_2", "sp19_2"):
-        assert execute(["tune", name, "--batch", "100", "--output", str(out)]) == 0
+        assert execute(["tune", name, "--batch-size", "100", "--output", str(out)]) == 0
     assert len(json.loads(out.read_text())["results"]) == 2
     assert not tuned.file(FakeGpu()).exists()
 
@@ -293,7 +293,7 @@ def test_a_file_runs_with_the_tunables_that_were_measured(benches, monkeypatch, 
         return Timing([{256: 3.0, 64: 2.0}.get(tile, 0.5)] * samples, 1e-7, None)
 
     monkeypatch.setattr(FakeBench, "time", time)
-    assert execute(["tune", "fa19_2", "--batch", "100", "--kernel", str(tunable)]) == 0
+    assert execute(["tune", "fa19_2", "--batch-size", "100", "--kernel", str(tunable)]) == 0
     printed = capsys.readouterr().out
     assert "in float32: mine.cu TILE=64 UNROLL=1, 2.0000 ms of 4 candidates" in printed
     # Beside it, what runs without it.
@@ -303,7 +303,7 @@ def test_a_file_runs_with_the_tunables_that_were_measured(benches, monkeypatch, 
     # What is chosen for others is as before, and a file of another text has its first numbers.
     assert tuned.best(FA19[1], FakeGpu(), "float32").kernel.name != "mine.cu"
     assert tuned.kept(dataclasses.replace(FA19[1], batch=100), FakeGpu(), "float32") is None
-    assert execute(["tune", "fa19_2", "--batch", "100", "--kernel", str(tunable)]) == 0
+    assert execute(["tune", "fa19_2", "--batch-size", "100", "--kernel", str(tunable)]) == 0
     assert "(kept; --force measures it again)" in capsys.readouterr().out
     tunable.write_text(TUNABLE + "// changed\n")
     ran = work.forward(FA19[1], 0, 0, None, 0, False, str(tunable)).plans(FakeGpu(), 10000)

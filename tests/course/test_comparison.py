@@ -184,6 +184,21 @@ def test_commands():
     assert native.command[-3:] == ("--batch-size=50", *common)
 
 
+def test_kernels_go_to_the_milestones_that_run_them_and_precision_to_ours():
+    for kernel, scripts in (
+        ("mine.cc", {"m2.1"}),
+        ("mine.cu", {"m3.1", "m4.1", "final"}),
+        ("1_naive", {"m3.1", "m4.1", "final"}),
+    ):
+        jobs = _jobs(kernel=kernel, precision="tf32", gpu="1")
+        taken = {job.milestone.name for job in jobs if f"--kernel={kernel}" in job.command}
+        assert taken == scripts
+        own = {job.milestone.name for job in jobs if "--precision=tf32" in job.command}
+        assert own == {"m2.1", "m3.1", "m4.1", "final"}
+        on_gpu = {job.milestone.name for job in jobs if "--gpu=1" in job.command}
+        assert on_gpu == {"m1.2", "m3.1", "m4.1", "final"}
+
+
 @pytest.mark.parametrize("options", [{"size": "0"}, {"size": "abc"}, {"size": ""},
                                      {"size": "5", "batch_size": "x"}])  # fmt: skip
 def test_sizes_are_checked_when_planning(options):

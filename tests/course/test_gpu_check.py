@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from ece408_op import settings
+from ece408_op.cli.main import execute
 from ece408_op.course import gpu_check
 from ece408_op.course.milestone import MILESTONES
-from ece408_op.errors import NoUsableGpu
+from ece408_op.errors import InvalidSetting, NoUsableGpu
 from ece408_op.host import gpu
 from ece408_op.host.gpu import Driver, Gpu, find_driver
 from ece408_op.operator import gpu_support
@@ -57,7 +59,7 @@ def test_what_our_kernels_lack(monkeypatch, missing, message):
 def test_a_gpu_that_is_asked_for_and_not_there(monkeypatch):
     _pretend(monkeypatch)
     monkeypatch.setenv("ECE408_DEVICES", "0,3")
-    with pytest.raises(NoUsableGpu, match=r"no GPU 3 \(ECE408_DEVICES\); there are 1, numbered"):
+    with pytest.raises(NoUsableGpu, match=r"no GPU 3 \(--gpu, ECE.*\); there are 1, numbered"):
         gpu_check.choose_way(own_operator=True)
 
 
@@ -131,3 +133,24 @@ def test_bad_input_comes_before_the_gpu(name, arguments, code, capsys):
 
     assert execute([name, *arguments]) == code
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("script", GPU_MILESTONES)
+def test_gpu_is_the_setting_of_the_gpus(monkeypatch, capsys, script):
+    _pretend(monkeypatch)
+    monkeypatch.setenv("ECE408_DEVICES", "0")
+    assert execute([script, "5", "--gpu", "3"]) == NoUsableGpu.exit_code
+    assert "there is no GPU 3 (--gpu, ECE408_DEVICES)" in capsys.readouterr().err
+    assert execute(["profile", script, "5", "--gpu", "1,x"]) == InvalidSetting.exit_code
+    assert "'1,x' is not a list of GPUs (--gpu, ECE408_DEVICES)" in capsys.readouterr().err
+    assert settings.devices() == (0,)
+
+
+def test_the_whole_network_runs_on_the_first_gpu_that_is_asked_for(monkeypatch):
+    _pretend(monkeypatch, mxnet=["sm_90"])
+    driver = Driver("13.0", tuple(Gpu(i, f"GPU {i}", (9, 0), 1 << 37) for i in range(3)))
+    monkeypatch.setattr(gpu, "find_driver", lambda: driver)
+    with settings.override(devices="2,0"):
+        way = gpu_check.choose_way(own_operator=False)
+    assert way.network_on_gpu
+    assert way.explanation == "zero-copy: the whole network runs on GPU 2"

@@ -210,7 +210,7 @@ def test_others_are_ranked_beside_what_goes_wrong(run_ece408, tmp_path):
         shutil.copy(CHEATS / name, folder)
     for name in ("start.cu", "new-forward.cu"):
         shutil.copy(STARTERS / name, folder)
-    arguments = ("lab", "rank", str(folder), "--batch", "100", "--rounds", "2")
+    arguments = ("lab", "rank", str(folder), "--batch-size", "100", "--repeat", "2")
     result = run_ece408(*arguments, "--output", str(tmp_path / "ranking"))
     assert result.returncode == 0, result.stderr
     ranked, left = result.stdout.split("not ranked: ", 1)

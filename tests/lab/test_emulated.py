@@ -227,9 +227,24 @@ def test_time_counts_lines(run_ece408, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED)
     output = tmp_path / "counts.json"
-    command = ("lab", "time", str(path), "1_naive", "--layer", "b1,c1,h9,w9,m2,k2", "--batch", "1")
+    command = (
+        "lab",
+        "time",
+        str(path),
+        "1_naive",
+        "--layer",
+        "b1,c1,h9,w9,m2,k2",
+        "--batch-size",
+        "1",
+    )
     result = run_ece408(
-        *command, "--emulate", "--arch", "sm_75", "--json", str(output), ECE408_CACHE=str(kept)
+        *(*command, "--batch-size", "1"),
+        "--emulate",
+        "--arch",
+        "sm_75",
+        "--json",
+        str(output),
+        ECE408_CACHE=str(kept),
     )
     assert result.returncode == 0, result.stderr
     assert "tiled.cu, b1,c1,h9,w9,m2,k2, 1 images: counted, not timed" in result.stdout

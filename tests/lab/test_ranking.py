@@ -191,7 +191,7 @@ def test_what_ends_a_share_ends_the_ranking(folder, monkeypatch):
 def test_the_command(run_ece408, folder, tmp_path):
     output = tmp_path / "ranking"
     arguments = ("lab", "rank", str(folder / "ann"), str(folder / "cy"), "--output", str(output))
-    arguments += ("--layer", "fa17_1", "--batch", "3", "--rounds", "1")
+    arguments += ("--layer", "fa17_1", "--batch-size", "3", "--repeat", "1")
     cache = str(settings.cache())
     result = run_ece408(*arguments, ECE408_CACHE=cache)
     assert result.returncode == 0, result.stderr
@@ -202,7 +202,7 @@ def test_the_command(run_ece408, folder, tmp_path):
     assert "cpu-new-forward.cc" in page
     assert "Not ranked" in page
     assert json.loads((output / "ranking.json").read_text())["conditions"]["rounds"] == 1
-    result = run_ece408(*arguments, "--batch", "5", ECE408_CACHE=cache)
+    result = run_ece408(*arguments, "--batch-size", "5", ECE408_CACHE=cache)
     assert result.returncode == 16
     assert "was measured with another layers" in result.stderr
 
@@ -217,7 +217,7 @@ def test_bad_input_is_one_line(run_ece408, tmp_path):
         (("nowhere",), "nowhere is not there"),
         (("none",), "no kernel file in"),
         ((".",), "kernels for the CPU and for CUDA do not race"),
-        (("a.cc", "--rounds", "0"), "numbers from 1 on"),
+        (("a.cc", "--repeat", "0"), "numbers from 1 on"),
         (("a.cc", "--jobs", "0"), "--jobs takes numbers from 1 on"),
         (("a.cc",), "is no ranking"),
     ):

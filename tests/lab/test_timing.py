@@ -66,7 +66,7 @@ def test_the_command(run_ece408, tmp_path):
     path.write_text(COURSE_2020)
     wrong.write_text(COURSE_2020.replace("= sum;", "= sum + 1;"))
     output = tmp_path / "times.json"
-    arguments = ("--layer", "fa17_1", "--batch", "3", "--batch", "5", "--rounds", "2")
+    arguments = ("--layer", "fa17_1", "--batch-size", "3", "--batch-size", "5", "--repeat", "2")
     result = run_ece408("lab", "time", str(path), *arguments, "--json", str(output))
     assert result.returncode == 0, result.stderr
     for batch in (3, 5):
@@ -87,8 +87,8 @@ def test_bad_input_is_one_line(run_ece408, tmp_path):
     for arguments, code, text in (
         ((str(cuda), str(path)), 16, "kernels for the CPU and for CUDA do not race"),
         (("1_basic",), 16, "unknown CUDA kernel '1_basic'"),
-        ((str(path), "--rounds", "0"), 16, "numbers from 1 on"),
-        ((str(path), "--batch", "0"), 16, "numbers from 1 on"),
+        ((str(path), "--repeat", "0"), 16, "numbers from 1 on"),
+        ((str(path), "--batch-size", "0"), 16, "numbers from 1 on"),
         ((str(path), "--layer", "fa99"), 14, "'fa99' is neither a shape's name"),
     ):
         result = run_ece408("lab", "time", *arguments)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ece408_op
-from ece408_op.cli import main
+from ece408_op.cli import main, swap
 from ece408_op.errors import InvalidSetting, WrongResult
 from ece408_op.operator.net_comparison import NetComparison
 
@@ -68,7 +68,7 @@ def stored(net, mx, tmp_path):
 
 def test_the_command_verifies(stored, run_ece408, tmp_path):
     command = ("swap", str(stored), "0", str(tmp_path / "ours"), "--verify", "--image", "2x7x7")
-    result = run_ece408(*command, "--batch", "3")
+    result = run_ece408(*command, "--batch-size", "3")
     assert result.returncode == 0, result.stderr
     first, second = result.stdout.splitlines()
     assert first.startswith("before and after: outputs differ by at most ")
@@ -77,7 +77,7 @@ def test_the_command_verifies(stored, run_ece408, tmp_path):
 
 
 def test_what_differs_is_not_written(stored, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(main, "compare_symbols", lambda *_: NetComparison(2e-4, (1.0, 1.0)))
+    monkeypatch.setattr(swap, "compare_symbols", lambda *_: NetComparison(2e-4, (1.0, 1.0)))
     command = ["swap", str(stored), "0", str(tmp_path / "ours"), "--verify", "--image", "2x7x7"]
     assert main.execute(command) == WrongResult.exit_code
     assert "the swapped network differs by 2.0e-04; " in capsys.readouterr().err

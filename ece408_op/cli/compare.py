@@ -1,0 +1,119 @@
+"""`ece408 compare`: the milestones side by side, and such comparisons side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import dispatch, settings
+from ..course import (
+    comparison,
+    comparison_files,
+    comparison_plot,
+    comparison_sides,
+    comparison_table,
+    models,
+)
+from ..errors import InvalidSize
+from ..problem import PRECISIONS
+from . import arguments
+from .program import EXIT_UNEXPECTED
+
+
+def add(commands: Any) -> None:
+    """`ece408 compare`."""
+    parser = arguments.add_command(
+        commands,
+        "compare",
+        "run all milestones that this machine can run, and print their figures in one table",
+        epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
+        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files that "
+        "--json has written, such as `ece408 compare before.json after.json`, nothing is run: "
+        "they are shown side by side.",
+    )
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="SIZE | FILE.json",
+        help="number of test images, 1 to 10000 (default: 10000); or files of other comparisons",
+    )
+    terms = parser.add_mutually_exclusive_group()
+    terms.add_argument(
+        "--term",
+        action="append",
+        help=f"configuration of the course: {', '.join(models.TERMS)} (default: "
+        f"{models.DEFAULT_TERM}; may be repeated)",
+    )
+    terms.add_argument("--all-terms", action="store_true", help="every configuration")
+    arguments.add_batch_size(parser)
+    parser.add_argument(
+        "--backend",
+        metavar="NAME",
+        help=f"who computes our operator on the CPU: {', '.join(dispatch.backend_names())} "
+        "(default: ECE408_BACKEND, or the fastest)",
+    )
+    parser.add_argument(
+        "--kernel",
+        metavar="NAME|FILE",
+        help="CUDA kernel or file for the milestones on the GPU, or a file for the CPU (default: "
+        "the fastest)",
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        help=f"how exact our operator must be at least: {', '.join(PRECISIONS)} (default: "
+        "ECE408_PRECISION, or float32)",
+    )
+    arguments.add_gpu(parser)
+    arguments.add_threads_and_data(parser)
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=int,
+        default=1,
+        help="make every run N times and give the median of each figure (default: 1)",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write machine, versions and every run to FILE"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help=f"draw op times and program times to FILE ({', '.join(comparison_plot.SUFFIXES)})",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if any(each.endswith(".json") for each in options.what):
+        print(comparison_sides.text(comparison_sides.read([Path(each) for each in options.what])))
+        return 0
+    if len(options.what) > 1:
+        raise InvalidSize(f"{' '.join(options.what)!r} is not one number of images")
+    if options.repeat < 1:
+        raise InvalidSize(f"{options.repeat} is not a number of runs; give 1 or more")
+    settings.configure(backend=options.backend, threads=options.threads, data=options.data)
+    settings.configure(kernel=options.kernel, precision=options.precision)
+    dispatch.check_settings()
+    names = models.TERMS if options.all_terms else options.term or [models.DEFAULT_TERM]
+    asked = comparison.Options(
+        next(iter(options.what), None),
+        *(options.batch_size, options.backend, options.threads, options.data),
+        *(options.kernel, options.precision, options.gpu),
+    )
+    jobs = comparison.plan([models.find_term(name) for name in dict.fromkeys(names)], asked)
+    if options.plot is not None:
+        comparison_plot.check(options.plot)
+    for path in filter(None, (options.json, options.plot)):
+        comparison_files.check_writable(path)
+    comparison.prepare_data(jobs)
+    rows = comparison.compare(jobs, options.repeat)
+    print(comparison_table.table(rows), flush=True)
+    if options.json is not None:
+        comparison_files.write_json(options.json, rows, asked)
+    if options.plot is not None and not comparison_plot.write_plot(options.plot, rows):
+        print(f"ece408: no run has figures to draw to {options.plot}", file=sys.stderr)
+    return EXIT_UNEXPECTED if any(row.summary.failed for row in rows) else 0

@@ -1,0 +1,76 @@
+"""`ece408 swap`: our operator in the place of MXNet's, in a saved checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from ..bench import tune_targets
+from ..errors import InvalidSize, WrongResult
+from ..operator.checkpoint import load_checkpoint
+from ..operator.net_comparison import compare_symbols
+from ..operator.swap import save_swapped, swap_symbol
+from ..problem import PRECISIONS
+from . import arguments
+
+# Networks whose sums have another order differ by less, in float32, and in float16 or TF32.
+_SWAPPED_ERROR, _SWAPPED_HALF_ERROR = 1e-4, 1e-2
+
+
+def add(commands: Any) -> None:
+    """`ece408 swap`."""
+    title = "replace MXNet's Convolution by our operator in a saved checkpoint"
+    parser = arguments.add_command(commands, "swap", title)
+    parser.add_argument("prefix", metavar="PREFIX", help="reads PREFIX-symbol.json")
+    parser.add_argument("epoch", metavar="EPOCH", type=int, help="and PREFIX-EPOCH.params")
+    parser.add_argument("out", metavar="OUT", help="writes the same under the prefix OUT")
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        action="append",
+        help="only this layer, or those a pattern such as 'conv*' fits (may be repeated)",
+    )
+    parser.add_argument("--backend", metavar="NAME", help="who computes the swapped layers")
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        help=f"how exact they must be at least: {', '.join(PRECISIONS)} (default: not written to "
+        "the checkpoint)",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare the networks' outputs on random images, and write nothing if they differ "
+        f"by more than {_SWAPPED_ERROR:g} of the largest ({_SWAPPED_HALF_ERROR:g} in float16 and "
+        "TF32); prints their times, too",
+    )
+    parser.add_argument(
+        "--image", metavar="CxHxW", help="with --verify, the images, such as 3x224x224"
+    )
+    parser.add_argument(
+        "--batch-size", metavar="N", type=int, default=1, help="with --verify, images (default: 1)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    symbol, arg_params, aux_params = load_checkpoint(options.prefix, options.epoch)
+    swapped, report = swap_symbol(symbol, options.backend, options.only, options.precision)
+    if options.verify:
+        if options.batch_size < 1:
+            raise InvalidSize(
+                f"{options.batch_size} images are too few; --batch-size takes 1 and more"
+            )
+        shape = (options.batch_size, *tune_targets.image_of(options.image, options.prefix))
+        found = compare_symbols(symbol, swapped, arg_params, aux_params, shape)
+        print(f"before and after: {found}")
+        is_half = any(each.dtype == np.float16 for each in arg_params.values())
+        exact = options.precision in (None, "float32") and not is_half
+        if not found.error <= (_SWAPPED_ERROR if exact else _SWAPPED_HALF_ERROR):
+            raise WrongResult(
+                f"the swapped network differs by {found.error:.1e}; {options.out} is not written"
+            )
+    save_swapped(swapped, options.prefix, options.epoch, options.out)
+    print(report)
