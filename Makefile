@@ -11,8 +11,10 @@ ARGS ?=
 .PHONY: run test emulate test-slow test-sanitized fuzz lint check-docs release-check format clean help
 
 run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
-	$(PY) scripts/m1.1.py $(ARGS)
-	$(PY) scripts/m2.1.py $(ARGS)
+	@echo "make: milestone 1.1, MXNet's own convolution on the CPU"
+	@$(PY) scripts/m1.1.py $(ARGS)
+	@echo "make: milestone 2.1, this package's convolution on the CPU"
+	@$(PY) scripts/m2.1.py $(ARGS)
 	@echo
 	@echo "You have just seen a network score Fashion-MNIST twice: with MXNet's own convolution,"
 	@echo "then with the operator of this package, whose op times and equal accuracy are above."
@@ -87,16 +89,19 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 16
 
 $(VENV)/.made: scripts/make_venv.sh
-	scripts/make_venv.sh $(VENV)
-	$(PY) -m pip install --quiet --upgrade pip
+	@echo "make: making the virtual environment $(VENV)"
+	@scripts/make_venv.sh $(VENV)
+	@$(PY) -m pip install --quiet --upgrade pip
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.made $(SOURCES)
 	@command -v $${CXX:-g++} >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || \
 	    { echo "make: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++) or set CXX" >&2; exit 1; }
-	$(PY) -m pip install --quiet --quiet --editable '.[cpu]'
+	@echo "make: installing MXNet and this package into $(VENV), and compiling the kernels (minutes)"
+	@$(PY) -m pip install --quiet --quiet --editable '.[cpu]'
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PY) -m pip install --quiet --quiet --editable '.[cpu,test]'
+	@echo "make: installing what the tests need into $(VENV)"
+	@$(PY) -m pip install --quiet --quiet --editable '.[cpu,test]'
 	touch $@

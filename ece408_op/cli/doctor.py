@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..course.milestone import MILESTONES
+from .colour import paint
 from .doctor_checks import BUILD, CHECKS, CPU, GPU, MISSING, MXNETS_GPU_CODE, NOTE, OK, Finding, run
 
 EXIT_CPU_ONLY = 20
 EXIT_NOTHING = 21
 
 _MARKS = {OK: "ok", MISSING: "--", NOTE: "  "}
+_COLOURS = {OK: "green", MISSING: "red", NOTE: "yellow"}
 
 
 def _milestones(on_gpu: bool) -> str:
@@ -82,7 +85,8 @@ class Diagnosis:
         for purpose, findings in self.by_purpose.items():
             lines.append(f"{_TITLES[purpose]}:")
             for finding in findings:
-                line = f"{_MARKS[finding.status]}  {finding.name:{width}}  {finding.detail}"
+                mark = paint(_MARKS[finding.status], _COLOURS[finding.status], sys.stdout)
+                line = f"{mark}  {finding.name:{width}}  {finding.detail}"
                 lines.append(line.rstrip())
                 if finding.hint:
                     lines.append(f"{'':{width + 6}}-> {finding.hint}")

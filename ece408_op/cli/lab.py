@@ -30,6 +30,7 @@ from ..lab.timing import Timing
 from ..problem import ConvProblem, check_precision
 from ..profile import limits, occupancy
 from . import lab_counts
+from .colour import paint
 
 # Of each form: the file that `new` writes, and what it is.
 FORMS = {
@@ -366,14 +367,14 @@ def _text(verdict: Verdict) -> str:
         lines.append(f"  stopped: {verdict.broken}")
     if verdict.is_right:
         exact = "" if verdict.precision == "float32" else f", as exact as {verdict.precision} is"
-        lines.append(f"  verdict: right{exact}")
+        said, colour = f"right{exact}", "green"
     elif verdict.sanitized and dataclasses.replace(verdict, sanitized=[]).is_right:
-        lines.append("  verdict: right results, but the mistakes above")
+        said, colour = "right results, but the mistakes above", "yellow"
     elif verdict.is_right_for_the_course and verdict.groups:
-        lines.append("  verdict: right on the course's layers, wrong on other sizes")
+        said, colour = "right on the course's layers, wrong on other sizes", "yellow"
     else:
-        lines.append("  verdict: wrong")
-    return "\n".join(lines)
+        said, colour = "wrong", "red"
+    return "\n".join([*lines, f"  verdict: {paint(said, colour, sys.stdout)}"])
 
 
 def _sanitized(ran: Sanitized) -> list[str]:
