@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -354,8 +355,14 @@ def _must_emulate(files: Sequence[kernel_file.KernelFile]) -> bool:
     return dispatch.backend_of_cuda_files() == "emulator"
 
 
+def _as_given(file: str) -> str:
+    """A path as it is from here, if it is below."""
+    from_here = os.path.relpath(file)
+    return file if from_here.startswith(os.pardir) else from_here
+
+
 def _text(verdict: Verdict) -> str:
-    lines = [verdict.file]
+    lines = [_as_given(verdict.file)]
     for group in verdict.groups:
         lines += _group(verdict, group)
     if verdict.error:
@@ -403,7 +410,8 @@ def _group(verdict: Verdict, group: Group) -> list[str]:
         lines.append(f"    {failure.problem}: {failure.text}")
         if failure.first:
             lines.append(f"      first: {failure.first}")
-        again = f"ece408 lab check {verdict.file} --problem {failure.problem} --seed {failure.seed}"
+        again = f"ece408 lab check {_as_given(verdict.file)} --problem {failure.problem}"
+        again += f" --seed {failure.seed}"
         if verdict.precision != "float32":
             again += f" --precision {verdict.precision}"
         if verdict.order:

@@ -153,13 +153,15 @@ def _remarks(entry: Entry, layers: Sequence[str]) -> list[str]:
 
 
 def _terminal(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
+    """The table without the columns in which no row has anything."""
+    columns = [column for column in zip(head, *rows) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
     lines = [
         "  ".join(
-            text.ljust(width) if name in ("name", "remarks") else text.rjust(width)
-            for name, text, width in zip(head, row, widths)
+            text.ljust(width) if column[0] in ("name", "remarks") else text.rjust(width)
+            for column, text, width in zip(columns, line, widths)
         ).rstrip()
-        for row in (head, *rows)
+        for line in zip(*columns)
     ]
     return "\n".join(lines)
 

@@ -1,0 +1,97 @@
+"""The transcripts of docs/first_hour.md: each command runs, and prints what stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import programs
+import pytest
+from places import ROOT
+
+PAGE = (ROOT / "docs" / "first_hour.md").read_text()
+PEOPLE = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+NUMBER = r"\d[\d.,]*(?:e-?\d+)?"
+# Instruction sets and times are this machine's; a name may be longer than the page's.
+VARIES = re.compile(rf"{NUMBER}|avx512|avx2|baseline(?=\n|$)| +|\.\.\.")
+
+
+def _commands(text):
+    """Each command of the text's transcripts, which may have a here-document, with its output."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", text, re.S):
+        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            end = part.index("\nEND\n") + 5 if "<<'END'" in part else part.index("\n") + 1
+            found.append((part[:end], part[end:]))
+    return found
+
+
+def _pattern(expected):
+    """A regular expression for what a transcript shows: numbers and the width of gaps may differ,
+    `...` on a line of its own stands for lines, and elsewhere for the rest of a line."""
+    lines = []
+    for line in expected.splitlines():
+        if line == "...":
+            lines.append(r"(?:.*\n)*?")
+            continue
+        text, at = "", 0
+        for each in VARIES.finditer(line):
+            text += re.escape(line[at : each.start()])
+            text += {" ": " +", ".": ".*"}.get(each[0][0], r"(?:[\d.,e-]+|avx\w+|baseline)")
+            at = each.end()
+        lines.append(text + re.escape(line[at:]) + r" *\n")
+    return "".join(lines)
+
+
+def _play(person, folder):
+    """Run a person's commands in one shell; each with what it printed and what it should have."""
+    commands = _commands(PEOPLE[person])
+    script = "".join(
+        f"{command}\necho; echo '<<{i}>>'\n" for i, (command, _) in enumerate(commands)
+    )
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-s"],
+        input=script,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        timeout=600,
+        env=programs.environment(PATH=path, COLUMNS="100", PYTHONUNBUFFERED="1"),
+    )
+    printed = re.split(r"\n<<\d+>>\n", done.stdout)
+    assert len(printed) == len(commands) + 1, done.stdout
+    return [(command, text, expected) for (command, expected), text in zip(commands, printed)]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder like the checkout, where a person may write."""
+    for name in ("Makefile", "scripts", "tests", "setup.py", "pyproject.toml", "kernels", ".venv"):
+        if (ROOT / name).exists():
+            (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("fashion_mnist")
+@pytest.mark.parametrize("person", PEOPLE)
+def test_a_persons_hour(person, checkout):
+    if not (ROOT / ".venv" / ".installed-test").exists():
+        pytest.skip("the tests do not run in the environment that make has made")
+    if shutil.which("nvidia-smi"):
+        pytest.skip("what is printed is that of a machine without a GPU")
+    for command, printed, expected in _play(person, checkout):
+        assert re.fullmatch(_pattern(expected), printed), f"$ {command}{printed}\n--\n{expected}"
+
+
+def test_a_transcript_that_is_not_what_is_printed_is_found():
+    assert re.fullmatch(_pattern("a 1.5 b\n...\nc ...\n"), "a  27.25 b\nx\ny\nc d e\n")
+    for printed in ("a 1.5 c\nc d\n", "a b\nc d\n", "a 1.5 b\nc\nd\n", ""):
+        assert not re.fullmatch(_pattern("a 1.5 b\n...\nc ...\n"), printed)
+    assert len(PEOPLE) == 4
+    assert all(_commands(text) for text in PEOPLE.values())
