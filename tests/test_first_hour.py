@@ -12,12 +12,10 @@ from pathlib import Path
 import programs
 import pytest
 from places import ROOT
+from transcripts import pattern
 
 PAGE = (ROOT / "docs" / "first_hour.md").read_text()
 PEOPLE = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
-NUMBER = r"\d[\d.,]*(?:e-?\d+)?"
-# Instruction sets and times are this machine's; a name may be longer than the page's.
-VARIES = re.compile(rf"{NUMBER}|avx512|avx2|baseline(?=\n|$)| +|\.\.\.")
 
 
 def _commands(text):
@@ -28,23 +26,6 @@ def _commands(text):
             end = part.index("\nEND\n") + 5 if "<<'END'" in part else part.index("\n") + 1
             found.append((part[:end], part[end:]))
     return found
-
-
-def _pattern(expected):
-    """A regular expression for what a transcript shows: numbers and the width of gaps may differ,
-    `...` on a line of its own stands for lines, and elsewhere for the rest of a line."""
-    lines = []
-    for line in expected.splitlines():
-        if line == "...":
-            lines.append(r"(?:.*\n)*?")
-            continue
-        text, at = "", 0
-        for each in VARIES.finditer(line):
-            text += re.escape(line[at : each.start()])
-            text += {" ": " +", ".": ".*"}.get(each[0][0], r"(?:[\d.,e-]+|avx\w+|baseline)")
-            at = each.end()
-        lines.append(text + re.escape(line[at:]) + r" *\n")
-    return "".join(lines)
 
 
 def _play(person, folder):
@@ -86,12 +67,12 @@ def test_a_persons_hour(person, checkout):
     if shutil.which("nvidia-smi"):
         pytest.skip("what is printed is that of a machine without a GPU")
     for command, printed, expected in _play(person, checkout):
-        assert re.fullmatch(_pattern(expected), printed), f"$ {command}{printed}\n--\n{expected}"
+        assert re.fullmatch(pattern(expected), printed), f"$ {command}{printed}\n--\n{expected}"
 
 
 def test_a_transcript_that_is_not_what_is_printed_is_found():
-    assert re.fullmatch(_pattern("a 1.5 b\n...\nc ...\n"), "a  27.25 b\nx\ny\nc d e\n")
+    assert re.fullmatch(pattern("a 1.5 b\n...\nc ...\n"), "a  27.25 b\nx\ny\nc d e\n")
     for printed in ("a 1.5 c\nc d\n", "a b\nc d\n", "a 1.5 b\nc\nd\n", ""):
-        assert not re.fullmatch(_pattern("a 1.5 b\n...\nc ...\n"), printed)
+        assert not re.fullmatch(pattern("a 1.5 b\n...\nc ...\n"), printed)
     assert len(PEOPLE) == 4
     assert all(_commands(text) for text in PEOPLE.values())

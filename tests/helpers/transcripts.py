@@ -1,0 +1,26 @@
+"""Compares what is printed with what a page shows."""
+
+from __future__ import annotations
+
+import re
+
+_NUMBER = r"\d[\d.,]*(?:e-?\d+)?"
+# Instruction sets and times are this machine's; a name may be longer than the page's.
+_VARIES = re.compile(rf"{_NUMBER}|avx512|avx2|baseline(?=\n|$)| +|\.\.\.")
+
+
+def pattern(expected: str) -> str:
+    """A regular expression for what a transcript shows: numbers, instruction sets and the width of
+    gaps may differ; `...` on a line of its own stands for lines, elsewhere for any text."""
+    lines = []
+    for line in expected.splitlines():
+        if line == "...":
+            lines.append(r"(?:.*\n)*?")
+            continue
+        text, at = "", 0
+        for each in _VARIES.finditer(line):
+            text += re.escape(line[at : each.start()])
+            text += {" ": " +", ".": ".*"}.get(each[0][0], r"(?:[\d.,e-]+|avx\w+|baseline)")
+            at = each.end()
+        lines.append(text + re.escape(line[at:]) + r" *\n")
+    return "".join(lines)
