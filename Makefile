@@ -61,7 +61,7 @@ lint: $(VENV)/.installed-test  ## style and types
 	$(VENV)/bin/lint-imports
 
 check-docs: $(VENV)/.installed-test  ## whether the CUDA kernels' headers and table have the measured times
-	$(PY) scripts/bench_cuda.py --check --write docs/results/cuda_bench
+	$(PY) scripts/bench_cuda.py --check --output docs/results/cuda_bench
 
 # What would be published: an sdist, a wheel made from it with the tag that its symbols allow, and
 # that wheel in an environment of its own, away from the sources.

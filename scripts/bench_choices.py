@@ -15,10 +15,10 @@ from ece408_op.cli import program
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
     shared.add_shapes(parser)
-    shared.add_samples(parser)
+    shared.add_repeat(parser)
     shared.add_gpu(parser)
     shared.add_peer(parser)
-    shared.add_write(parser)
+    shared.add_output(parser)
     return parser.parse_args()
 
 
@@ -26,7 +26,7 @@ def bench(options):
     gpu = device.get(options.gpu)
     with shared.peer(options) as peer:
         found = {
-            name: choices.measure(gpu, shapes.find(name), peer, options.samples)
+            name: choices.measure(gpu, shapes.find(name), peer, options.repeat)
             for name in tqdm(options.shapes.split(","), unit="shape", disable=None)
         }
         return found, peer.versions if peer else {}
@@ -37,9 +37,9 @@ def main():
     found, versions = bench(options)
     about = ", ".join(f"{key} {value}" for key, value in versions.items())
     peer = f" cuDNN by {about}." if about else ""
-    text = f"{options.samples} samples each.{peer}\n\n{choices.tables(found)}"
-    content = {"peer": versions, "samples": options.samples, "results": found}
-    results.show(options.write, "What the CUDA backend chooses", text, content)
+    text = f"{options.repeat} samples each.{peer}\n\n{choices.tables(found)}"
+    content = {"peer": versions, "samples": options.repeat, "results": found}
+    results.show(options.output, "What the CUDA backend chooses", text, content)
     failures = [
         f"{shape}: {timing['choice']}: {timing['failure']}"
         for shape, entry in found.items()

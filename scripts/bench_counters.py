@@ -15,7 +15,7 @@ def main():
     shared.add_shapes(parser)
     shared.add_names(parser, "--precisions", PRECISIONS)
     shared.add_gpu(parser)
-    shared.add_write(parser)
+    shared.add_output(parser)
     options = parser.parse_args()
     named, precisions = options.shapes.split(","), options.precisions.split(",")
     for each, known in ((named, shapes.SHAPES), (precisions, PRECISIONS)):
@@ -24,7 +24,7 @@ def main():
                 parser.error(f"{name!r} is none of {', '.join(known)}")
     rows = counters.measure(named, precisions, options.gpu)
     title = "CUDA kernels by the GPU's counters"
-    results.show(options.write, title, counters.table(rows), counters.document(rows))
+    results.show(options.output, title, counters.table(rows), counters.document(rows))
 
 
 if __name__ == "__main__":

@@ -28,18 +28,20 @@ def parse():
         help=f"of {', '.join(shapes.SHAPES)}, or problems such as b100,c12,h33,w33,m24,k5 "
         "(default: all, and five that no kernel was tuned for)",
     )
-    parser.add_argument("--batch", type=int, default=shapes.BATCH, help="images (default: 10000)")
     parser.add_argument(
-        "--small-batch",
+        "--batch-size", type=int, default=shapes.BATCH, help="images (default: 10000)"
+    )
+    parser.add_argument(
+        "--small-batch-size",
         type=int,
         default=1000,
         help="images for gradients, instruction sets and threads (default: 1000)",
     )
-    parser.add_argument("--samples", type=int, default=20, help="timed runs (default: 20)")
+    parser.add_argument("--repeat", type=int, default=20, help="timed runs (default: 20)")
     parser.add_argument("--threads", type=int, help="threads of all (default: the usable cores)")
     parser.add_argument("--forward-only", action="store_true", help="only the first tables")
-    shared.add_torch(parser)
-    shared.add_write(parser)
+    shared.add_peer(parser)
+    shared.add_output(parser)
     parser.add_argument(
         "--readme",
         type=Path,
@@ -47,30 +49,30 @@ def parse():
         help="only write the table of PREFIX.json into FILE, between its markers",
     )
     options = parser.parse_args()
-    if options.readme and not options.write:
-        parser.error("--readme needs --write PREFIX")
+    if options.readme and not options.output:
+        parser.error("--readme needs --output PREFIX")
     return options
 
 
 def measure(options, peer):
     """The document that the tables are made of."""
     named = options.shapes or list(shapes.SHAPES)
-    listed = [(name, shapes.find(name, options.batch)) for name in named]
+    listed = [(name, shapes.find(name, options.batch_size)) for name in named]
     unlisted = () if options.shapes else cpu_timer.UNLISTED
-    others = [(text, ConvProblem.parse(f"b{options.batch},{text}")) for text in unlisted]
-    small = [(name, dataclasses.replace(p, batch=options.small_batch)) for name, p in listed]
+    others = [(text, ConvProblem.parse(f"b{options.batch_size},{text}")) for text in unlisted]
+    small = [(name, dataclasses.replace(p, batch=options.small_batch_size)) for name, p in listed]
     if options.forward_only:
         small = []
-    turns = options.samples + 2
+    turns = options.repeat + 2
     total = 2 * turns * (len(listed) + len(others) + len(small))
-    document = {"threads": settings.threads(), "samples": options.samples}
+    document = {"threads": settings.threads(), "samples": options.repeat}
     document["torch"] = peer and peer.versions
     top = ceilings.measure(native.isas()[0], settings.threads())
     with tqdm(total=total, unit="turn", disable=None) as progress:
 
         def run(name, problem, measured, *arguments):
             progress.set_description(name)
-            found = measured(problem, *arguments, options.samples, progress.update)
+            found = measured(problem, *arguments, options.repeat, progress.update)
             ms = {each: summary(times) for each, times in found["ms"].items() if times}
             return {"name": name, "problem": str(problem), **found, "ms": ms}
 
@@ -87,7 +89,7 @@ def measure(options, peer):
 
 def update_readme(options):
     """The README's table from results that are there."""
-    results_file = options.write.with_name(options.write.name + ".json")
+    results_file = options.output.with_name(options.output.name + ".json")
     document = json.loads(results_file.read_text(encoding="utf-8"))
     text = cpu_table.with_table(options.readme.read_text(encoding="utf-8"), document)
     with atomic_path(options.readme) as temporary:
@@ -103,7 +105,7 @@ def main():
     set_environment(settings.threads())
     with shared.torch(options) as peer:
         document = measure(options, peer)
-    results.show(options.write, "CPU kernels", cpu_table.tables(document), document)
+    results.show(options.output, "CPU kernels", cpu_table.tables(document), document)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,11 @@ def parse():
         default=",".join(kernel.name for kernel in FORWARD),
         help="separated by commas (default: all)",
     )
-    parser.add_argument("--batch", type=int, help="images at once (default: 10000)")
-    shared.add_samples(parser)
+    parser.add_argument("--batch-size", type=int, help="images at once (default: 10000)")
+    shared.add_repeat(parser)
     shared.add_gpu(parser)
     shared.add_peer(parser)
-    shared.add_write(parser)
+    shared.add_output(parser)
     parser.add_argument(
         "--resume", action="store_true", help="keep what PREFIX.json has and measure the rest"
     )
@@ -47,8 +47,8 @@ def parse():
         help="say which headers and README have other times than PREFIX.json, and end",
     )  # fmt: skip
     options = parser.parse_args()
-    if (options.resume or options.headers or options.check) and not options.write:
-        parser.error("--resume, --headers and --check need --write PREFIX")
+    if (options.resume or options.headers or options.check) and not options.output:
+        parser.error("--resume, --headers and --check need --output PREFIX")
     return options
 
 
@@ -70,11 +70,13 @@ def measure_shape(gpu, name, problem, kernels, peer, samples, entry, on_kernel):
 
 def bench_all(options):
     """The results as a document; written after every shape."""
-    path = options.write and options.write.with_name(options.write.name + ".json")
+    path = options.output and options.output.with_name(options.output.name + ".json")
     document = cuda_report.load(path) if options.resume else {}
     found = document.get("results", {})
     separator = " " if ",c" in options.shapes else ","
-    problems = {name: shapes.find(name, options.batch) for name in options.shapes.split(separator)}
+    problems = {
+        name: shapes.find(name, options.batch_size) for name in options.shapes.split(separator)
+    }
     kernels = [catalog.get(name) for name in options.kernels.split(",")]
     gpu = device.get(options.gpu)
     progress = tqdm(total=len(problems) * len(kernels), unit="kernel", disable=None)
@@ -84,25 +86,23 @@ def bench_all(options):
             entry = found.get(name)
             if entry is None or entry["batch"] != problem.batch:
                 entry = found[name] = {"batch": problem.batch, "kernels": {}, "cudnn": {}}
-            measure_shape(
-                gpu, name, problem, kernels, peer, options.samples, entry, progress.update
-            )
-            if options.write:
-                content = {"peer": versions, "samples": options.samples, "results": found}
+            measure_shape(gpu, name, problem, kernels, peer, options.repeat, entry, progress.update)
+            if options.output:
+                content = {"peer": versions, "samples": options.repeat, "results": found}
                 results.write(
-                    options.write, "CUDA kernels", _text(versions, options, found), content
+                    options.output, "CUDA kernels", _text(versions, options, found), content
                 )
     return found, versions
 
 
 def _text(versions, options, found):
     about = ", ".join(f"{key} {value}" for key, value in versions.items())
-    return f"{options.samples} samples each. cuDNN by {about}.\n\n{cuda_report.tables(found)}"
+    return f"{options.repeat} samples each. cuDNN by {about}.\n\n{cuda_report.tables(found)}"
 
 
 def _documents(options):
     """Exit code 1 if documents were, or are, out of date."""
-    document = cuda_report.load(options.write.with_name(options.write.name + ".json"))
+    document = cuda_report.load(options.output.with_name(options.output.name + ".json"))
     outdated = ladder_docs.outdated(kernels_dir(), document)
     for path, text in outdated.items():
         print(f"{path} {'was' if options.headers else 'is'} out of date", file=sys.stderr)

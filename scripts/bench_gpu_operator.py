@@ -31,12 +31,12 @@ def main():
         "--term", action="append", help="only this term's milestones (may be repeated)"
     )
     parser.add_argument(
-        "--samples", type=int, default=20, help="timed calls of each shape (default: 20)"
+        "--repeat", type=int, default=20, help="timed calls of each shape (default: 20)"
     )
-    shared.add_write(parser)
+    shared.add_output(parser)
     options = parser.parse_args()
     part = {"staged": staged, "limits": limits, "zero-copy": zero_copy}[options.part]
-    results.show(options.write, *part(options))
+    results.show(options.output, *part(options))
 
 
 def staged(options):
@@ -60,7 +60,7 @@ def zero_copy(options):
         for name in ("fa19_1", "fa19_2"):
             cases[f"{name}, batch {batch}"] = shapes.find(name, batch)
     rows = [
-        zero_copy_bench.measure(name, problem, options.samples)
+        zero_copy_bench.measure(name, problem, options.repeat)
         for name, problem in tqdm(cases.items(), unit="shape", disable=None)
     ]
     title = "Zero-copy: our operator and MXNet's Convolution on MXNet's GPU arrays"

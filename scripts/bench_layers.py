@@ -27,19 +27,18 @@ def parse():
         help=f"such as {layers.LAYERS[2]} (default: {len(layers.LAYERS)} layers of networks)",
     )
     parser.add_argument(
-        "--batch",
+        "--batch-size",
         help="images; of a GPU several numbers separated by commas (default: 16; 1,32,256)",
     )
-    parser.add_argument("--samples", type=int, help="timed runs (default: 5; of a GPU 20)")
+    parser.add_argument("--repeat", type=int, help="timed runs (default: 5; of a GPU 20)")
     parser.add_argument("--threads", type=int, help="threads of all (default: the usable cores)")
-    shared.add_torch(parser)
     parser.add_argument("--gpu", type=int, metavar="NUMBER", help="on the GPU of this number")
     parser.add_argument(
         "--kernels", default="", help="CUDA kernels to time besides, separated by commas"
     )
     shared.add_names(parser, "--directions", DIRECTIONS)
     shared.add_peer(parser)
-    shared.add_write(parser)
+    shared.add_output(parser)
     return parser.parse_args()
 
 
@@ -50,12 +49,12 @@ def main():
 
 def on_gpu(options):
     gpu = device.get(options.gpu)
-    directions, samples = options.directions.split(","), options.samples or 20
+    directions, samples = options.directions.split(","), options.repeat or 20
     kernels = [name for name in options.kernels.split(",") if name]
     asked = options.layers or layers.LAYERS
     problems = [
         (text, int(batch), ConvProblem.parse(f"b{batch},{text}"))
-        for batch in (options.batch or "1,32,256").split(",")
+        for batch in (options.batch_size or "1,32,256").split(",")
         for text in asked
     ]
     compile_all(
@@ -87,8 +86,8 @@ def on_gpu(options):
                 f"Medians of {samples} runs, float32; cuDNN: the better of NCHW and NHWC, no TF32."
             )
             table = "\n\n".join([about, gpu_layers.tables(found), *failures])
-            if options.write:
-                results.write(options.write, title, table, content)
+            if options.output:
+                results.write(options.output, title, table, content)
     print(table)
     return bool(failures)
 
@@ -98,7 +97,7 @@ def on_cpu(options):
         settings.configure(threads=options.threads)
     set_environment(settings.threads())
     asked = options.layers or layers.LAYERS
-    batch, samples = int(options.batch or 16), options.samples or 5
+    batch, samples = int(options.batch_size or 16), options.repeat or 5
     problems = {text: ConvProblem.parse(f"b{batch},{text}") for text in asked}
     turns = len(problems) * len(DIRECTIONS) * (samples + WARM_UP)
     found = []
@@ -117,7 +116,7 @@ def on_cpu(options):
         "PyTorch: the better of NCHW and NHWC. Above 1, ours is faster."
     )
     text = f"{about}\n\n{layers.tables(found)}"
-    results.show(options.write, "Layers of networks on the CPU", text, content)
+    results.show(options.output, "Layers of networks on the CPU", text, content)
 
 
 if __name__ == "__main__":

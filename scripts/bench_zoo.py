@@ -20,7 +20,7 @@ def main():
         help=f"of {', '.join(zoo.NETWORKS)} (default: all)",
     )
     parser.add_argument(
-        "--batch", type=int, nargs="+", default=[1, 32], help="images at once (default: 1 32)"
+        "--batch-size", type=int, nargs="+", default=[1, 32], help="images at once (default: 1 32)"
     )
     parser.add_argument("--repeat", type=int, default=5, help="timed passes (default: 5)")
     parser.add_argument(
@@ -30,20 +30,20 @@ def main():
         metavar="N",
         help="measure beside N other processes that compute all the time (default: 0)",
     )
-    shared.add_write(parser)
+    shared.add_output(parser)
     options = parser.parse_args()
     unknown = set(options.networks) - zoo.NETWORKS.keys()
     if unknown:
         parser.error(f"unknown network {unknown.pop()!r}; there are: {', '.join(zoo.NETWORKS)}")
     names = options.networks or list(zoo.NETWORKS)
-    runs = [(name, batch) for batch in options.batch for name in names]
+    runs = [(name, batch) for batch in options.batch_size for name in names]
     set_environment(settings.threads())
     comparisons = [
         zoo.compare(name, batch, options.repeat, options.busy)
         for name, batch in tqdm(runs, unit="network", disable=None)
     ]
     content = {"networks": zoo.records(comparisons)}
-    results.show(options.write, "Model zoo", zoo.table(comparisons), content)
+    results.show(options.output, "Model zoo", zoo.table(comparisons), content)
 
 
 if __name__ == "__main__":

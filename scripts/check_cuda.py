@@ -29,7 +29,7 @@ def main():
     parser.add_argument(
         "--bare", action="store_true", help="without guard zones, for compute-sanitizer to watch"
     )
-    shared.add_write(parser)
+    shared.add_output(parser)
     options = parser.parse_args()
     kernels = [catalog.get(name) for name in options.kernels] or catalog.KERNELS
     gpu = device.get(options.gpu)
@@ -38,7 +38,7 @@ def main():
         for kernel in tqdm(kernels, unit="kernel", disable=None)
     ]
     content = {"kernels": cuda_proof.document(proofs)}
-    results.show(options.write, "CUDA kernels checked", cuda_proof.table(proofs), content)
+    results.show(options.output, "CUDA kernels checked", cuda_proof.table(proofs), content)
     return any(proof.failures for proof in proofs)
 
 

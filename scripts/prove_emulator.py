@@ -29,12 +29,12 @@ def main():
     parser.add_argument("what", choices=("files", "counts"))
     parser.add_argument("folder", type=Path, nargs="?", help="kernel files, in folders")
     parser.add_argument("--jobs", type=int, default=4, help="files at a time (default: 4)")
-    parser.add_argument("--images", type=int, default=IMAGES, help=f"default: {IMAGES}")
-    options.add_write(parser)
+    parser.add_argument("--batch-size", type=int, default=IMAGES, help=f"default: {IMAGES}")
+    options.add_output(parser)
     asked = parser.parse_args()
-    layers = [(name, shapes.find(name, asked.images)) for name in LAYERS]
+    layers = [(name, shapes.find(name, asked.batch_size)) for name in LAYERS]
     if asked.what == "counts":
-        prove_counts(layers, asked.write)
+        prove_counts(layers, asked.output)
     elif asked.folder is None:
         parser.error("name a folder of kernel files")
     else:
@@ -42,7 +42,7 @@ def main():
 
 
 def prove_files(asked, layers):
-    texts = lab_proof.layer_texts(layers, asked.images)
+    texts = lab_proof.layer_texts(layers, asked.batch_size)
     files = ranking.find([asked.folder])
     kernels = {name: file for name, file in files.items() if isinstance(file, KernelFile)}
     script = Path(__file__).with_name("prove_lab.py")
@@ -61,7 +61,9 @@ def prove_files(asked, layers):
     head = ["number", "GPU", "emulator", "agree", "first wrong element"]
     table = f"{summary}\n\n{markdown.table(head, rows, {0})}"
     content = {"summary": summary, "files": [dict(zip(head, row)) for row in rows]}
-    results.show(asked.write, "Kernel files of others in the emulator and on a GPU", table, content)
+    results.show(
+        asked.output, "Kernel files of others in the emulator and on a GPU", table, content
+    )
 
 
 def prove_counts(layers, prefix):

@@ -23,7 +23,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=4, help="programs at a time (default: 4)")
     parser.add_argument("--without-gpu", action="store_true", help="the emulator alone")
-    options.add_write(parser)
+    options.add_output(parser)
     asked = parser.parse_args()
     # What is missing is said before anything runs.
     found = None if asked.without_gpu else find_sanitizer()
@@ -33,7 +33,7 @@ def main():
     for path in files:
         emulator.update(faults.by_emulator(path, SEEDS))
     tools = {} if found is None else by_tools(found, files, asked.jobs)
-    show(programs, emulator, tools, asked.write)
+    show(programs, emulator, tools, asked.output)
 
 
 def find_sanitizer():

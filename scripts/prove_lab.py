@@ -25,12 +25,12 @@ HEAD = ["number", "form", "by other means", "lab check", "agree", "sum, ms", "ag
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="kernel files, in folders")
-    parser.add_argument("--batch", type=int, default=1000, help="images (default: 1000)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each ranking (default: 5)")
+    parser.add_argument("--batch-size", type=int, default=1000, help="images (default: 1000)")
+    parser.add_argument("--repeat", type=int, default=5, help="of each ranking (default: 5)")
     parser.add_argument("--most", type=int, default=20, help="files ranked (default: 20)")
     parser.add_argument("--jobs", type=int, default=4, help="files checked at a time (default: 4)")
     parser.add_argument("--compare", nargs="+", help=argparse.SUPPRESS)
-    options.add_write(parser)
+    options.add_output(parser)
     asked = parser.parse_args()
     if asked.compare:
         path, output, *texts = asked.compare
@@ -44,7 +44,7 @@ def main():
 def prove(asked):
     files = ranking.find([asked.folder])
     kernels = {name: file for name, file in files.items() if not isinstance(file, str)}
-    layers = [(name, shapes.find(name, asked.batch)) for name in LAYERS]
+    layers = [(name, shapes.find(name, asked.batch_size)) for name in LAYERS]
     texts = lab_proof.layer_texts(layers, IMAGES)
     with tempfile.TemporaryDirectory() as folder:
         others = lab_proof.by_other_means(__file__, kernels, texts, Path(folder), asked.jobs)
@@ -56,13 +56,13 @@ def prove(asked):
     ranked = {name: kernels[name] for name in some}
     rankings = []
     for number in (1, 2):
-        rankings.append(rank(ranked, layers, asked.rounds, asked.jobs, checked))
+        rankings.append(rank(ranked, layers, asked.repeat, asked.jobs, checked))
         say(f"{len(ranked)} files ranked, {number} of 2")
     rows = lab_proof.table_rows(checked, rankings, files, others, len(texts))
     summary = lab_proof.summary(rankings)
     table = f"{summary}\n\n{markdown.table(HEAD, rows, {0, 5, 6, 7})}"
     content = {"summary": summary, "files": [dict(zip(HEAD, row)) for row in rows]}
-    results.show(asked.write, "Kernel files of others in the lab", table, content)
+    results.show(asked.output, "Kernel files of others in the lab", table, content)
 
 
 def say(what):

@@ -19,7 +19,7 @@ def main():
     )
     parser.add_argument("--size", default="10000", help="images (default: %(default)s)")
     parser.add_argument(
-        "--runs", type=int, default=5, help="to time with and without profile (default: 5)"
+        "--repeat", type=int, default=5, help="to time with and without profile (default: 5)"
     )
     parser.add_argument(
         "--kernels", action="store_true", help="compare kernel times: needs a GPU, and ncu"
@@ -27,7 +27,7 @@ def main():
     parser.add_argument("--counters", metavar="SIZE", help="profile SIZE images with --ncu, too")
     parser.add_argument("--launch", metavar="SHAPE", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--write",
+        "--output",
         type=Path,
         metavar="PREFIX",
         help="write PREFIX.md and PREFIX.json as well",
@@ -53,7 +53,7 @@ def prove(options):
         text.append(f"`{command}`:\n\n```\n{output.strip()}\n```")
     # MXNet's own convolution reports no op times.
     costs = [
-        profile_proof.cost([milestone, options.size], options.runs)
+        profile_proof.cost([milestone, options.size], options.repeat)
         for milestone in milestones
         if milestone != "m1.1"
     ]
@@ -64,13 +64,13 @@ def prove(options):
     )
     text += [table(found) for found, table in tables if found]
     print("\n\n".join(text))
-    if options.write:
+    if options.output:
         content = {
             "kernels": [each.record() for each in kernels],
             "layers": list(map(vars, layers)),
             "costs": [each.record() for each in costs],
         }
-        results.write(options.write, "Profiles", "\n\n".join(text), content)
+        results.write(options.output, "Profiles", "\n\n".join(text), content)
 
 
 def compare_kernels():

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from studies import mxnet_tests
-from studies.options import add_write
+from studies.options import add_output
 from studies.results import write
 from tqdm import tqdm
 
@@ -43,7 +43,7 @@ def _options():
     parser.add_argument(
         "--limit", type=float, default=120, help="seconds that a test may take (default: 120)"
     )
-    add_write(parser)
+    add_output(parser)
     parser.add_argument(
         "--own",
         type=Path,
@@ -63,9 +63,9 @@ def _run(options):
         tqdm.write(mxnet_tests.summary(file, results[file]), file=sys.stderr)
         if options.own:
             mxnet_tests.save(options.own, own)
-        if options.write:
+        if options.output:
             table, content = mxnet_tests.table(results), mxnet_tests.document(results)
-            write(options.write, "MXNet's own tests with our operator", table, content)
+            write(options.output, "MXNet's own tests with our operator", table, content)
     return results
 
 

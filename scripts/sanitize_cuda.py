@@ -49,7 +49,7 @@ def main():
         "--random", type=int, default=6, help="random problems for each kernel (default: 6)"
     )
     parser.add_argument("--tools", default=",".join(sanitizer.TOOLS), help="(default: all four)")
-    shared.add_write(parser)
+    shared.add_output(parser)
     options = parser.parse_args()
     kernels = options.kernels or [kernel.name for kernel in catalog.KERNELS]
     path, tools = sanitizer.find(), options.tools.split(",")
@@ -68,7 +68,7 @@ def main():
     )
     kept = [{key: each[key] for key in each if key != "output"} for each in ran]
     content = {"kernels": kernels, "random": options.random, "tools": kept}
-    results.show(options.write, "CUDA kernels under compute-sanitizer", table, content)
+    results.show(options.output, "CUDA kernels under compute-sanitizer", table, content)
     bad = [each for each in ran if not (each["clean"] and each["results_right"])]
     for each in bad:
         print(f"\n{each['tool']}:\n{_shown(each)}", file=sys.stderr)

@@ -14,10 +14,10 @@ from ece408_op.bench.peers import cudnn
 from ece408_op.errors import InvalidSetting
 
 
-def add_write(parser: argparse.ArgumentParser) -> None:
-    """`--write PREFIX`, for `results.show`."""
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """`--output PREFIX`, for `results.show`."""
     parser.add_argument(
-        "--write", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
+        "--output", type=Path, metavar="PREFIX", help="write PREFIX.md and PREFIX.json as well"
     )
 
 
@@ -38,44 +38,37 @@ def add_shapes(parser: argparse.ArgumentParser) -> None:
     add_names(parser, "--shapes", list(shapes.SHAPES))
 
 
-def add_samples(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--samples", type=int, default=20, help="timed runs of each (default: 20)")
+def add_repeat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeat", type=int, default=20, help="timed runs of each (default: 20)")
 
 
 def add_peer(parser: argparse.ArgumentParser) -> None:
-    """`--peer-python` and `--no-peer`, for `peer`."""
+    """`--peer-python` and `--no-peer`, for `peer` and `torch`."""
     parser.add_argument(
         "--peer-python",
-        default="python3",
         metavar="PYTHON",
-        help="a Python with PyTorch, for cuDNN's times (default: python3)",
+        help="a Python with PyTorch, for its times on the CPU or cuDNN's (default: this one on the "
+        "CPU, else python3)",
     )
-    parser.add_argument("--no-peer", action="store_true", help="leave cuDNN out")
+    parser.add_argument("--no-peer", action="store_true", help="leave PyTorch or cuDNN out")
 
 
 def peer(options: argparse.Namespace) -> AbstractContextManager[cudnn.Peer | None]:
     """cuDNN's process for a `with` block; `None` with `--no-peer`. Raises `InvalidSetting`."""
-    return contextlib.nullcontext() if options.no_peer else cudnn.Peer(options.peer_python)
-
-
-def add_torch(parser: argparse.ArgumentParser) -> None:
-    """`--torch-python` and `--no-torch`, for `torch`."""
-    parser.add_argument(
-        "--torch-python",
-        default=sys.executable,
-        metavar="PYTHON",
-        help="a Python with PyTorch (default: this one)",
+    return (
+        contextlib.nullcontext()
+        if options.no_peer
+        else cudnn.Peer(options.peer_python or "python3")
     )
-    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
 
 
 def torch(options: argparse.Namespace) -> AbstractContextManager[cpu_timer.TorchPeer | None]:
     """PyTorch's process on the CPU for a `with` block; `None`, with the reason on stderr, where
     that Python has no PyTorch."""
-    if options.no_torch:
+    if options.no_peer:
         return contextlib.nullcontext()
     try:
-        return cpu_timer.TorchPeer(options.torch_python)
+        return cpu_timer.TorchPeer(options.peer_python or sys.executable)
     except InvalidSetting as error:
         print(f"without PyTorch: {error}", file=sys.stderr)
         return contextlib.nullcontext()

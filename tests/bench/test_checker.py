@@ -61,4 +61,4 @@ def test_the_scripts_show_help_without_a_gpu(script):
         [sys.executable, str(SCRIPTS / script), "--help"], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
-    assert "--write PREFIX" in result.stdout
+    assert "--output PREFIX" in result.stdout

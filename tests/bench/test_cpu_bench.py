@@ -21,7 +21,17 @@ from ece408_op.errors import InvalidSetting, WrongResult
 from ece408_op.problem import ConvProblem
 
 BENCH_CPU, BENCH_LAYERS = SCRIPTS / "bench_cpu.py", SCRIPTS / "bench_layers.py"
-SMALL = ("--batch", "3", "--small-batch", "2", "--samples", "2", "--no-torch", "--threads", "2")
+SMALL = (
+    "--batch-size",
+    "3",
+    "--small-batch-size",
+    "2",
+    "--repeat",
+    "2",
+    "--no-peer",
+    "--threads",
+    "2",
+)
 
 
 def _run(*arguments, script=BENCH_CPU):
@@ -31,7 +41,7 @@ def _run(*arguments, script=BENCH_CPU):
 
 
 def test_the_script_writes_what_it_prints(tmp_path):
-    result = _run("fa19_1", "b3,c5,h29,w31,m20,k5", *SMALL, "--write", tmp_path / "cpu")
+    result = _run("fa19_1", "b3,c5,h29,w31,m20,k5", *SMALL, "--output", tmp_path / "cpu")
     assert result.returncode == 0, result.stderr
     assert "| fa19_1 | `b3,c1,h70,w70,m12,k5x5` |" in result.stdout
     assert result.stdout.strip() in (tmp_path / "cpu.md").read_text()
@@ -50,14 +60,14 @@ def test_the_script_writes_what_it_prints(tmp_path):
     assert set(document["variants"][0]["ms"]) >= {*native.isas(), "1 threads", "2 threads"}
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{cpu_table.README_BEGIN}\n{cpu_table.README_END}\nafter\n")
-    assert _run("--write", tmp_path / "cpu", "--readme", readme).returncode == 0
+    assert _run("--output", tmp_path / "cpu", "--readme", readme).returncode == 0
     assert readme.read_text() == cpu_table.with_table(readme.read_text(), document)
     assert "| fa19_1 |" in readme.read_text()
 
 
 def test_layers_are_timed_by_every_kernel_that_suits(tmp_path):
     layer, write = "c8,h12,w30,m8,k3x3,p1x1", tmp_path / "layers"
-    arguments = ("--batch", 2, "--samples", 3, "--threads", 2, "--no-torch", "--write", write)
+    arguments = ("--batch-size", 2, "--repeat", 3, "--threads", 2, "--no-peer", "--output", write)
     result = _run(layer, *arguments, script=BENCH_LAYERS)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() in write.with_suffix(".md").read_text()

@@ -125,7 +125,7 @@ program.run("test", work)
 
 def test_a_scripts_errors_are_one_line(tmp_path):
     script = next(path for path in PROGRAMS if path.name == "bench_cpu.py")
-    result = _run("", sys.executable, str(script), "nonsense", "--no-torch", "--samples", "1")
+    result = _run("", sys.executable, str(script), "nonsense", "--no-peer", "--repeat", "1")
     assert result.stderr.startswith("bench_cpu: error: ")
     assert len(result.stderr.splitlines()) == 1
     assert 2 < result.returncode < 126

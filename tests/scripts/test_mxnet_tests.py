@@ -139,7 +139,7 @@ def test_what_is_known_of_mxnets_own_is_not_run_again():
 def test_the_script_runs_each_test_with_both_and_gets_past_a_crash(tmp_path):
     _write_sources(tmp_path, "test_attr.py", A_FILE)
     prefix, file = tmp_path / "all", "unittest/test_attr.py"
-    command = [sys.executable, SCRIPT, "--sources", tmp_path, "--files", file, "--write", prefix]
+    command = [sys.executable, SCRIPT, "--sources", tmp_path, "--files", file, "--output", prefix]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     results = json.loads(prefix.with_suffix(".json").read_text())[file]

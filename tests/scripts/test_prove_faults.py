@@ -67,7 +67,7 @@ def test_the_emulator_alone(tmp_path):
     prefix = tmp_path / "faults"
     script = [sys.executable, str(ROOT / "scripts" / "prove_faults.py"), "--without-gpu"]
     result = subprocess.run(
-        [*script, "--write", str(prefix)],
+        [*script, "--output", str(prefix)],
         capture_output=True,
         text=True,
         env=environment(),

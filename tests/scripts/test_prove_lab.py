@@ -34,7 +34,7 @@ def test_files_are_compared_and_ranked_twice(tmp_path):
         (folder / name).write_text(text)
     prefix = tmp_path / "lab"
     script = [sys.executable, str(ROOT / "scripts" / "prove_lab.py"), str(folder)]
-    arguments = ["--batch", "5", "--rounds", "1", "--jobs", "1", "--write", str(prefix)]
+    arguments = ["--batch-size", "5", "--repeat", "1", "--jobs", "1", "--output", str(prefix)]
     result = subprocess.run(
         [*script, *arguments], capture_output=True, text=True, env=environment(), timeout=600
     )
