@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..bench import tune_targets
-from ..errors import InvalidSize, WrongResult
+from ..errors import InvalidSetting, InvalidSize, WrongResult
 from ..operator.checkpoint import load_checkpoint
 from ..operator.net_comparison import compare_symbols
 from ..operator.swap import save_swapped, swap_symbol
@@ -42,8 +43,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare the networks' outputs on random images, and write nothing if they differ "
-        f"by more than {_SWAPPED_ERROR:g} of the largest ({_SWAPPED_HALF_ERROR:g} in float16 and "
+        help="compare the networks' outputs on random images, or those of --input, and write "
+        f"nothing if they differ by more than {_SWAPPED_ERROR:g} of the largest ({_SWAPPED_HALF_ERROR:g} in float16 and "
         "TF32); prints their times, too",
     )
     parser.add_argument(
@@ -52,6 +53,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--batch-size", metavar="N", type=int, default=1, help="with --verify, images (default: 1)"
     )
+    parser.add_argument(
+        "--input",
+        metavar="FILE",
+        type=Path,
+        help="with --verify, images from a .npy file, of shape (N, C, H, W)",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -59,12 +66,7 @@ def _run(options: argparse.Namespace) -> None:
     symbol, arg_params, aux_params = load_checkpoint(options.prefix, options.epoch)
     swapped, report = swap_symbol(symbol, options.backend, options.only, options.precision)
     if options.verify:
-        if options.batch_size < 1:
-            raise InvalidSize(
-                f"{options.batch_size} images are too few; --batch-size takes 1 and more"
-            )
-        shape = (options.batch_size, *tune_targets.image_of(options.image, options.prefix))
-        found = compare_symbols(symbol, swapped, arg_params, aux_params, shape)
+        found = compare_symbols(symbol, swapped, arg_params, aux_params, _images(options))
         print(f"before and after: {found}")
         is_half = any(each.dtype == np.float16 for each in arg_params.values())
         exact = options.precision in (None, "float32") and not is_half
@@ -74,3 +76,20 @@ def _run(options: argparse.Namespace) -> None:
             )
     save_swapped(swapped, options.prefix, options.epoch, options.out)
     print(report)
+
+
+def _images(options: argparse.Namespace) -> np.ndarray:
+    """What the networks are compared on, float32."""
+    if options.input is None:
+        if options.batch_size < 1:
+            raise InvalidSize(
+                f"{options.batch_size} images are too few; --batch-size takes 1 and more"
+            )
+        shape = (options.batch_size, *tune_targets.image_of(options.image, options.prefix))
+        return np.random.default_rng(408).random(shape, np.float32)
+    try:
+        return np.asarray(np.load(options.input, allow_pickle=False), np.float32)
+    except (OSError, EOFError, ValueError, TypeError) as error:
+        raise InvalidSetting(
+            f"{options.input} is not a .npy file with images ({error}); write one by numpy.save"
+        ) from error
