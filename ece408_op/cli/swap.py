@@ -44,8 +44,8 @@ def add(commands: Any) -> None:
         "--verify",
         action="store_true",
         help="compare the networks' outputs on random images, or those of --input, and write "
-        f"nothing if they differ by more than {_SWAPPED_ERROR:g} of the largest ({_SWAPPED_HALF_ERROR:g} in float16 and "
-        "TF32); prints their times, too",
+        f"nothing if they differ by more than {_SWAPPED_ERROR:g} of the largest "
+        f"({_SWAPPED_HALF_ERROR:g} in float16 and TF32); prints their times, too",
     )
     parser.add_argument(
         "--image", metavar="CxHxW", help="with --verify, the images, such as 3x224x224"
