@@ -11,13 +11,12 @@ from ..course.comparison import Job, Run, read_run, reason
 from ..course.milestone import MILESTONES, Milestone
 from ..errors import InvalidSetting
 from ..problem import ConvProblem
-from ..profile import activities, summary, tables
-from ..profile.activities import API, MEMCPY, ON_GPU, Profile
-from . import figures, ladder, own_kernels, plan, rendering
+from . import figures, ladder, own_kernels, plan, profile_view, rendering
 from .cudnn_times import Recorded, recorded
 from .ladder import Ladder
 from .notes import Sections
 from .plan import Measurement, Options
+from .profile_view import ProfileView
 from .store import Result
 
 _GPU_LINE = re.compile(r"^ece408: (\S*) by (.+?): kernel [\d.]+ ms", re.M)
@@ -40,24 +39,6 @@ class Shown:
     @property
     def total_ms(self) -> float:
         return 1e3 * sum(self.run.op_seconds)
-
-
-@dataclass(frozen=True)
-class ProfileView:
-    """A profile's tables as (title, text), its time line's file, and sums in milliseconds.
-
-    `failure` says why there is no profile; the rest is then empty.
-    """
-
-    failure: str | None = None
-    tables: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
-    rates: str | None = None
-    timeline: str | None = None
-    gpu_ms: float = 0.0
-    copies_ms: float = 0.0
-    api_ms: float = 0.0
-    largest_call: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,7 +132,7 @@ def _section(
     runs = tuple(_shown(measurements[key], results[key]) for key in keys if key in results)
     lacking = [shown.run.error for shown in runs if shown.run.lacks_gpu]
     key = plan.profile_key(script)
-    profile = _profile(script, results[key], pictures) if key in results else None
+    profile = profile_view.view(script, results[key], pictures) if key in results else None
     return Section(MILESTONES[script], runs, lacking[0] if lacking else None, profile)
 
 
@@ -162,34 +143,6 @@ def _shown(measurement: Measurement, result: Result) -> Shown:
     kernels = tuple(f"{layer}: {name}" for layer, name in _GPU_LINE.findall(result.stderr))
     output = "\n".join(part.rstrip() for part in (result.stdout, result.stderr) if part.strip())
     return Shown(words, output, read_run(job, result.completed), kernels)
-
-
-def _profile(script: str, result: Result, pictures: dict[str, str]) -> ProfileView:
-    if result.profile is None or not result.ok:
-        return ProfileView(failure=reason(result.completed))
-    try:
-        profile = activities.from_json(result.profile)
-    except InvalidSetting as error:
-        return ProfileView(failure=str(error))
-    name = f"timeline_{script}.svg"
-    drawn = figures.timeline(profile)
-    if drawn is not None:
-        pictures[name] = drawn
-    api = tables.summarize(profile.of_kinds(API))
-    return ProfileView(
-        tables=tuple((each.title, tables.text(each.rows)) for each in tables.sections(profile)),
-        notes=profile.notes,
-        rates=summary.rates_table(profile),
-        timeline=name if drawn is not None else None,
-        gpu_ms=_sum_ms(profile, *ON_GPU),
-        copies_ms=_sum_ms(profile, MEMCPY),
-        api_ms=_sum_ms(profile, API),
-        largest_call=api[0].name if api else "",
-    )
-
-
-def _sum_ms(profile: Profile, *kinds: str) -> float:
-    return sum(each.duration_ns for each in profile.of_kinds(*kinds)) / 1e6
 
 
 def _ladder(device: str, results: Mapping[str, Result], pictures: dict[str, str]) -> LadderView:
@@ -238,7 +191,9 @@ def _own(
     except InvalidSetting as error:
         return LadderView(device, failure=str(error))
     profiles = {
-        version.name: _profile(f"own_{number}", results[plan.own_profile_key(number)], pictures)
+        version.name: profile_view.view(
+            f"own_{number}", results[plan.own_profile_key(number)], pictures
+        )
         for number, version in enumerate(options.versions)
     }
     return _drawn(device, "own", measured, pictures, profiles)

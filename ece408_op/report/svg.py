@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import InvalidSetting
 
+WIDE = 9.0  # inches, which a page has room for
 INK, FAINT = "#1f2328", "#8b949e"
 # Distinguishable with red-green colour blindness (Okabe and Ito).
 BLUE, ORANGE, GREEN, SKY, RED, PINK = (

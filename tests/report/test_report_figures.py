@@ -10,7 +10,7 @@ from played import played_ladder
 
 from ece408_op.course.models import TERMS
 from ece408_op.profile.activities import Activity, Profile
-from ece408_op.report import figures, ladder, svg
+from ece408_op.report import figures, ladder, svg, timeline
 
 
 def _texts(picture):
@@ -45,7 +45,7 @@ def test_the_time_line_has_a_row_for_each_stream_and_thread():
         Activity("kernel", "convolve", 1000, 9000, "GPU 0 stream 7", {}),
         Activity("api", "cuStreamSynchronize", 900, 9000, "thread 2", {}),
     )
-    texts = _texts(figures.timeline(profile))
+    texts = _texts(timeline.draw(profile))
     rows = ["GPU 0 stream 7", "GPU 0 stream 17", "CUDA API calls, thread 2"]
     assert [text for text in texts if text in rows] == rows
     assert {"convolve", "kernel", "copy", "CUDA API call"} <= set(texts)
@@ -55,14 +55,14 @@ def test_the_time_line_has_a_row_for_each_stream_and_thread():
 
 def test_of_many_rows_the_first_are_drawn_and_that_is_said():
     calls = [Activity("api", "cuInit", 0, 9, f"thread {n}", {}) for n in range(40)]
-    texts = _texts(figures.timeline(_profile(Activity("kernel", "k", 0, 9, "stream", {}), *calls)))
+    texts = _texts(timeline.draw(_profile(Activity("kernel", "k", 0, 9, "stream", {}), *calls)))
     assert any("the first 32 rows of 41" in text for text in texts)
     assert {"stream", "CUDA API calls, thread 30"} <= set(texts)
     assert "CUDA API calls, thread 31" not in texts
 
 
 def test_without_activities_there_is_no_time_line():
-    assert figures.timeline(_profile()) is None
+    assert timeline.draw(_profile()) is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_without_activities_there_is_no_time_line():
 )
 def test_what_is_too_short_to_be_seen_is_drawn_together(spans, bars):
     activities = [Activity("kernel", name, a, b - a, "s", {}) for name, a, b in spans]
-    assert figures.merged(activities, 0, 1000, gap=5) == bars
+    assert timeline.merged(activities, 0, 1000, gap=5) == bars
 
 
 def test_pictures_turn_dark_by_themselves():
