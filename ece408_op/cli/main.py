@@ -339,13 +339,7 @@ def _add_compare(commands: Any) -> None:
         "(default: ECE408_BACKEND, or the fastest)",
     )
     arguments.add_threads_and_data(parser)
-    parser.add_argument(
-        "--repeat",
-        metavar="N",
-        type=int,
-        default=1,
-        help="make every run N times and give the median of each figure (default: 1)",
-    )
+    arguments.add_repeat(parser, "make every run N times and give the median of each figure")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write machine, versions and every run to FILE"
     )
@@ -364,8 +358,7 @@ def _run_compare(options: argparse.Namespace) -> int:
         return 0
     if len(options.what) > 1:
         raise InvalidSize(f"{' '.join(options.what)!r} is not one number of images")
-    if options.repeat < 1:
-        raise InvalidSize(f"{options.repeat} is not a number of runs; give 1 or more")
+    arguments.check_repeat(options.repeat)
     settings.configure(backend=options.backend, threads=options.threads, data=options.data)
     dispatch.check_settings()
     names = models.TERMS if options.all_terms else options.term or [models.DEFAULT_TERM]
@@ -416,6 +409,9 @@ def _add_report(commands: Any) -> None:
         default=report_plan.DEFAULT_SIZES,
         help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
     )
+    arguments.add_repeat(
+        parser, "time every milestone in N runs and give the median and the quartiles"
+    )
     arguments.add_threads_and_data(parser)
     parser.add_argument(
         "--peer-python",
@@ -439,6 +435,7 @@ def _add_report(commands: Any) -> None:
 
 
 def _run_report(options: argparse.Namespace) -> int:
+    arguments.check_repeat(options.repeat)
     settings.configure(threads=options.threads, data=options.data)
     dispatch.check_settings()
     asked = report_plan.Options(
@@ -448,6 +445,7 @@ def _run_report(options: argparse.Namespace) -> int:
         options.data,
         options.peer_python,
         own_kernels.find(options.kernels) if options.kernels is not None else (),
+        options.repeat,
     )
     try:
         if options.reuse:

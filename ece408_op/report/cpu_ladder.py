@@ -40,10 +40,11 @@ def measure(layers: Mapping[str, ConvProblem]) -> Ladder:
     isas = tuple(reversed(native.isas()))
     before = _ceilings(isas)
     samples: dict[str, dict[str, list[float]]] = {}
-    kernels = []
+    kernels: dict[str, dict[str, str]] = {}
     for layer, problem in layers.items():
         times, names = _layer(problem, isas)
-        kernels.append(f"{layer} is computed by {', '.join(names)}.")
+        for isa, kernel in names.items():
+            kernels.setdefault(isa, {})[layer] = kernel.removesuffix(f"_{isa}")
         for name, each in times.items():
             samples.setdefault(name, {})[layer] = each
     tops = {isa: top.best(before[isa]) for isa, top in _ceilings(isas).items()}
@@ -53,7 +54,10 @@ def measure(layers: Mapping[str, ConvProblem]) -> Ladder:
         device=cpu_model(),
         batch=problem.batch,
         layers={layer: str(each) for layer, each in layers.items()},
-        steps=tuple(Step(n, _IDEAS[n], True, samples[n], _WHY[n]) for n in ("reference", *isas)),
+        steps=tuple(
+            Step(n, _IDEAS[n], True, samples[n], _WHY[n], computed_by=kernels.get(n, {}))
+            for n in ("reference", *isas)
+        ),
         peers=(Step(_MXNET, "oneDNN", True, samples[_MXNET]),),
         gflops={isa: top.gflops for isa, top in tops.items()},
         gbs={"reads": best.read_gbs, "stores": best.store_gbs},
@@ -61,17 +65,29 @@ def measure(layers: Mapping[str, ConvProblem]) -> Ladder:
         notes=(
             f"{settings.threads()} threads; medians of {SAMPLES} runs, one of the textbook loops; "
             "outputs that have been written before.",
-            *kernels,
+            *(_computed_by(layer, kernels) for layer in layers),
         ),
     )
+
+
+def _computed_by(layer: str, kernels: Mapping[str, Mapping[str, str]]) -> str:
+    """A sentence on which kernel computes a layer, by each instruction set if they differ."""
+    names = {isa: of_layer[layer] for isa, of_layer in kernels.items()}
+    if len(set(names.values())) > 1:
+        return f"{layer} is computed by {', '.join(f'{n} ({isa})' for isa, n in names.items())}."
+    name = next(iter(names.values()))
+    fewer = ", which multiplies less than the textbook loops" if name == "winograd" else ""
+    return f"{layer} is computed by {name}{fewer}, by every instruction set."
 
 
 def _ceilings(isas: tuple[str, ...]) -> dict[str, ceilings.Ceilings]:
     return {isa: ceilings.measure(isa, settings.threads()) for isa in isas}
 
 
-def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> tuple[dict[str, list[float]], list[str]]:
-    """Milliseconds by contender, and the kernels that ran; ours are checked (`WrongResult`)."""
+def _layer(
+    problem: ConvProblem, isas: tuple[str, ...]
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Milliseconds by contender, and kernels by instruction set; checked (`WrongResult`)."""
     x, w = cpu_timer.inputs(problem)
     ours = cpu_timer.bind(problem, x, w, ours=True)
     native_one = cpu_timer.bind(problem, x, w, ours=False)
@@ -81,7 +97,7 @@ def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> tuple[dict[str, list[
             ours.executor.outputs[0][:] = float("nan")
             sample()
             cpu_timer.check(problem, x, w, ours.executor.outputs[0])
-        names = list(dict.fromkeys(entry.kernel for entry in log))
+        names = dict(zip(isas, (entry.kernel for entry in log)))
         reference = [ours.forward_with(backend="reference")()]
         contenders[_MXNET] = native_one.forward
         times = cpu_timer.interleaved(contenders, SAMPLES, lambda: None)

@@ -8,48 +8,39 @@ from typing import Any
 import numpy as np
 
 from ..problem import ConvProblem
-from . import svg
+from . import dots, svg
 from .ladder import Ladder, Step
 
-# Lines less than this factor apart on a logarithmic scale share a label.
-_CLOSE = 1.3
+# What a name takes of the roofline's height.
+_NAME_SHARE = 1 / 32
 
 
-def ladder_bars(ladder: Ladder) -> str:
+def ladder_dots(ladder: Ladder) -> str:
     """Times of each step by layer, and of the peers, as SVG; the scale is logarithmic."""
     steps = [*ladder.steps, *ladder.peers]
     with svg.styled():
-        figure = svg.figure(svg.WIDE, 1.3 + 0.27 * len(steps))
+        figure = svg.figure(svg.WIDE, 1.3 + dots.ROW_INCHES * len(steps))
         panels = figure.subplots(1, len(ladder.layers), sharey=True, squeeze=False)[0]
         for axes, (layer, problem) in zip(panels, ladder.layers.items()):
-            _bars(axes, ladder, steps, layer)
+            floor = ladder.floors_ms[layer]
+            dots.draw(axes, [_dot(ladder, step, layer) for step in steps], (floor,))
+            axes.axvline(floor, color=svg.RED, linestyle="--", linewidth=1)
+            axes.set_xlabel("ms, logarithmic; dashed: the floor")
             axes.set_title(f"{layer}: {problem}", loc="left")
         panels[0].set_yticks(range(len(steps)), labels=[step.name for step in steps])
-        panels[0].invert_yaxis()
         return svg.text(figure)
 
 
-def _bars(axes: Any, ladder: Ladder, steps: Sequence[Step], layer: str) -> None:
-    for place, step in enumerate(steps):
-        ms = step.median_ms(layer)
-        if ms is None:
-            continue
-        own = place < len(ladder.steps)
-        colour = svg.BLUE if own else svg.ORANGE
-        axes.barh(place, ms, color=colour, alpha=1.0 if step.accurate else 0.5)
-        axes.annotate(_figure(ms), (ms, place), (4, 0), textcoords="offset points", va="center")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, ladder.floors_ms[layer] / 2), high * 2.5)
-    axes.axvline(ladder.floors_ms[layer], color=svg.RED, linestyle="--", linewidth=1)
-    axes.set_xlabel("ms, logarithmic; dashed: the floor")
-    axes.grid(axis="x")
+def _dot(ladder: Ladder, step: Step, layer: str) -> dots.Dot | None:
+    spread = step.spread(layer)
+    if spread is None:
+        return None
+    colour = svg.BLUE if step in ladder.steps else svg.ORANGE
+    return dots.Dot(spread, colour, _marker(step), step.computed_by.get(layer, ""))
 
 
-def _figure(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+def _marker(step: Step) -> str:
+    return "o" if step.accurate else "^"
 
 
 def roofline(ladder: Ladder) -> str:
@@ -64,55 +55,88 @@ def roofline(ladder: Ladder) -> str:
     with svg.styled():
         figure = svg.figure(svg.WIDE, 5.4)
         axes = figure.subplots()
-        reach = np.array([min(intensities) / 8, max(intensities) * 8])
+        ridges = [max(ladder.gflops.values()) / gbs for gbs in ladder.gbs.values()]
+        reach = np.array([min(*intensities, *ridges) / 4, max(*intensities, *ridges) * 4])
         _roofs(axes, ladder, reach)
-        for number, (layer, problem) in enumerate(problems.items()):
-            _points(axes, ladder, layer, problem, number)
         axes.set(xscale="log", yscale="log", xlim=reach)
         axes.set_xlabel("arithmetic intensity, FLOP per byte")
         axes.set_ylabel("GFLOP/s")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:g}")
-        axes.margins(y=0.12)
+            axis.set_major_formatter(svg.number)
         axes.grid(which="major")
-        axes.legend(loc="lower right")
+        for number, (layer, problem) in enumerate(problems.items()):
+            _points(axes, ladder, layer, problem, svg.SERIES[number % len(svg.SERIES)])
+        axes.margins(y=0.12)
+        axes.autoscale(axis="y")
+        for layer, problem in problems.items():
+            _names(axes, ladder, layer, problem)
+        _roof_names(axes, ladder)
+        figure.legend(loc="outside upper center", ncols=len(problems) + len(ladder.gbs))
         return svg.text(figure)
 
 
 def _roofs(axes: Any, ladder: Ladder, reach: np.ndarray) -> None:
     top = max(ladder.gflops.values())
-    labels: list[tuple[float, list[str]]] = []
-    for name, rate in sorted(ladder.gflops.items(), key=lambda item: -item[1]):
+    for rate in ladder.gflops.values():
         axes.axhline(rate, color=svg.INK, linewidth=1)
-        # Lines that lie close share a label, which would not fit between them.
-        if labels and labels[-1][0] < _CLOSE * rate:
-            labels[-1][1].append(f"{name}, {rate:.0f}")
-        else:
-            labels.append((rate, [f"{name}, {rate:.0f}"]))
-    for rate, names in labels:
-        axes.annotate(f"{'; '.join(names)} GFLOP/s", (reach[1], rate), (-4, 3),
-                      textcoords="offset points", ha="right")  # fmt: skip
     for (name, gbs), style in zip(ladder.gbs.items(), ("-", "--", ":")):
         ends = np.array([reach[0], min(reach[1], top / gbs)])
         axes.plot(ends, gbs * ends, color=svg.INK, linewidth=1, linestyle=style,
                   label=f"{name}, {gbs:.0f} GB/s")  # fmt: skip
 
 
-def _points(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem, number: int) -> None:
-    """Marks of a layer's steps, named right of them, or left if they are less accurate."""
-    colour, best = svg.SERIES[number % len(svg.SERIES)], ladder.fastest(layer)
+def _roof_names(axes: Any, ladder: Ladder) -> None:
+    """Names of the ceilings of arithmetic, right of the plot."""
+    low, high = np.log10(axes.get_ylim())
+    roofs = sorted((rate, name) for name, rate in ladder.gflops.items())
+    places = apart([np.log10(rate) for rate, _ in roofs], 4.5 * _NAME_SHARE * (high - low))
+    for (rate, name), place in zip(roofs, places):
+        lines = name.replace(" on ", "\non ")
+        axes.annotate(f"{lines}\n{rate:,.0f} GFLOP/s", (1, 10**place), (6, 0),
+                      xycoords=("axes fraction", "data"), textcoords="offset points",
+                      fontsize=9, va="center")  # fmt: skip
+
+
+def _points(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem, colour: str) -> None:
+    """A mark for each step of a layer."""
+    best = ladder.fastest(layer)
     axes.plot([], marker="o", linestyle="", color=colour, label=layer)
-    for accurate in (True, False):
-        timed = [(step.median_ms(layer), step) for step in ladder.steps]
-        found = [(ms, each) for ms, each in timed if ms is not None and each.accurate == accurate]
-        last = 0.0
-        for ms, step in sorted(found, key=lambda pair: pair[0]):
-            at = problem.flops / problem.bytes, problem.flops / ms / 1e6
-            axes.plot(*at, marker="o" if accurate else "^", linestyle="", color=colour,
+    for step in ladder.steps:
+        ms = step.median_ms(layer)
+        if ms is not None:
+            axes.plot(problem.flops / problem.bytes, problem.flops / ms / 1e6,
+                      marker=_marker(step), linestyle="", color=colour,
                       markersize=9 if step is best else 5)  # fmt: skip
-            # Names of points that lie close would cover each other.
-            if ms > _CLOSE * last:
-                axes.annotate(step.name, at, (8 if accurate else -8, -3), fontsize=8,
-                              textcoords="offset points",
-                              ha="left" if accurate else "right")  # fmt: skip
-                last = ms
+
+
+def _names(axes: Any, ladder: Ladder, layer: str, problem: ConvProblem) -> None:
+    """Names of a layer's marks, right of them, or left if they are less accurate."""
+    low, high = np.log10(axes.get_ylim())
+    for accurate, side, offset in ((True, "left", 22), (False, "right", -22)):
+        steps = [step for step in ladder.steps if step.accurate == accurate]
+        timed = [(step.median_ms(layer), step.name) for step in steps]
+        found = sorted((problem.flops / ms / 1e6, name) for ms, name in timed if ms is not None)
+        places = apart([np.log10(rate) for rate, _ in found], _NAME_SHARE * (high - low))
+        for (rate, name), place in zip(found, places):
+            at = problem.flops / problem.bytes
+            label = axes.annotate(
+                name,
+                (at, rate),
+                (at, 10**place),
+                textcoords=svg.shifted(axes, offset),
+                fontsize=8,
+                ha=side,
+                va="center",
+                arrowprops={"arrowstyle": "-", "color": svg.FAINT, "linewidth": 0.6, "shrinkB": 3},
+            )
+            label.set_gid(f"{svg.GROUND}-{layer}-{name}")
+
+
+def apart(places: Sequence[float], gap: float) -> list[float]:
+    """Ascending places, moved as little as keeps neighbours `gap` apart."""
+    up, down = list(places), list(places)
+    for index in range(1, len(up)):
+        up[index] = max(up[index], up[index - 1] + gap)
+    for index in reversed(range(len(down) - 1)):
+        down[index] = min(down[index], down[index + 1] - gap)
+    return [(a + b) / 2 for a, b in zip(up, down)]

@@ -105,6 +105,6 @@ def _peers(
                     notes.append(f"cuDNN {variant} has no time on {layer}: {timing['failure']}.")
     notes.append(f"cuDNN through PyTorch, in a process of its own ({about}).")
     return tuple(
-        Step(f"cuDNN {variant}", "cuDNN through PyTorch", "float32" in variant, times)
+        Step(f"cuDNN {variant}", "through PyTorch", "float32" in variant, times)
         for variant, times in samples.items()
     )

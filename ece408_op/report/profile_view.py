@@ -14,14 +14,32 @@ from .store import Result
 
 
 @dataclass(frozen=True)
+class Table:
+    """Rows that make up most of the time as text, and the others, of which there are `others`."""
+
+    title: str
+    most: str
+    rest: str
+    others: int
+
+    @staticmethod
+    def of(section: tables.Section) -> Table:
+        header, *lines = tables.text(section.rows).splitlines()
+        # Below the entries that count most is the line that says so.
+        count = min(tables.marked(section.rows) + 1, len(lines))
+        most, rest = [header, *lines[:count]], [header, *lines[count:]]
+        return Table(section.title, "\n".join(most), "\n".join(rest), len(lines) - count)
+
+
+@dataclass(frozen=True)
 class ProfileView:
-    """A profile's tables as (title, text), its time line's file, and sums in milliseconds.
+    """A profile's tables, its time line's file, and sums in milliseconds.
 
     `failure` says why there is no profile; the rest is then empty.
     """
 
     failure: str | None = None
-    tables: tuple[tuple[str, str], ...] = ()
+    tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     rates: str | None = None
     timeline: str | None = None
@@ -45,7 +63,7 @@ def view(name: str, result: Result, pictures: MutableMapping[str, str]) -> Profi
         pictures[file] = drawn
     api = tables.summarize(profile.of_kinds(API))
     return ProfileView(
-        tables=tuple((each.title, tables.text(each.rows)) for each in tables.sections(profile)),
+        tables=tuple(map(Table.of, tables.sections(profile))),
         notes=profile.notes,
         rates=summary.rates_table(profile),
         timeline=file if drawn is not None else None,

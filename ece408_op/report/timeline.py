@@ -23,7 +23,7 @@ _COLOURS = {
     KERNEL: svg.GREEN,
     MEMCPY: svg.ORANGE,
     MEMSET: svg.PINK,
-    API: svg.SKY,
+    API: svg.SLATE,
     OPERATOR: svg.BLUE,
     OP_CALL: svg.RED,
 }
@@ -102,7 +102,7 @@ def _draw_row(axes: Any, place: int, activities: Sequence[Activity], begin: int,
             if name is not None and stop - start > _LABELLED * whole:
                 centre = ((start + stop) / 2 - begin) / 1e6
                 axes.annotate(_short(name, (stop - start) / whole), (centre, place), ha="center",
-                              va="center", fontsize=8, color="white")  # fmt: skip
+                              va="center", fontsize=8, color=svg.PAPER)  # fmt: skip
 
 
 def merged(
