@@ -250,14 +250,26 @@ def test_table():
         "m2.1    2017fa  ece408-high   10000    0.8700     0.400         -       1.50       150",
         "m3.1    2019fa  ece408        10000  not run: no NVIDIA driver; none",
         "m4.1    2019fa  ece408        10000  failed: out of luck",
+        "",
+        "Each figure is of a single run; --repeat N gives medians of N.",
     ]
     assert comparison_table.table(_rows()).splitlines() == lines
+
+
+def test_the_table_says_a_reason_once_and_how_many_runs_there_were():
+    ours, lacking = _rows()[1], _rows()[3]
+    lines = comparison_table.table([Row(ours.samples * 3), lacking, lacking]).splitlines()
+    assert [line.partition("not run: ")[2] for line in lines[2:4]] == [
+        "no NVIDIA driver; none",
+        "as above",
+    ]
+    assert lines[4:] == ["", "Figures are medians of 3 runs."]
 
 
 def test_table_without_any_figures():
     lines = comparison_table.table(_rows()[-1:]).splitlines()
     assert lines[0] == "script  term    model   images  accuracy  program s  peak MiB"
-    assert lines[1] == "m4.1    2019fa  ece408   10000  failed: out of luck"
+    assert lines[1:] == ["m4.1    2019fa  ece408   10000  failed: out of luck"]
 
 
 def test_json(tmp_path, mx):
@@ -373,11 +385,13 @@ def test_the_command_prints_the_table_only(tmp_path, played, capsys, no_data):
     assert main.execute(["compare", "20", "--term", "2017fa", "--term", "2019fa", *files]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    lines = captured.out.splitlines()
+    *lines, _, single = captured.out.splitlines()
+    assert single.startswith("Each figure is of a single run")
     assert len(lines) == 1 + len(_jobs("2017fa", "2019fa"))
-    assert sum(NO_DRIVER in line for line in lines) == sum(
+    assert sum("not run: " in line for line in lines) == sum(
         job.milestone.on_gpu for job in _jobs("2017fa", "2019fa")
     )
+    assert captured.out.count(NO_DRIVER) == 1
     assert len(json.loads((tmp_path / "runs.json").read_text())["runs"]) == len(lines) - 1
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
@@ -419,7 +433,7 @@ def test_compare_for_real(run_ece408, fashion_mnist, tmp_path):
     files = ("--json", str(tmp_path / "runs.json"), "--plot", str(tmp_path / "plot.png"))
     result = run_ece408("compare", "50", "--threads", "1", *files)
     assert (result.returncode, result.stderr) == (0, "")
-    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines()}
+    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines()[:-2]}
     assert list(rows) == ["script", *MILESTONES]
     native, ours = rows["m1.1"], rows["m2.1"]
     assert native[1:6] == ["2019fa", "baseline", "50", ours[4], "-"]
