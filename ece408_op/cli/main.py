@@ -416,7 +416,8 @@ def _add_report(commands: Any) -> None:
     parser.add_argument(
         "--peer-python",
         metavar="PYTHON",
-        help="a Python with PyTorch, for cuDNN's times on this GPU (default: without)",
+        help="a Python with PyTorch, for its times on the CPU, and cuDNN's on a GPU (default: "
+        "without)",
     )
     parser.add_argument(
         "--kernels",

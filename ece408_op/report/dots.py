@@ -10,9 +10,8 @@ from typing import Any
 from . import svg
 from .spread import Spread
 
-ROW_INCHES = 0.27
 # Points from the axis to where figures end, and words after them begin.
-_FIGURES, _WORDS = 38, 43
+_FIGURES, _WORDS = 42, 47
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def ladder_dots(ladder: Ladder) -> str:
     """Times of each step by layer, and of the peers, as SVG; the scale is logarithmic."""
     steps = [*ladder.steps, *ladder.peers]
     with svg.styled():
-        figure = svg.figure(svg.WIDE, 1.3 + dots.ROW_INCHES * len(steps))
+        figure = svg.figure(svg.WIDE, 1.3 + 0.27 * len(steps))
         panels = figure.subplots(1, len(ladder.layers), sharey=True, squeeze=False)[0]
         for axes, (layer, problem) in zip(panels, ladder.layers.items()):
             floor = ladder.floors_ms[layer]

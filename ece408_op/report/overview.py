@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..course.comparison import Run
@@ -20,7 +20,7 @@ _MILESTONES = {
     "m1.2": ("MXNet", "GPU"),
     "m4.1": (OURS, "GPU"),
 }
-_WIDTH = 5.2
+_WIDTH, _ROW = 5.2, 0.23
 
 
 @dataclass(frozen=True)
@@ -96,35 +96,29 @@ def finding(found: Sequence[Group]) -> str:
 
 
 def _about(found: Sequence[Group], device: str) -> str:
-    """Our times on a device beside somebody else's that were measured in the same way, if any."""
+    """Our times on a device, where there are some that others' were measured beside."""
     best = ""
     for group in found:
-        ours, theirs = _ours_and_theirs(group, device)
-        if ours and theirs:
-            return _sentence(ours, theirs, group.how)
-        best = best or (_times(ours, ours.times, group.how) if ours else "")
+        lines = [line for line in group.lines if line.device == device]
+        # The last of ours is the fastest.
+        ours = next((line for line in reversed(lines) if line.maker == OURS), None)
+        if ours is None:
+            continue
+        times = " and ".join(f"{dots.figure(t.median)} ms in {n}" for n, t in ours.times.items())
+        text = f"{times} on the {device}, {group.how}"
+        others = [_speed(ours, line) for line in lines if line.maker != OURS]
+        if any(others):
+            return f"{text}, which is {', '.join(filter(None, others))}"
+        best = best or text
     return best
 
 
-def _times(ours: Line, layers: Iterable[str], how: str) -> str:
-    times = [f"{dots.figure(ours.times[layer].median)} ms in {layer}" for layer in layers]
-    return f"{' and '.join(times)} on the {ours.device}, {how}"
-
-
-def _sentence(ours: Line, theirs: Line, how: str) -> str:
+def _speed(ours: Line, theirs: Line) -> str:
+    """How many times as fast as another one ours is; nothing if they share no layer."""
     layers = [layer for layer in ours.times if layer in theirs.times]
-    speeds = [theirs.times[layer].median / ours.times[layer].median for layer in layers]
-    factors = " and ".join(f"{speed:.{1 if speed < 10 else 0}f}" for speed in speeds)
-    return f"{_times(ours, layers, how)}, which is {factors} times the speed of {theirs.maker}'s"
-
-
-def _ours_and_theirs(group: Group, device: str) -> tuple[Line | None, Line | None]:
-    """The last of ours, which is the fastest, and of the others that share a layer with it."""
-    lines = [line for line in group.lines if line.device == device]
-    ours = next((line for line in reversed(lines) if line.maker == OURS), None)
-    others = [line for line in lines if line.maker != OURS]
-    theirs = next((each for each in others if ours and each.times.keys() & ours.times.keys()), None)
-    return ours, theirs
+    factors = [theirs.times[layer].median / ours.times[layer].median for layer in layers]
+    words = " and ".join(f"{factor:.{1 if factor < 10 else 0}f}" for factor in factors)
+    return f"{words} times {theirs.maker}'s speed" if factors else ""
 
 
 def draw(found: Sequence[Group], layers: Mapping[str, str]) -> str | None:
@@ -137,7 +131,7 @@ def draw(found: Sequence[Group], layers: Mapping[str, str]) -> str | None:
     spreads = [spread for _, line in rows if line for spread in line.times.values()]
     shown = [value for each in spreads for value in (each.low, each.high)]
     with svg.styled():
-        height = (0.75 + dots.ROW_INCHES * len(rows)) * len(layers)
+        height = (0.75 + _ROW * len(rows)) * len(layers)
         figure = svg.figure(_WIDTH, height)
         panels = figure.subplots(len(layers), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (layer, title) in zip(panels, layers.items()):

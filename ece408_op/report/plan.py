@@ -29,9 +29,9 @@ _OWN_ROUNDS = 5
 class Options:
     """The command line's options. `sizes` are numbers of images, smallest first.
 
-    `peer_python` is a Python with PyTorch, for cuDNN's times, `threads` and `data` are what every
-    run is given; `None` leaves it to the milestones. `versions` are kernels of the user's own.
-    Each milestone is timed in `repeat` runs.
+    `peer_python` is a Python with PyTorch, for its and cuDNN's times, `threads` and `data` are what
+    every run is given; `None` leaves it to the milestones. `versions` are kernels of the user's
+    own. Each milestone is timed in `repeat` runs.
     """
 
     term: Term
@@ -190,7 +190,7 @@ def _ladder(options: Options, device: str) -> Measurement:
     command += [f"--term={options.term.name}", f"--batch={batch}"]
     if options.threads is not None:
         command.append(f"--threads={options.threads}")
-    if options.peer_python is not None and device == "gpu":
+    if options.peer_python is not None:
         command.append(f"--peer-python={options.peer_python}")
     return Measurement(
         ladder_key(device),

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 from places import SCRIPTS
+from played_torch import TORCH
 from studies import cpu_table, layers
 
 from ece408_op.backends import DIRECTIONS
@@ -94,22 +95,8 @@ def test_bad_shapes_and_peers_are_said_in_one_line():
         cpu_timer.TorchPeer(os.devnull if os.access(os.devnull, os.X_OK) else "/bin/false")
 
 
-_TORCH = """
-import os
-__version__ = "played"
-Tensor = memory_format = contiguous_format = channels_last = None
-set_num_threads = set_grad_enabled = lambda value: None
-class rand:
-    def __init__(self, size): os._exit(7) if 0 in size else None
-    def contiguous(self, memory_format): return self
-class nn:
-    class functional:
-        conv2d = staticmethod(lambda x, w, bias, stride, pad, dilate, groups: None)
-"""
-
-
 def test_a_peer_answers_until_it_dies(tmp_path, monkeypatch):
-    (tmp_path / "torch.py").write_text(_TORCH)
+    (tmp_path / "torch.py").write_text(TORCH)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with cpu_timer.TorchPeer(sys.executable) as peer:
         assert peer.versions["torch"] == "played"
