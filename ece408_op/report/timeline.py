@@ -42,7 +42,7 @@ _MOST_ROWS = 32
 # The rows below those of the GPU, in this order.
 _CPU_ROWS = (OP_CALL, OPERATOR, API)
 _LABELLED = 0.06
-_CHARACTERS = 95  # that fit the width of the time line
+_CHARACTERS = 75  # that fit the width of the time line beside long names of rows
 
 
 def draw(profile: Profile) -> str | None:
