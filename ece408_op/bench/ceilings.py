@@ -13,7 +13,9 @@ import numpy as np
 from ..backends.cpu import native
 from ..problem import ConvProblem
 
-_ROUNDS = 2000  # thousands of rounds of multiply-adds: tens of milliseconds
+# Thousands of rounds of multiply-adds, a millisecond or so: on a busy machine some of many short
+# runs are left alone, and hardly any long one.
+_ROUNDS, _SHORT_RUNS = 200, 50
 _FLOATS = 1 << 26  # 256 MiB: no cache holds it
 _REPEAT = 5
 _ALIGNMENT = 64
@@ -71,7 +73,7 @@ def measure(isa: str, threads: int) -> Ceilings:
 
     fresh_s = min(_fresh_s(code, threads) for _ in range(_REPEAT))
     return Ceilings(
-        operations / _best_s(multiply_adds) / 1e9,
+        operations / _best_s(multiply_adds, _SHORT_RUNS) / 1e9,
         4 * _FLOATS / _best_s(stores) / 1e9,
         4 * _FLOATS / _best_s(reads) / 1e9,
         4 * _FLOATS / fresh_s / 1e9,
@@ -90,9 +92,9 @@ def _fresh_s(code: int, threads: int) -> float:
     return elapsed
 
 
-def _best_s(run: Callable[[], None]) -> float:
+def _best_s(run: Callable[[], None], repeat: int = _REPEAT) -> float:
     samples = []
-    for _ in range(_REPEAT):
+    for _ in range(repeat):
         begin = time.perf_counter()
         run()
         samples.append(time.perf_counter() - begin)

@@ -43,7 +43,7 @@ class TorchPeer(process.Peer):
 
     def __init__(self, python: str) -> None:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads()))
-        remedy = "it needs PyTorch and memory, or use --no-peer"
+        remedy = "name a Python with PyTorch, or leave PyTorch out"
         super().__init__("torch_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..errors import InvalidSize
+
 
 def add_command(commands: Any, name: str, title: str, **keywords: Any) -> argparse.ArgumentParser:
     """A subcommand's parser, with `--debug`."""
@@ -51,6 +53,19 @@ def add_gpu(parser: argparse.ArgumentParser, what: str = "several share the batc
         metavar="N[,N]",
         help=f"number of the GPU, from 0; {what} (default: ECE408_DEVICES, or 0)",
     )
+
+
+def add_repeat(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--repeat`; `check_repeat` is to check it."""
+    parser.add_argument(
+        "--repeat", metavar="N", type=int, default=1, help=f"{what} (default: %(default)s)"
+    )
+
+
+def check_repeat(runs: int) -> None:
+    """Raise `InvalidSize` for a number of runs that cannot be made."""
+    if runs < 1:
+        raise InvalidSize(f"{runs} is not a number of runs; give 1 or more")
 
 
 def add_batch_size(parser: argparse.ArgumentParser) -> None:

@@ -68,13 +68,7 @@ def add(commands: Any) -> None:
     )
     arguments.add_gpu(parser)
     arguments.add_threads_and_data(parser)
-    parser.add_argument(
-        "--repeat",
-        metavar="N",
-        type=int,
-        default=1,
-        help="make every run N times and give the median of each figure (default: 1)",
-    )
+    arguments.add_repeat(parser, "make every run N times and give the median of each figure")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write machine, versions and every run to FILE"
     )
@@ -93,8 +87,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     if len(options.what) > 1:
         raise InvalidSize(f"{' '.join(options.what)!r} is not one number of images")
-    if options.repeat < 1:
-        raise InvalidSize(f"{options.repeat} is not a number of runs; give 1 or more")
+    arguments.check_repeat(options.repeat)
     settings.configure(backend=options.backend, threads=options.threads, data=options.data)
     settings.configure(kernel=options.kernel, precision=options.precision)
     dispatch.check_settings()

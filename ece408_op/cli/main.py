@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import os
 import re
 import sys
 import traceback
@@ -334,11 +335,16 @@ def _add_report(commands: Any) -> None:
         default=report_plan.DEFAULT_SIZES,
         help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
     )
+    arguments.add_repeat(
+        parser, "time every milestone in N runs and give the median and the quartiles"
+    )
+    arguments.add_gpu(parser)
     arguments.add_threads_and_data(parser)
     parser.add_argument(
         "--peer-python",
         metavar="PYTHON",
-        help="a Python with PyTorch, for cuDNN's times on this GPU (default: without)",
+        help="a Python with PyTorch, for its times on the CPU, and cuDNN's on a GPU (default: "
+        "without)",
     )
     parser.add_argument(
         "--kernels",
@@ -357,8 +363,12 @@ def _add_report(commands: Any) -> None:
 
 
 def _run_report(options: argparse.Namespace) -> int:
+    arguments.check_repeat(options.repeat)
     settings.configure(threads=options.threads, data=options.data)
     dispatch.check_settings()
+    if options.gpu is not None:
+        # For the programs that the report runs.
+        os.environ["ECE408_DEVICES"] = options.gpu
     asked = report_plan.Options(
         models.find_term(options.term),
         report_plan.parse_sizes(options.sizes),
@@ -366,6 +376,7 @@ def _run_report(options: argparse.Namespace) -> int:
         options.data,
         options.peer_python,
         own_kernels.find(options.kernels) if options.kernels is not None else (),
+        options.repeat,
     )
     try:
         if options.reuse:

@@ -95,7 +95,8 @@ def text(sides: Sequence[Side]) -> str:
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([*abouts, "", *lines, "", *_notes(rows)])
+    single = any(len(values) == 1 for side in sides for values in side.figures.values())
+    return "\n".join([*abouts, "", *lines, "", *_notes(rows, single)])
 
 
 def _row(key: Key, sides: Sequence[Side]) -> list[str]:
@@ -136,8 +137,10 @@ def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
     return bool(stats.mannwhitneyu(a, b).pvalue < _CHANCE)
 
 
-def _notes(rows: Sequence[Sequence[str]]) -> list[str]:
+def _notes(rows: Sequence[Sequence[str]], single: bool) -> list[str]:
     notes = ["gain: how many times as fast as the first; ±: half the distance of the quartiles."]
+    if single:
+        notes.append("Figures without ± are of a single run.")
     if any(cell.endswith("x?") for row in rows for cell in row):
         notes.append(
             f"?: may be chance: fewer than {_ENOUGH} runs of a side (--repeat), or samples that "

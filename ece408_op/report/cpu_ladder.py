@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from .. import settings
@@ -30,20 +31,33 @@ _WHY = {
     "avx512": "Twice the lanes again, and 32 registers instead of 16, which allow larger tiles.",
 }
 _MXNET = "MXNet's Convolution"
+_PEERS = {
+    _MXNET: "oneDNN",
+    "PyTorch NCHW": "in a process of its own",
+    "PyTorch NHWC": "in a process of its own",
+}
 
 
-def measure(layers: Mapping[str, ConvProblem]) -> Ladder:
+def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladder:
     """Times on arrays that have been used before, so that none pays for fresh pages.
 
-    Raises `WrongResult` for a kernel that computes something else, and the backends' errors.
+    Raises `WrongResult` for a kernel that computes something else, and the errors of the backends
+    and of the peer.
     """
+    peer = cpu_timer.TorchPeer(peer_python) if peer_python else contextlib.nullcontext()
+    with peer as torch:
+        return _measure(layers, torch)
+
+
+def _measure(layers: Mapping[str, ConvProblem], torch: cpu_timer.TorchPeer | None) -> Ladder:
     isas = tuple(reversed(native.isas()))
     before = _ceilings(isas)
     samples: dict[str, dict[str, list[float]]] = {}
-    kernels = []
+    kernels: dict[str, dict[str, str]] = {}
     for layer, problem in layers.items():
-        times, names = _layer(problem, isas)
-        kernels.append(f"{layer} is computed by {', '.join(names)}.")
+        times, names = _layer(problem, isas, torch)
+        for isa, kernel in names.items():
+            kernels.setdefault(isa, {})[layer] = kernel.removesuffix(f"_{isa}")
         for name, each in times.items():
             samples.setdefault(name, {})[layer] = each
     tops = {isa: top.best(before[isa]) for isa, top in _ceilings(isas).items()}
@@ -53,36 +67,56 @@ def measure(layers: Mapping[str, ConvProblem]) -> Ladder:
         device=cpu_model(),
         batch=problem.batch,
         layers={layer: str(each) for layer, each in layers.items()},
-        steps=tuple(Step(n, _IDEAS[n], True, samples[n], _WHY[n]) for n in ("reference", *isas)),
-        peers=(Step(_MXNET, "oneDNN", True, samples[_MXNET]),),
+        steps=tuple(
+            Step(n, _IDEAS[n], True, samples[n], _WHY[n], computed_by=kernels.get(n, {}))
+            for n in ("reference", *isas)
+        ),
+        peers=tuple(
+            Step(name, _PEERS[name], True, samples[name]) for name in _PEERS if name in samples
+        ),
         gflops={isa: top.gflops for isa, top in tops.items()},
         gbs={"reads": best.read_gbs, "stores": best.store_gbs},
         floors_ms={layer: best.floor_ms(each) for layer, each in layers.items()},
         notes=(
             f"{settings.threads()} threads; medians of {SAMPLES} runs, one of the textbook loops; "
             "outputs that have been written before.",
-            *kernels,
+            *(_computed_by(layer, kernels) for layer in layers),
         ),
     )
+
+
+def _computed_by(layer: str, kernels: Mapping[str, Mapping[str, str]]) -> str:
+    """A sentence on which kernel computes a layer, by each instruction set if they differ."""
+    names = {isa: of_layer[layer] for isa, of_layer in kernels.items()}
+    if len(set(names.values())) > 1:
+        return f"{layer} is computed by {', '.join(f'{n} ({isa})' for isa, n in names.items())}."
+    name = next(iter(names.values()))
+    fewer = ", which multiplies less than the textbook loops" if name == "winograd" else ""
+    return f"{layer} is computed by {name}{fewer}, by every instruction set."
 
 
 def _ceilings(isas: tuple[str, ...]) -> dict[str, ceilings.Ceilings]:
     return {isa: ceilings.measure(isa, settings.threads()) for isa in isas}
 
 
-def _layer(problem: ConvProblem, isas: tuple[str, ...]) -> tuple[dict[str, list[float]], list[str]]:
-    """Milliseconds by contender, and the kernels that ran; ours are checked (`WrongResult`)."""
+def _layer(
+    problem: ConvProblem, isas: tuple[str, ...], torch: cpu_timer.TorchPeer | None
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Milliseconds by contender, and kernels by instruction set; checked (`WrongResult`)."""
     x, w = cpu_timer.inputs(problem)
     ours = cpu_timer.bind(problem, x, w, ours=True)
     native_one = cpu_timer.bind(problem, x, w, ours=False)
     contenders = {isa: ours.forward_with(isa=isa) for isa in isas}
-    with surfaced(), op_times() as log:
+    others = cpu_timer.torch_contenders(torch, problem, "forward")
+    with surfaced(), op_times() as log, others as by_torch:
         for sample in contenders.values():
             ours.executor.outputs[0][:] = float("nan")
             sample()
             cpu_timer.check(problem, x, w, ours.executor.outputs[0])
-        names = list(dict.fromkeys(entry.kernel for entry in log))
+        names = dict(zip(isas, (entry.kernel for entry in log)))
         reference = [ours.forward_with(backend="reference")()]
         contenders[_MXNET] = native_one.forward
+        for name, sample in by_torch.items():
+            contenders[name.replace("torch", "PyTorch")] = sample
         times = cpu_timer.interleaved(contenders, SAMPLES, lambda: None)
     return {"reference": reference, **times}, names

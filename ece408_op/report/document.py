@@ -4,60 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ..course.comparison import Job, Run, read_run, reason
+from ..course.comparison import Row, Run, read_run, reason
 from ..course.milestone import MILESTONES, Milestone
-from ..errors import InvalidSetting
 from ..problem import ConvProblem
-from ..profile import activities, summary, tables
-from ..profile.activities import API, MEMCPY, ON_GPU, Profile
-from . import figures, ladder, own_kernels, plan, rendering
+from . import ladder, ladder_view, overview, plan, profile_view, rendering
 from .cudnn_times import Recorded, recorded
-from .ladder import Ladder
+from .ladder_view import LadderView
 from .notes import Sections
 from .plan import Measurement, Options
+from .profile_view import ProfileView
+from .spread import Spread
 from .store import Result
 
+OVERVIEW = "overview.svg"
 _GPU_LINE = re.compile(r"^ece408: (\S*) by (.+?): kernel [\d.]+ ms", re.M)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One timed run: its command as a user would type it, what it printed, and its figures."""
+    """A milestone at one size: its command as a user would type it, what each of its runs printed,
+    and their figures; `run` is one with the medians."""
 
     command: str
-    output: str
+    outputs: tuple[str, ...]
+    runs: tuple[Run, ...]
     run: Run
     kernels: tuple[str, ...]
 
-    @property
-    def op_times(self) -> str:
-        """Milliseconds of each layer, or a dash for MXNet's own, which reports none."""
-        return ", ".join(f"{1e3 * seconds:.3f}" for seconds in self.run.op_seconds) or "-"
+    def op_ms(self, index: int) -> Spread | None:
+        """Milliseconds of a layer, by its index; none where runs report none or fail."""
+        return Spread.of([1e3 * each.op_seconds[index] for each in self.runs if each.op_seconds])
 
     @property
-    def total_ms(self) -> float:
-        return 1e3 * sum(self.run.op_seconds)
+    def total_ms(self) -> Spread | None:
+        return Spread.of([1e3 * sum(each.op_seconds) for each in self.runs if each.op_seconds])
 
-
-@dataclass(frozen=True)
-class ProfileView:
-    """A profile's tables as (title, text), its time line's file, and sums in milliseconds.
-
-    `failure` says why there is no profile; the rest is then empty.
-    """
-
-    failure: str | None = None
-    tables: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
-    rates: str | None = None
-    timeline: str | None = None
-    gpu_ms: float = 0.0
-    copies_ms: float = 0.0
-    api_ms: float = 0.0
-    largest_call: str = ""
+    @property
+    def program_s(self) -> Spread | None:
+        return Spread.of([each.elapsed_s for each in self.runs if each.elapsed_s is not None])
 
 
 @dataclass(frozen=True)
@@ -71,28 +58,6 @@ class Section:
     runs: tuple[Shown, ...]
     missing: str | None
     profile: ProfileView | None
-
-
-@dataclass(frozen=True)
-class LadderView:
-    """A ladder and the files of its pictures, or the reason why it is missing; profiles by step."""
-
-    device: str
-    failure: str | None = None
-    ladder: Ladder | None = None
-    bars: str | None = None
-    roofline: str | None = None
-    profiles: Mapping[str, ProfileView] = field(default_factory=dict)
-
-    def rates(self, layer: str) -> tuple[float, float, float]:
-        """GFLOP/s, GB/s and share of the floor of a layer's fastest accurate step."""
-        assert self.ladder is not None
-        problem = ConvProblem.parse(self.ladder.layers[layer])
-        step = self.ladder.fastest(layer)
-        ms = step.median_ms(layer) if step else None
-        assert ms is not None
-        floor = self.ladder.floors_ms[layer]
-        return problem.flops / ms / 1e6, problem.bytes / ms / 1e6, floor / ms
 
 
 @dataclass(frozen=True)
@@ -119,9 +84,14 @@ def build(
     pictures: dict[str, str] = {}
     by_key = {each.key: each for each in measurements}
     sections = {name: _section(options, name, by_key, results, pictures) for name in MILESTONES}
-    ladders = [_ladder(device, results, pictures) for device in ("gpu", "cpu")]
+    ladders = [ladder_view.view(device, results, pictures) for device in ("gpu", "cpu")]
     title = f"Convolution in MXNet: milestone report, term {options.term.name}"
-    placed = Sections(notes)
+    layers = ladder.problems(options.term, options.sizes[-1])
+    found = _overview(sections, ladders, layers, pictures)
+    lacking: dict[str, list[str]] = {}
+    for name, section in sections.items():
+        if section.missing is not None:
+            lacking.setdefault(section.missing, []).append(name)
     markdown = rendering.render(
         "report.md.j2",
         title=title,
@@ -131,13 +101,33 @@ def build(
         settings=state["identity"]["settings"],
         seconds=sum(result.seconds for result in results.values()),
         sections=sections,
+        chart=OVERVIEW if OVERVIEW in pictures else None,
         ladders=ladders,
-        own=_own(options, ladders, results, pictures),
-        layers=ladder.problems(options.term, options.sizes[-1]),
+        own=ladder_view.own(options, ladders, results, pictures),
+        finding=overview.finding(found),
+        lacking=lacking,
+        layers=layers,
         cudnn=_cudnn(options, ladders[0]),
-        notes=placed,
+        notes=Sections(notes),
     )
     return Document(title, markdown, pictures, _failures(measurements, results))
+
+
+def _overview(
+    sections: Mapping[str, Section],
+    ladders: Sequence[LadderView],
+    layers: Mapping[str, ConvProblem],
+    pictures: dict[str, str],
+) -> list[overview.Group]:
+    """What is compared first; the chart of it is added to `pictures`."""
+    runs = {name: section.runs[-1].runs for name, section in sections.items()}
+    measured = {view.device.upper(): view.ladder for view in ladders if view.ladder is not None}
+    found = overview.groups(runs, measured)
+    titles = {name: f"{p.channels} to {p.filters} channels" for name, p in layers.items()}
+    chart = overview.draw(found, titles)
+    if chart is not None:
+        pictures[OVERVIEW] = chart
+    return found
 
 
 def _section(
@@ -147,101 +137,32 @@ def _section(
     results: Mapping[str, Result],
     pictures: dict[str, str],
 ) -> Section:
-    keys = [plan.run_key(script, size) for size in options.sizes]
-    runs = tuple(_shown(measurements[key], results[key]) for key in keys if key in results)
+    runs = tuple(
+        _shown([(measurements[key], results[key]) for key in plan.run_keys(options, script, size)])
+        for size in plan.sizes(options, script)
+    )
     lacking = [shown.run.error for shown in runs if shown.run.lacks_gpu]
     key = plan.profile_key(script)
-    profile = _profile(script, results[key], pictures) if key in results else None
+    profile = profile_view.view(script, results[key], pictures) if key in results else None
     return Section(MILESTONES[script], runs, lacking[0] if lacking else None, profile)
 
 
-def _shown(measurement: Measurement, result: Result) -> Shown:
-    assert measurement.job is not None
-    job: Job = measurement.job
-    words = " ".join(("ece408", *job.command[3:]))
-    kernels = tuple(f"{layer}: {name}" for layer, name in _GPU_LINE.findall(result.stderr))
-    output = "\n".join(part.rstrip() for part in (result.stdout, result.stderr) if part.strip())
-    return Shown(words, output, read_run(job, result.completed), kernels)
-
-
-def _profile(script: str, result: Result, pictures: dict[str, str]) -> ProfileView:
-    if result.profile is None or not result.ok:
-        return ProfileView(failure=reason(result.completed))
-    try:
-        profile = activities.from_json(result.profile)
-    except InvalidSetting as error:
-        return ProfileView(failure=str(error))
-    name = f"timeline_{script}.svg"
-    drawn = figures.timeline(profile)
-    if drawn is not None:
-        pictures[name] = drawn
-    api = tables.summarize(profile.of_kinds(API))
-    return ProfileView(
-        tables=tuple((each.title, tables.text(each.rows)) for each in tables.sections(profile)),
-        notes=profile.notes,
-        rates=summary.rates_table(profile),
-        timeline=name if drawn is not None else None,
-        gpu_ms=_sum_ms(profile, *ON_GPU),
-        copies_ms=_sum_ms(profile, MEMCPY),
-        api_ms=_sum_ms(profile, API),
-        largest_call=api[0].name if api else "",
+def _shown(made: Sequence[tuple[Measurement, Result]]) -> Shown:
+    job = made[0][0].job
+    assert job is not None
+    results = [result for _, result in made]
+    runs = tuple(read_run(job, result.completed) for result in results)
+    failed = next((run for run in runs if run.error is not None), None)
+    return Shown(
+        " ".join(("ece408", *job.command[3:])),
+        tuple(
+            "\n".join(part.rstrip() for part in (each.stdout, each.stderr) if part.strip())
+            for each in results
+        ),
+        runs,
+        failed or Row(runs).summary,
+        tuple(f"{layer}: {name}" for layer, name in _GPU_LINE.findall(results[0].stderr)),
     )
-
-
-def _sum_ms(profile: Profile, *kinds: str) -> float:
-    return sum(each.duration_ns for each in profile.of_kinds(*kinds)) / 1e6
-
-
-def _ladder(device: str, results: Mapping[str, Result], pictures: dict[str, str]) -> LadderView:
-    result = results[plan.ladder_key(device)]
-    if not result.ok:
-        return LadderView(device, failure=reason(result.completed))
-    try:
-        measured = ladder.from_json(result.stdout.strip().splitlines()[-1])
-    except (InvalidSetting, IndexError) as error:
-        return LadderView(device, failure=f"its times cannot be read: {error}")
-    return _drawn(device, device, measured, pictures)
-
-
-def _drawn(
-    device: str,
-    name: str,
-    measured: Ladder,
-    pictures: dict[str, str],
-    profiles: Mapping[str, ProfileView] | None = None,
-) -> LadderView:
-    bars, roofline = f"ladder_{name}.svg", f"roofline_{name}.svg"
-    pictures[bars] = figures.ladder_bars(measured)
-    pictures[roofline] = figures.roofline(measured)
-    return LadderView(device, None, measured, bars, roofline, profiles or {})
-
-
-def _own(
-    options: Options,
-    ladders: Sequence[LadderView],
-    results: Mapping[str, Result],
-    pictures: dict[str, str],
-) -> LadderView | None:
-    """The versions of the user's kernel, if the report was given any."""
-    if not options.versions:
-        return None
-    device = options.versions[0].device
-    base = next(each for each in ladders if each.device == device)
-    result = results[plan.OWN_KEY]
-    # A version that fails is among the times, too.
-    if result.profile is None:
-        return LadderView(device, failure=reason(result.completed))
-    if base.ladder is None:
-        return LadderView(device, failure=base.failure)
-    try:
-        measured = own_kernels.ladder(options.versions, result.profile, base.ladder)
-    except InvalidSetting as error:
-        return LadderView(device, failure=str(error))
-    profiles = {
-        version.name: _profile(f"own_{number}", results[plan.own_profile_key(number)], pictures)
-        for number, version in enumerate(options.versions)
-    }
-    return _drawn(device, "own", measured, pictures, profiles)
 
 
 def _cudnn(options: Options, gpu: LadderView) -> Recorded | None:

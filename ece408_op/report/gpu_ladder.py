@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from .. import settings
 from ..backends.cuda.plan import Kernel
 from ..backends.cuda.runtime import device
 from ..bench import cuda_timer
@@ -26,7 +27,7 @@ def measure(layers: Mapping[str, ConvProblem], peer_python: str | None) -> Ladde
     A kernel without a time is in the notes. Raises `NoUsableGpu`, `NotEnoughMemory`, and the errors
     of measuring ceilings and of the peer.
     """
-    gpu = device.get(0)
+    gpu = device.get(settings.devices()[0])
     timings: dict[str, dict[str, list[float]]] = {kernel.name: {} for kernel in LADDER}
     notes = [f"Medians of {SAMPLES} runs of the kernel alone, by CUDA events."]
     for layer, problem in layers.items():
@@ -105,6 +106,6 @@ def _peers(
                     notes.append(f"cuDNN {variant} has no time on {layer}: {timing['failure']}.")
     notes.append(f"cuDNN through PyTorch, in a process of its own ({about}).")
     return tuple(
-        Step(f"cuDNN {variant}", "cuDNN through PyTorch", "float32" in variant, times)
+        Step(f"cuDNN {variant}", "through PyTorch", "float32" in variant, times)
         for variant, times in samples.items()
     )

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..bench.shapes import SHAPES
 from ..course.models import Term
 from ..errors import InvalidSetting
 from ..problem import ConvProblem
+from .spread import Spread
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Step:
     `why` is a paragraph or two on what it changes and for what reason; it may be empty. A layer
     that it cannot compute is not in `samples_ms`. `change` is a diff with the one before, or empty.
     `accurate` says that it is accurate to float32;
-    other steps are compared with the one before them, and nothing with them.
+    other steps are compared with the one before them, and nothing with them. `computed_by` names
+    what computed a layer, where that is not the step itself.
     """
 
     name: str
@@ -34,10 +35,22 @@ class Step:
     samples_ms: Mapping[str, list[float]]
     why: str = ""
     change: str = ""
+    computed_by: Mapping[str, str] = field(default_factory=dict)
+
+    def spread(self, layer: str) -> Spread | None:
+        """Milliseconds; none of a layer without runs."""
+        return Spread.of(self.samples_ms.get(layer, ()))
 
     def median_ms(self, layer: str) -> float | None:
-        samples = self.samples_ms.get(layer)
-        return statistics.median(samples) if samples else None
+        spread = self.spread(layer)
+        return spread.median if spread else None
+
+
+class Gain(NamedTuple):
+    """How many times faster a step is than another one, and that one's name."""
+
+    factor: float
+    over: str
 
 
 @dataclass(frozen=True)
@@ -59,17 +72,17 @@ class Ladder:
     floors_ms: Mapping[str, float]
     notes: tuple[str, ...] = field(default=())
 
-    def effects(self, layer: str) -> dict[str, float]:
-        """By step: how many times faster it is on a layer than the accurate one before it."""
-        found: dict[str, float] = {}
-        before: float | None = None
+    def effects(self, layer: str) -> dict[str, Gain]:
+        """By step: what it gains on a layer over the accurate one before it."""
+        found: dict[str, Gain] = {}
+        before: tuple[float, str] | None = None
         for step in self.steps:
             ms = step.median_ms(layer)
             if ms is None:
                 continue
             if before is not None:
-                found[step.name] = before / ms
-            before = ms if step.accurate else before
+                found[step.name] = Gain(before[0] / ms, before[1])
+            before = (ms, step.name) if step.accurate else before
         return found
 
     def fastest(self, layer: str) -> Step | None:

@@ -26,7 +26,7 @@ def main() -> int:
         set_environment()
         layers = ladder.problems(find_term(options.term), options.batch)
         if options.device == "cpu":
-            measured = cpu_ladder.measure(layers)
+            measured = cpu_ladder.measure(layers, options.peer_python)
         else:
             measured = gpu_ladder.measure(layers, options.peer_python)
     except Ece408Error as error:

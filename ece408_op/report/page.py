@@ -12,6 +12,9 @@ from typing import Any
 from ..errors import InvalidSetting
 from . import notes, rendering
 
+# What may be wider than a screen scrolls by itself.
+_SCROLLS = '<div class="scroll" tabindex="0">'
+_FOLD = re.compile(r"<details><summary>(.*)</summary>|</details>")
 # Pictures of more than this are not taken into the page.
 _LARGEST_PICTURE = 8 << 20
 
@@ -31,7 +34,10 @@ def _markdown() -> Any:
             "pip install 'ece408_op[report]'"
         ) from error
     # HTML in the text, a student's or a program's, stays text.
-    return parser("commonmark", {"html": False}).enable("table")
+    made = parser("commonmark", {"html": False}).enable("table")
+    made.add_render_rule("table_open", lambda *_: f"{_SCROLLS}<table>\n")
+    made.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    return made
 
 
 def render(markdown: str, title: str, folder: Path) -> str:
@@ -43,12 +49,37 @@ def render(markdown: str, title: str, folder: Path) -> str:
     parser = _markdown()
     tokens = parser.parse(notes.without_marks(markdown))
     headings = _number_headings(tokens)
-    for token in tokens:
+    for before, token, after in zip(tokens, tokens[1:], tokens[2:]):
         for child in token.children or ():
             if child.type == "image":
                 _take_in(child, folder)
-    body = parser.renderer.render(tokens, parser.options, {})
-    return rendering.render("page.html.j2", title=title, headings=headings, body=body)
+        _fold(before, token, after, parser)
+    first = next((i for i, each in enumerate(tokens) if each.tag == "h2"), len(tokens))
+    opening, body = (
+        _scrolling(parser.renderer.render(part, parser.options, {}))
+        for part in (tokens[:first], tokens[first:])
+    )
+    return rendering.render(
+        "page.html.j2", title=title, headings=headings, opening=opening, body=body
+    )
+
+
+def _scrolling(html: str) -> str:
+    """Pictures by themselves, and blocks of code, scroll where they are too wide."""
+    html = re.sub(r"<p>(<img [^>]*>)</p>", rf"{_SCROLLS}\1</div>", html)
+    return html.replace("<pre>", f"{_SCROLLS}<pre>").replace("</pre>", "</pre></div>")
+
+
+def _fold(opening: Any, text: Any, closing: Any, parser: Any) -> None:
+    """Turn a paragraph that is the beginning or the end of a fold into it."""
+    found = _FOLD.fullmatch(text.content) if opening.type == "paragraph_open" else None
+    if found is None:
+        return
+    inner = "" if found[1] is None else parser.renderInline(found[1])
+    whole = "</details>" if found[1] is None else f"<details><summary>{inner}</summary>"
+    opening.type, opening.content = "html_block", f"{whole}\n"
+    text.type = closing.type = "html_block"
+    text.content = closing.content = ""
 
 
 def _number_headings(tokens: list[Any]) -> list[tuple[str, str]]:

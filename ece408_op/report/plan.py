@@ -15,7 +15,7 @@ from .ladder import problems
 from .own_kernels import Version
 
 DEFAULT_SIZES = "100,1000,10000"
-# Run at the largest size only; the course asks for no op times of them, or for the same ones.
+# Run at the largest size only; the course asks for no op times of them, or for those of m4.1.
 _ONE_SIZE = ("m1.1", "m1.2", "final")
 # What the report profiles: the last one's kernels are m4.1's.
 PROFILED = ("m1.1", "m1.2", "m2.1", "m3.1")
@@ -29,8 +29,9 @@ _OWN_ROUNDS = 5
 class Options:
     """The command line's options. `sizes` are numbers of images, smallest first.
 
-    `peer_python` is a Python with PyTorch, for cuDNN's times, `threads` and `data` are what every
-    run is given; `None` leaves it to the milestones. `versions` are kernels of the user's own.
+    `peer_python` is a Python with PyTorch, for its and cuDNN's times, `threads` and `data` are what
+    every run is given; `None` leaves it to the milestones. `versions` are kernels of the user's
+    own. Each milestone is timed in `repeat` runs.
     """
 
     term: Term
@@ -39,6 +40,7 @@ class Options:
     data: str | None = None
     peer_python: str | None = None
     versions: tuple[Version, ...] = ()
+    repeat: int = 1
 
 
 @dataclass(frozen=True)
@@ -73,21 +75,32 @@ def plan(options: Options, folder: Path) -> list[Measurement]:
     """Every program of a report, in the order to run them; profiles are written to `folder`.
 
     Milestones are timed first and profiled in runs of their own, which profiling slows down.
+    Repeats go in rounds, so that a machine that slows down for a while slows all of them alike.
     """
-    largest = options.sizes[-1]
     timed = [
-        _timed(options, script, size)
+        _timed(options, script, size, number)
+        for number in range(1, options.repeat + 1)
         for script in MILESTONES
-        for size in ((largest,) if script in _ONE_SIZE else options.sizes)
+        for size in sizes(options, script)
     ]
     profiled = [_profiled(options, script, folder) for script in PROFILED]
     measured = [*timed, *profiled, _ladder(options, "cpu"), _ladder(options, "gpu")]
     return [*measured, *_own(options, folder)]
 
 
-def run_key(script: str, size: int) -> str:
-    """The key of a milestone's timed run."""
-    return f"{script}-{size}"
+def sizes(options: Options, script: str) -> tuple[int, ...]:
+    """The numbers of images with which a milestone is timed."""
+    return options.sizes[-1:] if script in _ONE_SIZE else options.sizes
+
+
+def run_key(script: str, size: int, number: int = 1) -> str:
+    """The key of a milestone's timed run; runs are numbered from 1 on."""
+    return f"{script}-{size}" if number == 1 else f"{script}-{size}-run{number}"
+
+
+def run_keys(options: Options, script: str, size: int) -> list[str]:
+    """The keys of all timed runs of a milestone at a size."""
+    return [run_key(script, size, number) for number in range(1, options.repeat + 1)]
 
 
 def profile_key(script: str) -> str:
@@ -150,12 +163,11 @@ def _gate(options: Options, script: str) -> str | None:
     return run_key("m3.1", options.sizes[0])
 
 
-def _timed(options: Options, script: str, size: int) -> Measurement:
-    job, key = _job(options, script, size), run_key(script, size)
+def _timed(options: Options, script: str, size: int, number: int) -> Measurement:
+    job, key = _job(options, script, size), run_key(script, size, number)
     gate = _gate(options, script)
-    return Measurement(
-        key, f"{script}, {size} images", job.command, job, gate=None if gate == key else gate
-    )
+    title = f"{script}, {size} images" + (f", run {number}" if options.repeat > 1 else "")
+    return Measurement(key, title, job.command, job, gate=None if gate == key else gate)
 
 
 def _profiled(options: Options, script: str, folder: Path) -> Measurement:
@@ -178,7 +190,7 @@ def _ladder(options: Options, device: str) -> Measurement:
     command += [f"--term={options.term.name}", f"--batch={batch}"]
     if options.threads is not None:
         command.append(f"--threads={options.threads}")
-    if options.peer_python is not None and device == "gpu":
+    if options.peer_python is not None:
         command.append(f"--peer-python={options.peer_python}")
     return Measurement(
         ladder_key(device),

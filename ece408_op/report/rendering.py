@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 from ..errors import InvalidSetting
+from .ladder import Gain
+from .spread import Spread
 
 # Characters with a meaning in Markdown; an underscore within a word has none.
 _SPECIAL = re.compile(r"[\\*\[\]<]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -37,7 +39,8 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(block=block, prose=prose, cell=cell, ms=ms, times=times)
+    filters = (block, prose, cell, ms, spread, gain)
+    environment.filters.update({each.__name__: each for each in filters}, once=Once())
     return environment.get_template(template).render(**values)
 
 
@@ -67,6 +70,33 @@ def ms(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
 
-def times(factor: float | None) -> str:
-    """A factor such as 1.25x; empty for `None`."""
-    return "" if factor is None else f"{factor:.2f}x"
+def spread(value: Spread | None, single: bool = False, places: int | None = None) -> str:
+    """A median and the quartiles; `single` adds that there is one run only. Empty for `None`.
+
+    `places` is how many decimals are shown, by default as `ms` does.
+    """
+    if value is None:
+        return ""
+    parts = (value.median, value.low, value.high)
+    median, low, high = (ms(each) if places is None else f"{each:.{places}f}" for each in parts)
+    if value.runs == 1:
+        return f"{median} (1 run)" if single else median
+    return f"{median} ({low} to {high})"
+
+
+def gain(value: Gain | None) -> str:
+    """Such as 1.25x over 1_naive; empty for `None`."""
+    return "" if value is None else f"{value.factor:.2f}x over {cell(value.over)}"
+
+
+class Once:
+    """Says each reason once, and afterwards that it has been said."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, reason: str) -> str:
+        if reason in self._said:
+            return "the reason is given above"
+        self._said.add(reason)
+        return prose(reason)

@@ -14,14 +14,32 @@ from typing import Any
 
 from ..errors import InvalidSetting
 
-INK, FAINT = "#1f2328", "#8b949e"
-# Distinguishable with red-green colour blindness (Okabe and Ito).
-BLUE, ORANGE, GREEN, SKY, RED, PINK = (
-    *("#0072b2", "#e69f00", "#009e73", "#56b4e9", "#d55e00", "#cc79a7"),
+WIDE = 9.0  # inches, which a page has room for
+PAPER, INK, FAINT = "#ffffff", "#1f2328", "#848d97"
+# Each contrasts with the page enough for text (WCAG AA).
+BLUE, ORANGE, GREEN, SLATE, RED, PINK = (
+    *("#0b5cad", "#a85400", "#00734f", "#57677a", "#c0262d", "#a0348c"),
 )
 SERIES = (BLUE, ORANGE, GREEN, PINK)
-_DARK = {INK: "#e6edf3", FAINT: "#6e7681", BLUE: "#4aa3df"}
+DARK = {
+    PAPER: "#0d1117",
+    INK: "#e6edf3",
+    FAINT: "#767e88",
+    BLUE: "#6cb6ff",
+    ORANGE: "#f0a040",
+    GREEN: "#4fd1a0",
+    SLATE: "#a9b8c8",
+    RED: "#ff8080",
+    PINK: "#e58fd3",
+}
+# What an artist is named to have its text stand on the page's colour.
+GROUND = "ground"
 _RULE = '[style*="{part}: {light}"]{{{part}:{dark}!important}}'
+# Digits of one width, and a ground behind letters that hides lines.
+_TEXT = (
+    "text{font-variant-numeric:tabular-nums}"
+    f"[id^={GROUND}] text{{paint-order:stroke;stroke:{PAPER};stroke-width:4px}}"
+)
 _STYLE = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -74,6 +92,17 @@ def figure(width: float, height: float) -> Any:
     return _matplotlib("figure").Figure(figsize=(width, height), layout="constrained")
 
 
+def number(value: float, _: int) -> str:
+    """A tick's label on a logarithmic axis, without an exponent."""
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def shifted(axes: Any, points: float) -> Any:
+    """The coordinates of an axes' data, moved to the right by so many points."""
+    copy = _matplotlib("transforms").offset_copy
+    return copy(axes.transData, axes.figure, points, 0, units="points")
+
+
 def text(figure: Any) -> str:
     """The figure as SVG without a background; the same figure gives the same text."""
     buffer = io.StringIO()
@@ -81,13 +110,14 @@ def text(figure: Any) -> str:
     drawn = buffer.getvalue()
     start = drawn.index("<svg")
     end = drawn.index(">", start) + 1
-    return f"{drawn[start:end]}\n<style>{_dark_rules()}</style>{drawn[end:]}"
+    return f"{drawn[start:end]}\n<style>{_TEXT}{_dark_rules()}</style>{drawn[end:]}"
 
 
 def _dark_rules() -> str:
     rules = (
         _RULE.format(part=part, light=light, dark=dark)
-        for light, dark in _DARK.items()
+        for light, dark in DARK.items()
         for part in ("fill", "stroke")
     )
-    return f"@media (prefers-color-scheme:dark){{{''.join(rules)}}}"
+    ground = f"[id^={GROUND}] text{{stroke:{DARK[PAPER]}}}"
+    return f"@media (prefers-color-scheme:dark){{{''.join(rules)}{ground}}}"

@@ -153,4 +153,6 @@ def costs_table(costs: Sequence[Cost]) -> str:
         for layer, (plain, recorded) in enumerate(each.medians(), start=1):
             cells = [command, layer, f"{plain:.1f}", f"{recorded:.1f}"]
             rows.append([*cells, f"{recorded / plain - 1:+.1%}"])
-    return markdown.table(head, rows)
+    runs = len(costs[0].without_ms)
+    about = f"Medians of {runs} runs; every profile is of a single one."
+    return f"{about}\n\n{markdown.table(head, rows)}"

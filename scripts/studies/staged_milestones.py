@@ -85,13 +85,18 @@ def table(rows: Sequence[Row]) -> str:
     different = differences(rows)
     verdict = f"not everywhere: {'; '.join(different)}" if different else "everywhere"
     agrees = f"Correctness of m3.1 and m4.1 equals m2.1's: {verdict}."
-    return f"{markdown.table(head, map(_cells, rows))}\n\n{agrees}"
+    said: set[str] = set()
+    cells = [_cells(row, said) for row in rows]
+    return f"{markdown.table(head, cells)}\n\nEach row is a single run.\n\n{agrees}"
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, said: set[str]) -> list[str]:
+    """A row of the table; the reasons that have been `said` are not said again."""
     run = row.run
     if run.error is not None:
-        return [run.term, run.model, run.script, row.way, f"not run: {run.error}", *[""] * 4]
+        reason = "as above" if run.error in said else run.error
+        said.add(run.error)
+        return [run.term, run.model, run.script, row.way, f"not run: {reason}", *[""] * 4]
     op_ms = [1e3 * seconds for seconds in run.op_seconds]
     kernels = [(layer.kernel_ms, f" {layer.kernel}") for layer in row.layers]
     copies = [(layer.copies_ms, "") for layer in row.layers]

@@ -215,7 +215,9 @@ def table(comparisons: list[Comparison]) -> str:
     head += ["worst layer error", "output error"]
     for part in ("convolutions", "network"):
         head += [f"{part}: MXNet ms", "ours ms", "times MXNet's speed"]
+    runs = len(comparisons[0].native_ms)
     parts = [markdown.table(head, map(_row, comparisons))]
+    parts += [f'Medians of {runs} runs; of layers, "ms" is of a single pass of the network.']
     head = ["layer", "problem", "kernel", "ms", "alone, ms", "MXNet's alone, ms"]
     for each in comparisons:
         parts += [f"## {each.name}, batch {each.batch}", markdown.table(head, _layer_rows(each))]

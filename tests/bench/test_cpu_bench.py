@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 from places import SCRIPTS
+from played_torch import TORCH
 from studies import cpu_table, layers
 
 from ece408_op.backends import DIRECTIONS
@@ -100,26 +101,12 @@ def test_bad_shapes_and_peers_are_said_in_one_line():
     assert "'fa20_1' is neither a shape's name" in result.stderr
     with pytest.raises(InvalidSetting, match="/nowhere/python does not run"):
         cpu_timer.TorchPeer("/nowhere/python")
-    with pytest.raises(InvalidSetting, match="it needs PyTorch"):
+    with pytest.raises(InvalidSetting, match="name a Python with PyTorch"):
         cpu_timer.TorchPeer(os.devnull if os.access(os.devnull, os.X_OK) else "/bin/false")
 
 
-_TORCH = """
-import os
-__version__ = "played"
-Tensor = memory_format = contiguous_format = channels_last = None
-set_num_threads = set_grad_enabled = lambda value: None
-class rand:
-    def __init__(self, size): os._exit(7) if 0 in size else None
-    def contiguous(self, memory_format): return self
-class nn:
-    class functional:
-        conv2d = staticmethod(lambda x, w, bias, stride, pad, dilate, groups: None)
-"""
-
-
 def test_a_peer_answers_until_it_dies(tmp_path, monkeypatch):
-    (tmp_path / "torch.py").write_text(_TORCH)
+    (tmp_path / "torch.py").write_text(TORCH)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with cpu_timer.TorchPeer(sys.executable) as peer:
         assert peer.versions["torch"] == "played"
@@ -128,7 +115,7 @@ def test_a_peer_answers_until_it_dies(tmp_path, monkeypatch):
         assert peer.ask(run=["NCHW", "forward"])["ms"] >= 0
         peer.ask(shape={"x": [0], "w": [1], "y": [1], **steps})
         for _ in range(2):
-            with pytest.raises(InvalidSetting, match="ended; it needs PyTorch"):
+            with pytest.raises(InvalidSetting, match="ended; name a Python with PyTorch"):
                 peer.ask(run=["NCHW", "forward"])
 
 

@@ -35,6 +35,7 @@ def test_a_gain_is_told_from_chance(tmp_path, capsys):
     assert "conv2 ms 100.0 ±0.0 100.0 ±0.0 1.00x?\n" in out
     assert "program s 4.00 ±0.00 4.00 ±0.00" in out
     assert "samples that overlap" in out
+    assert "single run" not in out
 
 
 def test_single_runs_prove_nothing(tmp_path, capsys):
@@ -42,6 +43,7 @@ def test_single_runs_prove_nothing(tmp_path, capsys):
     out = _table(capsys, one, two)
     assert "conv1 ms 200.0 100.0 2.00x?\n" in out
     assert "fewer than 4 runs of a side (--repeat)" in out
+    assert "Figures without ± are of a single run." in out
 
 
 def test_what_only_one_side_ran_has_no_gain(tmp_path, capsys):

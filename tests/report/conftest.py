@@ -5,7 +5,7 @@ from played import Player
 
 from ece408_op.course import comparison
 from ece408_op.course.models import TERMS
-from ece408_op.report import figures, make, plan
+from ece408_op.report import figures, make, overview, plan, timeline
 
 
 @pytest.fixture
@@ -20,7 +20,9 @@ def drawing_player(monkeypatch):
 @pytest.fixture
 def player(drawing_player, monkeypatch):
     """The same, without the time that drawing takes."""
-    for name in ("ladder_bars", "roofline", "timeline"):
+    for module in (timeline, overview):
+        monkeypatch.setattr(module, "draw", lambda *of: "<svg/>")
+    for name in ("ladder_dots", "roofline"):
         monkeypatch.setattr(figures, name, lambda of: "<svg/>")
     return drawing_player
 

@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from subprocess import CompletedProcess
 
 import pytest
-from played import GPU_LINES, HEAD, NO_DRIVER, TIME, failing
+from played import GPU_LINES, HEAD, NO_DRIVER, THEIRS, TIME, failing, milestone, played_ladder
 
 from ece408_op.cli import main
 from ece408_op.course.models import TERMS
@@ -36,25 +38,91 @@ def report(player, options, tmp_path):
 
 def test_outputs_are_verbatim(report):
     text = report()
-    assert f"```text\n{HEAD}EvalMetric: {{'accuracy': 0.9031}}\n{TIME}```" in text
+    assert f"```text\n{HEAD}EvalMetric: {{'accuracy': 0.9031}}\n{THEIRS}{TIME}```" in text
     ours = HEAD + "Op Time: 0.670709\nOp Time: 0.561799\nCorrectness: 0.9031 Model: ece408\n"
     assert _section(text, "m2.1").count(f"```text\n{ours}{TIME}```") == 2
     assert "`ece408 m2.1 ece408 100 --term=2019fa`" in text
 
 
 def test_op_times_by_size_with_correctness(report):
-    rows = re.findall(r"^\| (\d+) \| 0.9031 \| (.*?) \| (.*?) \| 4.53 \| 3179 \|$",
-                      _section(report(), "m2.1"), re.M)  # fmt: skip
-    times = ("670.709, 561.799", "1232.508")
-    assert rows == [("100", *times), ("1000", *times)]
+    section = _section(report(), "m2.1")
+    assert "| images | runs | correctness | conv1, ms | conv2, ms | sum, ms |" in section
+    for size in (100, 1000):
+        assert f"| {size} | 1 | 0.9031 | 671 | 562 | 1233 | 4.53 | 3179 |" in section
+
+
+def test_mxnets_own_op_times_are_shown(report):
+    text = report()
+    assert "| 1000 | 1 | 0.9031 | 1500 | 500 | 2000 | 4.53 | 3179 |" in _section(text, "m1.1")
+    assert "within the network, which is 2.2 and 0.9 times MXNet's speed" in text
+
+
+def test_repeats_give_medians_and_quartiles(player, tmp_path):
+    seconds = iter((0.1, 0.3, 0.2, 0.4, 9.0))
+
+    def run():
+        return milestone("m2.1", f"{next(seconds, 1.0)}")
+
+    player.instead["m2.1 ece408 100"] = run
+    make.make(plan.Options(TERMS["2019fa"], (100,), repeat=5), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    row = "| 100 | 5 | 0.9031 | 300 (200 to 400) | 562 (562 to 562) |"
+    assert row in _section(text, "m2.1")
+    assert "medians of 5 runs, with the quartiles in brackets" in _section(text, "Results")
+    assert "single run;" not in _section(text, "Results")
+    timed = [command[3] for command in player.commands if command[3] in ("m1.1", "m2.1", "m3.1")]
+    # In rounds; what cannot run is asked once.
+    assert timed == ["m1.1", "m2.1", "m3.1", *4 * ["m1.1", "m2.1"]]
+
+
+def test_a_single_run_is_called_one(report):
+    text = report()
+    assert "Each figure is of a single run;" in _section(text, "Results")
+    assert "m2.1, of a single run. These make up 90 % of the time:" in _section(text, "m2.1")
+
+
+def test_first_come_one_sentence_and_one_chart(report, player):
+    player.gpu = True
+    first = report().partition("<!-- notes")[0]
+    title, finding, chart, caption = first.strip().split("\n\n")
+    assert title.startswith("# ")
+    assert finding == (
+        "For 1000 images our convolution takes 671 ms in conv1 and 562 ms in conv2 on the CPU, "
+        "within the network, which is 2.2 and 0.9 times MXNet's speed; 2.00 ms in conv1 and 8.00 ms in "
+        "conv2 on the GPU, called alone, which is 2.0 and 0.6 times cuDNN's speed."
+    )
+    assert chart.startswith("![Op times")
+    assert "a hollow dot a single run" in caption
+
+
+def test_without_times_the_sentence_says_so(player, options, tmp_path):
+    for word in ("m2.1", "measure_ladder"):
+        player.instead[word] = failing(17, "it failed")
+    make.make(options, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "\n\nNo convolution of ours was timed here.\n\n" in text
+
+
+def test_entries_beyond_most_of_the_time_and_outputs_are_folded(report, player):
+    player.gpu = True
+    section = _section(report(), "m3.1")
+    shown = re.sub(r"<details>.*?</details>", "", section, flags=re.S)
+    assert "cuStreamSynchronize" in shown
+    for folded in ("cuLaunchKernel", "Op Time"):
+        assert folded in section
+        assert folded not in shown
+    assert "<details><summary>1 more</summary>" in section
 
 
 def test_what_cannot_run_is_said_in_place(report, player):
     text = report()
     for title in ("m1.2", "m3.1", "m4.1", "final"):
-        assert f"It cannot run here: {NO_DRIVER}." in _section(text, title)
-    assert f"Both tables are missing here: {NO_DRIVER}." in text
-    assert f"Not measured: {NO_DRIVER}." in text
+        assert "It cannot run here: the reason is given above." in _section(text, title)
+    results = _section(text, "Results")
+    assert f"m1.2, m3.1, m4.1, final cannot run here: {NO_DRIVER}." in results
+    assert text.count(NO_DRIVER) == 1
+    assert "Both tables are missing here: the reason is given above." in text
+    assert "Not measured: the reason is given above." in text
     # One program of each kind found that out; the others were not run for it.
     scripts = [command[3] for command in player.commands]
     assert [s for s in scripts if s in ("m1.2", "m3.1", "m4.1", "final", "gpu")] == ["m1.2", "m3.1"]
@@ -92,25 +160,43 @@ def test_on_a_gpu_both_tables_and_what_the_difference_is(report, player):
 def test_the_effect_of_each_kernel(report, player):
     player.gpu = True
     section = _section(report(), "Optimisations")
-    assert "| 1_naive | the idea of 1_naive | 8.000 |  | 8.000 |  |" in section
-    assert (
-        "| 10_tf32 | the idea of 10_tf32 (less accurate than float32) | 1.000 | 8.00x |" in section
-    )
+    three = "8.000 (8.000 to 8.000)"
+    assert f"| 1_naive | {three} |  | {three} |  |" in section
+    gain = "8.00x over 1_naive"
+    assert f"| 10_tf32 (below float32) | 1.000 (1.000 to 1.000) | {gain} |" in section
     # Over 1_naive, the accurate one before it.
-    assert "Effect: conv1 2.000 ms (4.00x).\n" in section
+    assert "Effect: conv1 2.000 ms (4.00x over 1_naive).\n" in section
     assert (
         "The idea of reference. Why reference.\n\nEffect: conv1 60.0 ms; conv2 60.0 ms.\n"
         in section
     )
+    assert "conv2 3.000 ms by winograd (20.00x over reference)." in section
+    assert "| cuDNN NCHW, a library | 4.000 (1 run) |  |" in section
     assert re.search(
         r"^\| conv1 \| 13_column_pairs \| \d+ \| \d+ \| 0.500 \| 25% \|$", section, re.M
     )
 
 
+def test_above_the_floor_is_explained(report, player):
+    player.gpu = True
+    assert "above 100%" not in report()
+    fast = replace(played_ladder("cpu"), floors_ms={"conv1": 4.0, "conv2": 9.0})
+    player.instead["measure_ladder cpu"] = CompletedProcess([], 0, ladder.to_json(fast), "")
+    slower = "this machine was slower when its ceilings were measured."
+    own = replace(played_ladder("gpu"), floors_ms={"conv1": 4.0, "conv2": 9.0})
+    player.instead["measure_ladder gpu"] = CompletedProcess([], 0, ladder.to_json(own), "")
+    section = _section(report(), "Optimisations")
+    fewer = "13_column_pairs multiplies less than the textbook loops, for which the floor counts"
+    assert f"conv1 is above 100% of the floor: {fewer}, or {slower}" in section
+    assert re.search(r"^\| conv2 \| avx2 \|.*\| 300% \|$", section, re.M)
+    assert f"conv1 is above 100% of the floor: {slower}" in section
+    assert "conv2 is above 100% of the floor: winograd multiplies less than" in section
+
+
 def test_pictures_lie_beside_the_text(report, tmp_path):
     names = re.findall(r"!\[[^]]+\]\((.*?)\)", report())
-    assert set(names) == {"timeline_m1.1.svg", "timeline_m2.1.svg", "ladder_cpu.svg",
-                          "roofline_cpu.svg"}  # fmt: skip
+    assert set(names) == {"overview.svg", "timeline_m1.1.svg", "timeline_m2.1.svg",
+                          "ladder_cpu.svg", "roofline_cpu.svg"}  # fmt: skip
     assert all((tmp_path / name).is_file() for name in names)
 
 
@@ -222,8 +308,8 @@ def test_a_run_that_fails_is_said_in_place(player, options, tmp_path):
     made = make.make(options, tmp_path)
     assert [f.partition(":")[0] for f in made.failures] == ["m1.1, 1000 images", "profile of m1.1"]
     section = _section((tmp_path / "report.md").read_text(), "m1.1")
-    assert "| 1000 | failed: 10000 images need 4 GiB |" in section
-    assert "No profile of this run: 10000 images need 4 GiB." in section
+    assert "| 1000 | 1 | failed: 10000 images need 4 GiB |" in section
+    assert "No profile of this run: the reason is given above." in section
 
 
 def test_without_a_profiler_the_rest_is_there(report, player, options, tmp_path):
@@ -232,8 +318,9 @@ def test_without_a_profiler_the_rest_is_there(report, player, options, tmp_path)
     assert not make.make(options, tmp_path).failures
     text = (tmp_path / "report.md").read_text()
     reason = "CUPTI for Python is not installed."
-    assert f"No profile of this run: {reason}" in _section(text, "m3.1")
     assert f"Both tables are missing here: {reason}" in text
+    assert "No profile of this run: the reason is given above." in _section(text, "m3.1")
+    assert text.count(reason) == 1
     assert "Correctness: 0.9031 Model: ece408" in _section(text, "m3.1")
 
 
@@ -277,6 +364,7 @@ def test_the_command(player, tmp_path, capsys):
         (["--output", str(tmp_path / "file" / "out")], 29, "cannot write the report to"),
         (["--output", str(tmp_path / "new"), "--reuse"], 29, "no complete results in"),
         (["--output", folder, "--sizes", "ten"], 3, "'ten' is not a list of sizes"),
+        (["--output", folder, "--repeat", "0"], 3, "0 is not a number of runs; give 1 or more"),
         (["--output", folder, "--term", "1999fa"], 4, "unknown term"),
     ):
         assert main.execute(["report", *arguments]) == code
@@ -315,9 +403,12 @@ def test_a_real_report(fashion_mnist, tmp_path):
     text = (tmp_path / "report.md").read_text()
     for script in ("m1.1", "m2.1"):
         section = _section(text, script)
-        assert re.search(r"^\| 20 \| (0\.\d+|1\.0) \|", section, re.M)
+        assert re.search(r"^\| 20 \| 1 \| (0\.\d+|1\.0) \|", section, re.M)
         assert "make up 90% of the time" in section
     steps = _section(text, "Optimisations")
     assert "conv1 is computed by " in steps
-    assert re.search(r"^\| reference \| .*? \| [\d.]+ \|  \| [\d.]+ \|  \|$", steps, re.M)
-    assert re.search(r"^\| baseline \| .*? \| [\d.]+ \| [\d.]+x \|", steps, re.M)
+    single = r"[\d.]+ \(1 run\)"
+    assert re.search(rf"^\| reference \| {single} \|  \| {single} \|  \|$", steps, re.M)
+    several = r"[\d.]+ \([\d.]+ to [\d.]+\)"
+    assert re.search(rf"^\| baseline \| {several} \| [\d.]+x over reference \|", steps, re.M)
+    assert re.search(r"conv1 [\d.]+ ms by \w+ \([\d.]+x over reference\)", steps)

@@ -9,6 +9,8 @@ import subprocess
 import pytest
 
 from ece408_op.report import make, page, rendering
+from ece408_op.report.ladder import Gain
+from ece408_op.report.spread import Spread
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -26,7 +28,7 @@ def made(drawing_player, options, tmp_path):
 
 def test_it_is_one_file(made):
     html = made.read_text()
-    assert html.count('src="data:image/svg+xml;base64,') == 7
+    assert html.count('src="data:image/svg+xml;base64,') == 8
     assert set(re.findall(r'(?:src|href)="([^"#:]*)[":]', html)) <= {"data", ""}
     assert "default-src 'none'" in html
 
@@ -43,6 +45,23 @@ def test_html_in_the_text_stays_text(tmp_path):
     html = _page(f"{script}\n\n`{script}`\n\n{rendering.block(script)}\n", tmp_path)
     assert script not in html
     assert html.count("&lt;script&gt;") == 3
+
+
+def test_folds_tables_and_pictures(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    fold = "<details><summary>`a` & <b></summary>\n\n```text\n</details>\n```\n\n</details>"
+    html = _page(f"# T\n\n![A](a.png)\n\n## S\n\n{fold}\n\n| a |\n| ---: |\n| 1 |\n", tmp_path)
+    assert "<details><summary><code>a</code> &amp; &lt;b&gt;</summary>\n<div" in html
+    assert html.count("</details>") == 1
+    assert "&lt;/details&gt;\n</code></pre></div>\n</details>" in html
+    scrolls = '<div class="scroll" tabindex="0">'
+    for wide in ("<img ", "<pre>", "<table>"):
+        assert f"{scrolls}{wide}" in html
+    assert '<td style="text-align:right">1</td>' in html
+    header = html[html.index("<header>") : html.index("</header>")]
+    assert "<h1>T</h1>" in header
+    assert "<img " in header
+    assert "<h2" not in header
 
 
 def test_a_block_holds_whatever_it_is_given(tmp_path):
@@ -85,7 +104,11 @@ def test_values_of_cells():
         "12.3",
         "123",
     ]
-    assert [rendering.times(each) for each in (None, 1.256)] == ["", "1.26x"]
+    assert [rendering.gain(each) for each in (None, Gain(1.256, "a_b"))] == ["", "1.26x over a_b"]
+    spreads = [Spread.of(samples) for samples in ([], [2.0], [1.0, 2.0, 4.0])]
+    assert [rendering.spread(each) for each in spreads] == ["", "2.000", "2.000 (1.500 to 3.000)"]
+    assert rendering.spread(spreads[1], single=True) == "2.000 (1 run)"
+    assert rendering.spread(spreads[2], places=1) == "2.0 (1.5 to 3.0)"
 
 
 @pytest.mark.browser

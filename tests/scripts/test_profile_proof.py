@@ -35,6 +35,7 @@ def test_a_milestones_kernels_are_held_against_its_events_and_ncu():
 
 def test_layers_and_costs_as_tables():
     cost = Cost(("m3.1", "100"), ((10.0,), (12.0,), (11.0,)), ((12.0,), (13.0,), (12.1,)))
+    assert profile_proof.costs_table([cost]).startswith(f"Medians of {len(cost.with_ms)} runs;")
     assert profile_proof.costs_table([cost]).endswith("| m3.1 100 | 1 | 11.0 | 12.1 | +10.0% |")
     assert cost.record()["without_ms"] == [{"median": 11.0, "min": 10.0, "n": 3}]
     plain = Layer("m3.1 100", "conv1", "13_column_pairs", 1.9, 2.1)
