@@ -88,8 +88,8 @@ def test_first_come_one_sentence_and_one_chart(report, player):
     assert title.startswith("# ")
     assert finding == (
         "For 1000 images our convolution takes 671 ms in conv1 and 562 ms in conv2 on the CPU, "
-        "within the network, which is 2.2 and 0.9 times MXNet's speed; 2.00 ms in conv1 and 8.00 ms in "
-        "conv2 on the GPU, called alone, which is 2.0 and 0.6 times cuDNN's speed."
+        "within the network, which is 2.2 and 0.9 times MXNet's speed; 2.00 ms in conv1 and 8.00 "
+        "ms in conv2 on the GPU, called alone, which is 2.0 and 0.6 times cuDNN's speed."
     )
     assert chart.startswith("![Op times")
     assert "a hollow dot a single run" in caption
