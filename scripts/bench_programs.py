@@ -1,0 +1,39 @@
+"""Time whole programs in turns: m1.1, m2.1, and one in PyTorch with the same network and files."""
+
+import argparse
+
+from studies import options as shared
+from studies import programs, results
+from tqdm import tqdm
+
+from ece408_op.cli import program
+from ece408_op.course import models
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    terms = [each.name for each in models.TERMS.values() if len(each.filters) == 2]
+    parser.add_argument(
+        "--term", choices=terms, default=models.DEFAULT_TERM, help="default: %(default)s"
+    )
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each (default: 5)")
+    shared.add_peer(parser)
+    shared.add_output(parser)
+    options = parser.parse_args()
+    if options.repeat < 1:
+        parser.error(f"--repeat {options.repeat}: give 1 or more")
+    peer = None if options.no_peer else options.peer_python or "python3"
+    commands = programs.commands(models.find_term(options.term), peer)
+    with tqdm(total=options.repeat * len(commands), unit="run", disable=None) as progress:
+        found = programs.measure(commands, options.repeat, progress.update)
+    text = f"All 10000 images in one batch, {options.repeat} runs each. {found[-1].about}\n\n"
+    results.show(
+        options.output,
+        "Programs",
+        text + programs.table(found),
+        {"programs": programs.records(found)},
+    )
+
+
+if __name__ == "__main__":
+    program.run("bench_programs", main)
