@@ -95,13 +95,18 @@ $(VENV)/.made: scripts/make_venv.sh
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.made $(SOURCES)
-	@command -v $${CXX:-g++} >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || \
-	    { echo "make: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++) or set CXX" >&2; exit 1; }
-	@echo "make: installing MXNet and this package into $(VENV), and compiling the kernels (minutes)"
-	@$(PY) -m pip install --quiet --quiet --editable '.[cpu]'
+	@$(call install,cpu)
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	@echo "make: installing what the tests need into $(VENV)"
-	@$(PY) -m pip install --quiet --quiet --editable '.[cpu,test]'
-	touch $@
+# One installation: each compiles all kernels.
+$(VENV)/.installed-test: $(VENV)/.made $(SOURCES)
+	@$(call install,cpu$(comma)test)
+	touch $(VENV)/.installed $@
+
+comma := ,
+define install
+command -v $${CXX:-g++} >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || \
+    { echo "make: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++) or set CXX" >&2; exit 1; }; \
+echo "make: installing this package with what $(1) needs into $(VENV), and compiling its kernels (minutes)"; \
+$(PY) -m pip install --quiet --quiet --editable '.[$(1)]'
+endef
