@@ -1,8 +1,7 @@
 // Chooses a kernel by what the layer is, without measuring anything: `depthwise`, and `direct` for
 // single taps, for what they do; of stride 1 in float32 the one of `direct` and `winograd` that is
 // estimated to be faster, where they suit it; else, for any problem, kernels that slide over images
-// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.h, filters_as_lanes_weight.h) or multiply
-// patches (patches.h), whichever is estimated to be faster.
+// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.cpp) or multiply patches (patches.h), whichever is estimated to be faster.
 //
 // Estimates are in multiply-adds of vectors, at the rate at which one core does them.
 //
@@ -83,7 +82,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
         case KernelName::depthwise:
             return is_float32(task) && !weight && depthwise_suits(s, task.direction);
         case KernelName::pixels_as_lanes: return !weight;
-        case KernelName::filters_as_lanes: return true;
+        case KernelName::filters_as_lanes: return !weight;
         case KernelName::filters_as_lanes_pairs: return !weight && pairs_suit(s);
         case KernelName::patches: return patches_suit(s, task.direction);
         case KernelName::weight_sums: return weight;
@@ -99,8 +98,8 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 constexpr int64_t kLongSum = 128, kLongStridedSum = 48;
 // Pixels of a batch from which on pairs of rows pay for a third more weights.
 constexpr int64_t kPairPixels = 100;
-// Filters from which on they are lanes of the weights' gradient: with fewer most would be idle.
-constexpr int64_t kLeastLaneFilters = 8;
+// Pixels after which weight_sums.cpp adds lanes up.
+constexpr double kChunkPixels = 800;
 
 // Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
 // pixels; `strided`: the problem has a stride.
@@ -177,10 +176,13 @@ struct Costs {
         return all_pixels * (filters * vectors(taps) + added * taps) + 3 * batch * source + weights;
     }
 
+    // Dot products over rows that end with vectors, of images or of parts of them, whose lanes are added
+    // up.
     double weight_sliding() const {
-        if (s.group_filters < kLeastLaneFilters)
-            return batch * weights * (vectors(flat_image(s).length) + 26) + laid_out();
-        return all_pixels * taps * vectors(filters) + 4 * batch * source + 30 * weights;
+        const double places = static_cast<double>(s.out_height * flat_image(s).row);
+        const double chunks = places < kChunkPixels ? batch * places / kChunkPixels + 1
+                                                    : batch * (places / kChunkPixels + 1);
+        return weights * (batch * vectors(places) + 5 * chunks + 4) + laid_out();
     }
     double weight_patches() const {
         return all_pixels * (filters * vectors(taps) + copied(panel)) + 4 * weights;
@@ -203,9 +205,7 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
     if (suits(KernelName::patches, task, s) &&
         Costs(s, deep, task).patches_are_faster(task.direction))
         return KernelName::patches;
-    if (weight)
-        return s.group_filters >= kLeastLaneFilters ? KernelName::filters_as_lanes
-                                                    : KernelName::weight_sums;
+    if (weight) return KernelName::weight_sums;
     if (!deep) return KernelName::pixels_as_lanes;
     const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
                        s.batch * s.out_height * s.out_width >= kPairPixels;

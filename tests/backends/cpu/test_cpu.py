@@ -215,8 +215,8 @@ def test_names_the_kernel_that_ran(isa, case, rng):
 
 @every(
     case=[
-        ("b2,c3,h9,w9,m20,k3", "filters_as_lanes"),
-        ("b2,c3,h9,w9,m5,k3", "weight_sums"),
+        ("b2,c3,h9,w9,m20,k3", "weight_sums"),
+        ("b1,c64,h2,w2,m64,k1", "patches"),
         ("b2,c3,h64,w64,m16,k16,s16x16", "patches"),
     ]
 )
