@@ -50,9 +50,8 @@ bool depthwise_suits(const Shape& s, Direction direction) {
     const bool kernel = s.kernel_h == s.kernel_w && (s.kernel_h == 3 || s.kernel_h == 5);
     const bool dilated = s.dilate_h > 1 || s.dilate_w > 1;
     const bool stride = s.stride_h == s.stride_w && s.stride_h <= (dilated ? 1 : 2);
-    const bool gradient = s.stride_h == 1 && s.filters == s.channels;
     return s.groups == s.channels && kernel && stride &&
-           (direction == Direction::forward || gradient);
+           (direction == Direction::forward || s.filters == s.channels);
 }
 
 // filters_as_lanes.h by pairs of output rows.
