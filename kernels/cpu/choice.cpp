@@ -46,12 +46,17 @@ bool winograd_suits(const Shape& s, Direction direction) {
 
 // Groups of one channel, a square kernel of 3 or 5, and the same stride both ways, 1 or, without
 // dilation, 2.
-bool depthwise_suits(const Shape& s, Direction direction) {
+bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
     const bool kernel = s.kernel_h == s.kernel_w && (s.kernel_h == 3 || s.kernel_h == 5);
     const bool dilated = s.dilate_h > 1 || s.dilate_w > 1;
     const bool stride = s.stride_h == s.stride_w && s.stride_h <= (dilated ? 1 : 2);
-    return s.groups == s.channels && kernel && stride &&
-           (direction == Direction::forward || s.filters == s.channels);
+    if (s.groups != s.channels || !kernel || !stride) return false;
+    if (direction == Direction::forward) return true;
+    if (direction == Direction::backward_data) return s.filters == s.channels;
+    // Lanes are masked, and sums stay in registers.
+    const bool has_lanes = lanes == 16 || (lanes == 8 && s.kernel_h == 3);
+    return has_lanes && s.stride_h == 1 && s.out_width == s.width &&
+           s.out_height * s.out_width <= kSmallPlane;
 }
 
 // filters_as_lanes.h by pairs of output rows.
@@ -79,7 +84,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
         case KernelName::winograd:
             return is_float32(task) && !weight && winograd_suits(s, task.direction);
         case KernelName::depthwise:
-            return is_float32(task) && !weight && depthwise_suits(s, task.direction);
+            return is_float32(task) && depthwise_suits(s, task.direction, task.lanes);
         case KernelName::pixels_as_lanes: return !weight;
         case KernelName::filters_as_lanes: return !weight;
         case KernelName::filters_as_lanes_pairs: return !weight && pairs_suit(s);
@@ -234,6 +239,9 @@ constexpr int64_t kGradientChannels = 3;
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
 
+// Filters from which on threads have enough of them to share the gradient for w of small planes.
+constexpr int64_t kPlaneFilters = 32;
+
 int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
 // What `direct` and `winograd` take of an image: counts of what they do, with factors fitted to
@@ -299,10 +307,12 @@ bool is_packed(const Shape& s, int64_t lanes) {
 }
 
 KernelName choose(const Task& task, const Shape& s) {
-    if (s.groups > 1 && suits(KernelName::depthwise, task, s)) return KernelName::depthwise;
+    const bool weight = task.direction == Direction::backward_weight;
+    if (s.groups > 1 && suits(KernelName::depthwise, task, s) &&
+        (!weight || s.filters >= kPlaneFilters))
+        return KernelName::depthwise;
     if (is_row(s) && suits(KernelName::direct, task, s) && !is_packed(s, task.lanes))
         return KernelName::direct;
-    const bool weight = task.direction == Direction::backward_weight;
     if (weight || !is_float32(task) || !has_unit_steps(s)) return choose_for_any(task, s);
     const bool forward = task.direction == Direction::forward;
     const Shape layer = forward ? s : gradient_shape(s);

@@ -1,5 +1,5 @@
 // Depthwise convolutions: every output plane is of one input plane, with a small square kernel of
-// its own. Forward, and the gradient for x. It is compiled once per instruction set,
+// its own. Forward, the gradient for x, and, of small planes, for w. It is compiled once per instruction set,
 // with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the
 // constant at the end is not local.
 //
@@ -20,6 +20,7 @@
 #include "kernels.h"
 
 #include "buffer.h"
+#include "depthwise_weight.h"
 #include "lanes.h"
 #include "shape.h"
 #include "team.h"
@@ -355,8 +356,20 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
     return run_layer(layer, dy, nullptr, dx, accumulate, threads);
 }
 
+int backward_weight(const ece408_problem& problem, const float* x, const float* dy, float* dw,
+                    bool accumulate, int threads) {
+    const Shape s = derive(problem);
+    const Textbook book = {s, x, dy, dw, weight_element<float>};
+    if (s.kernel_h == 3)
+        sum_planes<3>(s, book, x, dy, dw, accumulate, threads);
+    else
+        sum_planes<5>(s, book, x, dy, dw, accumulate, threads);
+    return ECE408_OK;
+}
+
 }  // namespace
 
-extern const Kernel ECE408_THIS_BUILD(depthwise) = {{forward, backward_data, nullptr}, {}, {}};
+extern const Kernel ECE408_THIS_BUILD(depthwise) = {
+    {forward, backward_data, backward_weight}, {}, {}};
 
 }  // namespace ece408

@@ -86,6 +86,9 @@ inline bool has_unit_steps(const ece408_problem& p) {
            p.groups == 1;
 }
 
+// Pixels of a plane up to which the kernel `depthwise` has the gradient for w.
+constexpr int64_t kSmallPlane = 256;
+
 // A single tap and no border: an image is one row of the pixels that the strides pick.
 inline bool is_flat(const ece408_problem& p) {
     return p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;

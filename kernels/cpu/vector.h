@@ -194,6 +194,22 @@ inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 
 #endif
 
+// The lanes, by their number, for which `picks` is true.
+template <class Picks>
+inline Mask lanes_where(const Picks& picks) {
+#if ECE408_LANES == 16
+    unsigned lanes = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes |= picks(lane) ? 1u << lane : 0u;
+    return static_cast<Mask>(lanes);
+#else
+    int32_t lanes[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = picks(lane) ? -1 : 0;
+    Mask mask;
+    memcpy(&mask, lanes, sizeof mask);
+    return mask;
+#endif
+}
+
 #if ECE408_LANES < 16
 // Only the lanes [begin, end): into p, or added to what it holds.
 inline void put_lanes(int begin, int end, float* p, Vec v, bool add) {
