@@ -1,15 +1,15 @@
 // Chooses a kernel by what the layer is, without measuring anything: `depthwise`, and `direct` for
 // single taps, for what they do; of stride 1 in float32 the one of `direct` and `winograd` that is
 // estimated to be faster, where they suit it; else, for any problem, kernels that slide over images
-// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.cpp) or multiply patches (patches.h), whichever is estimated to be faster.
+// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.cpp) or multiply patches (patches.h),
+// whichever is estimated to be faster.
 //
 // Estimates are in multiply-adds of vectors, at the rate at which one core does them.
 //
 // What the choice loses: docs/results/cpu_layers.md has every kernel's time on 26 layers of networks
-// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, the chosen kernel has 0.97 of the
-// fastest one's speed forward, 0.94 for the gradient for x and 0.98 for w (geometric means). It is
-// worst for single taps with more channels than filters, where `direct` has 0.55 to 0.86 of
-// `filters_as_lanes`.
+// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, beside other programs, the chosen
+// kernel has 0.92 of the fastest one's speed forward and for the gradient for x, and 1.00 for w (geometric
+// means).
 #include "choice.h"
 
 #include "flat_image.h"

@@ -1,7 +1,7 @@
 // Depthwise convolutions: every output plane is of one input plane, with a small square kernel of
-// its own. Forward, the gradient for x, and, of small planes, for w. It is compiled once per instruction set,
-// with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the
-// constant at the end is not local.
+// its own. Forward, the gradient for x, and, of small planes, for w. It is compiled once per
+// instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only
+// the constant at the end is not local.
 //
 // There are so few products that what counts is to touch every pixel once. A register tile is a
 // few output rows by one vector of columns: each vector of an input row is loaded once for all

@@ -13,9 +13,9 @@
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
 // output plane; for a single tap, whose images have many channels, a chunk of pixels after the other,
-// each filter block by filter block. Threads take whole images, or, of few images, stretches of that list. Each tile
-// asks for a few lines of the image that its thread will read next: processors fetch ahead within a
-// page, and such an image is a few pages.
+// each filter block by filter block. Threads take whole images, or, of few images, stretches of that
+// list. Each tile asks for a few lines of what its thread will read next: processors fetch ahead within
+// a page, and such an image is a few pages.
 #include "kernels.h"
 
 #include <string.h>

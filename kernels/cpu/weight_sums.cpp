@@ -158,7 +158,9 @@ template <class Sum>
 void plan_chunks(WeightPlan* plan) {
     const Sweep& s = plan->s;
     const int64_t bytes = static_cast<int64_t>(sizeof(Sum)), lanes = Lanes<Sum>::count;
-    const int64_t planes = plan->by_pairs ? 1 : phases_with_taps(s);
+    // A tile's taps are of one domain, and of no more phases than taps.
+    const int64_t phases = plan->by_pairs ? 1 : phases_with_taps(s);
+    const int64_t planes = phases < kDotTaps ? phases : kDotTaps;
     const int64_t rows_in_use = kDotFilters + plan->most_channels() * planes;
     int64_t pixels = kChunkBytes / bytes / rows_in_use;
     if (pixels < kLeastChunk) pixels = kLeastChunk;

@@ -241,7 +241,7 @@ def test_names_the_kernel_of_the_gradient_for_weights(isa, case, rng):
         ("b1,c12,h33,w33,m3,k4", "direct"),
         ("b1,c1,h28,w28,m50,k5", "patches"),
         ("b1,c2,h5,w6,m4,k3,p1x1,g2", "pixels_as_lanes"),
-        ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "pixels_as_lanes"),
+        ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "depthwise"),
     ]
 )
 def test_names_the_kernel_of_the_gradient(isa, case):
