@@ -178,7 +178,9 @@ void plan_chunks(WeightPlan* plan) {
     if (plan->by_pairs) plan->dy_row += lanes;
     // Rows whose distance is a multiple of a page would meet in the first cache.
     if (plan->dy_row / lanes % 2 == 0) plan->dy_row += lanes;
-    plan->f.phase = round_up(images * plan->x_image + plan->tail + lanes, lanes);
+    // Beyond the last image lies what the last tap meets with the zeros between dy's rows.
+    const int64_t reach = taps_reach(s.kernel_w, s.stride_w, s.dilate_w);
+    plan->f.phase = round_up(images * plan->x_image + reach + lanes, lanes);
     plan->f.channel = plan->f.phase * (plan->by_pairs ? kDomains : s.stride_h * s.stride_w);
 }
 
