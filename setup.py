@@ -42,7 +42,7 @@ AVX512 = (
     *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", *AVX2),
     "-mprefer-vector-width=512",
 )
-PER_ISA = ("direct", "winograd", "depthwise", "general", "ceilings")
+PER_ISA = ("direct", "winograd", "depthwise", "weight_sums", "general", "ceilings")
 # Instruction set: floats in a vector, and the compiler's options.
 ISAS = {"baseline": (4, ()), "avx2": (8, AVX2), "avx512": (16, AVX512)}
 DATA_FILES = ("*.cpp", "*.cc", "*.h", "*.cu", "*.cuh", "*.md", "*.json", "*.params")

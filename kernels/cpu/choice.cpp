@@ -1,16 +1,15 @@
 // Chooses a kernel by what the layer is, without measuring anything: `depthwise`, and `direct` for
 // single taps, for what they do; of stride 1 in float32 the one of `direct` and `winograd` that is
 // estimated to be faster, where they suit it; else, for any problem, kernels that slide over images
-// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.h, filters_as_lanes_weight.h) or multiply
-// patches (patches.h), whichever is estimated to be faster.
+// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.cpp) or multiply patches (patches.h),
+// whichever is estimated to be faster.
 //
 // Estimates are in multiply-adds of vectors, at the rate at which one core does them.
 //
 // What the choice loses: docs/results/cpu_layers.md has every kernel's time on 26 layers of networks
-// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, the chosen kernel has 0.97 of the
-// fastest one's speed forward, 0.94 for the gradient for x and 0.98 for w (geometric means). It is
-// worst for single taps with more channels than filters, where `direct` has 0.55 to 0.86 of
-// `filters_as_lanes`.
+// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, beside other programs, the chosen
+// kernel has 0.92 of the fastest one's speed forward and for the gradient for x, and 1.00 for w (geometric
+// means).
 #include "choice.h"
 
 #include "flat_image.h"
@@ -47,13 +46,17 @@ bool winograd_suits(const Shape& s, Direction direction) {
 
 // Groups of one channel, a square kernel of 3 or 5, and the same stride both ways, 1 or, without
 // dilation, 2.
-bool depthwise_suits(const Shape& s, Direction direction) {
+bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
     const bool kernel = s.kernel_h == s.kernel_w && (s.kernel_h == 3 || s.kernel_h == 5);
     const bool dilated = s.dilate_h > 1 || s.dilate_w > 1;
     const bool stride = s.stride_h == s.stride_w && s.stride_h <= (dilated ? 1 : 2);
-    const bool gradient = s.stride_h == 1 && s.filters == s.channels;
-    return s.groups == s.channels && kernel && stride &&
-           (direction == Direction::forward || gradient);
+    if (s.groups != s.channels || !kernel || !stride) return false;
+    if (direction == Direction::forward) return true;
+    if (direction == Direction::backward_data) return s.filters == s.channels;
+    // Lanes are masked, and sums stay in registers.
+    const bool has_lanes = lanes == 16 || (lanes == 8 && s.kernel_h == 3);
+    return has_lanes && s.stride_h == 1 && s.out_width == s.width &&
+           s.out_height * s.out_width <= kSmallPlane;
 }
 
 // filters_as_lanes.h by pairs of output rows.
@@ -81,9 +84,9 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
         case KernelName::winograd:
             return is_float32(task) && !weight && winograd_suits(s, task.direction);
         case KernelName::depthwise:
-            return is_float32(task) && !weight && depthwise_suits(s, task.direction);
+            return is_float32(task) && depthwise_suits(s, task.direction, task.lanes);
         case KernelName::pixels_as_lanes: return !weight;
-        case KernelName::filters_as_lanes: return true;
+        case KernelName::filters_as_lanes: return !weight;
         case KernelName::filters_as_lanes_pairs: return !weight && pairs_suit(s);
         case KernelName::patches: return patches_suit(s, task.direction);
         case KernelName::weight_sums: return weight;
@@ -99,8 +102,8 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 constexpr int64_t kLongSum = 128, kLongStridedSum = 48;
 // Pixels of a batch from which on pairs of rows pay for a third more weights.
 constexpr int64_t kPairPixels = 100;
-// Filters from which on they are lanes of the weights' gradient: with fewer most would be idle.
-constexpr int64_t kLeastLaneFilters = 8;
+// Pixels after which weight_sums.cpp adds lanes up.
+constexpr double kChunkPixels = 800;
 
 // Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
 // pixels; `strided`: the problem has a stride.
@@ -177,10 +180,16 @@ struct Costs {
         return all_pixels * (filters * vectors(taps) + added * taps) + 3 * batch * source + weights;
     }
 
+    // Dot products over rows that end with vectors, of images or of parts of them, whose lanes are added
+    // up; by pairs of rows, of two thirds of the products with a third more sums.
     double weight_sliding() const {
-        if (s.group_filters < kLeastLaneFilters)
-            return batch * weights * (vectors(flat_image(s).length) + 26) + laid_out();
-        return all_pixels * taps * vectors(filters) + 4 * batch * source + 30 * weights;
+        const double places = static_cast<double>(s.out_height * flat_image(s).row);
+        const double chunks = places < kChunkPixels ? batch * places / kChunkPixels + 1
+                                                    : batch * (places / kChunkPixels + 1);
+        const bool pairs = sums_row_pairs(s);
+        return weights * (batch * vectors(places) * (pairs ? 2.0 / 3 : 1) +
+                          5 * chunks * (pairs ? 4.0 / 3 : 1) + 4) +
+               laid_out();
     }
     double weight_patches() const {
         return all_pixels * (filters * vectors(taps) + copied(panel)) + 4 * weights;
@@ -203,9 +212,7 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
     if (suits(KernelName::patches, task, s) &&
         Costs(s, deep, task).patches_are_faster(task.direction))
         return KernelName::patches;
-    if (weight)
-        return s.group_filters >= kLeastLaneFilters ? KernelName::filters_as_lanes
-                                                    : KernelName::weight_sums;
+    if (weight) return KernelName::weight_sums;
     if (!deep) return KernelName::pixels_as_lanes;
     const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
                        s.batch * s.out_height * s.out_width >= kPairPixels;
@@ -234,6 +241,9 @@ constexpr int64_t kGradientChannels = 3;
 // vectors of sums of a filter, over all images, that pay for the packing of its weights.
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
+
+// Filters from which on threads have enough of them to share the gradient for w of small planes.
+constexpr int64_t kPlaneFilters = 32;
 
 int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
@@ -300,10 +310,12 @@ bool is_packed(const Shape& s, int64_t lanes) {
 }
 
 KernelName choose(const Task& task, const Shape& s) {
-    if (s.groups > 1 && suits(KernelName::depthwise, task, s)) return KernelName::depthwise;
+    const bool weight = task.direction == Direction::backward_weight;
+    if (s.groups > 1 && suits(KernelName::depthwise, task, s) &&
+        (!weight || s.filters >= kPlaneFilters))
+        return KernelName::depthwise;
     if (is_row(s) && suits(KernelName::direct, task, s) && !is_packed(s, task.lanes))
         return KernelName::direct;
-    const bool weight = task.direction == Direction::backward_weight;
     if (weight || !is_float32(task) || !has_unit_steps(s)) return choose_for_any(task, s);
     const bool forward = task.direction == Direction::forward;
     const Shape layer = forward ? s : gradient_shape(s);

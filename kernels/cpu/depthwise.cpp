@@ -1,7 +1,7 @@
 // Depthwise convolutions: every output plane is of one input plane, with a small square kernel of
-// its own. Forward, and the gradient for x of stride 1. It is compiled once per instruction set,
-// with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only the
-// constant at the end is not local.
+// its own. Forward, the gradient for x, and, of small planes, for w. It is compiled once per
+// instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only
+// the constant at the end is not local.
 //
 // There are so few products that what counts is to touch every pixel once. A register tile is a
 // few output rows by one vector of columns: each vector of an input row is loaded once for all
@@ -14,10 +14,13 @@
 // are whole lines.
 //
 // An output is its bias and then its products, row by row of the kernel, whichever tile computes
-// it. The gradient for x is such a convolution of dy with the kernel turned round.
+// it. The gradient for x of stride 1 is such a convolution of dy with the kernel turned round. Of stride
+// 2, even and odd rows and columns of x have taps of their own: a tile is two rows by two vectors of
+// columns, which are interleaved, and no zeros between the pixels of dy are multiplied.
 #include "kernels.h"
 
 #include "buffer.h"
+#include "depthwise_weight.h"
 #include "lanes.h"
 #include "shape.h"
 #include "team.h"
@@ -260,6 +263,82 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
     return ECE408_OK;
 }
 
+// ---- the gradient for x of stride 2
+
+// Rows 2 * i and 2 * i + 1 of x with its border: of dy, rows i, i - 1, ... for the taps of even and of
+// odd rows.
+struct SpreadTile {
+    const float* row[(5 + 1) / 2];  // of dy
+    float* x[2];                    // null for a row of the border
+    int64_t out_width, width, left;
+    bool accumulate;
+};
+
+// Columns [at, at + 2 * kLanes) of x with its border, at the even ones first.
+template <int K>
+__attribute__((always_inline)) inline void spread_columns(const SpreadTile& t,
+                                                          const Vec (&weight)[K * K], int64_t j) {
+    constexpr int kReach = (K + 1) / 2;
+    Vec dy[kReach][kReach];
+    ECE408_UNROLL
+    for (int q = 0; q < kReach; ++q) {
+        const Mask inside = lanes_in(t.out_width, j - q);
+        ECE408_UNROLL
+        for (int p = 0; p < kReach; ++p) dy[p][q] = load_only(inside, t.row[p] + j - q);
+    }
+    const int64_t at = 2 * j - t.left;
+    ECE408_UNROLL
+    for (int y = 0; y < 2; ++y) {
+        if (!t.x[y]) continue;
+        Vec sum[2] = {broadcast(0.0f), broadcast(0.0f)};
+        ECE408_UNROLL
+        for (int p = y; p < K; p += 2) {
+            ECE408_UNROLL
+            for (int q = 0; q < K; ++q)
+                sum[q % 2] = multiply_add(dy[p / 2][q / 2], weight[p * K + q], sum[q % 2]);
+        }
+        put_lanes(clamp_lane(-at), clamp_lane(t.width - at), t.x[y] + at,
+                  interleave_first(sum[0], sum[1]), t.accumulate);
+        put_lanes(clamp_lane(-at - kLanes), clamp_lane(t.width - at - kLanes),
+                  t.x[y] + at + kLanes, interleave_second(sum[0], sum[1]), t.accumulate);
+    }
+}
+
+// The gradient of one plane. `zeros`: a row of dy.
+template <int K>
+void spread_plane(const Shape& s, const float* w, const float* dy, const float* zeros, float* dx,
+                  bool accumulate) {
+    Vec weight[K * K];
+    ECE408_UNROLL
+    for (int k = 0; k < K * K; ++k) weight[k] = broadcast(w[k]);
+    SpreadTile t = {{}, {}, s.out_width, s.width, s.pad_w, accumulate};
+    for (int64_t i = s.pad_h / 2; 2 * i < s.pad_h + s.height; ++i) {
+        for (int64_t p = 0; p < (K + 1) / 2; ++p) {
+            const bool there = i - p >= 0 && i - p < s.out_height;
+            t.row[p] = there ? dy + (i - p) * s.out_width : zeros;
+        }
+        for (int64_t y = 0; y < 2; ++y) {
+            const int64_t at = 2 * i + y - s.pad_h;
+            t.x[y] = at >= 0 && at < s.height ? dx + at * s.width : nullptr;
+        }
+        for (int64_t j = s.pad_w / 2; 2 * j < s.pad_w + s.width; j += kLanes)
+            spread_columns<K>(t, weight, j);
+    }
+}
+
+int spread_gradient(const Shape& s, const float* w, const float* dy, float* dx, bool accumulate,
+                    int threads) {
+    const auto zeros = Buffer<float>::zeros(s.out_width);
+    if (!zeros) return ECE408_NO_MEMORY;
+    const auto spread = s.kernel_h == 3 ? spread_plane<3> : spread_plane<5>;
+    share(threads, s.batch * s.channels, [&](int64_t plane, int) {
+        spread(s, w + plane % s.channels * s.kernel_h * s.kernel_w,
+               dy + plane * s.out_height * s.out_width, zeros, dx + plane * s.height * s.width,
+               accumulate);
+    });
+    return ECE408_OK;
+}
+
 int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
             float* y, bool accumulate, int threads) {
     if (!all_finite(w, weights(problem))) return kNotFinite;
@@ -271,13 +350,26 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
                   bool accumulate, int threads) {
     if (!all_finite(w, weights(problem))) return kNotFinite;
     const Shape s = derive(problem);
+    if (s.stride_h > 1) return spread_gradient(s, w, dy, dx, accumulate, threads);
     const Layer layer = {gradient_shape(s), (s.kernel_h - 1) * s.dilate_h - s.pad_h,
                          (s.kernel_w - 1) * s.dilate_w - s.pad_w, w, true};
     return run_layer(layer, dy, nullptr, dx, accumulate, threads);
 }
 
+int backward_weight(const ece408_problem& problem, const float* x, const float* dy, float* dw,
+                    bool accumulate, int threads) {
+    const Shape s = derive(problem);
+    const Textbook book = {s, x, dy, dw, weight_element<float>};
+    if (s.kernel_h == 3)
+        sum_planes<3>(s, book, x, dy, dw, accumulate, threads);
+    else
+        sum_planes<5>(s, book, x, dy, dw, accumulate, threads);
+    return ECE408_OK;
+}
+
 }  // namespace
 
-extern const Kernel ECE408_THIS_BUILD(depthwise) = {{forward, backward_data, nullptr}, {}, {}};
+extern const Kernel ECE408_THIS_BUILD(depthwise) = {
+    {forward, backward_data, backward_weight}, {}, {}};
 
 }  // namespace ece408

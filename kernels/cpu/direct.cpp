@@ -12,9 +12,10 @@
 // zeros are multiplied like pixels, so other kernels compute with weights that are not all finite.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
-// output plane. Threads take whole images, or, of few images, stretches of that list. Each tile
-// asks for a few lines of the image that its thread will read next: processors fetch ahead within a
-// page, and such an image is a few pages.
+// output plane; for a single tap, whose images have many channels, a chunk of pixels after the other,
+// each filter block by filter block. Threads take whole images, or, of few images, stretches of that
+// list. Each tile asks for a few lines of what its thread will read next: processors fetch ahead within
+// a page, and such an image is a few pages.
 #include "kernels.h"
 
 #include <string.h>
@@ -32,12 +33,19 @@ namespace {
 // past the caches: a line that the caches take in would be read before it is overwritten.
 constexpr int64_t kStreamedTaps = 72;
 
+// Floats of a chunk of x, of a single tap.
+constexpr int64_t kChunkFloats = 1 << 16;
+
 struct Plan {
     Layer layer;
     Shape shape;  // the layer's
     Tiling tiling;
     const float* bias;
     Buffer<float> packed;  // null for a single tap
+    int64_t chunk;         // tiles of a plane that all filter blocks take before the next ones
+
+    bool single_tap() const { return shape.kernel_h * shape.kernel_w == 1; }
+    int64_t chunks() const { return divide_up(tiling.tiles, chunk); }
 };
 
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
@@ -89,19 +97,20 @@ struct Stretch {
         args.channels = s.channels, args.height = s.height, args.width = s.width;
         args.kernel_h = s.kernel_h, args.kernel_w = s.kernel_w;
         args.x = x, args.y = y, args.filter_step = plane;
+        args.ahead_lines = 1, args.ahead_step = kLine;
         if (ahead) {
             const int64_t lines = divide_up(s.channels * layer.height * layer.width, kLine);
-            args.ahead_lines = divide_up(lines, plan.tiling.all());
-            args.ahead = ahead + block * plan.tiling.tiles * args.ahead_lines * kLine;
+            args.ahead_runs = divide_up(lines, plan.tiling.all());
+            args.ahead = ahead + block * plan.tiling.tiles * args.ahead_runs * kLine;
         }
-        if (plan.packed) {
+        if (!plan.single_tap()) {
             args.packed = plan.packed + m * (1 + taps(s));
-        } else {
-            args.bias = plan.bias ? plan.bias + m : nullptr;
-            args.weight_step = layer.turned ? 1 : s.channels;
-            args.channel_step = layer.turned ? s.filters : 1;
-            args.weights = layer.weights + m * args.weight_step;
+            return;
         }
+        args.bias = plan.bias ? plan.bias + m : nullptr;
+        args.weight_step = layer.turned ? 1 : s.channels;
+        args.channel_step = layer.turned ? s.filters : 1;
+        args.weights = layer.weights + m * args.weight_step;
     }
 
     void set(int64_t vector, int64_t tiles) {
@@ -114,8 +123,8 @@ struct Stretch {
     template <bool Stream>
     typename Strip<Stream, false>::Function* pick_strip(int64_t vectors) const {
         const int tall = static_cast<int>(filters), wide = static_cast<int>(vectors);
-        return plan.packed ? pick_tile<Strip<Stream, false>>(args.kernel_w, tall, wide)
-                           : pick_filters<Strip<Stream, true>, 1>(tall, wide);
+        return plan.single_tap() ? pick_filters<Strip<Stream, true>, 1>(tall, wide)
+                                 : pick_tile<Strip<Stream, false>>(args.kernel_w, tall, wide);
     }
 
     template <bool Stream>
@@ -124,7 +133,7 @@ struct Stretch {
         set(plan.tiling.first_vector(begin), end - begin);
         args.head = begin == 0;
         pick_strip<Stream>(vectors)(args);
-        args.ahead += args.tiles * args.ahead_lines * kLine;
+        args.ahead += args.tiles * args.ahead_runs * args.ahead_step;
     }
 
     template <bool Stream>
@@ -169,14 +178,13 @@ struct Stretch {
 };
 
 // `whole`: the image is one thread's.
-void run_tiles(const Plan& plan, const float* x, const float* ahead, float* y, int64_t block,
-               int64_t begin, int64_t end, bool accumulate, bool whole) {
-    Stretch stretch(plan, x, ahead, y, block);
-    if (accumulate) return stretch.run_apart(begin, end, true);
+void run_tiles(Stretch* stretch, int64_t begin, int64_t end, bool accumulate, bool whole) {
+    if (accumulate) return stretch->run_apart(begin, end, true);
+    const Tiling& tiling = stretch->plan.tiling;
     // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
-    const bool apart = !whole && end == plan.tiling.tiles && plan.tiling.first > 0;
-    stretch.run<false>(begin, end - apart);
-    if (apart) stretch.run_apart(end - 1, end, false);
+    const bool apart = !whole && end == tiling.tiles && tiling.first > 0;
+    stretch->run<false>(begin, end - apart);
+    if (apart) stretch->run_apart(end - 1, end, false);
 }
 
 // A channel of an image into the middle of zeros.
@@ -207,6 +215,40 @@ void lay_out_channel(const Layer& layer, const float* from, float* to) {
         pad_channel(layer, from, to);
 }
 
+// What a chunk's tiles ask for: the pixels of the next one, of all channels, or of the next image's
+// first one.
+void ask_for_next_chunk(const Plan& plan, const float* x, const float* ahead, int64_t chunk,
+                        int64_t block, StripArgs* args) {
+    const Tiling& tiling = plan.tiling;
+    const int64_t next = chunk + 1 < plan.chunks() ? chunk + 1 : 0;
+    const float* image = next > 0 ? x : ahead;
+    if (!image) return;
+    const int64_t tiles = tiling.tiles - next * plan.chunk;
+    const int64_t count = tiles < plan.chunk ? tiles : plan.chunk;
+    const int64_t first = tiling.first_vector(next * plan.chunk);
+    const int64_t pixels = (tiling.first_vector(next * plan.chunk + count) - first) * kLanes;
+    const int64_t channels = plan.shape.channels, asking = tiling.blocks * plan.chunk;
+    // All blocks' tiles together ask for all channels.
+    args->ahead_lines = divide_up(pixels, kLine);
+    args->ahead_step = plan.shape.height * plan.shape.width;
+    args->ahead_runs = divide_up(channels, asking);
+    args->ahead = image + first * kLanes + block * plan.chunk * args->ahead_runs * args->ahead_step;
+}
+
+// The same for a single tap: all filter blocks take a chunk of tiles, whose pixels stay in the second
+// cache, and then the next one. Cells [begin, end) are those of a chunk and a block each.
+void run_cells(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
+               int64_t end, bool accumulate, bool whole) {
+    const Tiling& tiling = plan.tiling;
+    for (int64_t cell = begin; cell < end; ++cell) {
+        const int64_t chunk = cell / tiling.blocks, block = cell % tiling.blocks;
+        const int64_t first = chunk * plan.chunk, last = first + plan.chunk;
+        Stretch stretch(plan, x, nullptr, y, block);
+        ask_for_next_chunk(plan, x, ahead, chunk, block, &stretch.args);
+        run_tiles(&stretch, first, last < tiling.tiles ? last : tiling.tiles, accumulate, whole);
+    }
+}
+
 // The tiles [begin, end) of an image, numbered through its filter blocks.
 void run_part(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
               int64_t end, bool accumulate, bool streams, bool whole) {
@@ -215,10 +257,11 @@ void run_part(const Plan& plan, const float* x, const float* ahead, float* y, in
         const int64_t of_block = plan.tiling.tiles;
         const int64_t block = tile / of_block, start = block * of_block;
         next = start + of_block < end ? start + of_block : end;
+        Stretch stretch(plan, x, ahead, y, block);
         if (streams)
-            Stretch(plan, x, ahead, y, block).run_streamed();
+            stretch.run_streamed();
         else
-            run_tiles(plan, x, ahead, y, block, tile - start, next - start, accumulate, whole);
+            run_tiles(&stretch, tile - start, next - start, accumulate, whole);
     }
 }
 
@@ -228,11 +271,14 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const Layer& layer = plan.layer;
     const int64_t pixels = layer.height * layer.width;
     const int64_t y_image = s.filters * plan.tiling.plane;
-    const int64_t tiles = plan.tiling.all(), parts = count_parts(s.batch, tiles, threads);
+    const bool short_sums = ECE408_STREAMS && !accumulate && taps(s) <= kStreamedTaps &&
+                            exceeds_caches(4 * s.batch * y_image);
+    const bool streams = short_sums && count_parts(s.batch, plan.tiling.all(), threads) == 1;
+    const bool cells = plan.single_tap() && !streams;
+    const int64_t all = cells ? plan.tiling.blocks * plan.chunks() : plan.tiling.all();
+    const int64_t parts = count_parts(s.batch, all, threads);
     const int64_t units = s.batch * parts, padded = s.channels * s.height * s.width;
     const int team = static_cast<int>(threads < units ? threads : units);
-    const bool streams = ECE408_STREAMS && parts == 1 && !accumulate &&
-                         taps(s) <= kStreamedTaps && exceeds_caches(4 * s.batch * y_image);
     Buffer<float> memory;
     if (!layer.as_it_is()) {
         memory = Buffer<float>((parts == 1 ? team : s.batch) * padded);
@@ -255,8 +301,14 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
             }
             const bool more = parts == 1 && unit + 1 < end;
             const float* ahead = more ? x + (b + 1) * s.channels * pixels : nullptr;
-            run_part(plan, image, ahead, y + b * y_image, part_start(tiles, parts, part),
-                     part_start(tiles, parts, part + 1), accumulate, streams, parts == 1);
+            const int64_t first = part_start(all, parts, part);
+            const int64_t last = part_start(all, parts, part + 1);
+            float* to = y + b * y_image;
+            if (cells)
+                run_cells(plan, image, copies ? nullptr : ahead, to, first, last, accumulate,
+                          parts == 1);
+            else
+                run_part(plan, image, ahead, to, first, last, accumulate, streams, parts == 1);
         }
 #if ECE408_STREAMS
         finish_streams();
@@ -268,13 +320,18 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
 int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
               int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, s, {}, bias, {}};
+    Plan plan = {layer, s, {}, bias, {}, 1};
     if (!make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling))
         return ECE408_NO_MEMORY;
-    if (s.kernel_h * s.kernel_w > 1) {
+    if (!plan.single_tap()) {
         plan.packed = Buffer<float>(s.filters * (1 + taps(s)));
         if (!plan.packed) return ECE408_NO_MEMORY;
         pack_weights(plan);
+    } else {
+        const int64_t pixels = kChunkFloats / s.channels;
+        plan.chunk = pixels / (kLanes * (plan.tiling.size + 1));
+        if (plan.chunk < 1) plan.chunk = 1;
+        if (plan.chunk > plan.tiling.tiles) plan.chunk = plan.tiling.tiles;
     }
     return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
 }

@@ -78,11 +78,14 @@ inline int64_t source_index(int64_t at, int64_t pad, int64_t spread, int64_t siz
 template <class T, class Sum>
 void fill_row(const Sweep& s, const T* source, int64_t first, int64_t count, Sum* out) {
     if (s.stride_w == 1 && s.spread_w == 1) {
-        for (int64_t k = 0; k < count; ++k) out[k] = 0;
-        const int64_t begin = s.pad_w > 0 ? s.pad_w : 0;
+        int64_t begin = s.pad_w > 0 ? s.pad_w : 0;
         int64_t end = s.pad_w + s.width;
+        if (end < 0) end = 0;
         if (end > count) end = count;
+        if (begin > end) begin = end;
+        for (int64_t k = 0; k < begin; ++k) out[k] = 0;
         for (int64_t k = begin; k < end; ++k) out[k] = widen(source[k - s.pad_w]);
+        for (int64_t k = end; k < count; ++k) out[k] = 0;
         return;
     }
     if (s.spread_w == 1) {

@@ -2,11 +2,9 @@
 // instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and
 // only the constants at the end are not local.
 #include "filters_as_lanes.h"
-#include "filters_as_lanes_weight.h"
 #include "kernels.h"
 #include "patches.h"
 #include "pixels_as_lanes.h"
-#include "weight_sums.h"
 
 namespace ece408 {
 namespace {
@@ -89,21 +87,14 @@ int patches_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, 
         put_back_patches<SumOf<T>>(forward_sweep(s), book, w, dy, dx, accumulate, threads));
 }
 
-// The gradient for w by one of the functions for it.
-template <class T, bool (*Run)(const Sweep&, const Textbook&, const T*, const T*, T*, bool, int)>
-int weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
-           int threads) {
+template <class T>
+int patches_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
+                   int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
-    return status(Run(forward_sweep(s), book, x, dy, dw, accumulate, threads));
+    return status(
+        sum_patches<SumOf<T>>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
 }
-
-template <class T>
-constexpr auto filters_weight = weight<T, run_deep_weight<SumOf<T>, T>>;
-template <class T>
-constexpr auto patches_weight = weight<T, sum_patches<SumOf<T>, T>>;
-template <class T>
-constexpr auto sums_weight = weight<T, run_weight_sums<SumOf<T>, T>>;
 
 }  // namespace
 
@@ -113,9 +104,9 @@ extern const Kernel ECE408_THIS_BUILD(pixels_as_lanes) = {
     {pixels_forward<Half>, pixels_data<Half>, nullptr},
 };
 extern const Kernel ECE408_THIS_BUILD(filters_as_lanes) = {
-    {filters_forward<float, false>, filters_data<float, false>, filters_weight<float>},
-    {filters_forward<double, false>, filters_data<double, false>, filters_weight<double>},
-    {filters_forward<Half, false>, filters_data<Half, false>, filters_weight<Half>},
+    {filters_forward<float, false>, filters_data<float, false>, nullptr},
+    {filters_forward<double, false>, filters_data<double, false>, nullptr},
+    {filters_forward<Half, false>, filters_data<Half, false>, nullptr},
 };
 extern const Kernel ECE408_THIS_BUILD(filters_as_lanes_pairs) = {
     {filters_forward<float, true>, filters_data<float, true>, nullptr},
@@ -126,11 +117,6 @@ extern const Kernel ECE408_THIS_BUILD(patches) = {
     {patches_forward<float>, patches_data<float>, patches_weight<float>},
     {patches_forward<double>, patches_data<double>, patches_weight<double>},
     {patches_forward<Half>, patches_data<Half>, patches_weight<Half>},
-};
-extern const Kernel ECE408_THIS_BUILD(weight_sums) = {
-    {nullptr, nullptr, sums_weight<float>},
-    {nullptr, nullptr, sums_weight<double>},
-    {nullptr, nullptr, sums_weight<Half>},
 };
 
 }  // namespace ece408

@@ -10,14 +10,14 @@
 // outside of an image that is no larger than its window. In exchange every patch is a copy.
 //
 // Lanes are neighbouring taps. The products use the tile of filters_as_lanes.h, with pixels or
-// filters as its pixels and taps as its filters, and for y the dot products of weight_sums.h. Pieces
+// filters as its pixels and taps as its filters, and for y the dot products of dot_tile.h. Pieces
 // of work are independent of each other, and do not depend on the number of threads.
 #pragma once
 
 #include "buffer.h"
 #include "filters_as_lanes.h"
+#include "dot_tile.h"
 #include "team.h"
-#include "weight_sums.h"
 
 namespace ece408 {
 namespace {
@@ -405,8 +405,8 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
 
 // ---- y
 
-// Filters and pixels of a piece, and lanes of a patch that are taken at a time.
-constexpr int64_t kDotsFilters = 16, kDotsPixels = 64;
+// Filters and pixels of a piece, and vectors of a patch that are taken at a time.
+constexpr int64_t kDotsFilters = 16, kDotsPixels = 64, kDotBlock = 64;
 
 struct Dots : Patches {
     int64_t filter_parts() const { return divide_up(s.group_filters, kDotsFilters); }
@@ -454,8 +454,6 @@ struct DotsCall {
         Sum* weights = reinterpret_cast<Sum*>(totals + kDotsFilters * kDotsPixels);
         const Sum* rows = patches + (group * plan.all_pixels() + pixel) * patch();
         const T* from = w + (group * s.group_filters + filter) * plan.taps();
-        int64_t places[kDotTaps];
-        for (int64_t n = 0; n < kDotTaps; ++n) places[n] = n * patch();
         memset(totals, 0, kDotsFilters * kDotsPixels * sizeof(double));
         for (int64_t tap = 0; tap < plan.taps(); tap += kTaps) {
             const int64_t count = at_most(kTaps, plan.taps() - tap);
@@ -466,12 +464,16 @@ struct DotsCall {
                 for (int64_t k = 0; k < count; ++k) to[k] = widen(from[m * plan.taps() + tap + k]);
                 for (int64_t k = count; k < wide; ++k) to[k] = 0;
             }
-            for (int64_t n = 0; n < pixels; n += kDotTaps)
-                for (int64_t m = 0; m < filters; m += kDotFilters)
-                    pick_dot_tile<Sum>(static_cast<int>(at_most(filters - m, kDotFilters)),
-                                       static_cast<int>(at_most(pixels - n, kDotTaps)))(
-                        weights + m * wide, wide, rows + n * patch() + tap, places, vectors,
-                        totals + m * kDotsPixels + n, kDotsPixels);
+            DotTile<Sum> tile = {{}, nullptr, wide, 1, vectors, 0, 0, nullptr, kDotsPixels};
+            for (int64_t n = 0; n < pixels; n += kDotTaps) {
+                const int64_t columns = at_most(pixels - n, kDotTaps);
+                for (int64_t k = 0; k < columns; ++k) tile.tap[k] = rows + (n + k) * patch() + tap;
+                for (int64_t m = 0; m < filters; m += kDotFilters) {
+                    tile.dy = weights + m * wide;
+                    tile.totals = totals + m * kDotsPixels + n;
+                    pick_dot_tile<Sum>(at_most(filters - m, kDotFilters), columns)(tile);
+                }
+            }
         }
         for (int64_t m = 0; m < filters; ++m) {
             const int64_t of = group * s.group_filters + filter + m;

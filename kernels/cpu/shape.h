@@ -86,6 +86,20 @@ inline bool has_unit_steps(const ece408_problem& p) {
            p.groups == 1;
 }
 
+// Channels and filters from which on weight_sums.cpp takes rows in pairs, to make up for sums of rows, and
+// pixels, to make up for more sums of lanes. The first is chosen, not measured.
+constexpr int64_t kPairedPlanes = 8, kPairedPixels = 512;
+
+inline bool sums_row_pairs(const Shape& s) {
+    return s.kernel_h == 3 && s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 &&
+           s.out_height > 1 && s.group_channels >= kPairedPlanes &&
+           s.group_filters >= kPairedPlanes &&
+           s.batch * s.out_height * s.out_width >= kPairedPixels;
+}
+
+// Pixels of a plane up to which the kernel `depthwise` has the gradient for w.
+constexpr int64_t kSmallPlane = 256;
+
 // A single tap and no border: an image is one row of the pixels that the strides pick.
 inline bool is_flat(const ece408_problem& p) {
     return p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;

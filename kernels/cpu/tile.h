@@ -24,7 +24,7 @@ struct StripArgs {
     const float* x;       // one image
     const float* packed;  // MT biases, then the weights as [c][p][q][MT];
     const float* bias;    // for a single tap instead the first filter's, or null,
-    const float* weights;  // and the weights, not packed,
+    const float* weights;  // and the weights,
     int64_t weight_step, channel_step;  // with these floats from filter to filter and channel
     int64_t tiles;        // of VT vectors each, one after the other
     const int64_t* in;    // per vector: where its first lane's window starts in a channel of x
@@ -32,8 +32,9 @@ struct StripArgs {
     float* y;             // the first filter's output
     const int64_t* out;   // per vector: where its first lane goes in y
     int64_t filter_step;  // floats from one filter's output to the next
-    const float* ahead;   // what will be read later,
-    int64_t ahead_lines;  // and how many of its cache lines each tile prefetches
+    // What will be read later: each tile prefetches some runs of cache lines of it, `ahead_step` apart.
+    const float* ahead;
+    int64_t ahead_runs, ahead_lines, ahead_step;
     // Of a streamed strip only: whether it starts the plane, and the last vector of each filter.
     bool head;
     float* carried;
@@ -125,6 +126,8 @@ __attribute__((always_inline)) inline void add_channels(const StripArgs& args, c
     for (int i = 0; i < kThirds; ++i)
         weight[i] = args.weights + begin * args.channel_step + 3 * i * step;
     for (int64_t c = begin; c < end; ++c) {
+        // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
+        const int64_t channel_step = hidden(args.channel_step);
         Vec x[VT];
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) {
@@ -138,7 +141,7 @@ __attribute__((always_inline)) inline void add_channels(const StripArgs& args, c
             for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
         }
         ECE408_UNROLL
-        for (int i = 0; i < kThirds; ++i) weight[i] += args.channel_step;
+        for (int i = 0; i < kThirds; ++i) weight[i] += channel_step;
     }
 }
 
@@ -243,8 +246,10 @@ struct Strip {
         for (int64_t tile = 0; tile < args.tiles; ++tile) {
             const int64_t* in = args.in + tile * VT;
             const int* split = args.split + tile * VT;
-            for (int64_t i = 0; i < args.ahead_lines; ++i)
-                prefetch(args.ahead + (tile * args.ahead_lines + i) * kLine);
+            for (int64_t i = 0; i < args.ahead_runs; ++i)
+                for (int64_t line = 0; line < args.ahead_lines; ++line)
+                    prefetch(args.ahead + (tile * args.ahead_runs + i) * args.ahead_step +
+                             line * kLine);
             Vec sum[MT][VT];
             start(args, sum);
             if constexpr (SingleTap)

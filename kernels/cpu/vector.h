@@ -24,6 +24,12 @@ namespace {
 constexpr int kLanes = ECE408_LANES;
 constexpr int64_t kLine = 16;  // floats in a line of a cache
 
+// A number that the compiler knows nothing about.
+inline int64_t hidden(int64_t number) {
+    asm("" : "+r"(number));
+    return number;
+}
+
 // Into the second cache: the first has the weights and what is being read.
 inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
 
@@ -187,6 +193,22 @@ inline Vec interleave_second(Vec even, Vec odd) {
 inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 
 #endif
+
+// The lanes, by their number, for which `picks` is true.
+template <class Picks>
+inline Mask lanes_where(const Picks& picks) {
+#if ECE408_LANES == 16
+    unsigned lanes = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes |= picks(lane) ? 1u << lane : 0u;
+    return static_cast<Mask>(lanes);
+#else
+    int32_t lanes[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = picks(lane) ? -1 : 0;
+    Mask mask;
+    memcpy(&mask, lanes, sizeof mask);
+    return mask;
+#endif
+}
 
 #if ECE408_LANES < 16
 // Only the lanes [begin, end): into p, or added to what it holds.

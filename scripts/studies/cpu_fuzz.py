@@ -180,6 +180,16 @@ def _depthwise(rng: np.random.Generator) -> ConvProblem:
     return ConvProblem(**fields, stride=(stride, stride), pad=pad, dilate=dilate)  # type: ignore[arg-type]
 
 
+def _row_pairs(rng: np.random.Generator) -> ConvProblem:
+    """Enough channels, filters and pixels for the gradient for w by pairs of rows."""
+    fields = {**_plain(rng), "channels": 7 + _some(rng, 3), "filters": 7 + _some(rng, 3)}
+    height, width = 2 + _some(rng, 40), 2 + _some(rng, 40)
+    fields |= {"height": height, "width": width, "kernel": (3, _some(rng, 3))}
+    fields["batch"] = 1 + 600 // (height * width)
+    pad = (_some(rng, 4) - 1, _some(rng, 4) - 1)
+    return ConvProblem(**fields, pad=pad, dilate=(1, _some(rng, 3)))  # type: ignore[arg-type]
+
+
 def _few_windows(rng: np.random.Generator) -> ConvProblem:
     """Kernels nearly as large as the padded image, and strides beyond it."""
     fields, pad = _plain(rng, _some(rng, 3)), (_some(rng, 3) - 1, _some(rng, 3) - 1)
@@ -221,7 +231,7 @@ def _pixels(rng: np.random.Generator) -> ConvProblem:
 
 
 _KINDS: tuple[Callable[[np.random.Generator], ConvProblem], ...] = (
-    *(_any, _any, _unit_steps, _unit_steps, _depthwise),
+    *(_any, _any, _unit_steps, _unit_steps, _depthwise, _row_pairs),
     *(_few_windows, _apart, _line, _pixels),
 )
 

@@ -215,8 +215,8 @@ def test_names_the_kernel_that_ran(isa, case, rng):
 
 @every(
     case=[
-        ("b2,c3,h9,w9,m20,k3", "filters_as_lanes"),
-        ("b2,c3,h9,w9,m5,k3", "weight_sums"),
+        ("b2,c3,h9,w9,m20,k3", "weight_sums"),
+        ("b1,c64,h2,w2,m64,k1", "patches"),
         ("b2,c3,h64,w64,m16,k16,s16x16", "patches"),
     ]
 )
@@ -241,7 +241,7 @@ def test_names_the_kernel_of_the_gradient_for_weights(isa, case, rng):
         ("b1,c12,h33,w33,m3,k4", "direct"),
         ("b1,c1,h28,w28,m50,k5", "patches"),
         ("b1,c2,h5,w6,m4,k3,p1x1,g2", "pixels_as_lanes"),
-        ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "pixels_as_lanes"),
+        ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "depthwise"),
     ]
 )
 def test_names_the_kernel_of_the_gradient(isa, case):

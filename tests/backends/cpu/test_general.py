@@ -51,6 +51,12 @@ PROBLEMS = [
     # Batches whose weight gradients are summed in stretches.
     "b21,c3,h6,w7,m4,k3x3,p1x1",
     "b35,c3,h6,w7,m12,k3x3,s2x1",
+    # Those that take rows in pairs.
+    "b2,c18,h21,w20,m19,k3x3,p1x1",
+    "b5,c16,h13,w11,m16,k3x2,p0x1,d1x2,g2",
+    # Those of small planes in groups of one channel.
+    "b9,c40,h7,w7,m40,k3x3,p1x1,g40",
+    "b20,c33,h9,w13,m66,k5x5,p2x2,g33",
     # Windows that have little in common, or cover nearly all of the image: patches.
     "b3,c3,h29,w31,m17,k5x7,s5x7,bias",
     "b2,c4,h40,w38,m6,k3x9,s4x8,p1x2,d2x1,g2",

@@ -1,0 +1,680 @@
+// The gradient for w: dot products of dy with shifted images (see flat_image.h), with lanes over
+// pixels. It is compiled once per instruction set, with ECE408_ISA its name and ECE408_LANES the floats
+// in one of its vectors, and only the constant at the end is not local.
+//
+// dy is laid out with the images' row length, zeros between its rows, so that each weight's gradient
+// is a dot product over flat runs: nothing is transposed, and a kernel of any size, stride or number
+// of channels is the same work. Pixels are taken in chunks: of dy those of a block of filters, which
+// stay in the second cache, of x those of a few channels at a time, which stay in the first. Sums of a
+// chunk are added to totals in double.
+//
+// With kernels of height 3 rows of dy are taken in pairs, for two thirds of the products: by Winograd's
+// F(3, 2) for the rows x0 to x3 that the pair dy0, dy1 meets,
+//
+//     d0 = dy0 * (x0 - x2)              dw0 = d0 + (d1 + d2) / 2
+//     d1 = (dy0 + dy1) * (x1 + x2)      dw1 = (d1 - d2) / 2
+//     d2 = (dy0 - dy1) * (x2 - x1)      dw2 = (d1 + d2) / 2 + d3
+//     d3 = dy1 * (x3 - x1)
+//
+// where x and dy of each d, a domain, are laid out, and are summed over all pairs.
+//
+// A piece of work is some filters by some channels over a stretch of the chunks. There are as many
+// pieces as many threads can share, if the problem has them, whatever the number of threads, and
+// stretches are added up in order: so no result depends on that number.
+#include "kernels.h"
+
+#include "buffer.h"
+#include "dot_tile.h"
+#include "flat_image.h"
+#include "row_copy.h"
+#include "team.h"
+#include "textbook.h"
+
+namespace ece408 {
+namespace {
+
+// What a tile reads of a chunk, and a block of filters has of it: the first may exceed the first cache, as
+// long as x, which is most of it, stays there; the second stays in the second cache. Fitted, as the
+// numbers below, to the times of nine layers with AVX-512.
+constexpr int64_t kChunkBytes = 44 << 10, kBlockBytes = 512 << 10;
+// Pixels of a chunk, if there are as many: with fewer, adding lanes would take a tile's time.
+constexpr int64_t kLeastChunk = 512;
+// The share of a tile's taps from which on channels need not be taken together.
+constexpr double kFilledTile = 0.85;
+// Pieces to have, taps of one that are worth laying out dy for, and what the totals of several stretches
+// may take.
+constexpr int64_t kWeightPieces = 32, kLeastTaps = 96;
+constexpr int64_t kStretchBytes = 2 << 20;
+
+// Domains of rows taken in pairs.
+constexpr int64_t kDomains = 4;
+
+struct Span {
+    int64_t begin, end;
+
+    int64_t count() const { return end - begin; }
+};
+
+// Part `part` of `total` things that are cut into `parts`, as even as can be.
+inline Span span_of(int64_t total, int64_t parts, int64_t part) {
+    return {total * part / parts, total * (part + 1) / parts};
+}
+
+// Rows of dy, or pairs of rows, of some images.
+struct Chunk {
+    Span images, rows;
+};
+
+struct WeightPlan {
+    Sweep s;
+    bool by_pairs;     // of rows of dy
+    int64_t domains;   // then four, each laid out like x and dy, else one
+    int64_t taps;      // of a channel in a domain
+    int64_t rows;      // of an image's dy, or pairs
+    FlatImage f;       // `phase` and `channel` are those of a chunk; a domain is a phase
+    int64_t halo;      // rows that the windows of a chunk reach beyond it
+    int64_t tail;      // zeros behind the last row, which windows reach
+    int64_t images;    // parts of the batch, each some images,
+    int64_t parts;     // and parts of an image; one of the two is whole
+    int64_t x_image;   // from image to image, in a phase
+    int64_t dy_row;    // of a filter and a domain: a chunk's pixels
+    int64_t filter_tiles, filter_blocks;
+    int64_t channel_sets, channel_blocks, tap_tiles;  // a set is packed at once; tiles of a set
+    int64_t stretches;
+
+    int64_t window() const { return s.kernel_h * s.kernel_w; }
+    int64_t chunks() const { return images * parts; }
+    int64_t places() const { return s.groups * filter_blocks * channel_blocks; }
+    // Whether a chunk of x is its rows as they are.
+    bool copies_whole() const {
+        return f.row == s.width && s.pad_w == 0 && s.pad_h == 0 && s.stride_w == 1 && s.stride_h == 1;
+    }
+    // Images without rows between them are one run.
+    bool joined() const { return halo == 0; }
+    int64_t most_channels() const { return divide_up(s.group_channels, channel_sets); }
+    int64_t most_tiles() const { return divide_up(filter_tiles, filter_blocks); }
+    // Totals of a piece.
+    int64_t totals() const {
+        return divide_up(channel_sets, channel_blocks) * domains * tap_tiles * most_tiles() *
+               kDotsOfTile;
+    }
+    Chunk chunk(int64_t index) const {
+        return {span_of(s.batch, images, index / parts),
+                span_of(rows, parts, index % parts)};
+    }
+    // Rows of dy.
+    Span rows_of(const Chunk& chunk) const {
+        if (!by_pairs) return chunk.rows;
+        const int64_t end = 2 * chunk.rows.end;
+        return {2 * chunk.rows.begin, end < s.out_height ? end : s.out_height};
+    }
+    // Floats for rows that are to become domains.
+    int64_t scratch(int64_t lanes) const {
+        return by_pairs ? (2 * divide_up(rows, parts) + 2) * f.row + lanes : 0;
+    }
+};
+
+inline int64_t taps_reach(int64_t kernel, int64_t stride, int64_t dilate) {
+    return (kernel - 1) * dilate / stride;
+}
+
+inline int64_t phases_with_taps(const Sweep& s) {
+    int64_t rows = 0, columns = 0;
+    for (int64_t y = 0; y < s.stride_h && y < s.kernel_h * s.dilate_h; ++y)
+        rows += has_taps(y, s.kernel_h, s.stride_h, s.dilate_h);
+    for (int64_t x = 0; x < s.stride_w && x < s.kernel_w * s.dilate_w; ++x)
+        columns += has_taps(x, s.kernel_w, s.stride_w, s.dilate_w);
+    return rows * columns;
+}
+
+// The least row length: what windows read beyond a row's end are zeros, and so may be those that the
+// next row begins with.
+inline int64_t least_row(const Sweep& s) {
+    const int64_t reach = s.out_width + taps_reach(s.kernel_w, s.stride_w, s.dilate_w);
+    int64_t row = s.out_width;
+    for (int64_t phase = 0; phase < s.stride_w && phase < s.kernel_w * s.dilate_w; ++phase) {
+        if (!has_taps(phase, s.kernel_w, s.stride_w, s.dilate_w)) continue;
+        const int64_t before = s.pad_w - phase, behind = before + s.width;
+        const int64_t zeros = before > 0 ? divide_up(before, s.stride_w) : 0;
+        const int64_t end = behind > 0 ? divide_up(behind, s.stride_w) : 0;
+        const int64_t own = end < reach ? end : reach;
+        if (row < own) row = own;
+        if (row < reach - zeros) row = reach - zeros;
+    }
+    return row;
+}
+
+// Channels of a set: the fewest that fill tiles.
+inline int64_t channels_at_once(int64_t window, int64_t channels) {
+    int64_t count = 1;
+    for (; count < channels && count < kDotTaps; ++count) {
+        const int64_t taps = count * window, tiles = divide_up(taps, kDotTaps);
+        if (static_cast<double>(taps) >= kFilledTile * static_cast<double>(tiles * kDotTaps)) break;
+    }
+    return count;
+}
+
+template <class Sum>
+void plan_chunks(WeightPlan* plan) {
+    const Sweep& s = plan->s;
+    const int64_t bytes = static_cast<int64_t>(sizeof(Sum)), lanes = Lanes<Sum>::count;
+    // A tile's taps are of one domain, and of no more phases than taps.
+    const int64_t phases = plan->by_pairs ? 1 : phases_with_taps(s);
+    const int64_t planes = phases < kDotTaps ? phases : kDotTaps;
+    const int64_t rows_in_use = kDotFilters + plan->most_channels() * planes;
+    int64_t pixels = kChunkBytes / bytes / rows_in_use;
+    if (pixels < kLeastChunk) pixels = kLeastChunk;
+    const int64_t image = plan->rows * plan->f.row;
+    plan->parts = divide_up(image, pixels);
+    if (plan->parts > plan->rows) plan->parts = plan->rows;
+    const int64_t at_once = plan->parts == 1 && image < pixels ? pixels / image : 1;
+    plan->images = divide_up(s.batch, at_once);
+    const int64_t images = divide_up(s.batch, plan->images);
+    const int64_t rows = divide_up(plan->rows, plan->parts);
+    const int64_t runs = plan->joined() ? 1 : images;
+    plan->x_image = (rows + plan->halo) * plan->f.row + (plan->joined() ? 0 : plan->tail);
+    plan->dy_row = runs * round_up(images / runs * rows * plan->f.row, lanes);
+    // Domains are written side by side, by whole vectors.
+    if (plan->by_pairs) plan->dy_row += lanes;
+    // Rows whose distance is a multiple of a page would meet in the first cache.
+    if (plan->dy_row / lanes % 2 == 0) plan->dy_row += lanes;
+    // Beyond the last image lies what the last tap meets with the zeros between dy's rows.
+    const int64_t reach = taps_reach(s.kernel_w, s.stride_w, s.dilate_w);
+    plan->f.phase = round_up(images * plan->x_image + reach + lanes, lanes);
+    plan->f.channel = plan->f.phase * (plan->by_pairs ? kDomains : s.stride_h * s.stride_w);
+}
+
+template <class Sum>
+WeightPlan plan_weight(const Sweep& s) {
+    WeightPlan plan = {};
+    plan.s = s;
+    plan.by_pairs = sums_row_pairs(s);
+    plan.domains = plan.by_pairs ? kDomains : 1;
+    plan.taps = plan.by_pairs ? s.kernel_w : plan.window();
+    plan.rows = plan.by_pairs ? divide_up(s.out_height, 2) : s.out_height;
+    plan.f.row = least_row(s);
+    plan.halo = plan.by_pairs ? 0 : taps_reach(s.kernel_h, s.stride_h, s.dilate_h);
+    plan.tail = s.out_width + taps_reach(s.kernel_w, s.stride_w, s.dilate_w) - plan.f.row;
+    if (plan.tail < 0) plan.tail = 0;
+    plan.channel_sets =
+        divide_up(s.group_channels, channels_at_once(plan.taps, s.group_channels));
+    plan.tap_tiles = divide_up(plan.most_channels() * plan.taps, kDotTaps);
+    plan_chunks<Sum>(&plan);
+
+    plan.filter_tiles = divide_up(s.group_filters, kDotFilters);
+    const int64_t row = plan.domains * plan.dy_row * static_cast<int64_t>(sizeof(Sum));
+    const int64_t tiles = kBlockBytes / (row * kDotFilters);
+    plan.filter_blocks = divide_up(plan.filter_tiles, tiles < 1 ? 1 : tiles);
+    plan.channel_blocks = 1;
+    plan.stretches = divide_up(kWeightPieces, plan.places());
+    const int64_t bytes = plan.places() * plan.totals() * static_cast<int64_t>(sizeof(double));
+    if (plan.stretches > kStretchBytes / bytes) plan.stretches = kStretchBytes / bytes;
+    if (plan.stretches > plan.chunks()) plan.stretches = plan.chunks();
+    if (plan.stretches < 1) plan.stretches = 1;
+    plan.channel_blocks = divide_up(kWeightPieces, plan.places() * plan.stretches);
+    const int64_t blocks = s.group_channels * plan.window() / kLeastTaps;
+    if (plan.channel_blocks > blocks) plan.channel_blocks = blocks;
+    if (plan.channel_blocks > plan.channel_sets) plan.channel_blocks = plan.channel_sets;
+    if (plan.channel_blocks < 1) plan.channel_blocks = 1;
+    return plan;
+}
+
+// A run of pixels; up to a vector less one of others may follow.
+template <class T, class Sum>
+void copy_run(const T* source, int64_t count, Sum* out) {
+    RowCopy<T, Sum>({1, 0, count, count})(source, out);
+}
+
+// Rows of one phase of a channel.
+struct PhaseRows {
+    int64_t y, x;        // the phase
+    int64_t first, count;
+};
+
+template <class T, class Sum>
+void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& rows, Sum* out) {
+    const Sweep& s = plan.s;
+    // Pixel k of a row is column k * stride_w - before of the image.
+    const int64_t before = s.pad_w - rows.x, behind = before + s.width;
+    int64_t begin = before > 0 ? divide_up(before, s.stride_w) : 0;
+    int64_t end = behind > 0 ? divide_up(behind, s.stride_w) : 0;
+    if (end > plan.f.row) end = plan.f.row;
+    if (begin > end) begin = end = 0;
+    const RowCopy<T, Sum> copy = {{s.stride_w, begin, end, plan.f.row}};
+    const RowCopy<T, Sum> border = {{1, 0, 0, plan.f.row}};
+    for (int64_t k = rows.first; k < rows.first + rows.count; ++k, out += plan.f.row) {
+        const int64_t y = rows.y + k * s.stride_h - s.pad_h;
+        if (inside(y, s.height) && begin < end)
+            copy(source + y * s.width - before, out);
+        else
+            border(source, out);
+    }
+}
+
+// Rows of x for pairs of rows of dy become domains. Whole vectors are written.
+template <class Sum>
+void make_x_domains(const WeightPlan& plan, const Sum* rows, int64_t pairs, Sum* out) {
+    using L = Lanes<Sum>;
+    const int64_t row = plan.f.row, domain = plan.f.phase;
+    for (int64_t t = 0; t < pairs; ++t, rows += 2 * row, out += row)
+        for (int64_t k = 0; k < row; k += L::count) {
+            const typename L::Vec x0 = L::load(rows + k), x1 = L::load(rows + row + k);
+            const typename L::Vec x2 = L::load(rows + 2 * row + k);
+            const typename L::Vec x3 = L::load(rows + 3 * row + k);
+            L::store(out + k, x0 - x2);
+            L::store(out + domain + k, x1 + x2);
+            L::store(out + 2 * domain + k, x2 - x1);
+            L::store(out + 3 * domain + k, x3 - x1);
+        }
+}
+
+template <class Sum>
+void make_dy_domains(const WeightPlan& plan, const Sum* rows, int64_t pairs, Sum* out) {
+    using L = Lanes<Sum>;
+    const int64_t row = plan.f.row, domain = plan.dy_row;
+    for (int64_t t = 0; t < pairs; ++t, rows += 2 * row, out += row)
+        for (int64_t k = 0; k < row; k += L::count) {
+            const typename L::Vec first = L::load(rows + k), second = L::load(rows + row + k);
+            L::store(out + k, first);
+            L::store(out + domain + k, first + second);
+            L::store(out + 2 * domain + k, first - second);
+            L::store(out + 3 * domain + k, second);
+        }
+}
+
+// A chunk of one channel by pairs.
+template <class T, class Sum>
+void lay_out_channel_pairs(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
+                           Sum* out) {
+    const Sweep& s = plan.s;
+    const int64_t image = s.channels * s.height * s.width, pairs = chunk.rows.count();
+    for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b, out += plan.x_image) {
+        lay_out_phase(plan, x + b * image, {0, 0, 2 * chunk.rows.begin, 2 * pairs + 2}, scratch);
+        make_x_domains(plan, scratch, pairs, out);
+        for (int64_t domain = 0; domain < kDomains; ++domain)
+            memset(out + domain * plan.f.phase + pairs * plan.f.row, 0,
+                   static_cast<size_t>(plan.tail) * sizeof(Sum));
+    }
+}
+
+// A chunk of one filter's dy by pairs.
+template <class T, class Sum>
+void lay_out_filter_pairs(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum* scratch,
+                          Sum* out) {
+    const Sweep& s = plan.s;
+    const int64_t pairs = chunk.rows.count(), row = plan.f.row;
+    const Span rows = plan.rows_of(chunk);
+    const RowCopy<T, Sum> copy = {{1, 0, s.out_width, row}};
+    Sum* const start = out;
+    for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b, out += pairs * row) {
+        const T* from = dy + (b * s.filters * s.out_height + rows.begin) * s.out_width;
+        for (int64_t i = 0; i < rows.count(); ++i) copy(from + i * s.out_width, scratch + i * row);
+        // The last row of an odd number has no second one.
+        for (int64_t k = rows.count() * row; k < 2 * pairs * row; ++k) scratch[k] = 0;
+        make_dy_domains(plan, scratch, pairs, out);
+    }
+    for (; (out - start) % Lanes<Sum>::count != 0; ++out)
+        for (int64_t domain = 0; domain < kDomains; ++domain) out[domain * plan.dy_row] = 0;
+}
+
+// A chunk of one channel; `x` is the channel's plane of the batch's first image.
+template <class T, class Sum>
+void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
+                     Sum* out) {
+    if (plan.by_pairs) return lay_out_channel_pairs(plan, x, chunk, scratch, out);
+    const Sweep& s = plan.s;
+    const int64_t image = s.channels * s.height * s.width, rows = chunk.rows.count() + plan.halo;
+    for (int64_t y = 0; y < s.stride_h; ++y) {
+        if (!has_taps(y, s.kernel_h, s.stride_h, s.dilate_h)) continue;
+        for (int64_t v = 0; v < s.stride_w; ++v) {
+            if (!has_taps(v, s.kernel_w, s.stride_w, s.dilate_w)) continue;
+            Sum* to = out + (y * s.stride_w + v) * plan.f.phase;
+            for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
+                if (plan.copies_whole()) {
+                    copy_run(x + b * image + chunk.rows.begin * s.width, rows * s.width, to);
+                    to += plan.x_image;
+                    continue;
+                }
+                lay_out_phase(plan, x + b * image, {y, v, chunk.rows.begin, rows}, to);
+                memset(to + rows * plan.f.row, 0, static_cast<size_t>(plan.tail) * sizeof(Sum));
+                to += plan.x_image;
+            }
+        }
+    }
+}
+
+// A chunk of one filter's dy; `dy` is the filter's plane of the batch's first image.
+template <class T, class Sum>
+void lay_out_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum* scratch,
+                    Sum* out) {
+    if (plan.by_pairs) return lay_out_filter_pairs(plan, dy, chunk, scratch, out);
+    const Sweep& s = plan.s;
+    const int64_t image = s.filters * s.out_height * s.out_width;
+    const int64_t lanes = Lanes<Sum>::count;
+    Sum* const start = out;
+    const auto end_run = [&] {
+        for (; (out - start) % lanes != 0; ++out) *out = 0;
+    };
+    const RowCopy<T, Sum> copy = {{1, 0, s.out_width, plan.f.row}};
+    for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
+        const T* from = dy + b * image + chunk.rows.begin * s.out_width;
+        if (plan.f.row == s.out_width) {
+            copy_run(from, chunk.rows.count() * plan.f.row, out);
+            out += chunk.rows.count() * plan.f.row;
+        } else {
+            for (int64_t i = 0; i < chunk.rows.count(); ++i, from += s.out_width) {
+                copy(from, out);
+                out += plan.f.row;
+            }
+        }
+        if (!plan.joined()) end_run();
+    }
+    end_run();
+}
+
+// Rows of some planes of some images that are needed soon: each call asks for some of their lines.
+class Ahead {
+public:
+    Ahead() = default;
+    template <class T>
+    Ahead(const T* first, int64_t planes, int64_t plane, int64_t images, int64_t image,
+          int64_t rows, int64_t row, int64_t pixels)
+        : at_(reinterpret_cast<const char*>(first)), planes_(planes), images_(images), rows_(rows),
+          lines_(divide_up(pixels * size<T>(), kLineBytes)), plane_(plane * size<T>()),
+          image_(image * size<T>()), row_(row * size<T>()) {}
+
+    int64_t lines() const { return planes_ * images_ * rows_ * lines_; }
+    void fetch(int64_t count) {
+        for (; count > 0 && next_plane_ < planes_; --count) {
+            __builtin_prefetch(at_ + next_plane_ * plane_ + next_image_ * image_ +
+                                   next_row_ * row_ + next_line_ * kLineBytes,
+                               0, 2);
+            if (++next_line_ < lines_) continue;
+            next_line_ = 0;
+            if (++next_row_ < rows_) continue;
+            next_row_ = 0;
+            if (++next_image_ < images_) continue;
+            next_image_ = 0;
+            ++next_plane_;
+        }
+    }
+
+private:
+    static constexpr int64_t kLineBytes = 64;
+    template <class T>
+    static constexpr int64_t size() {
+        return static_cast<int64_t>(sizeof(T));
+    }
+
+    const char* at_ = nullptr;
+    int64_t planes_ = 0, images_ = 0, rows_ = 0, lines_ = 0;
+    int64_t plane_ = 0, image_ = 0, row_ = 0;
+    int64_t next_plane_ = 0, next_image_ = 0, next_row_ = 0, next_line_ = 0;
+};
+
+// Some filters by some sets of channels of a group.
+struct WeightPlace {
+    int64_t group;
+    Span tiles, sets;
+};
+
+inline WeightPlace place_of(const WeightPlan& plan, int64_t index) {
+    const int64_t sets = index % plan.channel_blocks, tiles = index / plan.channel_blocks;
+    return {tiles / plan.filter_blocks,
+            span_of(plan.filter_tiles, plan.filter_blocks, tiles % plan.filter_blocks),
+            span_of(plan.channel_sets, plan.channel_blocks, sets)};
+}
+
+template <class T, class Sum>
+struct WeightCall {
+    const WeightPlan& plan;
+    const Textbook& book;
+    const T* x;
+    const T* dy;
+    T* dw;
+    bool accumulate;
+
+    Span filters(int64_t tile) const {
+        const int64_t begin = tile * kDotFilters, end = begin + kDotFilters;
+        return {begin, end < plan.s.group_filters ? end : plan.s.group_filters};
+    }
+    Span channels(int64_t set) const {
+        return span_of(plan.s.group_channels, plan.channel_sets, set);
+    }
+    Span taps(const Span& channels, int64_t tile) const {
+        return span_of(channels.count() * plan.taps, plan.tap_tiles, tile);
+    }
+    // `taps` counts the tiles of all domains.
+    int64_t slot(const WeightPlace& place, int64_t set, int64_t taps, int64_t filters) const {
+        const int64_t column = (set - place.sets.begin) * plan.domains * plan.tap_tiles + taps;
+        return (column * place.tiles.count() + filters - place.tiles.begin) * kDotsOfTile;
+    }
+
+    // Floats of a thread: x and dy of a chunk.
+    int64_t x_size() const { return plan.most_channels() * plan.f.channel; }
+    int64_t scratch_size() const {
+        return round_up(plan.scratch(Lanes<Sum>::count), Lanes<Sum>::count);
+    }
+    // Rows are written by whole vectors.
+    int64_t dy_size() const {
+        return plan.most_tiles() * kDotFilters * plan.domains * plan.dy_row + Lanes<Sum>::count;
+    }
+
+    const T* plane_of_x(int64_t group, int64_t channel) const {
+        return x + (group * plan.s.group_channels + channel) * plan.s.height * plan.s.width;
+    }
+    const T* plane_of_dy(int64_t group, int64_t filter) const {
+        return dy + (group * plan.s.group_filters + filter) * plan.s.out_height * plan.s.out_width;
+    }
+    // What a set reads of x in a chunk, and all filters of a place of dy.
+    Ahead ahead_of_set(int64_t group, const Span& some, const Chunk& chunk) const {
+        const Sweep& s = plan.s;
+        const Span rows_of_dy = plan.rows_of(chunk);
+        int64_t begin = rows_of_dy.begin * s.stride_h - s.pad_h;
+        int64_t end =
+            (rows_of_dy.end - 1) * s.stride_h + (s.kernel_h - 1) * s.dilate_h + 1 - s.pad_h;
+        if (begin < 0) begin = 0;
+        if (end > s.height) end = s.height;
+        if (begin >= end) return {};
+        const T* first = plane_of_x(group, some.begin) +
+                         chunk.images.begin * s.channels * s.height * s.width;
+        const bool apart = s.stride_h > (s.kernel_h - 1) * s.dilate_h + 1;
+        const int64_t rows = apart ? divide_up(end - begin, s.stride_h) : 1;
+        return Ahead(first + begin * s.width, some.count(), s.height * s.width,
+                     chunk.images.count(), s.channels * s.height * s.width, rows,
+                     s.stride_h * s.width, apart ? s.width : (end - begin) * s.width);
+    }
+    Ahead ahead_of_filters(const WeightPlace& place, const Chunk& chunk) const {
+        const Sweep& s = plan.s;
+        const int64_t plane = s.out_height * s.out_width;
+        const Span some = {filters(place.tiles.begin).begin, filters(place.tiles.end - 1).end};
+        const T* first = plane_of_dy(place.group, some.begin) +
+                         chunk.images.begin * s.filters * plane +
+                         plan.rows_of(chunk).begin * s.out_width;
+        return Ahead(first, some.count(), plane, chunk.images.count(), s.filters * plane, 1, 0,
+                     plan.rows_of(chunk).count() * s.out_width);
+    }
+
+    // Adds the products of a piece's chunks.
+    void add_chunks(const WeightPlace& place, const Span& chunks, Sum* x_chunk, Sum* dy_chunk,
+                    Sum* scratch, double* totals) const {
+        const int64_t first = filters(place.tiles.begin).begin;
+        for (int64_t index = chunks.begin; index < chunks.end; ++index) {
+            const Chunk chunk = plan.chunk(index);
+            // The next stretch is likely to be this thread's too.
+            const bool last = index + 1 == plan.chunks();
+            const Chunk next = plan.chunk(last ? index : index + 1);
+            Ahead dy_ahead = last ? Ahead() : ahead_of_filters(place, next);
+            for (int64_t m = first; m < filters(place.tiles.end - 1).end; ++m)
+                lay_out_filter(plan, plane_of_dy(place.group, m), chunk, scratch,
+                               dy_chunk + (m - first) * plan.domains * plan.dy_row);
+            for (int64_t set = place.sets.begin; set < place.sets.end; ++set) {
+                const Span some = channels(set);
+                for (int64_t c = some.begin; c < some.end; ++c)
+                    lay_out_channel(plan, plane_of_x(place.group, c), chunk, scratch,
+                                    x_chunk + (c - some.begin) * plan.f.channel);
+                Ahead x_ahead;
+                if (set + 1 < place.sets.end)
+                    x_ahead = ahead_of_set(place.group, channels(set + 1), chunk);
+                else if (!last)
+                    x_ahead = ahead_of_set(place.group, channels(place.sets.begin), next);
+                add_set(place, set, chunk, x_chunk, dy_chunk, x_ahead, dy_ahead, totals);
+            }
+        }
+    }
+    void add_set(const WeightPlace& place, int64_t set, const Chunk& chunk, const Sum* x_chunk,
+                 const Sum* dy_chunk, Ahead& x_ahead, Ahead& dy_ahead, double* totals) const {
+        const int64_t images = chunk.images.count();
+        const int64_t first = filters(place.tiles.begin).begin;
+        const int64_t columns = plan.domains * plan.tap_tiles;
+        const int64_t tiles = columns * place.tiles.count();
+        const int64_t x_lines = divide_up(x_ahead.lines(), tiles);
+        const int64_t dy_lines = divide_up(dy_ahead.lines(), tiles * place.sets.count());
+        DotTile<Sum> tile;
+        tile.filter_step = plan.domains * plan.dy_row;
+        tile.runs = plan.joined() ? 1 : images;
+        tile.x_run = plan.x_image;
+        tile.vectors = divide_up(images / tile.runs * chunk.rows.count() * plan.f.row,
+                                 Lanes<Sum>::count);
+        tile.dy_run = tile.vectors * Lanes<Sum>::count;
+        const Span set_channels = channels(set);
+        for (int64_t column = 0; column < columns; ++column) {
+            const int64_t domain = column / plan.tap_tiles;
+            const Span some = taps(set_channels, column % plan.tap_tiles);
+            if (some.count() == 0) continue;
+            for (int64_t t = some.begin; t < some.end; ++t)
+                tile.tap[t - some.begin] = x_chunk + t / plan.taps * plan.f.channel +
+                                           domain * plan.f.phase + offset_of(t % plan.taps);
+            tile.totals_step = some.count();
+            const auto whole = pick_dot_tile<Sum>(kDotFilters, some.count());
+            for (int64_t m = place.tiles.begin; m < place.tiles.end; ++m) {
+                const Span rows = filters(m);
+                x_ahead.fetch(x_lines);
+                dy_ahead.fetch(dy_lines);
+                tile.dy = dy_chunk + ((rows.begin - first) * plan.domains + domain) * plan.dy_row;
+                tile.totals = totals + slot(place, set, column, m);
+                if (rows.count() == kDotFilters)
+                    whole(tile);
+                else
+                    pick_dot_tile<Sum>(rows.count(), some.count())(tile);
+            }
+        }
+    }
+    // Where a channel's tap finds the pixel of output (0, 0), in its domain.
+    int64_t offset_of(int64_t tap) const {
+        if (plan.by_pairs) return tap * plan.s.dilate_w;
+        return tap_offset(plan.s, plan.f, tap / plan.s.kernel_w, tap % plan.s.kernel_w);
+    }
+    // Adds the totals of all stretches to the first one's, and makes them gradients.
+    void put(const WeightPlace& place, double* totals) const {
+        const int64_t size = plan.totals();
+        for (int64_t stretch = 1; stretch < plan.stretches; ++stretch)
+            for (int64_t i = 0; i < size; ++i) totals[i] += totals[stretch * size + i];
+        for (int64_t set = place.sets.begin; set < place.sets.end; ++set) {
+            const Span set_channels = channels(set);
+            for (int64_t column = 0; column < plan.tap_tiles; ++column) {
+                const Span some = taps(set_channels, column);
+                for (int64_t m = place.tiles.begin; m < place.tiles.end; ++m) {
+                    double* of_tile = totals + slot(place, set, column, m);
+                    const int64_t domain = plan.tap_tiles * place.tiles.count() * kDotsOfTile;
+                    if (plan.by_pairs)
+                        put_pairs(place.group, filters(m), set_channels.begin, some, of_tile,
+                                  domain);
+                    else
+                        put_tile(place.group, filters(m), set_channels.begin, some, of_tile);
+                }
+            }
+        }
+    }
+    // The totals of four domains become those of a kernel's three rows.
+    void put_pairs(int64_t group, const Span& rows, int64_t channel, const Span& some,
+                   const double* totals, int64_t domain) const {
+        const Sweep& s = plan.s;
+        const int64_t step = s.group_channels * plan.window(), taps = some.count();
+        const int64_t count = rows.count() * taps;
+        double sum[3][kDotsOfTile];
+        for (int64_t k = 0; k < count; ++k) {
+            const double half = (totals[domain + k] + totals[2 * domain + k]) / 2;
+            sum[0][k] = totals[k] + half;
+            sum[1][k] = (totals[domain + k] - totals[2 * domain + k]) / 2;
+            sum[2][k] = half + totals[3 * domain + k];
+        }
+        int64_t places[kDotTaps];
+        for (int64_t n = 0; n < taps; ++n) {
+            const int64_t t = some.begin + n;
+            places[n] = (channel + t / s.kernel_w) * plan.window() + t % s.kernel_w;
+        }
+        T* const first = dw + (group * s.group_filters + rows.begin) * step;
+        for (int64_t p = 0; p < 3; ++p) {
+            const bool finite = all_finite(sum[p], count);
+            const double* from = sum[p];
+            for (T* line = first + p * s.kernel_w; from < sum[p] + count; line += step)
+                for (int64_t n = 0; n < taps; ++n, ++from) {
+                    T* to = line + places[n];
+                    const double total = finite ? *from : book.settled(*from, to);
+                    narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
+                }
+        }
+    }
+    void put_tile(int64_t group, const Span& rows, int64_t channel, const Span& some,
+                  double* totals) const {
+        const Sweep& s = plan.s;
+        const int64_t step = s.group_channels * plan.window(), count = some.count();
+        const bool finite = all_finite(totals, rows.count() * count);
+        T* to = dw + (group * s.group_filters + rows.begin) * step + channel * plan.window() +
+                some.begin;
+        for (int64_t m = rows.begin; m < rows.end; ++m, to += step, totals += count) {
+            if (!finite) settle(book, totals, 1, count, to, 1);
+            for (int64_t t = 0; t < count; ++t)
+                narrow(static_cast<Sum>(accumulate ? widen(to[t]) + totals[t] : totals[t]), to + t);
+        }
+    }
+};
+
+template <class T>
+int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
+                    int threads) {
+    using Sum = typename Number<T>::Sum;
+    const Shape s = derive(problem);
+    const Textbook book = {s, x, dy, dw, weight_element<T>};
+    const WeightPlan plan = plan_weight<Sum>(forward_sweep(s));
+    const WeightCall<T, Sum> call = {plan, book, x, dy, dw, accumulate};
+    const int64_t places = plan.places(), size = plan.totals();
+    const int64_t pieces = places * plan.stretches;
+    const int team = static_cast<int>(pieces < threads ? pieces : threads);
+    const bool one = plan.stretches == 1;
+    const Buffer<double> totals((one ? team : pieces) * size);
+    // Zeros: vectors reach beyond what is laid out, and meet zeros of dy there.
+    const auto x_memory = Buffer<Sum>::zeros(team * call.x_size() + kLineFloats);
+    const Buffer<Sum> dy_memory(team * call.dy_size() + kLineFloats);
+    if (!totals || !x_memory || !dy_memory) return ECE408_NO_MEMORY;
+    const Buffer<Sum> scratch(team * call.scratch_size());
+    if (!scratch) return ECE408_NO_MEMORY;
+    Sum* const x_chunks = line_start(static_cast<Sum*>(x_memory));
+    Sum* const dy_chunks = line_start(static_cast<Sum*>(dy_memory));
+    share(team, pieces, [&](int64_t piece, int member) {
+        const WeightPlace place = place_of(plan, piece / plan.stretches);
+        const Span chunks = span_of(plan.chunks(), plan.stretches, piece % plan.stretches);
+        double* sums = totals + (one ? member : piece) * size;
+        memset(sums, 0, static_cast<size_t>(size) * sizeof(double));
+        call.add_chunks(place, chunks, x_chunks + member * call.x_size(),
+                        dy_chunks + member * call.dy_size(),
+                        scratch + member * call.scratch_size(), sums);
+        if (one) call.put(place, sums);
+    });
+    if (!one)
+        share(team, places, [&](int64_t index, int) {
+            call.put(place_of(plan, index), totals + index * plan.stretches * size);
+        });
+    return ECE408_OK;
+}
+
+}  // namespace
+
+extern const Kernel ECE408_THIS_BUILD(weight_sums) = {
+    {nullptr, nullptr, backward_weight<float>},
+    {nullptr, nullptr, backward_weight<double>},
+    {nullptr, nullptr, backward_weight<Half>},
+};
+
+}  // namespace ece408
