@@ -34,6 +34,8 @@ def _play(person, folder):
     script = "".join(
         f"{command}\necho; echo '<<{i}>>'\n" for i, (command, _) in enumerate(commands)
     )
+    # `make` below another one, which runs the tests, says which folder it is in.
+    plain = dict.fromkeys(("MAKEFLAGS", "MFLAGS", "MAKELEVEL"), "")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-s"],
@@ -43,7 +45,7 @@ def _play(person, folder):
         text=True,
         cwd=folder,
         timeout=600,
-        env=programs.environment(PATH=path, COLUMNS="100", PYTHONUNBUFFERED="1"),
+        env=programs.environment(PATH=path, COLUMNS="100", PYTHONUNBUFFERED="1", **plain),
     )
     printed = re.split(r"\n<<\d+>>\n", done.stdout)
     assert len(printed) == len(commands) + 1, done.stdout
