@@ -28,6 +28,7 @@ UNLISTED = (
     "c2,h45,w38,m15,k7",
 )
 _CHECKED_IMAGES = 3
+_REST_S = 0.01
 WARM_UP = 2
 # Relative L2 error against float64 from which a result counts as wrong.
 TOLERANCE = 1e-6
@@ -143,10 +144,12 @@ def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
 def interleaved(
     contenders: dict[str, Sample], samples: int, on_sample: Callable[[], None]
 ) -> dict[str, list[float]]:
-    """`samples` times of each contender in ms, one after the other in turn, all warmed up."""
+    """`samples` times of each contender in ms, one after the other in turn, all warmed up; with a
+    rest before each, in which the last one's threads stop spinning for more work."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-WARM_UP, samples):
         for name, sample in contenders.items():
+            time.sleep(_REST_S)
             elapsed = sample()
             if turn >= 0:
                 times[name].append(elapsed)
