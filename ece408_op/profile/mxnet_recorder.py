@@ -47,8 +47,8 @@ class MXNetRecorder:
             # From its second file on, MXNet begins the list of events with a comma.
             text = re.sub(r"\[\s*,", "[", file.read_text(encoding="utf-8"), count=1)
             return parse(json.loads(text), self._origin_ns)
-        except ValueError:
-            self.notes.append("MXNet's operators are not recorded: the script used mx.profiler")
+        except (OSError, ValueError):
+            self.notes.append("MXNet's operators are not recorded: mx.profiler was used besides")
             return []
         finally:
             self._folder.cleanup()
@@ -62,7 +62,11 @@ class MXNetRecorder:
         if self._over:
             return
         self._mxnet = mxnet
-        self._folder = tempfile.TemporaryDirectory(prefix="ece408-profile-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="ece408-profile-")
+        except OSError as error:
+            self.notes.append(f"MXNet's operators are not recorded: {error}")
+            return
         mxnet.profiler.set_config(
             profile_symbolic=True,
             profile_imperative=True,

@@ -36,16 +36,5 @@ private:
     T* first_ = nullptr;
 };
 
-// The first element from `first` on that begins a line of the caches; it is less than kLineFloats
-// elements on.
-constexpr int64_t kLineFloats = 16;
-
-template <class T>
-T* line_start(T* first) {
-    constexpr uintptr_t kBytes = kLineFloats * sizeof(float);
-    const uintptr_t past = reinterpret_cast<uintptr_t>(first) % kBytes;
-    return first + (past == 0 ? 0 : kBytes - past) / sizeof(T);
-}
-
 }  // namespace
 }  // namespace ece408

@@ -49,6 +49,15 @@ constexpr int64_t kStretchBytes = 2 << 20;
 // Domains of rows taken in pairs.
 constexpr int64_t kDomains = 4;
 
+// The first element from `first` on that begins a line of the caches; it is less than kLine elements
+// on.
+template <class Sum>
+Sum* line_start(Sum* first) {
+    constexpr uintptr_t kBytes = kLine * sizeof(float);
+    const uintptr_t past = reinterpret_cast<uintptr_t>(first) % kBytes;
+    return first + (past == 0 ? 0 : kBytes - past) / sizeof(Sum);
+}
+
 struct Span {
     int64_t begin, end;
 
@@ -400,7 +409,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kLineBytes = 64;
+    static constexpr int64_t kLineBytes = kLine * static_cast<int64_t>(sizeof(float));
     template <class T>
     static constexpr int64_t size() {
         return static_cast<int64_t>(sizeof(T));
@@ -645,8 +654,8 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
     const bool one = plan.stretches == 1;
     const Buffer<double> totals((one ? team : pieces) * size);
     // Zeros: vectors reach beyond what is laid out, and meet zeros of dy there.
-    const auto x_memory = Buffer<Sum>::zeros(team * call.x_size() + kLineFloats);
-    const Buffer<Sum> dy_memory(team * call.dy_size() + kLineFloats);
+    const auto x_memory = Buffer<Sum>::zeros(team * call.x_size() + kLine);
+    const Buffer<Sum> dy_memory(team * call.dy_size() + kLine);
     if (!totals || !x_memory || !dy_memory) return ECE408_NO_MEMORY;
     const Buffer<Sum> scratch(team * call.scratch_size());
     if (!scratch) return ECE408_NO_MEMORY;

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -17,6 +17,7 @@ from ece408_op.course.dataset import data, idx, resize
 from ece408_op.course.models import BASELINE, Term
 from ece408_op.errors import InvalidSetting
 from ece408_op.files import markdown, resources
+from ece408_op.report.spread import Spread
 
 _TORCH = Path(__file__).with_name("torch_milestone.py")
 _ACCURACY = re.compile(r"(?:Correctness:|'accuracy':|^accuracy) ([\d.]+)", re.M)
@@ -82,18 +83,17 @@ def _timed(name: str, printed: str, seconds: Sequence[float]) -> Timed:
 
 def table(found: Sequence[Timed]) -> str:
     """Medians and quartiles, and how many times as fast as the last program each is."""
-    last = statistics.median(found[-1].seconds)
-    rows = [[each.name, each.accuracy, *_spread(each.seconds, last)] for each in found]
+    spreads = [Spread.of(each.seconds) for each in found]
+    rows = [
+        [
+            *(each.name, each.accuracy, f"{spread.median:.2f}"),
+            *(f"{spread.low:.2f} to {spread.high:.2f}", f"{last.median / spread.median:.2f}"),
+        ]
+        for each, spread, last in zip(found, spreads, itertools.repeat(spreads[-1]))
+        if spread and last
+    ]
     head = ["program", "accuracy", "median, s", "quartiles, s", f"times {found[-1].name}'s speed"]
     return markdown.table(head, rows)
-
-
-def _spread(seconds: Sequence[float], last: float) -> list[str]:
-    median = statistics.median(seconds)
-    low, high = median, median
-    if len(seconds) > 1:
-        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return [f"{median:.2f}", f"{low:.2f} to {high:.2f}", f"{last / median:.2f}"]
 
 
 def records(found: Sequence[Timed]) -> list[dict[str, Any]]:
