@@ -54,8 +54,10 @@ class MXNetRecorder:
             self._folder.cleanup()
 
     def abandon(self) -> None:
-        """Leave nothing behind when the process is about to be ended without `stop`."""
+        """Record nothing more, and leave nothing behind."""
+        self._over = True
         if self._folder is not None:
+            self._mxnet.profiler.set_state("stop")
             self._folder.cleanup()
 
     def _begin(self, mxnet: Any) -> None:
