@@ -6,10 +6,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...errors import Ece408Error
 from .. import compiled_operator
 from ..attributes import ConvAttributes
 from . import fusion, graph_json
 from .graph_json import Graph, Node
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """The errors of a graph that cannot be compiled, or whose shapes cannot be inferred.
+
+    After one, the Python operator computes, or raises this package's error.
+    """
+    from mxnet import MXNetError
+
+    return (Ece408Error, MXNetError, RuntimeError, LookupError, TypeError, ValueError)
 
 
 def compiled(

@@ -5,11 +5,11 @@ and on arrays in plain layout BatchNorm, Concat and Pooling take two to thirty t
 on oneDNN's blocked ones. In a graph that is only run, with moving averages, BatchNorm is a factor
 and an addend for each channel. So a chain of
 
-    convolution [-> BatchNorm] [-> elemwise_add] [-> Activation relu, or clip]
+    convolution [-> BatchNorm] [-> elemwise_add] [-> relu, Activation relu, or clip]
 
 whose intermediate results have no other use becomes one node of `ece408_forward`, and a chain of
 
-    [Concat of channels] [-> BatchNorm] [-> Activation relu, or clip]
+    [Concat of channels] [-> BatchNorm] [-> relu, Activation relu, or clip]
 
 that follows such nodes becomes one of `ece408_concat`. Pooling of largest values or averages that
 follows any of these becomes a node of `ece408_pool`.
@@ -150,7 +150,8 @@ def _flag(attributes: dict[str, str], name: str, default: bool) -> bool:
 
 def _bounds(node: Node) -> tuple[float, float] | None:
     given = node.get("attrs", {})
-    if node["op"] == "Activation" and given.get("act_type") == "relu":
+    activation = node["op"] == "Activation" and given.get("act_type") == "relu"
+    if activation or node["op"] == "relu":
         return (0.0, float("inf"))
     if node["op"] == "clip":
         return (float(given["a_min"]), float(given["a_max"]))

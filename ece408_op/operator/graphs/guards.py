@@ -8,7 +8,7 @@ code and a CachedOp do it, even a static one; an executor does not.
 
 Guards are operators of MXNet that return their input and compute on plain arrays, and so convert
 what they read. No graph that users see has any: they are put around our operator as a CachedOp is
-made (see `binding`), and around calls on NDArrays (see `convolution`).
+made (see `cached_ops`), and around calls on NDArrays (see `convolution`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .. import variables
 from .graph_json import (
     Entry,
     Graph,
     Node,
     Place,
+    has_control_flow,
     inputs_moved,
     inside,
     is_control_flow,
     is_ours,
     rebuilt,
+    write,
 )
 
 _INFINITY = float("inf")
@@ -62,6 +65,18 @@ def plain_gradient(nd: Any, array: Any) -> Any:
     return nd.clip(array, a_min=-_INFINITY, a_max=_INFINITY)
 
 
+def make_plain(names: set[str], arrays: dict[str, Any]) -> None:
+    """Undo blocked layouts that MXNet's convolutions have left the weights of ours in.
+
+    Results are right either way, but MXNet would convert the weights again in every call.
+    """
+    from mxnet import nd
+
+    for name in names & arrays.keys():
+        # Not in place: a blocked output is declared plain before its old values are read.
+        nd.identity(plain_gradient(nd, arrays[name]), out=arrays[name])
+
+
 def is_guard(name: Any) -> bool:
     """Whether a node, or an output of a node, of this name is a guard's."""
     return _SUFFIX in str(name)
@@ -75,6 +90,13 @@ def unheard(callback: Callable[..., None]) -> Callable[..., None]:
             callback(name, *others)
 
     return heard
+
+
+def guarded_symbol(graph: Graph, like: Any, of_data: str = "reshape") -> Any:
+    """The Symbol with guards, for a CachedOp."""
+    if has_control_flow(graph):
+        variables.plan_memory_apart()
+    return write(guarded(graph, of_data=of_data), like)
 
 
 def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
