@@ -32,8 +32,8 @@ constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 constexpr int64_t kDeepBlock = 256;
 // Pixels that a thread computes at a time, for one block of filters.
 constexpr int64_t kDeepStretch = 256;
-// Pieces for each thread that a block of filters is cut into.
-constexpr int64_t kDeepSlices = 2;
+// Pieces for each thread, where they do not come out even; those that a block of filters is cut into.
+constexpr int64_t kDeepPieces = 8, kDeepSlices = 2;
 
 // The output pixels (row + i * row_step, column + j * column_step), and the taps they sum.
 struct Phase {
@@ -535,8 +535,33 @@ struct DeepPlan {
     }
 };
 
-// Returns false if there is no memory, and then has written nothing. Threads take whole images,
-// or, of few images, first channels to pad and then blocks of filters.
+// Whether threads share so many pieces evenly, or almost.
+inline bool are_shared_evenly(int64_t pieces, int threads) {
+    return pieces % threads == 0 ? pieces > threads : pieces >= kDeepPieces * threads;
+}
+
+// How the work of a call is cut into pieces.
+struct DeepShares {
+    bool by_image;     // a thread pads an image and computes all of it
+    bool by_unit;      // else: a thread packs a unit's weights and computes all images with them
+    int64_t together;  // images that are padded before any is computed
+    int64_t slices;    // of an image's rows
+
+    // `image` and `packed`: numbers of a padded image, and of a unit's weights. What is larger
+    // stays in a thread's own cache.
+    DeepShares(int64_t batch, int64_t units, int64_t image, int64_t packed, int threads) {
+        by_image = threads == 1 || (batch >= 2 * threads && image >= packed);
+        by_unit = !by_image && are_shared_evenly(units, threads);
+        together = by_image ? 1 : images_together(batch, image);
+        const int64_t pieces = units * together;
+        slices = 1;
+        if (by_image || by_unit || are_shared_evenly(pieces, threads)) return;
+        const int64_t wanted = (kDeepPieces * threads + pieces - 1) / pieces;
+        slices = wanted < kDeepSlices * threads ? wanted : kDeepSlices * threads;
+    }
+};
+
+// Returns false if there is no memory, and then has written nothing.
 template <class T, class Sum>
 bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book,
               const T* source, const T* bias, T* out, bool accumulate, int threads) {
@@ -547,15 +572,10 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const Textbook& b
     const int64_t out_image =
         deep.groups * deep.group_filters * deep.out_height * deep.out_width;
     const int64_t units = deep.groups * plan.blocks;
-    const bool by_image = deep.batch >= 2 * threads || threads == 1;
-    // Blocks of filters that threads cannot share evenly are cut by rows as well, and packed first.
-    const bool even = units % threads == 0 ? units > threads : units >= 8 * threads;
-    const int64_t slices = by_image || even ? 1 : kDeepSlices * threads;
-    const bool packs_first = by_image || slices > 1;
-    const int64_t images = by_image ? threads : 1;
-    const int64_t packs = packs_first ? units : threads;
+    const DeepShares shares(deep.batch, units, plan.image(), plan.packed(), threads);
+    const int64_t images = shares.by_image ? threads : shares.together;
     const Buffer<Sum> memory(images * plan.image() + threads * plan.sums() +
-                             packs * plan.packed());
+                             (shares.by_unit ? threads : units) * plan.packed());
     plan.offset = Buffer<int64_t>(deep.group_channels * deep.window);
     if (!memory || !plan.offset) return false;
     plan.fill_offsets();
@@ -567,31 +587,44 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const Textbook& b
     const auto pack = [&](int64_t unit, int) {
         plan.pack(unit, packed + unit * plan.packed());
     };
-    if (by_image) {
+    const auto compute = [&](int64_t b, const Sum* image, int64_t unit, int64_t slice,
+                             const Sum* own, int member) {
+        plan.run_block(image, unit, slice, shares.slices, own, bias, accumulate,
+                       scratch + member * plan.sums(), out + b * out_image);
+    };
+    if (shares.by_image) {
         share(threads, units, pack);
         share(threads, deep.batch, [&](int64_t b, int member) {
             Sum* image = memory + member * plan.image();
             for (int64_t c = 0; c < channels; ++c) pad(b, c, image);
             for (int64_t unit = 0; unit < units; ++unit)
-                plan.run_block(image, unit, 0, 1, packed + unit * plan.packed(), bias,
-                               accumulate, scratch + member * plan.sums(),
-                               out + b * out_image);
+                compute(b, image, unit, 0, packed + unit * plan.packed(), member);
         });
+        return true;
     }
-    for (int64_t b = 0; b < (by_image ? 0 : deep.batch); ++b) {
-        const int64_t packing = packs_first && b == 0 ? units : 0;
-        share(threads, packing + channels, [&](int64_t at, int member) {
-            if (at < packing)
-                pack(at, member);
-            else
-                pad(b, at - packing, memory);
+    for (int64_t first = 0; first < deep.batch; first += shares.together) {
+        const int64_t left = deep.batch - first;
+        const int64_t count = left < shares.together ? left : shares.together;
+        const int64_t packing = first == 0 && !shares.by_unit ? units : 0;
+        share(threads, packing + count * channels, [&](int64_t at, int member) {
+            if (at < packing) return pack(at, member);
+            const int64_t b = (at - packing) / channels;
+            pad(first + b, (at - packing) % channels, memory + b * plan.image());
         });
-        share(threads, units * slices, [&](int64_t at, int member) {
-            const int64_t unit = at / slices;
-            const Sum* own = packed + (packs_first ? unit : member) * plan.packed();
-            if (!packs_first) plan.pack(unit, packed + member * plan.packed());
-            plan.run_block(memory, unit, at % slices, slices, own, bias, accumulate,
-                           scratch + member * plan.sums(), out + b * out_image);
+        if (shares.by_unit) {
+            share(threads, units, [&](int64_t unit, int member) {
+                Sum* own = packed + member * plan.packed();
+                plan.pack(unit, own);
+                for (int64_t b = 0; b < count; ++b)
+                    compute(first + b, memory + b * plan.image(), unit, 0, own, member);
+            });
+            continue;
+        }
+        // A unit's images one after the other, for which its weights stay in a cache.
+        share(threads, units * count * shares.slices, [&](int64_t at, int member) {
+            const int64_t b = at / shares.slices % count, unit = at / shares.slices / count;
+            compute(first + b, memory + b * plan.image(), unit, at % shares.slices,
+                    packed + unit * plan.packed(), member);
         });
     }
     return true;

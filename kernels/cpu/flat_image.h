@@ -19,6 +19,16 @@
 namespace ece408 {
 namespace {
 
+// Numbers of laid out images at a time, unless threads take whole ones.
+constexpr int64_t kTogether = 4 << 20;
+
+// How many images of so many numbers threads lay out before they share the work on them: the more,
+// the less often they wait for each other.
+inline int64_t images_together(int64_t batch, int64_t image) {
+    const int64_t most = kTogether / image;
+    return most < 1 ? 1 : most < batch ? most : batch;
+}
+
 // A convolution over images of one group's channels. Source pixels lie `spread` apart, zeros in
 // between (1: no zeros); a negative pad leaves out the border.
 struct Sweep : Shape {

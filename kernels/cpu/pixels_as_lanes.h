@@ -217,7 +217,8 @@ bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T
     const bool streams = exceeds_caches(s.batch * out_size * static_cast<int64_t>(sizeof(T)));
     const Store store = accumulate ? kAccumulate : streams ? kStream : kOverwrite;
     const int64_t sums_size = kTileFilters * stretch_pixels(plan);
-    const int64_t images = by_image ? threads : 1;
+    const int64_t together = images_together(s.batch, plan.image_size);
+    const int64_t images = by_image ? threads : together;
     const auto zeros = Buffer<Sum>::zeros(images * plan.image_size + threads * sums_size);
     if (!zeros) return false;
     Sum* const memory = zeros;
@@ -239,17 +240,21 @@ bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T
 #endif
         });
     } else {
-        for (int64_t b = 0; b < s.batch; ++b) {
-            share(threads, channels * s.stride_h, [&](int64_t part, int) {
-                const int64_t c = part / s.stride_h;
-                fill_rows(s, plan.flat, source + (b * channels + c) * pixels, part % s.stride_h,
-                          memory + c * plan.flat.channel);
+        for (int64_t first = 0; first < s.batch; first += together) {
+            const int64_t left = s.batch - first, count = left < together ? left : together;
+            const int64_t parts = channels * s.stride_h;
+            share(threads, count * parts, [&](int64_t at, int) {
+                const int64_t b = at / parts, c = at % parts / s.stride_h;
+                fill_rows(s, plan.flat, source + ((first + b) * channels + c) * pixels,
+                          at % s.stride_h, memory + b * plan.image_size + c * plan.flat.channel);
             });
-            share(threads, units, [&](int64_t unit, int member) {
-                run_stretch(plan, memory, unit / plan.stretches / plan.blocks,
+            share(threads, count * units, [&](int64_t at, int member) {
+                const int64_t b = at / units, unit = at % units;
+                run_stretch(plan, memory + b * plan.image_size, unit / plan.stretches / plan.blocks,
                             unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
                             accumulate ? kAccumulate : kOverwrite,
-                            memory + plan.image_size + member * sums_size, out + b * out_size);
+                            memory + images * plan.image_size + member * sums_size,
+                            out + (first + b) * out_size);
             });
         }
     }

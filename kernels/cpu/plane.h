@@ -24,11 +24,16 @@ struct Layer {
     int64_t stride_h, stride_w;
 
     bool as_it_is() const { return height == shape.height && width == shape.width; }
+    // The first tap of a filter's window in a channel; where the kernel is turned round, the others
+    // lie before it.
+    const float* taps(int64_t m, int64_t c) const {
+        const int64_t window = shape.kernel_h * shape.kernel_w;
+        return turned ? weights + (c * shape.filters + m + 1) * window - 1
+                      : weights + (m * shape.channels + c) * window;
+    }
     float weight(int64_t m, int64_t c, int64_t p, int64_t q) const {
-        if (!turned)
-            return weights[((m * shape.channels + c) * shape.kernel_h + p) * shape.kernel_w + q];
-        const int64_t row = (c * shape.filters + m) * shape.kernel_h + shape.kernel_h - 1 - p;
-        return weights[row * shape.kernel_w + shape.kernel_w - 1 - q];
+        const int64_t tap = p * shape.kernel_w + q;
+        return taps(m, c)[turned ? -tap : tap];
     }
 };
 

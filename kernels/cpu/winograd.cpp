@@ -88,36 +88,56 @@ void choose_sizes(Plan* plan, int threads) {
     plan->sums = (plan->vectors(plan->stretch) + 1) * kLanes;
 }
 
+static_assert(kMostFilters <= 8, "weights are packed in 8 lanes at most");
+
+// A number for each filter of a block, and lanes beyond them.
+template <int LANES>
+struct Each {
+    double of[LANES];
+};
+
 // A group's weights for the four domains, from taps that lie `step` apart, the third one or zero.
-void expand(const Pairs& pairs, int64_t group, const double* taps, int64_t step,
-            double (&out)[kDomains]) {
-    const double* g = taps + 2 * group * step;
-    const double third = pairs.has_third(group) ? g[2 * step] : 0;
-    for (int t = 0; t < kDomains; ++t) out[t] = domain_weight(t, g[0], g[step], third);
+template <int LANES>
+void expand(const Pairs& pairs, int64_t group, const Each<LANES>* taps, int64_t step,
+            Each<LANES> (&out)[kDomains]) {
+    static constexpr Each<LANES> zeros = {};
+    const Each<LANES>* g = taps + 2 * group * step;
+    const Each<LANES>& third = pairs.has_third(group) ? g[2 * step] : zeros;
+    for (int m = 0; m < LANES; ++m)
+        for (int t = 0; t < kDomains; ++t)
+            out[t].of[m] = domain_weight(t, g[0].of[m], g[step].of[m], third.of[m]);
 }
 
-// All of a filter's weights of a channel, where the tile of `filters` filters takes them: `next`
-// has a place for each domain of rows and pair of domains of columns, and is moved on.
-void pack_channel(const Plan& plan, int64_t m, int64_t c, int64_t filters,
+// All weights of a block's `filters` filters for a channel, where the tile takes them: `next` has a
+// place for each domain of rows and pair of domains of columns, and is moved on. SIDE: of the kernel
+// both ways, or 0 for any.
+template <int LANES, int SIDE>
+void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
                   float* (&next)[kDomains][2]) {
     const Shape& s = plan.layer.shape;
-    double taps[kMostTaps], half[kDomains][kMostSide], all[kDomains];
-    for (int64_t q = 0; q < s.kernel_w; ++q)
-        for (int64_t p = 0; p < s.kernel_h; ++p)
-            taps[p * s.kernel_w + q] = plan.layer.weight(m, c, p, q);
-    for (int64_t gr = 0; gr < plan.rows.groups; ++gr) {
-        for (int64_t q = 0; q < s.kernel_w; ++q) {
-            expand(plan.rows, gr, taps + q, s.kernel_w, all);
+    const int64_t kernel_h = SIDE ? SIDE : s.kernel_h, kernel_w = SIDE ? SIDE : s.kernel_w;
+    const Pairs rows = pairs_of(kernel_h, 1), columns = pairs_of(kernel_w, 1);
+    Each<LANES> taps[kMostTaps], half[kDomains][kMostSide], all[kDomains];
+    for (int m = 0; m < LANES; ++m) {
+        // Lanes beyond the filters are not kept.
+        const float* from = plan.layer.taps(first + (m < filters ? m : 0), c);
+        const int64_t step = plan.layer.turned ? -1 : 1;
+        for (int64_t t = 0; t < kernel_h * kernel_w; ++t) taps[t].of[m] = from[t * step];
+    }
+    for (int64_t gr = 0; gr < rows.groups; ++gr) {
+        for (int64_t q = 0; q < kernel_w; ++q) {
+            expand(rows, gr, taps + q, kernel_w, all);
             for (int t = 0; t < kDomains; ++t) half[t][q] = all[t];
         }
         for (int tr = 0; tr < kDomains; ++tr)
-            for (int64_t gc = 0; gr >= plan.rows.first_group(tr) && gc < plan.columns.groups;
+            for (int64_t gc = 0; gr >= rows.first_group(tr) && gc < columns.groups;
                  ++gc) {
-                expand(plan.columns, gc, half[tr], 1, all);
+                expand(columns, gc, half[tr], 1, all);
                 for (int pair = 0; pair < 2; ++pair)
                     for (int tc : kColumns[pair]) {
-                        if (gc < plan.columns.first_group(tc)) continue;
-                        *next[tr][pair] = static_cast<float>(all[tc]);
+                        if (gc < columns.first_group(tc)) continue;
+                        for (int64_t m = 0; m < filters; ++m)
+                            next[tr][pair][m] = static_cast<float>(all[tc].of[m]);
                         next[tr][pair] += filters;
                     }
             }
@@ -130,22 +150,22 @@ void pack_channel(const Plan& plan, int64_t m, int64_t c, int64_t filters,
 void pack_weights(const Plan& plan, int threads) {
     const int64_t channels = plan.layer.shape.channels, groups = plan.columns.groups;
     const bool many = channels * plan.layer.shape.filters >= kManyWeights;
+    const bool of_three = plan.rows.kernel == 3 && plan.columns.kernel == 3;
     share(many ? threads : 1, plan.blocks, [&](int64_t block, int) {
         const int64_t first = plan.first_filter(block);
         const int64_t filters = plan.first_filter(block + 1) - first;
-        float* const begin = plan.packed + first * plan.filter_floats();
-        for (int64_t m = 0; m < filters; ++m) {
-            begin[m] = plan.bias ? plan.bias[first + m] : 0.0f;
-            float *next[kDomains][2], *at = begin + filters + m;
-            for (int tr : kOrder) {
-                const int64_t rows = plan.rows.groups - plan.rows.first_group(tr);
-                next[tr][0] = at;
-                next[tr][1] = at += channels * rows * 2 * groups * filters;
-                at += channels * rows * (groups + 1) * filters;
-            }
-            for (int64_t c = 0; c < channels; ++c)
-                pack_channel(plan, first + m, c, filters, next);
+        float* at = plan.packed + first * plan.filter_floats();
+        for (int64_t m = 0; m < filters; ++m) *at++ = plan.bias ? plan.bias[first + m] : 0.0f;
+        float* next[kDomains][2];
+        for (int tr : kOrder) {
+            const int64_t rows = plan.rows.groups - plan.rows.first_group(tr);
+            next[tr][0] = at;
+            next[tr][1] = at += channels * rows * 2 * groups * filters;
+            at += channels * rows * (groups + 1) * filters;
         }
+        const auto pack = filters > 4 ? pack_channel<8, 0> : of_three ? pack_channel<4, 3>
+                                                                     : pack_channel<4, 0>;
+        for (int64_t c = 0; c < channels; ++c) pack(plan, first, filters, c, next);
     });
 }
 
