@@ -180,14 +180,14 @@ struct Costs {
     }
 
     // Dot products over rows that end with vectors, of images or of parts of them, whose lanes are added
-    // up; by pairs of rows, of two thirds of the products with a third more sums.
+    // up; by pairs of rows, of height 3 two thirds of the products with a third more sums.
     double weight_sliding() const {
         const double places = static_cast<double>(s.out_height * flat_image(s).row);
         const double chunks = places < kChunkPixels ? batch * places / kChunkPixels + 1
                                                     : batch * (places / kChunkPixels + 1);
-        const bool pairs = sums_row_pairs(s);
-        return weights * (batch * vectors(places) * (pairs ? 2.0 / 3 : 1) +
-                          5 * chunks * (pairs ? 4.0 / 3 : 1) + 4) +
+        const double rows = static_cast<double>(s.kernel_h);
+        const double taps = sums_row_pairs(s) ? (3 * static_cast<double>(s.kernel_h / 2) + 1) / rows : 1;
+        return weights * (batch * vectors(places) * (taps > 1 ? taps / 2 : 1) + 5 * chunks * taps + 4) +
                laid_out();
     }
     double weight_patches() const {

@@ -91,7 +91,8 @@ inline bool has_unit_steps(const ece408_problem& p) {
 constexpr int64_t kPairedPlanes = 8, kPairedPixels = 512;
 
 inline bool sums_row_pairs(const Shape& s) {
-    return s.kernel_h == 3 && s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 &&
+    const bool fits = s.kernel_h == 3 || s.kernel_h == 5 || s.kernel_h == 7;
+    return fits && s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 &&
            s.out_height > 1 && s.group_channels >= kPairedPlanes &&
            s.group_filters >= kPairedPlanes &&
            s.batch * s.out_height * s.out_width >= kPairedPixels;

@@ -8,15 +8,16 @@
 // stay in the second cache, of x those of a few channels at a time, which stay in the first. Sums of a
 // chunk are added to totals in double.
 //
-// With kernels of height 3 rows of dy are taken in pairs, for two thirds of the products: by Winograd's
-// F(3, 2) for the rows x0 to x3 that the pair dy0, dy1 meets,
+// With kernels of height 3, 5 or 7 rows of dy are taken in pairs, for 4 products in place of 6, 7 of
+// 10, or 10 of 14: by Winograd's F(3, 2) for the rows x0 to x3 that the pair dy0, dy1 meets,
 //
 //     d0 = dy0 * (x0 - x2)              dw0 = d0 + (d1 + d2) / 2
 //     d1 = (dy0 + dy1) * (x1 + x2)      dw1 = (d1 - d2) / 2
 //     d2 = (dy0 - dy1) * (x2 - x1)      dw2 = (d1 + d2) / 2 + d3
 //     d3 = dy1 * (x3 - x1)
 //
-// where x and dy of each d, a domain, are laid out, and are summed over all pairs.
+// where x and dy of each d, a domain, are laid out, and are summed over all pairs. Higher kernels
+// are cut into groups of two rows, which need no d3, and a last one of three, as in winograd_f23.h.
 //
 // A piece of work is some filters by some channels over a stretch of the chunks. There are as many
 // pieces as many threads can share, if the problem has them, whatever the number of threads, and
@@ -74,11 +75,18 @@ struct Chunk {
     Span images, rows;
 };
 
+// Tile `tile` of the `tiles` that a set's taps in a domain are, `taps` of each channel.
+struct Column {
+    int64_t domain, tile, tiles, taps;
+};
+
 struct WeightPlan {
     Sweep s;
     bool by_pairs;     // of rows of dy
+    int64_t groups;    // then: of the kernel's rows
     int64_t domains;   // then four, each laid out like x and dy, else one
-    int64_t taps;      // of a channel in a domain
+    int64_t taps;      // of a channel in a domain, but
+    int64_t last_taps; // in the fourth domain, which only the last group has
     int64_t rows;      // of an image's dy, or pairs
     FlatImage f;       // `phase` and `channel` are those of a chunk; a domain is a phase
     int64_t halo;      // rows that the windows of a chunk reach beyond it
@@ -88,7 +96,8 @@ struct WeightPlan {
     int64_t x_image;   // from image to image, in a phase
     int64_t dy_row;    // of a filter and a domain: a chunk's pixels
     int64_t filter_tiles, filter_blocks;
-    int64_t channel_sets, channel_blocks, tap_tiles;  // a set is packed at once; tiles of a set
+    int64_t channel_sets, channel_blocks;  // a set is packed at once
+    int64_t tap_tiles, last_tiles;         // of a set in a domain, and in the fourth one
     int64_t stretches;
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
@@ -104,8 +113,14 @@ struct WeightPlan {
     int64_t most_tiles() const { return divide_up(filter_tiles, filter_blocks); }
     // Totals of a piece.
     int64_t totals() const {
-        return divide_up(channel_sets, channel_blocks) * domains * tap_tiles * most_tiles() *
-               kDotsOfTile;
+        return divide_up(channel_sets, channel_blocks) * columns() * most_tiles() * kDotsOfTile;
+    }
+    int64_t columns() const { return by_pairs ? 3 * tap_tiles + last_tiles : tap_tiles; }
+    Column column(int64_t index) const {
+        const int64_t domain = by_pairs && index / tap_tiles > 2 ? 3 : index / tap_tiles;
+        const bool last = domain == 3;
+        return {domain, index - domain * tap_tiles, last ? last_tiles : tap_tiles,
+                last ? last_taps : taps};
     }
     Chunk chunk(int64_t index) const {
         return {span_of(s.batch, images, index / parts),
@@ -119,7 +134,7 @@ struct WeightPlan {
     }
     // Floats for rows that are to become domains.
     int64_t scratch(int64_t lanes) const {
-        return by_pairs ? (2 * divide_up(rows, parts) + 2) * f.row + lanes : 0;
+        return by_pairs ? (2 * (divide_up(rows, parts) + halo) + 2) * f.row + lanes : 0;
     }
 };
 
@@ -199,15 +214,19 @@ WeightPlan plan_weight(const Sweep& s) {
     plan.s = s;
     plan.by_pairs = sums_row_pairs(s);
     plan.domains = plan.by_pairs ? kDomains : 1;
-    plan.taps = plan.by_pairs ? s.kernel_w : plan.window();
+    plan.groups = plan.by_pairs ? s.kernel_h / 2 : 0;
+    plan.taps = plan.by_pairs ? plan.groups * s.kernel_w : plan.window();
+    plan.last_taps = plan.by_pairs ? s.kernel_w : 0;
     plan.rows = plan.by_pairs ? divide_up(s.out_height, 2) : s.out_height;
     plan.f.row = least_row(s);
-    plan.halo = plan.by_pairs ? 0 : taps_reach(s.kernel_h, s.stride_h, s.dilate_h);
+    plan.halo = plan.by_pairs ? plan.groups - 1
+                              : taps_reach(s.kernel_h, s.stride_h, s.dilate_h);
     plan.tail = s.out_width + taps_reach(s.kernel_w, s.stride_w, s.dilate_w) - plan.f.row;
     if (plan.tail < 0) plan.tail = 0;
     plan.channel_sets =
         divide_up(s.group_channels, channels_at_once(plan.taps, s.group_channels));
     plan.tap_tiles = divide_up(plan.most_channels() * plan.taps, kDotTaps);
+    plan.last_tiles = divide_up(plan.most_channels() * plan.last_taps, kDotTaps);
     plan_chunks<Sum>(&plan);
 
     plan.filter_tiles = divide_up(s.group_filters, kDotFilters);
@@ -296,7 +315,8 @@ template <class T, class Sum>
 void lay_out_channel_pairs(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
                            Sum* out) {
     const Sweep& s = plan.s;
-    const int64_t image = s.channels * s.height * s.width, pairs = chunk.rows.count();
+    const int64_t image = s.channels * s.height * s.width;
+    const int64_t pairs = chunk.rows.count() + plan.halo;
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b, out += plan.x_image) {
         lay_out_phase(plan, x + b * image, {0, 0, 2 * chunk.rows.begin, 2 * pairs + 2}, scratch);
         make_x_domains(plan, scratch, pairs, out);
@@ -315,15 +335,20 @@ void lay_out_filter_pairs(const WeightPlan& plan, const T* dy, const Chunk& chun
     const Span rows = plan.rows_of(chunk);
     const RowCopy<T, Sum> copy = {{1, 0, s.out_width, row}};
     Sum* const start = out;
-    for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b, out += pairs * row) {
+    const auto end_run = [&] {
+        for (; (out - start) % Lanes<Sum>::count != 0; ++out)
+            for (int64_t domain = 0; domain < kDomains; ++domain) out[domain * plan.dy_row] = 0;
+    };
+    for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
         const T* from = dy + (b * s.filters * s.out_height + rows.begin) * s.out_width;
         for (int64_t i = 0; i < rows.count(); ++i) copy(from + i * s.out_width, scratch + i * row);
         // The last row of an odd number has no second one.
         for (int64_t k = rows.count() * row; k < 2 * pairs * row; ++k) scratch[k] = 0;
         make_dy_domains(plan, scratch, pairs, out);
+        out += pairs * row;
+        if (!plan.joined()) end_run();
     }
-    for (; (out - start) % Lanes<Sum>::count != 0; ++out)
-        for (int64_t domain = 0; domain < kDomains; ++domain) out[domain * plan.dy_row] = 0;
+    end_run();
 }
 
 // A chunk of one channel; `x` is the channel's plane of the batch's first image.
@@ -450,13 +475,12 @@ struct WeightCall {
     Span channels(int64_t set) const {
         return span_of(plan.s.group_channels, plan.channel_sets, set);
     }
-    Span taps(const Span& channels, int64_t tile) const {
-        return span_of(channels.count() * plan.taps, plan.tap_tiles, tile);
+    Span taps(const Span& channels, const Column& column) const {
+        return span_of(channels.count() * column.taps, column.tiles, column.tile);
     }
-    // `taps` counts the tiles of all domains.
-    int64_t slot(const WeightPlace& place, int64_t set, int64_t taps, int64_t filters) const {
-        const int64_t column = (set - place.sets.begin) * plan.domains * plan.tap_tiles + taps;
-        return (column * place.tiles.count() + filters - place.tiles.begin) * kDotsOfTile;
+    int64_t slot(const WeightPlace& place, int64_t set, int64_t column, int64_t filters) const {
+        const int64_t tiles = (set - place.sets.begin) * plan.columns() + column;
+        return (tiles * place.tiles.count() + filters - place.tiles.begin) * kDotsOfTile;
     }
 
     // Floats of a thread: x and dy of a chunk.
@@ -535,8 +559,7 @@ struct WeightCall {
                  const Sum* dy_chunk, Ahead& x_ahead, Ahead& dy_ahead, double* totals) const {
         const int64_t images = chunk.images.count();
         const int64_t first = filters(place.tiles.begin).begin;
-        const int64_t columns = plan.domains * plan.tap_tiles;
-        const int64_t tiles = columns * place.tiles.count();
+        const int64_t tiles = plan.columns() * place.tiles.count();
         const int64_t x_lines = divide_up(x_ahead.lines(), tiles);
         const int64_t dy_lines = divide_up(dy_ahead.lines(), tiles * place.sets.count());
         DotTile<Sum> tile;
@@ -547,21 +570,23 @@ struct WeightCall {
                                  Lanes<Sum>::count);
         tile.dy_run = tile.vectors * Lanes<Sum>::count;
         const Span set_channels = channels(set);
-        for (int64_t column = 0; column < columns; ++column) {
-            const int64_t domain = column / plan.tap_tiles;
-            const Span some = taps(set_channels, column % plan.tap_tiles);
+        for (int64_t index = 0; index < plan.columns(); ++index) {
+            const Column column = plan.column(index);
+            const Span some = taps(set_channels, column);
             if (some.count() == 0) continue;
             for (int64_t t = some.begin; t < some.end; ++t)
-                tile.tap[t - some.begin] = x_chunk + t / plan.taps * plan.f.channel +
-                                           domain * plan.f.phase + offset_of(t % plan.taps);
+                tile.tap[t - some.begin] =
+                    x_chunk + t / column.taps * plan.f.channel + column.domain * plan.f.phase +
+                    offset_of(column.domain, t % column.taps);
             tile.totals_step = some.count();
             const auto whole = pick_dot_tile<Sum>(kDotFilters, some.count());
             for (int64_t m = place.tiles.begin; m < place.tiles.end; ++m) {
                 const Span rows = filters(m);
                 x_ahead.fetch(x_lines);
                 dy_ahead.fetch(dy_lines);
-                tile.dy = dy_chunk + ((rows.begin - first) * plan.domains + domain) * plan.dy_row;
-                tile.totals = totals + slot(place, set, column, m);
+                tile.dy = dy_chunk +
+                          ((rows.begin - first) * plan.domains + column.domain) * plan.dy_row;
+                tile.totals = totals + slot(place, set, index, m);
                 if (rows.count() == kDotFilters)
                     whole(tile);
                 else
@@ -570,9 +595,10 @@ struct WeightCall {
         }
     }
     // Where a channel's tap finds the pixel of output (0, 0), in its domain.
-    int64_t offset_of(int64_t tap) const {
-        if (plan.by_pairs) return tap * plan.s.dilate_w;
-        return tap_offset(plan.s, plan.f, tap / plan.s.kernel_w, tap % plan.s.kernel_w);
+    int64_t offset_of(int64_t domain, int64_t tap) const {
+        const int64_t row = tap / plan.s.kernel_w, column = tap % plan.s.kernel_w;
+        if (!plan.by_pairs) return tap_offset(plan.s, plan.f, row, column);
+        return (domain == 3 ? plan.groups - 1 : row) * plan.f.row + column * plan.s.dilate_w;
     }
     // Adds the totals of all stretches to the first one's, and makes them gradients.
     void put(const WeightPlace& place, double* totals) const {
@@ -581,49 +607,71 @@ struct WeightCall {
             for (int64_t i = 0; i < size; ++i) totals[i] += totals[stretch * size + i];
         for (int64_t set = place.sets.begin; set < place.sets.end; ++set) {
             const Span set_channels = channels(set);
-            for (int64_t column = 0; column < plan.tap_tiles; ++column) {
-                const Span some = taps(set_channels, column);
+            for (int64_t column = 0; column < plan.tap_tiles; ++column)
                 for (int64_t m = place.tiles.begin; m < place.tiles.end; ++m) {
-                    double* of_tile = totals + slot(place, set, column, m);
-                    const int64_t domain = plan.tap_tiles * place.tiles.count() * kDotsOfTile;
                     if (plan.by_pairs)
-                        put_pairs(place.group, filters(m), set_channels.begin, some, of_tile,
-                                  domain);
+                        put_pairs(place, set, column, m, totals);
                     else
-                        put_tile(place.group, filters(m), set_channels.begin, some, of_tile);
+                        put_tile(place.group, filters(m), set_channels.begin,
+                                 taps(set_channels, plan.column(column)),
+                                 totals + slot(place, set, column, m));
                 }
-            }
         }
     }
-    // The totals of four domains become those of a kernel's three rows.
-    void put_pairs(int64_t group, const Span& rows, int64_t channel, const Span& some,
-                   const double* totals, int64_t domain) const {
+    // The totals of a tile's domains become those of two rows of the kernel or, of its last group's taps,
+    // of three.
+    void put_pairs(const WeightPlace& place, int64_t set, int64_t column, int64_t m,
+                   const double* totals) const {
         const Sweep& s = plan.s;
-        const int64_t step = s.group_channels * plan.window(), taps = some.count();
-        const int64_t count = rows.count() * taps;
+        const Span rows = filters(m), some = taps(channels(set), plan.column(column));
+        const double* of[3];
+        for (int64_t domain = 0; domain < 3; ++domain)
+            of[domain] = totals + slot(place, set, column + domain * plan.tap_tiles, m);
+        int64_t places[kDotTaps];
+        Fourth fourth[kDotTaps];
+        for (int64_t n = 0; n < some.count(); ++n) {
+            const int64_t c = (some.begin + n) / plan.taps, tap = (some.begin + n) % plan.taps;
+            const int64_t group = tap / s.kernel_w, q = tap % s.kernel_w;
+            places[n] = (channels(set).begin + c) * plan.window() + 2 * group * s.kernel_w + q;
+            fourth[n] = {nullptr, 0};
+            if (group == plan.groups - 1) fourth[n] = fourth_of(place, set, c * s.kernel_w + q, m, totals);
+        }
+        const int64_t count = rows.count() * some.count();
         double sum[3][kDotsOfTile];
         for (int64_t k = 0; k < count; ++k) {
-            const double half = (totals[domain + k] + totals[2 * domain + k]) / 2;
-            sum[0][k] = totals[k] + half;
-            sum[1][k] = (totals[domain + k] - totals[2 * domain + k]) / 2;
-            sum[2][k] = half + totals[3 * domain + k];
+            const Fourth& last = fourth[k % some.count()];
+            const double half = (of[1][k] + of[2][k]) / 2;
+            sum[0][k] = of[0][k] + half;
+            sum[1][k] = (of[1][k] - of[2][k]) / 2;
+            sum[2][k] = last.first ? half + last.first[k / some.count() * last.step] : 0;
         }
-        int64_t places[kDotTaps];
-        for (int64_t n = 0; n < taps; ++n) {
-            const int64_t t = some.begin + n;
-            places[n] = (channel + t / s.kernel_w) * plan.window() + t % s.kernel_w;
-        }
-        T* const first = dw + (group * s.group_filters + rows.begin) * step;
+        const int64_t step = s.group_channels * plan.window();
+        T* const first = dw + (place.group * s.group_filters + rows.begin) * step;
         for (int64_t p = 0; p < 3; ++p) {
             const bool finite = all_finite(sum[p], count);
             const double* from = sum[p];
             for (T* line = first + p * s.kernel_w; from < sum[p] + count; line += step)
-                for (int64_t n = 0; n < taps; ++n, ++from) {
+                for (int64_t n = 0; n < some.count(); ++n, ++from) {
+                    if (p == 2 && !fourth[n].first) continue;
                     T* to = line + places[n];
                     const double total = finite ? *from : book.settled(*from, to);
                     narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
                 }
         }
+    }
+    // Totals of the fourth domain: of a tile's first filter, and the step to the next one.
+    struct Fourth {
+        const double* first;
+        int64_t step;
+    };
+    // For tap `tap` of a set in that domain.
+    Fourth fourth_of(const WeightPlace& place, int64_t set, int64_t tap, int64_t m,
+                     const double* totals) const {
+        const int64_t all = channels(set).count() * plan.last_taps;
+        const int64_t tile = ((tap + 1) * plan.last_tiles - 1) / all;
+        const Span some = span_of(all, plan.last_tiles, tile);
+        return {totals + slot(place, set, 3 * plan.tap_tiles + tile, m) + tap - some.begin,
+                some.count()};
     }
     void put_tile(int64_t group, const Span& rows, int64_t channel, const Span& some,
                   double* totals) const {
