@@ -79,7 +79,12 @@ void choose_sizes(Plan* plan, int threads) {
     if (rows < kLeastRows) rows = kLeastRows;
     int64_t parts = divide_up(plan->rows.pairs, rows);
     const int64_t wanted = count_parts(s.batch, plan->rows.pairs, threads);
-    if (parts < wanted) parts = wanted;
+    // More parts than threads are worth having while they fill tiles.
+    const auto fills = [&](int64_t number) {
+        const int64_t vectors = plan->vectors(divide_up(plan->rows.pairs, number));
+        return vectors >= tile_vectors(static_cast<int>(kBlockFilters));
+    };
+    while (parts < wanted && (s.batch * parts < threads || fills(parts + 1))) ++parts;
     plan->stretch = divide_up(plan->rows.pairs, parts);
     // An odd number of lines, so that the domains of one place do not compete for a few sets of
     // the cache; a vector may begin with the last lane that counts.

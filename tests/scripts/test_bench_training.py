@@ -1,0 +1,27 @@
+"""scripts/bench_training.py: both networks learn the same."""
+
+from __future__ import annotations
+
+import pytest
+from studies import training_speed
+
+from ece408_op.errors import InvalidSetting
+
+
+def test_a_network_learns_with_ours_as_with_mxnets_own():
+    turns = []
+    found = training_speed.measure("2019fa", 5, None, lambda: turns.append(1))
+    assert len(turns) == 5
+    assert len(set(found.losses["mxnet"])) == 5
+    assert found.loss_difference() < 1e-4
+    assert set(found.directions) == {"forward", "backward_data", "backward_weight"}
+    row = training_speed.table([found]).splitlines()[2]
+    assert row.startswith("| 2019fa | 100 | ")
+    (record,) = training_speed.records([found])
+    assert record["seconds"]["ours"]["n"] == 3
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "/bin/true"])
+def test_a_python_without_pytorch_is_named(python):
+    with pytest.raises(InvalidSetting, match=f"^{python} .*--no-peer"):
+        training_speed.measure("2019fa", 4, python, lambda: None)
