@@ -219,7 +219,8 @@ bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T
     const int64_t sums_size = kTileFilters * stretch_pixels(plan);
     const int64_t together = images_together(s.batch, plan.image_size);
     const int64_t images = by_image ? threads : together;
-    const auto zeros = Buffer<Sum>::zeros(images * plan.image_size + threads * sums_size);
+    const auto zeros =
+        shared_zeros<Sum>(threads, images * plan.image_size + threads * sums_size);
     if (!zeros) return false;
     Sum* const memory = zeros;
     if (by_image) {

@@ -6,6 +6,9 @@
 // before other work begins, that work is another call of `share`.
 #pragma once
 
+#include <string.h>
+
+#include "buffer.h"
 #include "ece408.h"
 
 namespace ece408 {
@@ -28,6 +31,22 @@ void share(int threads, int64_t count, const Work& work) {
     share_runs(threads, count, [&](int64_t begin, int64_t end, int member) {
         for (int64_t piece = begin; piece < end; ++piece) work(piece, member);
     });
+}
+
+// Memory for `count` zeros, made by all threads: for each one's scratch together a single one would
+// take as long as the work itself.
+template <class T>
+Buffer<T> shared_zeros(int threads, int64_t count) {
+    constexpr int64_t kPiece = (int64_t{256} << 10) / static_cast<int64_t>(sizeof(T));
+    Buffer<T> buffer(count);
+    T* const first = buffer;
+    if (!first) return buffer;
+    share(threads, (count + kPiece - 1) / kPiece, [&](int64_t piece, int) {
+        const int64_t left = count - piece * kPiece;
+        memset(first + piece * kPiece, 0,
+               static_cast<size_t>(left < kPiece ? left : kPiece) * sizeof(T));
+    });
+    return buffer;
 }
 
 }  // namespace

@@ -702,7 +702,7 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
     const bool one = plan.stretches == 1;
     const Buffer<double> totals((one ? team : pieces) * size);
     // Zeros: vectors reach beyond what is laid out, and meet zeros of dy there.
-    const auto x_memory = Buffer<Sum>::zeros(team * call.x_size() + kLine);
+    const auto x_memory = shared_zeros<Sum>(team, team * call.x_size() + kLine);
     const Buffer<Sum> dy_memory(team * call.dy_size() + kLine);
     if (!totals || !x_memory || !dy_memory) return ECE408_NO_MEMORY;
     const Buffer<Sum> scratch(team * call.scratch_size());

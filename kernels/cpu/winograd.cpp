@@ -303,7 +303,7 @@ struct Scratches {
         : step(round_up(plan.scratch_floats() * static_cast<int64_t>(sizeof(float)) +
                             plan.image_rows() * static_cast<int64_t>(sizeof(float*)),
                         kLineBytes)),
-          memory(Buffer<char>::zeros(threads * step + kLineBytes)),
+          memory(shared_zeros<char>(threads, threads * step + kLineBytes)),
           first(memory) {
         first += kLineBytes - reinterpret_cast<uintptr_t>(first) % kLineBytes;
     }
