@@ -28,7 +28,7 @@ def parse():
     )
     parser.add_argument(
         "--batch-size",
-        help="images; of a GPU several numbers separated by commas (default: 16; 1,32,256)",
+        help="numbers of images, separated by commas (default: 1,16; of a GPU 1,32,256)",
     )
     parser.add_argument("--repeat", type=int, help="timed runs (default: 5; of a GPU 20)")
     parser.add_argument("--threads", type=int, help="threads of all (default: the usable cores)")
@@ -42,6 +42,15 @@ def parse():
     return parser.parse_args()
 
 
+def problems_of(asked, batch_sizes):
+    """Each layer with each batch: its text, the batch, and the problem."""
+    return [
+        (text, int(batch), ConvProblem.parse(f"b{batch},{text}"))
+        for batch in batch_sizes.split(",")
+        for text in asked
+    ]
+
+
 def main():
     options = parse()
     return on_cpu(options) if options.gpu is None else on_gpu(options)
@@ -52,11 +61,7 @@ def on_gpu(options):
     directions, samples = options.directions.split(","), options.repeat or 20
     kernels = [name for name in options.kernels.split(",") if name]
     asked = options.layers or layers.LAYERS
-    problems = [
-        (text, int(batch), ConvProblem.parse(f"b{batch},{text}"))
-        for batch in (options.batch_size or "1,32,256").split(",")
-        for text in asked
-    ]
+    problems = problems_of(asked, options.batch_size or "1,32,256")
     compile_all(
         gpu,
         (
@@ -96,23 +101,22 @@ def on_cpu(options):
     if options.threads:
         settings.configure(threads=options.threads)
     set_environment(settings.threads())
-    asked = options.layers or layers.LAYERS
-    batch, samples = int(options.batch_size or 16), options.repeat or 5
-    problems = {text: ConvProblem.parse(f"b{batch},{text}") for text in asked}
+    samples = options.repeat or 5
+    problems = problems_of(options.layers or layers.LAYERS, options.batch_size or "1,16")
     turns = len(problems) * len(DIRECTIONS) * (samples + WARM_UP)
     found = []
     with shared.torch(options) as peer, tqdm(total=turns, unit="turn", disable=None) as progress:
         versions = peer and peer.versions
-        for text, problem in problems.items():
-            progress.set_description(text)
+        for text, batch, problem in problems:
+            progress.set_description(f"b{batch},{text}")
             measured = layers.measure(problem, peer, samples, progress.update)
-            found.append({"layer": text, **measured})
+            found.append({"layer": text, "batch": batch, **measured})
     content = {
-        **{"threads": settings.threads(), "batch": batch, "samples": samples},
+        **{"threads": settings.threads(), "samples": samples},
         **{"torch": versions, "layers": found},
     }
     about = (
-        f"Batch {batch}, {settings.threads()} threads, medians of {samples} runs; "
+        f"{settings.threads()} threads, medians of {samples} runs; "
         "PyTorch: the better of NCHW and NHWC. Above 1, ours is faster."
     )
     text = f"{about}\n\n{layers.tables(found)}"

@@ -13,12 +13,7 @@ from ece408_op.operator.variables import set_environment
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "networks",
-        nargs="*",
-        metavar="NETWORK",
-        help=f"of {', '.join(zoo.NETWORKS)} (default: all)",
-    )
+    shared.add_networks(parser, zoo.NETWORKS)
     parser.add_argument(
         "--batch-size", type=int, nargs="+", default=[1, 32], help="images at once (default: 1 32)"
     )
@@ -32,11 +27,7 @@ def main():
     )
     shared.add_output(parser)
     options = parser.parse_args()
-    unknown = set(options.networks) - zoo.NETWORKS.keys()
-    if unknown:
-        parser.error(f"unknown network {unknown.pop()!r}; there are: {', '.join(zoo.NETWORKS)}")
-    names = options.networks or list(zoo.NETWORKS)
-    runs = [(name, batch) for batch in options.batch_size for name in names]
+    runs = [(name, batch) for batch in options.batch_size for name in options.networks]
     set_environment(settings.threads())
     comparisons = [
         zoo.compare(name, batch, options.repeat, options.busy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -142,7 +142,7 @@ def check(problem: ConvProblem, x: Any, w: Any, y: Any) -> float:
 
 
 def interleaved(
-    contenders: dict[str, Sample], samples: int, on_sample: Callable[[], None]
+    contenders: Mapping[str, Sample], samples: int, on_sample: Callable[[], object]
 ) -> dict[str, list[float]]:
     """`samples` times of each contender in ms, one after the other in turn, all warmed up; with a
     rest before each, in which the last one's threads stop spinning for more work."""

@@ -118,12 +118,13 @@ def _kernels(
 
 
 def tables(layers: Sequence[dict[str, Any]]) -> str:
-    """Everything as Markdown: a table for each direction and its geometric means."""
-    return "\n\n".join(
-        part
-        for direction in DIRECTIONS
-        for part in (f"## {direction}", *_table([(e["layer"], e[direction]) for e in layers]))
-    )
+    """Everything as Markdown: a table for each direction and batch, and its geometric means."""
+    parts = []
+    for direction in DIRECTIONS:
+        for batch in dict.fromkeys(each["batch"] for each in layers):
+            rows = [(e["layer"], e[direction]) for e in layers if e["batch"] == batch]
+            parts += [f"## {direction}, batch {batch}", *_table(rows)]
+    return "\n\n".join(parts)
 
 
 def _table(rows: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, str]:

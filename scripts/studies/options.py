@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -27,6 +27,26 @@ def add_names(parser: argparse.ArgumentParser, option: str, names: Sequence[str]
         option,
         default=",".join(names),
         help=f"of {', '.join(names)}, separated by commas (default: all)",
+    )
+
+
+def add_networks(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Arguments that name some of these networks; all by default."""
+    known = list(names)
+
+    def network(name: str) -> str:
+        if name not in known:
+            there = ", ".join(known)
+            raise argparse.ArgumentTypeError(f"unknown network {name!r}; there are: {there}")
+        return name
+
+    parser.add_argument(
+        "networks",
+        nargs="*",
+        metavar="NETWORK",
+        type=network,
+        default=known,
+        help=f"of {', '.join(known)} (default: all)",
     )
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ece408_op import settings
+from ece408_op.bench import cpu_timer
 from ece408_op.bench.summary import summary
 from ece408_op.errors import InvalidSetting
 from ece408_op.files import markdown
@@ -24,28 +25,27 @@ from ece408_op.operator.swap import swap
 _TORCH = Path(__file__).with_name("torch_training.py")
 # Batch and the shape of an image, and classes.
 NETWORKS = {"resnet18_v1": (16, (3, 224, 224), 1000), "2019fa": (100, (1, 70, 70), 10)}
-# The first steps make arrays and choose kernels.
-_WARM_UP = 2
+_LAYOUTS = ("NCHW", "NHWC")
 _RATE = {"learning_rate": 0.01, "momentum": 0.9}
 
 
 @dataclass
 class Training:
-    """Steps of one network: seconds and losses by whose convolutions there are, "mxnet" and "ours",
-    and the seconds of PyTorch's better layout as "PyTorch"; milliseconds of our convolutions in a
-    step by direction."""
+    """Steps of one network: milliseconds and losses by whose convolutions there are, "mxnet" and
+    "ours", and the milliseconds of PyTorch's better layout as "PyTorch"; those of our convolutions
+    in a step by direction. The steps that warm up have losses, too."""
 
     name: str
     batch: int
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    losses: dict[str, list[float]] = field(default_factory=dict)
-    directions: dict[str, float] = field(default_factory=dict)
-    peer: str = ""
+    ms: dict[str, list[float]]
+    losses: dict[str, list[float]]
+    directions: dict[str, float]
+    peer: str
 
     def images_per_second(self, whose: str) -> float | None:
         """Of the median step."""
-        steps = self.seconds.get(whose, [])[_WARM_UP:]
-        return self.batch / statistics.median(steps) if steps else None
+        steps = self.ms.get(whose)
+        return 1e3 * self.batch / statistics.median(steps) if steps else None
 
     def loss_difference(self) -> float:
         """The largest difference of a step's two losses, relative to the first loss."""
@@ -53,39 +53,40 @@ class Training:
         return max(abs(a - b) for a, b in pairs) / self.losses["mxnet"][0]
 
 
-def measure(name: str, steps: int, peer: str | None, tick: Callable[[], object]) -> Training:
+def measure(name: str, repeat: int, peer: str | None, tick: Callable[[], object]) -> Training:
     """Train a network of `NETWORKS` for so many steps, a step of each in turns, on random images.
 
     `peer`: a Python with PyTorch, or `None`; `tick` is called after each turn. Raises
     `InvalidSetting` if that Python ends.
     """
     batch = NETWORKS[name][0]
-    native, ours = _make(name, swapped=False), _make(name, swapped=True)
-    found = Training(name, batch)
-    for whose in ("mxnet", "ours"):
-        found.seconds[whose], found.losses[whose] = [], []
-    layouts: list[list[float]] = [[], []]
+    losses: dict[str, list[float]] = {"mxnet": [], "ours": []}
+    steps = {whose: _make(name, swapped=whose == "ours") for whose in losses}
+
+    def sample(whose: str) -> float:
+        return cpu_timer.elapsed_ms(lambda: losses[whose].append(steps[whose]()))
+
+    contenders = {whose: functools.partial(sample, whose) for whose in steps}
     with _torch(name, batch, peer) as torch:
-        found.peer = torch() if torch else ""
-        for _ in range(steps):
-            for whose, step in (("mxnet", native), ("ours", ours)):
-                begin = time.perf_counter()
-                found.losses[whose].append(step())
-                found.seconds[whose].append(time.perf_counter() - begin)
-            if torch:
-                for seconds, times in zip(torch("step").split(), layouts):
-                    times.append(float(seconds))
-            tick()
-    if layouts[0]:
-        found.seconds["PyTorch"] = min(
-            layouts, key=lambda times: statistics.median(times[_WARM_UP:])
-        )
+        version = ""
+        if torch:
+            version = torch()
+            for layout in _LAYOUTS:
+                contenders[layout] = functools.partial(_torch_step, torch, layout)
+        ms = cpu_timer.interleaved(contenders, repeat, tick)
+    layouts = [ms.pop(layout) for layout in _LAYOUTS if layout in ms]
+    if layouts:
+        ms["PyTorch"] = min(layouts, key=statistics.median)
     with op_times() as log:
-        ours()
+        steps["ours"]()
+    directions: dict[str, float] = {}
     for entry in log:
-        spent = found.directions.get(entry.direction, 0.0)
-        found.directions[entry.direction] = spent + entry.milliseconds
-    return found
+        directions[entry.direction] = directions.get(entry.direction, 0.0) + entry.milliseconds
+    return Training(name, batch, ms, losses, directions, version)
+
+
+def _torch_step(torch: Callable[[str], str], layout: str) -> float:
+    return float(torch(layout))
 
 
 def _make(name: str, swapped: bool) -> Callable[[], float]:
@@ -192,7 +193,7 @@ def records(found: list[Training]) -> list[dict[str, Any]]:
         {
             "name": each.name,
             "batch": each.batch,
-            "seconds": {whose: summary(times[_WARM_UP:]) for whose, times in each.seconds.items()},
+            "ms": {whose: summary(times) for whose, times in each.ms.items()},
             "losses": each.losses,
             "directions_ms": each.directions,
             "peer": each.peer,

@@ -77,7 +77,7 @@ def test_layers_are_timed_by_every_kernel_that_suits(tmp_path):
     assert set(found["forward"]["ms"]) >= {"direct", "winograd", "filters_as_lanes"}
     assert set(found["backward_weight"]["ms"]) >= {"weight_sums", "patches"}
     for direction in DIRECTIONS:
-        assert f"## {direction}\n\n" in result.stdout
+        assert f"## {direction}, batch 2\n\n" in result.stdout
         assert found[direction]["chosen"] in found[direction]["ms"]
         assert all(times["n"] == 3 for times in found[direction]["ms"].values())
 

@@ -1,0 +1,83 @@
+"""A network's ONNX file in onnxruntime and OpenVINO, in a process of its own.
+
+It runs under whichever Python has one of them, so it imports nothing of this package but `serve`.
+It first writes {engine: version}. The request {"open": file, "x": .npy} is answered with {}, and
+{"run": engine} with {"ms": ...}; {"run": engine, "to": .npy} also writes the first output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from serve import serve
+
+Run = Callable[[], np.ndarray]
+
+
+def open_in_onnxruntime(engine: Any, path: str, x: np.ndarray, threads: int) -> Run:
+    options = engine.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = engine.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda: session.run(None, {name: x})[0]
+
+
+def open_in_openvino(engine: Any, path: str, x: np.ndarray, threads: int) -> Run:
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        # Else it computes in bfloat16 where the processor has that.
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    compiled = engine.Core().compile_model(path, "CPU", settings)
+    request = compiled.create_infer_request()
+
+    def run() -> np.ndarray:
+        request.infer({0: x}, share_inputs=True)
+        return request.get_output_tensor(0).data
+
+    return run
+
+
+ENGINES = {"onnxruntime": open_in_onnxruntime, "openvino": open_in_openvino}
+
+
+def installed() -> dict[str, Any]:
+    found = {}
+    for name in ENGINES:
+        try:
+            found[name] = importlib.import_module(name)
+        except ImportError:
+            continue
+    return found
+
+
+def main() -> None:
+    engines, threads = installed(), int(os.environ["OMP_NUM_THREADS"])
+    runs: dict[str, Run] = {}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if "open" in request:
+            x = np.load(request["x"])
+            runs.clear()
+            for name, engine in engines.items():
+                runs[name] = ENGINES[name](engine, request["open"], x, threads)
+            return {}
+        begin = time.perf_counter()
+        found = runs[request["run"]]()
+        spent = 1e3 * (time.perf_counter() - begin)
+        if "to" in request:
+            np.save(request["to"], found)
+        return {"ms": spent}
+
+    serve({name: engine.__version__ for name, engine in engines.items()}, answer)
+
+
+if __name__ == "__main__":
+    main()
