@@ -30,21 +30,19 @@ def main():
     runs = [(name, batch) for batch in options.batch_size for name in options.networks]
     set_environment(settings.threads())
     turns = len(runs) * (options.repeat + WARM_UP)
+    found = []
     with engines.Engines(options.peer_python) as peer, tqdm(total=turns, disable=None) as progress:
-        found = [
-            engines.measure(name, batch, peer, options.repeat, progress.update)
-            for name, batch in runs
-        ]
-        versions = peer.versions
-    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-    about = f"{settings.threads()} threads, medians of {options.repeat} passes, float32; {listed}."
-    content = {"engines": versions, "networks": engines.records(found)}
-    results.show(
-        options.output,
-        "Networks beside other engines",
-        f"{about}\n\n{engines.table(found)}",
-        content,
-    )
+        versions = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
+        about = f"{settings.threads()} threads, medians of {options.repeat} passes, float32; "
+        for name, batch in runs:
+            progress.set_description(f"{name}, batch {batch}")
+            found.append(engines.measure(name, batch, peer, options.repeat, progress.update))
+            text = f"{about}{versions}.\n\n{engines.table(found)}"
+            # What was measured stays, if a later network takes too long.
+            if options.output:
+                content = {"engines": peer.versions, "networks": engines.records(found)}
+                results.write(options.output, "Networks beside other engines", text, content)
+    print(text)
 
 
 if __name__ == "__main__":
