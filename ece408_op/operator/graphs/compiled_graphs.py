@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +13,15 @@ from .. import compiled_operator
 from ..attributes import ConvAttributes
 from . import fusion, graph_json
 from .graph_json import Graph, Node
+
+# Threads that bind one Symbol, or copies of it, at the same time corrupt MXNet's memory.
+ONE_AT_A_TIME = threading.RLock()
+# A child has no other threads, and so nobody who would give it back.
+os.register_at_fork(
+    before=ONE_AT_A_TIME.acquire,
+    after_in_parent=ONE_AT_A_TIME.release,
+    after_in_child=ONE_AT_A_TIME.release,
+)
 
 
 def failures() -> tuple[type[Exception], ...]:

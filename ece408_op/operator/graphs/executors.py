@@ -7,6 +7,7 @@ graph as it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Iterable
@@ -47,9 +48,15 @@ def _binding(method: Any, shapes_of: Any) -> Any:
 
     @functools.wraps(method)
     def bind(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        graph = graph_json.read(self)
-        if graph is None:
-            return method(self, *arguments, **keywords)
+        with compiled_graphs.ONE_AT_A_TIME:
+            graph = graph_json.read(self)
+            if graph is not None:
+                return bind_ours(self, graph, arguments, keywords)
+        return method(self, *arguments, **keywords)
+
+    def bind_ours(
+        self: Any, graph: Graph, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
         given = signature.bind(self, *arguments, **keywords).arguments
         try:
             shapes = shapes_of(self, given)
@@ -114,10 +121,9 @@ def _fused(executor: Any) -> Any:
     """The executor of the fused graph on the same arrays, or `None`; tries to make it at first."""
     found = vars(executor).get(_FUSED)
     if found is _TO_MAKE:
-        try:
+        found = None
+        with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
             found = _make_fused(executor)
-        except compiled_graphs.failures():
-            found = None
         setattr(executor, _FUSED, found)
     return found
 
