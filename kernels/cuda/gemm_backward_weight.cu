@@ -544,26 +544,45 @@ __device__ __noinline__ float textbook(const float *x, const float *dy, int batc
 
 constexpr int kAdded = kTaps <= 128 ? 64 : 8;  // channels of a block that adds up
 
+// Of each of the kernel's taps the place of its sums, and which of the folded channels it is.
+struct TapPlaces {
+    short places[kTaps] = {}, folded[kTaps] = {};
+
+    constexpr TapPlaces() {
+        const Tables tables = Tables();
+        for (int tap = 0; tap < kTaps; tap++) {
+            const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
+            const int a = down % STRIDE_H, b = across % STRIDE_W;
+            int pair = 0;
+            if (FOLD_TAPS) {
+                folded[tap] = (FOLD ? a * kFoldW + b : 0) * kFoldedTaps + across / kFoldW;
+            } else if (FOLD) {
+                folded[tap] = a * kFoldW + b;
+            } else {
+                while (tables.remainders_h[pair] != a || tables.remainders_w[pair] != b) pair++;
+            }
+            const int place_w = FOLD_TAPS ? 0 : across / STRIDE_W;
+            int place = tables.first_taps[pair];
+            while (tables.taps_h[place] != down / STRIDE_H || tables.taps_w[place] != place_w) {
+                place++;
+            }
+            places[tap] = place;
+        }
+    }
+};
+
+__constant__ TapPlaces tap_places = TapPlaces();
+
 // The sum of all parts for a filter, a channel of its group and a tap.
 __device__ __forceinline__ float sum_of(const Workspace &work, int parts, int filter,
                                         int of_group, int tap) {
     const int channel = filter / kGroupOut * kGroupIn + of_group;
-    const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
-    const int a = down % STRIDE_H, b = across % STRIDE_W;
     const int set = filter / kSetOut, row = filter % kSetOut;
-    int pair = 0, column = channel % kSetIn;
-    if (FOLD_TAPS) {
-        column = column * kFold + ((FOLD ? a * kFoldW + b : 0) * kFoldedTaps + across / kFoldW);
-    } else if (FOLD) {
-        column = column * kFold + a * kFoldW + b;
-    } else {
-        while (tables.remainders_h[pair] != a || tables.remainders_w[pair] != b) pair++;
-    }
-    const int place_w = FOLD_TAPS ? 0 : across / STRIDE_W;
-    int place = tables.first_taps[pair];
-    while (tables.taps_h[place] != down / STRIDE_H || tables.taps_w[place] != place_w) place++;
+    const int column = channel % kSetIn * kFold + tap_places.folded[tap];
     const size_t of_row = size_t(set) * kRowTiles * kRows + row;
-    const float *from = work.sums + (of_row * kAllTaps + place) * (kColumnTiles * COLUMNS) + column;
+    const float *from = work.sums +
+                        (of_row * kAllTaps + tap_places.places[tap]) * (kColumnTiles * COLUMNS) +
+                        column;
     float sum = 0;
     for (int part = 0; part < parts; part++) sum += from[part * kPartSums];
     return sum;

@@ -163,23 +163,3 @@ struct Tables {
 };
 
 __constant__ Tables tables = Tables();
-
-// The power of two for numbers of this largest magnitude, and with what sums are multiplied in the
-// end; NaN where the range of the arithmetic ends.
-__device__ __forceinline__ float scale_for(unsigned most, float *factor) {
-    const int exponent = int(most >> 23) - 127;
-    const bool usable = most == 0 || (exponent >= -96 && exponent <= 96);
-    const float scale = most && usable ? scale_of(__uint_as_float(most)) : 1;
-    *factor = usable ? inverse(scale) : __uint_as_float(0x7fc00000u);
-    return scale;
-}
-
-// Of an infinity or a NaN larger than of all others.
-__device__ __forceinline__ unsigned magnitude(float v) { return __float_as_uint(v) & 0x7fffffffu; }
-
-__device__ __forceinline__ uint4 record(const float *values, float scale, int part) {
-    return make_uint4(pair_of(values[0] * scale, values[1] * scale, part),
-                      pair_of(values[2] * scale, values[3] * scale, part),
-                      pair_of(values[4] * scale, values[5] * scale, part),
-                      pair_of(values[6] * scale, values[7] * scale, part));
-}

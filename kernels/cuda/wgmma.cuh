@@ -3,19 +3,23 @@
 
 #include <stdint.h>
 
+// An address in the block's shared memory, in units of 16 bytes: in a cluster its upper bits say
+// which block's.
+__device__ __forceinline__ uint64_t place_of(const void *matrix) {
+    return (__cvta_generic_to_shared(matrix) & 0x3ffff) >> 4;
+}
+
 // What the unit is told about a matrix in shared memory: where it is, how far apart the blocks of
 // 8 rows x 16 bytes (8 values of k) lie along k, and that along the rows they follow each other;
 // all in units of 16 bytes.
 __device__ __forceinline__ uint64_t describe(const void *matrix, int along_k) {
-    const uint64_t address = __cvta_generic_to_shared(matrix);
-    return address >> 4 | uint64_t(along_k) << 16 | uint64_t(8) << 32;
+    return place_of(matrix) | uint64_t(along_k) << 16 | uint64_t(8) << 32;
 }
 
 // The same for matrices whose records hold 8 rows for each k, one k behind the other: `along_rows`
 // is how far apart the records of 8 rows and of the next 8 are.
 __device__ __forceinline__ uint64_t describe_by_rows(const void *matrix, int along_rows) {
-    const uint64_t address = __cvta_generic_to_shared(matrix);
-    return address >> 4 | uint64_t(8) << 16 | uint64_t(along_rows) << 32;
+    return place_of(matrix) | uint64_t(8) << 16 | uint64_t(along_rows) << 32;
 }
 
 // d = a * b, plus d with `add`: 64 rows x 16 values of k by 2 columns for each of a thread's sums.

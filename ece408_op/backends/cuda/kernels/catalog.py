@@ -10,6 +10,7 @@ from . import (
     copied_images,
     declared,
     depthwise,
+    direct_gemm,
     gemm,
     gemm_backward_weight,
     general,
@@ -22,7 +23,7 @@ from . import (
 
 _FAMILIES = (
     *(runtime_shapes, register_tiles, tensor_cores, one_channel, copied_images, half_strips),
-    *(gemm, gemm_backward_weight, depthwise, general),
+    *(gemm, gemm_backward_weight, direct_gemm, depthwise, general),
 )
 
 

@@ -173,6 +173,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     tap = gemm_grid.both_busy(layout.depth / STEP * 3 * instruction)
     pixels = (layout.tile + made.halo) * (4 * layout.depth + 4)
     of_weights = layout.rows * layout.depth * 4
+    written = max(TILE_CYCLES, layout.rows * layout.tile * 4 / MEMORY_RATE)
     most = max(1, min(made.phases * slabs, 64))
     best: tuple[float, int] | None = None
     for splits in sorted({divide_up(most, parts) for parts in range(1, most + 1)}):
@@ -180,7 +181,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
         loads = divide_up(made.phases * slabs, splits)
         moved = (loads * pixels + taps * of_weights) / CACHE_RATE
         blocks = divide_up(items * splits, PROCESSORS)
-        cycles = _LAUNCH_CYCLES + blocks * (max(taps * tap, moved) + TILE_CYCLES)
+        cycles = _LAUNCH_CYCLES + blocks * (max(taps * tap, moved) + written)
         if splits > 1:
             sums = items * layout.rows * layout.tile * 4 * splits * 2
             cycles += _LAUNCH_CYCLES + sums / PROCESSORS / MEMORY_RATE
@@ -195,9 +196,14 @@ def cycles(problem: ConvProblem, backward: bool) -> float:
     made = gemm_grid.product(problem, backward)
     layout = Gemm(backward).layouts(problem, (9, 0))[0]
     multiplied, splits = estimate(made, layout, problem.batch)
-    arrays = 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+    read, written = (4 * math.prod(shape) for shape in (problem.x_shape, problem.y_shape))
+    if backward:
+        read, written = written, read
     workspace = _workspace_bytes(made, layout, problem.batch, splits)
-    return multiplied + (arrays + 2 * workspace) / PROCESSORS / MEMORY_RATE + _LAUNCH_CYCLES
+    rate = PROCESSORS * MEMORY_RATE
+    return (
+        _LAUNCH_CYCLES + (read + workspace) / rate + max(multiplied, (workspace + written) / rate)
+    )
 
 
 def _workspace_bytes(made: Product, layout: Blocks, batch: int, splits: int) -> int:
@@ -217,7 +223,7 @@ KERNELS = (
         "gemm",
         "groups of several channels: a matrix product on tensor cores, at float32 accuracy",
         Gemm(backward=False),
-        rank=8,
+        rank=9,
         architectures=("90a",),
     ),
     entry(

@@ -31,7 +31,16 @@ from .gemm_grid import (
 # At most: positions of a thread that lays out planes, taps of a row at once, memory for sums.
 _MOST_TURNS = 8
 _MOST_ROW_TAPS = 5
+# Layouts to choose from.
+_MOST_LAYOUTS = 16
+# Positions of a chunk, and what its registers may be.
+_CHUNKS, _MOST_REGISTERS = (48, 64, 80, 96), 208
+# Cycles of a chunk, and of adding up one of a thread's sums in it, by whether groups of warps have
+# rows of their own (2) or take turns (1); fitted to runs on an H200.
+_CHUNK_CYCLES, _SUM_CYCLES = {1: 250, 2: 500}, {1: 16, 2: 19}
 _SUM_BYTES = 64 << 20
+# Cycles of the beginnings and ends of all launches.
+_LAUNCHES_CYCLES = 10500
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,8 @@ class Gemm(Family):
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
         made, batch = gemm_grid.product(problem, False), gemm_grid.nominal(problem.batch)
-        return sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0])
+        found = sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0])
+        return found[:_MOST_LAYOUTS]
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         return gemm_grid.is_dense_product(problem, gemm_grid.product(problem, False))
@@ -142,18 +152,17 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
     for columns, taps, row_groups in itertools.product(
         (16, 32, 64, 128), range(1, _MOST_ROW_TAPS + 1), (1, 2)
     ):
-        # More than are there; or of registers.
-        wide = columns > max(STEP, divide_up(made.depth, STEP) * STEP) or columns * taps > 192
+        # More than are there.
+        wide = columns > max(STEP, divide_up(made.depth, STEP) * STEP)
         if wide or taps > _row_taps(made) or (row_groups == 2 and made.rows <= ROWS):
             continue
-        chunk = min(
-            (48, 64) if columns * taps > 96 else (48, 64, 80, 96),
-            key=lambda size: (divide_up(positions, size) * size, -size),
-        )
-        one = Blocks(columns, taps, row_groups, 1, chunk, threads)
-        stages = min(MOST_STAGES, SHARED_BYTES // shared_bytes(made, one))
-        if stages >= 2:
-            found.append(dataclasses.replace(one, stages=stages))
+        for chunk in _CHUNKS:
+            # Of a thread: sums, those of two taps, and dy.
+            registers = columns // 2 * (taps + 2) + chunk // 2
+            one = Blocks(columns, taps, row_groups, 1, chunk, threads)
+            stages = min(MOST_STAGES, SHARED_BYTES // shared_bytes(made, one))
+            if registers <= _MOST_REGISTERS and stages >= 2:
+                found.append(dataclasses.replace(one, stages=stages))
     return tuple(found)
 
 
@@ -213,8 +222,9 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     # Filters are in registers; of an instruction products, or what it reads of shared memory.
     instruction = max(layout.columns / 2, 8 + layout.columns / 4)
     taps = sum(len(each) for _, each in made.pairs) / _tiles(made, layout)[2]
-    multiplied = taps * gemm_grid.both_busy(3 * steps * instruction) + 32 * steps
-    multiplied *= layout.row_groups / 2
+    multiplied = taps * 3 * steps * instruction * layout.row_groups
+    multiplied += _CHUNK_CYCLES[layout.row_groups]
+    multiplied += _SUM_CYCLES[layout.row_groups] * layout.columns / 2 * layout.taps
     moved = 4 * layout.chunk * (layout.rows + layout.columns) / CACHE_RATE
     of_part = _part_bytes(made, layout) * 2 / layout.row_groups
     best: tuple[float, int] | None = None
@@ -227,6 +237,20 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
             best = cycles, splits
     assert best is not None
     return best
+
+
+def cycles(problem: ConvProblem) -> float:
+    """About how many cycles all launches take."""
+    made = gemm_grid.product(problem, False)
+    layout = Gemm().layouts(problem, (9, 0))[0]
+    multiplied, splits = estimate(made, layout, problem.batch)
+    arrays = 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
+    if _strips(made, layout) > 1:
+        arrays *= 2
+    parts = splits * 2 // layout.row_groups
+    workspace = _workspace_bytes(made, layout, problem.batch, parts)
+    rate = PROCESSORS * MEMORY_RATE
+    return _LAUNCHES_CYCLES + (arrays + workspace) / rate + max(multiplied, workspace / rate)
 
 
 KERNELS = (

@@ -30,7 +30,7 @@ _OTHER_REGISTERS = 20
 _FLOAT_RATE = 70
 _PIXELS_AT_ONCE = 64
 # What a cycle of the estimate is beside one of `gemm`'s, and what a block takes for a weight.
-_WITH_GEMM = 1.3
+_WITH_GEMM = 1.0
 _WEIGHT_CYCLES = 1
 # What it costs to read pixels only when they are needed, and twice.
 _HELD_COSTS = {2: 0, 1: 0.12, 0: 0.3}

@@ -1,0 +1,289 @@
+"""Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy, in one launch.
+
+kernels/cuda/direct_gemm.cuh says how; here is how the products are cut up.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+from ....problem import ConvProblem
+from .. import limits
+from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from . import gemm, gemm_backward_weight, gemm_grid
+
+_SHARED_BYTES = limits.shared_bytes((9, 0))
+_THREADS = 256
+# A GPU's, as a rule: only how work is divided depends on it.
+_PROCESSORS = 132
+# Of a thread: besides numbers on their way and sums; and the most that there can be.
+_OTHER_REGISTERS, _MOST_REGISTERS = 37, 255
+# Through which warps write what they have multiplied.
+_RESULT_BYTES = 8 * 16 * 40 * 4
+# Memory for the sums of splits.
+_SUM_BYTES = 64 << 20
+# Layouts to choose from.
+_MOST_LAYOUTS = 16
+# Blocks of a cluster, which CUDA allows.
+_CLUSTERS = (1, 2, 4, 8)
+# What the kernels take that lay numbers out first, fitted to runs on an H200: microseconds, and
+# cycles of their estimates in one more.
+_OTHER = {"forward": (2, 1300), "backward_data": (2, 1170), "backward_weight": (5.5, 1650)}
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Microseconds, fitted to some hundred runs on an H200: of a launch; of a slab's latency and of
+    its instructions, for each number that a thread converts, more if there are several taps, and
+    for each column; of a tile, and for each of its sums that a thread writes; of a cluster's sums;
+    of the second launch; and bytes of memory in a microsecond."""
+
+    launch: float
+    latency: float
+    slab: float
+    value: float
+    tap_value: float
+    column: float
+    tile: float
+    sum: float
+    cluster: float
+    second: float
+    bytes: float
+
+
+_COSTS = _Costs(4.0, 0.59, 0.17, 0.032, 0.0048, 0.0057, 0.65, 0.032, 3.0, 1.46, 2.1e6)
+_COSTS_OF_WEIGHT = _Costs(2.35, 0.91, 0.0, 0.041, 0.0082, 0.0083, 2.57, 0.017, 4.0, 0.95, 1.5e6)
+
+
+@dataclass(frozen=True)
+class Blocks(Layout):
+    """How blocks work: values of k at once, columns of four warps, whether the two groups of four
+    warps have rows (2) or columns (1) of their own, blocks that share a tile, and blocks of a
+    processor."""
+
+    depth: int
+    columns: int
+    row_groups: int
+    cluster: int
+    blocks: int
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Its rows and columns."""
+        return 64 * self.row_groups, self.columns * 2 // self.row_groups
+
+    @property
+    def values(self) -> int:
+        """Numbers of a thread that are on their way to shared memory."""
+        return sum(self.tile) * self.depth // _THREADS
+
+
+@dataclass(frozen=True)
+class Gemm(Family):
+    """One direction."""
+
+    direction: str
+
+    def why_not(self, problem: ConvProblem) -> str | None:
+        if problem.dtype != "float32":
+            return f"it computes float32 only, not {problem.dtype}"
+        is_plain = problem.kernel == (1, 1) and problem.pad == (0, 0)
+        if self.direction == "backward_data" and problem.stride != (1, 1) and not is_plain:
+            return "of the gradient for x it computes strides for 1x1 without padding only"
+        return None
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
+        batch = gemm_grid.nominal(problem.batch)
+        fitting = [
+            each
+            for each in _fitting(self.direction != "backward_weight")
+            if each.cluster == 1 or self._blocks(problem, each, batch) <= _PROCESSORS
+        ]
+        fitting.sort(key=lambda each: self.microseconds(problem, each, batch))
+        return fitting[:_MOST_LAYOUTS]
+
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        if math.prod(problem.kernel) > 1 and not gemm_grid.is_dense(problem):
+            return False
+        layout = self.layouts(problem, capability)[0]
+        time = self.microseconds(problem, layout, problem.batch)
+        return time < self._other_microseconds(problem)
+
+    def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
+        splits = self.splits(problem, layout, problem.batch)
+        rows, columns, _ = self._sizes(problem, problem.batch)
+        # A gradient has no bias, a product without splits no workspace: they are not read.
+        names = {
+            "forward": ("y", "w", "x", "bias"),
+            "backward_data": ("dx", "w", "dy", "w"),
+            "backward_weight": ("dw", "dy", "x", "x"),
+        }[self.direction]
+        partial = "workspace" if splits > 1 else names[0]
+        arguments = (*names, partial, problem.batch, splits)
+        launches = [
+            Launch(
+                "multiply_tiles",
+                (self._blocks(problem, layout, problem.batch) * splits, 1, 1),
+                (_THREADS, 1, 1),
+                arguments,
+                shared_bytes(layout),
+                # Of clusters the GPU does not hold whole multiples.
+                layout.blocks if layout.cluster == 1 else 0,
+            )
+        ]
+        elements = problem.groups * rows * columns
+        if splits > 1:
+            blocks = divide_up(elements, 256)
+            launches.append(Launch("add_up", (blocks, 1, 1), (256, 1, 1), arguments))
+        return Plan(
+            kernel,
+            (
+                *self._defines(problem, accumulate),
+                *layout.defines,
+                ("SHARED_BYTES", shared_bytes(layout)),
+            ),
+            tuple(launches),
+            workspace_bytes=4 * splits * elements if splits > 1 else 0,
+        )
+
+    def _defines(self, problem: ConvProblem, accumulate: bool) -> Defines:
+        axes = [
+            (name.upper(), getattr(problem, name))
+            for name in ("channels", "height", "width", "filters", "groups")
+        ]
+        pairs = [
+            (f"{name.upper()}_{axis}", value)
+            for name in ("kernel", "stride", "pad", "dilate")
+            for axis, value in zip("HW", getattr(problem, name))
+        ]
+        bias = problem.bias and self.direction == "forward"
+        return (
+            *(*axes, *pairs),
+            *((("BIAS", 1),) if bias else ()),
+            *((("ACCUMULATE", 1),) if accumulate else ()),
+        )
+
+    def _sizes(self, problem: ConvProblem, batch: int) -> tuple[int, int, int]:
+        """Of a group's product: rows, columns, and values of k."""
+        group_in, group_out = problem.channels // problem.groups, problem.filters // problem.groups
+        taps = math.prod(problem.kernel)
+        outputs = batch * problem.out_height * problem.out_width
+        if self.direction == "forward":
+            return group_out, outputs, group_in * taps
+        if self.direction == "backward_weight":
+            return group_out, group_in * taps, outputs
+        is_single = problem.kernel == (1, 1) and problem.pad == (0, 0)
+        pixels = batch * problem.height * problem.width
+        return group_in, outputs if is_single else pixels, group_out * taps
+
+    def _tiles(self, problem: ConvProblem, layout: Blocks, batch: int) -> tuple[int, int]:
+        sizes = self._sizes(problem, batch)
+        rows, columns = (divide_up(size, of_tile) for size, of_tile in zip(sizes, layout.tile))
+        return rows, columns
+
+    def _blocks(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
+        """Without splits."""
+        return math.prod(self._tiles(problem, layout, batch)) * problem.groups * layout.cluster
+
+    def splits(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
+        """Clusters that share a tile."""
+        rows, columns, depth = self._sizes(problem, batch)
+        if layout.cluster > 1:
+            return 1
+        slabs = divide_up(depth, layout.depth)
+        most = max(1, min(slabs // 2, _SUM_BYTES // (4 * problem.groups * rows * columns)))
+        counts = sorted({divide_up(most, parts) for parts in range(1, most + 1)})
+        return min(counts, key=lambda count: self._microseconds(problem, layout, batch, count))
+
+    def microseconds(self, problem: ConvProblem, layout: Blocks, batch: int) -> float:
+        """About how long the launches take."""
+        splits = self.splits(problem, layout, batch)
+        return self._microseconds(problem, layout, batch, splits)
+
+    def _microseconds(self, problem: ConvProblem, layout: Blocks, batch: int, splits: int) -> float:
+        costs = _COSTS_OF_WEIGHT if self.direction == "backward_weight" else _COSTS
+        rows, columns, depth = self._sizes(problem, batch)
+        blocks = self._blocks(problem, layout, batch) * splits
+        turns = divide_up(blocks, _PROCESSORS * layout.blocks)
+        at_once = min(layout.blocks, divide_up(blocks, _PROCESSORS))
+        slabs = divide_up(divide_up(depth, layout.depth), layout.cluster * splits)
+        of_value = costs.value + (costs.tap_value if math.prod(problem.kernel) > 1 else 0)
+        work = costs.slab + layout.values * of_value + layout.columns * costs.column
+        slab = max(costs.latency + work, at_once * work)
+        tile = costs.tile + costs.sum * math.prod(layout.tile) / _THREADS * at_once
+        arrays = 4 * (math.prod(problem.x_shape[1:]) + math.prod(problem.y_shape[1:])) * batch
+        time = turns * (slabs * slab + tile) + (costs.cluster if layout.cluster > 1 else 0)
+        time = costs.launch + max(time, arrays / costs.bytes)
+        if splits > 1:
+            sums = 8 * splits * problem.groups * rows * columns
+            time += costs.second + sums / costs.bytes
+        return time
+
+    def _other_microseconds(self, problem: ConvProblem) -> float:
+        """Of the kernel that lays numbers out first."""
+        if self.direction == "backward_weight":
+            cycles = gemm_backward_weight.cycles(problem)
+        else:
+            cycles = gemm.cycles(problem, self.direction == "backward_data")
+        launches, rate = _OTHER[self.direction]
+        return launches + cycles / rate
+
+
+@functools.lru_cache(maxsize=2)
+def _fitting(by_lines: bool) -> tuple[Blocks, ...]:
+    """Layouts that fit into shared memory and registers. Where columns are neighbours in memory a
+    thread has 8 values of one of them at least."""
+    sizes = (64, 32), (128, 64, 32, 16), (1, 2), _CLUSTERS, (1, 2, 3)
+    every = (Blocks(*each) for each in itertools.product(*sizes))
+    return tuple(
+        each
+        for each in every
+        if each.blocks * (shared_bytes(each) + limits.RESERVED_SHARED_BYTES) <= _SHARED_BYTES
+        and each.values + each.columns + _OTHER_REGISTERS <= registers(each)
+        and (not by_lines or each.tile[1] * each.depth // _THREADS >= 8)
+        and each.tile[1] <= _THREADS
+        and each.tile[1] * each.depth >= 2 * _THREADS
+    )
+
+
+def registers(layout: Blocks) -> int:
+    """Of a thread, at most."""
+    return min(limits.REGISTERS // _THREADS // layout.blocks, _MOST_REGISTERS)
+
+
+def shared_bytes(layout: Blocks) -> int:
+    """The size of the struct Shared, which the source asserts."""
+    rows, columns = layout.tile
+    lines = sum(4 * layout.depth * (count + 1) + 4 * count for count in (rows, columns))
+    sums = 4 * rows * (columns + 8) if layout.cluster > 1 else _RESULT_BYTES
+    return 2 * lines + sums
+
+
+KERNELS = (
+    entry(
+        "direct_gemm",
+        "a matrix product on tensor cores, at float32 accuracy, that splits numbers on their way",
+        Gemm("forward"),
+        rank=8,
+        architectures=("90a",),
+    ),
+    entry(
+        "direct_gemm_backward_data",
+        "the gradient for x in this way",
+        Gemm("backward_data"),
+        rank=10,
+        architectures=("90a",),
+        direction="backward_data",
+    ),
+    entry(
+        "direct_gemm_backward_weight",
+        "the gradient for w in this way",
+        Gemm("backward_weight"),
+        rank=10,
+        architectures=("90a",),
+        direction="backward_weight",
+    ),
+)

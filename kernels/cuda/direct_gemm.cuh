@@ -1,0 +1,701 @@
+// Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy, in one launch: the
+// arrays are read where they are, and each block splits its numbers into halves (halves.cuh) on
+// their way to shared memory. gemm.cuh does that once for all blocks, in a launch of its own, which
+// costs more memory traffic, but less arithmetic where a number is used by many taps.
+//
+// The product is rows by columns, summed over k:
+//
+//     DIRECTION   rows                  columns                  k
+//     FORWARD     filters of a group    positions of y           channels and taps, as in w
+//     DATA        channels of a group   positions of x           filters and taps
+//     WEIGHT      filters of a group    channels and taps        positions of y, of all images
+//
+// Of the gradient for x strides are for single taps without padding only: columns are then positions
+// of dy, and the pixels between them become zeros.
+//
+// A block takes tiles of rows by columns, DEPTH values of k at a time (a slab). Each row and each
+// column has a power of two for each slab. While the tensor cores multiply one slab, the block
+// converts the next one, and loads the one after that; it goes on to its next tile without a break.
+// The unit's sums, which it truncates, are added up in float32 registers after each slab.
+//
+// The k of a tile is shared out to a cluster of CLUSTER blocks, which add up their sums in shared
+// memory, and beyond that to `splits` clusters, whose sums `add_up` adds, both in a fixed order.
+// What is not finite, or beyond 2^96 or 2^-96, makes sums NaN; elements that are not finite are
+// computed again in double precision.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "halves.cuh"
+#include "output.cuh"
+#include "shape.cuh"
+#include "wgmma.cuh"
+
+#ifndef GROUPS
+#define GROUPS 1
+#endif
+#define FORWARD 0
+#define DATA 1
+#define WEIGHT 2
+
+// How blocks work: values of k at once, columns of four warps, whether the two groups of four warps
+// have rows of their own (2) or columns (1), blocks that share a tile, and blocks of a processor.
+#ifndef DEPTH
+#define DEPTH 32
+#define COLUMNS 64
+#define ROW_GROUPS 1
+#define CLUSTER 1
+#define BLOCKS 2
+#endif
+
+constexpr int kThreads = 256;
+constexpr int kUnits = DEPTH / 8;
+constexpr int kTileRows = 64 * ROW_GROUPS, kTileColumns = COLUMNS * (2 / ROW_GROUPS);
+constexpr int kGroupIn = CHANNELS / GROUPS, kGroupOut = FILTERS / GROUPS;
+constexpr bool kStrided = STRIDE_H > 1 || STRIDE_W > 1;
+constexpr bool kPadded = PAD_H > 0 || PAD_W > 0;
+static_assert(DIRECTION != DATA || !kStrided || (kTaps == 1 && !kPadded));
+// Whether the gradient for x is laid out by dy's positions.
+constexpr bool kByOutput = DIRECTION == DATA && kTaps == 1 && !kPadded;
+
+constexpr int kRows = DIRECTION == DATA ? kGroupIn : kGroupOut;
+constexpr int kRowTiles = divide_up(kRows, kTileRows);
+// Between rows of the output.
+constexpr int kRowPitch = DIRECTION == WEIGHT ? kGroupIn * kTaps
+                                              : DIRECTION == DATA ? kPlane : kOutPlane;
+
+__device__ __forceinline__ unsigned column_count(int batch) {
+    if (DIRECTION == WEIGHT) return kGroupIn * kTaps;
+    return unsigned(batch) * (DIRECTION == DATA && !kByOutput ? kPlane : kOutPlane);
+}
+
+__device__ __forceinline__ unsigned k_count(int batch) {
+    if (DIRECTION == WEIGHT) return unsigned(batch) * kOutPlane;
+    return (DIRECTION == DATA ? kGroupOut : kGroupIn) * kTaps;
+}
+
+// What a row, a column or a k adds to an element's place in its array, and to its row and column in
+// the image; an element is that of two of them.
+struct Part {
+    int offset, row, column;
+    bool there;
+};
+
+// Whether the array has their element: if the image is PADDED, only within its rows and columns.
+template <int ROWS, int COLUMNS_OF_ROW, bool PADDED>
+__device__ __forceinline__ bool is_inside(const Part &line, const Part &k) {
+    const bool there = line.there && k.there;
+    if (!PADDED) return there;
+    return there && unsigned(line.row + k.row) < ROWS &&
+           unsigned(line.column + k.column) < COLUMNS_OF_ROW;
+}
+
+// An array says where its lines and its values of k are. `kPitch` is how far apart neighbouring
+// values of k are, `kLinePitch` the same for lines; 0 if that is not always the same.
+
+// The weights, of which a line is a row of the product.
+struct Weights {
+    static constexpr bool kAlongK = DIRECTION == FORWARD;  // neighbours in memory are those of k
+    static constexpr bool kPairs = kGroupIn * kTaps % 2 == 0;
+    static constexpr int kLinePitch = DIRECTION == DATA ? kTaps : kGroupIn * kTaps;
+    static constexpr int kPitch = DIRECTION == DATA && kTaps == 1 ? kGroupIn : 0;
+    const float *array;
+
+    __device__ __forceinline__ Part line(int group, unsigned row, int) const {
+        const int first = DIRECTION == DATA ? group * kGroupOut * kGroupIn * kTaps + row * kTaps
+                                            : (group * kGroupOut + row) * kGroupIn * kTaps;
+        return {int(first), 0, 0, row < kRows};
+    }
+
+    __device__ __forceinline__ Part at(unsigned k, int batch) const {
+        const int offset =
+            DIRECTION == DATA ? k / kTaps * (kGroupIn * kTaps) + k % kTaps : k;
+        return {offset, 0, 0, k < k_count(batch)};
+    }
+
+    __device__ static __forceinline__ bool has(const Part &line, const Part &k) {
+        return is_inside<1, 1, false>(line, k);
+    }
+};
+
+// x, or of the gradient for x dy: a line is a position, k a channel and a tap.
+struct Pixels {
+    static constexpr bool kAlongK = false;
+    static constexpr int kChannels = DIRECTION == DATA ? FILTERS : CHANNELS;
+    static constexpr int kGroup = DIRECTION == DATA ? kGroupOut : kGroupIn;
+    static constexpr int kHeight = DIRECTION == DATA ? kOutH : HEIGHT;
+    static constexpr int kWidth = DIRECTION == DATA ? kOutW : WIDTH;
+    static constexpr int kSize = kHeight * kWidth;
+    // Of what is computed.
+    static constexpr unsigned kPositions = DIRECTION == DATA && !kByOutput ? kPlane : kOutPlane;
+    static constexpr int kAcross = DIRECTION == DATA && !kByOutput ? WIDTH : kOutW;
+    static constexpr bool kBounded = kPadded || (DIRECTION == DATA && kTaps > 1);
+    static constexpr int kPitch = kTaps == 1 && !kBounded ? kSize : 0;
+    const float *array;
+
+    __device__ __forceinline__ Part line(int group, unsigned position, int batch) const {
+        const int image = position / kPositions, inside = position % kPositions;
+        int row = inside / kAcross, column = inside % kAcross;
+        if (DIRECTION == FORWARD) {
+            row = row * STRIDE_H - PAD_H, column = column * STRIDE_W - PAD_W;
+        } else if (!kByOutput) {
+            row += PAD_H, column += PAD_W;
+        }
+        const int first = (image * kChannels + group * kGroup) * kSize;
+        return {first + row * kWidth + column, row, column, image < batch};
+    }
+
+    __device__ __forceinline__ Part at(unsigned k, int batch) const {
+        const int channel = k / kTaps, tap = k % kTaps, sign = DIRECTION == DATA ? -1 : 1;
+        const int row = sign * (tap / KERNEL_W * DILATE_H);
+        const int column = sign * (tap % KERNEL_W * DILATE_W);
+        return {channel * kSize + row * kWidth + column, row, column, k < k_count(batch)};
+    }
+
+    __device__ static __forceinline__ bool has(const Part &line, const Part &k) {
+        return is_inside<kHeight, kWidth, kBounded>(line, k);
+    }
+};
+
+// dy of the gradient for w: a line is a filter, k a position of an image.
+struct Gradients {
+    static constexpr bool kAlongK = true, kPairs = kOutPlane % 2 == 0;
+    static constexpr int kLinePitch = kOutPlane;
+    const float *array;
+
+    __device__ __forceinline__ Part line(int group, unsigned row, int) const {
+        return {int((group * kGroupOut + row) * kOutPlane), 0, 0, row < kRows};
+    }
+
+    __device__ __forceinline__ Part at(unsigned k, int batch) const {
+        const int image = k / kOutPlane, inside = k % kOutPlane;
+        return {int(image * kOutImage) + inside, 0, 0, image < batch};
+    }
+
+    __device__ static __forceinline__ bool has(const Part &line, const Part &k) {
+        return is_inside<1, 1, false>(line, k);
+    }
+};
+
+// x of the gradient for w: a line is a channel and a tap.
+struct Windows {
+    static constexpr bool kAlongK = true;
+    static constexpr bool kPairs = kTaps == 1 && !kPadded && !kStrided && kPlane % 2 == 0;
+    static constexpr int kLinePitch = kTaps == 1 ? kPlane : 0;
+    const float *array;
+
+    __device__ __forceinline__ Part line(int group, unsigned column, int) const {
+        const int channel = column / kTaps, tap = column % kTaps;
+        const int row = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
+        return {(group * kGroupIn + channel) * int(kPlane) + row * WIDTH + across, row, across,
+                column < kGroupIn * kTaps};
+    }
+
+    __device__ __forceinline__ Part at(unsigned k, int batch) const {
+        const int image = k / kOutPlane, inside = k % kOutPlane;
+        const int row = inside / kOutW * STRIDE_H - PAD_H;
+        const int column = inside % kOutW * STRIDE_W - PAD_W;
+        return {int(image * kImage) + row * WIDTH + column, row, column, image < batch};
+    }
+
+    __device__ static __forceinline__ bool has(const Part &line, const Part &k) {
+        return is_inside<HEIGHT, WIDTH, kPadded>(line, k);
+    }
+};
+
+template <class Source>
+__device__ __forceinline__ float load(const Source &source, const Part &line, const Part &k) {
+    return Source::has(line, k) ? __ldg(source.array + (line.offset + k.offset)) : 0;
+}
+
+template <bool CONDITION, class A, class B>
+struct Either {
+    using Type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+    using Type = B;
+};
+using RowSource = Either<DIRECTION == WEIGHT, Gradients, Weights>::Type;
+using ColumnSource = Either<DIRECTION == WEIGHT, Windows, Pixels>::Type;
+
+// Lines of one slab, in two parts of half precision: records of 8 values of k. One record more than
+// there are lines keeps the units of a line in different banks.
+template <int LINES>
+struct Slab {
+    uint4 records[2][kUnits][LINES + 1];
+    float factors[LINES];
+};
+
+// Loads and converts slabs of an array whose neighbours in memory are lines: a thread has part of
+// one line.
+template <class Source, int LINES>
+struct AlongLines {
+    static constexpr int kShare = kThreads / LINES, kValues = DEPTH / kShare;
+    static_assert(kShare * LINES == kThreads && kValues % 8 == 0);
+    Source source;
+    Part line;
+    float values[kValues];
+
+    __device__ static int own_line() {
+        return threadIdx.x / 32 * (32 / kShare) + threadIdx.x % (32 / kShare);
+    }
+    __device__ static int own_part() { return threadIdx.x % 32 / (32 / kShare); }
+
+    __device__ __forceinline__ void enter(int group, unsigned first, int batch) {
+        line = source.line(group, first + own_line(), batch);
+    }
+
+    __device__ __forceinline__ void load_unit(int i, unsigned k, int batch) {
+        k += own_part() * kValues + i;
+        if (Source::kPitch > 0 && k + 8 <= k_count(batch)) {
+            const float *from = source.array + line.offset + ptrdiff_t(k) * Source::kPitch;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                values[i + j] = line.there ? __ldg(from + j * Source::kPitch) : 0;
+            }
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) values[i + j] = ::load(source, line, source.at(k + j, batch));
+    }
+
+    __device__ __forceinline__ void load(unsigned k, int batch) {
+#pragma unroll
+        for (int i = 0; i < kValues; i += 8) load_unit(i, k, batch);
+    }
+
+    // Converts what has been loaded, and loads the slab from `k` on in its place.
+    __device__ __forceinline__ void convert(Slab<LINES> &slab, bool more, unsigned k, int batch) {
+        float largest = 0;
+#pragma unroll
+        for (int i = 0; i < kValues; i++) largest = larger_or_nan(largest, values[i]);
+        unsigned most = magnitude(largest);
+#pragma unroll
+        for (int lanes = 32 / kShare; lanes < 32; lanes *= 2) {
+            most = max(most, __shfl_xor_sync(0xffffffffu, most, lanes));
+        }
+        const int to = own_line(), part = own_part();
+        float factor;
+        const float scale = scale_for(most, &factor);
+        if (part == 0) slab.factors[to] = factor;
+#pragma unroll
+        for (int i = 0; i < kValues; i += 8) {
+            const int unit = (part * kValues + i) / 8;
+            slab.records[0][unit][to] = record(values + i, scale, 0);
+            slab.records[1][unit][to] = record(values + i, scale, 1);
+            if (more) load_unit(i, k, batch);
+        }
+    }
+};
+
+// The same where neighbours in memory are values of k: a thread has two of them, of several lines.
+template <class Source, int LINES>
+struct AlongK {
+    static constexpr int kLanes = DEPTH / 2, kAtOnce = 32 / kLanes * (kThreads / 32);
+    static constexpr int kTurns = LINES / kAtOnce;
+    static_assert(kTurns * kAtOnce == LINES);
+    Source source;
+    unsigned first;
+    int group;
+    Part points[2];
+    float values[kTurns][2];
+
+    __device__ static int own_line(int turn) {
+        return turn * kAtOnce + threadIdx.x / 32 * (32 / kLanes) + threadIdx.x % 32 / kLanes;
+    }
+    __device__ static int own_k() { return threadIdx.x % kLanes * 2; }
+
+    __device__ __forceinline__ void enter(int of_group, unsigned from, int) {
+        group = of_group, first = from;
+    }
+
+    __device__ __forceinline__ void enter_slab(unsigned k, int batch) {
+        points[0] = source.at(k + own_k(), batch);
+        points[1] = source.at(k + own_k() + 1, batch);
+    }
+
+    __device__ __forceinline__ void load_turn(int turn, int batch) {
+        Part line = source.line(group, first + own_line(turn), batch);
+        if (Source::kLinePitch > 0) {
+            line.offset = source.line(group, first + own_line(0), batch).offset +
+                          turn * kAtOnce * Source::kLinePitch;
+        }
+        // Neither end of a pair is missing alone where pairs are whole.
+        if (Source::kPairs && size_t(source.array) % 8 == 0) {
+            const bool there = line.there && points[0].there;
+            const float *at = source.array + (line.offset + points[0].offset);
+            const float2 pair = there ? __ldg((const float2 *)at) : make_float2(0, 0);
+            values[turn][0] = pair.x, values[turn][1] = pair.y;
+        } else {
+            values[turn][0] = ::load(source, line, points[0]);
+            values[turn][1] = ::load(source, line, points[1]);
+        }
+    }
+
+    __device__ __forceinline__ void load(unsigned k, int batch) {
+        enter_slab(k, batch);
+#pragma unroll
+        for (int turn = 0; turn < kTurns; turn++) load_turn(turn, batch);
+    }
+
+    __device__ __forceinline__ void convert(Slab<LINES> &slab, bool more, unsigned k, int batch) {
+        if (more) enter_slab(k, batch);
+        const int unit = own_k() / 8, word = own_k() % 8 / 2;
+#pragma unroll
+        for (int turn = 0; turn < kTurns; turn++) {
+            const float a = values[turn][0], b = values[turn][1];
+            unsigned most = magnitude(larger_or_nan(a, b));
+            if (kLanes == 32) {
+                most = __reduce_max_sync(0xffffffffu, most);
+            } else {
+#pragma unroll
+                for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+                    most = max(most, __shfl_xor_sync(0xffffffffu, most, lanes));
+                }
+            }
+            float factor;
+            const float scale = scale_for(most, &factor);
+            const int to = own_line(turn);
+            if (own_k() == 0) slab.factors[to] = factor;
+            ((uint32_t *)&slab.records[0][unit][to])[word] = pair_of(a * scale, b * scale, 0);
+            ((uint32_t *)&slab.records[1][unit][to])[word] = pair_of(a * scale, b * scale, 1);
+            if (more) load_turn(turn, batch);
+        }
+    }
+};
+
+template <class Source, int LINES>
+using Loader =
+    typename Either<Source::kAlongK, AlongK<Source, LINES>, AlongLines<Source, LINES>>::Type;
+
+struct Stage {
+    Slab<kTileRows> rows;
+    Slab<kTileColumns> columns;
+};
+
+struct Shared {
+    Stage stages[2];
+#if CLUSTER > 1
+    float sums[kTileRows][kTileColumns + 8];
+#else
+    float sums[kThreads / 32][16][40];  // of warps: rows lie 8 banks apart
+#endif
+};
+
+#ifdef SHARED_BYTES
+static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
+#endif
+
+// A tile, a group and a split, of which a block has the slabs from `slab` to `end`.
+struct Item {
+    unsigned number;
+    int group, split;
+    unsigned row, column;  // the first of the tile
+    unsigned slab, end;
+
+    __device__ __forceinline__ void enter(unsigned of_all, unsigned column_tiles, unsigned slabs,
+                                          int splits, unsigned rank) {
+        number = of_all;
+        row = of_all % kRowTiles * kTileRows, of_all /= kRowTiles;
+        column = of_all % column_tiles * kTileColumns, of_all /= column_tiles;
+        group = of_all % GROUPS, split = of_all / GROUPS;
+        const unsigned long long part = split * CLUSTER + rank;
+        slab = part * slabs / (splits * CLUSTER), end = (part + 1) * slabs / (splits * CLUSTER);
+        if (slab == end) slab = slabs, end = slabs + 1;  // nothing but zeros
+    }
+};
+
+struct Arrays {
+    float *out;
+    RowSource rows;
+    ColumnSource columns;
+    const float *bias;
+    float *partial;  // sums of splits
+    int batch, splits;
+
+    // Of one split's sums.
+    __device__ __forceinline__ float *partial_at(int split, int group, unsigned row,
+                                                 unsigned column) const {
+        const size_t columns = column_count(batch);
+        return partial + ((size_t(split) * GROUPS + group) * kRows + row) * columns + column;
+    }
+
+    // An element by the definition. What lies outside of the image is left out, not zero.
+    __device__ __noinline__ float textbook(int group, unsigned row, unsigned column) const {
+        const Part of_row = rows.line(group, row, batch);
+        const Part of_column = columns.line(group, column, batch);
+        double sum = 0;
+        for (unsigned k = 0; k < k_count(batch); k++) {
+            const Part there = columns.at(k, batch);
+            if (ColumnSource::has(of_column, there)) {
+                sum += double(load(rows, of_row, rows.at(k, batch))) *
+                       load(columns, of_column, there);
+            }
+        }
+        return float(sum);
+    }
+
+    // Writes MOST sums of a column, f(i) of the row i behind `row`, or keeps them for `add_up`.
+    template <int MOST, class F>
+    __device__ __forceinline__ void write(const Item &item, unsigned row, unsigned column,
+                                          F f) const {
+        if (column >= column_count(batch)) return;
+        if (splits > 1) {
+            float *to = partial_at(item.split, item.group, row, column);
+            const size_t pitch = column_count(batch);
+#pragma unroll
+            for (int i = 0; i < MOST; i++) {
+                if (row + i < kRows) to[i * pitch] = f(i);
+            }
+            return;
+        }
+        const int line = item.group * kRows + row;
+        float *to = out + place_of(column) + size_t(line) * kRowPitch;
+        unsigned again = 0;  // a bit for each sum that is not finite
+#pragma unroll
+        for (int i = 0; i < MOST; i++) {
+            const float sum = f(i);
+            if (row + i < kRows && isfinite(sum)) write_one(to + i * kRowPitch, column, sum, line + i);
+            again |= unsigned(row + i < kRows && !isfinite(sum)) << i;
+        }
+        for (; again; again &= again - 1) {
+            const int i = __ffs(again) - 1;
+            const float sum = textbook(item.group, row + i, column);
+            write_one(to + i * kRowPitch, column, sum, line + i);
+        }
+    }
+
+    // Where the column's elements lie, but for their rows.
+    static __device__ __forceinline__ size_t place_of(unsigned column) {
+        if (DIRECTION == WEIGHT) return column;
+        const unsigned image = column / Pixels::kPositions, inside = column % Pixels::kPositions;
+        if (DIRECTION == FORWARD) return size_t(image) * kOutImage + inside;
+        const unsigned pixel =
+            kStrided ? inside / kOutW * (STRIDE_H * WIDTH) + inside % kOutW * STRIDE_W : inside;
+        return size_t(image) * kImage + pixel;
+    }
+
+    __device__ __forceinline__ void write_one(float *to, unsigned column, float sum,
+                                              int line) const {
+        store(to, sum, bias, line);
+        if (!kByOutput || !kStrided) return;
+        // The pixels up to the next position.
+        const int inside = column % kOutPlane;
+        const int height = HEIGHT - inside / kOutW * STRIDE_H;
+        const int width = WIDTH - inside % kOutW * STRIDE_W;
+#pragma unroll
+        for (int i = 0; i < STRIDE_H * STRIDE_W; i++) {
+            const int row = i / STRIDE_W, across = i % STRIDE_W;
+            if (i > 0 && row < height && across < width) {
+                store(to + row * WIDTH + across, 0, bias, line);
+            }
+        }
+    }
+};
+
+constexpr int kSums = COLUMNS / 2;  // of a thread
+
+// Four warps' share of a tile, and where a thread's sums are in it: in the rows `row` and the next
+// but seven, and of each 8 columns in two.
+struct Worker {
+    int first_row, first_column, row, column;
+    float part[kSums], total[kSums];
+
+    __device__ Worker() {
+        const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+        first_row = ROW_GROUPS == 2 ? group * 64 : 0;
+        first_column = ROW_GROUPS == 2 ? 0 : group * COLUMNS;
+        row = first_row + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+        column = first_column + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < kSums; i++) total[i] = 0;
+    }
+
+    __device__ __forceinline__ void begin(const Stage &stage) {
+        constexpr int kAlongRows = kTileRows + 1, kAlongColumns = kTileColumns + 1;
+        const uint64_t a = describe(&stage.rows.records[0][0][first_row], kAlongRows);
+        const uint64_t b = describe(&stage.columns.records[0][0][first_column], kAlongColumns);
+        hold(part);
+        begin_multiplying();
+#pragma unroll
+        for (int unit = 0; unit < kUnits; unit += 2) {
+            const uint64_t rows = a + unit * kAlongRows, columns = b + unit * kAlongColumns;
+            multiply(part, rows + kUnits * kAlongRows, columns, unit > 0);
+            multiply(part, rows, columns + kUnits * kAlongColumns, 1);
+            multiply(part, rows, columns, 1);
+        }
+        multiplying_begun();
+    }
+
+    __device__ __forceinline__ void end(const Stage &stage) {
+        multiplied<0>();
+        hold(part);
+        const float upper = stage.rows.factors[row], lower = stage.rows.factors[row + 8];
+#pragma unroll
+        for (int i = 0; i < kSums; i += 4) {
+            const float2 factors = *(const float2 *)&stage.columns.factors[column + 2 * i];
+            total[i] += part[i] * upper * factors.x;
+            total[i + 1] += part[i + 1] * upper * factors.y;
+            total[i + 2] += part[i + 2] * lower * factors.x;
+            total[i + 3] += part[i + 3] * lower * factors.y;
+        }
+    }
+
+    // Writes the tile, so that lanes write neighbouring columns, and begins the next one.
+    __device__ __forceinline__ void write(Shared &shared, const Arrays &arrays, const Item &item) {
+#if CLUSTER > 1
+        write_by_cluster(shared, arrays, item);
+#else
+        const int lane = threadIdx.x % 32;
+        float(*sums)[40] = shared.sums[threadIdx.x / 32];
+#pragma unroll
+        for (int first = 0; first < COLUMNS; first += 32) {
+            __syncwarp();
+#pragma unroll
+            for (int i = first; i < first + 32 && i < COLUMNS; i += 8) {
+                float *to = &sums[lane / 4][i - first + lane % 4 * 2];
+                *(float2 *)to = make_float2(total[i / 2], total[i / 2 + 1]);
+                *(float2 *)(to + 8 * 40) = make_float2(total[i / 2 + 2], total[i / 2 + 3]);
+            }
+            __syncwarp();
+            if (first + lane < COLUMNS) {
+                arrays.write<16>(item, item.row + row - lane / 4,
+                                 item.column + first_column + first + lane,
+                                 [&](int i) { return sums[i][lane]; });
+            }
+        }
+#endif
+#pragma unroll
+        for (int i = 0; i < kSums; i++) total[i] = 0;
+    }
+
+#if CLUSTER > 1
+    // Each block of the cluster adds up a part of the rows.
+    __device__ __forceinline__ void write_by_cluster(Shared &shared, const Arrays &arrays,
+                                                     const Item &item) {
+        auto cluster = cooperative_groups::this_cluster();
+#pragma unroll
+        for (int i = 0; i < kSums; i += 2) {
+            *(float2 *)&shared.sums[row + i / 2 % 2 * 8][column + i / 4 * 8] =
+                make_float2(total[i], total[i + 1]);
+        }
+        cluster.sync();
+        constexpr int kOwnRows = kTileRows / CLUSTER;
+        const int first = cluster.block_rank() * kOwnRows;
+        for (int i = threadIdx.x; i < kOwnRows * kTileColumns; i += kThreads) {
+            const int of_tile = first + i / kTileColumns, across = i % kTileColumns;
+            float sum = 0;
+#pragma unroll
+            for (int block = 0; block < CLUSTER; block++) {
+                sum += *cluster.map_shared_rank(&shared.sums[of_tile][across], block);
+            }
+            arrays.write<1>(item, item.row + of_tile, item.column + across,
+                            [&](int) { return sum; });
+        }
+        cluster.sync();
+    }
+#endif
+};
+
+// A block's loads, conversions and products, one slab after the other.
+struct Pipeline {
+    Shared &shared;
+    const Arrays &arrays;
+    const unsigned column_tiles, slabs, count, rank, clusters;
+    Loader<RowSource, kTileRows> rows;
+    Loader<ColumnSource, kTileColumns> columns;
+    Item next;  // of the slab that has been loaded
+
+    __device__ Pipeline(Shared &shared, const Arrays &arrays)
+        : shared(shared),
+          arrays(arrays),
+          column_tiles(divide_up(column_count(arrays.batch), kTileColumns)),
+          slabs(divide_up(k_count(arrays.batch), DEPTH)),
+          count(kRowTiles * column_tiles * GROUPS * arrays.splits),
+          rank(blockIdx.x % CLUSTER),
+          clusters(gridDim.x / CLUSTER),
+          rows{arrays.rows},
+          columns{arrays.columns} {}
+
+    __device__ __forceinline__ void enter(unsigned number) {
+        next.enter(number, column_tiles, slabs, arrays.splits, rank);
+        rows.enter(next.group, next.row, arrays.batch);
+        columns.enter(next.group, next.column, arrays.batch);
+    }
+
+    // The first slab of the first item.
+    __device__ __forceinline__ void load() {
+        enter(blockIdx.x / CLUSTER);
+        rows.load(next.slab * DEPTH, arrays.batch), columns.load(next.slab * DEPTH, arrays.batch);
+    }
+
+    // Converts the slab that has been loaded, whose item it returns, and loads the next one.
+    __device__ __forceinline__ Item convert(Stage &stage) {
+        const Item loaded = next;
+        if (++next.slab == next.end) enter(next.number + clusters);
+        rows.convert(stage.rows, more(), next.slab * DEPTH, arrays.batch);
+        columns.convert(stage.columns, more(), next.slab * DEPTH, arrays.batch);
+        return loaded;
+    }
+
+    __device__ __forceinline__ bool more() const { return next.number < count; }
+
+    __device__ __forceinline__ void run() {
+        load();
+        Item current = convert(shared.stages[0]);
+        converted();
+        Worker worker;
+        worker.begin(shared.stages[0]);
+        int stage = 0;
+        for (; more(); stage ^= 1) {
+            const Item loaded = convert(shared.stages[stage ^ 1]);
+            worker.end(shared.stages[stage]);
+            if (current.slab + 1 == current.end) worker.write(shared, arrays, current);
+            converted();
+            worker.begin(shared.stages[stage ^ 1]);
+            current = loaded;
+        }
+        worker.end(shared.stages[stage]);
+        worker.write(shared, arrays, current);
+    }
+
+    // What threads have written is there for the others and for the tensor cores.
+    static __device__ __forceinline__ void converted() {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncthreads();
+    }
+};
+
+// Grids have whole clusters, at most one for each item. Of blocks that stay each cluster takes every
+// item that lies as many as there are clusters behind its last one.
+#if CLUSTER > 1
+#define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define OF_CLUSTER
+#endif
+extern "C" __global__ void OF_CLUSTER __launch_bounds__(kThreads, BLOCKS)
+    multiply_tiles(float *out, const float *rows, const float *columns, const float *bias,
+                   float *partial, int batch, int splits) {
+    extern __shared__ __align__(128) char bytes[];
+    const Arrays arrays{out, {rows}, {columns}, bias, partial, batch, splits};
+    Pipeline(*(Shared *)bytes, arrays).run();
+}
+
+// A thread for each element: its sums of all splits.
+extern "C" __global__ void __launch_bounds__(256)
+    add_up(float *out, const float *rows, const float *columns, const float *bias, float *partial,
+           int batch, int splits) {
+    const Arrays arrays{out, {rows}, {columns}, bias, partial, batch, 1};
+    const size_t of_line = column_count(batch);
+    const size_t number = size_t(blockIdx.x) * 256 + threadIdx.x;
+    if (number >= of_line * kRows * GROUPS) return;
+    const unsigned column = number % of_line, line = number / of_line;
+    Item item{};
+    item.group = line / kRows;
+    float sum = 0;
+    for (int split = 0; split < splits; split++) {
+        sum += *arrays.partial_at(split, item.group, line % kRows, column);
+    }
+    arrays.write<1>(item, line % kRows, column, [&](int) { return sum; });
+}
