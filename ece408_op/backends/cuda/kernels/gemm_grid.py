@@ -203,8 +203,8 @@ def refused(problem: ConvProblem) -> str | None:
 
 
 def nominal(batch: int) -> int:
-    """The batch that layouts are chosen for: macros, and so compiles, are for one of three."""
-    return 1 if batch < 4 else 8 if batch < 16 else 64
+    """The batch that layouts are chosen for: macros, and so compiles, are for one of four."""
+    return next((size for below, size in ((4, 1), (16, 8), (64, 32)) if batch < below), 256)
 
 
 def is_dense(problem: ConvProblem) -> bool:
