@@ -103,6 +103,11 @@ def _change(how: Callable[[_Listener], None], listener: _Listener) -> None:
             on_change(bool(_listeners))
 
 
+def collecting() -> bool:
+    """Whether any `op_times` block is collecting."""
+    return bool(_listeners)
+
+
 @contextlib.contextmanager
 def op_times(on_call: Callable[[OpTime], object] | None = None) -> Iterator[OpTimes]:
     """Collect the op times of every call that ends within the block, on whichever thread.

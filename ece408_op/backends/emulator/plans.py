@@ -38,7 +38,7 @@ def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Don
     made it; and what `Work.plans` and `compiler.source` raise.
     """
     plans = _plans(work)
-    contents = [given or _compiled(plan, emulation) for plan in plans]
+    contents = [given or compiled(plan, emulation) for plan in plans]
     libraries = [load(content) for content in contents]
     # Memory is the same for all of them.
     begin(libraries[0], emulation)
@@ -52,7 +52,7 @@ def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Don
             copy(libraries[0], pointers[role], work.addresses[role], nbytes[role], TO_GPU)
         for plan, content, library in zip(plans, contents, libraries):
             try:
-                _run(plan, library, pointers)
+                run(plan, library, pointers)
             except KernelFailed as error:
                 raise error if given else findings.explained(error, content) from None
         for role in work.outputs:
@@ -63,26 +63,28 @@ def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Don
 def prepare(work: Work, emulation: Emulation) -> None:
     """Compile what `compute` will need, and run nothing. Raises what it raises."""
     for plan in _plans(work):
-        _compiled(plan, emulation)
+        compiled(plan, emulation)
 
 
 def content(work: Work, emulation: Emulation) -> bytes:
     """The library that does work of one step."""
     (plan,) = _plans(work)
-    return _compiled(plan, emulation)
+    return compiled(plan, emulation)
 
 
 def _plans(work: Work) -> list[Plan]:
     return work.plans(GPU, work.problem.batch)
 
 
-def _compiled(plan: Plan, emulation: Emulation) -> bytes:
+def compiled(plan: Plan, emulation: Emulation) -> bytes:
+    """The library that launches a plan's functions. Raises what `compiler.source` raises."""
     path = kernels_dir() / "cuda" / plan.kernel.source
     functions = tuple(dict.fromkeys(launch.function for launch in plan.launches))
     return compiler.source(path, plan.defines, functions, emulation.mode)
 
 
-def _run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:
+def run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:
+    """Launch a plan on addresses in the emulated GPU's memory. Raises `KernelFailed`."""
     for each in plan.constants:
         symbol = ctypes.addressof(ctypes.c_char.in_dll(library, each.symbol))
         whole = ctypes.c_void_p(symbol), ctypes.c_size_t(each.nbytes)

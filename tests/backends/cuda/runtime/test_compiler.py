@@ -13,6 +13,7 @@ from places import CUBINS
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import compiler
+from ece408_op.backends.network.operators import CODES
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import gpu_ceilings
@@ -22,6 +23,7 @@ TASKS = [
     for kernel in catalog.KERNELS
     for architecture in kernel.architectures
 ]
+TASKS += [(code.source, architecture) for code in CODES for architecture in code.architectures]
 TASKS += [(gpu_ceilings.SOURCE, architecture) for architecture in gpu_ceilings.ARCHITECTURES]
 
 

@@ -1,0 +1,283 @@
+"""From a graph and the shapes of its inputs to steps: what operators use to say what they compute.
+
+Results are computed as late as possible: a convolution, or a chain of pointwise operators, that
+only one node reads is pending until that node has seen whether it can be done in the same launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Callable, Union
+
+from ...errors import UnsupportedProblem
+from ...problem import ConvProblem
+from ..cuda.kernels import tuned
+from ..cuda.plan import Plan, Target
+from . import gather, pointwise
+from .graph import Entry, Graph, Node
+from .pointwise import Term, leaf
+from .values import ARENA, LASTING, OUTPUT, Buffer, Step, Steps, Value
+
+# Sizes are 32-bit integers in the kernels.
+_MOST_ELEMENTS = 2**31 - 1
+
+
+@dataclass(eq=False)
+class Chain:
+    """Pointwise operators that are not computed yet."""
+
+    shape: tuple[int, ...]
+    term: Term
+
+    def values(self) -> list[Value]:
+        return self.term.values()
+
+
+@dataclass(eq=False)
+class Convolution:
+    """A convolution that is not computed yet, seen as an array of `shape`.
+
+    Its sums are added to `onto`, in place, if that is given, and then become what `after` makes of
+    `sums`, if there is any. `node` is the layer's name, of which there are op times if `logged`.
+    """
+
+    node: str
+    logged: bool
+    shape: tuple[int, ...]
+    problem: ConvProblem
+    x: Value
+    w: Value
+    bias: Value | None
+    onto: Value | None = None
+    sums: Term | None = None
+    after: Term | None = None
+
+    def values(self) -> list[Value]:
+        found = [self.x, self.w, self.bias, self.onto]
+        return [value for value in found if value is not None]
+
+
+Operand = Union[Value, Chain, Convolution]
+# The results of a node of a graph on its operands.
+Lower = Callable[["Builder", Node, list[Operand]], list[Operand]]
+
+
+class Builder:
+    """Makes the steps for a number of images on a GPU.
+
+    A buffer counts claims on it. An operand brings a claim on each buffer that it has to do with:
+    it is to be handed on, to `emit`, to `drop`, or with what the operator returns. What these
+    methods return brings one, too. An array without claims is computed onto.
+    """
+
+    def __init__(self, gpu: Target, precision: str, images: int) -> None:
+        self.gpu = gpu
+        self.steps = Steps(images)
+        self.node = ""
+        self._precision = precision
+        self._uses: Counter[Entry] = Counter()
+
+    def build(self, graph: Graph, inputs: Mapping[str, Value], lower: Lower) -> Steps:
+        """The steps of a graph on these arrays; `lower` knows the operators. Raises
+        `UnsupportedProblem` and `InvalidProblem`."""
+        self._uses = graph.uses()
+        found: dict[Entry, Operand] = {}
+        for number, name in graph.variables():
+            self._bind(found, Entry(number), self.claimed(inputs[name]))
+        for number, node in graph.computed():
+            self.node = node.name
+            results = lower(self, node, [found[entry] for entry in node.inputs])
+            for output, result in enumerate(results):
+                self._bind(found, Entry(number, output), result)
+            for entry in self._uses:
+                if entry.node == number and entry.output >= len(results):
+                    raise UnsupportedProblem(
+                        f"{node.op} {node.name}: output {entry.output} is not computed"
+                    )
+        for number, head in enumerate(graph.heads):
+            self._output(found[head], number)
+        return self.steps
+
+    def _bind(self, found: dict[Entry, Operand], entry: Entry, result: Operand) -> None:
+        """Have `result` be an array of the graph, with a claim for each reader."""
+        uses = self._uses[entry]
+        if uses == 0:
+            self.drop(result)
+            return
+        if uses > 1:
+            result = self.value(result)
+            result.buffer.uses += uses - 1
+        if not self.constant(result) and result.shape[:1] != (self.steps.images,):
+            self.steps.divisible = False
+        found[entry] = result
+
+    def _output(self, operand: Operand, number: int) -> None:
+        """Have a result written to where it leaves the GPU from."""
+        value = self.value(operand)
+        whole = value.dense and value.buffer.nbytes == 4 * value.elements
+        if not whole or value.buffer.kind != ARENA:
+            value = self._compute(leaf(value), self.empty(value.shape, False))
+        value.buffer.kind, value.buffer.number = OUTPUT, number
+        self.steps.outputs.append(value)
+
+    def constant(self, operand: Operand) -> bool:
+        """Whether it is the same for all images."""
+        return all(value.constant for value in _values(operand))
+
+    def mixes_images(self) -> None:
+        """Note that the operator computes an image from other images."""
+        self.steps.divisible = False
+
+    def empty(self, shape: Sequence[int], constant: bool) -> Value:
+        """A new array, without a claim."""
+        elements = math.prod(shape)
+        if elements > _MOST_ELEMENTS:
+            raise UnsupportedProblem(
+                f"{self.node}: an array of shape {tuple(shape)} has more than {_MOST_ELEMENTS} "
+                "elements; use a smaller batch"
+            )
+        return Value(Buffer(LASTING if constant else ARENA, 4 * elements), tuple(shape))
+
+    def emit(
+        self,
+        plan: Plan,
+        y: Value,
+        read: Mapping[str, Value],
+        node: str | None = None,
+        problem: ConvProblem | None = None,
+    ) -> Value:
+        """Have a plan compute "y" from the arrays that it reads; returns y. It is for the node that
+        is at hand, unless another one is named."""
+        constant = all(value.constant for value in read.values())
+        steps = self.steps.for_weights if constant else self.steps.for_images
+        steps.append(Step(node or self.node, plan, {"y": y, **read}, problem))
+        for value in read.values():
+            self.drop(value)
+        return self.claimed(y)
+
+    def drop(self, operand: Operand) -> None:
+        """Give up an operand's claims."""
+        for value in _values(operand):
+            value.buffer.uses -= 1
+
+    def claimed(self, value: Value) -> Value:
+        """The array with one more claim."""
+        value.buffer.uses += 1
+        return value
+
+    def value(self, operand: Operand) -> Value:
+        """The operand as an array, computed now if it has not been."""
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, Chain):
+            return self._compute(operand.term, self._place(operand))
+        return self._convolve(operand)
+
+    def is_free(self, value: Value) -> bool:
+        """Whether the one claim on the array is its reader's, who can compute onto it."""
+        buffer = value.buffer
+        whole = value.dense and buffer.nbytes == 4 * value.elements
+        return buffer.kind == ARENA and buffer.uses == 1 and whole
+
+    def dense(self, operand: Operand) -> Value:
+        """As `value`, of floats, with the images one behind the other."""
+        value = self.value(operand)
+        if value.dense and value.dtype == "float32":
+            return value
+        return self._compute(leaf(value), self.empty(value.shape, value.constant))
+
+    def chain(self, operand: Operand) -> Term:
+        """The operand's elements as a term; a convolution is computed."""
+        return operand.term if isinstance(operand, Chain) else leaf(self.value(operand))
+
+    def pointwise(self, shape: Sequence[int], form: str, *terms: Term) -> Chain:
+        """The chain of one more operator on terms, which are computed first where it gets long."""
+        term = Term(form, terms)
+        if not term.fits():
+            term = Term(form, tuple(self._ended(each) for each in terms))
+        return Chain(tuple(shape), term)
+
+    def unary(self, operand: Operand, form: str) -> Operand:
+        """C of {0}, done as a convolution's sums are stored if the operand is one."""
+        if isinstance(operand, Convolution):
+            sums = operand.sums or Term("")
+            return replace(operand, sums=sums, after=Term(form, (operand.after or sums,)))
+        return self.pointwise(operand.shape, form, self.chain(operand))
+
+    def view(self, operand: Operand, shape: Sequence[int]) -> Operand:
+        """The operand as an array of another shape, of as many elements."""
+        shape = tuple(shape)
+        if isinstance(operand, Convolution):
+            return replace(operand, shape=shape)
+        value = self.value(operand)
+        if not value.dense and shape[:1] != value.shape[:1]:
+            value = self.dense(value)
+        return replace(value, shape=shape)
+
+    def into(self, operand: Operand, y: Value) -> None:
+        """Compute the operand where `y` lies, an array of its shape."""
+        self.drop(self._compute(self.chain(operand), y))
+
+    def _ended(self, term: Term) -> Term:
+        """The same as an array, computed now unless it is one."""
+        if term.value is not None:
+            return term
+        shape = tuple(map(max, zip(*(each.shape for each in term.all() if each.value))))
+        return leaf(self.value(Chain(shape, term)))
+
+    def _place(self, chain: Chain) -> Value:
+        """Where to compute a chain: onto an array that nobody else reads, if there is one."""
+        for each in chain.term.all():
+            value = each.value
+            if value is not None and self.is_free(value) and each.shape == chain.shape:
+                return replace(value, shape=chain.shape)
+        return self.empty(chain.shape, self.constant(chain))
+
+    def _compute(self, term: Term, y: Value) -> Value:
+        made = pointwise.plan(term, y.shape, y)
+        while made is None:
+            term = self._spread(term, y.shape)
+            made = pointwise.plan(term, y.shape, y)
+        return self.emit(made[0], y, made[1])
+
+    def _spread(self, term: Term, shape: tuple[int, ...]) -> Term:
+        """The term with an input copied to the shape, one that pointwise.cu cannot spread."""
+        if term.value is None:
+            return Term(term.form, tuple(self._spread(each, shape) for each in term.arguments))
+        if pointwise.reading(term.value, term.shape, shape) is not None:
+            return term
+        value = replace(self.dense(term.value), shape=term.shape)
+        y = self.empty(shape, value.constant)
+        return leaf(self.emit(gather.spread(value, shape), y, {"x": value}))
+
+    def _convolve(self, asked: Convolution) -> Value:
+        problem = asked.problem
+        accumulate = asked.onto is not None
+        choice = tuned.best(problem, self.gpu, self._precision)
+        plan = choice.kernel.plan(problem, self.gpu.capability, accumulate, choice.layout)
+        read = {"x": asked.x, "w": asked.w}
+        if asked.bias is not None:
+            read["bias"] = asked.bias
+        constant = all(value.constant for value in read.values())
+        y = asked.onto if asked.onto is not None else self.empty(asked.shape, constant)
+        if asked.onto is not None:
+            self.drop(asked.onto)
+        y = replace(y, shape=asked.shape)
+        y = self.emit(plan, y, read, asked.node, problem if asked.logged else None)
+        if asked.after is None or asked.sums is None:
+            return y
+        return self.value(Chain(asked.shape, substituted(asked.after, asked.sums, leaf(y))))
+
+
+def substituted(term: Term, old: Term, new: Term) -> Term:
+    """A term of one argument at a time with what it begins with exchanged."""
+    if term is old:
+        return new
+    return Term(term.form, tuple(substituted(each, old, new) for each in term.arguments))
+
+
+def _values(operand: Operand) -> list[Value]:
+    return [operand] if isinstance(operand, Value) else operand.values()

@@ -1,0 +1,160 @@
+"""A network on the emulated GPU, whose memory is the host's."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import settings
+from ...errors import NotEnoughMemory
+from ..cuda.plan import Capability, Plan
+from ..emulator import plans as emulated_plans
+from ..emulator.library import FROM_GPU, TO_GPU, Emulation, begin, copy, load, load_runtime, runtime
+from .machine import Machine, Run
+
+
+class _Target:
+    """The GPU that plans are made for: one whose kernels need no inline PTX."""
+
+    name = "emulated GPU"
+    capability: Capability = (7, 5)
+    driver = 13000
+
+
+class _Loaded:
+    """A plan and the library that its source has become."""
+
+    def __init__(self, plan: Plan, emulation: Emulation) -> None:
+        self.plan = plan
+        self.library = load(emulated_plans.compiled(plan, emulation))
+
+    def launch(self, pointers: Mapping[str, int]) -> None:
+        emulated_plans.run(self.plan, self.library, pointers)
+
+
+class _Lane:
+    """Memory on both sides; copies and launches are done at once."""
+
+    def __init__(self, machine: EmulatedMachine, device_bytes: int, host_bytes: int) -> None:
+        self._machine = machine
+        self._host = np.empty(max(1, host_bytes), np.uint8)
+        self.host = self._host.ctypes.data
+        self.device = machine.allocate(device_bytes)
+        self.host_bytes, self.device_bytes = host_bytes, device_bytes
+
+    def copy_in(self, offset: int, nbytes: int) -> None:
+        self._machine.copy(self.device + offset, self.host + offset, nbytes, TO_GPU)
+
+    def copy_out(self, offset: int, nbytes: int) -> None:
+        self._machine.copy(self.host + offset, self.device + offset, nbytes, FROM_GPU)
+
+    def mark(self, event: int) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Runs, which are done at once."""
+
+    runs: Sequence[Run]
+
+    def launch(self) -> None:
+        for run in self.runs:
+            run.loaded.launch(run.pointers)
+
+    def close(self) -> None:
+        pass
+
+
+class EmulatedMachine(Machine):
+    """The emulator; with no limit of memory unless one is set."""
+
+    backend = "emulator"
+
+    def __init__(self, mode: str) -> None:
+        self.key = ("emulator", mode)
+        self.target = _Target()
+        self.lock = _lock
+        self._emulation = Emulation(mode)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        load_runtime()
+        begin(self._library(), self._emulation)
+        yield
+
+    def budget(self, own: int) -> int:
+        return settings.gpu_memory() or 1 << 40
+
+    def allocate(self, nbytes: int) -> int:
+        place = ctypes.c_void_p()
+        if self._library().cudaMalloc(ctypes.byref(place), ctypes.c_size_t(max(1, nbytes))):
+            raise NotEnoughMemory(f"the emulated GPU has no room for {nbytes} bytes more")
+        return place.value or 0
+
+    def free(self, address: int) -> None:
+        self._library().cudaFree(ctypes.c_void_p(address))
+
+    def upload(self, address: int, source: int, nbytes: int) -> None:
+        self.copy(address, source, nbytes, TO_GPU)
+
+    def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
+        copy(self._library(), to, source, nbytes, kind)
+
+    def load(self, plans: Sequence[Plan]) -> list[Any]:
+        return [_Loaded(plan, self._emulation) for plan in plans]
+
+    @contextlib.contextmanager
+    def lanes(
+        self, count: int, device_bytes: int, host_bytes: int, limit: int
+    ) -> Iterator[Sequence[_Lane]]:
+        lanes = [_Lane(self, device_bytes, host_bytes) for _ in range(count)]
+        try:
+            yield lanes
+        finally:
+            for lane in lanes:
+                self.free(lane.device)
+
+    def record(self, lane: Any, runs: Sequence[Run]) -> _Recorded:
+        return _Recorded(runs)
+
+    def timed(self, lane: Any, runs: Sequence[Run]) -> list[float]:
+        seconds = []
+        for run in runs:
+            start = time.perf_counter()
+            run.loaded.launch(run.pointers)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def _library(self) -> ctypes.CDLL:
+        found = runtime()
+        assert found is not None
+        return found
+
+
+# The emulator's settings are for all of a process.
+_lock = threading.Lock()
+
+
+@functools.lru_cache(maxsize=4)
+def _machine(mode: str) -> EmulatedMachine:
+    return EmulatedMachine(mode)
+
+
+def emulated() -> EmulatedMachine:
+    """The emulator as `settings.emulation` has it."""
+    return _machine(settings.emulation())

@@ -1,0 +1,105 @@
+"""Where the arrays of a network lie: those that are never needed at the same time share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .values import ARENA, INPUT, LASTING, OUTPUT, Buffer, Step, Steps, Value
+
+# Arrays begin at multiples of this many bytes, as those that CUDA allocates do.
+_ALIGNMENT = 256
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Places:
+    """Offsets in bytes: of inputs, outputs and what steps share, in a lane's memory, of which the
+    first `host_bytes` are page-locked memory, too; and of what is made of weights, in memory of
+    `lasting_bytes`. `workspaces` has the offset of each step's own memory, by its place."""
+
+    offsets: dict[int, int]
+    workspaces: dict[int, int]
+    host_bytes: int
+    device_bytes: int
+    lasting_bytes: int
+
+    def of(self, buffer: Buffer) -> int:
+        return self.offsets[id(buffer)]
+
+
+@dataclass
+class _Life:
+    """From which step to which a piece of memory is in use, and where it lies."""
+
+    nbytes: int
+    first: int
+    last: int
+    offset: int = 0
+
+    def meets(self, other: _Life) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def places(steps: Steps, inputs: Iterable[Value]) -> Places:
+    """Where everything lies."""
+    offsets: dict[int, int] = {}
+    end = 0
+    for value in (*inputs, *steps.outputs):
+        if value.buffer.kind in (INPUT, OUTPUT) and id(value.buffer) not in offsets:
+            offsets[id(value.buffer)] = end
+            end = aligned(end + value.buffer.nbytes)
+    lasting = 0
+    for buffer in _buffers(steps.for_weights, LASTING):
+        offsets[id(buffer)] = lasting
+        lasting = aligned(lasting + buffer.nbytes)
+    lives, workspaces = _lives(steps.for_images)
+    size = _pack([*lives.values(), *workspaces.values()])
+    # Weights are seen to before there are images.
+    size = max(size, *(step.plan.workspace_bytes for step in steps.for_weights), 0)
+    offsets |= {key: end + life.offset for key, life in lives.items()}
+    own = {number: end + life.offset for number, life in workspaces.items()}
+    return Places(offsets, own, end, aligned(end + size), lasting)
+
+
+def _buffers(steps: Iterable[Step], kind: str) -> list[Buffer]:
+    found = {
+        id(value.buffer): value.buffer
+        for step in steps
+        for value in step.arrays.values()
+        if value.buffer.kind == kind
+    }
+    return list(found.values())
+
+
+def _lives(steps: list[Step]) -> tuple[dict[int, _Life], dict[int, _Life]]:
+    """Of arrays, by buffer, and of workspaces, by step."""
+    lives: dict[int, _Life] = {}
+    workspaces = {}
+    for number, step in enumerate(steps):
+        for value in step.arrays.values():
+            if value.buffer.kind == ARENA:
+                life = lives.setdefault(
+                    id(value.buffer), _Life(value.buffer.nbytes, number, number)
+                )
+                life.last = number
+        if step.plan.workspace_bytes:
+            workspaces[number] = _Life(step.plan.workspace_bytes, number, number)
+    return lives, workspaces
+
+
+def _pack(lives: list[_Life]) -> int:
+    """Give all of them offsets, the largest first, each where there is room; returns the end."""
+    placed: list[_Life] = []
+    for life in sorted(lives, key=lambda each: -each.nbytes):
+        offset = 0
+        for other in sorted(filter(life.meets, placed), key=lambda each: each.offset):
+            if offset + life.nbytes <= other.offset:
+                break
+            offset = max(offset, aligned(other.offset + other.nbytes))
+        life.offset = offset
+        placed.append(life)
+    return max((life.offset + life.nbytes for life in placed), default=0)

@@ -1,0 +1,137 @@
+"""Convolutions and fully connected layers, and normalisation, which is folded into them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ....errors import UnsupportedProblem
+from ....problem import ConvProblem
+from ..attributes import Attributes
+from ..builder import Builder, Convolution, Operand
+from ..pointwise import leaf
+from ..values import Value
+from .operator import Operator, axis_of, channels_of
+
+_LAYOUTS = {1: "NCW", 2: "NCHW"}
+
+
+def _convolution_why_not(attributes: Attributes) -> str | None:
+    kernel = attributes.integers("kernel")
+    if len(kernel) not in _LAYOUTS:
+        return f"a kernel of {len(kernel)} dimensions is not computed; only 1-D and 2-D ones are"
+    layout = attributes.text("layout", _LAYOUTS[len(kernel)])
+    if layout != _LAYOUTS[len(kernel)]:
+        return f"layout {layout} is not computed; only {_LAYOUTS[len(kernel)]} is"
+    return None
+
+
+def _convolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    kernel = attributes.integers("kernel")
+    spatial = len(kernel)
+    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    if len(x.shape) != 2 + spatial:
+        raise UnsupportedProblem(
+            f"{builder.node}: data of shape {x.shape} does not fit a kernel of {kernel}"
+        )
+    height = x.shape[2] if spatial == 2 else 1
+    problem = ConvProblem(
+        *(x.shape[0], x.shape[1], height, x.shape[-1], attributes.integer("num_filter")),
+        _pair(kernel, 1),
+        _pair(attributes.integers("stride", (1,) * spatial), 1),
+        _pair(attributes.integers("pad", (0,) * spatial), 0),
+        _pair(attributes.integers("dilate", (1,) * spatial), 1),
+        attributes.integer("num_group", 1),
+        not attributes.flag("no_bias"),
+    )
+    bias = builder.dense(operands[2]) if problem.bias else None
+    shape = problem.y_shape if spatial == 2 else problem.y_shape[:2] + problem.y_shape[3:]
+    return _checked(builder, Convolution(builder.node, True, shape, problem, x, w, bias))
+
+
+def _pair(values: tuple[int, ...], height: int) -> tuple[int, int]:
+    """A number for each axis of an image, of which a one-dimensional one has height 1."""
+    return (values[0], values[1]) if len(values) == 2 else (height, values[0])
+
+
+def _checked(builder: Builder, made: Convolution) -> Convolution:
+    sizes = (made.w.elements, made.bias.elements if made.bias else made.problem.filters)
+    if sizes != (math.prod(made.problem.w_shape), made.problem.filters):
+        raise UnsupportedProblem(
+            f"{builder.node}: weights of shape {made.w.shape} do not fit {made.problem}"
+        )
+    return made
+
+
+def _fully_connected(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """A convolution of 1x1 on images of one pixel."""
+    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    flatten = attributes.flag("flatten", True)
+    rows = x.shape[:1] if flatten else x.shape[:-1]
+    outputs = attributes.integer("num_hidden")
+    depth = x.elements // max(1, math.prod(rows))
+    has_bias = not attributes.flag("no_bias")
+    problem = ConvProblem(math.prod(rows), depth, 1, 1, outputs, (1, 1), bias=has_bias)
+    bias = builder.dense(operands[2]) if has_bias else None
+    return _checked(
+        builder, Convolution(builder.node, False, (*rows, outputs), problem, x, w, bias)
+    )
+
+
+def _normalisation_why_not(attributes: Attributes) -> str | None:
+    if attributes.flag("output_mean_var"):
+        return "output_mean_var is not computed"
+    return None
+
+
+def _normalisation(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """With moving averages: a factor and an addend for each channel, which a convolution gets into
+    its weights."""
+    x, gamma, beta, mean, variance = operands
+    axis = axis_of(attributes.integer("axis", 1), len(x.shape))
+    channels = (x.shape[axis],)
+    root = f"sqrt(double({{0}})+{attributes.number('eps', 1e-3)!r})"
+    if attributes.flag("fix_gamma", True):
+        builder.drop(gamma)
+        factor = builder.pointwise(channels, f"float(1./{root})", builder.chain(variance))
+    else:
+        form = f"float(double({{1}})/{root})"
+        factor = builder.pointwise(channels, form, builder.chain(variance), builder.chain(gamma))
+    scale = builder.value(factor)
+    foldable = isinstance(x, Convolution) and axis == 1 and x.after is None and x.onto is None
+    if isinstance(x, Convolution) and foldable and x.w.constant and scale.constant:
+        return _folded(builder, x, scale, mean, beta)
+    shift = builder.value(
+        builder.pointwise(
+            *(channels, "{0}-{1}*{2}", builder.chain(beta), builder.chain(mean)),
+            leaf(builder.claimed(scale)),
+        )
+    )
+    shape = channels_of(scale, len(x.shape), axis)
+    terms = builder.chain(x), leaf(scale, shape), leaf(shift, shape)
+    return builder.pointwise(x.shape, "{0}*{1}+{2}", *terms)
+
+
+def _folded(
+    builder: Builder, x: Convolution, scale: Value, mean: Operand, beta: Operand
+) -> Convolution:
+    """The convolution whose weights are multiplied by `scale`."""
+    shape = x.problem.w_shape
+    factor = leaf(builder.claimed(scale), channels_of(scale, 4, 0))
+    w = builder.value(builder.pointwise(shape, "{0}*{1}", leaf(x.w, shape), factor))
+    terms = [builder.chain(beta), builder.chain(mean), leaf(scale)]
+    form = "{0}-{1}*{2}"
+    if x.bias is not None:
+        terms.append(leaf(x.bias))
+        form = "{0}+({3}-{1})*{2}"
+    bias = builder.value(builder.pointwise(scale.shape, form, *terms))
+    problem = replace(x.problem, bias=True)
+    return replace(x, problem=problem, w=w, bias=bias)
+
+
+OPERATORS = {
+    "Convolution": Operator(_convolution, _convolution_why_not),
+    "ece408_conv": Operator(_convolution, _convolution_why_not),
+    "FullyConnected": Operator(_fully_connected),
+    "BatchNorm": Operator(_normalisation, _normalisation_why_not),
+}

@@ -1,0 +1,137 @@
+"""Pooling, and what is averaged over axes."""
+
+from __future__ import annotations
+
+import math
+
+from ....errors import UnsupportedProblem
+from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
+from ..attributes import Attributes
+from ..builder import Builder, Operand
+from ..pointwise import number
+from ..values import Value
+from .operator import Operator, axis_of
+
+WINDOWS = Code("pool", "pool.cu", ARCHITECTURES, "float32", True)
+ROWS = Code("reduce_rows", "reduce_rows.cu", ARCHITECTURES, "float32", True)
+_KINDS = {"max": "LARGEST", "avg": "AVERAGE", "sum": "SUM"}
+_THREADS, _WARPS = 256, 8
+
+
+def _why_not(attributes: Attributes) -> str | None:
+    kind = attributes.text("pool_type", "max")
+    if kind not in _KINDS:
+        return f"pool_type {kind} is not computed"
+    convention = attributes.text("pooling_convention", "valid")
+    if convention not in ("valid", "full"):
+        return f"pooling_convention {convention} is not computed"
+    layout = attributes.text("layout", "NCHW")
+    if layout not in ("NCW", "NCHW"):
+        return f"layout {layout} is not computed; only NCHW is"
+    kernel = attributes.integers("kernel", ())
+    if len(kernel) > 2:
+        return f"a kernel of {len(kernel)} dimensions is not computed"
+    return None
+
+
+def _pooling(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    kind = attributes.text("pool_type", "max")
+    shape = operands[0].shape
+    if len(shape) not in (3, 4):
+        raise UnsupportedProblem(f"{builder.node}: arrays of shape {shape} are not pooled")
+    if attributes.flag("global_pool"):
+        axes = tuple(range(2, len(shape)))
+        return reduced(builder, operands[0], axes, _REDUCED[kind], True)
+    x = builder.value(operands[0])
+    if x.dtype != "float32":
+        x = builder.dense(x)
+    spatial = len(shape) - 2
+    sizes = shape[2:]
+    kernel = attributes.integers("kernel")
+    stride = attributes.integers("stride", (1,) * spatial) or (1,) * spatial
+    pad = attributes.integers("pad", (0,) * spatial) or (0,) * spatial
+    full = attributes.text("pooling_convention", "valid") == "full"
+    outs = []
+    for size, k, s, p in zip(sizes, kernel, stride, pad):
+        room = size + 2 * p - k
+        if room < 0:
+            raise UnsupportedProblem(
+                f"{builder.node}: a window of {kernel} is larger than the image of {shape}"
+            )
+        outs.append((divide_up(room, s) if full else room // s) + 1)
+    border = attributes.flag("count_include_pad", True)
+    y = builder.empty((*shape[:2], *outs), x.constant)
+    made = _windows(x, y, _KINDS[kind], (kernel, stride, pad), border)
+    return builder.emit(made, y, {"x": x})
+
+
+def _windows(
+    x: Value,
+    y: Value,
+    kind: str,
+    windows: tuple[tuple[int, ...], ...],
+    border: bool,
+) -> Plan:
+    def pair(values: tuple[int, ...], height: int) -> tuple[int, ...]:
+        return (height, *values) if len(values) == 1 else values
+
+    defines: list[tuple[str, str | int]] = [("KIND", kind), ("WITH_BORDER", int(border))]
+    named = (
+        *(("", pair(x.shape[2:], 1)), ("OUT", pair(y.shape[2:], 1))),
+        *(("KERNEL", pair(windows[0], 1)), ("STRIDE", pair(windows[1], 1))),
+        ("PAD", pair(windows[2], 0)),
+    )
+    for name, (height, width) in named:
+        names = (f"{name}_H", f"{name}_W") if name else ("HEIGHT", "WIDTH")
+        defines += zip(names, (height, width))
+    blocks = divide_up(y.elements, _THREADS)
+    images = (x.image or x.per_image, y.image or y.per_image)
+    arguments = ("y", "x", y.elements, x.shape[1], *images)
+    launch = Launch("pool", (blocks, 1, 1), (_THREADS, 1, 1), arguments)
+    return Plan(WINDOWS, tuple(defines), (launch,))
+
+
+# How axes are reduced, by the name of the operator or of pooling.
+_REDUCED = {"mean": "mean", "sum": "sum", "max": "max", "avg": "mean"}
+
+
+def reduced(
+    builder: Builder, operand: Operand, axes: tuple[int, ...], kind: str, keepdims: bool
+) -> Operand:
+    """The "mean", "sum" or "max" over neighbouring axes."""
+    x = builder.dense(operand)
+    first, last = min(axes), max(axes)
+    if axes != tuple(range(first, last + 1)):
+        raise UnsupportedProblem(f"{builder.node}: axes {axes} do not lie beside each other")
+    if first == 0:
+        builder.mixes_images()
+    kept = [1] * len(axes) if keepdims else []
+    shape = [*x.shape[:first], *kept, *x.shape[last + 1 :]] or [1]
+    length = math.prod(x.shape[first : last + 1])
+    y = builder.empty(shape, x.constant)
+    factor = number(1 / length) if kind == "mean" else "1.f"
+    defines = (("LARGEST", int(kind == "max")), ("FACTOR", factor))
+    arguments = ("y", "x", y.elements, length, math.prod(x.shape[last + 1 :]))
+    grid = (divide_up(y.elements, _WARPS), 1, 1)
+    launch = Launch("reduce_rows", grid, (32 * _WARPS, 1, 1), arguments)
+    return builder.emit(Plan(ROWS, defines, (launch,)), y, {"x": x})
+
+
+def _reduce_why_not(attributes: Attributes) -> str | None:
+    return "exclude is not computed" if attributes.flag("exclude") else None
+
+
+def _reduce(kind: str) -> Operator:
+    def lower(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+        count = len(operands[0].shape)
+        given = attributes.integers("axis", ()) or tuple(range(count))
+        axes = tuple(sorted({axis_of(axis, count) for axis in given}))
+        return reduced(builder, operands[0], axes, kind, attributes.flag("keepdims"))
+
+    return Operator(lower, _reduce_why_not)
+
+
+OPERATORS = {
+    "Pooling": Operator(_pooling, _why_not),
+    **{name: _reduce(name) for name in ("mean", "sum", "max")},
+}

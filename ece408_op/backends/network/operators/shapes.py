@@ -1,0 +1,158 @@
+"""Operators that move elements, or only see them in another shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ....errors import UnsupportedProblem
+from .. import gather
+from ..attributes import Attributes
+from ..builder import Builder, Operand
+from ..pointwise import number
+from .operator import Operator, axis_of
+
+
+def _flatten(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    shape = operands[0].shape
+    return builder.view(operands[0], (shape[0], math.prod(shape[1:])))
+
+
+def _reshape_why_not(attributes: Attributes) -> str | None:
+    return "reverse is not computed" if attributes.flag("reverse") else None
+
+
+def _reshape(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    old = operands[0].shape
+    shape = reshaped(old, attributes.integers("shape"))
+    if math.prod(shape) != math.prod(old):
+        raise UnsupportedProblem(f"{builder.node}: {old} cannot be reshaped to {shape}")
+    return builder.view(operands[0], shape)
+
+
+def reshaped(old: Sequence[int], codes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that MXNet's codes make of another: 0 keeps an axis, -1 is what is left over, -2
+    keeps all that follow, -3 joins two, -4 splits one in the next two."""
+    new: list[int] = []
+    at, i = 0, 0
+    while i < len(codes):
+        code = codes[i]
+        if code == -2:
+            new += old[at:]
+            at = len(old)
+        elif code == -3:
+            new.append(old[at] * old[at + 1])
+            at += 2
+        elif code == -4:
+            first, second = codes[i + 1 : i + 3]
+            first = old[at] // second if first == -1 else first
+            new += [first, old[at] // first if second == -1 else second]
+            at, i = at + 1, i + 2
+        else:
+            new.append(old[at] if code == 0 else code)
+            at += 1
+        i += 1
+    if -1 in new:
+        rest = math.prod(size for size in new if size != -1)
+        new[new.index(-1)] = math.prod(old) // max(1, rest)
+    return tuple(new)
+
+
+def _expand(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    shape = list(operands[0].shape)
+    shape.insert(axis_of(attributes.integer("axis"), len(shape) + 1), 1)
+    return builder.view(operands[0], shape)
+
+
+def _squeeze(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    shape = operands[0].shape
+    given = attributes.integers("axis", ())
+    axes = {axis_of(axis, len(shape)) for axis in given} if given else set(range(len(shape)))
+    kept = [size for axis, size in enumerate(shape) if size != 1 or axis not in axes]
+    return builder.view(operands[0], kept or [1])
+
+
+def _transpose(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    x = builder.dense(operands[0])
+    axes = attributes.integers("axes", ()) or tuple(reversed(range(len(x.shape))))
+    if axes[0] != 0:
+        builder.mixes_images()
+    y = builder.empty([x.shape[axis] for axis in axes], x.constant)
+    return builder.emit(gather.transposed(x, axes), y, {"x": x})
+
+
+def _swap_axes(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    count = len(operands[0].shape)
+    axes = list(range(count))
+    first, second = (axis_of(attributes.integer(f"dim{k}", 0), count) for k in (1, 2))
+    axes[first], axes[second] = axes[second], axes[first]
+    return _transpose(builder, Attributes("transpose", {"axes": str(tuple(axes))}), operands)
+
+
+_BORDERS = {"constant": "ZERO", "edge": "NEAREST", "reflect": "MIRRORED"}
+
+
+def _pad(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    x = builder.dense(operands[0])
+    widths = attributes.integers("pad_width")
+    before, after = widths[::2], widths[1::2]
+    shape = [a + size + b for a, size, b in zip(before, x.shape, after)]
+    fill = number(attributes.number("constant_value", 0.0))
+    border = (("BORDER", _BORDERS[attributes.text("mode", "constant")]), ("FILL", fill))
+    y = builder.empty(shape, x.constant)
+    return builder.emit(gather.windowed(x, shape, before, border), y, {"x": x})
+
+
+def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    x = builder.dense(operands[0])
+    axis = axis_of(attributes.integer("axis"), len(x.shape))
+    size = x.shape[axis]
+    begin, end = attributes.integer("begin"), attributes.integer("end", size)
+    begin, end = (place + size if place < 0 else place for place in (begin, end))
+    shape, first = list(x.shape), [0] * len(x.shape)
+    shape[axis], first[axis] = min(end, size) - begin, -begin
+    if axis == 0:
+        builder.mixes_images()
+    y = builder.empty(shape, x.constant)
+    return builder.emit(gather.windowed(x, shape, first), y, {"x": x})
+
+
+def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Each operand is computed where it belongs in the result."""
+    count = len(operands[0].shape)
+    axis = axis_of(attributes.integer("dim", 1), count)
+    sizes = [each.shape[axis] for each in operands]
+    shape = list(operands[0].shape)
+    shape[axis] = sum(sizes)
+    if axis == 0:
+        builder.mixes_images()
+    whole = builder.empty(shape, all(builder.constant(each) for each in operands))
+    after = math.prod(shape[axis + 1 :])
+    rows = math.prod(shape[:axis])
+    for each, first in zip(operands, [sum(sizes[:k]) for k in range(len(sizes))]):
+        part = each.shape[axis] * after
+        seen = each if axis == 1 else builder.view(builder.dense(each), (rows, part))
+        place = replace(
+            whole, shape=seen.shape, offset=4 * first * after, image=shape[axis] * after
+        )
+        builder.into(seen, place)
+    return builder.claimed(whole)
+
+
+OPERATORS = {
+    "Flatten": Operator(_flatten),
+    "flatten": Operator(_flatten),
+    "Reshape": Operator(_reshape, _reshape_why_not),
+    "reshape": Operator(_reshape, _reshape_why_not),
+    "expand_dims": Operator(_expand),
+    "squeeze": Operator(_squeeze),
+    "transpose": Operator(_transpose),
+    "SwapAxis": Operator(_swap_axes),
+    "swapaxes": Operator(_swap_axes),
+    "Pad": Operator(_pad),
+    "pad": Operator(_pad),
+    "slice_axis": Operator(_slice_axis),
+    "Concat": Operator(_concat),
+    "concat": Operator(_concat),
+}

@@ -1,0 +1,163 @@
+"""Chains of operators that take arrays element by element, as one launch of pointwise.cu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
+from .values import Value
+
+KERNEL = Code("pointwise", "pointwise.cu", ARCHITECTURES, "float32", True)
+# What pointwise.cu has room for.
+MOST_INPUTS = 6
+# Of a chain: nvcc takes longer for more, and there is no use in it.
+_MOST_TERMS = 24
+_THREADS = 256
+_TYPES = {"float32": "float", "uint8": "unsigned char"}
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A value of an element: `form` is C, in which {0}, {1} ... stand for the arguments; or, with
+    `value`, an element of an array of `shape`, which has as many axes as the result."""
+
+    form: str
+    arguments: tuple[Term, ...] = ()
+    value: Value | None = None
+    shape: tuple[int, ...] = ()
+
+    def all(self) -> Iterator[Term]:
+        """This one and those that it is made of, arguments first; each once."""
+        seen: set[int] = set()
+
+        def walk(term: Term) -> Iterator[Term]:
+            if id(term) not in seen:
+                seen.add(id(term))
+                for argument in term.arguments:
+                    yield from walk(argument)
+                yield term
+
+        return walk(self)
+
+    def values(self) -> list[Value]:
+        """The arrays that it reads, each as often as it does."""
+        return [term.value for term in self.all() if term.value is not None]
+
+    def fits(self) -> bool:
+        """Whether one launch can compute it."""
+        terms = list(self.all())
+        return len(terms) <= _MOST_TERMS and len(self.values()) <= MOST_INPUTS
+
+
+def leaf(value: Value, shape: tuple[int, ...] | None = None) -> Term:
+    """An array's elements, seen as of another shape of as many elements if one is given."""
+    return Term("", (), value, value.shape if shape is None else shape)
+
+
+def number(value: float) -> str:
+    """A number as C has it."""
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
+    return f"{value!r}f" if "." in repr(value) or "e" in repr(value) else f"{value!r}.f"
+
+
+def statements(term: Term, start: dict[int, str], result: str) -> str:
+    """C that computes the term into `result`; `start` has the names of some terms, by id."""
+    names, lines = dict(start), []
+    for number_, each in enumerate(term.all()):
+        if id(each) in names:
+            continue
+        names[id(each)] = f"t{number_}"
+        text = each.form.format(*(names[id(a)] for a in each.arguments))
+        lines.append(f"const float t{number_}={text};")
+    return "{" + "".join(lines) + f"{result}={names[id(term)]};" + "}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an input is read, as pointwise.cu has it."""
+
+    kind: str
+    outer: int = 1
+    count: int = 1
+    inner: int = 1
+
+
+def reading(value: Value, shape: tuple[int, ...], of: tuple[int, ...]) -> Reading | None:
+    """How to read an array, seen as of shape `shape`, for the elements of an array of shape `of`;
+    `None` where pointwise.cu cannot."""
+    if len(shape) != len(of) or any(a not in (1, b) for a, b in zip(shape, of)):
+        raise ValueError(f"{shape} does not spread to {of}")
+    total = math.prod(of)
+    if math.prod(shape) == total:
+        if value.dense:
+            return Reading("ALIKE")
+        return Reading("IMAGES", value.per_image, 1, value.image)
+    if not value.dense:
+        return None
+    # Neighbouring axes that are alike, as (whether the input has them, their size).
+    runs: list[tuple[bool, int]] = []
+    for mine, size in zip(shape, of):
+        if size == 1:
+            continue
+        if runs and runs[-1][0] == (mine > 1):
+            runs[-1] = (runs[-1][0], runs[-1][1] * size)
+        else:
+            runs.append((mine > 1, size))
+    inner = runs.pop()[1] if not runs[-1][0] else 1
+    count = runs.pop()[1] if runs else 1
+    spread = runs.pop()[1] if runs else 1
+    if len(runs) > 1:
+        return None
+    return Reading("SHARED", spread * count * inner, count, inner)
+
+
+def plan(term: Term, shape: tuple[int, ...], out: Value) -> tuple[Plan, dict[str, Value]] | None:
+    """The launch that computes the term into `out`, and its arrays by name; `None` where an input
+    is spread in a way that pointwise.cu cannot."""
+    leaves = [each for each in term.all() if each.value is not None]
+    values = [each.value for each in leaves if each.value is not None]
+    readings = [reading(value, each.shape, shape) for value, each in zip(values, leaves)]
+    if None in readings:
+        return None
+    found = [each for each in readings if each is not None]
+    vector = 4 if _even(shape, out, values, found) else 1
+    total = math.prod(shape)
+    defines: list[tuple[str, str | int]] = [("INPUTS", len(values)), ("VECTOR", vector)]
+    arguments: list[str | int] = ["y", total]
+    arguments += [out.per_image, out.image] if not out.dense else [1, 1]
+    if not out.dense:
+        defines.append(("KIND_OUT", "IMAGES"))
+    for k, (value, each) in enumerate(zip(values, found)):
+        kind = each.kind
+        if kind == "SHARED" and each.inner % vector == 0:
+            kind = "UNIFORM"
+        if kind != "ALIKE":
+            defines.append((f"KIND{k}", kind))
+        if value.dtype != "float32":
+            defines.append((f"TYPE{k}", _TYPES[value.dtype]))
+        arguments += [f"in{k}", each.outer, each.count, each.inner]
+    names = {id(each): f"v{k}" for k, each in enumerate(leaves)}
+    defines.append(("COMPUTE", statements(term, names, "r")))
+    blocks = divide_up(total, _THREADS * vector)
+    launch = Launch("compute", (blocks, 1, 1), (_THREADS, 1, 1), tuple(arguments))
+    arrays = {"y": out, **{f"in{k}": value for k, value in enumerate(values)}}
+    return Plan(KERNEL, tuple(defines), (launch,)), arrays
+
+
+def _even(
+    shape: tuple[int, ...], out: Value, values: Sequence[Value], readings: Sequence[Reading]
+) -> bool:
+    """Whether vectors of four elements lie together, and begin where they may."""
+    if math.prod(shape) % 4 or out.offset % 16:
+        return False
+    if not out.dense and (out.per_image % 4 or out.image % 4):
+        return False
+    for value, each in zip(values, readings):
+        if each.kind == "IMAGES" and (each.outer % 4 or each.inner % 4):
+            return False
+        if each.kind != "SHARED" and value.offset % 16:
+            return False
+    return True

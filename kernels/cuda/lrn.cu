@@ -1,0 +1,32 @@
+// Normalisation over neighbouring channels: y = x / (KNORM + ALPHA / SIZE * sum of x^2)^BETA.
+//
+// A thread has an element, and reads those of the SIZE channels around it.
+// (A. Krizhevsky and others, ImageNet Classification with Deep Convolutional Neural Networks, 2012)
+#ifndef SIZE
+#define SIZE 5
+#endif
+#ifndef ALPHA
+#define ALPHA 1e-4f
+#endif
+#ifndef BETA
+#define BETA 0.75f
+#endif
+#ifndef KNORM
+#define KNORM 2.f
+#endif
+
+extern "C" __global__ void __launch_bounds__(256)
+    normalise(float *y, const float *x, int elements, int channels, int plane) {
+    const unsigned i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= elements) return;
+    const int channel = i / plane % channels;
+    float sum = 0;
+#pragma unroll
+    for (int k = -(SIZE / 2); k <= SIZE / 2; k++) {
+        if (unsigned(channel + k) < channels) {
+            const float value = __ldg(x + (long long)i + (long long)k * plane);
+            sum += value * value;
+        }
+    }
+    y[i] = __ldg(x + i) * powf(KNORM + ALPHA / SIZE * sum, -BETA);
+}

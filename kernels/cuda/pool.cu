@@ -1,0 +1,61 @@
+// Pooling: the largest value, the average or the sum of windows of each plane.
+//
+// A thread has an output; neighbouring threads read neighbouring windows, which overlap in the
+// caches.
+#include "shape.cuh"
+
+#define LARGEST 0
+#define AVERAGE 1
+#define SUM 2
+#ifndef KIND
+#define KIND LARGEST
+#endif
+#ifndef WITH_BORDER
+#define WITH_BORDER 1  // an average counts the padding's zeros
+#endif
+#ifndef OUT_H
+#define OUT_H kOutH
+#endif
+#ifndef OUT_W
+#define OUT_W kOutW
+#endif
+
+constexpr unsigned kOut = OUT_H * OUT_W;
+
+// `channels` planes lie behind each other, and then `in_image` and `out_image` elements after the
+// first one those of the next image.
+extern "C" __global__ void __launch_bounds__(256)
+    pool(float *y, const float *x, int outputs, int channels, int in_image, int out_image) {
+    const unsigned index = blockIdx.x * 256 + threadIdx.x;
+    if (index >= outputs) return;
+    const unsigned plane = index / kOut, inside = index % kOut;
+    const unsigned image = plane / channels, channel = plane % channels;
+    const float *from = x + size_t(image) * in_image + channel * kPlane;
+    const int row0 = int(inside / OUT_W) * STRIDE_H - PAD_H;
+    const int column0 = int(inside % OUT_W) * STRIDE_W - PAD_W;
+    float found = KIND == LARGEST ? -3.402823466e+38f : 0.f;
+#pragma unroll
+    for (int p = 0; p < KERNEL_H; p++) {
+#pragma unroll
+        for (int q = 0; q < KERNEL_W; q++) {
+            const int row = row0 + p, column = column0 + q;
+            if (unsigned(row) >= HEIGHT || unsigned(column) >= WIDTH) continue;
+            const float value = __ldg(from + row * WIDTH + column);
+            if (KIND == LARGEST) {
+                found = value > found ? value : found;
+            } else {
+                found += value;
+            }
+        }
+    }
+    if (KIND == AVERAGE) {
+        const int begin_h = WITH_BORDER ? row0 : max(row0, 0);
+        const int begin_w = WITH_BORDER ? column0 : max(column0, 0);
+        const int end_h = min(row0 + KERNEL_H, HEIGHT + (WITH_BORDER ? PAD_H : 0));
+        const int end_w = min(column0 + KERNEL_W, WIDTH + (WITH_BORDER ? PAD_W : 0));
+        // Windows beyond the padding have nothing in them.
+        const int size = max(end_h - begin_h, 0) * max(end_w - begin_w, 0);
+        found = size > 0 ? found / size : 0;
+    }
+    y[size_t(image) * out_image + channel * kOut + inside] = found;
+}
