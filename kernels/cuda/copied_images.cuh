@@ -271,6 +271,8 @@ __device__ __forceinline__ void work(Shared &shared, int thread, float *y, const
                     if (kOutH % ROWS != 0 && i0 + r < first) continue;
                     float2 pair = outputs[r];
                     if (BIAS) pair = make_float2(pair.x + bias[filter], pair.y + bias[filter]);
+                    ACTIVATE(pair.x);
+                    ACTIVATE(pair.y);
                     *(float2 *)(run + within * kOutPlane + r * kOutW) = pair;
                 }
             }

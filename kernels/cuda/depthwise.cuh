@@ -47,6 +47,9 @@
 #ifndef ACCUMULATE
 #define ACCUMULATE 0  // 1: the result is added to what the output holds, 0: overwrites it
 #endif
+#ifndef ACTIVATE
+#define ACTIVATE(v)  // statements that make of v, which holds the result, what is stored
+#endif
 
 // A thread has ROWS rows; a block STRIPS times as many of one plane, or PLANES whole planes.
 #ifndef ROWS

@@ -12,6 +12,7 @@ constexpr bool kCollected = kColumns > 1 || kOutW < 32;
 
 __device__ __forceinline__ void put(float *to, float sum) {
     if (ACCUMULATE) sum += *to;
+    ACTIVATE(sum);
     __stcs(to, sum);
 }
 
@@ -20,6 +21,10 @@ __device__ __forceinline__ void put(float4 *to, float4 sums) {
         const float4 old = *to;
         sums.x += old.x, sums.y += old.y, sums.z += old.z, sums.w += old.w;
     }
+    ACTIVATE(sums.x);
+    ACTIVATE(sums.y);
+    ACTIVATE(sums.z);
+    ACTIVATE(sums.w);
     __stcs(to, sums);
 }
 

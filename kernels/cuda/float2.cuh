@@ -22,6 +22,8 @@ __device__ __forceinline__ void store_pair(float *y, float2 sum, const float *bi
         store(y + 1, sum.y, bias, filter);
     } else {
         if (BIAS) sum = make_float2(sum.x + bias[filter], sum.y + bias[filter]);
+        ACTIVATE(sum.x);
+        ACTIVATE(sum.y);
         if (leave) {
             __stcs((float2 *)y, sum);
         } else {

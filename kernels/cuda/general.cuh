@@ -55,6 +55,9 @@
 #ifndef ACCUMULATE
 #define ACCUMULATE 0  // 1: the result is added to what the output holds, 0: overwrites it
 #endif
+#ifndef ACTIVATE
+#define ACTIVATE(v)  // statements that make of v, which holds the result, what is stored
+#endif
 
 // A block has THREADS_R x THREADS_C threads of PER_ROW x PER_COLUMN elements of the product.
 #ifndef THREADS_R
@@ -95,6 +98,7 @@ __device__ __forceinline__ SUM load(const ELEMENT *from) { return SUM(*from); }
 // Write one element of the output, rounded once.
 __device__ __forceinline__ void store(ELEMENT *to, SUM sum) {
     if (ACCUMULATE) sum += SUM(*to);
+    ACTIVATE(sum);
     *to = ELEMENT(sum);
 }
 

@@ -53,7 +53,7 @@ def build(name: str, batch: int = 1, seed: int = 408) -> tuple[Any, Any]:
     mx.random.seed(seed)
     net = mx.gluon.model_zoo.vision.get_model(name, prefix=f"{name.replace('.', '_')}_")
     net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
-    side = NETWORKS[name]
+    side = NETWORKS.get(name, 224)
     x = mx.nd.random.uniform(-1, 1, shape=(batch, 3, side, side))
     largest = float(net(x).abs().max().asscalar())
     weights = [p for key, p in net.collect_params().items() if key.endswith("weight")]

@@ -61,3 +61,86 @@ def error(found, expected):
     if not np.isfinite(found).all():
         return np.inf
     return np.abs(found - expected).max() / max(1e-30, np.abs(expected).max())
+
+
+def _lenet(sym):
+    x = sym.Convolution(sym.Variable("data"), kernel=(5, 5), num_filter=4, name="conv1")
+    x = sym.Pooling(sym.Activation(x, act_type="relu"), kernel=(2, 2), stride=(2, 2))
+    x = sym.Convolution(x, kernel=(3, 3), num_filter=6, no_bias=True, name="conv2")
+    x = sym.FullyConnected(sym.Activation(x, act_type="relu"), num_hidden=10, name="fc")
+    return x
+
+
+def _unit(sym, x, filters, name, stride=1):
+    """A residual unit of two convolutions, normalised."""
+    conv = {"num_filter": filters, "no_bias": True}
+    strided = {"kernel": (3, 3), "pad": (1, 1), "stride": (stride, stride)}
+    y = sym.Convolution(x, **conv, **strided, name=f"{name}_a")
+    y = sym.Activation(sym.BatchNorm(y, name=f"{name}_bn1", fix_gamma=False), act_type="relu")
+    y = sym.Convolution(y, **conv, kernel=(3, 3), pad=(1, 1), name=f"{name}_b")
+    y = sym.BatchNorm(y, name=f"{name}_bn2", fix_gamma=False)
+    if stride > 1:
+        x = sym.Convolution(x, **conv, kernel=(1, 1), stride=(2, 2), name=f"{name}_c")
+        x = sym.BatchNorm(x, name=f"{name}_bn3")
+    return sym.Activation(x + y, act_type="relu")
+
+
+def _resnet(sym):
+    x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=6, name="first")
+    x = sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(1, 1))
+    x = _unit(sym, _unit(sym, x, 6, "one"), 6, "two")
+    x = _unit(sym, x, 8, "three", stride=2)
+    x = sym.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1))
+    return sym.softmax(sym.FullyConnected(x, num_hidden=5, name="fc"))
+
+
+def _inception(sym):
+    x = sym.Variable("data")
+    parts = [
+        sym.Activation(
+            sym.Convolution(x, kernel=(k, k), pad=(k // 2, k // 2), num_filter=m, name=f"conv{k}"),
+            act_type="relu",
+        )
+        for k, m in ((1, 3), (3, 4), (5, 2))
+    ]
+    pooled = sym.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type="avg")
+    x = sym.BatchNorm(sym.concat(*parts, pooled), name="bn")
+    x = sym.concat(sym.Activation(x, act_type="relu"), x)
+    return sym.Convolution(x, kernel=(1, 1), num_filter=7, name="last")
+
+
+def _mobilenet(sym):
+    x = sym.Variable("data")
+    for number, stride in enumerate((1, 2)):
+        name = f"unit{number}"
+        y = sym.Convolution(x, kernel=(1, 1), num_filter=8, no_bias=True, name=f"{name}_a")
+        y = sym.clip(sym.BatchNorm(y, name=f"{name}_bn1"), 0, 6)
+        y = sym.Convolution(
+            y,
+            kernel=(3, 3),
+            pad=(1, 1),
+            stride=(stride, stride),
+            num_filter=8,
+            num_group=8,
+            no_bias=True,
+            name=f"{name}_b",
+        )
+        y = sym.clip(sym.BatchNorm(y, name=f"{name}_bn2"), 0, 6)
+        y = sym.Convolution(y, kernel=(1, 1), num_filter=4, no_bias=True, name=f"{name}_c")
+        y = sym.BatchNorm(y, name=f"{name}_bn3")
+        x = y + x if stride == 1 else y
+    return sym.Flatten(sym.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)))
+
+
+NETWORKS = {
+    "lenet": (_lenet, (5, 1, 16, 14)),
+    "resnet": (_resnet, (3, 3, 15, 13)),
+    "inception": (_inception, (3, 4, 9, 7)),
+    "mobilenet": (_mobilenet, (3, 4, 9, 11)),
+}
+
+
+def small(mx, name, **options):
+    """One of these with random arrays."""
+    make, shape = NETWORKS[name]
+    return Case(make(mx.sym), data=shape, **options)

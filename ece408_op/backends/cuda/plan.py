@@ -125,6 +125,11 @@ class Family(ABC):
         With `accumulate` the result is added to the output, else overwrites it.
         """
 
+    def activates(self, accumulate: bool) -> bool:
+        """Whether these kernels can make something else of results as they are stored: the macro
+        ACTIVATE of output.cuh."""
+        return True
+
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         """Whether these kernels should be faster than those of a higher rank."""
         return True

@@ -11,10 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from ... import op_log
 from ...errors import InvalidProblem, UnsupportedProblem
 from ...op_log import GpuTime
+from ...problem import ConvProblem
 from ..cuda.work import done
 from . import arrays
 from .arrays import Array
@@ -24,7 +26,18 @@ from .operators import why_not
 from .program import Inputs
 from .resident import Resident, Timings
 
-__all__ = ["Array", "Network", "why_not"]
+__all__ = ["Array", "Network", "StepTime", "why_not"]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What computed a node, or some that are done in one step and of which this is one: the kernel,
+    the convolution if it is one, and how long it took."""
+
+    node: str
+    kernel: str
+    problem: ConvProblem | None
+    seconds: float
 
 
 class Network:
@@ -69,6 +82,19 @@ class Network:
                 )
         else:
             _compute(found[0], sizes, inputs, outputs, (0, sizes.images()), timed)
+
+    def measure(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[StepTime]:
+        """As `compute`, on the first GPU, each step by itself: what ran, and how long it took by
+        the GPU's clock, in all chunks together."""
+        self._check(inputs, outputs)
+        resident = self._resident(machines()[0])
+        sizes = Inputs.of(self._names, inputs, self._parameters)
+        timings = _compute(resident, sizes, inputs, outputs, (0, sizes.images()), True)
+        assert timings is not None
+        return [
+            StepTime(step.node, step.plan.kernel.name, step.problem, seconds)
+            for step, seconds in zip(timings.program.steps.for_images, timings.seconds)
+        ]
 
     def close(self) -> None:
         """Give back all memory of GPUs; what is computed later takes it again."""
@@ -133,7 +159,8 @@ def _compute(
     outputs: Sequence[Array],
     part: tuple[int, int],
     timed: bool,
-) -> None:
+) -> Timings | None:
+    """Compute a part of the images on one GPU; how long its steps took if that is asked for."""
     first, images = part
     whole = images == sizes.images()
     mine = sizes if whole else sizes.of_images(images)
@@ -144,6 +171,7 @@ def _compute(
         timings = resident.compute(ready, inputs, outputs, first, timed)
     if timings is not None:
         _publish(timings, machine)
+    return timings
 
 
 def _publish(timings: Timings, machine: Machine) -> None:

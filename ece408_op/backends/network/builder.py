@@ -14,8 +14,8 @@ from typing import Callable, Union
 
 from ...errors import UnsupportedProblem
 from ...problem import ConvProblem
-from ..cuda.kernels import tuned
-from ..cuda.plan import Plan, Target
+from ..cuda.kernels import catalog, tuned
+from ..cuda.plan import Kernel, Plan, Target
 from . import gather, pointwise
 from .graph import Entry, Graph, Node
 from .pointwise import Term, leaf
@@ -254,22 +254,35 @@ class Builder:
         return leaf(self.emit(gather.spread(value, shape), y, {"x": value}))
 
     def _convolve(self, asked: Convolution) -> Value:
-        problem = asked.problem
-        accumulate = asked.onto is not None
-        choice = tuned.best(problem, self.gpu, self._precision)
-        plan = choice.kernel.plan(problem, self.gpu.capability, accumulate, choice.layout)
+        problem, onto, after = asked.problem, asked.onto, asked.after
+        kernel, plan = self._plan(problem, onto is not None)
+        if after is not None and kernel.family.activates(onto is not None):
+            text = pointwise.statements(after, {id(asked.sums): "v"}, "v")
+            plan = replace(plan, defines=(*plan.defines, ("ACTIVATE(v)", text)))
+            after = None
         read = {"x": asked.x, "w": asked.w}
         if asked.bias is not None:
             read["bias"] = asked.bias
-        constant = all(value.constant for value in read.values())
-        y = asked.onto if asked.onto is not None else self.empty(asked.shape, constant)
-        if asked.onto is not None:
-            self.drop(asked.onto)
-        y = replace(y, shape=asked.shape)
+        if onto is None:
+            y = self.empty(asked.shape, all(value.constant for value in read.values()))
+        else:
+            self.drop(onto)
+            y = replace(onto, shape=asked.shape)
         y = self.emit(plan, y, read, asked.node, problem if asked.logged else None)
-        if asked.after is None or asked.sums is None:
+        if after is None or asked.sums is None:
             return y
-        return self.value(Chain(asked.shape, substituted(asked.after, asked.sums, leaf(y))))
+        return self.value(Chain(asked.shape, substituted(after, asked.sums, leaf(y))))
+
+    def _plan(self, problem: ConvProblem, accumulate: bool) -> tuple[Kernel, Plan]:
+        """The best kernel for a convolution, and its plan."""
+        choice = tuned.best(problem, self.gpu, self._precision)
+        capability = self.gpu.capability
+        plan = choice.kernel.plan(problem, capability, accumulate, choice.layout)
+        if not plan.constants:
+            return choice.kernel, plan
+        # Constants are a module's, which several layers may use at once.
+        kernel = catalog.default(problem, "forward", capability, self._precision)
+        return kernel, kernel.plan(problem, capability, accumulate)
 
 
 def substituted(term: Term, old: Term, new: Term) -> Term:

@@ -82,6 +82,10 @@ class CopiedImages(Family):
         # It gives each block whole images.
         return problem.batch >= _MANY_IMAGES
 
+    def activates(self, accumulate: bool) -> bool:
+        # The copy engine adds to what is there.
+        return not accumulate
+
     def plan(self, kernel: Code, problem: ConvProblem, layout: Moved, accumulate: bool) -> Plan:
         nbytes = _shared_bytes(problem, layout, layout.buffers)
         launch = Launch(

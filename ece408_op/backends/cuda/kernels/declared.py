@@ -155,6 +155,9 @@ class _Declared(Family):
             if _beyond_limits(self.plan_of(problem, False, each)) is None
         ]
 
+    def activates(self, accumulate: bool) -> bool:
+        return False
+
     def plan(self, kernel: Code, problem: ConvProblem, layout: Layout, accumulate: bool) -> Plan:
         """Raises `UnsupportedProblem` for a sum that the file cannot add to."""
         if accumulate and "output.cuh" not in self._includes:

@@ -136,6 +136,10 @@ class ChannelAtomics(ChannelTree):
         chunk = _chunk(problem, tile, min(4, divide_up(problem.channels, 2)), 4)
         return (_Chunked(tile.rows, tile.block_filters, chunk),)
 
+    def activates(self, accumulate: bool) -> bool:
+        # Sums are complete only when all blocks have ended.
+        return False
+
     def plan(self, kernel: Code, problem: ConvProblem, layout: _Chunked, accumulate: bool) -> Plan:
         elements = math.prod(problem.y_shape)
         prepare = Launch(

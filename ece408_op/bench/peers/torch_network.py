@@ -1,0 +1,181 @@
+"""A network of MXNet's in PyTorch on the GPU, in a process of its own, from the host to the host.
+
+It runs under whichever Python has PyTorch, so it imports nothing of this package but `serve`. It
+first writes its versions. The request {"open": file with MXNet's JSON, "weights": .npz, "x": .npy}
+is answered with {}; {"run": variant} with {"ms": ...}, a pass from page-locked memory to
+page-locked memory; {"run": variant, "to": .npy} also writes the output. A variant is a layout and a
+precision, such as "NHWC float32". An operator that is not known here ends the process.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from serve import serve
+from torch.nn import functional
+
+_LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
+# cudnn.benchmark tries its algorithms in the first of these.
+_WARM_UP = 3
+Tensors = list[torch.Tensor]
+
+
+class Attributes:
+    """A node's attributes, from MXNet's strings."""
+
+    def __init__(self, node: dict[str, Any]) -> None:
+        self._given = node.get("attrs", {})
+
+    def get(self, name: str, default: Any) -> Any:
+        text = self._given.get(name, "None")
+        if text in ("None", "()"):
+            return default
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return text
+
+
+def convolution(a: Attributes, x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor):
+    steps = [a.get("stride", (1, 1)), a.get("pad", (0, 0)), a.get("dilate", (1, 1))]
+    return functional.conv2d(x, w, bias[0] if bias else None, *steps, a.get("num_group", 1))
+
+
+def dense(a: Attributes, x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor):
+    x = x.flatten(1) if a.get("flatten", True) else x
+    return functional.linear(x, w, bias[0] if bias else None)
+
+
+def normalisation(a: Attributes, x: torch.Tensor, *arrays: torch.Tensor):
+    gamma, beta, mean, variance = arrays
+    gamma = None if a.get("fix_gamma", True) else gamma
+    return functional.batch_norm(x, mean, variance, gamma, beta, False, 0, a.get("eps", 1e-3))
+
+
+def pooling(a: Attributes, x: torch.Tensor):
+    largest = a.get("pool_type", "max") == "max"
+    if a.get("global_pool", False):
+        of_all = functional.adaptive_max_pool2d if largest else functional.adaptive_avg_pool2d
+        return of_all(x, 1)
+    kernel, pad = a.get("kernel", None), a.get("pad", (0, 0))
+    stride = a.get("stride", (1, 1))
+    full = a.get("pooling_convention", "valid") == "full"
+    if largest:
+        return functional.max_pool2d(x, kernel, stride, pad, 1, full)
+    return functional.avg_pool2d(x, kernel, stride, pad, full, a.get("count_include_pad", True))
+
+
+def activation(a: Attributes, x: torch.Tensor):
+    kinds = {"relu": functional.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+    return kinds[a.get("act_type", None)](x)
+
+
+OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
+    "Convolution": convolution,
+    "FullyConnected": dense,
+    "BatchNorm": normalisation,
+    "Pooling": pooling,
+    "Activation": activation,
+    "Flatten": lambda a, x: x.flatten(1),
+    "Dropout": lambda a, x: x,
+    "Concat": lambda a, *parts: torch.cat(parts, a.get("dim", 1)),
+    "elemwise_add": lambda a, x, y: x + y,
+    "clip": lambda a, x: x.clamp(a.get("a_min", None), a.get("a_max", None)),
+    "softmax": lambda a, x: x.softmax(a.get("axis", -1)),
+}
+
+
+class Graph:
+    """A network with its weights on the GPU in a layout."""
+
+    def __init__(self, text: str, weights: dict[str, np.ndarray], layout: str) -> None:
+        document = json.loads(text)
+        self._nodes = document["nodes"]
+        self._calls = [
+            (
+                number,
+                OPERATORS[node["op"]],
+                Attributes(node),
+                [source for source, *_ in node["inputs"]],
+            )
+            for number, node in enumerate(self._nodes)
+            if node["op"] != "null"
+        ]
+        self._head = document["heads"][0][0]
+        self._layout = _LAYOUTS[layout]
+        self._held: dict[int, torch.Tensor] = {}
+        self._data = 0
+        for number, node in enumerate(self._nodes):
+            if node["op"] == "null" and node["name"] == "data":
+                self._data = number
+            elif node["op"] == "null":
+                self._held[number] = self.placed(torch.from_numpy(weights[node["name"]]).cuda())
+
+    def placed(self, x: torch.Tensor) -> torch.Tensor:
+        return x.contiguous(memory_format=self._layout) if x.dim() == 4 else x
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        made = {**self._held, self._data: self.placed(x)}
+        for number, call, attributes, sources in self._calls:
+            made[number] = call(attributes, *(made[source] for source in sources))
+        return made[self._head]
+
+
+class Variant:
+    """A network and its input in page-locked memory."""
+
+    def __init__(self, files: dict[str, str], name: str) -> None:
+        layout, precision = name.split()
+        with open(files["open"]) as file:
+            self._graph = Graph(file.read(), dict(np.load(files["weights"])), layout)
+        self._tf32 = precision == "tf32"
+        self._x = torch.from_numpy(np.load(files["x"])).pin_memory()
+        self.y = self._network().cpu().pin_memory()
+        for _ in range(_WARM_UP):
+            self.run()
+
+    def run(self) -> float:
+        """Milliseconds of a pass."""
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        self.y.copy_(self._network(), non_blocking=True)
+        torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - begin)
+
+    def _network(self) -> torch.Tensor:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self._tf32
+        return self._graph(self._x.to("cuda", non_blocking=True))
+
+
+def main() -> None:
+    torch.backends.cudnn.benchmark = True
+    torch.set_grad_enabled(False)
+    files: dict[str, str] = {}
+    variants: dict[str, Variant] = {}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if "open" in request:
+            variants.clear()
+            torch.cuda.empty_cache()
+            files.update(request)
+            return {}
+        name = request["run"]
+        if name not in variants:
+            variants[name] = Variant(files, name)
+        found = variants[name].run()
+        if "to" in request:
+            np.save(request["to"], variants[name].y.float().numpy())
+        return {"ms": found}
+
+    versions = {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    serve({**versions, "gpu": torch.cuda.get_device_name(0)}, answer)
+
+
+if __name__ == "__main__":
+    main()

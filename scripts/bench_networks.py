@@ -1,0 +1,78 @@
+"""Time whole networks of MXNet's model zoo on the GPU beside PyTorch, from the host to the host."""
+
+import argparse
+import contextlib
+
+from studies import gpu_networks, results
+from studies import options as shared
+from tqdm import tqdm
+
+from ece408_op import settings
+from ece408_op.bench.cpu_timer import WARM_UP
+from ece408_op.cli import program
+from ece408_op.errors import Ece408Error
+from ece408_op.operator.variables import set_environment
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    shared.add_networks(parser, gpu_networks.NETWORKS)
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        nargs="+",
+        default=[1, 32, 256],
+        help="images at once (default: 1 32 256)",
+    )
+    parser.add_argument("--repeat", type=int, default=10, help="timed passes (default: 10)")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=gpu_networks.VARIANTS,
+        default=list(gpu_networks.VARIANTS),
+        help="what to time of PyTorch: a layout and a precision (default: all)",
+    )
+    parser.add_argument("--steps", action="store_true", help="show how long each step took")
+    shared.add_peer(parser)
+    shared.add_output(parser)
+    return parser.parse_args()
+
+
+def main():
+    options = parse()
+    runs = [(name, batch) for name in options.networks for batch in options.batch_size]
+    set_environment(settings.threads())
+    found, failures = [], []
+    turns = len(runs) * (options.repeat + WARM_UP)
+    peer_of = (
+        contextlib.nullcontext()
+        if options.no_peer
+        else gpu_networks.Peer(options.peer_python or "python3")
+    )
+    with peer_of as peer, tqdm(total=turns, disable=None) as progress:
+        versions = peer and peer.versions
+        for name, batch in runs:
+            progress.set_description(f"{name}, batch {batch}")
+            try:
+                measured = gpu_networks.measure(
+                    name, batch, peer, options.variants, options.repeat, progress.update
+                )
+            except Ece408Error as error:
+                failures.append(f"{name}, batch {batch}: {error}")
+                continue
+            found.append(measured)
+            if measured.errors[gpu_networks.OURS] > gpu_networks.TOLERANCE:
+                failures.append(f"{name}, batch {batch}: outputs are wrong: {measured.errors}")
+            if options.output:
+                content = {"torch": versions, "networks": gpu_networks.records(found)}
+                about = f"Medians of {options.repeat} passes; PyTorch's better layout, {versions}."
+                text = "\n\n".join([about, gpu_networks.table(found), *failures])
+                results.write(options.output, "Whole networks on the GPU", text, content)
+            if options.steps:
+                print(f"{name}, batch {batch}\n\n{gpu_networks.steps_table(measured)}\n")
+    print("\n\n".join([gpu_networks.table(found), *failures]) if found else "\n".join(failures))
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    program.run("bench_networks", main)

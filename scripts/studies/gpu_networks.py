@@ -1,0 +1,199 @@
+"""Networks of MXNet's zoo as a whole on the GPU, beside PyTorch on the same GPU: host to host."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ece408_op.backends.network import Array, Network
+from ece408_op.bench import cpu_timer
+from ece408_op.bench.peers import process
+from ece408_op.bench.summary import summary
+from ece408_op.files import markdown
+from ece408_op.operator.loading import load_mxnet
+
+from . import zoo
+
+OURS = "ours"
+NETWORKS = (*zoo.NETWORKS, "resnet50_v1")
+VARIANTS = ("NCHW float32", "NHWC float32", "NCHW tf32", "NHWC tf32")
+# Images whose results are compared with MXNet's on the CPU: the first and the last ones.
+_CHECKED = 4
+# What outputs may differ from MXNet's on the CPU, of the largest.
+TOLERANCE = 1e-5
+
+
+class Peer(process.Peer):
+    """PyTorch with CUDA under another Python; torch_network.py says what to ask. Raises
+    `InvalidSetting` if that Python does not run or has no PyTorch."""
+
+    def __init__(self, python: str) -> None:
+        paths = ("PYTHONPATH", "LD_LIBRARY_PATH")
+        clean = {name: value for name, value in os.environ.items() if name not in paths}
+        remedy = "name a Python with PyTorch and CUDA as --peer-python, or leave it out: --no-peer"
+        super().__init__("torch_network.py", python, clean, remedy)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network: samples in milliseconds by who computed, the errors of outputs beside MXNet's, and
+    of our steps on the GPU, one after the other, node, kernel, problem and milliseconds."""
+
+    name: str
+    batch: int
+    ms: dict[str, list[float]]
+    errors: dict[str, float]
+    steps: list[tuple[str, str, str, float]]
+
+    def median(self, who: str) -> float:
+        return statistics.median(self.ms[who])
+
+    def best(self, precision: str) -> float:
+        """The peer's better layout, or NaN without it."""
+        found = [self.median(who) for who in self.ms if who.endswith(precision)]
+        return min(found, default=math.nan)
+
+    def gpu_ms(self) -> float:
+        """Of all our steps."""
+        return sum(ms for *_, ms in self.steps)
+
+
+class Ours:
+    """A network of the zoo with random weights, and images for it."""
+
+    def __init__(self, name: str, batch: int) -> None:
+        mx = load_mxnet()
+        self.net, x = zoo.build(name, 2)
+        self.symbol = self.net(mx.sym.Variable("data"))
+        held = {p.name: p.data().asnumpy() for p in self.net.collect_params().values()}
+        shape = (batch, *x.shape[1:])
+        images = np.random.default_rng(408).uniform(-1, 1, shape).astype(np.float32)
+        names = [*self.symbol.list_arguments(), *self.symbol.list_auxiliary_states()]
+        self.arrays = {each: images if each == "data" else held[each] for each in names}
+        self.network = Network(self.symbol.tojson(), names, [n for n in names if n != "data"])
+        self.y = np.full((batch, 1000), np.nan, np.float32)
+        self._inputs = [_array(each) for each in self.arrays.values()]
+        self._outputs = [_array(self.y)]
+
+    def run(self) -> None:
+        self.network.compute(self._inputs, self._outputs)
+
+    def steps(self) -> list[tuple[str, str, str, float]]:
+        return [
+            (each.node, each.kernel, str(each.problem or ""), 1e3 * each.seconds)
+            for each in self.network.measure(self._inputs, self._outputs)
+        ]
+
+    def checked(self) -> np.ndarray:
+        """Numbers of the images that are compared."""
+        batch = len(self.y)
+        return np.unique([*range(min(batch, _CHECKED)), *range(max(0, batch - _CHECKED), batch)])
+
+    def expected(self) -> np.ndarray:
+        """MXNet's outputs of these."""
+        mx = load_mxnet()
+        return self.net(mx.nd.array(self.arrays["data"][self.checked()])).asnumpy()
+
+
+def _array(values: np.ndarray) -> Array:
+    return Array(values.ctypes.data, values.shape, str(values.dtype), 0)
+
+
+def measure(
+    name: str,
+    batch: int,
+    peer: Peer | None,
+    variants: list[str],
+    repeat: int,
+    tick: Callable[[], object],
+) -> Measured:
+    """Time a network and its twins in turns; `tick` is called after each turn."""
+    ours = Ours(name, batch)
+    ours.run()
+    expected = ours.expected()
+    errors = {OURS: zoo.error(ours.y[ours.checked()], expected)}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(Path(folder) / file) for file in ("net.json", "w.npz", "x.npy", "y.npy")]
+        calls = {OURS: lambda: cpu_timer.elapsed_ms(ours.run)}
+        if peer is not None:
+            ours.symbol.save(files[0])
+            weights = {key: array for key, array in ours.arrays.items() if key != "data"}
+            np.savez(files[1], **weights)  # type: ignore[arg-type]
+            np.save(files[2], ours.arrays["data"])
+            peer.ask(open=files[0], weights=files[1], x=files[2])
+            for variant in variants:
+                peer.ask(run=variant, to=files[3])
+                errors[variant] = zoo.error(np.load(files[3])[ours.checked()], expected)
+                calls[variant] = functools.partial(_pass, peer, variant)
+        ms = cpu_timer.interleaved(
+            {who: functools.partial(_after_another, call) for who, call in calls.items()},
+            repeat,
+            tick,
+        )
+    errors[OURS] = max(errors[OURS], zoo.error(ours.y[ours.checked()], expected))
+    steps = ours.steps()
+    ours.network.close()
+    return Measured(name, batch, ms, errors, steps)
+
+
+def _after_another(call: Callable[[], float]) -> float:
+    """The time of a call of which another has just ended."""
+    call()
+    return call()
+
+
+def _pass(peer: Peer, variant: str) -> float:
+    return peer.ask(run=variant)["ms"]
+
+
+def table(found: list[Measured]) -> str:
+    """Medians, and how many times as fast as PyTorch ours are."""
+    head = ["network", "batch", "PyTorch float32, ms", "PyTorch TF32, ms", "ours, ms"]
+    head += ["ours, kernels one by one, ms", "times PyTorch's float32 speed"]
+    head += ["our error beside MXNet's on the CPU"]
+    rows = [
+        [
+            *(each.name, each.batch),
+            *(f"{ms:.2f}" for ms in (each.best("float32"), each.best("tf32"))),
+            *(f"{ms:.2f}" for ms in (each.median(OURS), each.gpu_ms())),
+            f"{each.best('float32') / each.median(OURS):.2f}",
+            f"{each.errors[OURS]:.1e}",
+        ]
+        for each in found
+    ]
+    parts = [markdown.table(head, rows)]
+    for batch in dict.fromkeys(each.batch for each in found):
+        speeds = [each.best("float32") / each.median(OURS) for each in found if each.batch == batch]
+        mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
+        parts.append(f"Batch {batch}: {mean:.2f} times PyTorch's speed in the geometric mean.")
+    return "\n\n".join(parts)
+
+
+def steps_table(found: Measured) -> str:
+    """Our steps, the longest first."""
+    rows = [
+        [node, kernel, f"`{problem}`" if problem else "", f"{ms:.4f}"]
+        for node, kernel, problem, ms in sorted(found.steps, key=lambda each: -each[3])
+    ]
+    return markdown.table(["node", "kernel", "problem", "ms"], rows)
+
+
+def records(found: list[Measured]) -> list[dict[str, Any]]:
+    """The same for JSON."""
+    return [
+        {
+            **{"name": each.name, "batch": each.batch, "errors": each.errors},
+            "ms": {who: summary(samples) for who, samples in each.ms.items()},
+            "steps": each.steps,
+        }
+        for each in found
+    ]
