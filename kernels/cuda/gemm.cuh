@@ -51,8 +51,9 @@ constexpr int kWeightRecords = 2 * kUnits * kRows;
 constexpr size_t kAllWeights = size_t(kAllTaps) * kSlabs * SETS * kRowTiles * kWeightRecords;
 constexpr int kAllRows = SETS * kRowTiles * kRows;
 
-// What the launches share: weights, the rows' factors, the pixels' factors, pixels, and sums of
-// `splits` parts of the channels.
+// What the launches share: weights and the rows' factors; the pixels' factors, pixels, and sums of
+// `splits` parts of the channels. Weights lie before the rest, or in memory of their own, where they
+// can stay for other calls.
 struct Workspace {
     uint4 *weights;
     float *row_factors, *factors;
@@ -61,12 +62,12 @@ struct Workspace {
     size_t length;   // positions of a plane, with those that the last tile's taps see
     unsigned tiles;  // of positions
 
-    __device__ Workspace(void *memory, int batch) {
+    __device__ Workspace(void *prepared, void *memory, int batch) {
         tiles = divide_up(batch * kPositions, kTile);
         length = size_t(tiles) * kTile + HALO;
-        weights = (uint4 *)memory;
+        weights = (uint4 *)prepared;
         row_factors = (float *)(weights + kAllWeights);
-        factors = row_factors + kAllRows;
+        factors = prepared == memory ? row_factors + kAllRows : (float *)memory;
         pixels = (uint4 *)(factors + SETS * kPhases * kSlabs * length);
         sums = (float *)(pixels + SETS * kPhases * kSlabs * 2 * kUnits * length);
     }
@@ -182,15 +183,16 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const float *
     }
 }
 
-// A block for each row of the weights, and then for 256 positions of a plane.
+// A block for each row of the weights, of which there are `rows`, all or none, and then for 256
+// positions of a plane.
 extern "C" __global__ void __launch_bounds__(256)
-    lay_out(void *memory, const float *x, const float *w, int batch) {
-    const Workspace work(memory, batch);
-    if (blockIdx.x < kAllRows) {
+    lay_out(void *prepared, void *memory, const float *x, const float *w, int batch, int rows) {
+    const Workspace work(prepared, memory, batch);
+    if (blockIdx.x < rows) {
         lay_out_row(work, w, blockIdx.x);
         return;
     }
-    const unsigned block = blockIdx.x - kAllRows, blocks = divide_up(work.length, 256);
+    const unsigned block = blockIdx.x - rows, blocks = divide_up(work.length, 256);
     const unsigned position = block % blocks * 256 + threadIdx.x;
     if (position < work.length) lay_out_pixel(work, x, batch, block / blocks, position);
 }
@@ -237,7 +239,7 @@ struct Element {
     }
 
     __device__ __forceinline__ void write(float *y, float sum, const float *bias) const {
-        store(y + (size_t(image) * OUT_CHANNELS + out) * kOutPlane + h * OUT_W + s, sum, bias, out);
+        store(y + size_t(image) * OUT_IMAGE + out * kOutPlane + h * OUT_W + s, sum, bias, out);
     }
 };
 
@@ -513,11 +515,11 @@ struct Worker {
 
 // Blocks stay: each takes every gridDim.x-th item. The first four warps give their registers up.
 extern "C" __global__ void __launch_bounds__(384, 1)
-    multiply_tiles(float *y, const float *x, const float *w, const float *bias, void *memory,
-                   int batch, int splits) {
+    multiply_tiles(float *y, const float *x, const float *w, const float *bias, void *prepared,
+                   void *memory, int batch, int splits) {
     extern __shared__ __align__(128) char bytes[];
     Shared &shared = *(Shared *)bytes;
-    const Workspace work(memory, batch);
+    const Workspace work(prepared, memory, batch);
     if (threadIdx.x == 0) {
         for (int i = 0; i < PIXEL_STAGES; i++) {
             barrier_init(&shared.pixels_full[i], 1);
@@ -554,9 +556,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
 // A thread for a position of a row: its sums of all parts of the channels.
 extern "C" __global__ void __launch_bounds__(256)
-    add_up(float *y, const float *x, const float *w, const float *bias, void *memory, int batch,
-           int splits) {
-    const Workspace work(memory, batch);
+    add_up(float *y, const float *x, const float *w, const float *bias, void *prepared,
+           void *memory, int batch, int splits) {
+    const Workspace work(prepared, memory, batch);
     const unsigned position = blockIdx.x * 256 + threadIdx.x;
     const int set = blockIdx.y / kSetRows, row = blockIdx.y % kSetRows, job = blockIdx.z;
     if (position >= batch * kPositions) return;

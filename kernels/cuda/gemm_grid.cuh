@@ -72,6 +72,9 @@ constexpr int kDepth = kSetIn * (BACKWARD ? 1 : kFold);  // of the product, for 
 constexpr int kSetRows = kSetOut * (BACKWARD ? kFold : 1);
 constexpr unsigned kPositions = GRID_H * GRID_W;   // of an image
 constexpr unsigned kInPlane = IN_H * IN_W, kOutPlane = OUT_H * OUT_W;
+#ifndef OUT_IMAGE
+#define OUT_IMAGE (OUT_CHANNELS * kOutPlane)  // elements of the output from one image to the next
+#endif
 
 // An axis' taps of a remainder: how many, and where the i-th lies in the grid. With FOLD those of
 // all remainders.

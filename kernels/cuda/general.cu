@@ -34,6 +34,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         if (filter0 + r >= kGroupFilters || n >= pixels) return;
         const int filter = group * kGroupFilters + filter0 + r;
         if (BIAS) sum += load(bias + filter);
-        store(y + (n / kOutPlane * FILTERS + filter) * kOutPlane + n % kOutPlane, sum);
+        store(y + n / kOutPlane * OUT_IMAGE + filter * kOutPlane + n % kOutPlane, sum);
     });
 }

@@ -81,6 +81,9 @@ constexpr int kOutW = (WIDTH + 2 * PAD_W - DILATE_W * (KERNEL_W - 1) - 1) / STRI
 constexpr int kTaps = KERNEL_H * KERNEL_W;
 constexpr unsigned kPlane = HEIGHT * WIDTH;    // pixels of a channel
 constexpr unsigned kOutPlane = kOutH * kOutW;  // pixels of a filter's output
+#ifndef OUT_IMAGE
+#define OUT_IMAGE (FILTERS * kOutPlane)  // elements of y from one image to the next
+#endif
 constexpr int kGroupChannels = CHANNELS / GROUPS;
 constexpr int kGroupFilters = FILTERS / GROUPS;
 constexpr int kThreads = THREADS_R * THREADS_C;

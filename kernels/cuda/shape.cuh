@@ -45,7 +45,10 @@ constexpr int kTaps = KERNEL_H * KERNEL_W;
 constexpr unsigned kPlane = HEIGHT * WIDTH;       // pixels of a channel
 constexpr unsigned kOutPlane = kOutH * kOutW;     // pixels of a filter's output
 constexpr unsigned kImage = CHANNELS * kPlane;    // elements of one image of x
-constexpr unsigned kOutImage = FILTERS * kOutPlane;  // and of y
+#ifndef OUT_IMAGE
+#define OUT_IMAGE (FILTERS * kOutPlane)
+#endif
+constexpr unsigned kOutImage = OUT_IMAGE;  // elements of y from one image to the next
 
 __host__ __device__ constexpr int divide_up(int count, int size) {
     return (count + size - 1) / size;

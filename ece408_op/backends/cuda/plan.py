@@ -79,6 +79,7 @@ class Plan:
     enqueue, copies first. Macros do not depend on the batch.
 
     `workspace_bytes` is memory on the GPU that the launches share; its contents do not matter.
+    `apart` is the same with what depends on weights alone done first, if there is such a thing.
     """
 
     kernel: Code
@@ -86,6 +87,17 @@ class Plan:
     launches: tuple[Launch, ...]
     constants: tuple[ConstantCopy, ...] = ()
     workspace_bytes: int = 0
+    apart: Apart | None = None
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A computation in two: `weights` makes `nbytes` of w, its "y"; `images` computes with them,
+    as "prepared", as often as is wanted."""
+
+    nbytes: int
+    weights: Plan
+    images: Plan
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,13 @@ class Layout:
 
 
 class Family(ABC):
-    """Kernels that are laid out in the same way; layouts of one problem compute the same."""
+    """Kernels that are laid out in the same way; layouts of one problem compute the same.
+
+    Of `spaced` ones the images of y may lie further apart than they are large: the macro OUT_IMAGE
+    says how many elements.
+    """
+
+    spaced = False
 
     @abstractmethod
     def why_not(self, problem: ConvProblem) -> str | None:

@@ -15,7 +15,7 @@ from typing import Callable, Union
 from ...errors import UnsupportedProblem
 from ...problem import ConvProblem
 from ..cuda.kernels import catalog, tuned
-from ..cuda.plan import Kernel, Plan, Target
+from ..cuda.plan import Defines, Kernel, Plan, Target
 from . import gather, pointwise
 from .graph import Entry, Graph, Node
 from .pointwise import Term, leaf
@@ -219,7 +219,10 @@ class Builder:
 
     def into(self, operand: Operand, y: Value) -> None:
         """Compute the operand where `y` lies, an array of its shape."""
-        self.drop(self._compute(self.chain(operand), y))
+        if isinstance(operand, Convolution):
+            self.drop(self._convolve(operand, y))
+        else:
+            self.drop(self._compute(self.chain(operand), y))
 
     def _ended(self, term: Term) -> Term:
         """The same as an array, computed now unless it is one."""
@@ -253,25 +256,41 @@ class Builder:
         y = self.empty(shape, value.constant)
         return leaf(self.emit(gather.spread(value, shape), y, {"x": value}))
 
-    def _convolve(self, asked: Convolution) -> Value:
-        problem, onto, after = asked.problem, asked.onto, asked.after
-        kernel, plan = self._plan(problem, onto is not None)
-        if after is not None and kernel.family.activates(onto is not None):
+    def _convolve(self, asked: Convolution, place: Value | None = None) -> Value:
+        """The convolution as an array, at `place` if one is given."""
+        onto, after = asked.onto, asked.after
+        kernel, plan = self._plan(asked.problem, onto is not None)
+        activates = after is None or kernel.family.activates(onto is not None)
+        if place is not None and not (onto is None and activates and kernel.family.spaced):
+            return self._compute(leaf(self._convolve(asked)), place)
+        if onto is not None:
+            self.drop(onto)
+            y = replace(onto, shape=asked.shape)
+        else:
+            y = place or self.empty(asked.shape, self.constant(asked))
+        defines: Defines = () if y.dense else (("OUT_IMAGE", f"{y.image}u"),)
+        if after is not None and activates:
             text = pointwise.statements(after, {id(asked.sums): "v"}, "v")
-            plan = replace(plan, defines=(*plan.defines, ("ACTIVATE(v)", text)))
-            after = None
+            defines = (*defines, ("ACTIVATE(v)", text))
+        y = self._launched(asked, plan, defines, y)
+        if activates or after is None or asked.sums is None:
+            return y
+        return self.value(Chain(asked.shape, substituted(after, asked.sums, leaf(y))))
+
+    def _launched(self, asked: Convolution, plan: Plan, defines: Defines, y: Value) -> Value:
+        """A convolution's plan with further macros; what depends on weights alone is done once."""
         read = {"x": asked.x, "w": asked.w}
         if asked.bias is not None:
             read["bias"] = asked.bias
-        if onto is None:
-            y = self.empty(asked.shape, all(value.constant for value in read.values()))
-        else:
-            self.drop(onto)
-            y = replace(onto, shape=asked.shape)
-        y = self.emit(plan, y, read, asked.node, problem if asked.logged else None)
-        if after is None or asked.sums is None:
-            return y
-        return self.value(Chain(asked.shape, substituted(after, asked.sums, leaf(y))))
+        apart = plan.apart
+        if apart is not None and asked.w.constant and not asked.x.constant:
+            weights = replace(apart.weights, defines=(*plan.defines, *defines))
+            place = self.empty((apart.nbytes // 4,), True)
+            w = self.claimed(asked.w)
+            read["prepared"] = self.emit(weights, place, {"w": w}, asked.node)
+            plan = apart.images
+        plan = replace(plan, defines=(*plan.defines, *defines), apart=None)
+        return self.emit(plan, y, read, asked.node, asked.problem if asked.logged else None)
 
     def _plan(self, problem: ConvProblem, accumulate: bool) -> tuple[Kernel, Plan]:
         """The best kernel for a convolution, and its plan."""

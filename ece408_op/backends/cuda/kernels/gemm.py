@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from ..plan import Apart, Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from . import gemm_grid
 from .gemm_grid import (
     CACHE_RATE,
@@ -61,6 +61,7 @@ class Gemm(Family):
     """Forward, or with `backward` the gradient for x."""
 
     backward: bool
+    spaced = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
         refused = gemm_grid.refused(problem)
@@ -90,42 +91,51 @@ class Gemm(Family):
         tiles, length = _length(made, layout, problem.batch)
         slabs = divide_up(made.depth, layout.depth)
         row_tiles = divide_up(made.rows, layout.rows)
-        rows = made.sets * row_tiles * layout.rows
+        rows = _all_rows(made, layout)
         x, y = ("dy", "dx") if self.backward else ("x", "y")
         # A gradient has no bias: the argument is not read.
         bias = "w" if self.backward else "bias"
-        arrays = (y, x, "w", bias, "workspace", problem.batch, splits)
-        launches = [
-            Launch(
-                "lay_out",
-                (rows + divide_up(length, 256) * made.sets * made.phases * slabs, 1, 1),
-                (256, 1, 1),
-                ("workspace", x, "w", problem.batch),
-            ),
-            Launch(
-                "multiply_tiles",
-                (row_tiles * made.sets * made.jobs * tiles * splits, 1, 1),
-                (THREADS, 1, 1),
-                arrays,
-                shared_bytes(made, layout),
-                1,
-            ),
-        ]
-        if splits > 1:
-            positions = problem.batch * made.positions
-            launches.append(
+        pixel_blocks = divide_up(length, 256) * made.sets * made.phases * slabs
+
+        def launches(prepared: str, rows: int) -> tuple[Launch, ...]:
+            """With weights in `prepared`, of which so many rows are laid out as well."""
+            memory = (prepared, "workspace")
+            arrays = (y, x, "w", bias, *memory, problem.batch, splits)
+            found = [
                 Launch(
-                    "add_up",
-                    (divide_up(positions, 256), made.sets * made.rows, made.jobs),
+                    "lay_out",
+                    (rows + pixel_blocks, 1, 1),
                     (256, 1, 1),
+                    (*memory, x, "w", problem.batch, rows),
+                ),
+                Launch(
+                    "multiply_tiles",
+                    (row_tiles * made.sets * made.jobs * tiles * splits, 1, 1),
+                    (THREADS, 1, 1),
                     arrays,
-                )
-            )
+                    shared_bytes(made, layout),
+                    1,
+                ),
+            ]
+            if splits > 1:
+                positions = problem.batch * made.positions
+                grid = (divide_up(positions, 256), made.sets * made.rows, made.jobs)
+                found.append(Launch("add_up", grid, (256, 1, 1), arrays))
+            return tuple(found)
+
         has_bias = problem.bias and not self.backward
         defines = (*gemm_grid.defines(problem, made, accumulate, has_bias), *layout.defines)
         macros = (*defines, ("HALO", made.halo), ("SHARED_BYTES", shared_bytes(made, layout)))
         nbytes = _workspace_bytes(made, layout, problem.batch, splits)
-        return Plan(kernel, macros, tuple(launches), workspace_bytes=nbytes)
+        of_weights = _weight_bytes(made, layout)
+        alone = ("y", "y", "w", "w", problem.batch, rows)
+        apart = Apart(
+            of_weights,
+            Plan(kernel, macros, (Launch("lay_out", (rows, 1, 1), (256, 1, 1), alone),)),
+            Plan(kernel, macros, launches("prepared", 0), workspace_bytes=nbytes - of_weights),
+        )
+        whole = launches("workspace", rows)
+        return Plan(kernel, macros, whole, workspace_bytes=nbytes, apart=apart)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -209,13 +219,21 @@ def cycles(problem: ConvProblem, backward: bool) -> float:
 def _workspace_bytes(made: Product, layout: Blocks, batch: int, splits: int) -> int:
     """As `Workspace` of the source has it."""
     tiles, length = _length(made, layout, batch)
-    slabs = divide_up(made.depth, layout.depth)
-    rows = made.sets * divide_up(made.rows, layout.rows) * layout.rows
-    planes = made.sets * made.phases * slabs
-    weights = made.taps * slabs * rows * layout.depth * 4 + rows * 4
+    planes = made.sets * made.phases * divide_up(made.depth, layout.depth)
     pixels = planes * length * (4 * layout.depth + 4)
+    rows = _all_rows(made, layout)
     sums = splits * made.jobs * rows * tiles * layout.tile * 4 if splits > 1 else 0
-    return weights + pixels + sums
+    return _weight_bytes(made, layout) + pixels + sums
+
+
+def _weight_bytes(made: Product, layout: Blocks) -> int:
+    """Of these, what weights take."""
+    slabs, rows = divide_up(made.depth, layout.depth), _all_rows(made, layout)
+    return made.taps * slabs * rows * layout.depth * 4 + rows * 4
+
+
+def _all_rows(made: Product, layout: Blocks) -> int:
+    return made.sets * divide_up(made.rows, layout.rows) * layout.rows
 
 
 KERNELS = (

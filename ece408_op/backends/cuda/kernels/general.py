@@ -49,6 +49,8 @@ class _General(Family):
 class Forward(_General):
     """Filters by pixels."""
 
+    spaced = True
+
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Tile, ...]:
         return (_tile(problem.filters // problem.groups, _MANY),)
 

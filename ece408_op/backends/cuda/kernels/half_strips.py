@@ -54,6 +54,7 @@ class HalfStrips(Family):
     """Every factor in `parts` numbers of half precision: 2 make float32 of it."""
 
     parts: int
+    spaced = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.groups != 1:

@@ -42,6 +42,8 @@ _MEASURED_PAIRS = {
 class OneChannel(Family):
     """A thread for each column of each strip of rows, for some filters."""
 
+    spaced = True
+
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.channels > 1:
             return f"it computes one input channel only, not {problem.channels}"
@@ -97,6 +99,8 @@ class _Rows(Layout):
 
 class Winograd(Family):
     """F(2, 3) along the rows: a thread for each pair of columns of each strip of rows."""
+
+    spaced = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
         return no_winograd(problem)

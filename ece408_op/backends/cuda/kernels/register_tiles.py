@@ -72,6 +72,8 @@ class _Chunked(Tile):
 class RegisterTiles(Family):
     """A thread for each column of each strip of rows, for some filters."""
 
+    spaced = True
+
     def why_not(self, problem: ConvProblem) -> str | None:
         return too_large_kernel(problem)
 

@@ -51,6 +51,8 @@ class Strips(Layout):
 class TensorCores(Family):
     """Persistent blocks that load weights once and take strips of images one after the other."""
 
+    spaced = True
+
     def why_not(self, problem: ConvProblem) -> str | None:
         reason = not_plain(problem)
         if reason is not None:

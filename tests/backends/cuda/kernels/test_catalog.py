@@ -11,6 +11,7 @@ from cases import every
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.plan import architecture
+from ece408_op.backends.network.operators import CODES
 from ece408_op.bench.checker import random_cases
 from ece408_op.bench.shapes import SHAPES
 from ece408_op.errors import InvalidSetting, UnsupportedProblem
@@ -255,4 +256,4 @@ def test_the_newest_code_that_a_gpu_runs_is_chosen():
 def test_every_source_belongs_to_the_catalog():
     sources = {path.name for path in (kernels_dir() / "cuda").glob("*.cu")}
     helps = {"count_nonfinite.cu", "ceilings.cu", "pause.cu", "judge.cu"}
-    assert sources == {kernel.source for kernel in catalog.KERNELS} | helps
+    assert sources == {each.source for each in (*catalog.KERNELS, *CODES)} | helps
