@@ -132,10 +132,25 @@ def _mobilenet(sym):
     return sym.Flatten(sym.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)))
 
 
+def _densenet(sym):
+    """Each layer sees all before it; one concatenation begins two others."""
+    x = sym.Variable("data")
+    for number in range(3):
+        y = sym.Activation(sym.BatchNorm(x, name=f"bn{number}"), act_type="relu")
+        y = sym.Convolution(y, kernel=(3, 3), pad=(1, 1), num_filter=2, name=f"conv{number}")
+        x = sym.concat(x, y)
+    pooled = sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="avg")
+    other = sym.Pooling(sym.concat(x, x * 2), kernel=(3, 3), stride=(2, 2), pool_type="max")
+    x = sym.concat(sym.concat(x, y), y)
+    x = sym.Flatten(sym.concat(pooled, other, sym.Pooling(x, kernel=(3, 3), stride=(2, 2))))
+    return sym.FullyConnected(x, num_hidden=4, name="fc")
+
+
 NETWORKS = {
     "lenet": (_lenet, (5, 1, 16, 14)),
     "resnet": (_resnet, (3, 3, 15, 13)),
     "inception": (_inception, (3, 4, 9, 7)),
+    "densenet": (_densenet, (3, 3, 9, 8)),
     "mobilenet": (_mobilenet, (3, 4, 9, 11)),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Callable, Union
 
 from ...errors import UnsupportedProblem
@@ -65,6 +65,15 @@ Operand = Union[Value, Chain, Convolution]
 Lower = Callable[["Builder", Node, list[Operand]], list[Operand]]
 
 
+@dataclass(frozen=True)
+class Room:
+    """Concatenations, by number, that are the beginnings of others: the channels that they have to
+    have room for; and those that go on with such a one."""
+
+    channels: dict[int, int] = field(default_factory=dict)
+    goes_on: set[int] = field(default_factory=set)
+
+
 class Builder:
     """Makes the steps for a number of images on a GPU.
 
@@ -73,10 +82,14 @@ class Builder:
     methods return brings one, too. An array without claims is computed onto.
     """
 
-    def __init__(self, gpu: Target, precision: str, images: int) -> None:
+    def __init__(self, gpu: Target, precision: str, images: int, room: Room | None = None) -> None:
         self.gpu = gpu
         self.steps = Steps(images)
         self.node = ""
+        self.number = 0
+        self.room = room or Room()
+        # The shapes of the nodes' results, by number.
+        self.shapes: dict[int, tuple[int, ...]] = {}
         self._precision = precision
         self._uses: Counter[Entry] = Counter()
 
@@ -88,7 +101,7 @@ class Builder:
         for number, name in graph.variables():
             self._bind(found, Entry(number), self.claimed(inputs[name]))
         for number, node in graph.computed():
-            self.node = node.name
+            self.node, self.number = node.name, number
             results = lower(self, node, [found[entry] for entry in node.inputs])
             for output, result in enumerate(results):
                 self._bind(found, Entry(number, output), result)
@@ -103,6 +116,8 @@ class Builder:
 
     def _bind(self, found: dict[Entry, Operand], entry: Entry, result: Operand) -> None:
         """Have `result` be an array of the graph, with a claim for each reader."""
+        if entry.output == 0:
+            self.shapes[entry.node] = result.shape
         uses = self._uses[entry]
         if uses == 0:
             self.drop(result)

@@ -14,7 +14,7 @@ from .builder import Builder
 from .graph import Graph
 from .machine import Machine, Recorded, Run
 from .memory import Places, places
-from .operators import lower
+from .operators import lower, shapes
 from .values import INPUT, LASTING, WEIGHT, Buffer, Step, Steps, Value
 
 # Recordings that are kept: of lanes whose memory has moved, or of which there are many.
@@ -73,7 +73,13 @@ def build(graph: Graph, inputs: Inputs, machine: Machine) -> tuple[Steps, list[V
     """The steps for inputs, and the arrays that these are. Raises `UnsupportedProblem`."""
     values = inputs.values()
     builder = Builder(machine.target, settings.precision(), inputs.images())
-    return builder.build(graph, values, lower), list(values.values())
+    steps = builder.build(graph, values, lower)
+    room = shapes.room(graph.nodes, builder.shapes)
+    if room.goes_on:
+        values = inputs.values()
+        builder = Builder(machine.target, settings.precision(), inputs.images(), room)
+        steps = builder.build(graph, values, lower)
+    return steps, list(values.values())
 
 
 class Program:

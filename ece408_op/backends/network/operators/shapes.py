@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....errors import UnsupportedProblem
 from .. import gather
 from ..attributes import Attributes
-from ..builder import Builder, Operand
+from ..builder import Builder, Operand, Room
+from ..graph import Node
 from ..pointwise import number
+from ..values import Value
 from .operator import Operator, axis_of
 
 
@@ -119,7 +121,7 @@ def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand
 
 
 def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """Each operand is computed where it belongs in the result."""
+    """Each operand is computed where it belongs in the result; the first one may be there."""
     count = len(operands[0].shape)
     axis = axis_of(attributes.integer("dim", 1), count)
     sizes = [each.shape[axis] for each in operands]
@@ -127,17 +129,55 @@ def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -
     shape[axis] = sum(sizes)
     if axis == 0:
         builder.mixes_images()
-    whole = builder.empty(shape, all(builder.constant(each) for each in operands))
     after = math.prod(shape[axis + 1 :])
     rows = math.prod(shape[:axis])
-    for each, first in zip(operands, [sum(sizes[:k]) for k in range(len(sizes))]):
+    begun = operands[0]
+    goes_on = builder.number in builder.room.goes_on
+    if goes_on and isinstance(begun, Value) and begun.image:
+        whole = replace(begun, shape=tuple(shape))
+        builder.drop(begun)
+        first = 1
+    else:
+        whole = _place(builder, operands, shape)
+        first = 0
+    image = whole.image or shape[axis] * after
+    for k, each in enumerate(operands[first:], first):
         part = each.shape[axis] * after
         seen = each if axis == 1 else builder.view(builder.dense(each), (rows, part))
-        place = replace(
-            whole, shape=seen.shape, offset=4 * first * after, image=shape[axis] * after
-        )
-        builder.into(seen, place)
+        offset = 4 * sum(sizes[:k]) * after
+        builder.into(seen, replace(whole, shape=seen.shape, offset=offset, image=image))
     return builder.claimed(whole)
+
+
+def _place(builder: Builder, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
+    """Where to concatenate, with room for what is known to be added."""
+    constant = all(builder.constant(each) for each in operands)
+    channels = builder.room.channels.get(builder.number, 0)
+    if constant or not channels:
+        return builder.empty(shape, constant)
+    after = math.prod(shape[2:])
+    whole = builder.empty((shape[0], channels, *shape[2:]), False)
+    return replace(whole, shape=tuple(shape), image=channels * after)
+
+
+def room(nodes: Sequence[Node], found: Mapping[int, tuple[int, ...]]) -> Room:
+    """Concatenations of channels that go on with another one, which begins no third; `found` has
+    the shapes of results."""
+    begun: dict[int, list[int]] = {}
+    for k, node in enumerate(nodes):
+        if _joins_channels(node) and _joins_channels(nodes[node.inputs[0].node]):
+            begun.setdefault(node.inputs[0].node, []).append(k)
+    room = Room()
+    for k in sorted(begun, reverse=True):
+        if len(begun[k]) == 1:
+            (following,) = begun[k]
+            room.channels[k] = room.channels.get(following, found[following][1])
+            room.goes_on.add(following)
+    return room
+
+
+def _joins_channels(node: Node) -> bool:
+    return node.op in ("Concat", "concat") and node.read.integer("dim", 1) == 1
 
 
 OPERATORS = {
