@@ -18,13 +18,13 @@ from ...errors import InvalidProblem, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ConvProblem
 from ..cuda.work import done
-from . import arrays
 from .arrays import Array
+from .chunks import Timings
 from .graph import Graph
+from .inputs import Call, Calls
 from .machine import Machine, machines
 from .operators import why_not
-from .program import Inputs
-from .resident import Resident, Timings
+from .resident import Resident
 
 __all__ = ["Array", "Network", "StepTime", "why_not"]
 
@@ -51,11 +51,11 @@ class Network:
         self._graph = Graph.parse(symbol_json)
         self._graph.check_inputs(names)
         self._names = tuple(names)
-        self._parameters = frozenset(parameters)
         for _, node in self._graph.computed():
             reason = why_not(node.op, node.attributes)
             if reason is not None:
                 raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
+        self._calls = Calls(names, frozenset(parameters))
         self._lock = threading.Lock()
         self._residents: dict[tuple[object, ...], Resident] = {}
 
@@ -67,29 +67,26 @@ class Network:
         for arrays that do not fit the graph, `NoUsableGpu`, `NotEnoughMemory`, `GpuFailed`, and
         what compiling raises.
         """
-        self._check(inputs, outputs)
+        call = self._call(inputs, outputs)
         found = [self._resident(machine) for machine in machines()]
-        sizes = Inputs.of(self._names, inputs, self._parameters)
         timed = op_log.collecting()
-        parts = _parts(sizes.images(), len(found))
-        if len(parts) > 1 and self._is_divisible(found[0], sizes, parts, outputs):
+        parts = _parts(call.inputs.images, len(found))
+        if len(parts) > 1 and _is_divisible(found[0], call, parts[0][1]):
             with ThreadPoolExecutor(len(parts)) as pool:
-                list(
-                    pool.map(
-                        lambda each: _compute(each[0], sizes, inputs, outputs, each[1], timed),
-                        zip(found, parts),
-                    )
-                )
+                tasks = [
+                    pool.submit(_compute, resident, call, first, images, timed)
+                    for resident, (first, images) in zip(found, parts)
+                ]
+            for task in tasks:
+                task.result()
         else:
-            _compute(found[0], sizes, inputs, outputs, (0, sizes.images()), timed)
+            _compute(found[0], call, 0, call.inputs.images, timed)
 
     def measure(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[StepTime]:
         """As `compute`, on the first GPU, each step by itself: what ran, and how long it took by
         the GPU's clock, in all chunks together."""
-        self._check(inputs, outputs)
-        resident = self._resident(machines()[0])
-        sizes = Inputs.of(self._names, inputs, self._parameters)
-        timings = _compute(resident, sizes, inputs, outputs, (0, sizes.images()), True)
+        call = self._call(inputs, outputs)
+        timings = _compute(self._resident(machines()[0]), call, 0, call.inputs.images, True)
         assert timings is not None
         return [
             StepTime(step.node, step.plan.kernel.name, step.problem, seconds)
@@ -104,39 +101,33 @@ class Network:
             with each.machine.lock, each.machine.active():
                 each.close()
 
-    def _check(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def _call(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         counts = (len(inputs), len(outputs))
         if counts != (len(self._names), len(self._graph.heads)):
             raise InvalidProblem(
                 f"the network takes {len(self._names)} arrays and gives {len(self._graph.heads)}, "
                 f"not {counts[0]} and {counts[1]}"
             )
-        for name, array in zip(self._names, inputs):
-            arrays.check(array, name)
+        return self._calls.call(inputs, outputs)
 
     def _resident(self, machine: Machine) -> Resident:
         with self._lock:
             if machine.key not in self._residents:
-                self._residents[machine.key] = Resident(machine, self._graph)
+                made = Resident(machine, self._graph, self._calls.weights)
+                self._residents[machine.key] = made
             return self._residents[machine.key]
 
-    def _is_divisible(
-        self,
-        resident: Resident,
-        sizes: Inputs,
-        parts: Sequence[tuple[int, int]],
-        outputs: Sequence[Array],
-    ) -> bool:
-        """Whether the network can be computed in these parts."""
-        if any(array.shape[:1] != (sizes.images(),) for array in outputs):
+
+def _is_divisible(resident: Resident, call: Call, images: int) -> bool:
+    """Whether so many images of the call can be computed without the others."""
+    whole = call.inputs.images
+    if any(array.shape[:1] != (whole,) for array in call.outputs):
+        return False
+    with resident.machine.lock, resident.machine.active():
+        try:
+            return resident.ready(call, images, images).program.steps.divisible
+        except (UnsupportedProblem, InvalidProblem):
             return False
-        part = [_shortened(array, parts[0][1]) for array in outputs]
-        with resident.machine.lock, resident.machine.active():
-            try:
-                ready = resident.ready(sizes.of_images(parts[0][1]), part)
-            except (UnsupportedProblem, InvalidProblem):
-                return False
-            return ready.program.steps.divisible
 
 
 def _parts(images: int, most: int) -> list[tuple[int, int]]:
@@ -148,27 +139,13 @@ def _parts(images: int, most: int) -> list[tuple[int, int]]:
     return [(min(first, images - size), size) for first in range(0, images, size)]
 
 
-def _shortened(array: Array, images: int) -> Array:
-    return Array(array.address, (images, *array.shape[1:]), array.dtype, array.version)
-
-
 def _compute(
-    resident: Resident,
-    sizes: Inputs,
-    inputs: Sequence[Array],
-    outputs: Sequence[Array],
-    part: tuple[int, int],
-    timed: bool,
+    resident: Resident, call: Call, first: int, images: int, timed: bool
 ) -> Timings | None:
     """Compute a part of the images on one GPU; how long its steps took if that is asked for."""
-    first, images = part
-    whole = images == sizes.images()
-    mine = sizes if whole else sizes.of_images(images)
-    asked = outputs if whole else [_shortened(array, images) for array in outputs]
     machine = resident.machine
     with machine.lock, machine.active():
-        ready = resident.ready(mine, asked)
-        timings = resident.compute(ready, inputs, outputs, first, timed)
+        timings = resident.compute(call, first, images, timed)
     if timings is not None:
         _publish(timings, machine)
     return timings

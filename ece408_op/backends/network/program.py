@@ -2,82 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ... import settings
 from ...errors import UnsupportedProblem
-from .arrays import ITEM_BYTES, Array
+from .arrays import Array
 from .builder import Builder
 from .graph import Graph
+from .inputs import Inputs
 from .machine import Machine, Recorded, Run
 from .memory import Places, places
 from .operators import lower, shapes
-from .values import INPUT, LASTING, WEIGHT, Buffer, Step, Steps, Value
+from .values import LASTING, WEIGHT, Step, Steps, Value
 
 # Recordings that are kept: of lanes whose memory has moved, or of which there are many.
 _MOST_RECORDINGS = 8
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What the arrays that a network is called with are like: names, shapes and types, and which
-    are weights."""
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    parameters: frozenset[str]
-
-    @classmethod
-    def of(
-        cls, names: Sequence[str], arrays: Sequence[Array], parameters: frozenset[str]
-    ) -> Inputs:
-        shapes = tuple(array.shape for array in arrays)
-        return cls(tuple(names), shapes, tuple(array.dtype for array in arrays), parameters)
-
-    def are_images(self) -> list[bool]:
-        """Of each input, whether it has an element for each image."""
-        return [name not in self.parameters for name in self.names]
-
-    def images(self) -> int:
-        """How many there are: what the first axis of all inputs but weights counts, or 0 where they
-        differ."""
-        found = {
-            shape[0] if shape else 0 for shape, mine in zip(self.shapes, self.are_images()) if mine
-        }
-        return found.pop() if len(found) == 1 else 0
-
-    def of_images(self, images: int) -> Inputs:
-        """The same for another number of images."""
-        shapes = tuple(
-            (images, *shape[1:]) if mine else shape
-            for shape, mine in zip(self.shapes, self.are_images())
-        )
-        return Inputs(self.names, shapes, self.dtypes, self.parameters)
-
-    def values(self) -> dict[str, Value]:
-        """Arrays to build steps on."""
-        found = {}
-        each = zip(self.names, self.shapes, self.dtypes, self.are_images())
-        for number, (name, shape, dtype, mine) in enumerate(each):
-            nbytes = ITEM_BYTES[dtype] * math.prod(shape)
-            buffer = Buffer(INPUT if mine else WEIGHT, nbytes, number)
-            found[name] = Value(buffer, shape, dtype=dtype)
-        return found
-
-
 def build(graph: Graph, inputs: Inputs, machine: Machine) -> tuple[Steps, list[Value]]:
     """The steps for inputs, and the arrays that these are. Raises `UnsupportedProblem`."""
     values = inputs.values()
-    builder = Builder(machine.target, settings.precision(), inputs.images())
+    builder = Builder(machine.target, settings.precision(), inputs.images)
     steps = builder.build(graph, values, lower)
     room = shapes.room(graph.nodes, builder.shapes)
     if room.goes_on:
         values = inputs.values()
-        builder = Builder(machine.target, settings.precision(), inputs.images(), room)
+        builder = Builder(machine.target, settings.precision(), inputs.images, room)
         steps = builder.build(graph, values, lower)
     return steps, list(values.values())
 
@@ -87,9 +38,10 @@ class Program:
 
     def __init__(self, machine: Machine, steps: Steps, inputs: list[Value]) -> None:
         self.steps = steps
-        self.inputs = inputs
+        # The inputs of which there is an element for each image.
+        self.images = [value for value in inputs if not value.constant]
         self.places: Places = places(steps, inputs)
-        # Which weights `lasting` was made of: `Resident.stamp`.
+        # What was made of weights is made of those of this stamp.
         self.stamp = -1
         self._machine = machine
         all_steps = [*steps.for_weights, *steps.for_images]
@@ -97,9 +49,6 @@ class Program:
         self._loaded = dict(zip(map(id, all_steps), loaded))
         self._recorded: dict[tuple[int, int], Recorded] = {}
         self._lasting = machine.allocate(self.places.lasting_bytes)
-
-    def outputs(self) -> list[Value]:
-        return self.steps.outputs
 
     def prepare(self, lane: Any, weights: Mapping[int, int]) -> None:
         """Compute what is made of weights alone, which are at these addresses by number."""
@@ -158,11 +107,12 @@ class Program:
 
 
 def refused(steps: Steps, images: int, asked: Sequence[Array]) -> str | None:
-    """Why the steps' outputs are not those of `asked`, seen for so many images, or `None`."""
+    """Why the steps' outputs are not those that are asked for, or are so for another number of
+    images; `None` if they are."""
     for value, array in zip(steps.outputs, asked):
-        wanted = (images, *array.shape[1:]) if images else array.shape
-        if value.shape != wanted:
-            return f"an output has shape {value.shape}, not {wanted}"
+        same = value.shape == array.shape
+        if not same and (value.shape[:1] != (images,) or value.shape[1:] != array.shape[1:]):
+            return f"an output has shape {value.shape}, not {array.shape}"
     return None
 
 

@@ -1,0 +1,111 @@
+"""What the arrays that a network is called with are like."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .arrays import ITEM_BYTES, Array, check
+from .values import INPUT, WEIGHT, Buffer, Value
+
+# Sizes of images that are remembered.
+_MOST_KNOWN = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Names, shapes and types of a network's inputs, and the numbers of those that have an element
+    for each image. `images` is how many there are, what the first axis of all of these counts, or 0
+    where they differ."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    over_images: tuple[int, ...]
+    images: int
+    _others: dict[int, Inputs] = field(default_factory=dict)
+
+    def of_images(self, images: int) -> Inputs:
+        """The same for another number of images."""
+        if images == self.images:
+            return self
+        if images not in self._others:
+            shapes = list(self.shapes)
+            for number in self.over_images:
+                shapes[number] = (images, *shapes[number][1:])
+            self._others[images] = Inputs(
+                self.names, tuple(shapes), self.dtypes, self.over_images, images
+            )
+        return self._others[images]
+
+    def image_bytes(self) -> int:
+        """Of all inputs of an image."""
+        return sum(
+            ITEM_BYTES[self.dtypes[number]] * math.prod(self.shapes[number][1:])
+            for number in self.over_images
+        )
+
+    def values(self) -> dict[str, Value]:
+        """Arrays to build steps on."""
+        found = {}
+        for number, name in enumerate(self.names):
+            shape, dtype = self.shapes[number], self.dtypes[number]
+            kind = INPUT if number in self.over_images else WEIGHT
+            buffer = Buffer(kind, ITEM_BYTES[dtype] * math.prod(shape), number)
+            found[name] = Value(buffer, shape, dtype=dtype)
+        return found
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arrays of a call, what its inputs are like, and a number that calls with the same weights
+    have."""
+
+    inputs: Inputs
+    arrays: Sequence[Array]
+    outputs: Sequence[Array]
+    generation: int
+
+
+class Calls:
+    """Recognises calls that are like earlier ones."""
+
+    def __init__(self, names: Sequence[str], parameters: frozenset[str]) -> None:
+        self._names = tuple(names)
+        numbers = range(len(self._names))
+        self.weights = tuple(k for k in numbers if self._names[k] in parameters)
+        self._over_images = tuple(k for k in numbers if self._names[k] not in parameters)
+        self._lock = threading.Lock()
+        self._versions: list[tuple[int, int]] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._generation = 0
+        self._known: dict[tuple[object, ...], Inputs] = {}
+
+    def call(self, arrays: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        """Raises `UnsupportedProblem` for arrays of types that networks do not take."""
+        versions = [(arrays[k].address, arrays[k].version) for k in self.weights]
+        key = tuple((arrays[k].shape, arrays[k].dtype) for k in self._over_images)
+        with self._lock:
+            if versions != self._versions:
+                self._versions = versions
+                self._generation += 1
+                shapes = [arrays[k].shape for k in self.weights]
+                if shapes != self._shapes:
+                    self._shapes = shapes
+                    self._known.clear()
+            if key not in self._known:
+                if len(self._known) == _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = self._inputs(arrays)
+            return Call(self._known[key], arrays, outputs, self._generation)
+
+    def _inputs(self, arrays: Sequence[Array]) -> Inputs:
+        for name, array in zip(self._names, arrays):
+            check(array, name)
+        firsts = {arrays[k].shape[:1] for k in self._over_images}
+        images = max(next(iter(firsts)), default=0) if len(firsts) == 1 else 0
+        shapes = tuple(array.shape for array in arrays)
+        dtypes = tuple(array.dtype for array in arrays)
+        return Inputs(self._names, shapes, dtypes, self._over_images, images)

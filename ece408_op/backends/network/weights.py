@@ -1,0 +1,70 @@
+"""A network's weights on one GPU: copies of arrays on the host, made again when these change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from .arrays import Array
+from .machine import Machine
+
+
+@dataclass
+class _Weight:
+    """A copy of an array, which is `None` while it is not known to be whole."""
+
+    address: int
+    nbytes: int
+    source: Array | None = None
+
+
+class Weights:
+    """The inputs of these numbers. `stamp` changes whenever what is in any of them may have."""
+
+    def __init__(self, machine: Machine, numbers: Collection[int]) -> None:
+        self._machine = machine
+        self._numbers = numbers
+        self._held: dict[int, _Weight] = {}
+        self._generation = -1
+        self.stamp = 0
+
+    def addresses(self) -> dict[int, int]:
+        """By number."""
+        return {number: weight.address for number, weight in self._held.items()}
+
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self._held.values())
+
+    def bring(self, inputs: Sequence[Array], generation: int) -> bool:
+        """Copy to the GPU what is not there, or has changed; calls with the same `generation` have
+        the same weights. Returns whether addresses have changed."""
+        if generation == self._generation:
+            return False
+        before = self.addresses()
+        for number in self._numbers:
+            array, weight = inputs[number], self._held.get(number)
+            source = weight and weight.source
+            if not source or (source.address, source.version) != (array.address, array.version):
+                self.stamp += 1
+                self._bring(number, array)
+        self._generation = generation
+        return self.addresses() != before
+
+    def close(self) -> None:
+        """Give their memory back."""
+        self._generation = -1
+        for weight in self._held.values():
+            self._machine.free(weight.address)
+        self._held.clear()
+
+    def _bring(self, number: int, array: Array) -> None:
+        weight = self._held.get(number)
+        if weight is not None and weight.nbytes != array.nbytes:
+            self._machine.free(self._held.pop(number).address)
+            weight = None
+        if weight is None:
+            weight = _Weight(self._machine.allocate(array.nbytes), array.nbytes)
+            self._held[number] = weight
+        weight.source = None
+        self._machine.upload(weight.address, array.address, array.nbytes)
+        weight.source = array
