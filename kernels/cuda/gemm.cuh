@@ -73,15 +73,40 @@ struct Workspace {
     }
 };
 
+#ifdef CONVERT  // statements that make of v, an element of x of channel c, what is multiplied
+#define CONVERT_PARAMETERS , const float *factors, const float *addends  // of each channel
+#define CONVERT_ARGUMENTS , factors, addends
+#else
+#define CONVERT(v, c)
+#define CONVERT_PARAMETERS
+#define CONVERT_ARGUMENTS
+#endif
+
+// What is multiplied with weights.
+struct Input {
+    const float *x, *factors, *addends;
+
+    __device__ __forceinline__ Input(const float *x, const float *factors = nullptr,
+                                     const float *addends = nullptr)
+        : x(x), factors(factors), addends(addends) {}
+
+    // An element of channel c of x.
+    __device__ __forceinline__ float at(const float *element, int c) const {
+        float v = __ldg(element);
+        CONVERT(v, c);
+        return v;
+    }
+};
+
 // DEPTH channels of a position.
-__device__ __forceinline__ void lay_out_pixel(const Workspace &work, const float *x, int batch,
+__device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input &input, int batch,
                                               int plane, unsigned position) {
     const int phase = plane / kSlabs % kPhases;
     const int set = plane / kSlabs / kPhases, first = plane % kSlabs * DEPTH;
     const unsigned image = position / kPositions, inside = position % kPositions;
     const int row0 = int(inside / GRID_W) * IN_STEP_H + IN_FIRST_H;
     const int column0 = int(inside % GRID_W) * IN_STEP_W + IN_FIRST_W;
-    const float *from = x + (size_t(image) * IN_CHANNELS + set * kSetIn) * kInPlane;
+    const float *from = input.x + size_t(image) * IN_IMAGE + set * kSetIn * kInPlane;
     float values[DEPTH];
     unsigned most = 0;
 #pragma unroll
@@ -94,7 +119,8 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const float
             column0 + (BACKWARD ? 0 : tables.remainders_w[phase] + folded_across(remainder));
         const bool there = image < batch && first + k < kDepth && unsigned(row) < IN_H &&
                            unsigned(column) < IN_W;
-        values[k] = there ? __ldg(from + channel * kInPlane + row * IN_W + column) : 0;
+        const float *element = from + channel * kInPlane + row * IN_W + column;
+        values[k] = there ? input.at(element, set * kSetIn + channel) : 0;
         most = max(most, magnitude(values[k]));
     }
     const float scale = scale_for(most, work.factors + plane * work.length + position);
@@ -186,7 +212,8 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const float *
 // A block for each row of the weights, of which there are `rows`, all or none, and then for 256
 // positions of a plane.
 extern "C" __global__ void __launch_bounds__(256)
-    lay_out(void *prepared, void *memory, const float *x, const float *w, int batch, int rows) {
+    lay_out(void *prepared, void *memory, const float *x, const float *w, int batch,
+            int rows CONVERT_PARAMETERS) {
     const Workspace work(prepared, memory, batch);
     if (blockIdx.x < rows) {
         lay_out_row(work, w, blockIdx.x);
@@ -194,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     const unsigned block = blockIdx.x - rows, blocks = divide_up(work.length, 256);
     const unsigned position = block % blocks * 256 + threadIdx.x;
-    if (position < work.length) lay_out_pixel(work, x, batch, block / blocks, position);
+    const Input input(x CONVERT_ARGUMENTS);
+    if (position < work.length) lay_out_pixel(work, input, batch, block / blocks, position);
 }
 
 // An element of the output: where it is, of which row and image; `there` if it is one at all.
@@ -216,11 +244,11 @@ struct Element {
     }
 
     // Its sum by the definition, in double precision.
-    __device__ __noinline__ float textbook(const float *x, const float *w) const {
+    __device__ __noinline__ float textbook(const Input &input, const float *w) const {
         double sum = 0;
         for (int c = 0; c < kGroupIn; c++) {
             const int in = out / kGroupOut * kGroupIn + c;
-            const float *plane = x + (size_t(image) * IN_CHANNELS + in) * kInPlane;
+            const float *plane = input.x + size_t(image) * IN_IMAGE + in * kInPlane;
             const float *taps = w + kTaps * (BACKWARD ? size_t(in) * kGroupOut + out % kGroupOut
                                                       : size_t(out) * kGroupIn + c);
             for (int tap = 0; tap < kTaps; tap++) {
@@ -232,7 +260,7 @@ struct Element {
                     row /= STRIDE_H, column /= STRIDE_W;
                 }
                 if (unsigned(row) >= IN_H || unsigned(column) >= IN_W) continue;
-                sum += double(plane[row * IN_W + column]) * taps[tap];
+                sum += double(input.at(plane + row * IN_W + column, in)) * taps[tap];
             }
         }
         return float(sum);
@@ -485,8 +513,8 @@ struct Worker {
     }
 
     __device__ __forceinline__ void write(float (&total)[kSums], const Item &item, float *y,
-                                          const float *x, const float *w, const float *bias,
-                                          int batch) {
+                                          const Input &input, const float *w,
+                                          const float *bias, int batch) {
         const float *factors = work.row_factors + item.set * kRowTiles * kRows +
                                item.row_tile * kRows + row0 + threadIdx.x / 32 % 4 * 16 +
                                threadIdx.x % 32 / 4;
@@ -507,7 +535,7 @@ struct Worker {
             }
             for (; again; again &= again - 1) {
                 const Element here(item.set, row + __ffs(again) - 1, item.job, image, i, j);
-                here.write(y, here.textbook(x, w), bias);
+                here.write(y, here.textbook(input, w), bias);
             }
         });
     }
@@ -516,7 +544,7 @@ struct Worker {
 // Blocks stay: each takes every gridDim.x-th item. The first four warps give their registers up.
 extern "C" __global__ void __launch_bounds__(384, 1)
     multiply_tiles(float *y, const float *x, const float *w, const float *bias, void *prepared,
-                   void *memory, int batch, int splits) {
+                   void *memory, int batch, int splits CONVERT_PARAMETERS) {
     extern __shared__ __align__(128) char bytes[];
     Shared &shared = *(Shared *)bytes;
     const Workspace work(prepared, memory, batch);
@@ -548,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             if (splits > 1) {
                 worker.keep(total, item);
             } else {
-                worker.write(total, item, y, x, w, bias, batch);
+                worker.write(total, item, y, Input(x CONVERT_ARGUMENTS), w, bias, batch);
             }
         }
     }
@@ -557,7 +585,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 // A thread for a position of a row: its sums of all parts of the channels.
 extern "C" __global__ void __launch_bounds__(256)
     add_up(float *y, const float *x, const float *w, const float *bias, void *prepared,
-           void *memory, int batch, int splits) {
+           void *memory, int batch, int splits CONVERT_PARAMETERS) {
     const Workspace work(prepared, memory, batch);
     const unsigned position = blockIdx.x * 256 + threadIdx.x;
     const int set = blockIdx.y / kSetRows, row = blockIdx.y % kSetRows, job = blockIdx.z;
@@ -572,5 +600,6 @@ extern "C" __global__ void __launch_bounds__(256)
     const Element element(set, row, job, position / kPositions, inside / GRID_W, inside % GRID_W);
     if (!element.there) return;
     sum *= work.row_factors[of_all];
-    element.write(y, isfinite(sum) ? sum : element.textbook(x, w), bias);
+    const Input input(x CONVERT_ARGUMENTS);
+    element.write(y, isfinite(sum) ? sum : element.textbook(input, w), bias);
 }

@@ -75,6 +75,9 @@ constexpr unsigned kInPlane = IN_H * IN_W, kOutPlane = OUT_H * OUT_W;
 #ifndef OUT_IMAGE
 #define OUT_IMAGE (OUT_CHANNELS * kOutPlane)  // elements of the output from one image to the next
 #endif
+#ifndef IN_IMAGE
+#define IN_IMAGE (IN_CHANNELS * kInPlane)  // and of the input
+#endif
 
 // An axis' taps of a remainder: how many, and where the i-th lies in the grid. With FOLD those of
 // all remainders.

@@ -122,10 +122,13 @@ class Family(ABC):
     """Kernels that are laid out in the same way; layouts of one problem compute the same.
 
     Of `spaced` ones the images of y may lie further apart than they are large: the macro OUT_IMAGE
-    says how many elements.
+    says how many elements. With a `prelude` the same is so of x (IN_IMAGE), and its elements can be
+    made something else as they are read: the macro CONVERT, with which every function takes
+    "factors" and "addends" as well.
     """
 
     spaced = False
+    prelude = False
 
     @abstractmethod
     def why_not(self, problem: ConvProblem) -> str | None:

@@ -40,7 +40,8 @@ class Chain:
 class Convolution:
     """A convolution that is not computed yet, seen as an array of `shape`.
 
-    Its sums are added to `onto`, in place, if that is given, and then become what `after` makes of
+    x may be a chain of pointwise operators, done as the kernel reads it where it can do that. Sums
+    are added to `onto`, in place, if that is given, and then become what `after` makes of
     `sums`, if there is any. `node` is the layer's name, of which there are op times if `logged`.
     """
 
@@ -48,7 +49,7 @@ class Convolution:
     logged: bool
     shape: tuple[int, ...]
     problem: ConvProblem
-    x: Value
+    x: Value | Chain
     w: Value
     bias: Value | None
     onto: Value | None = None
@@ -56,7 +57,7 @@ class Convolution:
     after: Term | None = None
 
     def values(self) -> list[Value]:
-        found = [self.x, self.w, self.bias, self.onto]
+        found = [*_values(self.x), self.w, self.bias, self.onto]
         return [value for value in found if value is not None]
 
 
@@ -287,24 +288,29 @@ class Builder:
         if after is not None and activates:
             text = pointwise.statements(after, {id(asked.sums): "v"}, "v")
             defines = (*defines, ("ACTIVATE(v)", text))
-        y = self._launched(asked, plan, defines, y)
+        of_x = _prelude(asked.x) if kernel.family.prelude else None
+        if of_x is None:
+            of_x = Prelude(self.dense(asked.x), {}, ())
+        y = self._launched(asked, plan, (*defines, *of_x.defines), of_x, y)
         if activates or after is None or asked.sums is None:
             return y
         return self.value(Chain(asked.shape, substituted(after, asked.sums, leaf(y))))
 
-    def _launched(self, asked: Convolution, plan: Plan, defines: Defines, y: Value) -> Value:
+    def _launched(
+        self, asked: Convolution, plan: Plan, defines: Defines, of_x: Prelude, y: Value
+    ) -> Value:
         """A convolution's plan with further macros; what depends on weights alone is done once."""
-        read = {"x": asked.x, "w": asked.w}
+        read = {"x": of_x.x, "w": asked.w, **of_x.arrays}
         if asked.bias is not None:
             read["bias"] = asked.bias
         apart = plan.apart
-        if apart is not None and asked.w.constant and not asked.x.constant:
-            weights = replace(apart.weights, defines=(*plan.defines, *defines))
+        if apart is not None and asked.w.constant and not of_x.x.constant:
+            weights = of_x.added_to(replace(apart.weights, defines=(*plan.defines, *defines)))
             place = self.empty((apart.nbytes // 4,), True)
             w = self.claimed(asked.w)
             read["prepared"] = self.emit(weights, place, {"w": w}, asked.node)
             plan = apart.images
-        plan = replace(plan, defines=(*plan.defines, *defines), apart=None)
+        plan = of_x.added_to(replace(plan, defines=(*plan.defines, *defines), apart=None))
         return self.emit(plan, y, read, asked.node, asked.problem if asked.logged else None)
 
     def _plan(self, problem: ConvProblem, accumulate: bool) -> tuple[Kernel, Plan]:
@@ -317,6 +323,53 @@ class Builder:
         # Constants are a module's, which several layers may use at once.
         kernel = catalog.default(problem, "forward", capability, self._precision)
         return kernel, kernel.plan(problem, capability, accumulate)
+
+
+@dataclass(frozen=True)
+class Prelude:
+    """What a convolution reads: x, arrays with an element for each channel, and the macros that say
+    how x lies, and what becomes of it."""
+
+    x: Value
+    arrays: Mapping[str, Value]
+    defines: Defines
+
+    def added_to(self, plan: Plan) -> Plan:
+        """The plan of which every launch takes the arrays."""
+        if "CONVERT(v,c)" not in dict(self.defines):
+            return plan
+        launches = tuple(
+            replace(launch, arguments=(*launch.arguments, *_PRELUDE)) for launch in plan.launches
+        )
+        return replace(plan, launches=launches)
+
+
+# What functions with a PRELUDE take besides.
+_PRELUDE = ("factors", "addends")
+
+
+def _prelude(operand: Value | Chain) -> Prelude | None:
+    """An array, or a chain on one and at most two more with an element for each channel, as a
+    prelude; `None` if it is none."""
+    if isinstance(operand, Value):
+        operand = Chain(operand.shape, leaf(operand))
+    leaves = [each for each in operand.term.all() if each.value is not None]
+    of_channels = (1, operand.shape[1], *[1] * (len(operand.shape) - 2))
+    x = [each for each in leaves if each.shape == operand.shape]
+    others = [each for each in leaves if each.shape == of_channels]
+    if len(x) != 1 or len(x) + len(others) < len(leaves) or len(others) > len(_PRELUDE):
+        return None
+    value = x[0].value
+    if value is None or value.dtype != "float32":
+        return None
+    defines: Defines = () if value.dense else (("IN_IMAGE", f"{value.image}u"),)
+    if operand.term is not x[0]:
+        names = dict(zip(map(id, others), _PRELUDE))
+        start = {id(x[0]): "v", **{key: f"__ldg({name}+c)" for key, name in names.items()}}
+        text = pointwise.statements(operand.term, start, "v")
+        defines = (*defines, ("CONVERT(v,c)", text))
+    arrays = {name: each.value for name, each in zip(_PRELUDE, others) if each.value is not None}
+    return Prelude(value, arrays, defines)
 
 
 def substituted(term: Term, old: Term, new: Term) -> Term:

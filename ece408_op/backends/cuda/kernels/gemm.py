@@ -62,6 +62,7 @@ class Gemm(Family):
 
     backward: bool
     spaced = True
+    prelude = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
         refused = gemm_grid.refused(problem)

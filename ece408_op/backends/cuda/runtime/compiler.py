@@ -89,7 +89,8 @@ def nvcc_missing(nvcc: Path) -> NoUsableGpu:
 
 
 def _options(defines: Defines, architecture: str) -> tuple[str, ...]:
-    macros = (f"-D{name}={value}" for name, value in defines)
+    # nvcc takes a comma as the beginning of another macro.
+    macros = (f"-D{name}={value}".replace(",", "\\,") for name, value in defines)
     return (*OPTIONS, gencode(architecture), *macros)
 
 

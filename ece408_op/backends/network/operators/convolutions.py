@@ -29,7 +29,9 @@ def _convolution_why_not(attributes: Attributes) -> str | None:
 def _convolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     kernel = attributes.integers("kernel")
     spatial = len(kernel)
-    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    x, w = operands[0], builder.dense(operands[1])
+    if isinstance(x, Convolution):
+        x = builder.value(x)
     if len(x.shape) != 2 + spatial:
         raise UnsupportedProblem(
             f"{builder.node}: data of shape {x.shape} does not fit a kernel of {kernel}"
