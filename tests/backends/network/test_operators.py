@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from gpu_networks import Case, error
 
+from ece408_op.backends.network import why_not
+
 pytestmark = pytest.mark.usefixtures("emulated")
 
 BELOW = 2e-6
@@ -12,6 +14,7 @@ BELOW = 2e-6
 
 def _operators(sym):
     """Symbols on "data" of shape (3, 4, 5, 6) by name: few launches for many operators."""
+    label = sym.Variable("label")
     x, y = sym.Variable("data"), sym.Variable("weight", shape=(1, 4, 1, 1))
 
     def act(kind):
@@ -72,20 +75,87 @@ def _operators(sym):
             for mode in ("constant", "edge", "reflect")
         ],
         "concats": [sym.concat(x, x + 1, 2 * x, dim=1), sym.concat(x, x, dim=3)],
-        "kept": [sym.Dropout(x) * sym.BlockGrad(x) + sym.Cast(x, dtype="float32")],
+        "splits": [
+            *(part * 2 for part in sym.split(x, num_outputs=2, axis=1)),
+            *sym.split(x, num_outputs=3, axis=3),
+        ],
+        "scaled": [
+            sym.UpSampling(x, scale=3, sample_type="nearest"),
+            sym.contrib.AdaptiveAvgPooling2D(x, output_size=1),
+        ],
+        "deconvolution": [
+            sym.Deconvolution(
+                *(x,),
+                num_filter=6,
+                kernel=(3, 2),
+                stride=(2, 3),
+                pad=(1, 0),
+                adj=(1, 2),
+                num_group=2,
+                no_bias=False,
+                name="d",
+            )
+        ],
+        "labels": [
+            sym.SoftmaxOutput(x, label, **options) for options in ({}, {"preserve_shape": True})
+        ],
+        "one_label": [sym.SoftmaxOutput(sym.Flatten(x), label, name="softmax")],
+        "label_image": [sym.SoftmaxOutput(x, label, multi_output=True)],
+        "kept": [
+            sym.hard_sigmoid(x) + sym.Dropout(x) * sym.BlockGrad(x) + sym.Cast(x, dtype="float32")
+        ],
     }
 
 
 NAMES = (
     *("activations", "leaky", "prelu", "scalars", "arithmetic", "spread", "norm"),
     *("pool", "pool_borders", "global", "means", "softmax", "softmaxes", "lrn", "views", "moves"),
-    *("pads", "concats", "kept"),
+    *(
+        "pads",
+        "concats",
+        "splits",
+        "scaled",
+        "deconvolution",
+        "labels",
+        "one_label",
+        "label_image",
+        "kept",
+    ),
 )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_computes_what_mxnet_does(mx, name):
-    case = Case(mx.sym.Group(_operators(mx.sym)[name]), data=(3, 4, 5, 6))
+    labels = {"labels": (3, 4, 5), "one_label": (3,), "label_image": (3, 5, 6)}
+    shapes = {"data": (3, 4, 5, 6), **({"label": labels[name]} if name in labels else {})}
+    case = Case(mx.sym.Group(_operators(mx.sym)[name]), **shapes)
     network = case.network()
     for number, (found, expected) in enumerate(zip(case.run(network), case.expected())):
         assert error(found, expected) < BELOW, number
+
+
+def test_why_an_operator_is_not_computed_is_said():
+    cases = {
+        ("Convolution", "kernel", "(3, 3)"): None,
+        (
+            "Convolution",
+            "kernel",
+            "(3, 3, 3)",
+        ): "a kernel of 3 dimensions is not computed; only 1-D",
+        ("Convolution", "kernel", "three"): "Convolution: cannot read kernel=three",
+        ("Convolution", "pad", "(1, 1)"): "Convolution: required attribute kernel is not given",
+        ("Pooling", "pool_type", "lp"): "pool_type lp is not computed",
+        ("Pooling", "layout", "NHWC"): "layout NHWC is not computed; only NCHW is",
+        ("Activation", "act_type", "log_sigmoid"): "act_type log_sigmoid is not computed",
+        ("Reshape", "reverse", "True"): "reverse is not computed",
+        ("Cast", "dtype", "float16"): "dtype float16 is not computed; only float32 is",
+        ("softmax", "use_length", "True"): "use_length is not computed",
+        ("topk", "k", "1"): "operator topk is not computed on the GPU",
+        ("Custom", "op_type", "mine"): "operator mine is not computed on the GPU",
+    }
+    for (op, name, value), reason in cases.items():
+        found = why_not(op, {name: value})
+        assert (found is None) == (reason is None), op
+        assert found is None or found.startswith(reason)
+    own = {"op_type": "ece408_conv", "kernel": "(3, 3)", "num_filter": "4", "layer": "a"}
+    assert why_not("Custom", own) is None

@@ -34,12 +34,13 @@ def why_not(op: str, attributes: Mapping[str, str]) -> str | None:
 
 
 def lower(builder: Builder, node: Node, operands: list[Operand]) -> list[Operand]:
-    """The result of a node. Raises `UnsupportedProblem` and `InvalidProblem`."""
+    """The results of a node. Raises `UnsupportedProblem` and `InvalidProblem`."""
     reason = why_not(node.op, node.attributes)
     if reason is not None:
         raise UnsupportedProblem(f"{node.op} {node.name}: {reason}")
     name = _name(node.op, node.attributes)
-    return [OPERATORS[name].lower(builder, Attributes(name, node.attributes), operands)]
+    found = OPERATORS[name].lower(builder, Attributes(name, node.attributes), operands)
+    return found if isinstance(found, list) else [found]
 
 
 def _name(op: str, attributes: Mapping[str, str]) -> str:

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from ....errors import UnsupportedProblem
 from ....problem import ConvProblem
+from ...cuda.kernels import catalog
+from ...cuda.plan import Plan
 from ..attributes import Attributes
 from ..builder import Builder, Convolution, Operand
 from ..pointwise import leaf
@@ -63,6 +65,53 @@ def _checked(builder: Builder, made: Convolution) -> Convolution:
             f"{builder.node}: weights of shape {made.w.shape} do not fit {made.problem}"
         )
     return made
+
+
+def _deconvolution_why_not(attributes: Attributes) -> str | None:
+    kernel = attributes.integers("kernel")
+    if any(attributes.integers("target_shape", ())):
+        return "target_shape is not computed"
+    return _convolution_why_not(attributes) if len(kernel) == 2 else "only 2-D ones are computed"
+
+
+def _deconvolution(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """The gradient for x of a convolution, of which the input is the gradient for y."""
+    x, w = builder.dense(operands[0]), builder.dense(operands[1])
+    kernel = attributes.integers("kernel")
+    stride, dilate = (attributes.integers(name, ()) or (1, 1) for name in ("stride", "dilate"))
+    pad, adjusted = (attributes.integers(name, ()) or (0, 0) for name in ("pad", "adj"))
+    height, width = (
+        s * (size - 1) + d * (k - 1) + 1 - 2 * p + more
+        for size, s, d, k, p, more in zip(x.shape[2:], stride, dilate, kernel, pad, adjusted)
+    )
+    problem = ConvProblem(
+        *(x.shape[0], attributes.integer("num_filter"), height, width, x.shape[1]),
+        *(_pair(kernel, 1), _pair(stride, 1), _pair(pad, 0), _pair(dilate, 1)),
+        attributes.integer("num_group", 1),
+    )
+    if problem.y_shape != x.shape or w.elements != math.prod(problem.w_shape):
+        raise UnsupportedProblem(f"{builder.node}: data of shape {x.shape} does not fit {problem}")
+    chosen = catalog.default(problem, "backward_data", builder.gpu.capability)
+    plan = chosen.plan(problem, builder.gpu.capability, False)
+    y = builder.empty(problem.x_shape, x.constant and w.constant)
+    plan = replace(renamed(plan, {"dx": "y", "dy": "x"}), apart=None)
+    made = builder.emit(plan, y, {"x": x, "w": w})
+    if attributes.flag("no_bias", True):
+        return made
+    bias = builder.value(operands[2])
+    terms = leaf(made), leaf(bias, channels_of(bias, 4))
+    return builder.pointwise(made.shape, "({0}+{1})", *terms)
+
+
+def renamed(plan: Plan, names: dict[str, str]) -> Plan:
+    """The plan with other names of arrays."""
+    launches = []
+    for launch in plan.launches:
+        arguments = tuple(
+            names.get(each, each) if isinstance(each, str) else each for each in launch.arguments
+        )
+        launches.append(replace(launch, arguments=arguments))
+    return replace(plan, launches=tuple(launches))
 
 
 def _fully_connected(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -134,6 +183,7 @@ def _folded(
 OPERATORS = {
     "Convolution": Operator(_convolution, _convolution_why_not),
     "ece408_conv": Operator(_convolution, _convolution_why_not),
+    "Deconvolution": Operator(_deconvolution, _deconvolution_why_not),
     "FullyConnected": Operator(_fully_connected),
     "BatchNorm": Operator(_normalisation, _normalisation_why_not),
 }

@@ -93,6 +93,12 @@ def _clip(builder: Builder, attributes: Attributes, operands: list[Operand]) -> 
     return builder.unary(operands[0], form)
 
 
+def _hard_sigmoid(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    alpha, beta = (number(attributes.number(*of)) for of in (("alpha", 0.2), ("beta", 0.5)))
+    x = builder.unary(operands[0], f"({alpha}*{{0}}+{beta})")
+    return builder.unary(x, "({0}<0.f?0.f:{0}>1.f?1.f:{0})")
+
+
 def _scalar(form: str) -> Operator:
     def lower(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
         return builder.unary(operands[0], form.format(number(attributes.number("scalar"))))
@@ -168,6 +174,7 @@ OPERATORS = {
     "Activation": Operator(_activation, _activation_why_not),
     "LeakyReLU": Operator(_leaky, _leaky_why_not),
     "clip": Operator(_clip),
+    "hard_sigmoid": Operator(_hard_sigmoid),
     "add_n": Operator(_sum_of_all),
     "ElementWiseSum": Operator(_sum_of_all),
     "Cast": Operator(_cast, _cast_why_not),

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 from ....errors import UnsupportedProblem
 from ..attributes import Attributes
 from ..builder import Builder, Operand
 from ..values import Value
 
-Lowering = Callable[[Builder, Attributes, list[Operand]], Operand]
+Lowering = Callable[[Builder, Attributes, list[Operand]], Union[Operand, list[Operand]]]
 WhyNot = Callable[[Attributes], Optional[str]]
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of MXNet: `lower` gives the result of a node, its first output, and `why_not` why
-    nodes with some attributes are not computed, or `None` where they are."""
+    """An operator of MXNet: `lower` gives the first output of a node, or a list of several, and
+    `why_not` why nodes with some attributes are not computed, or `None` where they are."""
 
     lower: Lowering
     why_not: WhyNot = lambda attributes: None

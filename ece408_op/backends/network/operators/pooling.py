@@ -131,7 +131,17 @@ def _reduce(kind: str) -> Operator:
     return Operator(lower, _reduce_why_not)
 
 
+def _adaptive_why_not(attributes: Attributes) -> str | None:
+    size = attributes.integers("output_size", ())
+    return None if set(size) <= {1} else f"output_size {size} is not computed; only 1 is"
+
+
+def _adaptive(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    return reduced(builder, operands[0], (2, 3), "mean", True)
+
+
 OPERATORS = {
+    "_contrib_AdaptiveAvgPooling2D": Operator(_adaptive, _adaptive_why_not),
     "Pooling": Operator(_pooling, _why_not),
     **{name: _reduce(name) for name in ("mean", "sum", "max")},
 }

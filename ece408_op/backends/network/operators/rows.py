@@ -49,10 +49,8 @@ def _one_axis(attributes: Attributes, axes: int) -> tuple[int, int]:
 
 
 def _of_labels(attributes: Attributes, axes: int) -> tuple[int, int]:
-    """SoftmaxOutput: of all that an image has, or of one axis."""
-    if attributes.flag("multi_output"):
-        return 1, 2
-    return (axes - 1, axes) if attributes.flag("preserve_shape") else (1, axes)
+    """SoftmaxOutput: of channels, or of the last axis."""
+    return (1, 2) if attributes.flag("multi_output") else (axes - 1, axes)
 
 
 def _of_mode(attributes: Attributes, axes: int) -> tuple[int, int]:

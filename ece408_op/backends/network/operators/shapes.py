@@ -120,6 +120,52 @@ def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand
     return builder.emit(gather.windowed(x, shape, first), y, {"x": x})
 
 
+def _split(builder: Builder, attributes: Attributes, operands: list[Operand]) -> list[Operand]:
+    """Parts of channels stay where they are; others are copied."""
+    x = builder.dense(operands[0])
+    axis = axis_of(attributes.integer("axis", 1), len(x.shape))
+    parts = attributes.integer("num_outputs")
+    if x.shape[axis] % parts:
+        raise UnsupportedProblem(f"{builder.node}: {x.shape} has no {parts} equal parts")
+    if axis == 0:
+        builder.mixes_images()
+    shape, first = list(x.shape), [0] * len(x.shape)
+    shape[axis] //= parts
+    seen = list(shape)
+    if attributes.flag("squeeze_axis"):
+        seen.pop(axis)
+    found: list[Operand] = []
+    for k in range(parts):
+        part = builder.claimed(x)
+        if axis == 1 and not x.constant:
+            offset = x.offset + 4 * k * math.prod(shape[1:])
+            found.append(replace(part, shape=tuple(seen), offset=offset, image=x.per_image))
+        else:
+            first[axis] = -k * shape[axis]
+            y = builder.empty(shape, x.constant)
+            made = builder.emit(gather.windowed(x, shape, first), y, {"x": part})
+            found.append(replace(made, shape=tuple(seen)))
+    builder.drop(x)
+    return found
+
+
+def _upsampling_why_not(attributes: Attributes) -> str | None:
+    if attributes.text("sample_type", "nearest") != "nearest":
+        return "sample_type bilinear is not computed"
+    return None if attributes.integer("num_args", 1) == 1 else "only one input is scaled"
+
+
+def _upsampling(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    """Each pixel as often as the scale says, down and across."""
+    x = builder.dense(operands[0])
+    images, channels, height, width = x.shape
+    scale = attributes.integer("scale")
+    y = builder.empty((images * channels, height, scale, width, scale), x.constant)
+    pixels = replace(x, shape=(images * channels, height, 1, width, 1))
+    made = builder.emit(gather.spread(pixels, y.shape), y, {"x": pixels})
+    return replace(made, shape=(images, channels, height * scale, width * scale))
+
+
 def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """Each operand is computed where it belongs in the result; the first one may be there."""
     count = len(operands[0].shape)
@@ -193,6 +239,9 @@ OPERATORS = {
     "Pad": Operator(_pad),
     "pad": Operator(_pad),
     "slice_axis": Operator(_slice_axis),
+    "SliceChannel": Operator(_split),
+    "split": Operator(_split),
+    "UpSampling": Operator(_upsampling, _upsampling_why_not),
     "Concat": Operator(_concat),
     "concat": Operator(_concat),
 }
