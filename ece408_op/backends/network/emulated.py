@@ -112,6 +112,9 @@ class EmulatedMachine(Machine):
     def upload(self, address: int, source: int, nbytes: int) -> None:
         self.copy(address, source, nbytes, TO_GPU)
 
+    def download(self, to: int, address: int, nbytes: int) -> None:
+        self.copy(to, address, nbytes, FROM_GPU)
+
     def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         copy(self._library(), to, source, nbytes, kind)
 

@@ -71,6 +71,10 @@ class Machine(ABC):
         """Copy from the host."""
 
     @abstractmethod
+    def download(self, to: int, address: int, nbytes: int) -> None:
+        """Copy to the host."""
+
+    @abstractmethod
     def load(self, plans: Sequence[Plan]) -> list[Any]:
         """The plans, compiled and loaded."""
 
@@ -123,6 +127,10 @@ class RealGpu(Machine):
     def upload(self, address: int, source: int, nbytes: int) -> None:
         with reported("a copy of weights to the GPU"):
             self._gpu.cuda.memcpy_htod(address, as_array(source, (nbytes,), "uint8"))
+
+    def download(self, to: int, address: int, nbytes: int) -> None:
+        with reported("a copy from the GPU"):
+            self._gpu.cuda.memcpy_dtoh(as_array(to, (nbytes,), "uint8"), address)
 
     def load(self, plans: Sequence[Plan]) -> list[Any]:
         gpu, folder = self._gpu, launcher.cache_folder()
