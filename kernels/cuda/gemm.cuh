@@ -266,8 +266,8 @@ struct Element {
         return float(sum);
     }
 
-    __device__ __forceinline__ void write(float *y, float sum, const float *bias) const {
-        store(y + size_t(image) * OUT_IMAGE + out * kOutPlane + h * OUT_W + s, sum, bias, out);
+    __device__ __forceinline__ float *place(float *y) const {
+        return y + size_t(image) * OUT_IMAGE + out * kOutPlane + h * OUT_W + s;
     }
 };
 
@@ -526,16 +526,24 @@ struct Worker {
             const int image = position / kPositions, inside = position % kPositions;
             const int i = inside / GRID_W, j = inside % GRID_W;
             unsigned again = 0;  // a bit for each sum that is not finite
+            float before[16];
+#pragma unroll
+            for (int r = 0; r < 16; r++) {
+                const Element here(item.set, row + r, item.job, image, i, j);
+                before[r] = here.there && position < positions ? held(here.place(y)) : 0;
+            }
 #pragma unroll
             for (int r = 0; r < 16; r++) {
                 const Element here(item.set, row + r, item.job, image, i, j);
                 const bool there = here.there && position < positions;
-                if (there && isfinite(sums[r])) here.write(y, sums[r], bias);
+                if (there && isfinite(sums[r])) {
+                    store(here.place(y), sums[r], bias, here.out, before[r]);
+                }
                 again |= unsigned(there && !isfinite(sums[r])) << r;
             }
             for (; again; again &= again - 1) {
                 const Element here(item.set, row + __ffs(again) - 1, item.job, image, i, j);
-                here.write(y, here.textbook(input, w), bias);
+                store(here.place(y), here.textbook(input, w), bias, here.out);
             }
         });
     }
@@ -601,5 +609,5 @@ extern "C" __global__ void __launch_bounds__(256)
     if (!element.there) return;
     sum *= work.row_factors[of_all];
     const Input input(x CONVERT_ARGUMENTS);
-    element.write(y, isfinite(sum) ? sum : element.textbook(input, w), bias);
+    store(element.place(y), isfinite(sum) ? sum : element.textbook(input, w), bias, element.out);
 }

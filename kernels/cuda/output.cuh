@@ -11,10 +11,20 @@
 #define ACTIVATE(v)  // statements that make of v, which holds the result, what is stored
 #endif
 
-// Write one element of the output. It is not read again here, so it need not stay in the cache.
-__device__ __forceinline__ void store(float *y, float sum, const float *bias, int filter) {
+// What y holds, if the result is added to it. To be read for several elements before the first one
+// is written: reads behind a write wait for it.
+__device__ __forceinline__ float held(const float *y) { return ACCUMULATE ? *y : 0; }
+
+// Write one element of the output, which has `before`. It is not read again here, so it need not
+// stay in the cache.
+__device__ __forceinline__ void store(float *y, float sum, const float *bias, int filter,
+                                      float before) {
     if (BIAS) sum += bias[filter];
-    if (ACCUMULATE) sum += *y;
+    if (ACCUMULATE) sum += before;
     ACTIVATE(sum);
     __stcs(y, sum);
+}
+
+__device__ __forceinline__ void store(float *y, float sum, const float *bias, int filter) {
+    store(y, sum, bias, filter, held(y));
 }

@@ -35,7 +35,12 @@ class Attributes:
         return text.lower() in ("true", "1")
 
     def number(self, name: str, default: float | None = None) -> float:
-        return float(self._literal(name, default, (int, float)))
+        if not self.is_set(name) and default is None:
+            raise self._missing(name)
+        try:
+            return float(self.text(name, str(default)))
+        except ValueError:
+            raise self._wrong(name) from None
 
     def integer(self, name: str, default: int | None = None) -> int:
         return int(self._literal(name, default, int))
@@ -51,7 +56,7 @@ class Attributes:
     def _literal(self, name: str, default: Any, kinds: Any) -> Any:
         if not self.is_set(name):
             if default is None:
-                raise InvalidProblem(f"{self.op}: required attribute {name} is not given")
+                raise self._missing(name)
             return default
         try:
             found = ast.literal_eval(self._given[name])
@@ -60,6 +65,9 @@ class Attributes:
         if not isinstance(found, kinds) or isinstance(found, bool):
             raise self._wrong(name)
         return found
+
+    def _missing(self, name: str) -> InvalidProblem:
+        return InvalidProblem(f"{self.op}: required attribute {name} is not given")
 
     def _wrong(self, name: str) -> InvalidProblem:
         return InvalidProblem(f"{self.op}: cannot read {name}={self._given[name]}")

@@ -177,6 +177,7 @@ class Builder:
     def drop(self, operand: Operand) -> None:
         """Give up an operand's claims."""
         for value in _values(operand):
+            assert value.buffer.uses > 0, "a claim that nobody has made"
             value.buffer.uses -= 1
 
     def claimed(self, value: Value) -> Value:

@@ -90,6 +90,7 @@ class EmulatedMachine(Machine):
         self.target = _Target()
         self.lock = _lock
         self._emulation = Emulation(mode)
+        self._idle: list[_Lane] = []
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -125,12 +126,20 @@ class EmulatedMachine(Machine):
     def lanes(
         self, count: int, device_bytes: int, host_bytes: int, limit: int
     ) -> Iterator[Sequence[_Lane]]:
-        lanes = [_Lane(self, device_bytes, host_bytes) for _ in range(count)]
+        lanes = [self._lane(device_bytes, host_bytes) for _ in range(count)]
         try:
             yield lanes
         finally:
-            for lane in lanes:
-                self.free(lane.device)
+            self._idle += lanes
+
+    def _lane(self, device_bytes: int, host_bytes: int) -> _Lane:
+        """One that is idle, unless it has too little memory."""
+        if self._idle:
+            lane = self._idle.pop()
+            if lane.device_bytes >= device_bytes and lane.host_bytes >= host_bytes:
+                return lane
+            self.free(lane.device)
+        return _Lane(self, device_bytes, host_bytes)
 
     def record(self, lane: Any, runs: Sequence[Run]) -> _Recorded:
         return _Recorded(runs)

@@ -62,7 +62,7 @@ def places(steps: Steps, inputs: Iterable[Value]) -> Places:
     size = max(size, *(step.plan.workspace_bytes for step in steps.for_weights), 0)
     offsets |= {key: end + life.offset for key, life in lives.items()}
     own = {number: end + life.offset for number, life in workspaces.items()}
-    return Places(offsets, own, end, aligned(end + size), lasting)
+    return Places(offsets, own, end, max(_ALIGNMENT, aligned(end + size)), lasting)
 
 
 def _buffers(steps: Iterable[Step], kind: str) -> list[Buffer]:

@@ -115,8 +115,8 @@ def reading(value: Value, shape: tuple[int, ...], of: tuple[int, ...]) -> Readin
 
 
 def plan(term: Term, shape: tuple[int, ...], out: Value) -> tuple[Plan, dict[str, Value]] | None:
-    """The launch that computes the term into `out`, and its arrays by name; `None` where an input
-    is spread in a way that pointwise.cu cannot."""
+    """The launch that computes the term into `out`, its "y", and the arrays that it reads by name;
+    `None` where an input is spread in a way that pointwise.cu cannot."""
     leaves = [each for each in term.all() if each.value is not None]
     values = [each.value for each in leaves if each.value is not None]
     readings = [reading(value, each.shape, shape) for value, each in zip(values, leaves)]
@@ -143,8 +143,8 @@ def plan(term: Term, shape: tuple[int, ...], out: Value) -> tuple[Plan, dict[str
     defines.append(("COMPUTE", statements(term, names, "r")))
     blocks = divide_up(total, _THREADS * vector)
     launch = Launch("compute", (blocks, 1, 1), (_THREADS, 1, 1), tuple(arguments))
-    arrays = {"y": out, **{f"in{k}": value for k, value in enumerate(values)}}
-    return Plan(KERNEL, tuple(defines), (launch,)), arrays
+    read = {f"in{k}": value for k, value in enumerate(values)}
+    return Plan(KERNEL, tuple(defines), (launch,)), read
 
 
 def _even(

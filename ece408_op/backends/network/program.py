@@ -38,8 +38,9 @@ class Program:
 
     def __init__(self, machine: Machine, steps: Steps, inputs: list[Value]) -> None:
         self.steps = steps
-        # The inputs of which there is an element for each image.
-        self.images = [value for value in inputs if not value.constant]
+        read = {id(value.buffer) for step in steps.for_images for value in step.arrays.values()}
+        # The inputs of which there is an element for each image, without those that nothing reads.
+        self.images = [value for value in inputs if not value.constant and id(value.buffer) in read]
         self.places: Places = places(steps, inputs)
         # What was made of weights is made of those of this stamp.
         self.stamp = -1

@@ -113,13 +113,14 @@ class Resident:
             lasting = sum(value.buffer.nbytes for value in values if value.constant)
             lasting += found.lasting_bytes
             limit = budget - lasting
-            lanes = min(_MOST_LANES, -(-whole // max(1, images)), limit // found.device_bytes)
+            chunks = -(-whole // images) if steps.divisible and images else 1
+            lanes = min(_MOST_LANES, chunks, limit // found.device_bytes)
             if lanes >= 1:
                 return Ready(Program(self.machine, steps, values), whole, lanes, limit)
             if images <= 1 or not steps.divisible:
                 raise NotEnoughMemory(
                     f"the network takes {lasting + found.device_bytes} bytes on the GPU for "
-                    f"{'one image' if images == 1 else f'its {images} images'}, and {budget} may "
+                    f"{'one image' if images == 1 else 'its inputs as a whole'}, and {budget} may "
                     "be used; allow more (ECE408_GPU_MEMORY) or free memory of the GPU"
                 )
             images = -(-images // 2)

@@ -1,5 +1,5 @@
-"""What kernels for convolutions do for networks besides: they change results as they store them, and
-leave room between images."""
+"""What kernels for convolutions do for networks besides: they change results as they store them,
+and leave room between images."""
 
 from __future__ import annotations
 

@@ -95,6 +95,27 @@ def test_images_that_depend_on_each_other_are_not_taken_apart(mx):
     assert error(found, case.expected()[0]) < BELOW
 
 
+def test_an_array_that_is_still_to_be_read_is_not_computed_onto(mx):
+    sym = mx.sym
+    x = sym.Pooling(sym.Variable("data"), kernel=(2, 2))
+    both = x + sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=3, name="a")
+    weight = 0.5 * sym.Variable("weight", shape=(2, 3, 2, 2))
+    read = sym.Convolution(both, weight, kernel=(2, 2), num_filter=2, no_bias=True, name="b")
+    case = Case(sym.Group([both * x, read, x]), data=(1, 3, 6, 7))
+    for found, expected in zip(case.run(case.network()), case.expected()):
+        assert error(found, expected) < BELOW
+
+
+def test_inputs_of_several_first_sizes_are_computed_as_a_whole(mx):
+    sym = mx.sym
+    case = Case(
+        sym.FullyConnected(sym.Variable("data"), sym.Variable("w"), num_hidden=4, no_bias=True),
+        data=(3, 5),
+        w=(4, 5),
+    )
+    assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
+
+
 def test_pixels_can_be_bytes(mx):
     x = (mx.sym.Cast(mx.sym.Variable("data"), dtype="float32") - 128) / 64
     case = Case(
