@@ -10,6 +10,7 @@ from gpu_networks import NETWORKS, Case, array, error, small
 
 from ece408_op import settings
 from ece408_op.backends.network import Network
+from ece408_op.backends.network.emulated import EmulatedMachine
 from ece408_op.errors import InvalidProblem, NotEnoughMemory, UnsupportedProblem
 from ece408_op.op_log import op_times
 
@@ -54,6 +55,23 @@ def test_little_memory_makes_chunks_and_too_little_an_error(mx):
         pytest.raises(NotEnoughMemory, match=r"takes \d+ bytes on the GPU for one image, and 5000"),
     ):
         case.run(case.network())
+
+
+def test_less_memory_than_was_said_makes_smaller_chunks(mx, monkeypatch):
+    case = small(mx, "lenet", whole=True)
+    asked = []
+
+    def lanes(self, count, device_bytes, *rest):
+        asked.append(device_bytes)
+        if device_bytes > 5000:
+            raise NotEnoughMemory("there is no more")
+        return given(self, count, device_bytes, *rest)
+
+    given = EmulatedMachine.lanes
+    monkeypatch.setattr(EmulatedMachine, "lanes", lanes)
+    (found,) = case.run(case.network())
+    assert (found == case.expected()[0]).all()
+    assert asked[0] > 5000 >= asked[-1]
 
 
 def test_batches_of_several_sizes_take_turns(mx):
