@@ -86,6 +86,7 @@ class Gemm(Family):
     """One direction."""
 
     direction: str
+    spaced = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.dtype != "float32":

@@ -193,7 +193,7 @@ def _check_plan(plan, capability):
 
 @every(kernel=catalog.KERNELS)
 def test_one_compile_serves_every_batch(kernel):
-    """Tensor cores' products have four at most: for one image, for a few, for dozens and for more."""
+    """Tensor cores' products have four at most: for one image, few, dozens and more."""
     (case,) = random_cases(kernel, 1)
     classes = [(1, 2, 3), (4, 7, 15), (16, 50, 63), (64, 100, 1000)]
     defines = [
