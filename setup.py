@@ -30,7 +30,7 @@ BEFORE_MXNET = Path("ece408_op/operator/before_mxnet.py")
 STARTED = "_ece408_op_before_mxnet"
 COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-pthread", "-Wall", "-Wextra")
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
-LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti")
+LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno")
 # Threads of a library sleep in its code, so it stays loaded.
 LINK = ("-shared", "-pthread", "-ldl", "-Wl,--as-needed", "-Wl,-z,nodelete")
 FIXED = {
@@ -42,7 +42,7 @@ AVX512 = (
     *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", *AVX2),
     "-mprefer-vector-width=512",
 )
-PER_ISA = ("direct", "winograd", "depthwise", "weight_sums", "general", "ceilings")
+PER_ISA = ("direct", "winograd", "depthwise", "weight_sums", "general", "batch_norm", "ceilings")
 # Instruction set: floats in a vector, and the compiler's options.
 ISAS = {"baseline": (4, ()), "avx2": (8, AVX2), "avx512": (16, AVX512)}
 DATA_FILES = ("*.cpp", "*.cc", "*.h", "*.cu", "*.cuh", "*.md", "*.json", "*.params")

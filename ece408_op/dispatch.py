@@ -224,13 +224,13 @@ def select(problem: ConvProblem, layer: Layer, direction: str) -> Backend:
     raise UnsupportedProblem(f"cannot compute {direction} of {problem}; {'; '.join(reasons)}")
 
 
-def prepare(problem: ConvProblem, layer: Layer) -> Backend:
-    """The backend of the forward pass, which has done what its first call would spend time on.
+def prepare(problem: ConvProblem, layer: Layer, direction: str = "forward") -> Backend:
+    """The backend of a direction, which has done what its first call would spend time on.
 
     Raises what `forward` raises.
     """
-    backend = select(problem, layer, "forward")
-    backend.prepare(problem, "forward")
+    backend = select(problem, layer, direction)
+    backend.prepare(problem, direction)
     return backend
 
 

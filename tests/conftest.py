@@ -16,6 +16,7 @@ from ece408_op import errors
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.errors import DownloadFailed, NoUsableGpu
+from ece408_op.operator import compiled_operator
 from ece408_op.operator.loading import load_mxnet
 
 # A shell that starts the tests in the background has SIGINT ignored, also by what tests start.
@@ -35,6 +36,12 @@ def mx():
 @pytest.fixture
 def rng():
     return np.random.default_rng(408)
+
+
+@pytest.fixture
+def without_compiled_operator(mx, monkeypatch):
+    """Has the operator in Python compute, as where its compiled form is missing."""
+    monkeypatch.setattr(compiled_operator, "_missing", "this test does without it")
 
 
 @pytest.fixture(autouse=True)

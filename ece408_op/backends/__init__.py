@@ -32,14 +32,16 @@ class Done:
 
 
 class NativeFunction(NamedTuple):
-    """The address of a compiled forward function, its last arguments (the number of threads and
-    those of an instruction set and of a kernel), and that kernel's name, as `Done` has it."""
+    """The address of a compiled function, its last arguments (the number of threads and those of an
+    instruction set and of a kernel), and that kernel's name, as `Done` has it. Beside the gradient
+    for w, the address of the function for that of the bias."""
 
     address: int
     threads: int
     isa: int
     kernel: int
     name: str
+    bias_gradient: int | None = None
 
 
 def as_array(address: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
@@ -93,8 +95,8 @@ class Backend(ABC):
         """Do now what the first call would spend time on. Raises what that raises."""
         return
 
-    def native_function(self, problem: ConvProblem) -> NativeFunction | None:
-        """What computes the forward pass without Python, or `None` where Python is needed."""
+    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
+        """What computes a direction without Python, or `None` where Python is needed."""
         return None
 
     def require(self, problem: ConvProblem, direction: str) -> None:

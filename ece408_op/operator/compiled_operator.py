@@ -1,11 +1,12 @@
-"""`ece408_forward`: what `ece408_conv` computes forward on the CPU, without Python in its way.
+"""`ece408_convolution`: what `ece408_conv` computes on the CPU, without Python in its way.
 
 A custom operator written in Python costs MXNet a tenth of a millisecond and more for each call,
 needs guards (see graphs.guards), and holds Python's lock. This one is compiled, in
-kernels/mxnet/forward_operator.cpp, and MXNet runs it as one of its own. It has no gradient, and
-stands in graphs that are only ever run (see graphs.binding); what users hold has `ece408_conv`.
+kernels/mxnet/convolution_operator.cpp, and MXNet runs it as one of its own. It stands in the graphs
+that MXNet runs (see graphs.binding); what users hold has `ece408_conv`.
 
-Python is asked once for each layer, shape and type which kernel is to run with how many threads.
+Python is asked once for each layer, direction, shape and type which kernel is to run with how many
+threads.
 Until a setting changes the answer holds; where another backend computes, the answer is that Python
 itself does, and it is handed the arrays. While op times are being collected the operator runs as
 ever, and tells Python after each call of a kernel how long that took.
@@ -17,17 +18,22 @@ import ctypes
 import functools
 import json
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
 from .. import dispatch, errors, op_log, settings
+from ..backends import DIRECTIONS
 from ..backends.cpu import native
+from ..backends.cpu.backend import chosen_isa
 from ..problem import ConvProblem
+from . import recorded
 from .attributes import OWN, ConvAttributes, problem_of
 
-NAME = "ece408_forward"
+NAME = "ece408_convolution"
 CONCAT = "ece408_concat"
 POOL = "ece408_pool"
+BATCH_NORM = "ece408_batch_norm"
 LIBRARY = Path(__file__).resolve().with_name("libece408_mxnet.so")
 # MXNet's numbers for types.
 _TYPES = ("float32", "float64", "float16")
@@ -39,12 +45,22 @@ class _Plan(ctypes.Structure):
     _fields_ = [
         ("function", ctypes.c_void_p),
         *[(name, ctypes.c_int) for name in ("threads", "isa", "kernel")],
+        ("bias_gradient", ctypes.c_void_p),
     ]
 
 
-_CALL = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
+_OTHERS = ("share", "batch_norm_forward", "batch_norm_backward")
+
+
+class _Others(ctypes.Structure):
+    """The header's `ece408_others`."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in _OTHERS]
+
+
+_CALL = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
 _Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
-_Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, *[ctypes.c_void_p] * 4)
+_Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_void_p))
 _Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), ctypes.c_double)
 
 # Nodes of these operators have it as an attribute, and a graph with another key is refused: what
@@ -72,8 +88,10 @@ def _load(base: Any) -> str | None:
     try:
         base.check_call(base._LIB.MXLoadLib(str(LIBRARY).encode(), 0))
         library = ctypes.CDLL(str(LIBRARY))
-        share = native.library().ece408_share
-        library.ece408_forward_use(_ask, _compute, _report, share, KEY.encode())
+        kernels = native.library()
+        functions = (getattr(kernels, f"ece408_{name}") for name in _OTHERS)
+        others = _Others(*(ctypes.cast(each, ctypes.c_void_p) for each in functions))
+        library.ece408_forward_use(_ask, _compute, _report, ctypes.byref(others), KEY.encode())
     except (base.MXNetError, OSError, AttributeError, errors.KernelsMissing) as error:
         return f"{LIBRARY} does not load ({str(error).splitlines()[0]})"
     settings.watch(library.ece408_forward_forget)
@@ -86,6 +104,11 @@ def call(mxnet: Any, layer: ConvAttributes, arrays: list[Any], out: Any = None) 
     from mxnet.ndarray._internal import _imperative_invoke
 
     given = node_attributes(layer)
+    if mxnet.autograd.is_recording():
+        wanted = [recorded.has_gradient(array) for array in arrays]
+        given["gradients"] = gradients(wanted)
+        # A gradient may be added to what its array holds, which MXNet does not tell this operator.
+        arrays = [mxnet.nd.identity(a) if has else a for a, has in zip(arrays, wanted)]
     return _imperative_invoke(
         _handle(mxnet.base), arrays, list(given), list(given.values()), out, False, False
     )
@@ -121,6 +144,12 @@ def _layer(description: bytes) -> ConvAttributes:
     return ConvAttributes(**given)
 
 
+def gradients(wanted: Sequence[bool]) -> str:
+    """The attribute of a node that computes gradients for some of data, weight and bias."""
+    names = ("data" if wanted[0] else "", "weight" if any(wanted[1:]) else "")
+    return " ".join(filter(None, names))
+
+
 def node_attributes(layer: ConvAttributes) -> dict[str, str]:
     """The attributes of a node that computes this layer, in this process."""
     return {"key": KEY, "layer": _description(layer)}
@@ -134,40 +163,49 @@ def _call(description: bytes, mxnet_type: int, sizes: Any) -> tuple[ConvProblem,
 
 
 @_Ask
-def _ask(description: bytes | None, mxnet_type: int, sizes: Any, plan: Any) -> None:
+def _ask(description: bytes | None, direction: int, mxnet_type: int, sizes: Any, plan: Any) -> None:
     try:
         plan[0] = _Plan(None, settings.threads())
         if description is None:
+            plan[0].isa = native.ISA_CODES[chosen_isa()]
             return
         problem, layer = _call(description, mxnet_type, sizes)
-        backend = dispatch.prepare(problem, layer)
-        function = backend.native_function(problem)
+        backend = dispatch.prepare(problem, layer, DIRECTIONS[direction])
+        function = backend.native_function(problem, DIRECTIONS[direction])
         if function is not None:
-            *numbers, name = function
+            *numbers, name, bias_gradient = function
             _names[function.address, function.isa, function.kernel] = backend.name, name
-            plan[0] = _Plan(*numbers)
+            plan[0] = _Plan(*numbers, bias_gradient)
     except errors.Ece408Error:
         # `_compute` is called next, meets it again, and there is someone to tell.
         return
 
 
 @_Compute
-def _compute(
-    description: bytes, mxnet_type: int, sizes: Any, x: int, w: int, bias: int | None, y: int
-) -> int:
-    def forward() -> None:
+def _compute(description: bytes, direction: int, mxnet_type: int, sizes: Any, arrays: Any) -> int:
+    def compute() -> None:
         problem, layer = _call(description, mxnet_type, sizes)
-        dispatch.forward(problem, layer, x, w, bias, y, accumulate=False)
+        first, second, third, last = arrays[:4]
+        if DIRECTIONS[direction] == "forward":
+            dispatch.forward(problem, layer, first, second, third, last, False)
+        elif DIRECTIONS[direction] == "backward_data":
+            dispatch.backward_data(problem, layer, first, second, third, False)
+        else:
+            dispatch.backward_weight(problem, layer, first, second, third, last, False, False)
 
-    return _done(forward)
+    return _done(compute)
 
 
 @_Report
-def _report(description: bytes, mxnet_type: int, sizes: Any, plan: Any, seconds: float) -> int:
+def _report(
+    description: bytes, direction: int, mxnet_type: int, sizes: Any, plan: Any, seconds: float
+) -> int:
     def publish() -> None:
         problem, layer = _call(description, mxnet_type, sizes)
         backend, kernel = _names[plan[0].function, plan[0].isa, plan[0].kernel]
-        op_log.publish(op_log.OpTime(layer.name, problem, "forward", backend, kernel, seconds))
+        op_log.publish(
+            op_log.OpTime(layer.name, problem, DIRECTIONS[direction], backend, kernel, seconds)
+        )
 
     return _done(publish)
 

@@ -119,7 +119,7 @@ def _ndarray(
     _check_backend(problem, parsed, data.context)
     # Only CPU arrays have blocked layouts; MXNet may have no GPU code for the guards.
     guarded = data.context.device_type != "gpu"
-    if guarded and not mx.autograd.is_recording() and compiled_operator.missing() is None:
+    if guarded and compiled_operator.missing() is None:
         layer = dataclasses.replace(parsed, layer=name or "")
         return compiled_operator.call(mx, layer, [data, *parameters], out)
     if guarded:

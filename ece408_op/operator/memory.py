@@ -1,9 +1,10 @@
-"""From MXNet's arrays to raw memory, without a copy."""
+"""MXNet's arrays as raw memory, without a copy, and when nobody uses them."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from .loading import load_mxnet
@@ -24,3 +25,10 @@ def pointer(array: Any) -> int:
 @functools.lru_cache(maxsize=1)
 def _base() -> Any:
     return load_mxnet().base
+
+
+def wait_for_uses(arrays: Iterable[Any]) -> None:
+    """Wait for the end of every operator that has been given one of the arrays."""
+    base = _base()
+    for array in arrays:
+        base.check_call(base._LIB.MXNDArrayWaitToWrite(array.handle))

@@ -100,7 +100,7 @@ def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
             open_ones.append(event)
         elif event["ph"] == "E" and open_ones:
             begin = open_ones.pop()
-            if begin["name"] == compiled_operator.NAME:
+            if begin["name"] in (compiled_operator.NAME, f"_backward_{compiled_operator.NAME}"):
                 # Our own; `op_recorder` records it by layer and kernel.
                 continue
             found.append(

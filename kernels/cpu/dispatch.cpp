@@ -4,6 +4,7 @@
 #include <cpuid.h>
 #endif
 
+#include "batch_norm.h"
 #include "ceilings.h"
 #include "choice.h"
 #include "shape.h"
@@ -16,6 +17,7 @@ constexpr const Kernel* kKernels[][3] = {ECE408_KERNELS(ECE408_ROW)};
 #define ECE408_NAME(name) #name,
 constexpr const char* kNames[] = {ECE408_KERNELS(ECE408_NAME)};
 constexpr const Ceilings* kCeilings[3] = ECE408_BUILDS(ceilings);
+constexpr const BatchNorm* kBatchNorm[3] = ECE408_BUILDS(batch_norm);
 constexpr int64_t kLanes[] = {4, 8, 16};
 
 #if defined(__x86_64__)
@@ -141,6 +143,24 @@ using Double = double;
 ECE408_DEFINE(float, Float, f32)
 ECE408_DEFINE(double, Double, f64)
 ECE408_DEFINE(uint16_t, Half, f16)
+
+int ece408_batch_norm_forward(const ece408_batch* batch, const float* x, const float* added,
+                              const float* gamma, const float* beta, float* y, float* mean,
+                              float* inverse, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ece408::kBatchNorm[isa]->forward(*batch, x, added, gamma, beta, y, mean, inverse, threads);
+    return ECE408_OK;
+}
+
+int ece408_batch_norm_backward(const ece408_batch* batch, const float* x, const float* y,
+                               const float* dy, const float* gamma, const float* mean,
+                               const float* inverse, float* dx, float* dadded, float* dgamma,
+                               float* dbeta, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ece408::kBatchNorm[isa]->backward(*batch, x, y, dy, gamma, mean, inverse, dx, dadded, dgamma,
+                                      dbeta, threads);
+    return ECE408_OK;
+}
 
 double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return 0;

@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 6
+#define ECE408_ABI_VERSION 7
 
 #ifdef __cplusplus
 extern "C" {
@@ -107,6 +107,29 @@ ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, in
 ECE408_ALL(float, f32)
 ECE408_ALL(double, f64)
 ECE408_ALL(uint16_t, f16)
+
+/* What a batch is normalised by: the averages of each channel of arrays (images, channels, pixels),
+ * its variance with `epsilon` added; with `is_relu` what is below 0 becomes 0 at the end. */
+typedef struct ece408_batch {
+    int64_t images, channels, pixels;
+    double epsilon;
+    int is_relu;
+} ece408_batch;
+
+/* y = (x - mean) * inverse * gamma + beta [+ added], with the channel's mean and the inverse of its
+ * deviation (0 for a deviation of 0), which are given, too. Averages are taken in double, of sums of
+ * some hundred floats. Arrays are of float32; `added` may be null, and `gamma` for 1. */
+ECE408_EXPORT int ece408_batch_norm_forward(const ece408_batch* batch, const float* x,
+                                            const float* added, const float* gamma,
+                                            const float* beta, float* y, float* mean,
+                                            float* inverse, int threads, int isa);
+
+/* The gradients for x, `added`, which may be null, gamma and beta, from that for y. */
+ECE408_EXPORT int ece408_batch_norm_backward(const ece408_batch* batch, const float* x,
+                                             const float* y, const float* dy, const float* gamma,
+                                             const float* mean, const float* inverse, float* dx,
+                                             float* dadded, float* dgamma, float* dbeta,
+                                             int threads, int isa);
 
 /* The conversions of half precision in portable code, as the baseline kernels and the reference use it. */
 ECE408_EXPORT float ece408_half_to_float(uint16_t bits);

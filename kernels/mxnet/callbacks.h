@@ -11,36 +11,53 @@
 extern "C" {
 #endif
 
-/* A forward function of ece408.h for float32, or for another type its arrays are of. */
+/* The functions of ece408.h for float32, or for another type their arrays are of: forward, for
+ * either gradient, and the textbook one for that of the bias. */
 typedef int ece408_function(const ece408_problem* problem, const void* x, const void* w,
                             const void* bias, void* y, int accumulate, int threads, int isa,
                             int kernel);
+typedef int ece408_gradient(const ece408_problem* problem, const void* w_or_x, const void* dy,
+                            void* dx_or_dw, int accumulate, int threads, int isa, int kernel);
+typedef int ece408_bias_gradient(const ece408_problem* problem, const void* dy, void* dbias,
+                                 int accumulate, int threads);
 
-/* What computes a call, and its last arguments; without a function, Python does. */
+/* What computes a call in its direction, and its last arguments; without it, Python does. */
 typedef struct ece408_plan {
-    ece408_function* function;
+    void* function;
     int threads, isa, kernel;
+    ece408_bias_gradient* bias_gradient;
 } ece408_plan;
 
-/* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads for
- * anything else, on data of MXNet's type number `type` and of batch, channels, height and width
- * `sizes`. */
-typedef void ece408_ask(const char* layer, int type, const int64_t* sizes, ece408_plan* plan);
+/* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads and the
+ * instruction set for anything else, in a direction of ece408.h's on data of MXNet's type number `type` and of batch,
+ * channels, height and width `sizes`. */
+typedef void ece408_ask(const char* layer, int direction, int type, const int64_t* sizes,
+                        ece408_plan* plan);
 
-/* Computes the same call itself; 0 if it failed. */
-typedef int ece408_compute(const char* layer, int type, const int64_t* sizes, const void* x,
-                           const void* w, const void* bias, void* y);
+/* Computes the same call itself; 0 if it failed. The arrays are x, w, bias and y, or w, dy and dx,
+ * or x, dy, dw and dbias; NULL for one that there is not. */
+typedef int ece408_compute(const char* layer, int direction, int type, const int64_t* sizes,
+                           void* const* arrays);
 
 /* Takes how long the function of a plan computed such a call, in seconds; 0 if that failed. */
-typedef int ece408_report(const char* layer, int type, const int64_t* sizes,
+typedef int ece408_report(const char* layer, int direction, int type, const int64_t* sizes,
                           const ece408_plan* plan, double seconds);
 
-/* The function ece408_share. */
-typedef void ece408_sharing(int threads, int64_t count, ece408_pieces* pieces, const void* work);
+/* The functions of ece408.h of these names, which are in another library. */
+typedef struct ece408_others {
+    void (*share)(int threads, int64_t count, ece408_pieces* pieces, const void* work);
+    int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
+                              const float* gamma, const float* beta, float* y, float* mean,
+                              float* inverse, int threads, int isa);
+    int (*batch_norm_backward)(const ece408_batch* batch, const float* x, const float* y,
+                               const float* dy, const float* gamma, const float* mean,
+                               const float* inverse, float* dx, float* dadded, float* dgamma,
+                               float* dbeta, int threads, int isa);
+} ece408_others;
 
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */
 ECE408_EXPORT void ece408_forward_use(ece408_ask* ask, ece408_compute* compute,
-                                      ece408_report* report, ece408_sharing* share,
+                                      ece408_report* report, const ece408_others* others,
                                       const char* key);
 
 /* Forgets every plan: the next call asks Python again. */

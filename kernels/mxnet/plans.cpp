@@ -15,8 +15,8 @@ Plans& plans() {
 mxnet::ext::MXReturnValue initialize(int) { return mxnet::ext::MX_SUCCESS; }
 
 void ece408_forward_use(ece408_ask* ask, ece408_compute* compute, ece408_report* report,
-                        ece408_sharing* share, const char* key) {
-    ece408::plans().use(ask, compute, report, share, key);
+                        const ece408_others* others, const char* key) {
+    ece408::plans().use(ask, compute, report, *others, key);
 }
 
 void ece408_forward_forget(void) { ece408::plans().forget(); }

@@ -17,15 +17,17 @@
 
 namespace ece408 {
 
-// One layer, as its node's attribute describes it, on data of one type and size.
+// One layer, as its node's attribute describes it, in one direction on data of one type and size.
 struct Call {
     std::string layer;
     int type = 0;
+    int direction = ECE408_FORWARD;
     std::array<int64_t, 4> sizes{};  // batch, channels, height, width
 
     const char* name() const { return layer.empty() ? nullptr : layer.c_str(); }
     bool operator<(const Call& other) const {
-        return std::tie(sizes, type, layer) < std::tie(other.sizes, other.type, other.layer);
+        return std::tie(sizes, type, direction, layer) <
+               std::tie(other.sizes, other.type, other.direction, other.layer);
     }
 };
 
@@ -37,11 +39,11 @@ constexpr const char* kVariables[] = {"ECE408_BACKEND", "ECE408_ISA", "ECE408_KE
 class Plans {
 public:
     void use(ece408_ask* ask, ece408_compute* compute, ece408_report* report,
-             ece408_sharing* share, const char* key) {
+             const ece408_others& others, const char* key) {
         ask_ = ask;
         compute_ = compute;
         report_ = report;
-        share_ = share;
+        others_ = others;
         key_ = key;
     }
 
@@ -65,7 +67,7 @@ public:
         }
         ece408_plan answer{};
         run_python([&] {
-            return ask_(call.name(), call.type, call.sizes.data(), &answer), 1;
+            return ask_(call.name(), call.direction, call.type, call.sizes.data(), &answer), 1;
         });
         // A plan that could not be made has none.
         if (answer.threads < 1) answer.threads = 1;
@@ -75,12 +77,15 @@ public:
         return answer;
     }
 
+    // The functions of the kernels' library.
+    const ece408_others& others() const { return others_; }
+
     // Threads for what is no convolution.
     int threads() { return plan({}).threads; }
 
-    bool compute(const Call& call, const void* x, const void* w, const void* bias, void* y) {
+    bool compute(const Call& call, void* const* arrays) {
         return run_python([&] {
-            return compute_(call.name(), call.type, call.sizes.data(), x, w, bias, y);
+            return compute_(call.name(), call.direction, call.type, call.sizes.data(), arrays);
         }) != 0;
     }
 
@@ -89,7 +94,8 @@ public:
     // Tells Python how long a plan's function took, if op times are collected; false if that failed.
     bool report(const Call& call, const ece408_plan& plan, double seconds) {
         return !log_is_open_ || run_python([&] {
-            return report_(call.name(), call.type, call.sizes.data(), &plan, seconds);
+            return report_(call.name(), call.direction, call.type, call.sizes.data(), &plan,
+                           seconds);
         }) != 0;
     }
 
@@ -99,7 +105,7 @@ public:
         const auto run = [](const void* all, int64_t begin, int64_t end, int) {
             (*static_cast<const Work*>(all))(begin, end);
         };
-        share_(threads, count, run, &work);
+        others_.share(threads, count, run, &work);
     }
 
 private:
@@ -121,7 +127,7 @@ private:
     ece408_ask* ask_ = nullptr;
     ece408_compute* compute_ = nullptr;
     ece408_report* report_ = nullptr;
-    ece408_sharing* share_ = nullptr;
+    ece408_others others_{};
     std::string key_;
 };
 

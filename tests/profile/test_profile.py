@@ -300,8 +300,8 @@ def test_mxnets_events_are_paired_thread_by_thread():
             event("B", "outer", 10),
             event("B", "other", 11, thread=2),
             event("B", "inner", 12),
-            event("B", "ece408_forward", 13),
-            event("E", "ece408_forward", 13),
+            event("B", "ece408_convolution", 13),
+            event("E", "ece408_convolution", 13),
             event("E", "inner", 14),
             event("E", "other", 18, thread=2),
             event("E", "outer", 19),
@@ -600,7 +600,7 @@ def test_a_milestones_own_output_stays_as_it_is(run_ece408, fashion_mnist, tmp_p
     assert "Profile of" not in within.stderr
     names = [row.name for s in tables.sections(activities.read(file)) for row in s.rows]
     # Ours are there once, by layer and kernel.
-    assert "ece408_forward" not in names
+    assert "ece408_convolution" not in names
     assert any(name.startswith("conv1 forward by cpu ") for name in names)
     assert any(name.startswith("conv2 forward by cpu ") for name in names)
     assert "Pooling" in names

@@ -28,15 +28,17 @@ class CpuBackend(Backend):
         self.require_bias(problem, bias)
         return _run("forward", problem, x, w, bias, y, accumulate=accumulate)
 
-    def native_function(self, problem: ConvProblem) -> NativeFunction:
-        isa = _isa()
-        kernel = native.choose(problem, "forward", isa)
+    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction:
+        isa = chosen_isa()
+        kernel = native.choose(problem, direction, isa)
+        of_bias = direction == "backward_weight"
         return NativeFunction(
-            native.address("forward", problem.dtype),
+            native.address(direction, problem.dtype),
             settings.threads(),
             native.ISA_CODES[isa],
             native.kernels().index(kernel),
             f"{kernel}_{isa}",
+            native.address("reference_backward_bias", problem.dtype) if of_bias else None,
         )
 
     def backward_data(
@@ -70,7 +72,7 @@ class CpuBackend(Backend):
 
 
 def _run(direction: str, problem: ConvProblem, *arrays: int | None, accumulate: bool) -> Done:
-    isa = _isa()
+    isa = chosen_isa()
     kernel = native.choose(problem, direction, isa)
     threads = settings.threads()
     native.run(
@@ -85,7 +87,7 @@ def _run(direction: str, problem: ConvProblem, *arrays: int | None, accumulate: 
     return Done(f"{kernel}_{isa}")
 
 
-def _isa() -> str:
+def chosen_isa() -> str:
     """The instruction set to compute with. Raises `InvalidSetting` if this CPU lacks it."""
     asked, available = settings.isa(), native.isas()
     if asked is None:

@@ -34,7 +34,9 @@ class FileBackend(CpuBackend):
     def prepare(self, problem: ConvProblem, direction: str) -> None:
         load(self._file)
 
-    def native_function(self, problem: ConvProblem) -> NativeFunction:
+    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction:
+        if direction != "forward":
+            return super().native_function(problem, direction)
         found = load(self._file)
         return NativeFunction(found.address, settings.threads(), 0, 0, self._file.name)
 

@@ -23,7 +23,7 @@ from .. import DIRECTIONS
 LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
 SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 
-_ABI_VERSION = 6
+_ABI_VERSION = 7
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {

@@ -1,18 +1,20 @@
 """What MXNet's CachedOps, which hybridized Gluon blocks run, take instead of a graph with our node.
 
 They get it with guards (see `guards`). On the CPU, outside `autograd.record()`, they get the
-compiled operator, with what follows convolutions fused into them.
+compiled operator, with what follows convolutions fused into them, and within it the compiled
+operator with its gradients.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
-from . import compiled_graphs, graph_inference, graph_json, guards
+from .. import memory, recorded
+from . import compiled_graphs, fusion, graph_inference, graph_json, guards, training
 from .graph_json import Graph
 
 
@@ -56,10 +58,15 @@ def _cached_op_class(plain: Any) -> Any:
     return CachedOp
 
 
-class _DualCachedOp:
-    """A CachedOp of a graph of ours: compiled outside `autograd.record()` on the CPU, else guarded.
+# Takes all arrays of a graph, in the order of its inputs.
+_Call = Callable[..., Any]
 
-    The compiled one is made at its first use; with static memory it has its own memory.
+
+class _DualCachedOp:
+    """A CachedOp of a graph of ours: compiled on the CPU, to be trained within `autograd.record()`;
+    guarded where that cannot be, where it is monitored, and in other modes.
+
+    Compiled ones are made at their first use; with static memory each has its own memory.
     """
 
     def __init__(
@@ -67,24 +74,36 @@ class _DualCachedOp:
     ) -> None:
         self._plain = plain
         self._guarded = guarded
-        # None once the compiled one has been tried, whether it could be made or not.
-        self._to_compile: tuple[Any, Graph] | None = (symbol, graph)
+        self._symbol, self._graph = symbol, graph
         self._names = symbol.list_inputs()
+        states = set(symbol.list_auxiliary_states())
+        # What may have a gradient and did not have one the last time that was looked at.
+        self._without = [n for n, name in enumerate(self._names) if name not in states]
         self._data = {self._names[number] for number in dict(flags).get("data_indices", ())}
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
-        self._compiled: Any = None
-        self._order: list[int] = []
+        self._states = [n for n, name in enumerate(self._names) if name in states]
+        # By whether they are to be trained; `None` if there is none.
+        self._compiled: dict[bool, _Call | None] = {}
+        self._last: _Call | None = None
         self._is_monitored = False
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         from mxnet import autograd
 
-        # Under train_mode a normalisation takes the batch's own averages, and adds to its others.
-        plain = not (self._is_monitored or autograd.is_recording() or autograd.is_training())
-        if not plain or arrays[0].context.device_type != "cpu" or not self._can_compile(arrays):
+        records = autograd.is_recording()
+        # In other modes a normalisation moves averages without gradients, or has gradients without.
+        usual = records == autograd.is_training() and not self._is_monitored
+        compiled = None
+        if usual and arrays[0].context.device_type == "cpu":
+            compiled = self._compiled_for(arrays, records)
+        if compiled is not self._last:
+            # Static graphs do not tell MXNet that they will move averages.
+            memory.wait_for_uses(arrays[n] for n in self._states)
+            self._last = compiled
+        if compiled is None:
             return self._guarded.__call__(*arrays, **keywords)
         try:
-            return self._compiled(*(arrays[number] for number in self._order), **keywords)
+            return compiled(*arrays, **keywords)
         except compiled_graphs.failures():
             return self._guarded.__call__(*arrays, **keywords)
 
@@ -94,29 +113,46 @@ class _DualCachedOp:
         heard = guards.unheard(callback) if callback else callback
         self._guarded._register_op_hook(heard, monitor_all)
 
-    def _can_compile(self, arrays: tuple[Any, ...]) -> bool:
-        """Whether there is a compiled operator; tries to make it the first time."""
-        if self._to_compile is not None:
-            (symbol, graph), self._to_compile = self._to_compile, None
+    def _compiled_for(self, arrays: tuple[Any, ...], trains: bool) -> _Call | None:
+        """The compiled operator, if there is one; tries to make it when it is first needed, and
+        when gradients are wanted that were not before."""
+        if trains:
+            without = [n for n in self._without if not recorded.has_gradient(arrays[n])]
+            if len(without) < len(self._without):
+                self._without = without
+                self._compiled.pop(True, None)
+        if trains not in self._compiled:
+            found = None
             with contextlib.suppress(*compiled_graphs.failures()):
-                self._compiled = self._compile(symbol, graph, arrays)
-        return self._compiled is not None
+                found = self._compile(arrays, trains)
+            self._compiled[trains] = found
+        return self._compiled[trains]
 
-    def _compile(self, symbol: Any, graph: Graph, arrays: tuple[Any, ...]) -> Any:
+    def _compile(self, arrays: tuple[Any, ...], trains: bool) -> _Call | None:
         inputs = dict(zip(self._names, arrays))
-        floats = all(array.dtype == np.float32 for array in arrays)
+        only_float32 = all(array.dtype == np.float32 for array in arrays)
         shapes = {name: array.shape for name, array in inputs.items()}
-        compiled = compiled_graphs.compiled(symbol, graph, shapes, fuse=floats)
+        if trains:
+            without = {self._names[number] for number in self._without}
+            wanted = set(self._names) - without - set(self._symbol.list_auxiliary_states())
+            # Whether a gradient is to be added is not known here.
+            compiled = training.compiled(
+                self._symbol, self._graph, shapes, wanted, wanted, only_float32
+            )
+        else:
+            fuse = fusion.fuse if only_float32 else None
+            compiled = compiled_graphs.compiled(self._symbol, self._graph, shapes, fuse)
         if compiled is None:
             return None
         parameters = {name: array for name, array in inputs.items() if name not in self._data}
-        guards.make_plain(compiled_graphs.weights(graph), parameters)
+        guards.make_plain(compiled_graphs.weights(self._graph), parameters)
         names = compiled.list_inputs()
-        self._order = [self._names.index(name) for name in names]
+        order = [self._names.index(name) for name in names]
         data = [number for number, name in enumerate(names) if name in self._data]
         others = [number for number, name in enumerate(names) if name not in self._data]
         indices = [("data_indices", data), ("param_indices", others)]
-        return self._plain(compiled, [*indices, *self._flags])
+        made = self._plain(compiled, [*indices, *self._flags])
+        return lambda *given, **keywords: made(*(given[number] for number in order), **keywords)
 
 
 class _ByShapes:

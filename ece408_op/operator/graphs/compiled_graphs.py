@@ -1,4 +1,4 @@
-"""Graphs with the compiled operator `ece408_forward` for ours: for the CPU, without gradients."""
+"""Graphs with the compiled operator `ece408_convolution` for ours, for the CPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Callable
 
 from ...errors import Ece408Error
 from .. import compiled_operator
 from ..attributes import ConvAttributes
-from . import fusion, graph_json
-from .graph_json import Graph, Node
+from . import graph_json
+from .graph_json import Entry, Graph, Node
+
+# What changes nodes in place, given the heads as well, and says which node has the outputs of each.
+Fuse = Callable[[list[Node], list[Entry]], list[int]]
 
 # Threads that bind one Symbol, or copies of it, at the same time corrupt MXNet's memory.
 ONE_AT_A_TIME = threading.RLock()
@@ -35,12 +38,17 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def compiled(
-    symbol: Any, graph: Graph, shapes: Mapping[str, Sequence[int]], fuse: bool = False
+    symbol: Any,
+    graph: Graph,
+    shapes: Mapping[str, Sequence[int]],
+    fuse: Fuse | None = None,
+    gradients: Mapping[int, str] | None = None,
 ) -> Any:
-    """The graph of `symbol` as a Symbol with `ece408_forward` for our operator, or `None`.
+    """The graph of `symbol` as a Symbol with `ece408_convolution` for our operator, or `None`.
 
-    With `fuse` it also computes what follows a convolution, see `fusion`; then arguments may come
-    in another order, and moving averages become arguments.
+    `fuse`, such as `fusion.fuse`, also has nodes of ours compute what follows a convolution; then
+    arguments may come in another order, and moving averages become arguments. `gradients` says by
+    the numbers of our nodes which gradients they compute; all, if it is not given.
 
     `shapes` are those of the symbol's arguments: MXNet does not tell a library's operator unknown
     shapes, so they are written to the weights' nodes. Also `None` if a shape is missing, if two
@@ -59,10 +67,15 @@ def compiled(
         if not shape or not all(size > 0 for size in shape):
             return None
         nodes[number] = _with_attribute(nodes[number], "__shape__", str(shape))
-    nodes = [_compiled_node(node) if graph_json.is_ours(node) else node for node in nodes]
+    nodes = [
+        _compiled_node(node, (gradients or {}).get(number))
+        if graph_json.is_ours(node)
+        else dict(node)
+        for number, node in enumerate(nodes)
+    ]
     result = {**graph, "nodes": nodes}
-    if fuse:
-        result = _without(result, fusion.fuse(nodes, graph["heads"]))
+    if fuse is not None:
+        result = _without(result, fuse(nodes, graph["heads"]))
     found = graph_json.write(result, symbol)
     taken, outputs = Counter(found.list_inputs()), found.list_outputs()
     return found if taken == Counter(inputs) and outputs == symbol.list_outputs() else None
@@ -79,9 +92,11 @@ def _with_attribute(node: Node, key: str, text: str) -> Node:
     return {**node, "attrs": {**node.get("attrs", {}), key: text}}
 
 
-def _compiled_node(node: Node) -> Node:
+def _compiled_node(node: Node, gradients: str | None) -> Node:
     layer = ConvAttributes.parse(graph_json.own_attributes(node))
     attributes = compiled_operator.node_attributes(layer)
+    if gradients is not None:
+        attributes["gradients"] = gradients
     return {**node, "op": compiled_operator.NAME, "attrs": attributes}
 
 

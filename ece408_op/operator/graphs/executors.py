@@ -1,8 +1,8 @@
 """What MXNet's executors run instead of a graph with our operator.
 
-An executor without gradients on the CPU gets the compiled operator, and what follows convolutions
-fused into them while it runs with moving averages and nobody listens to its nodes. Others get the
-graph as it is.
+An executor without gradients on the CPU gets the compiled operator, others get the graph as it is.
+While nobody listens to its nodes other executors, on the same arrays, run in its place: to predict
+one with what follows convolutions fused into them, and to train one with compiled gradients.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 
 from ...problem import ITEM_BYTES
-from .. import variables
-from . import compiled_graphs, graph_inference, graph_json, guards
+from .. import memory, variables
+from . import compiled_graphs, fusion, graph_inference, graph_json, guards, training
 from .graph_inference import Shapes
 from .graph_json import Graph
 
-# The attribute of an executor of ours that holds its fused one: `_TO_MAKE` before its first use,
-# `None` if there is none.
-_FUSED = "_ece408_fused"
-_TO_MAKE = object()
+# The attribute of an executor of ours on the CPU that holds what may run in its place.
+_SECONDS = "_ece408_seconds"
 
 
 def install(mxnet: Any) -> None:
@@ -36,6 +34,7 @@ def install(mxnet: Any) -> None:
     executor_class = mxnet.executor.Executor
     for name, wrapped in (
         ("forward", _forwarding),
+        ("backward", functools.partial(_backwarding, executor_class.forward)),
         ("set_monitor_callback", _monitoring),
         ("reshape", _reshaping),
     ):
@@ -70,6 +69,8 @@ def _binding(method: Any, shapes_of: Any) -> Any:
             if given.get("group2ctx"):
                 variables.plan_memory_apart()
             executor = method(_for_executors(self, graph), *arguments, **keywords)
+            if shapes and _is_on_cpu(given) and _has_floats(self, given):
+                setattr(executor, _SECONDS, _Seconds(is_compiled=False))
         # The symbol that the user knows.
         executor._symbol = self
         return executor
@@ -97,50 +98,122 @@ def _compiled_executor(
         guards.make_plain(compiled_graphs.weights(graph), executor.arg_dict)
     except compiled_graphs.failures():
         return None
-    setattr(executor, _FUSED, _TO_MAKE)
+    setattr(executor, _SECONDS, _Seconds(is_compiled=True))
     return executor
 
 
+class _Seconds:
+    """The executors that run in the place of one, on the same arrays. Each is made when it is first
+    needed, or found not to be possible."""
+
+    def __init__(self, is_compiled: bool) -> None:
+        self._is_compiled = is_compiled
+        self._made: dict[bool, Any] = {}
+        # Which one ran last, if not the executor itself, and whether that was to train.
+        self.last: Any = None
+        self.was_training = False
+
+    def fresh(self) -> _Seconds:
+        """The same for an executor on other arrays."""
+        return _Seconds(self._is_compiled)
+
+    def of(self, executor: Any, is_train: bool) -> Any:
+        """What runs in the place of `executor`, or `None`."""
+        if is_train not in self._made:
+            found = None
+            with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
+                found = self._make(executor, is_train)
+            self._made[is_train] = found
+        return self._made[is_train]
+
+    def _make(self, executor: Any, is_train: bool) -> Any:
+        symbol, arrays = executor._symbol, {**executor.arg_dict, **executor.aux_dict}
+        graph = graph_json.read(symbol)
+        if graph is None or graph_json.is_partitioned(graph):
+            return None
+        only_float32 = all(array.dtype == np.float32 for array in arrays.values())
+        shapes = {name: array.shape for name, array in executor.arg_dict.items()}
+        graph = graph_inference.with_known_sources(symbol, graph, shapes)
+        gradients: dict[str, Any] = {}
+        requests: dict[str, str] | str = "null"
+        if is_train and not self._is_compiled:
+            requests = _requests(executor)
+            gradients = {name: executor.grad_dict[name] for name in requests}
+            added = [name for name, request in requests.items() if request == "add"]
+            found = training.compiled(symbol, graph, shapes, gradients, added, only_float32)
+        elif is_train:
+            return None
+        else:
+            found = self._to_predict(symbol, graph, shapes, only_float32)
+        if found is None:
+            return None
+        guards.make_plain(compiled_graphs.weights(graph), executor.arg_dict)
+        arguments = {name: arrays[name] for name in found.list_arguments()}
+        states = {name: arrays[name] for name in found.list_auxiliary_states()}
+        return found.bind(executor._ctx, arguments, gradients, requests, states)
+
+    def _to_predict(self, symbol: Any, graph: Graph, shapes: Shapes, only_float32: bool) -> Any:
+        plain = compiled_graphs.compiled(symbol, graph, shapes)
+        if plain is None or not only_float32:
+            return None if self._is_compiled else plain
+        fused = compiled_graphs.compiled(symbol, graph, shapes, fusion.fuse)
+        # One that is compiled already may be as good.
+        return None if self._is_compiled and fused.tojson() == plain.tojson() else fused
+
+
+def _requests(executor: Any) -> dict[str, str]:
+    """What an executor was asked to do with each gradient that it computes."""
+    given, names = executor._grad_req, executor._symbol.list_arguments()
+    if isinstance(given, str):
+        given = dict.fromkeys(names, given)
+    elif not isinstance(given, dict):
+        given = dict(zip(names, given))
+    arrays = executor.grad_dict
+    asked = {name: request for name, request in given.items() if request != "null"}
+    return {name: asked[name] for name in names if name in asked and arrays[name] is not None}
+
+
 def _forwarding(method: Any) -> Any:
-    """`Executor.forward`, by the fused executor where there is one."""
+    """`Executor.forward`, by another executor where there is one in its place."""
 
     @functools.wraps(method)
     def forward(self: Any, is_train: bool = False, **inputs: Any) -> Any:
-        fused = None if is_train or self._monitor_callback is not None else _fused(self)
-        if fused is None:
+        seconds = vars(self).get(_SECONDS)
+        if seconds is None:
+            return method(self, is_train, **inputs)
+        heard = self._monitor_callback is not None
+        found = None if heard else seconds.of(self, bool(is_train))
+        if found is not seconds.last:
+            # An executor does not tell MXNet that it will move averages.
+            memory.wait_for_uses(self.aux_arrays)
+        seconds.last, seconds.was_training = found, bool(is_train)
+        if seconds.last is None:
             return method(self, is_train, **inputs)
         # Who has asked for the outputs before holds these arrays.
-        for found, output in zip(method(fused, False, **inputs), self.outputs):
+        for found, output in zip(method(seconds.last, is_train, **inputs), self.outputs):
             found.copyto(output)
         return self.outputs
 
     return forward
 
 
-def _fused(executor: Any) -> Any:
-    """The executor of the fused graph on the same arrays, or `None`; tries to make it at first."""
-    found = vars(executor).get(_FUSED)
-    if found is _TO_MAKE:
-        found = None
-        with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
-            found = _make_fused(executor)
-        setattr(executor, _FUSED, found)
-    return found
+def _backwarding(forward: Any, method: Any) -> Any:
+    """`Executor.backward`, by the executor that has run forward."""
 
+    @functools.wraps(method)
+    def backward(self: Any, out_grads: Any = None, is_train: bool = True) -> Any:
+        seconds = vars(self).get(_SECONDS)
+        if seconds is None or seconds.last is None:
+            return method(self, out_grads, is_train)
+        if seconds.was_training and is_train:
+            return method(seconds.last, out_grads, is_train)
+        # Gradients of what was run to predict, which that one does not have.
+        memory.wait_for_uses(self.aux_arrays)
+        seconds.last = None
+        forward(self, seconds.was_training)
+        return method(self, out_grads, is_train)
 
-def _make_fused(executor: Any) -> Any:
-    symbol, arrays = executor._symbol, {**executor.arg_dict, **executor.aux_dict}
-    graph = graph_json.read(symbol)
-    if graph is None or any(array.dtype != np.float32 for array in arrays.values()):
-        return None
-    shapes = {name: array.shape for name, array in executor.arg_dict.items()}
-    graph = graph_inference.with_known_sources(symbol, graph, shapes)
-    plain, fused = (compiled_graphs.compiled(symbol, graph, shapes, fuse) for fuse in (False, True))
-    if fused is None or fused.tojson() == plain.tojson():
-        return None
-    arguments = {name: arrays[name] for name in fused.list_arguments()}
-    states = {name: arrays[name] for name in fused.list_auxiliary_states()}
-    return fused.bind(executor._ctx, arguments, grad_req="null", aux_states=states)
+    return backward
 
 
 def _monitoring(method: Any) -> Any:
@@ -180,8 +253,8 @@ def _reshaping(method: Any) -> Any:
 
         try:
             reshaped = method(self, partial_shaping, allow_up_sizing, **shapes)
-            if _FUSED in vars(self):
-                setattr(reshaped, _FUSED, _TO_MAKE)
+            if _SECONDS in vars(self):
+                setattr(reshaped, _SECONDS, getattr(self, _SECONDS).fresh())
             return reshaped
         except MXNetError:
             rebound = _rebound(self, partial_shaping, allow_up_sizing, shapes)
@@ -237,6 +310,11 @@ def _for_executors(symbol: Any, graph: Graph) -> Any:
     return graph_json.write(graph, symbol)
 
 
+def _is_on_cpu(given: dict[str, Any]) -> bool:
+    on_cpu = getattr(given.get("ctx"), "device_type", None) == "cpu"
+    return on_cpu and not given.get("group2ctx")
+
+
 def _only_forward(given: dict[str, Any]) -> bool:
     """Whether an executor of these arguments has no gradients and is on the CPU."""
     requests = given.get("grad_req", "write")
@@ -244,8 +322,7 @@ def _only_forward(given: dict[str, Any]) -> bool:
     requests = [requests] if isinstance(requests, str) else requests or ()
     none_asked = all(request == "null" for request in requests)
     no_room = "args" in given and not given.get("args_grad")
-    on_cpu = getattr(given.get("ctx"), "device_type", None) == "cpu"
-    return on_cpu and not given.get("group2ctx") and (none_asked or no_room)
+    return _is_on_cpu(given) and (none_asked or no_room)
 
 
 def _has_floats(symbol: Any, given: dict[str, Any]) -> bool:

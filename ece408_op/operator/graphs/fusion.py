@@ -7,7 +7,8 @@ and an addend for each channel. So a chain of
 
     convolution [-> BatchNorm] [-> elemwise_add] [-> relu, Activation relu, or clip]
 
-whose intermediate results have no other use becomes one node of `ece408_forward`, and a chain of
+whose intermediate results have no other use becomes one node of `ece408_convolution`, and a
+chain of
 
     [Concat of channels] [-> BatchNorm] [-> relu, Activation relu, or clip]
 
@@ -64,15 +65,15 @@ def _takes(ours: Node, node: Node, entry: Entry) -> bool:
     others = [each for number, each in enumerate(node["inputs"]) if number != place]
     if "bounds" in attributes:
         return False
-    bounds = _bounds(node)
+    bounds = bounds_of(node)
     if bounds is not None:
-        attributes["bounds"] = " ".join(str(_bits("f", bound)) for bound in bounds)
+        attributes["bounds"] = " ".join(str(bits("f", bound)) for bound in bounds)
     elif "adds" in attributes:
         return False
     elif node["op"] == "elemwise_add" and ours["op"] == compiled_operator.NAME:
         attributes["adds"] = "1"
-    elif _is_normalisation(node) and place == 0 and "normalize" not in attributes:
-        attributes["normalize"] = _normalisation(node)
+    elif is_normalisation(node) and place == 0 and "normalize" not in attributes:
+        attributes["normalize"] = normalisation(node)
     else:
         return False
     ours["inputs"] = [*ours["inputs"], *others]
@@ -85,19 +86,19 @@ def _replace(node: Node, sources: list[Node]) -> None:
         return
     window = _window(node)
     if window is not None:
-        node.update(op=compiled_operator.POOL, attrs=_made({"window": window}))
+        node.update(op=compiled_operator.POOL, attrs=made({"window": window}))
     elif node["op"] == "Concat" and node.get("attrs", {}).get("dim", "1") == "1":
-        node.update(op=compiled_operator.CONCAT, attrs=_made({"count": str(len(sources))}))
-    elif _is_normalisation(node) and sources[0]["op"] in _OURS:
-        attributes = {"count": "1", "normalize": _normalisation(node)}
-        node.update(op=compiled_operator.CONCAT, attrs=_made(attributes))
+        node.update(op=compiled_operator.CONCAT, attrs=made({"count": str(len(sources))}))
+    elif is_normalisation(node) and sources[0]["op"] in _OURS:
+        attributes = {"count": "1", "normalize": normalisation(node)}
+        node.update(op=compiled_operator.CONCAT, attrs=made(attributes))
 
 
-def _made(attributes: dict[str, str]) -> dict[str, str]:
+def made(attributes: dict[str, str]) -> dict[str, str]:
     return {"key": compiled_operator.KEY, **attributes}
 
 
-def _bits(kind: str, value: float) -> int:
+def bits(kind: str, value: float) -> int:
     """The bits of a number of `struct`'s kind, "f" or "d", as the compiled operators read them."""
     return int.from_bytes(struct.pack(f"<{kind}", value), "little")
 
@@ -106,7 +107,7 @@ def _window(node: Node) -> str | None:
     """The attributes of `ece408_pool` for a Pooling node, or `None` if it cannot compute that."""
     given = node.get("attrs", {})
     kind, border = given.get("pool_type", "max"), given.get("pooling_convention", "valid")
-    is_global = _flag(given, "global_pool", False)
+    is_global = flag(given, "global_pool", False)
     kernel = _pair(given.get("kernel", "()"), 1 if is_global else 0)
     if node["op"] != "Pooling" or kind not in ("max", "avg") or border not in ("valid", "full"):
         return None
@@ -119,7 +120,7 @@ def _window(node: Node) -> str | None:
         kind == "max",
         border == "full",
         is_global,
-        _flag(given, "count_include_pad", True),
+        flag(given, "count_include_pad", True),
     )
     return " ".join(str(int(number)) for number in (*flags, *kernel, *stride, *pad))
 
@@ -130,25 +131,25 @@ def _pair(text: str, default: int) -> tuple[int, int] | None:
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 
-def _is_normalisation(node: Node) -> bool:
+def is_normalisation(node: Node) -> bool:
     given = node.get("attrs", {})
-    plain = given.get("axis", "1") == "1" and not _flag(given, "output_mean_var", False)
+    plain = given.get("axis", "1") == "1" and not flag(given, "output_mean_var", False)
     return node["op"] == "BatchNorm" and plain
 
 
-def _normalisation(node: Node) -> str:
+def normalisation(node: Node) -> str:
     """Whether gamma is used, and epsilon."""
     given = node.get("attrs", {})
-    epsilon = _bits("d", float(given.get("eps", 1e-3)))
-    return f"{int(not _flag(given, 'fix_gamma', True))} {epsilon}"
+    epsilon = bits("d", float(given.get("eps", 1e-3)))
+    return f"{int(not flag(given, 'fix_gamma', True))} {epsilon}"
 
 
-def _flag(attributes: dict[str, str], name: str, default: bool) -> bool:
+def flag(attributes: dict[str, str], name: str, default: bool) -> bool:
     text = attributes.get(name, "None")
     return default if text == "None" else bool(ast.literal_eval(text))
 
 
-def _bounds(node: Node) -> tuple[float, float] | None:
+def bounds_of(node: Node) -> tuple[float, float] | None:
     given = node.get("attrs", {})
     activation = node["op"] == "Activation" and given.get("act_type") == "relu"
     if activation or node["op"] == "relu":

@@ -70,11 +70,12 @@ def make_plain(names: set[str], arrays: dict[str, Any]) -> None:
 
     Results are right either way, but MXNet would convert the weights again in every call.
     """
-    from mxnet import nd
+    from mxnet import autograd, nd
 
-    for name in names & arrays.keys():
-        # Not in place: a blocked output is declared plain before its old values are read.
-        nd.identity(plain_gradient(nd, arrays[name]), out=arrays[name])
+    with autograd.pause():
+        for name in names & arrays.keys():
+            # Not in place: a blocked output is declared plain before its old values are read.
+            nd.identity(plain_gradient(nd, arrays[name]), out=arrays[name])
 
 
 def is_guard(name: Any) -> bool:
@@ -106,9 +107,9 @@ def guarded(graph: Graph, of_data: str = "reshape") -> Graph:
     reshape takes an unknown shape for that of a scalar.
 
     An executor needs none: it keeps the plain copy of a blocked array as long as it lives. Nor does
-    `ece408_forward`, which MXNet hands arrays as it does to operators of its own. A CachedOp needs
-    them even with static memory and static shapes: a convolution of ours before a transposed one
-    was wrong in 11 of 60 nets.
+    `ece408_convolution`, which MXNet hands arrays as it does to operators of its own. A CachedOp
+    needs them even with static memory and static shapes: a convolution of ours before a transposed
+    one was wrong in 11 of 60 nets.
     """
     nodes: list[Node] = []
     moved: list[Place] = []

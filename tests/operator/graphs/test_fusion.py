@@ -11,7 +11,7 @@ from studies import zoo
 
 import ece408_op
 from ece408_op.operator import compiled_operator
-from ece408_op.operator.graphs import graph_json
+from ece408_op.operator.graphs import fusion, graph_json
 from ece408_op.operator.graphs.compiled_graphs import compiled
 
 # A block of each kind leaves some of its layers out.
@@ -28,7 +28,7 @@ def _fused(mx, symbol, **shapes):
     arguments, _, auxiliary = symbol.infer_shape(**(shapes or {"data": (2, C, 9, 9)}))
     names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
     shapes = dict(zip(names, [*arguments, *auxiliary]))
-    return compiled(symbol, graph_json.read(symbol), shapes, fuse=True)
+    return compiled(symbol, graph_json.read(symbol), shapes, fusion.fuse)
 
 
 def _convolution(mx, x, name="c"):
@@ -111,7 +111,7 @@ def _pooled(mx, source, x, **window):
     symbol = mx.sym.Pooling(symbol, name="p", **window)
     if source == "ours":
         shapes = {name: array.shape for name, array in inputs.items()}
-        symbol = compiled(symbol, graph_json.read(symbol), shapes, fuse=True)
+        symbol = compiled(symbol, graph_json.read(symbol), shapes, fusion.fuse)
         assert _operators(symbol) == [OURS, POOL]
     return symbol.bind(mx.cpu(), inputs, grad_req="null").forward()[0].asnumpy()
 

@@ -338,8 +338,8 @@ def _graph(operator, attributes, names):
     [
         ("ece408_concat", {"count": "2"}, 2),
         ("ece408_pool", {"window": "1 0 0 1 2 2 2 2 0 0"}, 1),
-        ("ece408_forward", {"layer": "-1", "geometry": "2 1 4 1 3 3 1 1 0 0 1 1"}, 3),
-        ("ece408_forward", {"layer": "2 1 4 1 3 3 1 1 0 0 1 1 {}", "key": "0" * 32}, 3),
+        ("ece408_convolution", {"layer": "-1", "geometry": "2 1 4 1 3 3 1 1 0 0 1 1"}, 3),
+        ("ece408_convolution", {"layer": "2 1 4 1 3 3 1 1 0 0 1 1 {}", "key": "0" * 32}, 3),
     ],
 )
 def test_internal_operators_of_a_file_are_refused(mx, tmp_path, operator, attributes, inputs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import numpy as np
@@ -67,10 +66,9 @@ def make_net(mx, monkeypatch):
     return make
 
 
-def _wrong_forwards(mx, rng, ours, native, recorded=False):
+def _wrong_forwards(mx, rng, ours, native):
     """How many of `CALLS` forward passes differ, with new weights every fourth time."""
     wrong = 0
-    computing = mx.autograd.record if recorded else contextlib.nullcontext
     for call in range(CALLS):
         if call % 4 == 0:
             # Between these the weights are those that a native convolution has used before.
@@ -79,8 +77,7 @@ def _wrong_forwards(mx, rng, ours, native, recorded=False):
             ours.set_weights(weights)
             native.set_weights(weights)
         x = _whole_numbers(mx, rng, 2, CHANNELS, 9, 9)
-        with computing():
-            wrong += not np.array_equal(ours(x).asnumpy(), native(x).asnumpy())
+        wrong += not np.array_equal(ours(x).asnumpy(), native(x).asnumpy())
     return wrong
 
 
@@ -90,16 +87,14 @@ def _goes_wrong(count_wrong, make_unguarded):
 
 
 @pytest.mark.parametrize("mode", ["imperative", "hybridized", "static"])
-def test_no_wrong_result_beside_native_convolutions(mx, rng, make_net, mode):
+def test_no_wrong_result_beside_native_convolutions(
+    mx, rng, make_net, mode, without_compiled_operator
+):
     native = make_net(_native, "imperative")
-    # What is not recorded a hybridized net leaves to the compiled operator.
-    recorded = mode != "imperative"
     assert _wrong_forwards(mx, rng, make_net(_guarded, mode), native) == 0
-    assert _wrong_forwards(mx, rng, make_net(_guarded, mode), native, recorded) == 0
     if mode != "static":
         assert _goes_wrong(
-            lambda net: _wrong_forwards(mx, rng, net, native, recorded),
-            lambda: make_net(_unguarded, mode),
+            lambda net: _wrong_forwards(mx, rng, net, native), lambda: make_net(_unguarded, mode)
         )
 
 
@@ -129,6 +124,12 @@ def test_a_graph_with_guards_has_them_at_any_depth(mx):
 def test_the_compiled_operator_needs_no_guards(mx, rng, make_net, mode):
     native = make_net(_native, "imperative")
     assert _wrong_forwards(mx, rng, make_net(_unguarded, mode), native) == 0
+    assert _wrong_gradients(mx, rng, make_net(_unguarded, mode), native) == 0
+
+
+def test_calls_that_are_recorded_need_no_guards(mx, rng, make_net):
+    native = make_net(_native, "imperative")
+    assert _wrong_gradients(mx, rng, make_net(_guarded, "imperative"), native) == 0
 
 
 def _wrong_after_native_use(mx, rng, convolution):
@@ -142,7 +143,7 @@ def _wrong_after_native_use(mx, rng, convolution):
     return wrong
 
 
-def test_weights_that_a_native_convolution_used_before(mx, rng):
+def test_weights_that_a_native_convolution_used_before(mx, rng, without_compiled_operator):
     assert _wrong_after_native_use(mx, rng, _guarded) == 0
     assert _goes_wrong(
         lambda convolution: _wrong_after_native_use(mx, rng, convolution), lambda: _unguarded
@@ -171,7 +172,9 @@ def _wrong_gradients(mx, rng, ours, native):
 
 
 @pytest.mark.parametrize("mode", ["imperative", "hybridized", "static"])
-def test_no_wrong_gradient_beside_native_convolutions(mx, rng, make_net, mode):
+def test_no_wrong_gradient_beside_native_convolutions(
+    mx, rng, make_net, mode, without_compiled_operator
+):
     native = make_net(_native, "imperative")
     assert _wrong_gradients(mx, rng, make_net(_guarded, mode), native) == 0
     if mode != "static":

@@ -1,12 +1,18 @@
-// The operator `ece408_forward` of MXNet's library interface: the forward pass of `ece408_conv`
-// on the CPU without Python in its way. MXNet runs it on its own thread, on arrays in plain layout.
+// The operator `ece408_convolution` of MXNet's library interface: `ece408_conv` on the CPU, with its
+// gradients, without Python in its way. MXNet runs it on its own thread, on arrays in plain layout.
+//
+// MXNet does not tell a library's operator whether a gradient is wanted, and whether it is to be
+// added to what the array holds. So a node's attribute says which gradients are computed, and a
+// graph in which one would be added does not get this operator.
 //
 // What computes a call is asked of Python once for each layer, shape and type, and remembered
 // until the settings change; a call without an answer that is a kernel is handed to Python whole.
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "../cpu/shape.h"
@@ -24,6 +30,7 @@ using ece408::plans;
 struct Layer {
     std::string description;
     int spatial = 2, bias = 0;
+    bool for_data = true, for_weight = true;  // the gradients that are wanted; the bias's with w's
     Epilogue epilogue;
     ece408_problem problem{};  // batch, channels, height and width are the data's
 
@@ -52,6 +59,11 @@ bool Layer::read(const Attributes& attributes) {
     p.filters = n[2], p.groups = n[3];
     p.kernel_h = n[4], p.kernel_w = n[5], p.stride_h = n[6], p.stride_w = n[7];
     p.pad_h = n[8], p.pad_w = n[9], p.dilate_h = n[10], p.dilate_w = n[11];
+    const auto gradients = attributes.find("gradients");
+    if (gradients != attributes.end()) {
+        for_data = gradients->second.find("data") != std::string::npos;
+        for_weight = gradients->second.find("weight") != std::string::npos;
+    }
     return parse_epilogue(attributes, &epilogue);
 }
 
@@ -66,9 +78,9 @@ bool set_data(const Sizes& x, Layer* layer) {
     return true;
 }
 
-Call call_of(const Layer& layer, int type) {
+Call call_of(const Layer& layer, int type, int direction = ECE408_FORWARD) {
     const ece408_problem& p = layer.problem;
-    return {layer.description, type, {p.batch, p.channels, p.height, p.width}};
+    return {layer.description, type, direction, {p.batch, p.channels, p.height, p.width}};
 }
 
 // Two spatial sizes, or the second of them for one-dimensional arrays.
@@ -106,47 +118,77 @@ public:
                           const mxnet::ext::OpResource&) override {
         Layer layer = layer_;
         if (!set_data((*in)[0].shape, &layer)) return kRefused;
-        Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
-                      layer.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
+        const Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
+                            layer.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
         const ece408_problem& p = layer.problem;
         const Call call = call_of(layer, (*in)[0].dtype);
         const ece408_plan plan = plans().plan(call);
-        if (layer.epilogue.is_nothing()) return convolve(p, call, plan, arrays);
+        if (layer.epilogue.is_nothing()) return compute(p, call, plan, arrays);
         const Affine affine = affine_of(layer.epilogue, p.filters, in, 2 + layer.bias);
         const float* added = layer.epilogue.adds ? in->back().data<float>() : nullptr;
-        return convolve_and_finish(layer, call, plan, arrays, affine, added);
+        return compute_and_finish(layer, call, plan, arrays, affine, added);
+    }
+
+    // From the gradient for y, the inputs and y those for data, weight[, bias].
+    MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
+                           const mxnet::ext::OpResource&) override {
+        Layer layer = layer_;
+        if (!set_data((*in)[1].shape, &layer) || !layer.epilogue.is_nothing()) return kRefused;
+        void *const dy = (*in)[0].data_ptr, *const x = (*in)[1].data_ptr;
+        void* const dbias = layer.bias ? (*out)[2].data_ptr : nullptr;
+        if (layer.for_data) {
+            const MXReturnValue status =
+                compute(layer, (*in)[1].dtype, ECE408_BACKWARD_DATA,
+                        {(*in)[2].data_ptr, dy, (*out)[0].data_ptr, nullptr});
+            if (status != MX_SUCCESS) return status;
+        }
+        if (!layer.for_weight) return MX_SUCCESS;
+        return compute(layer, (*in)[1].dtype, ECE408_BACKWARD_WEIGHT,
+                       {x, dy, (*out)[1].data_ptr, dbias});
     }
 
 private:
-    struct Arrays {
-        const void *x, *w, *bias;
-        void* y;
-    };
+    // As `ece408_compute` takes them.
+    using Arrays = std::array<void*, 4>;
 
-    static MXReturnValue convolve(const ece408_problem& p, const Call& call,
-                                  const ece408_plan& plan, const Arrays& a) {
+    static MXReturnValue compute(const Layer& layer, int type, int direction, const Arrays& arrays) {
+        const Call call = call_of(layer, type, direction);
+        return compute(layer.problem, call, plans().plan(call), arrays);
+    }
+
+    static MXReturnValue compute(const ece408_problem& p, const Call& call,
+                                 const ece408_plan& plan, const Arrays& arrays) {
         if (plan.function) {
             const auto start = std::chrono::steady_clock::now();
-            const int status = plan.function(&p, a.x, a.w, a.bias, a.y, 0, plan.threads, plan.isa,
-                                             plan.kernel);
+            const int status = run(p, call.direction, plan, arrays);
             const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
             if (status == ECE408_OK)
                 return plans().report(call, plan, time.count()) ? MX_SUCCESS : kRefused;
         }
         // Python also does what a kernel could not, so as to say why.
-        if (plans().compute(call, a.x, a.w, a.bias, a.y)) return MX_SUCCESS;
-        return kRefused;
+        return plans().compute(call, arrays.data()) ? MX_SUCCESS : kRefused;
+    }
+
+    static int run(const ece408_problem& p, int direction, const ece408_plan& plan,
+                   const Arrays& a) {
+        if (direction == ECE408_FORWARD)
+            return reinterpret_cast<ece408_function*>(plan.function)(
+                &p, a[0], a[1], a[2], a[3], 0, plan.threads, plan.isa, plan.kernel);
+        const int status = reinterpret_cast<ece408_gradient*>(plan.function)(
+            &p, a[0], a[1], a[2], 0, plan.threads, plan.isa, plan.kernel);
+        if (status != ECE408_OK || direction == ECE408_BACKWARD_DATA || !a[3]) return status;
+        return plan.bias_gradient(&p, a[1], a[3], 0, plan.threads);
     }
 
     // In float32.
-    static MXReturnValue convolve_and_finish(const Layer& layer, const Call& call,
-                                             const ece408_plan& plan, const Arrays& arrays,
-                                             const Affine& affine, const float* added) {
+    static MXReturnValue compute_and_finish(const Layer& layer, const Call& call,
+                                            const ece408_plan& plan, const Arrays& arrays,
+                                            const Affine& affine, const float* added) {
         const ece408::Shape s = ece408::derive(layer.problem);
-        const MXReturnValue status = convolve(layer.problem, call, plan, arrays);
+        const MXReturnValue status = compute(layer.problem, call, plan, arrays);
         if (status != MX_SUCCESS) return status;
         const int64_t pixels = s.out_height * s.out_width;
-        float* const y = static_cast<float*>(arrays.y);
+        float* const y = static_cast<float*>(arrays[3]);
         plans().share(plan.threads, s.batch * s.filters, [&](int64_t begin, int64_t end) {
             for (int64_t plane = begin; plane < end; plane++) {
                 const int64_t first = plane * pixels;
@@ -160,7 +202,7 @@ private:
     Layer layer_;
 };
 
-REGISTER_OP(ece408_forward)
+REGISTER_OP(ece408_convolution)
     .setParseAttrs(parse_attributes<Layer>)
     .setInferType(infer_types<Layer>)
     .setInferShape(infer_shapes<Layer>)

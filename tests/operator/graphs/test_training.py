@@ -1,0 +1,268 @@
+"""Training by the compiled operators, in executors, hybridized blocks and recorded calls, beside
+MXNet's own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op.operator import compiled_operator, recorded
+from ece408_op.operator.graphs import graph_json, training
+from ece408_op.operator.python_operator import ConvolutionOp
+
+SHAPE = (3, 4, 9, 7)
+COMMON = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 8}
+
+
+@pytest.fixture(autouse=True)
+def _no_call_in_python(mx, monkeypatch):
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    monkeypatch.setattr(ConvolutionOp, "forward", _never)
+    monkeypatch.setattr(ConvolutionOp, "backward", _never)
+
+
+def _never(*arguments, **keywords):
+    raise AssertionError("the operator in Python was called")
+
+
+def _network(mx, ours, fix_gamma=False, **norm):
+    """Normalisation alone, before relu, before a sum and relu, and of two that are added."""
+    convolution = ece408_op.Convolution if ours else mx.sym.Convolution
+
+    def normal(x, name):
+        return mx.sym.BatchNorm(x, name=name, fix_gamma=fix_gamma, **norm)
+
+    first = convolution(mx.sym.Variable("data"), name="first", **COMMON)
+    x = mx.sym.relu(normal(first, "norm1"))
+    y = normal(convolution(x, name="second", no_bias=True, **COMMON), "norm2")
+    x = mx.sym.Activation(mx.sym.elemwise_add(y, x), act_type="relu")
+    other = normal(convolution(x, name="third", no_bias=True, **COMMON), "norm3")
+    y = normal(convolution(x, name="fourth", no_bias=True, **COMMON), "norm4")
+    x = normal(mx.sym.elemwise_add(y, other), "norm5")
+    x = mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name="most")
+    return convolution(x, name="last", **COMMON)
+
+
+def _values(rng, symbol):
+    shapes, _, states = symbol.infer_shape(data=SHAPE)
+    values = {n: rng.normal(0, 0.3, s) for n, s in zip(symbol.list_arguments(), shapes)}
+    for name, shape in zip(symbol.list_auxiliary_states(), states):
+        values[name] = rng.uniform(0.5, 1, shape)
+    return values
+
+
+def _bound(mx, symbol, values, requests):
+    arrays = {name: mx.nd.array(value) for name, value in values.items()}
+    arguments = {name: arrays[name] for name in symbol.list_arguments()}
+    states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    gradients = {name: mx.nd.ones(array.shape) for name, array in arguments.items()}
+    return symbol.bind(mx.cpu(), arguments, gradients, requests, states)
+
+
+def _agree(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        array = array.asnumpy()
+        # Gradients that a normalisation makes zero are what rounding leaves of others.
+        scale = max(np.abs(array).max(), 1.0)
+        np.testing.assert_allclose(
+            found[name].asnumpy(), array, rtol=0, atol=1e-4 * scale, err_msg=name
+        )
+
+
+def _results(mx, executor):
+    # That moving averages are still to be moved, MXNet's executors do not tell who reads them.
+    mx.nd.waitall()
+    arrays = {f"gradient of {name}": array for name, array in executor.grad_dict.items()}
+    outputs = {f"output {number}": array for number, array in enumerate(executor.outputs)}
+    return {**arrays, **outputs, **executor.aux_dict, **executor.arg_dict}
+
+
+@pytest.mark.parametrize("requests", ["write", "add", "mixed"])
+@pytest.mark.parametrize("fix_gamma", [False, True])
+def test_executors(mx, rng, requests, fix_gamma):
+    norm = {"eps": 1e-4, "momentum": 0.7}
+    symbols = [_network(mx, ours, fix_gamma, **norm) for ours in (False, True)]
+    values = _values(rng, symbols[0])
+    if requests == "mixed":
+        without = ("second_weight", "norm2_gamma", "data")
+        kinds = {**dict.fromkeys(without, "null"), "third_weight": "add"}
+        requests = {name: kinds.get(name, "write") for name in symbols[0].list_arguments()}
+    executors = [_bound(mx, symbol, values, requests) for symbol in symbols]
+    for _ in range(3):
+        x = rng.normal(0, 1, SHAPE).astype(np.float32)
+        head = None
+        for executor in executors:
+            output = executor.forward(True, data=x)[0]
+            head = rng.normal(0, 1, output.shape) if head is None else head
+            executor.backward(mx.nd.array(head))
+        native, ours = executors
+        _agree(_results(mx, ours), _results(mx, native))
+        # To predict in between moves nothing.
+        for executor in executors:
+            executor.forward(False, data=x)
+        _agree(_results(mx, ours), _results(mx, native))
+        assert "ece408_batch_norm" in vars(ours)["_ece408_seconds"].of(ours, True).debug_str()
+        assert "ece408_batch_norm" not in ours.debug_str()
+
+
+def test_averages_move_in_the_backward_pass(mx, rng):
+    symbol = _network(mx, True)
+    executor = _bound(mx, symbol, _values(rng, symbol), "write")
+    before = {name: array.asnumpy() for name, array in executor.aux_dict.items()}
+    for _ in range(2):
+        output = executor.forward(True)[0]
+    for name, array in executor.aux_dict.items():
+        np.testing.assert_array_equal(array.asnumpy(), before[name])
+    executor.backward(output)
+    mx.nd.waitall()
+    for name, array in executor.aux_dict.items():
+        assert not np.array_equal(array.asnumpy(), before[name])
+
+
+@pytest.mark.parametrize("to_predict", ["forward", "backward"])
+def test_gradients_of_what_was_run_to_predict(mx, rng, monkeypatch, to_predict):
+    monkeypatch.undo()
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    # Of normalisation MXNet's own gives other gradients each time.
+    executors, values = [], None
+    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+        first = mx.sym.relu(convolution(mx.sym.Variable("data"), name="first", **COMMON))
+        symbol = convolution(first, name="second", **COMMON)
+        values = values or _values(rng, symbol)
+        executors.append(_bound(mx, symbol, values, "write"))
+    for executor in executors:
+        output = executor.forward(to_predict == "backward")[0]
+        executor.backward(mx.nd.ones(output.shape), is_train=to_predict == "forward")
+    _agree(_results(mx, executors[1]), _results(mx, executors[0]))
+
+
+def _net(mx, ours, **hybrid):
+    nn = mx.gluon.nn
+
+    class Block(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.body = nn.HybridSequential()
+                self.body.add(nn.Conv2D(8, 3, padding=1, use_bias=False), nn.BatchNorm())
+
+        def hybrid_forward(self, F, x):
+            return F.Activation(self.body(x) + x, act_type="relu")
+
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(8, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
+        net.add(Block(), nn.MaxPool2D(), nn.BatchNorm(scale=False), nn.Dense(3))
+    mx.random.seed(7)
+    net.initialize(mx.init.Xavier(), force_reinit=True)
+    net(mx.nd.ones(SHAPE))
+    if ours:
+        ece408_op.swap(net)
+    if hybrid.pop("active", True):
+        net.hybridize(**hybrid)
+    return net
+
+
+STATIC = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+
+
+def _parameters(net):
+    prefix = len(net.prefix)
+    return {name[prefix:]: each for name, each in net.collect_params().items()}
+
+
+@pytest.mark.parametrize("request_of_all", ["write", "add"])
+@pytest.mark.parametrize("hybrid", [*STATIC, {"active": False}])
+def test_blocks(mx, rng, hybrid, request_of_all):
+    nets = [_net(mx, ours, **hybrid) for ours in (False, True)]
+    for net in nets:
+        for parameter in net.collect_params().values():
+            if parameter.grad_req != "null":
+                parameter.grad_req = request_of_all
+        net.collect_params("net_conv0_weight").setattr("grad_req", "null")
+    rate = {"learning_rate": 0.05}
+    trainers = [mx.gluon.Trainer(net.collect_params(), "sgd", rate) for net in nets]
+    for step in range(4):
+        pixels = rng.normal(0, 1, (SHAPE[0] + step % 2, *SHAPE[1:]))
+        found = []
+        for net, trainer in zip(nets, trainers):
+            x = mx.nd.array(pixels)
+            if step > 1:
+                # From here on the data has a gradient as well.
+                x.attach_grad(request_of_all)
+            with mx.autograd.record():
+                loss = (net(x) ** 2).sum()
+            loss.backward()
+            trainer.step(SHAPE[0])
+            results = {name: each.data() for name, each in _parameters(net).items()}
+            results.update(
+                (f"gradient of {name}", each.grad())
+                for name, each in _parameters(net).items()
+                if each.grad_req != "null"
+            )
+            results.update({"of x": x.grad} if step > 1 else {}, output=net(x))
+            found.append(results)
+            if step == 2:
+                net.collect_params("net_conv0_weight").setattr("grad_req", request_of_all)
+        _agree(found[1], found[0])
+
+
+def test_only_gradients_that_are_wanted_are_computed(mx, rng):
+    net = _net(mx, True)
+    x = mx.nd.array(rng.normal(0, 1, SHAPE))
+
+    def directions():
+        with ece408_op.op_times() as log:
+            with mx.autograd.record():
+                loss = net(x).sum()
+            loss.backward()
+            mx.nd.waitall()
+        return [entry.direction for entry in log if entry.direction != "forward"]
+
+    # The same array twice: that it was read does not mean that its gradient is wanted.
+    for _ in range(2):
+        assert directions() == ["backward_data", "backward_weight", "backward_weight"]
+    x.attach_grad()
+    assert directions() == ["backward_data", "backward_weight"] * 2
+    net.collect_params(".*conv.*weight").setattr("grad_req", "null")
+    net.hybridize()
+    assert directions() == ["backward_data", "backward_data"]
+
+
+def test_arrays_that_have_gradients(mx):
+    with_place, read = mx.nd.ones(3), mx.nd.ones(3)
+    with_place.attach_grad()
+    with mx.autograd.record():
+        result = with_place * read
+    found = [recorded.has_gradient(a) for a in (with_place, result, read, result.detach())]
+    assert found == [True, True, False, False]
+
+
+def test_long_sums_of_gradients_are_left_to_python(mx):
+    x = mx.sym.Variable("data")
+    heads = [ece408_op.Convolution(x, name=f"c{n}", **COMMON) for n in range(8)]
+    shapes = {"data": SHAPE}
+    for count, is_compiled in ((7, True), (8, False)):
+        symbol = mx.sym.Group(heads[:count])
+        names = symbol.list_arguments()
+        known = dict(zip(names, symbol.infer_shape(**shapes)[0]))
+        found = training.compiled(symbol, graph_json.read(symbol), known, names, [], True)
+        assert (found is not None) == is_compiled
+
+
+@pytest.mark.parametrize(
+    "norm", [{"use_global_stats": True}, {"output_mean_var": True}, {"axis": 2}]
+)
+def test_other_normalisation_stays_mxnets(mx, norm):
+    first = ece408_op.Convolution(mx.sym.Variable("data"), name="first", **COMMON)
+    symbol = mx.sym.relu(mx.sym.BatchNorm(first, **norm)[0])
+    names = symbol.list_arguments()
+    known = dict(zip(names, symbol.infer_shape(data=SHAPE)[0]))
+    found = training.compiled(symbol, graph_json.read(symbol), known, names, [], True)
+    operators = {node["op"] for node in json.loads(found.tojson())["nodes"]}
+    assert {"BatchNorm", compiled_operator.NAME} <= operators
+    assert compiled_operator.BATCH_NORM not in operators
