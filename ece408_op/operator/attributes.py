@@ -185,9 +185,16 @@ def _precision(name: str, text: str) -> str:
     return check_precision(text)
 
 
+@functools.lru_cache(maxsize=4096)
+def literal(text: str) -> Any:
+    """The number, flag or tuple that a text says; parsed once, since Python's parser may fail in
+    several threads at once. Raises `ValueError` or `SyntaxError`."""
+    return ast.literal_eval(text)
+
+
 def _literal(name: str, text: str) -> object:
     try:
-        return ast.literal_eval(text)
+        return literal(text)
     except (ValueError, SyntaxError):
         raise InvalidProblem(f"{name}={text} is not a number or a tuple of numbers") from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from ece408_op import errors
 from ece408_op.errors import InvalidProblem
 from ece408_op.operator import compiled_operator
 from ece408_op.operator.attributes import ConvAttributes
+from ece408_op.operator.python_operator import ConvolutionProp
 
 ATTRIBUTES = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
 TOO_LARGE = ConvAttributes((9, 9), 4, no_bias=True)
@@ -135,3 +138,32 @@ print("ok")
 def test_forks_while_an_operator_is_in_flight(run_python, code):
     result = run_python(FORKING + code)
     assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
+
+
+def test_threads_that_use_one_symbol_take_turns(mx, monkeypatch):
+    """MXNet keeps what a node's operator in Python says in one place."""
+    inside, together = [], []
+    infer_shape = ConvolutionProp.infer_shape
+
+    def noted(self, in_shape):
+        inside.append(self)
+        together.append(len(inside))
+        time.sleep(0.01)
+        inside.remove(self)
+        return infer_shape(self, in_shape)
+
+    monkeypatch.setattr(ConvolutionProp, "infer_shape", noted)
+    symbol = ece408_op.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4)
+    x = mx.nd.ones((2, 3, 8, 8))
+
+    def work(number):
+        symbol.infer_shape(data=x.shape)
+        symbol.simple_bind(mx.cpu(), data=x.shape).forward()
+        block = mx.gluon.SymbolBlock(symbol, mx.sym.Variable("data"))
+        block.initialize()
+        block.hybridize()
+        block(x).wait_to_read()
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert set(together) == {1}

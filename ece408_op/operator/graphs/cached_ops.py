@@ -39,7 +39,8 @@ def _cached_op_class(plain: Any) -> Any:
             if graph_json.has_control_flow(graph):
                 # With it MXNet's own operators beside control flow are often wrong as well.
                 flags = [flag for flag in flags if flag[0] != "static_shape"]
-            super().__init__(guards.guarded_symbol(graph, sym), flags)
+            with compiled_graphs.ONE_AT_A_TIME:
+                super().__init__(guards.guarded_symbol(graph, sym), flags)
             if graph_inference.has_open_sources(graph):
                 self._ours = _ByShapes(plain, sym, graph, flags)
             else:
@@ -123,7 +124,7 @@ class _DualCachedOp:
                 self._compiled.pop(True, None)
         if trains not in self._compiled:
             found = None
-            with contextlib.suppress(*compiled_graphs.failures()):
+            with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
                 found = self._compile(arrays, trains)
             self._compiled[trains] = found
         return self._compiled[trains]
@@ -181,9 +182,10 @@ class _ByShapes:
 
     def _make(self, shapes: tuple[Any, ...]) -> _DualCachedOp:
         known = dict(zip(self._symbol.list_inputs(), shapes))
-        graph = graph_inference.with_known_sources(self._symbol, self._graph, known)
-        symbol = graph_json.write(graph, self._symbol)
-        guarded = self._plain(guards.guarded_symbol(graph, symbol), self._flags)
+        with compiled_graphs.ONE_AT_A_TIME:
+            graph = graph_inference.with_known_sources(self._symbol, self._graph, known)
+            symbol = graph_json.write(graph, self._symbol)
+            guarded = self._plain(guards.guarded_symbol(graph, symbol), self._flags)
         made = _DualCachedOp(self._plain, guarded, symbol, graph, self._flags)
         if self._hook[0]:
             made.register_hook(*self._hook)

@@ -17,7 +17,8 @@ from .graph_json import Entry, Graph, Node
 # What changes nodes in place, given the heads as well, and says which node has the outputs of each.
 Fuse = Callable[[list[Node], list[Entry]], list[int]]
 
-# Threads that bind one Symbol, or copies of it, at the same time corrupt MXNet's memory.
+# Threads that bind one Symbol, or copies of it, or infer its shapes, at the same time corrupt
+# MXNet's memory.
 ONE_AT_A_TIME = threading.RLock()
 # A child has no other threads, and so nobody who would give it back.
 os.register_at_fork(

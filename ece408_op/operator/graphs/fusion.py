@@ -18,10 +18,10 @@ follows any of these becomes a node of `ece408_pool`.
 
 from __future__ import annotations
 
-import ast
 import struct
 
 from .. import compiled_operator
+from ..attributes import literal
 from .graph_json import Entry, Node
 
 # What a chain begins with, and all that leaves its arrays in plain layout.
@@ -127,7 +127,7 @@ def _window(node: Node) -> str | None:
 
 def _pair(text: str, default: int) -> tuple[int, int] | None:
     """Two numbers, or the default if none is given; `None` for any other count."""
-    numbers = ast.literal_eval(text) or (default, default)
+    numbers = literal(text) or (default, default)
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
 
 
@@ -146,7 +146,7 @@ def normalisation(node: Node) -> str:
 
 def flag(attributes: dict[str, str], name: str, default: bool) -> bool:
     text = attributes.get(name, "None")
-    return default if text == "None" else bool(ast.literal_eval(text))
+    return default if text == "None" else bool(literal(text))
 
 
 def bounds_of(node: Node) -> tuple[float, float] | None:

@@ -8,12 +8,12 @@ graph with MXNet's Convolution.
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from . import graph_json
+from ..attributes import literal
+from . import compiled_graphs, graph_json
 from .graph_json import Graph, Node
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -31,6 +31,11 @@ def _completing(method: Any, merged: Callable[[Any, Any], Any]) -> Any:
 
     @functools.wraps(method)
     def infer(self: Any, partial: bool, *arguments: Any, **keywords: Any) -> Any:
+        # MXNet has one place for the shapes that an operator in Python gives for a node.
+        with compiled_graphs.ONE_AT_A_TIME:
+            return complete(self, partial, arguments, keywords)
+
+    def complete(self: Any, partial: bool, arguments: Any, keywords: Any) -> Any:
         found = method(self, partial, *arguments, **keywords)
         if all(each is not None and all(map(_is_known, each)) for each in found):
             return found
@@ -99,7 +104,7 @@ def _is_open_source(node: Node) -> bool:
     shape = node.get("attrs", {}).get("shape")
     if node["op"] == "null" or node["inputs"] or shape is None:
         return False
-    return not _is_known(_as_tuple(ast.literal_eval(shape)))
+    return not _is_known(_as_tuple(literal(shape)))
 
 
 def _as_tuple(value: int | Iterable[int]) -> tuple[int, ...]:
