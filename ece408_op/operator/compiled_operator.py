@@ -107,8 +107,9 @@ def call(mxnet: Any, layer: ConvAttributes, arrays: list[Any], out: Any = None) 
     if mxnet.autograd.is_recording():
         wanted = [recorded.has_gradient(array) for array in arrays]
         given["gradients"] = gradients(wanted)
-        # A gradient may be added to what its array holds, which MXNet does not tell this operator.
-        arrays = [mxnet.nd.identity(a) if has else a for a, has in zip(arrays, wanted)]
+        if recorded.may_add():
+            # To what its array holds, which MXNet does not tell this operator.
+            arrays = [mxnet.nd.identity(a) if has else a for a, has in zip(arrays, wanted)]
     return _imperative_invoke(
         _handle(mxnet.base), arrays, list(given), list(given.values()), out, False, False
     )

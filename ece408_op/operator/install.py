@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import Ece408Error
-from . import before_mxnet, cuda_libraries, fork_safety, loading, python_calls, variables
+from . import before_mxnet, cuda_libraries, fork_safety, loading, python_calls, recorded, variables
 from .graphs import binding, graph_inference, native_views
 
 
@@ -57,6 +57,7 @@ class _PreparingLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         _prepare()
         self._loader.exec_module(module)
+        recorded.watch(module.base)
         _register()
 
 

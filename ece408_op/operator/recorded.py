@@ -1,9 +1,36 @@
-"""Whether MXNet's autograd wants an array's gradient, which MXNet does not say in Python."""
+"""What MXNet's autograd wants of arrays, which MXNet does not say in Python."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
+
+# MXNet's number for the request to add a gradient to what its array holds.
+_ADD = 3
+# Until MXNet is watched from its first array on.
+_may_add = True
+
+
+def watch(base: Any) -> None:
+    """Note from now on, before there is any array, which gradients are to be added."""
+    global _may_add
+    _may_add = False
+    mark_variables = base._LIB.MXAutogradMarkVariables
+
+    @functools.wraps(mark_variables, assigned=())
+    def marking(count: Any, arrays: Any, requests: Any, gradients: Any) -> Any:
+        global _may_add
+        number = getattr(count, "value", count)
+        _may_add = _may_add or any(requests[n] == _ADD for n in range(number))
+        return mark_variables(count, arrays, requests, gradients)
+
+    base._LIB.MXAutogradMarkVariables = marking
+
+
+def may_add() -> bool:
+    """Whether any array may have a gradient that is to be added to what is there."""
+    return _may_add
 
 
 def has_gradient(array: Any) -> bool:

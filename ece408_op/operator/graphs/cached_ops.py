@@ -82,6 +82,7 @@ class _DualCachedOp:
         self._without = [n for n, name in enumerate(self._names) if name not in states]
         self._data = {self._names[number] for number in dict(flags).get("data_indices", ())}
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
+        self._adds = recorded.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
         # By whether they are to be trained; `None` if there is none.
         self._compiled: dict[bool, _Call | None] = {}
@@ -119,8 +120,8 @@ class _DualCachedOp:
         when gradients are wanted that were not before."""
         if trains:
             without = [n for n in self._without if not recorded.has_gradient(arrays[n])]
-            if len(without) < len(self._without):
-                self._without = without
+            if len(without) < len(self._without) or self._adds != recorded.may_add():
+                self._without, self._adds = without, recorded.may_add()
                 self._compiled.pop(True, None)
         if trains not in self._compiled:
             found = None
@@ -136,9 +137,10 @@ class _DualCachedOp:
         if trains:
             without = {self._names[number] for number in self._without}
             wanted = set(self._names) - without - set(self._symbol.list_auxiliary_states())
-            # Whether a gradient is to be added is not known here.
+            # Which gradients are to be added is not known here.
+            added = wanted if self._adds else ()
             compiled = training.compiled(
-                self._symbol, self._graph, shapes, wanted, wanted, only_float32
+                self._symbol, self._graph, shapes, wanted, added, only_float32
             )
         else:
             fuse = fusion.fuse if only_float32 else None

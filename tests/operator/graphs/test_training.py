@@ -266,3 +266,48 @@ def test_other_normalisation_stays_mxnets(mx, norm):
     operators = {node["op"] for node in json.loads(found.tojson())["nodes"]}
     assert {"BatchNorm", compiled_operator.NAME} <= operators
     assert compiled_operator.BATCH_NORM not in operators
+
+
+def test_copies_once_a_gradient_is_to_be_added(mx, rng, monkeypatch):
+    monkeypatch.setattr(recorded, "_may_add", False)
+    made, compiled = [], training.compiled
+
+    def noted(*arguments):
+        made.append(compiled(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(training, "compiled", noted)
+    nets = [_net(mx, ours, static_alloc=True) for ours in (False, True)]
+    x = mx.nd.array(rng.normal(0, 1, SHAPE))
+    for request in ("write", "add"):
+        for net in nets:
+            for parameter in net.collect_params(".*(weight|beta)").values():
+                parameter.grad_req = request
+        found = []
+        for net in nets:
+            for _ in range(2):
+                with mx.autograd.record():
+                    loss = (net(x) ** 2).sum()
+                loss.backward()
+            parameters = net.collect_params(".*(weight|beta)").values()
+            found.append({each.name: each.grad() for each in parameters})
+        _agree(found[1], found[0])
+        operators = {node["op"] for node in json.loads(made[-1].tojson())["nodes"]}
+        assert ("_copy" in operators) == (request == "add")
+    assert len(made) == 2
+
+
+def test_recorded_calls_whose_gradients_are_added(mx, rng):
+    x, w = (mx.nd.array(rng.normal(0, 1, shape)) for shape in (SHAPE, (8, 4, 3, 3)))
+    for request in ("write", "add"):
+        found = []
+        for convolution in (mx.nd.Convolution, ece408_op.Convolution):
+            for array in (x, w):
+                array.attach_grad(request)
+            for _ in range(2):
+                with mx.autograd.record():
+                    # The gradient of a sum is, as an array, that of its terms.
+                    y = convolution(mx.nd.elemwise_add(x, x), w, no_bias=True, **COMMON)
+                y.backward()
+            found.append({"x": x.grad, "w": w.grad})
+        _agree(found[1], found[0])
