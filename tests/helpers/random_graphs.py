@@ -76,6 +76,13 @@ class Program:
     heads: list[int] = field(default_factory=list)
     features: Counter = field(default_factory=Counter)
     names: list[str] = field(default_factory=list)
+    # Whether gradients of two steps are added up.
+    adds: bool = False
+
+    @property
+    def request(self) -> str:
+        """What MXNet is to do with gradients."""
+        return "add" if self.adds else "write"
 
     def evaluate(
         self, F: Any, convolution: Any, data: Any, parameters: dict[str, Any], steps: Any = None
@@ -112,6 +119,8 @@ class Generator:
         self.rng = np.random.default_rng([408, seed])
         dtype = "float64" if self.rng.random() < 0.1 else "float32"
         self.program = Program(self.rng, dtype)
+        self.program.adds = bool(np.random.default_rng([408, seed, 1]).random() < 0.3)
+        self.program.features["gradients that are added"] = int(self.program.adds)
         self._count = 0
 
     def make(self) -> Program:
@@ -567,15 +576,18 @@ class Values:
 
 @dataclass
 class Results:
-    """Outputs of inference on both data, and outputs and gradients of a training step."""
+    """Outputs of inference on both data, and outputs, gradients and moving averages of a training
+    step, or the gradients of two."""
 
     inference: list[list[np.ndarray]]
     outputs: list[np.ndarray]
     gradients: dict[str, np.ndarray]
+    averages: dict[str, np.ndarray]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All of them by a name of theirs."""
         named = {f"gradient of {name}": array for name, array in self.gradients.items()}
+        named.update((f"moving {name}", array) for name, array in self.averages.items())
         for call, outputs in enumerate(self.inference):
             named.update((f"inference {call}, output {i}", y) for i, y in enumerate(outputs))
         named.update((f"training, output {i}", y) for i, y in enumerate(self.outputs))
@@ -610,7 +622,15 @@ def _arrays(mx: Any, values: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: mx.nd.array(value, dtype=value.dtype) for name, value in values.items()}
 
 
-def imperative(mx: Any, program: Program, values: Values, convolution: Any) -> Results:
+def _numpy(mx: Any, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
+    # That averages are still to be moved, MXNet does not always tell who reads them.
+    mx.nd.waitall()
+    return {name: array.asnumpy() for name, array in arrays.items()}
+
+
+def imperative(
+    mx: Any, program: Program, values: Values, convolution: Any, request: str = "write"
+) -> Results:
     def run(data: Any) -> list[Any]:
         arrays = program.evaluate(mx.nd, convolution, data, {**parameters, **averages})
         return [arrays[number] for number in program.heads]
@@ -620,13 +640,16 @@ def imperative(mx: Any, program: Program, values: Values, convolution: Any) -> R
     data = mx.nd.array(values.data[0], dtype=program.dtype)
     inputs = {"data": data, **parameters}
     for array in inputs.values():
-        array.attach_grad()
-    with mx.autograd.record():
-        heads = run(data)
-    mx.autograd.backward(heads, [mx.nd.array(g, dtype=g.dtype) for g in values.heads])
+        array.attach_grad(request)
+    for _ in range(1 + program.adds):
+        with mx.autograd.record():
+            heads = run(data)
+        mx.autograd.backward(heads, [mx.nd.array(g, dtype=g.dtype) for g in values.heads])
     outputs = [y.asnumpy() for y in heads]
-    gradients = {name: array.grad.asnumpy() for name, array in inputs.items()}
-    return Results(inference, outputs, gradients)
+    gradients = _numpy(mx, {name: array.grad for name, array in inputs.items()})
+    if program.adds and request == "write":
+        gradients = {name: 2 * array for name, array in gradients.items()}
+    return Results(inference, outputs, gradients, _numpy(mx, averages))
 
 
 def executors(
@@ -660,10 +683,13 @@ def executors(
     for x in values.data:
         outputs = executor.forward(is_train=False, data=mx.nd.array(x, dtype=x.dtype))
         inference.append([y.asnumpy() for y in outputs])
-    executor, gradients = bind("write")
-    outputs = [y.asnumpy() for y in executor.forward(is_train=True)]
-    executor.backward([mx.nd.array(g, dtype=g.dtype) for g in values.heads])
-    return Results(inference, outputs, {n: g.asnumpy() for n, g in gradients.items()})
+    executor, gradients = bind(program.request)
+    for gradient in gradients.values():
+        gradient[:] = 0
+    for _ in range(1 + program.adds):
+        outputs = [y.asnumpy() for y in executor.forward(is_train=True)]
+        executor.backward([mx.nd.array(g, dtype=g.dtype) for g in values.heads])
+    return Results(inference, outputs, _numpy(mx, gradients), _numpy(mx, executor.aux_dict))
 
 
 def make_block(mx: Any, program: Program, convolution: Any, depth: int) -> Any:
@@ -685,8 +711,8 @@ def make_block(mx: Any, program: Program, convolution: Any, depth: int) -> Any:
             names = {name for step in self._steps for name in step.parameters}
             for name in sorted(names):
                 shape = {**program.parameters, **program.averages}[name]
-                null = {"grad_req": "null"} if name in program.averages else {}
-                parameter = _shared_parameter(self, name, shape, null)
+                request = "null" if name in program.averages else program.request
+                parameter = _shared_parameter(self, name, shape, {"grad_req": request})
                 setattr(self, name, parameter)
             self._names = names
             if cut is None:
@@ -734,17 +760,18 @@ def blocks(
     for x in values.data:
         inference.append([y.asnumpy() for y in run(mx.nd.array(x, dtype=x.dtype))])
     data = mx.nd.array(values.data[0], dtype=program.dtype)
-    data.attach_grad()
-    with mx.autograd.record():
-        heads = run(data)
-    mx.autograd.backward(heads, [mx.nd.array(g, dtype=g.dtype) for g in values.heads])
+    data.attach_grad(program.request)
+    for _ in range(1 + program.adds):
+        with mx.autograd.record():
+            heads = run(data)
+        mx.autograd.backward(heads, [mx.nd.array(g, dtype=g.dtype) for g in values.heads])
     outputs = [y.asnumpy() for y in heads]
-    gradients = {"data": data.grad.asnumpy()}
-    gradients.update(
-        (name, shared[name].grad().asnumpy()) for name in values.parameters if name in shared
-    )
+    with_gradients = [name for name in values.parameters if name in shared]
+    gradients = {"data": data.grad, **{name: shared[name].grad() for name in with_gradients}}
+    averages = {name: shared[name].data() for name in values.averages if name in shared}
+    results = Results(inference, outputs, _numpy(mx, gradients), _numpy(mx, averages))
     fill()
-    return Results(inference, outputs, gradients), block
+    return results, block
 
 
 def exported(mx: Any, program: Program, values: Values, block: Any) -> list[list[np.ndarray]]:
@@ -859,7 +886,7 @@ def ways(
 ) -> Iterator[tuple[str, Callable[[Any], Results]]]:
     """The ways to run a program with a convolution, some at random, and what each is called."""
     rng = program.rng
-    yield "calls on NDArrays", lambda each: imperative(mx, program, values, each)
+    yield "calls on NDArrays", lambda each: imperative(mx, program, values, each, program.request)
     swapped, simple = rng.random() < 0.5, rng.random() < 0.5
     features["swapped" if swapped else "made with Convolution"] += 1
 

@@ -21,6 +21,7 @@ LEAST = {
     "names that clash": 5,
     "shapes known from outputs": 8,
     "exported": 15,
+    "gradients that are added": 20,
     "executors, groups of contexts": 2,
 }
 
