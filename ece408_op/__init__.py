@@ -11,6 +11,7 @@ from .dispatch import register_backend
 from .op_log import op_times
 from .operator.checkpoint import load_checkpoint
 from .operator.convolution import Convolution
+from .operator.gpu_network import gpu_report, to_gpu
 from .operator.install import register_with_mxnet
 from .operator.net_comparison import NetComparison, compare
 from .operator.swap import swap, swap_checkpoint, unswap
@@ -24,12 +25,14 @@ __all__ = [
     "__version__",
     "compare",
     "errors",
+    "gpu_report",
     "load_checkpoint",
     "op_times",
     "register_backend",
     "settings",
     "swap",
     "swap_checkpoint",
+    "to_gpu",
     "unswap",
 ]
 

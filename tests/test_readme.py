@@ -19,11 +19,13 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README + MANUAL, re.S)
 
 
 def test_the_python_examples_run(mx, capsys):
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
     names: dict = {}
     for block in EXAMPLES:
         exec(block, names)
-    assert "swapped 26: squeezenet" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "swapped 26: squeezenet" in printed
+    assert "on the GPU: 66 of 66 nodes, in parts of: 66" in printed
 
 
 def test_the_recipe_for_errors_shows_the_original_one(mx, capsys, monkeypatch):
@@ -33,7 +35,7 @@ def test_the_recipe_for_errors_shows_the_original_one(mx, capsys, monkeypatch):
     def failing(self, *arguments):
         raise ZeroDivisionError("inside the kernel")
 
-    first, _, recipe, _ = EXAMPLES
+    first, _, recipe, *_ = EXAMPLES
     names: dict = {}
     exec(first, names)
     mx.nd.waitall()

@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +83,35 @@ def _describe(cuda: ctypes.CDLL, index: int) -> Gpu:
 def _check(status: int, function: str) -> None:
     if status:
         raise NoUsableGpu(f"{function} gives {status}; does nvidia-smi work?")
+
+
+def require_gpus(devices: Sequence[int]) -> tuple[Gpu, ...]:
+    """All GPUs. Raises `NoUsableGpu` unless those of these numbers are there."""
+    gpus = find_driver().gpus
+    for index in devices:
+        if index >= len(gpus):
+            raise NoUsableGpu(
+                f"there is no GPU {index} (--gpu, ECE408_DEVICES); there are {len(gpus)}, "
+                "numbered from 0"
+            )
+    return gpus
+
+
+def require_our_kernels(devices: Sequence[int]) -> None:
+    """Raise `NoUsableGpu` unless these GPUs, PyCUDA and nvcc can run our CUDA kernels."""
+    gpus = require_gpus(devices)
+    for index in devices:
+        capability = gpus[index].capability
+        if capability < OLDEST_CAPABILITY:
+            found, oldest = (".".join(map(str, pair)) for pair in (capability, OLDEST_CAPABILITY))
+            raise NoUsableGpu(
+                f"the GPU has compute capability {found}, the CUDA kernels need {oldest}; m1.1 and "
+                "m2.1 run on the CPU"
+            )
+    if importlib.util.find_spec("pycuda") is None:
+        raise NoUsableGpu("PyCUDA is not installed; pip install 'ece408_op[cuda]'")
+    if find_nvcc() is None:
+        raise NoUsableGpu("nvcc is not found; install the CUDA toolkit, or set CUDA_HOME to it")
 
 
 def find_nvcc() -> Path | None:

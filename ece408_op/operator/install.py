@@ -17,7 +17,16 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import Ece408Error
-from . import before_mxnet, cuda_libraries, fork_safety, loading, python_calls, recorded, variables
+from . import (
+    before_mxnet,
+    cuda_libraries,
+    fork_safety,
+    loading,
+    networks,
+    python_calls,
+    recorded,
+    variables,
+)
 from .graphs import binding, graph_inference, native_views
 
 
@@ -75,6 +84,7 @@ def _register() -> None:
     fork_safety.install(mxnet)
     python_calls.install(mxnet)
     importlib.import_module("ece408_op.operator.compiled_operator").install(mxnet)
+    networks.install()
     graph_inference.install(mxnet)
     binding.install(mxnet)
     native_views.install(mxnet)

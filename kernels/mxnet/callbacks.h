@@ -66,6 +66,53 @@ ECE408_EXPORT void ece408_forward_forget(void);
 /* Has every call of a plan's function reported from now on, or none. */
 ECE408_EXPORT void ece408_forward_log(int is_open);
 
+/* More dimensions than any operator has that a network may consist of. */
+#define ECE408_MOST_DIMENSIONS 8
+
+/* An array on the host that MXNet hands a network, or wants it to fill. Its type is MXNet's number,
+ * or -1 if it is sparse. Versions of an input are equal only if its values are. Of more than the
+ * most dimensions, the rest is left out. */
+typedef struct ece408_array {
+    const void* data;
+    uint64_t version;
+    int64_t type, dimensions, shape[ECE408_MOST_DIMENSIONS];
+} ece408_array;
+
+/* What a network's inputs are, one character each: data, with a row for each image; a parameter; or
+ * an array that is computed, but is the same for all images. */
+#define ECE408_DATA '0'
+#define ECE408_PARAMETER '1'
+#define ECE408_FOR_ALL_IMAGES '2'
+
+/* Makes a network of a graph, in MXNet's JSON, and of its inputs: what they are, how many dimensions
+ * they have and the first size of each. Data that turns out to have no row for each image is written
+ * as what it is. Returns the network's number, or 0 if that failed. */
+typedef int ece408_network_open(const char* graph, char* inputs, const int64_t* dimensions,
+                                const int64_t* first_sizes);
+
+/* Runs it; 0 if it failed. */
+typedef int ece408_network_compute(int network, int64_t data, const ece408_array* data_arrays,
+                                   int64_t parameters, const ece408_array* parameter_arrays,
+                                   int64_t outputs, const ece408_array* output_arrays);
+
+/* Ends it; returns 1. */
+typedef int ece408_network_close(int network);
+
+/* Before the first network. */
+ECE408_EXPORT void ece408_network_use(ece408_network_open* open, ece408_network_compute* compute,
+                                      ece408_network_close* close);
+
+/* Nodes whose attribute `owner` is this one share a network until that is released. The arrays of
+ * their parameters are never others. */
+ECE408_EXPORT void ece408_network_own(const char* owner);
+ECE408_EXPORT void ece408_network_release(const char* owner);
+
+/* Takes the parameters of a network that Python runs itself; 0 if that failed. */
+typedef int ece408_parameters_seen(int network, int64_t count, const ece408_array* arrays);
+
+/* Before the first node of the operator `ece408_parameters`. */
+ECE408_EXPORT void ece408_parameters_use(ece408_parameters_seen* seen);
+
 /* MXNet's CustomOpPropCreator. */
 typedef int ece408_creator(void);
 

@@ -28,8 +28,8 @@ def _pretend(monkeypatch, capability=(9, 0), pycuda=True, nvcc="/cuda/bin/nvcc",
     )
     monkeypatch.setattr(gpu_support, "load_mxnet", lambda: fake)
     monkeypatch.setattr(gpu_support.fatbin, "architectures", lambda library: mxnet)
-    monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: pycuda or None)
-    monkeypatch.setattr(gpu_check, "find_nvcc", lambda: nvcc)
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: pycuda or None)
+    monkeypatch.setattr(gpu, "find_nvcc", lambda: nvcc)
 
 
 def test_the_courses_scripts_are_there():
@@ -96,6 +96,14 @@ def test_where_mxnet_has_no_code_for_the_gpu(monkeypatch):
     assert not way.network_on_gpu
     assert way.explanation.startswith("staged: ")
     assert reason in way.explanation
+
+
+def test_final_on_a_gpu_that_mxnet_cannot_use(monkeypatch):
+    _pretend(monkeypatch, mxnet=("sm_50", "sm_86"))
+    way = gpu_check.choose_way(own_operator=True, whole=True)
+    assert (way.network_on_gpu, way.without_mxnet) == (False, True)
+    assert way.explanation.startswith("the whole network runs on a GPU by our kernels, for this")
+    assert way.explanation.endswith("Op Time is a convolution's kernels alone, by the GPU's clock")
 
 
 def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys):

@@ -46,6 +46,16 @@ def test_an_op_time_line_for_every_call_and_one_correctness(run_ece408):
     assert result.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
+def test_final_runs_the_whole_network(run_ece408):
+    """In parts of a batch; a kernel that is asked for computes convolutions alone."""
+    result = run_ece408("final", "5", "--emulate", "--batch-size", "3", "--term", "2018sp")
+    emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"
+    assert re.fullmatch(LOADING + emulated * 4 + "Correctness: 1.0 Model: ece408\n", result.stdout)
+    assert "CUDA kernels run on the CPU, by the emulator" in result.stderr
+    one = run_ece408("final", "1", "--emulate", "--kernel", "1_naive", "--term", "2017fa")
+    assert re.fullmatch(LOADING + emulated + r"Correctness: \d\.\d .*\n", one.stdout)
+
+
 MODELS = [(term, model) for term in TERMS.values() for model in term.models if model != BASELINE]
 
 

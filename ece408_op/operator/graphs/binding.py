@@ -1,12 +1,20 @@
-"""Chooses what MXNet runs instead of a graph with our operator: in executors, in CachedOps, and in
-the partitions of `Symbol.optimize_for`."""
+"""Chooses what MXNet runs instead of a graph with our operator, or with parts for the GPU: in
+executors, in CachedOps, and in the partitions of `Symbol.optimize_for`."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from . import cached_ops, executors, graph_json, guards
+from . import (
+    cached_ops,
+    executors,
+    graph_json,
+    guards,
+    part_cached_ops,
+    part_executors,
+    partition,
+)
 
 
 def install(mxnet: Any) -> None:
@@ -15,6 +23,9 @@ def install(mxnet: Any) -> None:
     symbol_class.optimize_for = _partitioning(symbol_class.optimize_for)
     executors.install(mxnet)
     cached_ops.install(mxnet)
+    partition.install(mxnet)
+    part_executors.install(mxnet)
+    part_cached_ops.install(mxnet)
 
 
 def _partitioning(method: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Union
 from ..attributes import mxnet_attributes
 
 OP_TYPE = "ece408_conv"
+PART = "ece408_network"
 Node = dict[str, Any]
 Entry = list[int]
 Graph = dict[str, Any]
@@ -21,9 +22,20 @@ Place = Union[int, list[Entry]]
 
 
 def read(symbol: Any) -> Graph | None:
-    """The graph of a Symbol that has our operator at any depth, else `None`."""
+    """The graph of a Symbol that has our operator at any depth, but in a part, else `None`."""
     text = symbol.tojson()
-    return json.loads(text) if f'"{OP_TYPE}"' in text else None
+    if f'"{OP_TYPE}"' not in text:
+        return None
+    graph: Graph = json.loads(text)
+    return graph if _has_ours(graph) else None
+
+
+def _has_ours(graph: Graph) -> bool:
+    return any(
+        is_ours(node) or any(map(_has_ours, node.get("subgraphs", ())))
+        for node in graph["nodes"]
+        if not is_part(node)
+    )
 
 
 def write(graph: Graph, like: Any) -> Any:
@@ -33,6 +45,11 @@ def write(graph: Graph, like: Any) -> Any:
 
     symbol = load_json(json.dumps(graph))
     return symbol.as_np_ndarray() if isinstance(like, _Symbol) else symbol
+
+
+def is_part(node: Node) -> bool:
+    """Whether the node holds a part of a graph for the GPU (see `parts`)."""
+    return bool(node["op"] == PART)
 
 
 def is_ours(node: Node) -> bool:
@@ -78,8 +95,8 @@ def rebuilt(graph: Graph, nodes: list[Node], moved: Sequence[Place]) -> Graph:
 
 
 def inside(node: Node, change: Callable[[Graph], Graph]) -> Node:
-    """The node with the graphs inside it changed."""
-    if "subgraphs" not in node:
+    """The node with the graphs inside it changed, unless it is a part."""
+    if "subgraphs" not in node or is_part(node):
         return node
     return {**node, "subgraphs": [change(graph) for graph in node["subgraphs"]]}
 

@@ -7,6 +7,8 @@ import os
 import pytest
 import random_graphs
 
+from ece408_op import settings
+
 # What a run must have had enough of to mean something: networks in a hundred.
 LEAST = {
     "convolutions": 90,
@@ -44,6 +46,53 @@ def test_three_hundred_random_graphs(capsys):
 @pytest.mark.slow
 def test_ten_thousand_random_graphs(capsys):
     _check(capsys, 10_000, os.cpu_count() or 1)
+
+
+def _wrong_on_gpu(mx, seed):
+    """What differs of a random network with parts on the GPU, a line each, and how many parts."""
+    program = random_graphs.Generator(seed).make()
+    expected = random_graphs.Expected(mx, program, random_graphs.Values(program))
+    values, native = expected.values, random_graphs._native
+    symbol = program.symbol(mx, native)
+    arrays = random_graphs._arrays(
+        mx, {"data": values.data[0], **values.parameters, **values.averages}
+    )
+    with settings.override(backend="emulator"):
+        arguments = {name: arrays[name] for name in symbol.list_arguments()}
+        states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+        optimized = symbol.optimize_for("ece408", arguments, states)
+
+        def executors(_):
+            simple = bool(seed % 2)
+            return random_graphs.executors(mx, program, values, optimized, simple, ())
+
+        def blocks(convolution):
+            options = {"backend": "ece408"}
+            return random_graphs.blocks(mx, program, values, convolution, options, seed % 3)[0]
+
+        wrong = [
+            f"graph {seed}: {line}"
+            for run in (executors, blocks)
+            for line in expected.failures(run, native)
+        ]
+    return wrong, optimized.tojson().count('"ece408_network"')
+
+
+def _check_on_gpu(mx, seeds, least):
+    found = [_wrong_on_gpu(mx, seed) for seed in seeds]
+    assert [line for lines, _ in found for line in lines] == []
+    counts = [count for _, count in found]
+    assert sum(count > 0 for count in counts) >= least
+    assert sum(count > 1 for count in counts) >= 1
+
+
+def test_random_graphs_with_parts_on_the_gpu(mx):
+    _check_on_gpu(mx, (2, 6, 12, 16), 4)
+
+
+@pytest.mark.slow
+def test_a_hundred_random_graphs_with_parts_on_the_gpu(mx):
+    _check_on_gpu(mx, range(100), 60)
 
 
 def test_a_wrong_convolution_is_found(mx):

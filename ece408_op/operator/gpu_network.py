@@ -1,0 +1,403 @@
+"""`to_gpu`: a network whose inference runs on the GPU, by one line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import settings
+from ..errors import CheckpointMismatch, InvalidProblem, InvalidSetting
+from .graphs import graph_json, partition, parts
+from .graphs.partition import Choice, GpuReport
+from .loading import load_mxnet
+from .memory import pointer
+from .networks import Opened, Parameters
+
+if TYPE_CHECKING:
+    from ..backends.network import Array
+
+_versions = itertools.count(1)
+# Operators whose second input is not read in inference.
+_WITH_LABELS = ("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput")
+# Sizes of the inputs whose outputs' shapes are remembered.
+_MOST_SHAPES = 64
+
+
+def to_gpu(
+    model: Any,
+    arg_params: Mapping[str, Any] | None = None,
+    aux_params: Mapping[str, Any] | None = None,
+) -> GpuNetwork:
+    """The network for inference on the GPU: what is returned is called as the network is.
+
+    `model` is a Gluon HybridBlock, or a Symbol with the NDArrays of its parameters, as
+    `load_checkpoint` returns them; it is not changed, and its parameters stay its own: whatever is
+    written to them, or put in their place, is noticed. It is called with arrays on the CPU, of
+    float32 or, where the first layer takes pixels, of uint8; a Symbol's in the order of its inputs,
+    without labels. Results are there when the call returns. Under `autograd.record()` and in
+    training mode a block runs as it would without this.
+
+    What cannot run on the GPU stays with MXNet on the CPU; `report` of the result tells. On a
+    machine without a usable GPU all does, and stderr says why.
+
+    Raises `InvalidSetting` for another kind of model, `CheckpointMismatch` for a Symbol's parameter
+    that is missing. Calls raise what computing on the GPU raises.
+    """
+    mx = load_mxnet()
+    if isinstance(model, mx.gluon.HybridBlock):
+        return GpuNetwork(_OfBlock(mx, model))
+    if isinstance(model, mx.sym.Symbol):
+        return GpuNetwork(_OfSymbol(mx, model, arg_params or {}, aux_params or {}))
+    raise InvalidSetting(
+        f"a {type(model).__name__} cannot be taken to the GPU; give a Gluon HybridBlock, or a "
+        "Symbol with its parameters"
+    )
+
+
+def gpu_report(symbol: Any, **shapes: tuple[int, ...]) -> GpuReport:
+    """What of a Symbol would run on a GPU, and with the shapes of its inputs how much is copied.
+
+    Needs no GPU.
+    """
+    return partition.report(symbol, shapes)
+
+
+class GpuNetwork:
+    """A network on the GPU, as `to_gpu` makes it."""
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._made: _Made | None = None
+        # The setting with which there has been a GPU.
+        self._usable: tuple[str | None, ...] = ()
+
+    def __call__(self, *arrays: Any) -> Any:
+        """What the network gives for these arrays."""
+        from mxnet import autograd
+
+        flat = self._source.flat(arrays)
+        wants_gradients = autograd.is_recording() or autograd.is_training()
+        if wants_gradients:
+            return self._source.run(arrays)
+        reason = self._why_no_gpu() or partition.why_not_of(flat)
+        if reason is not None:
+            partition.say_why_no_gpu(reason)
+            return self._source.run(_as_floats(arrays))
+        with self._lock:
+            if self._made is None or not self._source.is_as(self._made.traced):
+                self._made = _made(self._source.trace(_as_floats(arrays)), flat)
+            made = self._made
+        return self._source.grouped(made.run(flat))
+
+    def _why_no_gpu(self) -> str | None:
+        """As in `partition`, which takes long to say that there is one."""
+        backend = settings.backend()
+        if (backend,) == self._usable:
+            return None
+        reason = partition.why_no_gpu()
+        self._usable = (backend,) if reason is None else ()
+        return reason
+
+    @property
+    def report(self) -> GpuReport:
+        """What of the network runs on the GPU, and how much the last call copied.
+
+        Raises `InvalidSetting` before the first call, which tells the network's shapes.
+        """
+        if self._made is None:
+            raise InvalidSetting("the network has not run on a GPU yet; call it first")
+        return self._made.report
+
+
+def _made(traced: _Traced, data: list[Any]) -> _Made:
+    choice = partition.choose(traced.symbol, [*traced.data, *traced.labels])
+    one_batch = len({array.shape[:1] for array in data}) == 1
+    return (_MadeWhole if one_batch and _is_whole(choice) else _MadeOfParts)(traced, choice)
+
+
+def _is_whole(choice: Choice) -> bool:
+    """Whether the network's outputs are just those of one part, each once."""
+    graph = parts.read(choice.symbol())
+    heads = [] if graph is None else [tuple(head[:2]) for head in graph["heads"]]
+    if graph is None or choice.left or len(choice.groups) != 1:
+        return False
+    part = next(n for n, node in enumerate(graph["nodes"]) if graph_json.is_part(node))
+    return heads == [(part, output) for output in range(len(heads))]
+
+
+class _Made(ABC):
+    """A network in the form in which it runs."""
+
+    def __init__(self, traced: _Traced, choice: Choice) -> None:
+        self.traced = traced
+        self._choice = choice
+        self._sizes: dict[Any, _Sizes] = {}
+        self._last = _Sizes({}, [], [])
+
+    @abstractmethod
+    def run(self, data: list[Any]) -> list[Any]:
+        """The outputs for these arrays."""
+
+    @property
+    def report(self) -> GpuReport:
+        return partition.report_of(self._choice, self._last.inputs, self._last.pixels)
+
+    def sizes(self, data: list[Any]) -> _Sizes:
+        """Shapes and types of all that goes in and comes out with these arrays."""
+        key = tuple((array.shape, array.dtype) for array in data)
+        found = self._sizes.get(key)
+        if found is None:
+            if len(self._sizes) >= _MOST_SHAPES:
+                self._sizes.clear()
+            found = self._sizes[key] = _sizes(self.traced, data)
+        self._last = found
+        return found
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Shapes of the inputs that are no parameters, by name, which of them are of uint8, and shapes
+    and types of the outputs."""
+
+    inputs: dict[str, tuple[int, ...]]
+    pixels: list[str]
+    outputs: list[tuple[tuple[int, ...], Any]]
+
+
+def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
+    symbol = traced.symbol
+    shapes = {name: array.shape for name, array in zip(traced.data, data)}
+    types = {name: _as_float(array.dtype) for name, array in zip(traced.data, data)}
+    for name, array in traced.parameters.items():
+        shapes[name], types[name] = array.shape, array.dtype
+    arguments = set(symbol.list_arguments())
+    # Unlike `infer_shape` and `infer_type` these print nothing.
+    found, outputs, _ = symbol.infer_shape_partial(
+        **{name: shape for name, shape in shapes.items() if name in arguments}
+    )
+    _, output_types, _ = symbol.infer_type_partial(
+        **{name: dtype for name, dtype in types.items() if name in arguments}
+    )
+    if not all(0 not in shape and shape for shape in outputs):
+        raise InvalidProblem(
+            f"arrays of {sorted(shapes.items())} leave the shapes of the network's outputs open"
+        )
+    shapes.update(zip(symbol.list_arguments(), found))
+    inputs = {name: tuple(shapes[name]) for name in (*traced.data, *traced.labels)}
+    pixels = [name for name, array in zip(traced.data, data) if array.dtype == np.uint8]
+    return _Sizes(inputs, pixels, list(zip(map(tuple, outputs), output_types)))
+
+
+class _MadeWhole(_Made):
+    """One network, called without MXNet in between."""
+
+    def __init__(self, traced: _Traced, choice: Choice) -> None:
+        super().__init__(traced, choice)
+        graph = parts.read(choice.symbol())
+        assert graph is not None
+        part = next(filter(graph_json.is_part, graph["nodes"]))
+        self._names = [graph["nodes"][entry[0]]["name"] for entry in part["inputs"]]
+        self._opened = Opened(json.dumps(part["subgraphs"][0]), part["attrs"][parts.PARAMETERS])
+        parameters = [traced.parameters[name] for name in self._names if name in traced.parameters]
+        self._parameters = Parameters(parameters)
+        self._looking = threading.Lock()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_opened"):
+            self._opened.retire()
+
+    def run(self, data: list[Any]) -> list[Any]:
+        from mxnet import nd
+
+        sizes = self.sizes(data)
+        labels = [nd.zeros(sizes.inputs[name]) for name in self.traced.labels]
+        given = dict(zip([*self.traced.data, *self.traced.labels], [*data, *labels]))
+        taken = [given[name] for name in self._names if name in given]
+        for array in taken:
+            array.wait_to_read()
+        outputs = [nd.empty(shape, dtype=dtype) for shape, dtype in sizes.outputs]
+        with self._looking:
+            parameters = self._parameters.described()
+        self._opened.compute(map(_described, taken), parameters, [_described(y) for y in outputs])
+        return outputs
+
+
+def _described(array: Any) -> Array:
+    from ..backends.network import Array
+
+    return Array(pointer(array), array.shape, np.dtype(array.dtype).name, next(_versions))
+
+
+class _MadeOfParts(_Made):
+    """Parts, and what MXNet computes between them."""
+
+    def __init__(self, traced: _Traced, choice: Choice) -> None:
+        super().__init__(traced, choice)
+        self._op = _Operator(traced, choice.symbol())
+
+    def run(self, data: list[Any]) -> list[Any]:
+        return self._op(_as_floats(data), self.sizes(data))
+
+
+class _Operator:
+    """A network's graph, with parts or without, as MXNet runs it."""
+
+    def __init__(self, traced: _Traced, symbol: Any) -> None:
+        from mxnet import nd
+
+        self._traced = traced
+        self._names = symbol.list_inputs()
+        data = [n for n, name in enumerate(self._names) if name not in traced.parameters]
+        others = [n for n, name in enumerate(self._names) if name in traced.parameters]
+        self._op = nd.CachedOp(symbol, [("data_indices", data), ("param_indices", others)])
+
+    def __call__(self, data: Sequence[Any], sizes: _Sizes) -> list[Any]:
+        from mxnet import nd
+
+        labels = {name: nd.zeros(sizes.inputs[name]) for name in self._traced.labels}
+        given = {**self._traced.parameters, **dict(zip(self._traced.data, data)), **labels}
+        outputs = self._op(*(given[name] for name in self._names))
+        return outputs if isinstance(outputs, list) else [outputs]
+
+
+def _as_float(dtype: Any) -> Any:
+    return np.float32 if dtype == np.uint8 else dtype
+
+
+def _as_floats(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays with pixels as MXNet's layers take them."""
+    return [
+        array.astype(np.float32) if getattr(array, "dtype", None) == np.uint8 else array
+        for array in arrays
+    ]
+
+
+@dataclass
+class _Traced:
+    """A network as a Symbol, the names of what it is called with, in that order, and of inputs that
+    nobody gives, and its parameters' arrays by name."""
+
+    symbol: Any
+    data: list[str]
+    labels: list[str]
+    parameters: dict[str, Any]
+
+
+class _Source(ABC):
+    """A model as the user holds it."""
+
+    mx: Any
+
+    @abstractmethod
+    def trace(self, arrays: Sequence[Any]) -> _Traced:
+        """The network, traced on these arrays if need be."""
+
+    @abstractmethod
+    def is_as(self, traced: _Traced) -> bool:
+        """Whether the network, and the arrays of its parameters, are still these."""
+
+    @abstractmethod
+    def run(self, arrays: Sequence[Any]) -> Any:
+        """Run it as if nobody had taken it to the GPU."""
+
+    def flat(self, arrays: Sequence[Any]) -> list[Any]:
+        return list(arrays)
+
+    def grouped(self, outputs: list[Any]) -> Any:
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+class _OfBlock(_Source):
+    def __init__(self, mx: Any, block: Any) -> None:
+        self.mx = mx
+        self._block = block
+        self._graph: Any = None
+        self._lists: list[tuple[Any, Any]] = []
+
+    def flat(self, arrays: Sequence[Any]) -> list[Any]:
+        flat, _ = self.mx.gluon.block._flatten(list(arrays), "input")
+        return [array for array in flat if array is not None]
+
+    def grouped(self, outputs: list[Any]) -> Any:
+        return self.mx.gluon.block._regroup(outputs, self._block._out_format)
+
+    def trace(self, arrays: Sequence[Any]) -> _Traced:
+        block = self._block
+        data, symbol = block._get_graph(*arrays)
+        self._graph = block._cached_graph
+        symbol = parts.put_back_symbol(symbol)
+        parameters = block.collect_params()
+        names = [name for name in symbol.list_inputs() if name in parameters]
+        try:
+            found = {name: parameters[name].data() for name in names}
+        except self.mx.gluon.parameter.DeferredInitializationError:
+            block._deferred_infer_shape(*arrays)
+            for name in names:
+                parameters[name]._finish_deferred_init()
+            found = {name: parameters[name].data() for name in names}
+        self._lists = [(parameters[name], parameters[name]._data) for name in names]
+        return _Traced(symbol, [each.name for each in data], [], found)
+
+    def is_as(self, traced: _Traced) -> bool:
+        if self._block._cached_graph is not self._graph:
+            return False
+        return all(parameter._data is arrays for parameter, arrays in self._lists)
+
+    def run(self, arrays: Sequence[Any]) -> Any:
+        return self._block(*arrays)
+
+
+class _OfSymbol(_Source):
+    def __init__(self, mx: Any, symbol: Any, *parameters: Mapping[str, Any]) -> None:
+        self.mx = mx
+        self._symbol = parts.put_back_symbol(symbol)
+        # The user's own, as they are at each call.
+        self._parameters = parameters
+        self._traced: _Traced | None = None
+        self._op: Any = None
+
+    def trace(self, arrays: Sequence[Any]) -> _Traced:
+        symbol = self._symbol
+        inputs = symbol.list_inputs()
+        parameters = {n: params[n] for params in self._parameters for n in inputs if n in params}
+        labels = _labels(symbol)
+        data = [name for name in inputs if name not in parameters and name not in labels]
+        if len(data) != len(arrays):
+            raise CheckpointMismatch(
+                f"the network is called with {len(arrays)} arrays, and these of its inputs are not "
+                f"among the parameters: {', '.join(data) or 'none'}"
+            )
+        return _Traced(symbol, data, labels, parameters)
+
+    def is_as(self, traced: _Traced) -> bool:
+        return all(
+            any(params.get(name) is array for params in self._parameters)
+            for name, array in traced.parameters.items()
+        )
+
+    def run(self, arrays: Sequence[Any]) -> Any:
+        traced = self._traced
+        if traced is None or not self.is_as(traced):
+            traced = self._traced = self.trace(arrays)
+            self._op = _Operator(traced, traced.symbol)
+        return self.grouped(self._op(arrays, _sizes(traced, list(arrays))))
+
+
+def _labels(symbol: Any) -> list[str]:
+    """Names of the variables that nothing but a loss takes, as its label."""
+    nodes = json.loads(symbol.tojson())["nodes"]
+    labels: set[int] = set()
+    others: set[int] = set()
+    for node in nodes:
+        for place, entry in enumerate(node["inputs"]):
+            is_label = place == 1 and node["op"] in _WITH_LABELS
+            (labels if is_label else others).add(entry[0])
+    return [nodes[n]["name"] for n in sorted(labels - others) if nodes[n]["op"] == "null"]

@@ -1,0 +1,294 @@
+"""Chooses the parts of a graph that run on the GPU as one node each: `optimize_for("ece408")`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ... import settings
+from ...errors import Ece408Error, NoUsableGpu
+from ...host import gpu
+from .. import networks
+from . import graph_inference, graph_json, parts
+from .graph_json import Graph, Node
+
+BACKEND = "ece408"
+# Of what goes to the GPU, as far as `optimize_for` is given it.
+TYPES = ("float32", "uint8")
+# What takes a GPU less time than to bring its arrays there and back stays, unless one of these is
+# beside it.
+_WORTH_COPIES = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot")
+# Of these, inputs after the first are parameters where they are variables.
+_WITH_PARAMETERS = (
+    *("Convolution", "Deconvolution", "FullyConnected", "BatchNorm", "LeakyReLU", "Embedding"),
+    *("LayerNorm", "InstanceNorm", "GroupNorm"),
+)
+_TOO_LITTLE = "it takes less time than copies to the GPU and back would"
+
+
+@dataclass
+class GpuReport:
+    """What of a network runs on the GPU: how many nodes in each part, in how many the network has;
+    the nodes that stay on the CPU, each with the reason; and, where the shapes of the inputs are
+    known, how many bytes go to the GPU and come back in a call."""
+
+    parts: list[int]
+    nodes: int
+    left: dict[str, str] = field(default_factory=dict)
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+
+    def __str__(self) -> str:
+        counts = ", ".join(map(str, self.parts)) or "none"
+        lines = [f"on the GPU: {sum(self.parts)} of {self.nodes} nodes, in parts of: {counts}"]
+        lines += [f"on the CPU: {name}: {reason}" for name, reason in self.left.items()]
+        if self.bytes_in is not None and self.bytes_out is not None:
+            lines.append(f"a call copies {self.bytes_in} bytes in and {self.bytes_out} bytes out")
+        return "\n".join(lines)
+
+
+def report(symbol: Any, shapes: Mapping[str, tuple[int, ...]] | None = None) -> GpuReport:
+    """What of a Symbol, partitioned already or not, runs on the GPU, whether or not there is one.
+
+    `shapes` are those of its inputs by name.
+    """
+    return report_of(choose(parts.put_back_symbol(symbol)), shapes)
+
+
+def report_of(
+    choice: Choice,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    pixels: Collection[str] = (),
+) -> GpuReport:
+    """`report` for a Symbol that has been looked at, and the names of inputs of uint8."""
+    made = GpuReport(list(map(len, choice.groups)), choice.nodes, choice.left)
+    if shapes:
+        made.bytes_in, made.bytes_out = _bytes(choice.symbol(), shapes, pixels)
+    return made
+
+
+@dataclass
+class Choice:
+    """A Symbol's graph, the numbers of the nodes of each part, and those left, with reasons."""
+
+    original: Any
+    graph: Graph
+    groups: list[list[int]]
+    left: dict[str, str]
+    parameters: set[tuple[int, int]]
+
+    @property
+    def nodes(self) -> int:
+        return sum(node["op"] != "null" for node in self.graph["nodes"])
+
+    def symbol(self) -> Any:
+        """The Symbol with a node for each part."""
+        if not self.groups:
+            return self.original
+        moved = parts.moved_into_parts(self.graph, self.groups, self.parameters)
+        return graph_json.write(moved, self.original)
+
+
+def choose(symbol: Any, data: Collection[str] | None = None) -> Choice:
+    """The largest parts of a Symbol without parts that can run on the GPU.
+
+    `data` are the names of the inputs that are no parameters; without it, those are parameters
+    that layers take as theirs.
+    """
+    graph: Graph = json.loads(symbol.tojson())
+    nodes = graph["nodes"]
+    reasons = [None if node["op"] == "null" else _why_not(node) for node in nodes]
+    reason = _why_none(graph, symbol)
+    if reason is not None:
+        reasons = [reason] * len(nodes)
+    goes = [node["op"] != "null" and not reason for node, reason in zip(nodes, reasons)]
+    by_level: dict[int, list[int]] = {}
+    for number, level in enumerate(parts.levels(graph, goes)):
+        if goes[number]:
+            by_level.setdefault(level, []).append(number)
+    parameters = _parameters(graph, symbol, data)
+    choice = Choice(symbol, graph, [], {}, parameters)
+    for group in by_level.values():
+        reason = _why_not_together(graph, group, parameters)
+        if reason is None:
+            choice.groups.append(group)
+        for number in group if reason else ():
+            reasons[number] = reason
+    for node, why in zip(nodes, reasons):
+        if node["op"] != "null" and why:
+            choice.left[node["name"]] = why
+    return choice
+
+
+def _why_none(graph: Graph, symbol: Any) -> str | None:
+    """Why no node of a graph can go to the GPU, whatever it is."""
+    inputs = symbol.list_inputs()
+    if len(set(inputs)) < len(inputs):
+        return "two of the network's inputs have one name"
+    if graph_json.has_control_flow(graph):
+        # MXNet runs it as soon as it is reached, on arrays that may not be computed yet.
+        return "the network has control flow"
+    if graph_inference.has_open_sources(graph) and any(map(graph_json.is_ours, graph["nodes"])):
+        return "the network has zeros or the like whose shape follows from what they are added to"
+    return None
+
+
+def _why_not(node: Node) -> str | None:
+    """Why a node cannot go to the GPU, or `None` if it can."""
+    from ...backends import network
+
+    attributes = node.get("attrs", {})
+    if "subgraphs" in node or node.get("control_deps"):
+        return f"{node['op']} is more than an operator on arrays"
+    if "__ctx_group__" in attributes:
+        return "it is in a context group"
+    backend = attributes.get("backend", "None") if graph_json.is_ours(node) else "None"
+    if backend not in ("None", "cuda", "emulator"):
+        return f"backend={backend} is asked for"
+    return network.why_not(node["op"], attributes)
+
+
+def _why_not_together(
+    graph: Graph, group: list[int], parameters: Collection[tuple[int, int]]
+) -> str | None:
+    """Why nodes that can go to the GPU each cannot go as one part."""
+    nodes = [graph["nodes"][number] for number in group]
+    if not any(node["op"] in _WORTH_COPIES or graph_json.is_ours(node) for node in nodes):
+        return _TOO_LITTLE
+    made = parts.moved_into_parts(graph, [group], parameters)
+    part = next(node for node in made["nodes"] if graph_json.is_part(node))
+    try:
+        networks.Opened(json.dumps(part["subgraphs"][0]), part["attrs"][parts.PARAMETERS]).close()
+    except Ece408Error as error:
+        return str(error)
+    return None
+
+
+def _parameters(graph: Graph, symbol: Any, data: Collection[str] | None) -> set[tuple[int, int]]:
+    """The arrays of a graph that are the same for all images: parameters, and what is computed of
+    them only, or taken for one."""
+    nodes = graph["nodes"]
+    states = set(symbol.list_auxiliary_states())
+    taken: set[tuple[int, int]] = set()
+    others: set[tuple[int, int]] = {(head[0], head[1]) for head in graph["heads"]}
+    for node in nodes:
+        takes = node["op"] in _WITH_PARAMETERS or graph_json.is_ours(node)
+        for place, entry in enumerate(node["inputs"]):
+            (taken if takes and place else others).add((entry[0], entry[1]))
+    found = taken - others
+    variables = {number for number, node in enumerate(nodes) if node["op"] == "null"}
+    if data is None:
+        known = {nodes[number]["name"] for number in variables if (number, 0) in found} | states
+        data = {nodes[number]["name"] for number in variables} - known
+    is_of_images = parts.of_images(graph, data)
+    every = {(entry[0], entry[1]) for node in nodes for entry in node["inputs"]}
+    return {
+        entry
+        for entry in every
+        if not is_of_images[entry[0]] or (entry in found and entry[0] not in variables)
+    }
+
+
+def _bytes(
+    symbol: Any, shapes: Mapping[str, tuple[int, ...]], pixels: Collection[str]
+) -> tuple[int | None, int | None]:
+    """How many bytes the parts of a partitioned Symbol take and give, but for parameters; `None`
+    for each if shapes that are missing, or do not fit, leave that open."""
+    from mxnet import MXNetError
+
+    graph = parts.read(symbol)
+    if graph is None:
+        return 0, 0
+    taken, given = [], []
+    for number, node in enumerate(graph["nodes"]):
+        if graph_json.is_part(node):
+            kinds = node["attrs"][parts.PARAMETERS]
+            taken += [e for e, kind in zip(node["inputs"], kinds) if kind != networks.PARAMETER]
+            given += [[number, k, 0] for k in range(len(node["subgraphs"][0]["heads"]))]
+    heads = graph_json.write({**graph, "heads": [*taken, *given]}, symbol)
+    known = {name: shape for name, shape in shapes.items() if name in heads.list_inputs()}
+    try:
+        _, found, _ = heads.infer_shape_partial(**known)
+    except MXNetError:
+        return None, None
+    if not all(shape and 0 not in shape for shape in found):
+        return None, None
+    # All else is of float32.
+    counts = [
+        math.prod(shape) * (1 if graph["nodes"][entry[0]]["name"] in pixels else 4)
+        for shape, entry in zip(found, [*taken, *given])
+    ]
+    return sum(counts[: len(taken)]), sum(counts[len(taken) :])
+
+
+def why_no_gpu() -> str | None:
+    """Why no network can run on a GPU here, in one line, or `None` if one can."""
+    if networks.missing() is not None:
+        return networks.missing()
+    backend = settings.backend()
+    if backend == "emulator":
+        return None
+    if backend not in (None, "cuda"):
+        return f"backend {backend} is asked for (ECE408_BACKEND)"
+    try:
+        gpu.require_our_kernels(settings.devices())
+    except NoUsableGpu as error:
+        return str(error)
+    return None
+
+
+_last_said = ""
+
+
+def say_why_no_gpu(reason: str) -> None:
+    """Tell stderr, unless it was the last thing that it was told here."""
+    global _last_said
+    if reason != _last_said and sys.stderr is not None:
+        print(f"ece408: the network runs on the CPU, by MXNet: {reason}", file=sys.stderr)
+    _last_said = reason
+
+
+def install(mxnet: Any) -> None:
+    """Have `Symbol.optimize_for`, which Gluon's calls as well, know the backend."""
+    symbol_class = mxnet.symbol.symbol.Symbol
+    symbol_class.optimize_for = _optimizing(symbol_class.optimize_for)
+
+
+def _optimizing(method: Any) -> Any:
+    @functools.wraps(method)
+    def optimize_for(
+        self: Any,
+        backend: str,
+        args: Mapping[str, Any] | None = None,
+        aux: Mapping[str, Any] | None = None,
+        ctx: Any = None,
+        *others: Any,
+        **keywords: Any,
+    ) -> Any:
+        if backend != BACKEND:
+            return method(self, backend, args, aux, ctx, *others, **keywords)
+        given = [*(args or {}).values(), *(aux or {}).values()]
+        reason = why_no_gpu() or why_not_of(given)
+        if reason is None:
+            return choose(parts.put_back_symbol(self)).symbol()
+        say_why_no_gpu(reason)
+        return parts.put_back_symbol(self).__copy__()
+
+    return optimize_for
+
+
+def why_not_of(arrays: Iterable[Any]) -> str | None:
+    """Why no network runs on a GPU of ours with such arrays, or `None` if one can."""
+    for array in arrays:
+        if array.context.device_type != "cpu":
+            return f"its arrays are on {array.context}"
+        if np.dtype(array.dtype).name not in TYPES:
+            return f"it has arrays of {np.dtype(array.dtype).name}, not of {' or '.join(TYPES)}"
+    return None

@@ -1,0 +1,262 @@
+"""Takes parts of a graph out of it, each as one node that holds it, and puts them back.
+
+What MXNet's own partitioning does is not enough: it tells arrays apart by their names only, which a
+block that is called twice gives to two of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
+from typing import Any
+
+from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
+from . import graph_json
+from .graph_json import PART, Entry, Graph, Node, is_part
+
+# Attributes of such a node: what its inputs are (see `networks`), and who shares its network.
+PARAMETERS = "parameters"
+OWNER = "owner"
+
+
+def read(symbol: Any) -> Graph | None:
+    """The graph of a Symbol that has such nodes, else `None`."""
+    text = symbol.tojson()
+    if f'"{PART}"' not in text:
+        return None
+    graph: Graph = json.loads(text)
+    return graph if any(map(is_part, graph["nodes"])) else None
+
+
+def put_back_symbol(symbol: Any) -> Any:
+    """The Symbol without such nodes."""
+    graph = read(symbol)
+    return symbol if graph is None else graph_json.write(put_back(graph), symbol)
+
+
+def with_attributes(graph: Graph, attributes: Callable[[Node, int], dict[str, str]]) -> Graph:
+    """The graph with more attributes for its parts, each given with its place among them."""
+    count = itertools.count()
+    nodes = [
+        {**node, "attrs": {**node["attrs"], **attributes(node, next(count))}}
+        if is_part(node)
+        else node
+        for node in graph["nodes"]
+    ]
+    return {**graph, "nodes": nodes}
+
+
+def levels(graph: Graph, goes: Sequence[bool]) -> list[int]:
+    """A number for each node, so that all nodes that go and have the same one can be one node.
+
+    No way from one of them to another leads past a node that does not go. There are as few numbers
+    on any way as possible, and a node has the one of what uses it rather than an earlier one.
+    Variables have the number 0 and are in no part.
+    """
+    nodes = graph["nodes"]
+
+    def is_variable(number: int) -> bool:
+        return bool(nodes[number]["op"] == "null")
+
+    found = [0] * len(nodes)
+    for number, node in enumerate(nodes):
+        for source, *_ in node["inputs"]:
+            if not is_variable(source):
+                step = int(goes[source] != goes[number])
+                found[number] = max(found[number], found[source] + step)
+    latest: dict[int, int] = {}
+    for number in reversed(range(len(nodes))):
+        if goes[number]:
+            found[number] = max(found[number], latest.get(number, found[number]))
+        for source, *_ in nodes[number]["inputs"]:
+            last = found[number] - int(goes[source] != goes[number])
+            latest[source] = min(latest.get(source, last), last)
+    return found
+
+
+def moved_into_parts(
+    graph: Graph, groups: Sequence[Sequence[int]], parameters: Collection[tuple[int, int]]
+) -> Graph:
+    """The graph with one node for each group of its nodes, the numbers in ascending order.
+
+    No way from a node of a group to another may lead past a node that is not of it. `parameters`
+    are the arrays, by node and output, that are the same for all images.
+    """
+    nodes = graph["nodes"]
+    part_of = {number: part for part, group in enumerate(groups) for number in group}
+    outputs = _outputs(graph, part_of)
+    made = [
+        _part(graph, group, outputs[part], parameters, _name(graph, outputs[part], part))
+        for part, group in enumerate(groups)
+    ]
+    # Nodes by their old numbers, and parts by those from `first` on.
+    first = len(nodes)
+
+    def place(entry: Entry) -> Entry:
+        part = part_of.get(entry[0])
+        return entry if part is None else [first + part, outputs[part].index(entry[:2]), 0]
+
+    every = {number: node for number, node in enumerate(nodes) if number not in part_of}
+    every.update((first + part, node) for part, node in enumerate(made))
+    every = {
+        number: {**node, "inputs": [place(entry) for entry in node["inputs"]]}
+        for number, node in every.items()
+    }
+    heads = [place(head) for head in graph["heads"]]
+    return _sorted({**graph, "heads": heads}, every)
+
+
+def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
+    """Of each node whether its outputs depend on the variables of these names."""
+    found: list[bool] = []
+    for node in graph["nodes"]:
+        is_data = node["op"] == "null" and node["name"] in data
+        found.append(is_data or any(found[entry[0]] for entry in node["inputs"]))
+    return found
+
+
+def with_data(graph: Graph, data: Collection[str]) -> Graph:
+    """The graph with parts that know of each of their inputs whether it is of these variables."""
+    is_of_images = of_images(graph, data)
+
+    def flags(node: Node, part: int) -> dict[str, str]:
+        kinds = [
+            _kind(graph, entry, flag == FOR_ALL_IMAGES or not is_of_images[entry[0]])
+            for entry, flag in zip(node["inputs"], node["attrs"][PARAMETERS])
+        ]
+        return {PARAMETERS: "".join(kinds)}
+
+    return with_attributes(graph, flags)
+
+
+def put_back(graph: Graph) -> Graph:
+    """The graph without such nodes: what they hold in their place."""
+    every: dict[int, Node] = {}
+    # Where the outputs of a node that is replaced are.
+    moved: dict[int, list[Entry]] = {}
+    free = len(graph["nodes"])
+    for number, node in enumerate(graph["nodes"]):
+        inputs = [_follow(entry, moved) for entry in node["inputs"]]
+        if not is_part(node):
+            every[number] = {**node, "inputs": inputs}
+            continue
+        inner = node["subgraphs"][0]
+        sources = iter(inputs)
+        places: list[Entry] = []
+        for each in inner["nodes"]:
+            if each["op"] == "null":
+                places.append(next(sources))
+                continue
+            entries = [_inside(entry, inner, places) for entry in each["inputs"]]
+            every[free] = {**each, "inputs": entries}
+            places.append([free, 0, 0])
+            free += 1
+        moved[number] = [_inside(head, inner, places) for head in inner["heads"]]
+    heads = [_follow(head, moved) for head in graph["heads"]]
+    return _sorted({**graph, "heads": heads}, every)
+
+
+def _follow(entry: Entry, moved: Mapping[int, list[Entry]]) -> Entry:
+    return moved[entry[0]][entry[1]] if entry[0] in moved else entry
+
+
+def _inside(entry: Entry, inner: Graph, places: Sequence[Entry]) -> Entry:
+    place = places[entry[0]]
+    return place if inner["nodes"][entry[0]]["op"] == "null" else [place[0], *entry[1:]]
+
+
+def _outputs(graph: Graph, part_of: Mapping[int, int]) -> dict[int, list[Entry]]:
+    """Of each part the arrays that are used outside of it, once each."""
+    found: dict[int, dict[tuple[int, int], None]] = {part: {} for part in part_of.values()}
+    for entry, user in _uses(graph):
+        part = part_of.get(entry[0])
+        if part is not None and part != part_of.get(user):
+            found[part][entry[0], entry[1]] = None
+    return {part: [list(entry) for entry in entries] for part, entries in found.items()}
+
+
+def _uses(graph: Graph) -> Iterator[tuple[Entry, int]]:
+    """Every use of an array, and the node that uses it, or -1 for whoever runs the graph."""
+    for number, node in enumerate(graph["nodes"]):
+        yield from ((entry, number) for entry in node["inputs"])
+    yield from ((head, -1) for head in graph["heads"])
+
+
+def _name(graph: Graph, outputs: Sequence[Entry], part: int) -> str:
+    """So that a single output keeps its name."""
+    return graph["nodes"][outputs[0][0]]["name"] if len(outputs) == 1 else f"{PART}{part}"
+
+
+def _part(
+    graph: Graph,
+    group: Sequence[int],
+    heads: Sequence[Entry],
+    parameters: Collection[tuple[int, int]],
+    name: str,
+) -> Node:
+    """A node that holds the nodes of a group; its inputs are entries of the graph."""
+    own = set(group)
+    taken: dict[str, Entry] = {}
+    inner: list[Node] = []
+    places: dict[tuple[int, int], int] = {}
+
+    def inside(entry: Entry) -> Entry:
+        key = (entry[0], 0 if entry[0] in own else entry[1])
+        if key not in places:
+            source = graph["nodes"][entry[0]]
+            unique = _new_name(source, entry[1], taken)
+            taken[unique] = entry
+            places[key] = add({"op": "null", "name": unique, "inputs": []})
+        return [places[key], entry[1] if entry[0] in own else 0, 0]
+
+    def add(node: Node) -> int:
+        inner.append(node)
+        return len(inner) - 1
+
+    for number in group:
+        node = graph["nodes"][number]
+        entries = [inside(entry) for entry in node["inputs"]]
+        places[number, 0] = add({**node, "inputs": entries})
+    held = graph_json.rebuilt({**graph, "heads": []}, inner, [])
+    held["heads"] = [inside(list(head)) for head in heads]
+    from mxnet.symbol import load_json
+
+    # Its inputs come in the order in which MXNet reaches them.
+    symbol = load_json(json.dumps(held))
+    inputs = [taken[each] for each in symbol.list_inputs()]
+    kinds = (_kind(graph, entry, (entry[0], entry[1]) in parameters) for entry in inputs)
+    return {
+        "op": PART,
+        "name": name,
+        "attrs": {PARAMETERS: "".join(kinds)},
+        "inputs": [[*entry[:2], 0] for entry in inputs],
+        "subgraphs": [json.loads(symbol.tojson())],
+    }
+
+
+def _kind(graph: Graph, entry: Entry, is_for_all: bool) -> str:
+    """What an input of a part is."""
+    if not is_for_all:
+        return DATA
+    return PARAMETER if graph["nodes"][entry[0]]["op"] == "null" else FOR_ALL_IMAGES
+
+
+def _new_name(source: Node, output: int, taken: Mapping[str, Any]) -> str:
+    base = source["name"] if source["op"] == "null" else f"{source['name']}_output{output}"
+    names = itertools.chain([base], (f"{base}_{k}" for k in itertools.count(1)))
+    return next(name for name in names if name not in taken)
+
+
+def _sorted(graph: Graph, every: Mapping[int, Node]) -> Graph:
+    """The graph of these nodes, each after what it takes."""
+    sorter = TopologicalSorter(
+        {number: [e[0] for e in node["inputs"]] for number, node in every.items()}
+    )
+    order = list(sorter.static_order())
+    moved = [-1] * (max(order, default=-1) + 1)
+    for place, number in enumerate(order):
+        moved[number] = place
+    nodes = [graph_json.inputs_moved(every[number], moved) for number in order]
+    return graph_json.rebuilt(graph, nodes, moved)

@@ -1,0 +1,264 @@
+"""`ece408_network`: parts of graphs, each of which MXNet runs as one node on the CPU's arrays while
+the GPU computes it.
+
+kernels/mxnet/network_operator.cpp is what MXNet calls; it calls the functions here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import operator
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+from .. import errors
+from ..errors import UnsupportedProblem
+from . import compiled_operator
+from .memory import pointer
+
+if TYPE_CHECKING:
+    from ..backends.network import Array, Network
+
+# What a network's inputs are, as the header has it: data, with a row for each image; parameters;
+# and what is computed, but is the same for all images.
+DATA, PARAMETER, FOR_ALL_IMAGES = "012"
+# The header's ECE408_MOST_DIMENSIONS and ece408_array.
+_MOST_DIMENSIONS = 8
+_ARRAY = np.dtype(
+    [
+        ("address", np.uint64),
+        ("version", np.uint64),
+        ("type", np.int64),
+        ("dimensions", np.int64),
+        ("shape", np.int64, (_MOST_DIMENSIONS,)),
+    ]
+)
+# By MXNet's numbers.
+_TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
+
+_Open = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_char),
+    *[ctypes.POINTER(ctypes.c_int64)] * 2,
+)
+_ARRAYS = (ctypes.c_int64, ctypes.c_void_p)
+_Compute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *_ARRAYS, *_ARRAYS, *_ARRAYS)
+_Close = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+_Seen = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *_ARRAYS)
+
+_library: Any = None
+_opened: dict[int, Opened] = {}
+_watched: weakref.WeakValueDictionary[int, Parameters] = weakref.WeakValueDictionary()
+_retired: deque[Opened] = deque()
+_numbers = itertools.count(1)
+
+
+def install() -> None:
+    """Have the operator call the functions of this module, if MXNet has loaded it."""
+    global _library
+    if compiled_operator.missing() is None:
+        _library = ctypes.CDLL(str(compiled_operator.LIBRARY))
+        _library.ece408_network_use(_open, _compute, _close)
+        _library.ece408_parameters_use(_seen)
+
+
+def missing() -> str | None:
+    """Why there is no such operator, in one line, or `None` if there is."""
+    return compiled_operator.missing()
+
+
+class Owner:
+    """Parts that have one of `names` as their attribute have one network each while this lives.
+
+    Otherwise a network is made each time that MXNet makes a node's operator, which it may do for
+    every call. Whoever makes one keeps the parameters' arrays alive: MXNet could put others where
+    they are, which would be taken for them.
+    """
+
+    def __init__(self, parts: int) -> None:
+        token = secrets.token_hex(16)
+        self.names = [f"{token}.{part}" for part in range(parts)]
+        for name in self.names:
+            _library.ece408_network_own(name.encode())
+
+    def __del__(self) -> None:
+        for name in self.names:
+            _library.ece408_network_release(name.encode())
+
+
+class Opened:
+    """A network of a part, by its JSON and by what its inputs are, and its parameters as it last
+    had them.
+
+    Raises what `Network` does.
+    """
+
+    def __init__(self, graph: str, kinds: str) -> None:
+        from ..backends.network import Network
+
+        _close_retired()
+        names = [node["name"] for node in json.loads(graph)["nodes"] if node["op"] == "null"]
+        self._is_parameter = [kind != DATA for kind in kinds]
+        parameters = {name for name, is_one in zip(names, self._is_parameter) if is_one}
+        self._network: Network = Network(graph, names, parameters)
+        self._last: tuple[bytes, list[Array]] = (b"", [])
+
+    def compute(self, data: Iterable[Array], parameters: bytes, outputs: Sequence[Array]) -> None:
+        """Run it; `parameters` is what MXNet says of them."""
+        _close_retired()
+        text, arrays = self._last
+        if text != parameters:
+            arrays = _arrays(parameters)
+            self._last = (parameters, arrays)
+        sources = {True: iter(arrays), False: iter(data)}
+        self._network.compute([next(sources[is_one]) for is_one in self._is_parameter], outputs)
+
+    def close(self) -> None:
+        """Give back what it has on the GPU."""
+        self._network.close()
+
+    def retire(self) -> None:
+        """Have it closed before another network is made or runs: Python may find, in the middle of
+        what another one does, that nobody needs this one."""
+        _retired.append(self)
+
+
+def _close_retired() -> None:
+    while _retired:
+        with contextlib.suppress(IndexError):
+            _retired.popleft().close()
+
+
+def known_kinds(kinds: str, dimensions: Sequence[int], first_sizes: Sequence[int]) -> str:
+    """What inputs of these shapes are: data is what has as many rows as the largest array of it."""
+    data = [n for n, kind in enumerate(kinds) if kind == DATA]
+    if not data:
+        return kinds
+    largest = max(data, key=lambda n: (dimensions[n], first_sizes[n]))
+    return "".join(
+        FOR_ALL_IMAGES if kind == DATA and first_sizes[n] != first_sizes[largest] else kind
+        for n, kind in enumerate(kinds)
+    )
+
+
+class Parameters:
+    """Arrays of MXNet's that are a network's parameters, watched for changes."""
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        import mxnet
+
+        self._described = self._before = b""
+        self._number = next(_numbers)
+        self._arrays = list(arrays)
+        if not arrays:
+            return
+        names = [f"parameter{number}" for number in range(len(arrays))]
+        nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in names]
+        attributes = {"key": compiled_operator.KEY, "network": f"{self._number} {len(arrays)}"}
+        inputs = [[number, 0, 0] for number in range(len(arrays))]
+        look = {"op": "ece408_parameters", "name": "look", "attrs": attributes, "inputs": inputs}
+        heads = [[len(arrays), 0, 0]]
+        arguments = list(range(len(arrays)))
+        graph = {"nodes": [*nodes, look], "arg_nodes": arguments, "heads": heads}
+        # Or MXNet tells the terminal that it converts an old file.
+        major, minor, patch = map(int, mxnet.__version__.split(".")[:3])
+        version = 10000 * major + 100 * minor + patch
+        text = json.dumps({**graph, "attrs": {"mxnet_version": ["int", version]}})
+        self._executor = mxnet.sym.load_json(text).bind(mxnet.cpu(), dict(zip(names, arrays)))
+        _watched[self._number] = self
+
+    def are(self, arrays: Sequence[Any]) -> bool:
+        """Whether these are the arrays, rather than others in their place."""
+        return len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
+
+    def described(self) -> bytes:
+        """What MXNet says of them when all writes to them are done."""
+        if self._arrays:
+            self._executor.forward(is_train=False)
+            self._executor.outputs[0].wait_to_read()
+        if self._described != self._before:
+            # MXNet copies an array in a layout of oneDNN's for every call. This undoes the layout.
+            for array in self._arrays:
+                pointer(array)
+        self._before = self._described
+        return self._described
+
+    def seen(self, described: bytes) -> None:
+        self._described = described
+
+
+def _arrays(described: bytes) -> list[Array]:
+    from ..backends.network import Array
+
+    result = []
+    arrays = np.frombuffer(described, _ARRAY)
+    for address, version, number, dimensions, shape in zip(
+        *(arrays[name].tolist() for name in _ARRAY.names or ())
+    ):
+        if not 0 <= number < len(_TYPES):
+            what = "a sparse array" if number < 0 else f"an array of MXNet's type {number}"
+            raise UnsupportedProblem(
+                f"{what} cannot go to the GPU; use a dense one of {', '.join(_TYPES)}"
+            )
+        if dimensions > _MOST_DIMENSIONS:
+            raise UnsupportedProblem(
+                f"an array of {dimensions} dimensions cannot go to the GPU; use at most "
+                f"{_MOST_DIMENSIONS}"
+            )
+        result.append(Array(address, tuple(shape[:dimensions]), _TYPES[number], version))
+    return result
+
+
+@_Open
+def _open(graph: bytes, inputs: Any, dimensions: Any, first_sizes: Any) -> int:
+    number = next(_numbers)
+
+    def work() -> None:
+        kinds = ctypes.string_at(inputs).decode()
+        count = len(kinds)
+        kinds = known_kinds(kinds, dimensions[:count], first_sizes[:count])
+        _opened[number] = Opened(graph.decode(), kinds)
+        ctypes.memmove(inputs, kinds.encode(), count)
+
+    return number if _done(work) else 0
+
+
+@_Compute
+def _compute(number: int, *described: int) -> int:
+    def work() -> None:
+        data, parameters, outputs = map(_text, described[::2], described[1::2])
+        _opened[number].compute(_arrays(data), parameters, _arrays(outputs))
+
+    return _done(work)
+
+
+@_Seen
+def _seen(number: int, count: int, address: int) -> int:
+    return _done(lambda: _watched[number].seen(_text(count, address)))
+
+
+def _text(count: int, address: int | None) -> bytes:
+    return ctypes.string_at(address, count * _ARRAY.itemsize) if address else b""
+
+
+@_Close
+def _close(number: int) -> int:
+    return _done(lambda: _opened.pop(number).retire())
+
+
+def _done(work: Callable[[], object]) -> int:
+    try:
+        work()
+    except Exception as error:
+        errors.remember(error)
+        return 0
+    return 1

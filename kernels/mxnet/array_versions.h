@@ -1,0 +1,95 @@
+// Whether an array that a node takes has changed since the node's last call.
+#pragma once
+
+#include <mxnet/lib_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "callbacks.h"
+
+namespace ece408 {
+
+// An array as Python is told of it.
+inline ece408_array described(const mxnet::ext::MXTensor& array, uint64_t version) {
+    const bool is_dense = array.stype == mxnet::ext::kDefaultStorage;
+    ece408_array result{array.data_ptr, version, is_dense ? array.dtype : -1,
+                        static_cast<int64_t>(array.shape.size()), {}};
+    for (size_t i = 0; i < array.shape.size() && i < ECE408_MOST_DIMENSIONS; i++)
+        result.shape[i] = array.shape[i];
+    return result;
+}
+
+// Of arrays up to this size a copy is kept: their contents are compared. MXNet takes the moving
+// averages of a node for written by each of its calls, so that their count of writes says nothing.
+constexpr size_t kMostKept = size_t{1} << 16;
+
+class ArrayVersions {
+public:
+    explicit ArrayVersions(size_t inputs) : seen_(inputs) {}
+
+    // A version that no array has had.
+    static uint64_t next() {
+        static std::atomic<uint64_t> last{0};
+        return ++last;
+    }
+
+    // Equal for two calls only if the input's values are.
+    //
+    // MXNet counts the writes to an array. An array of which the count is to be trusted is kept alive
+    // by the caller: another one could lie where it was, and have as many writes.
+    uint64_t of(size_t input, const mxnet::ext::MXTensor& array, bool trusts_count = true) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        Seen& seen = seen_[input];
+        const bool is_alike = seen.type == array.dtype && seen.shape == array.shape;
+        const bool is_there = is_alike && seen.address == array.data_ptr;
+        // Copies that MXNet makes of arrays in oneDNN's layouts, and arrays in other libraries'
+        // memory, have never been written to.
+        const bool is_counted = trusts_count && array.verID != 0;
+        if (is_there && is_counted && seen.writes == array.verID) return seen.version;
+        seen.address = array.data_ptr;
+        seen.writes = array.verID;
+        const size_t bytes = array.size() * bytes_of(array.dtype);
+        const bool is_kept = bytes > 0 && bytes <= kMostKept;
+        if (is_alike && is_kept && seen.content.size() == bytes &&
+            std::memcmp(seen.content.data(), array.data_ptr, bytes) == 0)
+            return seen.version;
+        const auto content = static_cast<const char*>(array.data_ptr);
+        seen.content.assign(content, content + (is_kept ? bytes : 0));
+        seen.type = array.dtype;
+        seen.shape = array.shape;
+        return seen.version = next();
+    }
+
+private:
+    struct Seen {
+        const void* address = nullptr;
+        size_t writes = 0;
+        int type = -1;
+        std::vector<int64_t> shape;
+        std::vector<char> content;
+        uint64_t version = 0;
+    };
+
+    // 0 for types that are not compared.
+    static size_t bytes_of(int type) {
+        switch (type) {
+            case mxnet::ext::kFloat64:
+            case mxnet::ext::kInt64: return 8;
+            case mxnet::ext::kFloat32:
+            case mxnet::ext::kInt32: return 4;
+            case mxnet::ext::kFloat16: return 2;
+            case mxnet::ext::kUint8:
+            case mxnet::ext::kInt8: return 1;
+            default: return 0;
+        }
+    }
+
+    std::mutex mutex_;
+    std::vector<Seen> seen_;
+};
+
+}  // namespace ece408

@@ -1,0 +1,171 @@
+// The operator `ece408_network`: a part of a graph, or all of it, as one node. MXNet makes such a node
+// hold the part as a graph inside it, from which it infers shapes and types itself; Python makes a
+// network of that graph, and computes it on the GPU.
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "array_versions.h"
+#include "callbacks.h"
+#include "library.h"
+#include "python_calls.h"
+
+namespace {
+
+using ece408::ArrayVersions;
+using ece408::described;
+
+ece408_network_open* open_network = nullptr;
+ece408_network_compute* compute_network = nullptr;
+ece408_network_close* close_network = nullptr;
+
+// A network that Python has made, and the versions of its parameters.
+class Network {
+public:
+    // `inputs` has a character for each input.
+    Network(int number, const std::string& inputs)
+        : number_(number), inputs_(inputs), versions_(inputs.size()) {}
+
+    Network(const Network&) = delete;
+
+    ~Network() {
+        ece408::run_python([this] { return close_network(number_); });
+    }
+
+    bool compute(const std::vector<MXTensor>& in, const std::vector<MXTensor>& out) {
+        if (in.size() != inputs_.size()) return false;
+        std::vector<ece408_array> data, parameters, results;
+        for (size_t i = 0; i < in.size(); i++) {
+            const char kind = inputs_[i];
+            if (kind == ECE408_DATA)
+                data.push_back(described(in[i], ArrayVersions::next()));
+            else
+                parameters.push_back(
+                    described(in[i], versions_.of(i, in[i], kind == ECE408_PARAMETER)));
+        }
+        for (const MXTensor& array : out) results.push_back(described(array, 0));
+        return ece408::run_python([&] {
+            return compute_network(number_, data.size(), data.data(), parameters.size(),
+                                   parameters.data(), results.size(), results.data());
+        }) != 0;
+    }
+
+private:
+    int number_;
+    std::string inputs_;
+    ArrayVersions versions_;
+};
+
+// A hybridized block's operator may be made anew for every call: its network is not.
+class Owners {
+public:
+    void own(const std::string& owner) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        networks_[owner];
+    }
+
+    void release(const std::string& owner) {
+        std::shared_ptr<Network> last;  // ended without the lock, which Python may wait for
+        const std::lock_guard<std::mutex> lock(mutex_);
+        last.swap(networks_[owner]);
+        networks_.erase(owner);
+    }
+
+    // The owner's network, or null if it has none yet.
+    std::shared_ptr<Network> find(const std::string& owner) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto found = networks_.find(owner);
+        return found == networks_.end() ? nullptr : found->second;
+    }
+
+    // The owner's network from now on: this one, unless another came first. One without an owner is
+    // its node's.
+    std::shared_ptr<Network> keep(const std::string& owner, std::shared_ptr<Network> network) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto found = networks_.find(owner);
+        if (found == networks_.end()) return network;
+        if (!found->second) found->second = network;
+        return found->second;
+    }
+
+private:
+    std::mutex mutex_;
+    std::map<std::string, std::shared_ptr<Network>> networks_;
+};
+
+// Never destroyed: MXNet's threads may still be running when the process ends.
+Owners& owners() {
+    static Owners* const all = new Owners;
+    return *all;
+}
+
+std::string text(const Attributes& attributes, const char* name) {
+    const auto found = attributes.find(name);
+    return found == attributes.end() ? "" : found->second;
+}
+
+class Part : public mxnet::ext::CustomStatefulOp {
+public:
+    explicit Part(std::shared_ptr<Network> network) : network_(std::move(network)) {}
+
+    MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
+                          const mxnet::ext::OpResource&) override {
+        return network_->compute(*in, *out) ? MX_SUCCESS : kRefused;
+    }
+
+    // Graphs that hold such a node are not run where gradients are wanted.
+    MXReturnValue Backward(std::vector<MXTensor>*, std::vector<MXTensor>*,
+                           const mxnet::ext::OpResource&) override {
+        return kRefused;
+    }
+
+private:
+    std::shared_ptr<Network> network_;
+};
+
+MXReturnValue create_part(const Attributes& attributes, const mxnet::ext::MXContext&,
+                          const std::vector<Shape>& shapes, const std::vector<int>,
+                          mxnet::ext::CustomStatefulOp** made) {
+    const std::string owner = text(attributes, "owner");
+    std::shared_ptr<Network> network = owners().find(owner);
+    if (!network) {
+        const std::string graph = text(attributes, MX_STR_SUBGRAPH_SYM_JSON);
+        std::string inputs = text(attributes, "parameters");
+        inputs.resize(shapes.size(), ECE408_DATA);
+        std::vector<int64_t> dimensions, first_sizes;
+        for (const Shape& shape : shapes) {
+            dimensions.push_back(static_cast<int64_t>(shape.size()));
+            first_sizes.push_back(shape.empty() ? 0 : shape[0]);
+        }
+        const int number = ece408::ask_python([&] {
+            return open_network ? open_network(graph.c_str(), &inputs[0], dimensions.data(),
+                                               first_sizes.data())
+                                : 0;
+        });
+        if (number == 0) return kRefused;
+        network = owners().keep(owner, std::make_shared<Network>(number, inputs));
+    }
+    *made = mxnet::ext::CustomStatefulOp::create<Part>(network);
+    return MX_SUCCESS;
+}
+
+REGISTER_OP(ece408_network).setIsSubgraphOp().setCreateOpState(create_part, "cpu");
+
+}  // namespace
+
+void ece408_network_use(ece408_network_open* open, ece408_network_compute* compute,
+                        ece408_network_close* close) {
+    open_network = open;
+    compute_network = compute;
+    close_network = close;
+}
+
+void ece408_network_own(const char* owner) { owners().own(owner); }
+
+void ece408_network_release(const char* owner) { owners().release(owner); }

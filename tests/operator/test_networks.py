@@ -1,0 +1,618 @@
+"""Whole networks on the GPU, in the emulator, beside what MXNet computes of them on the CPU."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op import errors, settings
+from ece408_op.errors import CheckpointMismatch, InvalidSetting, UnsupportedProblem
+from ece408_op.operator import networks
+from ece408_op.operator.graphs import partition
+
+SHAPE = (2, 2, 8, 8)
+STATIC = {"static_alloc": True, "static_shape": True}
+
+
+@pytest.fixture(autouse=True)
+def _emulated():
+    with settings.override(backend="emulator"):
+        yield
+
+
+@pytest.fixture
+def x(mx):
+    return mx.nd.array(np.random.default_rng(7).standard_normal(SHAPE))
+
+
+def make_net(mx, *, middle=None, seed=3):
+    """Few operators, so that the emulator compiles few; `middle` is put between them."""
+    nn = mx.gluon.nn
+    mx.random.seed(seed)
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
+    if middle is not None:
+        net.add(nn.HybridLambda(middle))
+    net.add(nn.Conv2D(6, 3, padding=1), nn.Activation("relu"), nn.Flatten(), nn.Dense(3))
+    net.initialize(mx.init.Xavier(magnitude=3))
+    net(mx.nd.zeros(SHAPE))
+    return net
+
+
+def sort(F, data):
+    """Has no kernel on the GPU."""
+    return F.sort(data, axis=1)
+
+
+def make_symbol(mx):
+    sym = mx.sym
+    net = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c1")
+    net = sym.Activation(net, act_type="relu", name="r1")
+    net = sym.FullyConnected(net, num_hidden=3, name="fc")
+    return sym.SoftmaxOutput(net, name="softmax")
+
+
+def parameters_of(mx, symbol, shape=SHAPE, seed=5):
+    rng = np.random.default_rng(seed)
+    shapes, _, _ = symbol.infer_shape(data=shape)
+    return {
+        name: mx.nd.array(rng.standard_normal(size))
+        for name, size in zip(symbol.list_arguments(), shapes)
+        if name not in ("data", "softmax_label")
+    }
+
+
+def operators(symbol):
+    return [node["op"] for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null"]
+
+
+def expect(found, expected):
+    np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=2e-5, atol=2e-6)
+
+
+def module_of(mx, symbol, parameters, batch=SHAPE[0]):
+    module = mx.mod.Module(symbol)
+    module.bind([("data", (batch, *SHAPE[1:]))], [("softmax_label", (batch,))], for_training=False)
+    module.set_params(parameters, {})
+    return module
+
+
+def answers(mx, module, x):
+    module.forward(mx.io.DataBatch([x], [mx.nd.zeros(x.shape[0])]), is_train=False)
+    return module.get_outputs()[0]
+
+
+# --- the ways in
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("static", [{}, STATIC])
+def test_hybridized(mx, x, static, swapped):
+    net = make_net(mx)
+    expected = net(x)
+    if swapped:
+        ece408_op.swap(net)
+    net.hybridize(backend="ece408", **static)
+    for _ in range(2):
+        expect(net(x), expected)
+    assert operators(net._cached_graph[1]) == ["ece408_network"]
+
+
+def test_optimized_for(mx, x):
+    net = make_net(mx)
+    expected = net(x)
+    net.optimize_for(x, backend="ece408")
+    expect(net(x), expected)
+
+
+@pytest.mark.parametrize("middle", [None, sort])
+def test_to_gpu_leaves_the_net_as_it_is(mx, x, middle):
+    net = make_net(mx, middle=middle)
+    expected = net(x)
+    network = ece408_op.to_gpu(net)
+    for _ in range(2):
+        expect(network(x), expected)
+    expect(net(x), expected)
+    assert not net._active
+
+
+def test_symbols_and_modules(mx, x):
+    symbol = make_symbol(mx)
+    parameters = parameters_of(mx, symbol)
+    expected = answers(mx, module_of(mx, symbol, parameters), x)
+    optimized = symbol.optimize_for("ece408", parameters, {})
+    assert operators(optimized) == ["ece408_network"]
+    assert optimized.list_outputs() == symbol.list_outputs()
+    assert optimized.list_arguments() == symbol.list_arguments()
+    expect(answers(mx, module_of(mx, optimized, parameters), x), expected)
+    expect(ece408_op.to_gpu(symbol, parameters)(x), expected)
+    expect(ece408_op.to_gpu(ece408_op.swap(symbol), parameters, {})(x), expected)
+
+
+def test_a_symbol_block(mx, x, tmp_path):
+    net = make_net(mx)
+    net.hybridize()
+    expected = net(x)
+    net.export(str(tmp_path / "net"))
+    files = [str(tmp_path / "net-symbol.json"), str(tmp_path / "net-0000.params")]
+    block = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    expect(ece408_op.to_gpu(block)(x), expected)
+    block.hybridize(backend="ece408")
+    expect(block(x), expected)
+
+
+def test_what_is_saved_is_read_again(mx, x, tmp_path):
+    net = make_net(mx)
+    expected = net(x)
+    net.optimize_for(x, backend="ece408")
+    net(x)
+    net.export(str(tmp_path / "net"))
+    files = [str(tmp_path / "net-symbol.json"), str(tmp_path / "net-0000.params")]
+    block = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    expect(block(x), expected)
+
+
+def test_pixels(mx):
+    net = make_net(mx)
+    pixels = np.random.default_rng(0).integers(0, 255, SHAPE, dtype=np.uint8)
+    network = ece408_op.to_gpu(net)
+    found = network(mx.nd.array(pixels, dtype=np.uint8))
+    expect(found, net(mx.nd.array(pixels.astype(np.float32))))
+    assert network.report.bytes_in == pixels.nbytes
+
+
+def test_other_models_are_refused(mx):
+    with pytest.raises(InvalidSetting, match="a str cannot be taken to the GPU; give a Gluon"):
+        ece408_op.to_gpu("model")
+    with pytest.raises(CheckpointMismatch, match=r"with 1 arrays, and these .*: data, c1_weight"):
+        ece408_op.to_gpu(make_symbol(mx))(mx.nd.zeros(SHAPE))
+
+
+# --- what stays on the CPU
+
+
+@pytest.mark.parametrize("way", ["hybridize", "to_gpu", "symbol"])
+def test_an_unsupported_operator_in_the_middle(mx, x, way):
+    net = make_net(mx, middle=sort)
+    expected = net(x)
+    if way == "to_gpu":
+        network = ece408_op.to_gpu(net)
+        expect(network(x), expected)
+        assert network.report.parts == [3, 4]
+        assert [name.rstrip("0123456789")[-4:] for name in network.report.left] == ["sort"]
+        return
+    if way == "hybridize":
+        net.hybridize(backend="ece408")
+        expect(net(x), expected)
+        symbol = net._cached_graph[1]
+    else:
+        symbol = _graph(mx, net).optimize_for("ece408")
+        arrays = {n: p.data() for n, p in net.collect_params().items()}
+        states = {n: arrays[n] for n in symbol.list_auxiliary_states()}
+        arguments = {n: arrays.get(n, x) for n in symbol.list_arguments()}
+        executor = symbol.bind(mx.cpu(), arguments, aux_states=states)
+        expect(executor.forward()[0], expected)
+    assert operators(symbol) == ["ece408_network", "sort", "ece408_network"]
+
+
+def _graph(mx, net):
+    return net(mx.sym.Variable("data"))
+
+
+def test_a_way_round_an_unsupported_operator(mx, x):
+    """A part must not need what needs the part."""
+    sym = mx.sym
+    first = sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=2, name="c1")
+    symbol = sym.Group([sym.Convolution(first + sym.sort(first), kernel=(1, 1), num_filter=3,
+                                        name="c2"), first])  # fmt: skip
+    parameters = parameters_of(mx, symbol)
+    expected = symbol.bind(mx.cpu(), {"data": x, **parameters}).forward()
+    found = symbol.optimize_for("ece408").bind(mx.cpu(), {"data": x, **parameters}).forward()
+    for each, its in zip(found, expected):
+        expect(each, its)
+
+
+def test_the_report(mx):
+    symbol = make_symbol(mx)
+    report = ece408_op.gpu_report(symbol, data=SHAPE)
+    assert (report.parts, report.nodes, report.left) == ([4], 4, {})
+    assert report.bytes_out == SHAPE[0] * 3 * 4
+    text = str(ece408_op.gpu_report(mx.sym.sort(symbol, name="odd")))
+    assert text.startswith("on the GPU: 4 of 5 nodes, in parts of: 4\non the CPU: odd: ")
+    alone = ece408_op.gpu_report(mx.sym.Activation(mx.sym.Variable("data"), act_type="relu"))
+    assert alone.parts == []
+
+
+def test_a_layer_that_asks_for_the_cpu_stays_there(mx, x):
+    layer = ece408_op.Conv2D(3, 3, in_channels=2, backend="cpu")
+    layer.initialize()
+    expected = layer(x)
+    network = ece408_op.to_gpu(layer)
+    expect(network(x), expected)
+    assert list(network.report.left.values()) == ["backend=cpu is asked for"]
+
+
+def test_without_a_gpu_mxnet_computes(mx, x, capsys, monkeypatch):
+    monkeypatch.setattr(partition, "_last_said", "")
+    monkeypatch.setattr(
+        partition.gpu, "require_our_kernels", _raise(errors.NoUsableGpu("no NVIDIA driver"))
+    )
+    net = make_net(mx)
+    expected = net(x)
+    with settings.override(backend=None):
+        expect(ece408_op.to_gpu(net)(x), expected)
+        net.hybridize(backend="ece408")
+        expect(net(x), expected)
+        assert "ece408_network" not in operators(net._cached_graph[1])
+        parameters = parameters_of(mx, make_symbol(mx))
+        ece408_op.to_gpu(make_symbol(mx), parameters)(x)
+    line = "ece408: the network runs on the CPU, by MXNet: no NVIDIA driver\n"
+    assert capsys.readouterr() == ("", line)
+
+
+def test_a_backend_that_is_asked_for(mx, x, capsys):
+    net = make_net(mx)
+    with settings.override(backend="cpu"):
+        expect(ece408_op.to_gpu(net)(x), net(x))
+    assert "MXNet: backend cpu is asked for (ECE408_BACKEND)\n" in capsys.readouterr().err
+
+
+def _raise(error):
+    def function(*arguments):
+        raise error
+
+    return function
+
+
+def test_types_that_do_not_go_there(mx, x, capsys):
+    net = make_net(mx)
+    net.cast("float64")
+    expected = net(x.astype("float64"))
+    net.hybridize(backend="ece408")
+    expect(net(x.astype("float64")), expected)
+    assert "it has arrays of float64" in capsys.readouterr().err
+
+
+# --- parameters that change
+
+
+def _changes(mx, net, tmp_path):
+    """Ways of changing a net's parameters: each changes the weight of its first layer."""
+    weight = net[0].weight
+
+    def train():
+        data = mx.nd.ones(SHAPE)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        with mx.autograd.record():
+            loss = net(data).sum()
+        loss.backward()
+        trainer.step(1)
+
+    def load():
+        other = make_net(mx, seed=9)
+        other(mx.nd.zeros(SHAPE))
+        other.save_parameters(str(tmp_path / "other.params"))
+        net.load_parameters(str(tmp_path / "other.params"))
+
+    def in_place():
+        weight.data()[:] *= 1.5
+
+    def one_value():
+        weight.data()[1, 1, 1, 1] = 3
+
+    def from_numpy():
+        weight.data()[:] = np.ones(weight.shape, np.float32)
+
+    def average():
+        net[1].running_mean.data()[:] = 0.25
+
+    def again():
+        mx.random.seed(int(net[0].weight.data().sum().asscalar() * 1000) % 1000)
+        net.initialize(mx.init.Xavier(magnitude=3), force_reinit=True)
+
+    def set_data():
+        weight.set_data(weight.data() * 0.5)
+
+    return [set_data, load, train, in_place, one_value, from_numpy, average, again, again]
+
+
+@pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
+def test_changed_parameters_are_noticed(mx, x, tmp_path, way):
+    net = make_net(mx)
+    net(x)
+    network = net
+    if way == "to_gpu":
+        network = ece408_op.to_gpu(net)
+    else:
+        net.hybridize(backend="ece408")
+    network(x).wait_to_read()
+    for change in _changes(mx, net, tmp_path):
+        before = network(x).asnumpy()
+        change()
+        found = network(x)
+        assert not np.allclose(found.asnumpy(), before, rtol=1e-4), change.__name__
+        plain = make_net(mx)
+        plain(x)
+        for its, ours in zip(plain.collect_params().values(), net.collect_params().values()):
+            its.set_data(ours.data())
+        expect(found, plain(x))
+
+
+def test_arrays_put_in_place_of_others_are_noticed(mx, x):
+    symbol = make_symbol(mx)
+    parameters = parameters_of(mx, symbol)
+    network = ece408_op.to_gpu(symbol, parameters)
+    network(x)
+    for seed in range(4):
+        parameters.update(parameters_of(mx, symbol, seed=seed))
+        expected = answers(mx, module_of(mx, symbol, parameters), x)
+        expect(network(x), expected)
+
+
+def test_what_has_not_changed_is_not_sent_again(mx, x, monkeypatch):
+    """Also where MXNet's own convolution has put weights into a layout of its own."""
+    versions = []
+    compute = networks.Opened.compute
+
+    def noting(self, data, parameters, outputs):
+        versions.append([array.version for array in networks._arrays(parameters)])
+        return compute(self, data, parameters, outputs)
+
+    monkeypatch.setattr(networks.Opened, "compute", noting)
+    for make in (_hybridized, ece408_op.to_gpu):
+        net = make_net(mx)
+        net.hybridize()
+        net(x).wait_to_read()
+        network = make(net)
+        for _ in range(4):
+            network(x).wait_to_read()
+        assert versions[-1] == versions[-2]
+
+
+def _hybridized(net):
+    net.hybridize(backend="ece408")
+    return net
+
+
+def test_shared_parameters(mx, x):
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    layer = nn.Conv2D(2, 3, padding=1, in_channels=2)
+    net.add(layer, nn.Activation("relu"), layer, nn.Conv2D(2, 3, params=layer.params))
+    net.initialize(mx.init.Xavier(magnitude=3))
+    expected = net(x)
+    expect(ece408_op.to_gpu(net)(x), expected)
+    net.hybridize(backend="ece408")
+    expect(net(x), expected)
+
+
+# --- calls
+
+
+def test_other_batches(mx):
+    net = make_net(mx)
+    network = ece408_op.to_gpu(net)
+    hybridized = make_net(mx)
+    hybridized.hybridize(backend="ece408")
+    for batch in (2, 5, 1, 2):
+        x = mx.nd.random.normal(shape=(batch, *SHAPE[1:]))
+        expected = net(x)
+        expect(network(x), expected)
+        expect(hybridized(x), expected)
+
+
+def test_several_outputs(mx, x):
+    sym = mx.sym
+    first = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c1")
+    second = sym.Activation(first, act_type="relu", name="r1")
+    symbol = sym.Group([second, first, sym.FullyConnected(second, num_hidden=3, name="fc"), first])
+    parameters = parameters_of(mx, symbol)
+    # MXNet's executors give an inner output that is one of several as relu leaves it.
+    y = mx.nd.Convolution(
+        x, parameters["c1_weight"], parameters["c1_bias"], kernel=(3, 3), num_filter=4
+    )
+    last = [parameters["fc_weight"], parameters["fc_bias"]]
+    expected = [y.relu(), y, mx.nd.FullyConnected(y.relu(), *last, num_hidden=3), y]
+    optimized = symbol.optimize_for("ece408").bind(mx.cpu(), {"data": x, **parameters})
+    for found in (optimized.forward(), ece408_op.to_gpu(symbol, parameters)(x)):
+        assert len(found) == 4
+        for each, its in zip(found, expected):
+            expect(each, its)
+
+
+@pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
+def test_threads(mx, way):
+    net = make_net(mx)
+    inputs = [mx.nd.random.normal(shape=SHAPE) for _ in range(6)]
+    expected = [net(x).asnumpy() for x in inputs]
+    network = _hybridized(net) if way == "hybridize" else ece408_op.to_gpu(net)
+    network(inputs[0])
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda x: network(x).asnumpy(), inputs * 5))
+    for each, its in zip(found, expected * 5):
+        np.testing.assert_allclose(each, its, rtol=2e-5, atol=2e-6)
+
+
+def test_hundreds_of_calls_leave_nothing_behind(mx, x, monkeypatch):
+    net = _hybridized(make_net(mx))
+    network = ece408_op.to_gpu(make_net(mx))
+    net(x).wait_to_read()
+    network(x)
+    # What is computed is not the subject here.
+    monkeypatch.setattr("ece408_op.backends.network.Network.compute", lambda *_: None)
+
+    def call(times):
+        for _ in range(times):
+            net(x).wait_to_read()
+            network(x).wait_to_read()
+        gc.collect()
+        return _resident_bytes(), len(networks._opened), threading.active_count()
+
+    before = call(100)
+    after = call(300)
+    assert after[1:] == before[1:]
+    assert after[0] - before[0] < 2 << 20
+
+
+def _resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_networks_end_with_what_they_were_made_for(mx, x):
+    gc.collect()
+    before = len(networks._opened)
+    for _ in range(3):
+        net = _hybridized(make_net(mx))
+        net(x).wait_to_read()
+        symbol = make_symbol(mx)
+        executor = symbol.optimize_for("ece408").simple_bind(mx.cpu(), data=SHAPE, grad_req="null")
+        executor.forward()[0].wait_to_read()
+    del net, executor
+    gc.collect()
+    mx.nd.waitall()
+    assert len(networks._opened) == before
+
+
+@pytest.mark.gpu
+def test_on_the_gpu(mx, x):
+    with settings.override(backend=None):
+        for middle in (None, sort):
+            net = make_net(mx, middle=middle)
+            expected = net(x)
+            expect(ece408_op.to_gpu(net)(x), expected)
+            expect(_hybridized(net)(x), expected)
+        net = mx.gluon.model_zoo.vision.resnet18_v1()
+        net.initialize(mx.init.Xavier(magnitude=2.3))
+        images = mx.nd.random.uniform(shape=(5, 3, 224, 224))
+        expected = net(images).asnumpy()
+        found = ece408_op.to_gpu(net)(images).asnumpy()
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+# --- gradients
+
+
+@pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
+def test_gradients_are_mxnets(mx, x, way):
+    plain, net = make_net(mx), make_net(mx)
+    network = _hybridized(net) if way == "hybridize" else ece408_op.to_gpu(net)
+    network(x)
+    for each in (plain, network):
+        with mx.autograd.record():
+            y = each(x)
+        y.backward()
+    for its, ours in zip(plain.collect_params().values(), net.collect_params().values()):
+        expect(ours.data(), its.data())
+        if its.grad_req != "null":
+            expect(ours.grad(), its.grad())
+    with mx.autograd.train_mode():
+        expect(network(x), plain(x))
+    expect(network(x), plain(x))
+
+
+def test_an_executor_with_gradients(mx, x):
+    symbol = make_symbol(mx)
+    parameters = parameters_of(mx, symbol)
+    executors = []
+    for each in (symbol, symbol.optimize_for("ece408", parameters, {})):
+        executor = each.simple_bind(mx.cpu(), data=SHAPE, softmax_label=SHAPE[:1])
+        executor.copy_params_from(parameters)
+        executors.append(executor)
+    for is_train in (False, True, False):
+        plain, ours = (each.forward(is_train, data=x)[0] for each in executors)
+        expect(ours, plain)
+        if is_train:
+            for each in executors:
+                each.backward()
+            for name in parameters:
+                expect(executors[1].grad_dict[name], executors[0].grad_dict[name])
+
+
+# --- failures
+
+
+def test_what_fails_inside_is_told_in_one_line(mx, x, monkeypatch, capsys):
+    net, network = _hybridized(make_net(mx)), ece408_op.to_gpu(make_net(mx))
+    for each in (net, network):
+        each(x).wait_to_read()
+    failure = UnsupportedProblem("no such thing; do another")
+    monkeypatch.setattr("ece408_op.backends.network.Network.compute", _raise(failure))
+    with pytest.raises(UnsupportedProblem, match="no such thing"):
+        network(x)
+    with pytest.raises(UnsupportedProblem, match="no such thing"), errors.surfaced():
+        net(x).wait_to_read()
+    with pytest.raises(mx.MXNetError):
+        net(x).wait_to_read()
+    assert capsys.readouterr() == ("", "ece408: error: no such thing; do another\n")
+    monkeypatch.undo()
+    with settings.override(backend="emulator"):
+        expect(net(x), network(x))
+
+
+def test_forks(run_python):
+    code = """
+import os, ece408_op, mxnet as mx
+from mxnet.gluon import nn
+ece408_op.settings.configure(backend="emulator")
+net = nn.HybridSequential()
+net.add(nn.Conv2D(4, 3, padding=1), nn.Flatten(), nn.Dense(3))
+net.initialize()
+x = mx.nd.ones((2, 2, 8, 8))
+net.hybridize(backend="ece408")
+network = ece408_op.to_gpu(net)
+for _ in range(20):
+    y, z = net(x), network(x)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+print(abs(y - z).max().asscalar() < 1e-5)
+net(x)
+"""
+    result = run_python(code)
+    assert (result.stdout, result.returncode) == ("True\n", 0), result.stderr
+
+
+@pytest.mark.parametrize("order", ["mxnet, ece408_op", "ece408_op, mxnet"])
+def test_either_may_be_imported_first(run_python, order):
+    code = f"""
+import numpy; numpy.bool = bool
+import {order}
+ece408_op.settings.configure(backend="emulator")
+mx = mxnet
+net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+optimized = net.optimize_for("ece408")
+print("ece408_network" in optimized.tojson())
+"""
+    result = run_python(code)
+    assert result.stdout == "True\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 224) for name in (
+            "alexnet", "densenet121", "mobilenet1.0", "mobilenetv2_1.0", "resnet18_v1",
+            "resnet50_v2", "squeezenet1.1", "vgg11_bn",
+        )),
+        ("inceptionv3", 299),
+    ],
+)  # fmt: skip
+def test_networks_of_the_zoo_are_one_node(mx, name, size):
+    net = mx.gluon.model_zoo.vision.get_model(name)
+    net.initialize()
+    symbol = net(mx.sym.Variable("data"))
+    report = ece408_op.gpu_report(symbol, data=(1, 3, size, size))
+    assert (len(report.parts), report.left) == (1, {})
+    assert (report.bytes_in, report.bytes_out) == (3 * size * size * 4, 4000)
+    optimized = symbol.optimize_for("ece408")
+    assert operators(optimized) == ["ece408_network"]
+    assert optimized.list_arguments() == symbol.list_arguments()
+    assert optimized.list_auxiliary_states() == symbol.list_auxiliary_states()
