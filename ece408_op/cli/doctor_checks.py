@@ -26,6 +26,7 @@ from ..errors import DataMissing, Ece408Error, MXNetMissing, NoUsableGpu
 from ..files import resources
 from ..host import cores, fatbin, footprint, gpu
 from ..operator import compiled_operator
+from ..operator.graphs import partition
 from ..operator.loading import load_mxnet
 
 OK = "ok"
@@ -36,6 +37,7 @@ _GIB = 1 << 30
 _COMMAND_SECONDS = 30
 MXNETS_GPU_CODE = "MXNet's GPU code"
 _COMPILED_OPERATOR = "compiled operator"
+_WHOLE_NETWORKS = "whole networks"
 # What all 10000 images of the default term take in one batch, where MXNet cannot tell.
 USUAL_NEED_BYTES = int(4.1 * _GIB)
 # Both sets of images, and both as the default term has them resized, take about 400 MB.
@@ -264,6 +266,15 @@ def _pycuda() -> Finding:
     return Finding("PyCUDA", OK, version)
 
 
+def _whole_networks() -> Finding:
+    load_mxnet()
+    reason = partition.why_no_gpu()
+    if reason is None:
+        return Finding(_WHOLE_NETWORKS, OK, "run there by our kernels: ece408_op.to_gpu, final")
+    problem, _, remedy = reason.partition("; ")
+    return Finding(_WHOLE_NETWORKS, NOTE, f"run on the CPU, by MXNet: {problem}", remedy)
+
+
 def _test_set() -> Finding:
     folder = data.find("t10k")
     if folder is None:
@@ -385,5 +396,6 @@ CHECKS: dict[str, dict[str, Check]] = {
         "NVIDIA driver": _driver,
         "PyCUDA": _pycuda,
         MXNETS_GPU_CODE: _mxnets_gpu_code,
+        _WHOLE_NETWORKS: _whole_networks,
     },
 }
