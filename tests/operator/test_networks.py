@@ -158,6 +158,16 @@ def test_what_is_saved_is_read_again(mx, x, tmp_path):
     expect(block(x), expected)
 
 
+def test_summaries_show_the_layers(mx, capsys):
+    symbol = make_symbol(mx)
+    printed = []
+    for each in (symbol, symbol.optimize_for("ece408")):
+        mx.viz.print_summary(each, {"data": SHAPE})
+        printed.append(capsys.readouterr().out)
+    assert "fc(FullyConnected)" in printed[0]
+    assert printed[0] == printed[1]
+
+
 def test_pixels(mx):
     net = make_net(mx)
     pixels = np.random.default_rng(0).integers(0, 255, SHAPE, dtype=np.uint8)

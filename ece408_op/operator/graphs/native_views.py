@@ -1,4 +1,5 @@
-"""Shows MXNet's summaries, plots and ONNX export its own Convolution instead of our operator."""
+"""Shows MXNet's summaries, plots and ONNX export its own Convolution instead of our operator, and a
+network's layers instead of parts for the GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import functools
 import importlib
 from typing import Any
 
-from . import graph_json
+from . import graph_json, parts
 
 
 def install(mxnet: Any) -> None:
@@ -32,6 +33,9 @@ def _of_native(function: Any) -> Any:
 
 
 def _native(symbol: Any) -> Any:
-    """The symbol with MXNet's Convolution for our operator."""
-    graph = graph_json.read(symbol) if hasattr(symbol, "tojson") else None
+    """The symbol with MXNet's Convolution for our operator, and without parts for the GPU."""
+    if not hasattr(symbol, "tojson"):
+        return symbol
+    symbol = parts.put_back_symbol(symbol)
+    graph = graph_json.read(symbol)
     return symbol if graph is None else graph_json.write(graph_json.with_native(graph), symbol)
