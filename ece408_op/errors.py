@@ -186,6 +186,36 @@ class KernelFailed(Ece408Error):
     exit_code = 33
 
 
+class WorkerFailed(Ece408Error):
+    """A worker of a job failed, or was killed."""
+
+    exit_code = 40
+
+
+class ServerFailed(Ece408Error):
+    """A server of a job failed, or was killed."""
+
+    exit_code = 41
+
+
+class SchedulerFailed(Ece408Error):
+    """The scheduler of a job failed, or was killed."""
+
+    exit_code = 42
+
+
+class HostLost(Ece408Error):
+    """A host of a job cannot be reached, or no longer."""
+
+    exit_code = 43
+
+
+class WorkersDiffer(Ece408Error):
+    """Workers that train one model no longer have the same weights."""
+
+    exit_code = 44
+
+
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
 # How many `surfaced` blocks there are now, and what was last said where there was none.

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from .. import dispatch, settings
 from ..backends import kernel_file
-from ..course import milestone, model_card, models, training
+from ..course import milestone, model_card, models, team, training
 from ..course.dataset import data, fetch
 from ..course.milestone import MILESTONES, Milestone
 from ..errors import Ece408Error, InvalidSize, NoUsableGpu
@@ -32,7 +32,7 @@ from ..report import make as report_make
 from ..report import own_kernels
 from ..report import plan as report_plan
 from ..version import __version__
-from . import arguments, cache, compare, doctor, lab_commands, program, swap, tune
+from . import arguments, cache, compare, doctor, lab_commands, launch, program, swap, tune
 from . import profile as profiling
 from .program import EXIT_INTERRUPTED, EXIT_UNEXPECTED
 
@@ -124,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     swap.add(commands)
     _add_models(commands)
     _add_train(commands)
+    launch.add(commands)
     _add_doctor(commands)
     tune.add(commands)
     lab_commands.add(commands)
@@ -468,7 +469,13 @@ def _run_models(options: argparse.Namespace) -> None:
 
 
 def _add_train(commands: Any) -> None:
-    parser = arguments.add_command(commands, "train", "train a term's model on the CPU, with MXNet")
+    parser = arguments.add_command(
+        commands,
+        "train",
+        "train a term's model with MXNet",
+        epilog="An interrupted run goes on where it stopped. As the command of ece408 launch it is "
+        "a worker of several, which share each batch.",
+    )
     parser.add_argument("term", metavar="TERM", help=f"one of: {', '.join(models.TERMS)}")
     parser.add_argument(
         "--model",
@@ -481,6 +488,21 @@ def _add_train(commands: Any) -> None:
         "--epochs", type=int, help=f"passes over the training images (default: {recipe.epochs})"
     )
     parser.add_argument("--seed", type=int, default=recipe.seed, help="default: %(default)s")
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=int,
+        default=recipe.batch_size,
+        help="images in a step of all workers together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kvstore",
+        metavar="NAME",
+        help=f"MXNet's KVStore: {', '.join(team.KVSTORES)}; dist_* in a job of ece408 launch: with "
+        "dist_sync each step is of all workers, with dist_async each makes its own (default: "
+        "dist_sync in a job, else local)",
+    )
+    arguments.add_gpu(parser, "train on it, several share the batch; needs MXNet's CUDA build")
     parser.add_argument(
         "--output",
         metavar="DIR",
@@ -497,16 +519,26 @@ def _add_train(commands: Any) -> None:
 def _run_train(options: argparse.Namespace) -> None:
     if options.epochs is not None and options.epochs < 1:
         raise InvalidSize(f"{options.epochs} is not a number of epochs; give 1 or more")
+    if options.batch_size < 1:
+        raise InvalidSize(f"{options.batch_size} is not a batch size; give 1 or more")
     variables.set_environment()
     settings.configure(data=options.data)
     term = models.find_term(options.term)
     recipe = training.recipe_for(term, options.model)
-    epochs = options.epochs or recipe.epochs
-    recipe = dataclasses.replace(recipe, epochs=epochs, seed=options.seed)
+    recipe = dataclasses.replace(
+        recipe,
+        epochs=options.epochs or recipe.epochs,
+        seed=options.seed,
+        batch_size=options.batch_size,
+    )
     work = settings.cache() / "training" / f"{term.name}-{recipe.model}"
     if options.restart:
         training.discard(work)
-    trained = training.train(recipe, work)
+    gpus = () if options.gpu is None else settings.devices()
+    trained = training.train(recipe, work, options.kvstore or team.default_kvstore(), gpus)
+    if trained.test_accuracy is None:
+        # The first worker has the rest to do.
+        return
     for path in training.export(recipe, trained, options.output or Path("models") / term.name):
         print(path)
     print(f"test accuracy: {trained.test_accuracy}")

@@ -1,13 +1,16 @@
-"""Training of the course's networks on the CPU, with MXNet's own convolution."""
+"""Training of the course's networks with MXNet's own convolution, by one process or several."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import json
+import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,19 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..errors import CheckpointMismatch
+from ..errors import CheckpointMismatch, InvalidSize, WorkersDiffer
 from ..files.cachedir import ensure_folder
 from ..files.sealed import Damage, read_sealed, write_sealed
-from ..operator import checkpoint
+from ..operator import checkpoint, gpu_support
 from ..operator.graphs.graph_json import OP_TYPE
 from ..operator.loading import load_mxnet
 from . import models, scoring
 from .dataset import data
 from .models import BASELINE, Term
+from .team import Team
+
+# A probability of 0 has no logarithm.
+_LEAST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -62,35 +69,67 @@ def recipe_for(term: Term, model: str = BASELINE) -> Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: its parameters, and the accuracy on the 10000 test images."""
+    """What a process has of a finished run: its parameters, the accuracy on the 10000 test images
+    where it is of rank 0, and the mean loss (cross entropy) of its images in each step it made."""
 
     arg_params: dict[str, Any]
-    test_accuracy: float
+    test_accuracy: float | None
+    losses: list[float]
 
 
-def train(recipe: Recipe, work: Path) -> Trained:
+def train(recipe: Recipe, work: Path, kvstore: str = "local", gpus: Sequence[int] = ()) -> Trained:
     """Train, or go on where an interrupted run of the same recipe stopped.
 
-    After each epoch the state goes to `work` as a whole, and a damaged one gives way to that of
-    the epoch before; this and progress goes to stderr.
+    `kvstore` is one of `team.KVSTORES`: with `dist_*` the processes of a job train one model, each
+    on its share of every batch. A process trains on the CPU, or on several GPUs of these numbers,
+    which share its part of the batch. The process of rank 0 writes the state to `work` after each
+    epoch, as a whole, and all go on from there; a damaged one gives way to that of the epoch
+    before. This and progress goes to stderr. The optimizer's moments are part of the state, but
+    with `dist_async`: servers have them then, and a run that goes on starts them at zero.
 
     Raises `CheckpointMismatch` when `work` holds the state of another recipe, `CacheUntrusted`
-    when another user could have written it, and the errors of `data.load`.
+    when another user could have written it, `InvalidSize` for a batch that cannot be shared out,
+    `WorkersDiffer`, what `Team` raises, `NoUsableGpu`, and the errors of `data.load`.
     """
+    with Team(kvstore) as team:
+        return _train(recipe, work, team, _contexts(gpus))
+
+
+def _contexts(gpus: Sequence[int]) -> list[Any]:
+    mx = load_mxnet()
+    contexts = [mx.gpu(gpu) for gpu in gpus]
+    gpu_support.refuse_networks(contexts)
+    return contexts or [mx.cpu()]
+
+
+def _train(recipe: Recipe, work: Path, team: Team, contexts: list[Any]) -> Trained:
     term = models.find_term(recipe.term)
-    ensure_folder(work)
+    if team.share(recipe.batch_size) < len(contexts):
+        raise InvalidSize(
+            f"a batch of {recipe.batch_size} images is too small for {team.size} workers with "
+            f"{len(contexts)} GPUs each; give a larger --batch-size"
+        )
     images, labels = data.load("train", term.image_size)
-    module, done = _resume(recipe, term, work, len(images) // recipe.batch_size)
+    module, done = _resume(recipe, term, work, len(images) // recipe.batch_size, team, contexts)
+    losses: list[float] = []
     for epoch in range(done, recipe.epochs):
-        accuracy = _run_epoch(module, recipe, epoch, images, labels)
-        print(f"epoch {epoch + 1}: training accuracy {accuracy:.4f}", file=sys.stderr)
-        _save_state(module, recipe, epoch + 1, work)
+        losses += _run_epoch(module, recipe, epoch, images, labels, team)
+        if team.is_synchronous:
+            _check_equal(module, team)
+        else:
+            _pull(module, team)
+        if team.rank == 0:
+            _save_state(module, recipe, epoch + 1, work, len(contexts))
     arg_params = _as_shipped(module)
-    test_images, test_labels = data.load("t10k", term.image_size)
-    metric = scoring.evaluate(
-        models.network(term), arg_params, {}, test_images, test_labels, batch_size=500
-    )
-    return Trained(arg_params, float(metric.get()[1]))
+    accuracy = _test_accuracy(term, arg_params) if team.rank == 0 else None
+    return Trained(arg_params, accuracy, losses)
+
+
+def _test_accuracy(term: Term, arg_params: dict[str, Any]) -> float:
+    images, labels = data.load("t10k", term.image_size)
+    network = models.network(term)
+    metric = scoring.evaluate(network, arg_params, {}, images, labels, batch_size=500)
+    return float(metric.get()[1])
 
 
 def discard(work: Path) -> None:
@@ -116,39 +155,79 @@ def export(recipe: Recipe, trained: Trained, folder: Path) -> list[Path]:
     return written
 
 
-def _resume(recipe: Recipe, term: Term, work: Path, steps: int) -> tuple[Any, int]:
+def _resume(
+    recipe: Recipe, term: Term, work: Path, steps: int, team: Team, contexts: list[Any]
+) -> tuple[Any, int]:
     """A module ready to train on, and the number of epochs it has behind it."""
     mx = load_mxnet()
-    state = _last_state(recipe, work)
-    size = term.image_size
-    module = mx.mod.Module(models.network(term), context=mx.cpu())
-    module.bind(
-        [("data", (recipe.batch_size, 1, size, size))], [("softmax_label", (recipe.batch_size,))]
-    )
-    params = _initial_parameters(recipe, term) if state is None else state.params()
-    module.init_params(arg_params=params, aux_params={})
-    done = 0 if state is None else state.done
-    names = module.get_params()[0]
+    state = _shared_state(recipe, term, work, team)
+    size, share = term.image_size, team.share(recipe.batch_size)
+    module = mx.mod.Module(models.network(term), context=contexts)
+    module.bind([("data", (share, 1, size, size))], [("softmax_label", (share,))])
+    module.init_params(arg_params=state.params(), aux_params={})
+    # Servers that do not wait count the updates of all workers.
+    updates = steps if team.is_synchronous else steps * team.size
+    names = [name for name in module.symbol.list_arguments() if name in module.get_params()[0]]
     optimizer = mx.optimizer.Adam(
         learning_rate=recipe.learning_rate,
         wd=recipe.decay,
         lr_scheduler=mx.lr_scheduler.CosineScheduler(
-            recipe.epochs * steps, base_lr=recipe.learning_rate
+            recipe.epochs * updates, base_lr=recipe.learning_rate
         ),
-        rescale_grad=1 / recipe.batch_size,
-        begin_num_update=done * steps,
-        param_idx2name=dict(enumerate(n for n in module.symbol.list_arguments() if n in names)),
+        rescale_grad=1 / (recipe.batch_size if team.is_synchronous else share),
+        begin_num_update=state.done * updates,
+        # MXNet numbers a parameter's copies one after the other.
+        param_idx2name=dict(enumerate(name for name in names for _ in contexts)),
     )
     optimizer.set_lr_mult({"conv1_weight": recipe.first_layer_scale})
-    module.init_optimizer(kvstore=None, optimizer=optimizer)
-    if state is not None:
-        moments = state.moments()
+    with _updates_by(servers=not team.is_synchronous):
+        module.init_optimizer(kvstore=team.store, optimizer=optimizer)
+    if team.is_synchronous:
+        moments = {
+            number * len(contexts) + copy: tuple(each.as_in_context(context) for each in both)
+            for number, both in state.moments().items()
+            for copy, context in enumerate(contexts)
+        }
         module._updater.states.update(moments)
         module._updater.states_synced.update(dict.fromkeys(moments, True))
-    return module, done
+    return module, state.done
 
 
-def _initial_parameters(recipe: Recipe, term: Term) -> dict[str, Any]:
+@contextlib.contextmanager
+def _updates_by(servers: bool) -> Iterator[None]:
+    """Have a Module's optimizer run in the servers of its KVStore, or else in its own process,
+    where its moments can be read."""
+    name = "MXNET_UPDATE_ON_KVSTORE"
+    before = os.environ.get(name)
+    os.environ[name] = str(int(servers))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _shared_state(recipe: Recipe, term: Term, work: Path, team: Team) -> _State:
+    """What rank 0 goes on from, or begins with."""
+    arrays = {f"param:{name}": value for name, value in _initial_parameters(recipe, term).items()}
+    for number, value in enumerate(list(arrays.values())):
+        for which in range(2):
+            arrays[f"moment{which}:{number}"] = np.zeros_like(value)
+    done = 0
+    if team.rank == 0:
+        ensure_folder(work)
+        state = _last_state(recipe, work)
+        if state is not None:
+            # One of dist_async has no moments.
+            done = state.done
+            arrays.update((name, state.arrays[name]) for name in arrays if name in state.arrays)
+    arrays = team.first_ones({**arrays, "done": np.array([done], np.float32)})
+    return _State(int(arrays.pop("done")[0]), arrays)
+
+
+def _initial_parameters(recipe: Recipe, term: Term) -> dict[str, np.ndarray]:
     mx = load_mxnet()
     mx.random.seed(recipe.seed)
     network = models.network(term)
@@ -160,32 +239,74 @@ def _initial_parameters(recipe: Recipe, term: Term) -> dict[str, Any]:
     for name in names:
         if name == "data" or name.endswith("_label"):
             continue
-        params[name] = mx.nd.zeros(shapes[name])
-        xavier(mx.init.InitDesc(name), params[name])
-    params["conv1_weight"] *= recipe.first_layer_scale
+        value = mx.nd.zeros(shapes[name])
+        xavier(mx.init.InitDesc(name), value)
+        params[name] = value.asnumpy()
+    params["conv1_weight"] *= np.float32(recipe.first_layer_scale)
     return params
 
 
 def _run_epoch(
-    module: Any, recipe: Recipe, epoch: int, images: np.ndarray, labels: np.ndarray
-) -> float:
-    """One pass over the training images in an order given by seed and epoch; its accuracy."""
+    module: Any, recipe: Recipe, epoch: int, images: np.ndarray, labels: np.ndarray, team: Team
+) -> list[float]:
+    """One pass over the training images in an order given by seed and epoch, of which this process
+    takes its share of each batch; the mean losses of its steps. Rank 0 says how it went."""
     mx = load_mxnet()
     order = np.random.default_rng([recipe.seed, epoch]).permutation(len(images))
     starts = range(0, len(order) - recipe.batch_size + 1, recipe.batch_size)[: recipe.steps]
-    metric = mx.metric.Accuracy()
+    share = team.share(recipe.batch_size)
     label = f"epoch {epoch + 1}/{recipe.epochs}"
+    losses, right = [], 0
     with tqdm(total=len(starts), desc=label, unit="batch", disable=None) as progress:
         for start in starts:
-            chosen = np.sort(order[start : start + recipe.batch_size])
+            first = start + team.rank * share
+            chosen = np.sort(order[first : first + share])
             batch = mx.io.DataBatch(
                 [mx.nd.array(scoring.as_input(images[chosen]))], [mx.nd.array(labels[chosen])]
             )
             module.forward_backward(batch)
             module.update()
-            module.update_metric(metric, batch.label)
+            answers = module.get_outputs()[0].asnumpy().astype(np.float64)
+            likelihoods = answers[np.arange(share), labels[chosen]]
+            losses.append(float(-np.log(np.maximum(likelihoods, _LEAST)).mean()))
+            right += int((answers.argmax(axis=1) == labels[chosen]).sum())
             progress.update()
-    return float(metric.get()[1])
+    # Of all images in the steps of all workers.
+    total, correct, seen = team.sum(
+        "progress", np.array([sum(losses) * share, right, len(starts) * share])
+    )
+    if team.rank == 0:
+        print(
+            f"epoch {epoch + 1}: training accuracy {correct / seen:.4f}, loss {total / seen:.6f}",
+            file=sys.stderr,
+        )
+    return losses
+
+
+def _pull(module: Any, team: Team) -> None:
+    """Fetch the weights as servers have them once all workers have made their steps."""
+    team.wait()
+    for name, arrays in zip(module._param_names, module._exec_group.param_arrays):
+        module._kvstore.pull(name, out=arrays)
+    team.wait()
+
+
+def _check_equal(module: Any, team: Team) -> None:
+    """Raise `WorkersDiffer` unless all workers have the same weights to the bit."""
+    digest = hashlib.sha256()
+    for _, value in sorted(module.get_params()[0].items()):
+        digest.update(value.asnumpy().tobytes())
+    own = np.frombuffer(digest.digest(), np.uint16)
+    table = np.zeros((team.size, own.size))
+    table[team.rank] = own
+    # Sums of one number and zeros are exact.
+    table = team.sum("digests", table)
+    differing = [rank for rank in range(team.size) if (table[rank] != table[0]).any()]
+    if differing:
+        raise WorkersDiffer(
+            f"the weights of worker {differing[0]} are no longer those of worker 0: their machines "
+            "compute otherwise; give the job machines of one kind"
+        )
 
 
 def _as_shipped(module: Any) -> dict[str, Any]:
@@ -226,14 +347,17 @@ def _path(work: Path, done: int) -> Path:
     return work / f"epoch-{done:04d}.npz"
 
 
-def _save_state(module: Any, recipe: Recipe, done: int, work: Path) -> None:
+def _save_state(module: Any, recipe: Recipe, done: int, work: Path, copies: int) -> None:
     """Write the state after `done` epochs, then drop all earlier ones but the last."""
     arrays = {"recipe": np.array(json.dumps(asdict(recipe)))}
     for name, value in module.get_params()[0].items():
         arrays[f"param:{name}"] = value.asnumpy()
-    for number, moments in module._updater.states.items():
-        for which, value in enumerate(moments):
-            arrays[f"moment{which}:{number}"] = value.asnumpy()
+    states = module._updater.states if module._updater is not None else {}
+    for number, moments in states.items():
+        # Of several GPUs' copies the first.
+        if number % copies == 0:
+            for which, value in enumerate(moments):
+                arrays[f"moment{which}:{number // copies}"] = value.asnumpy()
     content = io.BytesIO()
     np.savez(content, **arrays)
     write_sealed(_path(work, done), content.getvalue())

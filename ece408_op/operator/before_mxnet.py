@@ -6,16 +6,35 @@ installation runs it when it starts. So it imports next to nothing, and nothing 
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def prepare() -> None:
-    """Give MXNet 1.9 the names it expects of NumPy (before 1.24) and Python (before 3.12)."""
+    """Give MXNet 1.9 the names it expects of NumPy (before 1.24) and Python (before 3.12); see to
+    it that a worker of a job ends where its program fails."""
     if sys.version_info >= (3, 12):
         import setuptools  # noqa: F401  (provides distutils)
     import numpy
 
     numpy.__dict__.setdefault("bool", bool)
+    if os.environ.get("DMLC_ROLE") == "worker" and not isinstance(sys.excepthook, _EndOfWorker):
+        sys.excepthook = _EndOfWorker(sys.excepthook)
+
+
+class _EndOfWorker:
+    """Ends a process once an error was told. MXNet would wait for all other workers when Python
+    ends, and those wait for this one."""
+
+    def __init__(self, tell: object) -> None:
+        self._tell = tell
+
+    def __call__(self, *error: object) -> None:
+        self._tell(*error)  # type: ignore[operator]
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(1)
 
 
 class _Finder:

@@ -1,0 +1,112 @@
+"""`ece408 launch`: a command in several processes, that train one model through MXNet's KVStore."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidSetting
+from ..jobs import plan, starters, supervisor
+from . import arguments
+
+_EPILOG = """\
+COMMAND runs as every worker, with what MXNet's KVStore dist_sync and dist_async read from the
+environment (DMLC_*). Servers and the scheduler are started beside them. When one of these
+processes dies, all are ended, and its name, its end and its last line are told. On hosts of a file
+the package must be where it is here, and the working directory, too.
+
+examples:
+  ece408 launch --workers 2 -- ece408 train 2019sp
+  ece408 launch --hosts hosts.txt --workers 4 --servers 2 -- ece408 train 2019fa
+  ece408 launch --workers 4 --print slurm -- ece408 train 2019sp > job.sh
+"""
+
+
+def add(commands: Any) -> None:
+    """`ece408 launch`."""
+    parser = arguments.add_command(
+        commands,
+        "launch",
+        "run a command in several processes, here or on several machines, and watch them",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=int, help="processes that train (default: 2, or one a host)"
+    )
+    parser.add_argument(
+        "--servers",
+        metavar="N",
+        type=int,
+        help="processes that add gradients up (default: 1, or one a host)",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="FILE",
+        type=Path,
+        help="start them over ssh on these hosts: on each line a name and, where it does not lead "
+        "the others there, an IP address",
+    )
+    parser.add_argument(
+        "--ssh",
+        metavar="COMMAND",
+        default=supervisor.SSH,
+        help="in place of ssh, such as 'ssh -p 2222'; it gets a host's name and a command",
+    )
+    parser.add_argument(
+        "--port",
+        metavar="N",
+        type=int,
+        help="the first of the ports to use, one for each process (default: free ones)",
+    )
+    parser.add_argument(
+        "--all-output",
+        action="store_true",
+        help="show what every process prints, with its name in front, and not worker 0 alone",
+    )
+    parser.add_argument(
+        "--print",
+        choices=tuple(starters.STARTERS),
+        help="run nothing, but print what this job starter is to be given",
+    )
+    parser.add_argument("what", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    command = options.what[1:] if options.what[:1] == ["--"] else options.what
+    if not command:
+        raise InvalidSetting(
+            "there is no command to run; give one at the end, such as -- ece408 train 2019sp"
+        )
+    if command[0] == "ece408":
+        # Whatever PATH is on other hosts.
+        command = [sys.executable, "-m", "ece408_op", *command[1:]]
+    hosts = plan.read_hosts(options.hosts) if options.hosts is not None else []
+    workers = len(hosts) or 2 if options.workers is None else options.workers
+    servers = len(hosts) or 1 if options.servers is None else options.servers
+    plan.check_counts(workers, servers)
+    if options.print is not None:
+        print(starters.STARTERS[options.print](command, workers, servers, hosts, options.port))
+        return
+    members = plan.job(command, workers, servers, hosts, options.port)
+    ssh = supervisor.ssh_command(options.ssh)
+    print(_summary(members), file=sys.stderr)
+    supervisor.run(members, ssh, options.all_output)
+
+
+def _summary(members: list[plan.Member]) -> str:
+    """What is started, and where, in a line."""
+    roles = [member.role for member in members]
+    counted = ", ".join(
+        f"{roles.count(role)} {role}{'s' * (roles.count(role) > 1)}"
+        for role in (plan.WORKER, plan.SERVER, plan.SCHEDULER)
+    )
+    root = members[0].environment
+    where = f"{root['DMLC_PS_ROOT_URI']}:{root['DMLC_PS_ROOT_PORT']}"
+    return (
+        f"ece408: {counted} at {where}; the workers of a machine share its cores, unless "
+        "ECE408_THREADS says otherwise"
+    )

@@ -1,0 +1,264 @@
+"""Runs the processes of a job, shows what they print, and ends all when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from ..errors import (
+    Ece408Error,
+    HostLost,
+    InvalidSetting,
+    SchedulerFailed,
+    ServerFailed,
+    WorkerFailed,
+)
+from . import agent
+from .plan import SCHEDULER, SERVER, WORKER, Member
+
+SSH = "ssh"
+# Behind what the user gave, of which ssh takes the first. It asks nothing, and says within ten
+# seconds that a host does not answer or no longer does.
+_SSH_OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=8",
+    "ServerAliveInterval=2",
+    "ServerAliveCountMax=3",
+)
+_SSH_FAILED = 255
+_FAILURES: dict[str, type[Ece408Error]] = {
+    WORKER: WorkerFailed,
+    SERVER: ServerFailed,
+    SCHEDULER: SchedulerFailed,
+}
+_POLL_S = 0.1
+_BEAT_S = 2.0
+# Other hosts may no longer be reached: then their processes end by themselves.
+_SILENCE_S = 20.0
+# How long servers and the scheduler, which the workers tell to end, have for it, and all have once
+# they are ended: an agent's grace and some more.
+_LEAVE_S = 5.0
+_END_S = agent._GRACE_S + 2.0
+_MOST_OF_A_LINE = 300
+
+
+class _Stream:
+    """What a process prints to one of its two streams, and where it goes, `None` if nowhere."""
+
+    def __init__(self, pipe: IO[bytes], target: IO[str] | None, prefix: str) -> None:
+        self.pipe, self.last = pipe, ""
+        self._target, self._prefix, self._rest = target, prefix, b""
+
+    def read(self) -> bool:
+        """Take what there is; whether there may be more."""
+        try:
+            data = os.read(self.pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return True
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data and self._rest:
+            lines, self._rest = [self._rest], b""
+        for line in lines:
+            self._take(line.decode(errors="replace").rstrip("\r"))
+        return bool(data)
+
+    def _take(self, line: str) -> None:
+        # Of a bar, which overwrites itself, what is seen at the end.
+        seen = line.rpartition("\r")[2].strip()
+        self.last = seen or self.last
+        if self._target is not None:
+            print(self._prefix + line, file=self._target, flush=True)
+
+
+class _Running:
+    """A member of a job, started: by an agent beside it, which ssh starts on another host."""
+
+    def __init__(self, member: Member, ssh: Sequence[str], shown: bool, prefix: str) -> None:
+        self.member = member
+        self.is_remote = member.host.name is not None
+        self.process = _start(member, ssh)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        targets = (sys.stdout, sys.stderr) if shown else (None, None)
+        self.streams = [
+            _Stream(pipe, target, prefix)
+            for pipe, target in zip((self.process.stdout, self.process.stderr), targets)
+        ]
+        self._tell(json.dumps(_order(member, self.is_remote)).encode() + b"\n")
+
+    def _tell(self, data: bytes) -> None:
+        # One that has ended hears nothing.
+        with contextlib.suppress(OSError, ValueError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+
+    def beat(self) -> None:
+        """Let the agent know that the job goes on."""
+        if self.is_remote:
+            self._tell(b"\n")
+
+    def tell_to_end(self) -> None:
+        """Have the agent end its process, and itself."""
+        with contextlib.suppress(OSError):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+
+    def kill(self) -> None:
+        """Kill the agent, which has its process killed, or ssh, which the agent hears."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its errors, else of its output."""
+        output, errors = (each.last for each in self.streams)
+        return (errors or output)[-_MOST_OF_A_LINE:]
+
+    def failure(self) -> Ece408Error:
+        """Why it ended."""
+        code, member = self.process.returncode, self.member
+        line = self.last_line
+        said = f"its last line: {line}" if line else "it printed nothing"
+        if self.is_remote and code == _SSH_FAILED:
+            return HostLost(
+                f"{member} cannot be started, or is no longer heard of: ssh ended with exit code "
+                f"{code}; {said}"
+            )
+        return _FAILURES[member.role](f"{member} {_ended(code)}; {said}")
+
+
+def _ended(code: int) -> str:
+    """How a process ended, in words; an agent's code is a shell's."""
+    number = -code if code < 0 else code - 128
+    try:
+        return f"was ended by {signal.Signals(number).name}"
+    except ValueError:
+        return f"ended with exit code {code}"
+
+
+def ssh_command(text: str) -> list[str]:
+    """The words of the command that runs another one on a host, as `--ssh` has it: host and command
+    become its last two. Raises `InvalidSetting`."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidSetting(f"--ssh {text!r} is not a command: {error}") from error
+    if not words:
+        raise InvalidSetting("--ssh takes a command, such as 'ssh -p 2222'")
+    if Path(words[0]).name == "ssh":
+        words += [word for option in _SSH_OPTIONS for word in ("-o", option)]
+    return words
+
+
+def _start(member: Member, ssh: Sequence[str]) -> subprocess.Popen[bytes]:
+    beside = [sys.executable, str(Path(agent.__file__).resolve())]
+    if member.host.name is not None:
+        # All else goes through the agent's input, where nothing needs quoting.
+        beside = [*ssh, member.host.name, f"exec {shlex.join(beside)}"]
+    try:
+        return subprocess.Popen(
+            beside,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C is for this process only, which then ends the others.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise InvalidSetting(f"{beside[0]} does not run: {error.strerror}") from error
+
+
+def _order(member: Member, is_remote: bool) -> dict[str, object]:
+    return {
+        "command": member.command,
+        "environment": dict(member.environment),
+        "directory": os.getcwd(),
+        "sharers": member.workers_here if member.role == WORKER else None,
+        "silence": _SILENCE_S if is_remote else None,
+    }
+
+
+def run(members: Sequence[Member], ssh: Sequence[str], show_all: bool) -> None:
+    """Run a job to its end: that of all workers, which servers and the scheduler follow.
+
+    Shows what worker 0 prints, or, with a prefix, what all do. However this ends, no process of the
+    job is left.
+
+    Raises `WorkerFailed`, `ServerFailed` or `SchedulerFailed` as soon as a process ends otherwise
+    than with exit code 0, `HostLost` when ssh fails, and `InvalidSetting` when it does not run.
+    """
+    running: list[_Running] = []
+    with selectors.DefaultSelector() as selector:
+        try:
+            for member in members:
+                prefix = f"{member}: " if show_all else ""
+                shown = show_all or (member.role, member.number) == (WORKER, 0)
+                each = _Running(member, ssh, shown, prefix)
+                running.append(each)
+                for stream in each.streams:
+                    os.set_blocking(stream.pipe.fileno(), False)
+                    selector.register(stream.pipe, selectors.EVENT_READ, stream)
+            _supervise(running, selector)
+        finally:
+            _end(running, selector)
+
+
+def _supervise(running: Sequence[_Running], selector: selectors.BaseSelector) -> None:
+    workers = [each for each in running if each.member.role == WORKER]
+    beaten = time.monotonic()
+    leave_by = float("inf")
+    while time.monotonic() < leave_by:
+        _show(selector)
+        if time.monotonic() - beaten > _BEAT_S:
+            beaten = time.monotonic()
+            for each in running:
+                each.beat()
+        ended = [each for each in running if each.process.poll() is not None]
+        failed = [each for each in ended if each.process.returncode]
+        if failed:
+            # The rest of what it printed.
+            _show(selector)
+            raise failed[0].failure()
+        if len(ended) == len(running):
+            return
+        if leave_by == float("inf") and all(each in ended for each in workers):
+            leave_by = time.monotonic() + _LEAVE_S
+
+
+def _show(selector: selectors.BaseSelector) -> None:
+    """Show what processes have printed, for at most `_POLL_S` if they print nothing."""
+    if not selector.get_map():
+        time.sleep(_POLL_S)
+        return
+    for key, _ in selector.select(_POLL_S):
+        if not key.data.read():
+            selector.unregister(key.fileobj)
+
+
+def _end(running: Sequence[_Running], selector: selectors.BaseSelector) -> None:
+    """End what still runs, at first kindly."""
+    for each in running:
+        each.tell_to_end()
+    try:
+        end_by = time.monotonic() + _END_S
+        while time.monotonic() < end_by and any(each.process.poll() is None for each in running):
+            # A process may wait until what it prints is read.
+            _show(selector)
+    finally:
+        for each in running:
+            each.kill()
+            for stream in each.streams:
+                stream.pipe.close()

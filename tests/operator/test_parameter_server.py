@@ -1,0 +1,74 @@
+"""What happens in MXNet's parameter server when a program goes wrong: the job ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import programs
+import pytest
+
+LAUNCH = [sys.executable, "-m", "ece408_op", "launch", "--workers", "2", "--", sys.executable, "-c"]
+
+
+def _run(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*LAUNCH, code], env=programs.environment(), capture_output=True, text=True, timeout=100
+    )
+
+
+def test_a_worker_that_fails_ends_though_others_wait_for_it():
+    """MXNet would have it wait for all when Python ends, and here the other waits for its push."""
+    result = _run(
+        """if True:
+        import ece408_op, mxnet as mx
+        kv = mx.kv.create("dist_sync")
+        kv.init("a", mx.nd.zeros(3))
+        if kv.rank == 1:
+            raise ValueError("no more")
+        kv.push("a", mx.nd.ones(3))
+        mx.nd.waitall()
+        """
+    )
+    assert result.returncode == 40
+    last = "ece408: error: worker 1 ended with exit code 1; its last line: ValueError: no more\n"
+    assert result.stderr.endswith(last)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        # Known to the workers only.
+        ("Mine()", "server 0 ended with exit code 1; its last line: AttributeError: Can't get"),
+        ("mx.optimizer.SGD(lr_scheduler=print)", "Invalid Parameter format for lrs"),
+    ],
+)
+def test_an_optimizer_that_fails_in_a_server_ends_the_job(optimizer, why):
+    """MXNet would go on with wrong weights."""
+    result = _run(
+        f"""if True:
+        import ece408_op, mxnet as mx
+        class Mine(mx.optimizer.SGD):
+            pass
+        kv = mx.kv.create("dist_sync")
+        kv.set_optimizer({optimizer})
+        kv.init("a", mx.nd.zeros(3))
+        kv.push("a", mx.nd.ones(3))
+        kv.pull("a", mx.nd.zeros(3))
+        mx.nd.waitall()
+        """
+    )
+    assert result.returncode == 41
+    assert why in result.stderr
+
+
+def test_without_a_role_it_says_so():
+    result = subprocess.run(
+        [sys.executable, "-m", "ece408_op.operator.parameter_server"],
+        env=programs.environment(DMLC_ROLE="worker"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert result.stderr == "DMLC_ROLE is 'worker', not server or scheduler\n"
