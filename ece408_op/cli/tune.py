@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from ..backends.cuda.kernels.tuned import Result
 from ..backends.cuda.plan import Kernel
 from ..backends.cuda.runtime import compiler, device
 from ..backends.cuda.runtime.device import Gpu
-from ..bench import tune_targets, tuner
-from ..bench.tuner import Candidate
+from ..bench import side_by_side, tune_targets, tuner
+from ..bench.side_by_side import Found, Task
 from ..course import models
 from ..errors import InvalidSetting
 from ..files.cachedir import atomic_path
@@ -34,7 +34,7 @@ from . import arguments
 @dataclass(frozen=True)
 class Request:
     """What to tune for: names and batches as in `tune_targets`, precisions, whether to measure
-    again what has been, the GPU's number, files to write to, and a file whose tunables are
+    again what has been, the GPUs' numbers, files to write to, and a file whose tunables are
     measured in the place of all kernels."""
 
     names: Sequence[str]
@@ -42,7 +42,7 @@ class Request:
     image: str | None
     precisions: Sequence[str]
     force: bool
-    gpu: int = 0
+    gpus: Sequence[int] = (0,)
     json: Path | None = None
     out: Path | None = None
     kernel: str | None = None
@@ -87,7 +87,7 @@ def add(commands: Any) -> None:
         "TILE = 8, 16, 32', and not this package's kernels; the file then runs with the best ones",
     )
     parser.add_argument("--force", action="store_true", help="measure what has been measured")
-    arguments.add_gpu(parser, "the first of several")
+    arguments.add_gpu(parser, "several of one kind share the problems")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
     )
@@ -107,7 +107,7 @@ def _run(options: argparse.Namespace) -> None:
             options.image,
             options.precision or [settings.precision()],
             options.force or options.output is not None,
-            settings.devices()[0],
+            settings.devices(),
             options.json,
             options.output,
             options.kernel,
@@ -124,9 +124,10 @@ def run(request: Request) -> None:
     only = None if request.kernel is None else _file(request.kernel)
     precisions = [check_precision(name) for name in dict.fromkeys(request.precisions)]
     problems = tune_targets.problems(request.names, request.batches, request.image)
-    gpu = device.get(request.gpu)
+    gpu = device.get(request.gpus[0])
+    side_by_side.check_alike(request.gpus)
     compiler.require_nvcc()
-    measured = []
+    tasks = []
     for problem in problems:
         reason = only and only.why_not(problem, gpu.capability)
         if only and reason:
@@ -135,17 +136,36 @@ def run(request: Request) -> None:
         asked = (gpu, request.force, only)
         wanted = [each for each in precisions if _is_wanted(problem, each, *asked)]
         if wanted:
-            found, results = _measure(gpu, problem, wanted, only)
-            path = tuned.save(results, gpu, request.out)
-            measured.append((problem, found, results))
-            print(tuner.table(problem, found))
-            for result in results:
-                print(_line(result))
-            sys.stdout.flush()
+            tasks.append(Task(problem, wanted, request.kernel))
+    measured = []
+    for found in _tuned(request.gpus, tasks, gpu, only):
+        path = tuned.save(found[2], gpu, request.out)
+        measured.append(found)
+        print(tuner.table(found[0].problem, found[1]))
+        for result in found[2]:
+            print(_line(result))
+        sys.stdout.flush()
     if measured:
         print(f"ece408: results are in {path}", file=sys.stderr)
     if request.json is not None:
-        _write(request.json, measured)
+        _write(request.json, sorted(measured, key=lambda found: tasks.index(found[0])))
+
+
+def _tuned(
+    gpus: Sequence[int], tasks: Sequence[Task], gpu: Gpu, only: Kernel | None
+) -> Iterator[Found]:
+    """What comes of the tasks, with a bar: of candidates, or, on several GPUs, of tasks."""
+    if min(len(gpus), len(tasks)) > 1:
+        found = side_by_side.tune_all(gpus, tasks)
+        yield from tqdm(found, total=len(tasks), unit="problem", disable=None, leave=False)
+        return
+    for task in tasks:
+        loosest = max(task.precisions, key=PRECISIONS.index)
+        count = len(tuner.candidates(task.problem, gpu, loosest, only))
+        title = str(task.problem)
+        with tqdm(total=count, desc=title, unit="tile", disable=None, leave=False) as bar:
+            candidates, results = task.run(gpus[0], bar.update)
+        yield task, candidates, results
 
 
 def _file(name: str) -> Kernel:
@@ -168,15 +188,6 @@ def _is_wanted(problem: ConvProblem, name: str, gpu: Gpu, force: bool, only: Ker
     return result is None
 
 
-def _measure(
-    gpu: Gpu, problem: ConvProblem, precisions: Sequence[str], only: Kernel | None
-) -> tuple[list[Candidate], list[Result]]:
-    loosest = max(precisions, key=PRECISIONS.index)
-    count = len(tuner.candidates(problem, gpu, loosest, only))
-    with tqdm(total=count, desc=str(problem), unit="tile", disable=None, leave=False) as progress:
-        return tuner.tune(gpu, problem, precisions, progress.update, only)
-
-
 def _line(result: Result) -> str:
     name = result.kernel.partition("@")[0]
     tiles = "".join(f" {name}={value}" for name, value in result.tunables)
@@ -186,18 +197,16 @@ def _line(result: Result) -> str:
     )
 
 
-def _write(
-    path: Path, measured: Sequence[tuple[ConvProblem, list[Candidate], list[Result]]]
-) -> None:
+def _write(path: Path, measured: Sequence[Found]) -> None:
     content: dict[str, Any] = {
         "machine": machine(),
         "problems": [
             {
-                "problem": str(problem),
+                "problem": str(task.problem),
                 "candidates": [each.document() for each in found],
                 "best": [each.document() for each in results],
             }
-            for problem, found, results in measured
+            for task, found, results in measured
         ],
     }
     with atomic_path(path) as temporary:

@@ -295,7 +295,7 @@ def _real(folder: Path, names: Sequence[str], sshd: str) -> Iterator[str]:
             each.wait()
 
 
-def record(run: Run, **more: Any) -> dict[str, Any]:
+def record(run: Run, /, **more: Any) -> dict[str, Any]:
     """A run for JSON."""
     found: dict[str, Any] = {"exit code": run.code, "seconds": round(run.seconds, 1)}
     if run.ended_after is not None:

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import math
+import multiprocessing
+import threading
 
 import pytest
 from fake_gpu import FakeGpu, tiled
@@ -15,7 +17,7 @@ from ece408_op import settings
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog, tuned
 from ece408_op.backends.cuda.runtime import compiler, device
-from ece408_op.bench import tune_targets, tuner
+from ece408_op.bench import side_by_side, tune_targets, tuner
 from ece408_op.bench.cuda_timer import Timing
 from ece408_op.bench.shapes import SHAPES
 from ece408_op.cli.main import execute
@@ -230,6 +232,89 @@ def test_where_there_is_one_kernel_nothing_is_measured(benches, capsys):
 def test_batches_are_checked():
     with pytest.raises(InvalidSize, match="-3 is not a batch size"):
         tune_targets.problems(["fa19_1"], [100, -3])
+
+
+@pytest.fixture
+def in_threads(benches, monkeypatch):
+    """Threads in the place of GPUs' processes; returns which GPUs were asked for in each."""
+    asked = {}
+
+    def start(gpu, theirs):
+        def serve():
+            asked[threading.current_thread()] = []
+            with contextlib.suppress(EOFError, OSError):
+                side_by_side.serve(gpu, theirs)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return theirs.close
+
+    def get(number):
+        asked.get(threading.current_thread(), []).append(number)
+        gpu = FakeGpu()
+        gpu.name = "an older GPU" if number == 9 else gpu.name
+        return gpu
+
+    monkeypatch.setattr(side_by_side, "_start", start)
+    monkeypatch.setattr(device, "get", get)
+    return asked
+
+
+def test_several_gpus_share_the_problems(benches, in_threads, monkeypatch, capsys, tmp_path):
+    here = threading.Barrier(2, timeout=20)
+    time = FakeBench.time
+
+    def timed(self, *arguments):
+        if not self.timed and str(self.problem).startswith("b100,"):
+            # Both work at the same time.
+            here.wait()
+        return time(self, *arguments)
+
+    monkeypatch.setattr(FakeBench, "time", timed)
+    out = tmp_path / "found.json"
+    problems = ["b100,c12,h33,w33,m24,k5", "b100,c6,h22,w22,m16,k5", "b7,c6,h22,w22,m16,k5"]
+    assert execute(["tune", *problems, "--gpu", "0,3", "--json", str(out)]) == 0
+    assert sorted(set(numbers) for numbers in in_threads.values()) == [{0}, {3}]
+    printed = capsys.readouterr().out
+    assert printed.count("5_implicit_gemm, 0.5000 ms of ") == 3
+    document = json.loads(out.read_text())
+    assert [each["problem"] for each in document["problems"]] == [f"{each}x5" for each in problems]
+    for text in problems:
+        kept = tuned.kept(ConvProblem.parse(text), FakeGpu(), "float32")
+        assert kept.kernel == "5_implicit_gemm"
+    assert execute(["tune", *problems, "--gpu", "0,3"]) == 0
+    assert capsys.readouterr().out.count("(kept; ") == 3
+
+
+def test_gpus_of_two_kinds_do_not_share(in_threads, capsys):
+    assert execute(["tune", "fa19_1", "--gpu", "0,9"]) == 16
+    assert capsys.readouterr().err == (
+        "ece408: error: GPU 0 is a fake GPU and GPU 9 an older GPU: what is measured on one "
+        "does not hold for the other; tune for them one by one (--gpu)\n"
+    )
+
+
+def test_what_fails_on_one_gpu_ends_all(benches, in_threads, monkeypatch, capsys):
+    monkeypatch.setattr(FakeBench, "time", lambda *a, **k: Timing([1.0], math.nan, "all is NaN"))
+    assert execute(["tune", "2019fa", "--gpu", "0,1"]) == 24
+    assert "candidates computes b100" in capsys.readouterr().err
+
+
+def test_a_process_of_its_own_says_what_its_gpu_lacks():
+    task = side_by_side.Task(FA19[0], ["float32"], None)
+    with pytest.raises(ece408_op.errors.NoUsableGpu):
+        list(side_by_side.tune_all([98, 99], [task, task]))
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_dies_is_told(monkeypatch):
+    def start(gpu, theirs):
+        threading.Thread(target=lambda: (theirs.recv(), theirs.close()), daemon=True).start()
+        return lambda: None
+
+    monkeypatch.setattr(side_by_side, "_start", start)
+    task = side_by_side.Task(FA19[0], ["float32"], None)
+    with pytest.raises(GpuFailed, match="the process of GPU 4 ended while it tuned b10000"):
+        list(side_by_side.tune_all([4], [task]))
 
 
 @pytest.mark.gpu
