@@ -4,12 +4,15 @@ import argparse
 import sys
 
 from studies import options as shared
-from studies import results, staged_milestones, staging_limits, zero_copy_bench
+from studies import results, several_gpus, staged_milestones, staging_limits, zero_copy_bench
 from tqdm import tqdm
 
+from ece408_op import settings
 from ece408_op.bench import shapes
+from ece408_op.bench.cpu_timer import WARM_UP
 from ece408_op.cli import program
 from ece408_op.course import models
+from ece408_op.errors import InvalidSetting
 from ece408_op.operator import gpu_support
 from ece408_op.operator.loading import load_mxnet
 
@@ -20,9 +23,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "part",
-        choices=("staged", "limits", "zero-copy"),
+        choices=("staged", "limits", "several", "zero-copy"),
         help="staged: every milestone of every term; limits: what staged calls are made of; "
-        "zero-copy: needs MXNet's CUDA build",
+        "several: staged calls on the GPUs that ECE408_DEVICES names; zero-copy: needs MXNet's "
+        "CUDA build",
     )
     parser.add_argument(
         "--size", type=int, default=10000, help="images of the milestones (default: 10000)"
@@ -35,8 +39,8 @@ def main():
     )
     shared.add_output(parser)
     options = parser.parse_args()
-    part = {"staged": staged, "limits": limits, "zero-copy": zero_copy}[options.part]
-    results.show(options.output, *part(options))
+    parts = {"staged": staged, "limits": limits, "several": several, "zero-copy": zero_copy}
+    results.show(options.output, *parts[options.part](options))
 
 
 def staged(options):
@@ -50,6 +54,17 @@ def limits(options):
     host, layers = staging_limits.measure()
     content = staging_limits.document(host, layers)
     return "What limits staged calls", staging_limits.table(host, layers), content
+
+
+def several(options):
+    gpus = settings.devices()
+    if len(gpus) < 2:
+        raise InvalidSetting("this is about several GPUs; set ECE408_DEVICES=0,1")
+    count = len(several_gpus.SHAPES) * len(several_gpus.BATCHES)
+    with tqdm(unit="round", total=count * (options.repeat + WARM_UP), disable=None) as bar:
+        calls = several_gpus.measure(gpus, options.repeat, bar.update)
+    title = f"Staged calls on up to {len(gpus)} GPUs"
+    return title, several_gpus.table(calls), several_gpus.document(calls)
 
 
 def zero_copy(options):

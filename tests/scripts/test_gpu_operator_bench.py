@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 from subprocess import CompletedProcess
 
 import pytest
-from studies import staged_milestones, staging_limits
+from studies import several_gpus, staged_milestones, staging_limits
 from studies.staging_limits import Host, Layer
 from studies.zero_copy_bench import Row, document, table
 
+from ece408_op import settings
+from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.bench import cpu_timer
 from ece408_op.course import comparison, milestone
 from ece408_op.op_log import GpuTime, OpTime
 from ece408_op.problem import ConvProblem
@@ -94,6 +98,35 @@ def test_the_table_of_zero_copy():
     )
     (kept,) = document([row])["rows"]
     assert kept["calls"] == {"median": 0.0023, "min": 0.0022, "n": 3}
+
+
+def test_several_gpus_take_turns_with_one(monkeypatch):
+    used = []
+
+    class Backend(ReferenceBackend):
+        """The third time on both GPUs the result is another one."""
+
+        def forward(self, problem, x, w, bias, y, accumulate):
+            used.append(settings.devices())
+            done = super().forward(problem, x, w, bias, y, accumulate)
+            if used[-1] == (2, 3) and used.count((2, 3)) == 3:
+                ctypes.memset(y, 0, 4)
+            return done
+
+    monkeypatch.setattr(several_gpus, "StagedBackend", Backend)
+    monkeypatch.setattr(several_gpus, "SHAPES", ("b1,c1,h9,w9,m2,k3",))
+    ticks = []
+    (calls,) = several_gpus.measure((2, 3), 2, lambda *_: ticks.append(1), batches=[4])
+    rounds = 2 + cpu_timer.WARM_UP
+    assert sorted(used) == [(2,)] * rounds + [(2, 3)] * rounds
+    assert calls.are_equal
+    assert calls.batch == 4
+    used.clear()
+    (calls,) = several_gpus.measure((2, 3), 1, lambda *_: None, batches=[4])
+    assert not calls.are_equal
+    calls = several_gpus.Calls("fa19_1", 100, {1: [3.0, 2.0, 4.0], 2: [2.0, 2.0, 9.0]}, True)
+    assert several_gpus.table([calls]).endswith("| fa19_1 | 100 | 3.00 | 2.00 | 1.50x | yes |")
+    assert several_gpus.document([calls])["calls"][0]["ms"]["2"]["median"] == 2.0
 
 
 def test_limits_are_set_beside_the_floor():
