@@ -10,8 +10,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -211,21 +212,36 @@ def run(members: Sequence[Member], ssh: Sequence[str], show_all: bool) -> None:
                 for stream in each.streams:
                     os.set_blocking(stream.pipe.fileno(), False)
                     selector.register(stream.pipe, selectors.EVENT_READ, stream)
-            _supervise(running, selector)
+            with _beating(running):
+                _supervise(running, selector)
         finally:
             _end(running, selector)
 
 
+@contextlib.contextmanager
+def _beating(running: Sequence[_Running]) -> Iterator[None]:
+    """Let agents on other hosts know that the job goes on, also while nobody takes its output."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(_BEAT_S):
+            for each in running:
+                each.beat()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def _supervise(running: Sequence[_Running], selector: selectors.BaseSelector) -> None:
     workers = [each for each in running if each.member.role == WORKER]
-    beaten = time.monotonic()
     leave_by = float("inf")
     while time.monotonic() < leave_by:
         _show(selector)
-        if time.monotonic() - beaten > _BEAT_S:
-            beaten = time.monotonic()
-            for each in running:
-                each.beat()
         ended = [each for each in running if each.process.poll() is not None]
         failed = [each for each in ended if each.process.returncode]
         if failed:

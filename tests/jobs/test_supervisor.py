@@ -48,7 +48,7 @@ def _left(mark: str) -> dict[int, str]:
 
 
 def _wait_for(condition):
-    end = time.monotonic() + 15
+    end = time.monotonic() + 30
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
     assert condition()
