@@ -245,23 +245,32 @@ def _supervise(running: Sequence[_Running], selector: selectors.BaseSelector) ->
         ended = [each for each in running if each.process.poll() is not None]
         failed = [each for each in ended if each.process.returncode]
         if failed:
-            # The rest of what it printed.
-            _show(selector)
+            _show_rest(selector)
             raise failed[0].failure()
         if len(ended) == len(running):
-            return
+            break
         if leave_by == float("inf") and all(each in ended for each in workers):
             leave_by = time.monotonic() + _LEAVE_S
+    _show_rest(selector)
 
 
-def _show(selector: selectors.BaseSelector) -> None:
-    """Show what processes have printed, for at most `_POLL_S` if they print nothing."""
+def _show(selector: selectors.BaseSelector, wait: float = _POLL_S) -> bool:
+    """Show what processes have printed, after at most `wait` seconds; whether there was any."""
     if not selector.get_map():
-        time.sleep(_POLL_S)
-        return
-    for key, _ in selector.select(_POLL_S):
+        time.sleep(wait)
+        return False
+    ready = selector.select(wait)
+    for key, _ in ready:
         if not key.data.read():
             selector.unregister(key.fileobj)
+    return bool(ready)
+
+
+def _show_rest(selector: selectors.BaseSelector) -> None:
+    """Show what pipes still hold, though others may go on to print."""
+    end = time.monotonic() + 1.0
+    while _show(selector, 0.0) and time.monotonic() < end:
+        pass
 
 
 def _end(running: Sequence[_Running], selector: selectors.BaseSelector) -> None:

@@ -102,6 +102,23 @@ def test_more_than_a_pipe_holds_is_read(capsys):
     assert capsys.readouterr().out == "x" * 1000000 + "\n"
 
 
+def test_what_is_printed_at_the_very_end_is_shown(capsys, monkeypatch):
+    """Also between the last look at the pipes and the look at the processes."""
+    monkeypatch.setattr(supervisor, "_show", _show_too_early)
+    program = "import sys, time; time.sleep(0.5); print('a', flush=True); sys.exit(%d)"
+    _run(_job(program % 0, "pass"))
+    assert capsys.readouterr().out == "a\n"
+    with pytest.raises(WorkerFailed, match=r"its last line: a$"):
+        _run(_job(program % 9, "pass"))
+
+
+def _show_too_early(selector, wait=supervisor._POLL_S, show=supervisor._show):
+    """Looks, and then lets time pass in which a process may print and end."""
+    found = show(selector, 0.0)
+    time.sleep(1.0 if wait else 0.0)
+    return found
+
+
 @pytest.mark.parametrize(
     ("role", "number", "error", "code", "text"),
     [
@@ -164,14 +181,15 @@ def test_whatever_ends_the_launcher_ends_the_job(mark, number):
 def test_a_process_dies_with_the_agent_beside_it(mark, monkeypatch):
     show = supervisor._show
 
-    def killing(selector):
-        show(selector)
+    def killing(*arguments):
+        found = show(*arguments)
         left = _left(mark)
         waiting = [number for number, line in left.items() if "long wait" in line]
         if len(waiting) == 5:
             # The parent of the last one that was started is an agent.
             status = Path(f"/proc/{waiting[-1]}/status").read_text()
             os.kill(int(status.partition("PPid:")[2].split()[0]), signal.SIGKILL)
+        return found
 
     monkeypatch.setattr(supervisor, "_show", killing)
     wait = "import time; time.sleep(60)  # long wait"
