@@ -65,7 +65,10 @@ def main():
                 failures.append(f"{name}, batch {batch}: outputs are wrong: {measured.errors}")
             if options.output:
                 content = {"torch": versions, "networks": gpu_networks.records(found)}
-                about = f"Medians of {options.repeat} passes; PyTorch's better layout, {versions}."
+                about = f"Medians of {options.repeat} passes from the host to the host."
+                if versions:
+                    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+                    about += f" PyTorch's better layout ({text})."
                 text = "\n\n".join([about, gpu_networks.table(found), *failures])
                 results.write(options.output, "Whole networks on the GPU", text, content)
             if options.steps:

@@ -163,7 +163,7 @@ def table(found: list[Measured]) -> str:
     rows = [
         [
             *(each.name, each.batch),
-            *(f"{ms:.2f}" for ms in (each.best("float32"), each.best("tf32"))),
+            *("" if math.isnan(ms) else f"{ms:.2f}" for ms in map(each.best, ("float32", "tf32"))),
             *(f"{ms:.2f}" for ms in (each.median(OURS), each.gpu_ms())),
             f"{each.best('float32') / each.median(OURS):.2f}",
             f"{each.errors[OURS]:.1e}",
