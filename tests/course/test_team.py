@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import little_training
 import numpy as np
-import programs
 import pytest
+from little_training import ended, start
 from studies import kept_training
 
 from ece408_op.course import team, training
@@ -26,28 +24,10 @@ EPOCHS = 2
 def one(mx, tmp_path_factory):
     """What one process has after a run of so many epochs, and what it says."""
     folder = tmp_path_factory.mktemp("one")
-    code, errors = _ended(_start(folder, "--epochs", str(EPOCHS)))
+    code, errors = ended(start(folder, "--epochs", str(EPOCHS)))
     assert code == 0, errors
     (kept,) = kept_training.read(folder)
     return kept, _epochs(errors)
-
-
-def _start(folder: Path, *options: str, workers: int = 0) -> subprocess.Popen:
-    """A run, whose files go to a folder, of workers if there are any, else of one process."""
-    program = [little_training.__file__, str(folder), "--output", str(folder / "model"), *options]
-    job = ["-m", "ece408_op", "launch", "--workers", str(workers), "--", sys.executable]
-    return subprocess.Popen(
-        [sys.executable, *(job if workers else []), *program],
-        env=programs.environment(ECE408_CACHE=str(folder), OMP_NUM_THREADS="1"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _ended(process: subprocess.Popen) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=100)
-    return process.returncode, errors
 
 
 def _epochs(errors: str) -> list[str]:
@@ -55,7 +35,7 @@ def _epochs(errors: str) -> list[str]:
 
 
 def test_two_workers_train_what_one_process_does(one, tmp_path):
-    code, errors = _ended(_start(tmp_path, "--epochs", str(EPOCHS), workers=2))
+    code, errors = ended(start(tmp_path, "--epochs", str(EPOCHS), workers=2))
     assert code == 0, errors
     alone, said = one
     first, second = kept_training.read(tmp_path)
@@ -91,12 +71,12 @@ def _kill(folder: Path, role: str) -> None:
 
 def test_a_job_whose_server_is_killed_ends_and_goes_on(one, tmp_path):
     state = tmp_path / "training" / "2019sp-baseline" / "epoch-0001.npz"
-    job = _start(tmp_path, "--epochs", str(EPOCHS), workers=2)
+    job = start(tmp_path, "--epochs", str(EPOCHS), workers=2)
     while not state.exists() and job.poll() is None:
         time.sleep(0.01)
     _kill(tmp_path, "server")
     killed = time.monotonic()
-    code, errors = _ended(job)
+    code, errors = ended(job)
     assert code == 41, errors
     assert time.monotonic() - killed < 10
     assert errors.splitlines()[-1] == (
@@ -104,7 +84,7 @@ def test_a_job_whose_server_is_killed_ends_and_goes_on(one, tmp_path):
     )
     assert len(_epochs(errors)) == 1
     # With another number of workers, too.
-    code, errors = _ended(_start(tmp_path, "--epochs", str(EPOCHS)))
+    code, errors = ended(start(tmp_path, "--epochs", str(EPOCHS)))
     assert code == 0, errors
     alone, said = one
     (resumed,) = kept_training.read(tmp_path)
@@ -112,30 +92,6 @@ def test_a_job_whose_server_is_killed_ends_and_goes_on(one, tmp_path):
     for name, values in kept_training.parameters(alone).items():
         np.testing.assert_allclose(resumed[name], values, atol=1e-5)
     assert resumed["accuracy"] == alone["accuracy"]
-
-
-def test_workers_that_do_not_wait_for_each_other_learn_too(tmp_path):
-    options = ["--epochs", "3", "--kvstore", "dist_async"]
-    code, errors = _ended(_start(tmp_path, *options, workers=2))
-    assert code == 0, errors
-    first, second = kept_training.read(tmp_path)
-    for name, values in kept_training.parameters(first).items():
-        np.testing.assert_array_equal(values, second[name])
-    steps = len(first["losses"]) // 3
-    assert first["losses"][-steps:].mean() < first["losses"][:steps].mean()
-    # Servers keep the moments: the state has none.
-    state = tmp_path / "training" / "2019sp-baseline" / "epoch-0003.npz"
-    with np.load(state) as arrays:
-        assert not [name for name in arrays if name.startswith("moment")]
-
-
-def test_a_batch_that_cannot_be_shared_out_ends_the_job(tmp_path):
-    code, errors = _ended(_start(tmp_path, "--batch-size", "25", workers=2))
-    assert code == 40
-    assert errors.splitlines()[-1].endswith(
-        "exit code 3; its last line: ece408: error: 2 workers cannot share a batch of 25 images "
-        "equally; give --batch-size 26, or another number of workers"
-    )
 
 
 @pytest.fixture

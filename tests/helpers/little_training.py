@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 
 from ece408_op.cli.main import main
 from ece408_op.course.dataset import data
@@ -17,6 +19,25 @@ def images(count: int = 500) -> tuple[np.ndarray, np.ndarray]:
     labels = rng.integers(0, 10, count).astype(np.uint8)
     noise = rng.integers(0, 20, (count, 48, 48))
     return (noise + 23 * labels[:, None, None]).astype(np.uint8), labels
+
+
+def start(folder: Path, *options: str, workers: int = 0) -> subprocess.Popen:
+    """A run, whose files go to a folder, of workers if there are any, else of one process."""
+    program = [__file__, str(folder), "--output", str(folder / "model"), *options]
+    job = ["-m", "ece408_op", "launch", "--workers", str(workers), "--", sys.executable]
+    return subprocess.Popen(
+        [sys.executable, *(job if workers else []), *program],
+        env=programs.environment(ECE408_CACHE=str(folder), OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str]:
+    """The exit code of a run, and what it has said on stderr."""
+    _, errors = process.communicate(timeout=100)
+    return process.returncode, errors
 
 
 if __name__ == "__main__":
