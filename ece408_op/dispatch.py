@@ -24,8 +24,8 @@ from .problem import ConvProblem
 class Layer:
     """Who is calling: the layer's name, where its arrays are, and what it asks for.
 
-    Arrays are on the CPU, or on the GPU of number `index`. `backend`, `cuda_kernel` and
-    `precision` are names, or `None` for what the settings say.
+    Arrays are on the CPU, or on the GPU of number `index`. `backend`, `cuda_kernel`, `precision`
+    and `gradient_precision` are names, or `None` for what the settings say.
     """
 
     name: str = ""
@@ -34,6 +34,7 @@ class Layer:
     index: int = 0
     cuda_kernel: str | None = None
     precision: str | None = None
+    gradient_precision: str | None = None
 
     def __str__(self) -> str:
         return f"{self.device}({self.index})" if self.device == "gpu" else self.device
@@ -43,7 +44,7 @@ class Layer:
 _BACKENDS: dict[str, dict[str, Callable[[Layer], Backend]]] = {
     "cpu": {
         "cpu": lambda layer: _cpu_backend(layer),
-        "reference": lambda layer: ReferenceBackend(),
+        "reference": lambda layer: ReferenceBackend(_is_strict(layer)),
         "cuda": lambda layer: _staged_backend(layer),
         "emulator": lambda layer: _emulator(layer),
     },
@@ -57,7 +58,7 @@ _OWN = tuple(_BACKENDS["cpu"])
 # Default backends, in order of preference.
 _DEFAULTS = {"cpu": ("cpu", "reference"), "gpu": ("cuda",)}
 # Of the emulator: kernels of this package need inline PTX where they are faster.
-_EMULATED_KERNEL = "general"
+_EMULATED_KERNEL, _EMULATED_STRICTLY = "general", "general_strict"
 
 
 def _kernel(layer: Layer) -> str | None:
@@ -72,7 +73,9 @@ def _kernel_file(layer: Layer) -> KernelFile | None:
 
 def _cpu_backend(layer: Layer) -> Backend:
     file = _kernel_file(layer)
-    return CpuBackend() if file is None or file.device != "cpu" else FileBackend(file)
+    if file is None or file.device != "cpu":
+        return CpuBackend(*_precisions(layer))
+    return FileBackend(file)
 
 
 # What is for GPUs is imported where it is needed: it is a third of what `import ece408_op` would
@@ -84,7 +87,7 @@ def _staged_backend(layer: Layer) -> Backend:
     if file is None or file.form == "declared":
         from .backends.cuda import StagedBackend
 
-        return StagedBackend(_kernel(layer), _precision(layer))
+        return StagedBackend(_kernel(layer), *_precisions(layer))
     from .backends.cuda.file_backend import StagedFileBackend
 
     return StagedFileBackend(file)
@@ -95,7 +98,7 @@ def _zero_copy_backend(layer: Layer) -> Backend:
     if file is None or file.form == "declared":
         from .backends.cuda import ZeroCopyBackend
 
-        return ZeroCopyBackend(layer.index, _kernel(layer), _precision(layer))
+        return ZeroCopyBackend(layer.index, _kernel(layer), *_precisions(layer))
     from .backends.cuda.file_backend import ZeroCopyFileBackend
 
     return ZeroCopyFileBackend(layer.index, file)
@@ -105,8 +108,9 @@ def _emulator(layer: Layer) -> Backend:
     from .backends.emulator.backend import of_kernel
     from .backends.emulator.library import Emulation
 
-    kernel = _kernel_file(layer) or _kernel(layer) or _EMULATED_KERNEL
-    return of_kernel(kernel, Emulation(settings.emulation()))
+    own = _EMULATED_STRICTLY if _is_strict(layer) else _EMULATED_KERNEL
+    kernel = _kernel_file(layer) or _kernel(layer) or own
+    return of_kernel(kernel, Emulation(settings.emulation()), _precisions(layer)[1])
 
 
 @functools.lru_cache(maxsize=1)
@@ -128,8 +132,19 @@ def _backend_of(file: KernelFile, layer: Layer) -> str:
     return file.device
 
 
-def _precision(layer: Layer) -> str:
-    return layer.precision or settings.precision()
+def _precisions(layer: Layer) -> tuple[str, str]:
+    """How exact the forward pass and gradients must be at least.
+
+    Gradients are as exact as float32 unless something else is asked for them; a strict layer's
+    are strict.
+    """
+    forward = layer.precision or settings.precision()
+    asked = layer.gradient_precision or settings.gradient_precision()
+    return forward, asked or ("strict" if forward == "strict" else "float32")
+
+
+def _is_strict(layer: Layer) -> bool:
+    return _precisions(layer)[0] == "strict"
 
 
 def register_backend(name: str, backend: Backend) -> None:
@@ -192,6 +207,7 @@ def check_settings() -> None:
     settings.threads()
     settings.devices()
     settings.precision()
+    settings.gradient_precision()
     settings.gpu_memory()
 
 

@@ -28,8 +28,8 @@ class OpTime:
 
     `seconds` is wall time around the backend's call, its device idle before and after; `gpu` is
     what kept a GPU busy meanwhile, or `None` when none computed. `precision` is the arithmetic's,
-    "tf32" or "float16" where that was asked for and taken, and otherwise "float32": as exact as
-    the arrays' type allows, or float32 where that is more.
+    "strict", "tf32" or "float16" where that was asked for and taken, and otherwise "float32": as
+    exact as the arrays' type allows, or float32 where that is more.
     """
 
     layer: str

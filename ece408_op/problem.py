@@ -11,8 +11,11 @@ from .errors import InvalidProblem, InvalidSetting
 Pair = tuple[int, int]
 
 # What a caller permits, and what a computation was. The strictest first; each permits everything
-# that those before it permit.
-PRECISIONS = ("float32", "tf32", "float16")
+# that those before it permit. With "strict" no element of a float32 result is off by more than 1e-6
+# of the sum of its terms' magnitudes. With "float32" the relative L2 error is that of float32 sums,
+# but an element that is small beside its neighbours may be off by more: Winograd's algorithm adds
+# numbers to its terms that others than it need, and split numbers share a power of two.
+PRECISIONS = ("strict", "float32", "tf32", "float16")
 ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 # The bounds of kernels/cpu/shape.h: MXNet's for one size, and what an address reaches for an array.
 MOST_SIZE = 2**31 - 1
@@ -29,12 +32,15 @@ _AXES = {
 _PAIRS = {"k": "kernel", "s": "stride", "p": "pad", "d": "dilate"}
 
 
-def check_precision(name: str) -> str:
-    """The name, if it is one of `PRECISIONS`. Raises `InvalidSetting` if not."""
+def check_precision(name: str, what: str = "precision") -> str:
+    """The name, if it is one of `PRECISIONS`; `what` is "precision" or "gradient precision". Raises
+    `InvalidSetting` if not."""
     if name not in PRECISIONS:
+        attribute = what.replace(" ", "_")
+        ways = ["--precision"] if what == "precision" else []
+        where = ", ".join([f"attribute {attribute}", *ways, f"ECE408_{attribute.upper()}"])
         raise InvalidSetting(
-            f"unknown precision {name!r}; choose one of {', '.join(PRECISIONS)} (attribute "
-            "precision, --precision, ECE408_PRECISION)"
+            f"unknown {what} {name!r}; choose one of {', '.join(PRECISIONS)} ({where})"
         )
     return name
 

@@ -1,23 +1,30 @@
 """What a user can set, read in one place: arguments first, then the environment, then defaults.
 
-==========  ==================  ==========================================================
-setting     environment         meaning
-==========  ==================  ==========================================================
-backend     ECE408_BACKEND      who computes: cpu, cuda, reference, emulator; default: by device
-kernel      ECE408_KERNEL       CUDA kernel of the forward pass, or a file with a kernel for the
-                                CPU or the GPU; default: the best that fits
-devices     ECE408_DEVICES      GPUs for arrays on the CPU, such as 0,1; default: 0
-precision   ECE408_PRECISION    how exact a float32 forward pass must be at least: float32, tf32,
-                                float16; default: float32
-gpu_memory  ECE408_GPU_MEMORY   most of a GPU's memory for arrays on the CPU, such as 512M or
-                                2G; default: half of what is free
-emulation   ECE408_EMULATION    what the emulator does beside running CUDA kernels: fast, nothing;
-                                checked, check each access to memory; default: fast
-isa         ECE408_ISA          instruction set of the CPU kernels: avx512, avx2, baseline
-threads     ECE408_THREADS      threads of the CPU kernels; default: the cores there are
-data        ECE408_DATA         folder with Fashion-MNIST's idx files
-cache       ECE408_CACHE        folder for what is made once: data, resized images
-==========  ==================  ==========================================================
+==================  =========================  =====================================================
+setting             environment                meaning
+==================  =========================  =====================================================
+backend             ECE408_BACKEND             who computes: cpu, cuda, reference, emulator;
+                                               default: by device
+kernel              ECE408_KERNEL              CUDA kernel of the forward pass, or a file with a
+                                               kernel for the CPU or the GPU; default: the best that
+                                               fits
+devices             ECE408_DEVICES             GPUs for arrays on the CPU, such as 0,1; default: 0
+precision           ECE408_PRECISION           how exact a float32 forward pass must be at least:
+                                               strict, float32, tf32, float16; default: float32
+gradient_precision  ECE408_GRADIENT_PRECISION  the same for gradients; default: float32, or strict
+                                               where the forward pass is
+gpu_memory          ECE408_GPU_MEMORY          most of a GPU's memory for arrays on the CPU, such as
+                                               512M or 2G; default: half of what is free
+emulation           ECE408_EMULATION           what the emulator does beside running CUDA kernels:
+                                               fast, nothing; checked, check each access to memory;
+                                               default: fast
+isa                 ECE408_ISA                 instruction set of the CPU kernels: avx512, avx2,
+                                               baseline
+threads             ECE408_THREADS             threads of the CPU kernels; default: the cores there
+                                               are
+data                ECE408_DATA                folder with Fashion-MNIST's idx files
+cache               ECE408_CACHE               folder for what is made once: data, resized images
+==================  =========================  =====================================================
 
 Overrides are process-wide, not thread-local, because MXNet runs operators on threads of its own.
 """
@@ -39,6 +46,7 @@ _VARIABLES = {
     "kernel": "ECE408_KERNEL",
     "devices": "ECE408_DEVICES",
     "precision": "ECE408_PRECISION",
+    "gradient_precision": "ECE408_GRADIENT_PRECISION",
     "gpu_memory": "ECE408_GPU_MEMORY",
     "emulation": "ECE408_EMULATION",
     "isa": "ECE408_ISA",
@@ -114,6 +122,13 @@ def kernel() -> str | None:
 def precision() -> str:
     """How exact the forward pass must be at least. Raises `InvalidSetting`."""
     return check_precision(_lookup("precision") or "float32")
+
+
+def gradient_precision() -> str | None:
+    """How exact gradients must be at least, or `None` where nothing is asked. Raises
+    `InvalidSetting`."""
+    name = _lookup("gradient_precision")
+    return None if name is None else check_precision(name, "gradient precision")
 
 
 def devices() -> tuple[int, ...]:

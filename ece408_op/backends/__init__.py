@@ -33,14 +33,15 @@ class Done:
 
 class NativeFunction(NamedTuple):
     """The address of a compiled function, its last arguments (the number of threads and those of an
-    instruction set and of a kernel), and that kernel's name, as `Done` has it. Beside the gradient
-    for w, the address of the function for that of the bias."""
+    instruction set and of a kernel), and that kernel's name and precision, as `Done` has them.
+    Beside the gradient for w, the address of the function for that of the bias."""
 
     address: int
     threads: int
     isa: int
     kernel: int
     name: str
+    precision: str = "float32"
     bias_gradient: int | None = None
 
 

@@ -188,8 +188,8 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         metavar="NAME",
-        default=PRECISIONS[0],
-        help=f"how exact a file must be: {', '.join(PRECISIONS)} (default: {PRECISIONS[0]})",
+        default="float32",
+        help=f"how exact a file must be: {', '.join(PRECISIONS)} (default: float32)",
     )
 
 

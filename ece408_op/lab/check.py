@@ -42,13 +42,13 @@ _LATER = {"fa20_1": "c1,h86,w86,m4,k7x7", "fa20_2": "c4,h40,w40,m16,k7x7"}
 _BATCH = {"cpu": 10, "cuda": 25, "emulator": 2}
 _ODD_PROBLEMS = 16
 # So that sums are exact; in half precision whole numbers are up to 2048.
-_LARGEST_INTEGER = {"float32": 8, "tf32": 8, "float16": 1}
+_LARGEST_INTEGER = {"strict": 8, "float32": 8, "tf32": 8, "float16": 1}
 # How far an element may be off, relative to the sum of its products' magnitudes. In float32 it is a
 # hundredth of what TF32 or half precision can reach; these round factors by 2 ** -11 each, and half
 # precision sums, too.
-LARGEST_ERROR = {"float32": 1e-5, "tf32": 2e-3, "float16": 1e-2}
+LARGEST_ERROR = {"strict": 1e-6, "float32": 1e-5, "tf32": 2e-3, "float16": 1e-2}
 # The exponents of ten that images and filters are multiplied with.
-_MAGNITUDES = {"float32": 3.0, "tf32": 3.0, "float16": 0.0}
+_MAGNITUDES = {"strict": 3.0, "float32": 3.0, "tf32": 3.0, "float16": 0.0}
 # Processes that one file may use up, but for one that hangs.
 _MOST_STARTS = 6
 COURSE, ODD, GIVEN = "course's layers", "odd sizes", "given problems"

@@ -13,7 +13,7 @@ from ..errors import InvalidProblem, UnsupportedProblem
 from ..problem import ConvProblem, Pair, check_precision
 
 # Attributes that MXNet's Convolution does not have.
-OWN = ("layer", "backend", "cuda_kernel", "precision")
+OWN = ("layer", "backend", "cuda_kernel", "precision", "gradient_precision")
 # Attributes that MXNet itself reads from any node: context, learning rates, recomputation.
 _OF_MXNET = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 # Attributes of MXNet's Convolution that mean nothing to ours; a layout is only checked.
@@ -34,10 +34,10 @@ class ConvAttributes:
     """The parameters of a convolution besides its arrays, under MXNet's names.
 
     A one-dimensional convolution, `spatial` being 1, is the two-dimensional one on images of
-    height 1, and its attributes are kept as such. `layer`, `backend`, `cuda_kernel` and
-    `precision` are this package's own: the layer's name for the log of op times, the backend and
-    the CUDA kernel that shall compute this layer, and the lowest precision allowed; `None` leaves
-    each to the settings.
+    height 1, and its attributes are kept as such. `layer`, `backend`, `cuda_kernel`, `precision`
+    and `gradient_precision` are this package's own: the layer's name for the log of op times, the
+    backend and the CUDA kernel that shall compute this layer, and the lowest precisions allowed;
+    `None` leaves each to the settings.
     """
 
     kernel: Pair
@@ -51,6 +51,7 @@ class ConvAttributes:
     backend: str | None = None
     cuda_kernel: str | None = None
     precision: str | None = None
+    gradient_precision: str | None = None
     spatial: int = 2
 
     @classmethod
@@ -84,7 +85,8 @@ class ConvAttributes:
 
     def layer_on(self, device: str = "cpu", index: int = 0) -> Layer:
         """The layer of these attributes with its arrays on that device."""
-        return Layer(self.layer, device, self.backend, index, self.cuda_kernel, self.precision)
+        precisions = (self.precision, self.gradient_precision)
+        return Layer(self.layer, device, self.backend, index, self.cuda_kernel, *precisions)
 
     @property
     def layout(self) -> str:
@@ -182,7 +184,7 @@ def _text(name: str, text: str) -> str:
 
 
 def _precision(name: str, text: str) -> str:
-    return check_precision(text)
+    return check_precision(text, name.replace("_", " "))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -211,4 +213,5 @@ _PARSERS = {
     "backend": _text,
     "cuda_kernel": _text,
     "precision": _precision,
+    "gradient_precision": _precision,
 }

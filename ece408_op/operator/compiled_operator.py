@@ -67,8 +67,9 @@ _Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), ctypes.c
 # a file says of memory is not to be trusted.
 KEY = secrets.token_hex(16)
 _missing: str | None = "MXNet is not imported yet"
-# Backend and kernel, as op times name them, by a plan's function, instruction set and kernel.
-_names: dict[tuple[int, int, int], tuple[str, str]] = {}
+# Backend, kernel and precision, as op times name them, by a plan's function, instruction set and
+# kernel.
+_names: dict[tuple[int, int, int], tuple[str, str, str]] = {}
 
 
 def install(mxnet: Any) -> None:
@@ -174,8 +175,9 @@ def _ask(description: bytes | None, direction: int, mxnet_type: int, sizes: Any,
         backend = dispatch.prepare(problem, layer, DIRECTIONS[direction])
         function = backend.native_function(problem, DIRECTIONS[direction])
         if function is not None:
-            *numbers, name, bias_gradient = function
-            _names[function.address, function.isa, function.kernel] = backend.name, name
+            *numbers, name, precision, bias_gradient = function
+            of_plan = (function.address, function.isa, function.kernel)
+            _names[of_plan] = backend.name, name, precision
             plan[0] = _Plan(*numbers, bias_gradient)
     except errors.Ece408Error:
         # `_compute` is called next, meets it again, and there is someone to tell.
@@ -203,10 +205,9 @@ def _report(
 ) -> int:
     def publish() -> None:
         problem, layer = _call(description, mxnet_type, sizes)
-        backend, kernel = _names[plan[0].function, plan[0].isa, plan[0].kernel]
-        op_log.publish(
-            op_log.OpTime(layer.name, problem, DIRECTIONS[direction], backend, kernel, seconds)
-        )
+        backend, kernel, precision = _names[plan[0].function, plan[0].isa, plan[0].kernel]
+        call = (layer.name, problem, DIRECTIONS[direction], backend, kernel, seconds)
+        op_log.publish(op_log.OpTime(*call, precision=precision))
 
     return _done(publish)
 

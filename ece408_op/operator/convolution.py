@@ -41,6 +41,7 @@ def Convolution(
     backend: str | None = None,
     cuda_kernel: str | None = None,
     precision: str | None = None,
+    gradient_precision: str | None = None,
     **of_mxnet: Any,
 ) -> Any:
     """MXNet's Convolution in two dimensions or one, computed by the kernels of this package.
@@ -50,11 +51,13 @@ def Convolution(
     an array. data is (B, C, H, W), weight (M, C / num_group, KH, KW), bias (M,), the result
     (B, M, OH, OW); with a kernel of one number data is (B, C, W), and so on. Arguments are those
     of MXNet's Convolution (`workspace`, `cudnn_tune` and `cudnn_off` have no effect), and
-    three of this package: `backend` names the backend that computes this layer, `cuda_kernel` the
-    kernel of backend `cuda` or a file with a kernel of your own, and `precision`, one of "float32",
-    "tf32" and "float16", permits the forward pass in float32 to be less exact where that is faster;
-    a backend that gains nothing by it computes in float32 all the same. `of_mxnet` are attributes
-    that MXNet gives a Symbol's node, such as `lr_mult` or `__group__`.
+    four of this package: `backend` names the backend that computes this layer, `cuda_kernel` the
+    kernel of backend `cuda` or a file with a kernel of your own, and `precision`, one of "strict",
+    "float32", "tf32" and "float16", permits the forward pass in float32 to be less exact where that
+    is faster, or with "strict" asks for each element within 1e-6 of the sum of its terms'
+    magnitudes; a backend that gains nothing by less computes in float32 all the same.
+    `gradient_precision` does the same for the gradients. `of_mxnet` are attributes that MXNet gives
+    a Symbol's node, such as `lr_mult` or `__group__`.
 
     Raises `InvalidProblem`, `UnsupportedProblem`, `InvalidSetting`, and for NDArrays, before
     anything is computed, the reason why the requested backend cannot compute; a failure in the
@@ -75,6 +78,7 @@ def Convolution(
         "backend": backend,
         "cuda_kernel": cuda_kernel,
         "precision": precision,
+        "gradient_precision": gradient_precision,
     }
     for key in of_mxnet:
         if not is_of_mxnet(key):

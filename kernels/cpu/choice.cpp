@@ -2,7 +2,8 @@
 // single taps, for what they do; of stride 1 in float32 the one of `direct` and `winograd` that is
 // estimated to be faster, where they suit it; else, for any problem, kernels that slide over images
 // (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.cpp) or multiply patches (patches.h),
-// whichever is estimated to be faster.
+// whichever is estimated to be faster. A strict task has only those of them that take products one by
+// one and add them up in double.
 //
 // Estimates are in multiply-adds of vectors, at the rate at which one core does them.
 //
@@ -86,9 +87,9 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
             return is_float32(task) && depthwise_suits(s, task.direction, task.lanes);
         case KernelName::pixels_as_lanes: return !weight;
         case KernelName::filters_as_lanes: return !weight;
-        case KernelName::filters_as_lanes_pairs: return !weight && pairs_suit(s);
+        case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s);
         case KernelName::patches: return patches_suit(s, task.direction);
-        case KernelName::weight_sums: return weight;
+        case KernelName::weight_sums: return !task.strict && weight;
     }
     return false;
 }
@@ -211,7 +212,7 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
     if (suits(KernelName::patches, task, s) &&
         Costs(s, deep, task).patches_are_faster(task.direction))
         return KernelName::patches;
-    if (weight) return KernelName::weight_sums;
+    if (weight) return task.strict ? KernelName::patches : KernelName::weight_sums;
     if (!deep) return KernelName::pixels_as_lanes;
     const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
                        s.batch * s.out_height * s.out_width >= kPairPixels;

@@ -14,8 +14,9 @@ enum class Direction { forward, backward_data, backward_weight };
 struct Task {
     const ece408_problem& problem;
     Direction direction;
-    int64_t element_bytes;
-    int64_t lanes;  // floats of a vector
+    int64_t element_bytes;  // of a number as it is multiplied
+    int64_t lanes;          // floats of a vector
+    bool strict;            // float32 arrays, products and sums in double, all taken as they are
 };
 
 // Whether a kernel can compute a task.

@@ -52,25 +52,26 @@ int useful_threads(const ece408_problem& problem, int threads) {
     return most < threads ? static_cast<int>(most) : threads;
 }
 
-const Directions<float>& of_type(const Kernel& kernel, float) { return kernel.f32; }
-const Directions<double>& of_type(const Kernel& kernel, double) { return kernel.f64; }
-const Directions<Half>& of_type(const Kernel& kernel, Half) { return kernel.f16; }
-
 // Whether arguments describe something to compute.
 bool usable(const ece408_problem* problem, int isa) {
     return problem && valid(*problem) && isa >= ECE408_BASELINE && isa <= ECE408_AVX512;
 }
 
-// `call` is handed a kernel's functions for arrays of T, and the number of threads to use.
+Task task_of(const ece408_problem& problem, Direction direction, int64_t element_bytes, int isa,
+             bool strict) {
+    return {problem, direction, strict ? 8 : element_bytes, kLanes[isa], strict};
+}
+
+// `call` is handed a kernel's functions, `of` of it, and the number of threads to use.
 template <class T, class Call>
-int run(const ece408_problem* problem, Direction direction, bool arrays, int threads, int isa,
-        int kernel, const Call& call) {
+int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel::*of, bool strict,
+        bool arrays, int threads, int isa, int kernel, const Call& call) {
     if (!usable(problem, isa) || !arrays || threads < 1) return ECE408_INVALID;
     if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
-    const Task task = {*problem, direction, sizeof(T), kLanes[isa]};
+    const Task task = task_of(*problem, direction, sizeof(T), isa, strict);
     const int useful = useful_threads(*problem, threads);
     const auto run_one = [&](KernelName name) {
-        return call(of_type(*kKernels[static_cast<int>(name)][isa], T()), useful);
+        return call(kKernels[static_cast<int>(name)][isa]->*of, useful);
     };
     const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
     if (!suits(name, task)) return ECE408_UNSUPPORTED;
@@ -90,20 +91,22 @@ const char* ece408_kernel_name(int kernel) {
     return kernel >= 0 && kernel < count ? ece408::kNames[kernel] : nullptr;
 }
 
-int ece408_choose(const ece408_problem* problem, int direction, int element_bytes, int isa) {
+int ece408_choose(const ece408_problem* problem, int direction, int element_bytes, int isa,
+                  int strict) {
     using namespace ece408;
     if (!usable(problem, isa) || direction < 0 || direction > 2) return ECE408_CHOSEN;
     const auto which = static_cast<Direction>(direction);
-    return static_cast<int>(choose({*problem, which, element_bytes, kLanes[isa]}));
+    return static_cast<int>(choose(task_of(*problem, which, element_bytes, isa, strict != 0)));
 }
 
-#define ECE408_DEFINE(T, Stored, suffix)                                                         \
+#define ECE408_DEFINE(T, Stored, suffix, strict)                                                 \
     int ece408_forward_##suffix(const ece408_problem* problem, const T* x, const T* w,           \
                                 const T* bias, T* y, int accumulate, int threads, int isa,       \
                                 int kernel) {                                                    \
         using S = ece408::Stored;                                                                \
         return ece408::run<S>(                                                                   \
-            problem, ece408::Direction::forward, x && w && y, threads, isa, kernel,              \
+            problem, ece408::Direction::forward, &ece408::Kernel::suffix, strict, x && w && y,   \
+            threads, isa, kernel,                                                                \
             [&](const ece408::Directions<S>& of, int useful) {                                   \
                 return of.forward(*problem, reinterpret_cast<const S*>(x),                       \
                                   reinterpret_cast<const S*>(w),                                 \
@@ -115,7 +118,8 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
                                       T* dx, int accumulate, int threads, int isa, int kernel) { \
         using S = ece408::Stored;                                                                \
         return ece408::run<S>(                                                                   \
-            problem, ece408::Direction::backward_data, w && dy && dx, threads, isa, kernel,      \
+            problem, ece408::Direction::backward_data, &ece408::Kernel::suffix, strict,          \
+            w && dy && dx, threads, isa, kernel,                                                 \
             [&](const ece408::Directions<S>& of, int useful) {                                   \
                 return of.backward_data(*problem, reinterpret_cast<const S*>(w),                 \
                                         reinterpret_cast<const S*>(dy),                          \
@@ -127,7 +131,8 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
                                         int kernel) {                                            \
         using S = ece408::Stored;                                                                \
         return ece408::run<S>(                                                                   \
-            problem, ece408::Direction::backward_weight, x && dy && dw, threads, isa, kernel,    \
+            problem, ece408::Direction::backward_weight, &ece408::Kernel::suffix, strict,        \
+            x && dy && dw, threads, isa, kernel,                                                 \
             [&](const ece408::Directions<S>& of, int useful) {                                   \
                 return of.backward_weight(*problem, reinterpret_cast<const S*>(x),               \
                                           reinterpret_cast<const S*>(dy),                        \
@@ -140,9 +145,10 @@ using Float = float;
 using Double = double;
 }  // namespace ece408
 
-ECE408_DEFINE(float, Float, f32)
-ECE408_DEFINE(double, Double, f64)
-ECE408_DEFINE(uint16_t, Half, f16)
+ECE408_DEFINE(float, Float, f32, false)
+ECE408_DEFINE(double, Double, f64, false)
+ECE408_DEFINE(uint16_t, Half, f16, false)
+ECE408_DEFINE(float, Float, strict, true)
 
 int ece408_batch_norm_forward(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,

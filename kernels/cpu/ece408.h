@@ -66,11 +66,11 @@ enum { ECE408_CHOSEN = -1 };
 /* A kernel's name, or null for a number that is none's. */
 ECE408_EXPORT const char* ece408_kernel_name(int kernel);
 
-/* The number of the kernel that computes a problem on arrays of elements of 2, 4 or 8 bytes:
- * expected to be the fastest, from what the layer is. ECE408_CHOSEN for what is no convolution. It
- * takes less than a microsecond. */
+/* The number of the kernel that computes a problem on arrays of elements of 2, 4 or 8 bytes, or
+ * `strict`, on floats by one of the functions of that name: expected to be the fastest, from what the
+ * layer is. ECE408_CHOSEN for what is no convolution. It takes less than a microsecond. */
 ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, int element_bytes,
-                                int isa);
+                                int isa, int strict);
 
 /* Any convolution, in all directions; `bias` may be null. A kernel that is asked for refuses what
  * it cannot do: choice.cpp says what that is. Where weights are not all finite another one may
@@ -107,6 +107,9 @@ ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, in
 ECE408_ALL(float, f32)
 ECE408_ALL(double, f64)
 ECE408_ALL(uint16_t, f16)
+/* For floats with all products and sums in double, rounded once; by `pixels_as_lanes`,
+ * `filters_as_lanes` and `patches`. */
+ECE408_FAST(float, strict)
 
 /* What a batch is normalised by: the averages of each channel of arrays (images, channels, pixels),
  * its variance with `epsilon` added; with `is_relu` what is below 0 becomes 0 at the end. */

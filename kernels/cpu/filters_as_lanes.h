@@ -420,8 +420,8 @@ struct DeepPlan {
             Sum* to = out + deep.left;
             if (inside)
                 for (int64_t x = 0; x < deep.width; ++x)
-                    to_domains(widen(d[0][x]), widen(d[1][x]), widen(d[2][x]), widen(d[3][x]),
-                               to + x, step);
+                    to_domains<Sum>(widen(d[0][x]), widen(d[1][x]), widen(d[2][x]),
+                                    widen(d[3][x]), to + x, step);
             else
                 for (int64_t x = 0; x < deep.width; ++x)
                     to_domains(value(d[0], x), value(d[1], x), value(d[2], x), value(d[3], x),

@@ -1,6 +1,6 @@
-// The kernels for any convolution, forward and backward, in three types. It is compiled once per
-// instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and
-// only the constants at the end are not local.
+// The kernels for any convolution, forward and backward, in three types, and once more for float
+// with products and sums in double. It is compiled once per instruction set, with ECE408_ISA its name
+// and ECE408_LANES the floats in one of its vectors, and only the constants at the end are not local.
 #include "filters_as_lanes.h"
 #include "kernels.h"
 #include "patches.h"
@@ -14,7 +14,7 @@ int status(bool done) { return done ? ECE408_OK : ECE408_NO_MEMORY; }
 template <class T>
 using SumOf = typename Number<T>::Sum;
 
-template <class T>
+template <class T, class Sum = SumOf<T>>
 int pixels_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                    bool accumulate, int threads) {
     const Shape s = derive(problem);
@@ -22,11 +22,11 @@ int pixels_forward(const ece408_problem& problem, const T* x, const T* w, const 
     const auto weight_at = [&](int64_t g, int64_t m, int64_t c, int64_t p, int64_t q) {
         return widen(w[w_index(s, g * s.group_filters + m, c, p, q)]);
     };
-    return status(run_sweep<SumOf<T>>(forward_sweep(s), weight_at, book, x, bias, y, accumulate,
-                                      threads));
+    return status(
+        run_sweep<Sum>(forward_sweep(s), weight_at, book, x, bias, y, accumulate, threads));
 }
 
-template <class T>
+template <class T, class Sum = SumOf<T>>
 int pixels_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                 int threads) {
     const Shape s = derive(problem);
@@ -36,11 +36,11 @@ int pixels_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, b
         const int64_t row = s.kernel_h - 1 - p, column = s.kernel_w - 1 - q;
         return widen(w[w_index(s, g * s.group_filters + m, c, row, column)]);
     };
-    return status(run_sweep<SumOf<T>>(backward_sweep(s), weight_at, book, dy, no_bias, dx,
-                                      accumulate, threads));
+    return status(
+        run_sweep<Sum>(backward_sweep(s), weight_at, book, dy, no_bias, dx, accumulate, threads));
 }
 
-template <class T, bool Pairs>
+template <class T, bool Pairs, class Sum = SumOf<T>>
 int filters_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                     bool accumulate, int threads) {
     const Shape s = derive(problem);
@@ -50,11 +50,11 @@ int filters_forward(const ece408_problem& problem, const T* x, const T* w, const
     const Sweep sweep = forward_sweep(s);
     Deep deep;
     const bool ready = Pairs ? deep_by_pairs(sweep, false, &deep) : deep_forward(sweep, &deep);
-    return status(ready && run_deep<T, SumOf<T>>(deep, weights, book, x, bias, y, accumulate,
-                                                 threads));
+    return status(
+        ready && run_deep<T, Sum>(deep, weights, book, x, bias, y, accumulate, threads));
 }
 
-template <class T, bool Pairs>
+template <class T, bool Pairs, class Sum = SumOf<T>>
 int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                  int threads) {
     const Shape s = derive(problem);
@@ -65,35 +65,33 @@ int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, 
     Deep deep;
     const bool ready = Pairs ? deep_by_pairs(backward_sweep(s), true, &deep)
                              : deep_backward(forward_sweep(s), &deep);
-    return status(ready && run_deep<T, SumOf<T>>(deep, weights, book, dy, no_bias, dx, accumulate,
-                                                 threads));
+    return status(
+        ready && run_deep<T, Sum>(deep, weights, book, dy, no_bias, dx, accumulate, threads));
 }
 
-template <class T>
+template <class T, class Sum = SumOf<T>>
 int patches_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                     bool accumulate, int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, w, y, forward_element<T>};
-    return status(multiply_patches<SumOf<T>>(forward_sweep(s), book, x, w, bias, y, accumulate,
-                                             threads));
+    return status(
+        multiply_patches<Sum>(forward_sweep(s), book, x, w, bias, y, accumulate, threads));
 }
 
-template <class T>
+template <class T, class Sum = SumOf<T>>
 int patches_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                  int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, w, dy, dx, data_element<T>};
-    return status(
-        put_back_patches<SumOf<T>>(forward_sweep(s), book, w, dy, dx, accumulate, threads));
+    return status(put_back_patches<Sum>(forward_sweep(s), book, w, dy, dx, accumulate, threads));
 }
 
-template <class T>
+template <class T, class Sum = SumOf<T>>
 int patches_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
                    int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
-    return status(
-        sum_patches<SumOf<T>>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
+    return status(sum_patches<Sum>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
 }
 
 }  // namespace
@@ -102,21 +100,25 @@ extern const Kernel ECE408_THIS_BUILD(pixels_as_lanes) = {
     {pixels_forward<float>, pixels_data<float>, nullptr},
     {pixels_forward<double>, pixels_data<double>, nullptr},
     {pixels_forward<Half>, pixels_data<Half>, nullptr},
+    {pixels_forward<float, double>, pixels_data<float, double>, nullptr},
 };
 extern const Kernel ECE408_THIS_BUILD(filters_as_lanes) = {
     {filters_forward<float, false>, filters_data<float, false>, nullptr},
     {filters_forward<double, false>, filters_data<double, false>, nullptr},
     {filters_forward<Half, false>, filters_data<Half, false>, nullptr},
+    {filters_forward<float, false, double>, filters_data<float, false, double>, nullptr},
 };
 extern const Kernel ECE408_THIS_BUILD(filters_as_lanes_pairs) = {
     {filters_forward<float, true>, filters_data<float, true>, nullptr},
     {filters_forward<double, true>, filters_data<double, true>, nullptr},
     {filters_forward<Half, true>, filters_data<Half, true>, nullptr},
+    {},
 };
 extern const Kernel ECE408_THIS_BUILD(patches) = {
     {patches_forward<float>, patches_data<float>, patches_weight<float>},
     {patches_forward<double>, patches_data<double>, patches_weight<double>},
     {patches_forward<Half>, patches_data<Half>, patches_weight<Half>},
+    {patches_forward<float, double>, patches_data<float, double>, patches_weight<float, double>},
 };
 
 }  // namespace ece408

@@ -77,6 +77,7 @@ inline float widen(Half value) { return portable_to_float(value); }
 
 inline void narrow(float value, float* out) { *out = value; }
 inline void narrow(double value, double* out) { *out = value; }
+inline void narrow(double value, float* out) { *out = static_cast<float>(value); }
 #if defined(__F16C__)
 inline void narrow(float value, Half* out) {
     out->bits = static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));

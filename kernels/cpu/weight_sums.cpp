@@ -732,6 +732,7 @@ extern const Kernel ECE408_THIS_BUILD(weight_sums) = {
     {nullptr, nullptr, backward_weight<float>},
     {nullptr, nullptr, backward_weight<double>},
     {nullptr, nullptr, backward_weight<Half>},
+    {},
 };
 
 }  // namespace ece408

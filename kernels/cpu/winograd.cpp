@@ -428,6 +428,6 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
 
 }  // namespace
 
-extern const Kernel ECE408_THIS_BUILD(winograd) = {{forward, backward_data, nullptr}, {}, {}};
+extern const Kernel ECE408_THIS_BUILD(winograd) = {{forward, backward_data, nullptr}, {}, {}, {}};
 
 }  // namespace ece408

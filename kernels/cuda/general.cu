@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     };
     Sums sums = {};
     multiply<false>(sums, 0, kDepth, weight, input);
-    for_each(sums, [=](SUM sum, int r, int column) {
+    for_each(sums, [=](TOTAL sum, int r, int column) {
         const unsigned n = pixel0 + column;
         if (filter0 + r >= kGroupFilters || n >= pixels) return;
         const int filter = group * kGroupFilters + filter0 + r;

@@ -10,6 +10,9 @@
 #ifndef SUM
 #define SUM float  // of the arithmetic: double for double, else float
 #endif
+#ifndef TOTAL
+#define TOTAL SUM  // what the sums of DEPTH_STEP products are added up in
+#endif
 #ifndef CHANNELS
 #define CHANNELS 12
 #endif
@@ -90,7 +93,10 @@ constexpr int kThreads = THREADS_R * THREADS_C;
 constexpr int kTileRows = THREADS_R * PER_ROW;
 constexpr int kTileColumns = THREADS_C * PER_COLUMN;
 
-using Sums = SUM[PER_ROW][PER_COLUMN];
+// Of few products; of all.
+using Part = SUM[PER_ROW][PER_COLUMN];
+using Sums = TOTAL[PER_ROW][PER_COLUMN];
+constexpr bool kInParts = sizeof(TOTAL) > sizeof(SUM);
 
 __host__ __device__ constexpr int divide_up(int count, int size) {
     return count / size + (count % size != 0);
@@ -99,8 +105,8 @@ __host__ __device__ constexpr int divide_up(int count, int size) {
 __device__ __forceinline__ SUM load(const ELEMENT *from) { return SUM(*from); }
 
 // Write one element of the output, rounded once.
-__device__ __forceinline__ void store(ELEMENT *to, SUM sum) {
-    if (ACCUMULATE) sum += SUM(*to);
+__device__ __forceinline__ void store(ELEMENT *to, TOTAL sum) {
+    if (ACCUMULATE) sum += TOTAL(*to);
     ACTIVATE(sum);
     *to = ELEMENT(sum);
 }
@@ -112,12 +118,29 @@ __device__ __forceinline__ SUM pixel(const ELEMENT *channel, int i, int j, int p
     return inside ? load(channel + h * WIDTH + s) : SUM(0);
 }
 
+// Adds this thread's products of the block's rows and columns, one k after the other.
+template <class Rows, class Columns, class Total>
+__device__ __forceinline__ void add_products(const Rows &rows, const Columns &columns,
+                                             Total (&sums)[PER_ROW][PER_COLUMN]) {
+    const int tr = threadIdx.x / THREADS_C, tc = threadIdx.x % THREADS_C;
+#pragma unroll
+    for (int k = 0; k < DEPTH_STEP; k++) {
+#pragma unroll
+        for (int r = 0; r < PER_ROW; r++) {
+#pragma unroll
+            for (int c = 0; c < PER_COLUMN; c++) {
+                sums[r][c] += rows[k][tr * PER_ROW + r] * columns[k][tc + c * THREADS_C];
+            }
+        }
+    }
+}
+
 // sums = sum over k in [begin, end) of row(r, k) * column(k, c), for this thread's r, c of the
 // block's tile. With ROW_OF_K neighbouring threads load neighbouring k of `column`, else c.
 template <bool ROW_OF_K, class Row, class Column>
 __device__ void multiply(Sums &sums, int begin, int end, Row row, Column column) {
     __shared__ SUM rows[DEPTH_STEP][kTileRows + 1], columns[DEPTH_STEP][kTileColumns + 1];
-    const int thread = threadIdx.x, tr = thread / THREADS_C, tc = thread % THREADS_C;
+    const int thread = threadIdx.x;
     for (int k0 = begin; k0 < end; k0 += DEPTH_STEP) {
         __syncthreads();
         for (int i = thread; i < kTileRows * DEPTH_STEP; i += kThreads) {
@@ -131,15 +154,16 @@ __device__ void multiply(Sums &sums, int begin, int end, Row row, Column column)
             columns[k][c] = k0 + k < end ? column(k0 + k, c) : SUM(0);
         }
         __syncthreads();
-#pragma unroll
-        for (int k = 0; k < DEPTH_STEP; k++) {
+        if constexpr (kInParts) {
+            Part part = {};
+            add_products(rows, columns, part);
 #pragma unroll
             for (int r = 0; r < PER_ROW; r++) {
 #pragma unroll
-                for (int c = 0; c < PER_COLUMN; c++) {
-                    sums[r][c] += rows[k][tr * PER_ROW + r] * columns[k][tc + c * THREADS_C];
-                }
+                for (int c = 0; c < PER_COLUMN; c++) sums[r][c] += part[r][c];
             }
+        } else {
+            add_products(rows, columns, sums);
         }
     }
 }

@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     };
     Sums sums = {};
     multiply<false>(sums, 0, kDepth, weight, gradient);
-    for_each(sums, [=](SUM sum, int r, int column) {
+    for_each(sums, [=](TOTAL sum, int r, int column) {
         const unsigned n = pixel0 + column;
         if (channel0 + r >= kGroupChannels || n >= pixels) return;
         const int channel = group * kGroupChannels + channel0 + r;

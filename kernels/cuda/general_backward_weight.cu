@@ -12,7 +12,7 @@ constexpr unsigned kWeights = FILTERS * kColumns;
 
 // parts[slice][weight] from `depth` pixels for each slice.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    backward_weight(SUM *parts, const ELEMENT *x, const ELEMENT *dy, int batch, int depth) {
+    backward_weight(TOTAL *parts, const ELEMENT *x, const ELEMENT *dy, int batch, int depth) {
     constexpr int kDown = divide_up(kGroupFilters, kTileRows);
     constexpr int kAcross = divide_up(kColumns, kTileColumns);
     const int filter0 = blockIdx.x % kDown * kTileRows;
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     };
     Sums sums = {};
     multiply<true>(sums, begin, end, gradient, input);
-    for_each(sums, [=](SUM sum, int r, int c) {
+    for_each(sums, [=](TOTAL sum, int r, int c) {
         if (filter0 + r >= kGroupFilters || column0 + c >= kColumns) return;
         const unsigned filter = group * kGroupFilters + filter0 + r;
         parts[slice * size_t(kWeights) + filter * kColumns + column0 + c] = sum;
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // A weight's sum by the definition, in double precision.
-__device__ __noinline__ SUM textbook(const ELEMENT *x, const ELEMENT *dy, int batch,
+__device__ __noinline__ TOTAL textbook(const ELEMENT *x, const ELEMENT *dy, int batch,
                                      unsigned weight) {
     const int filter = weight / kColumns, column = weight % kColumns, tap = column % kTaps;
     const int channel = filter / kGroupFilters * kGroupChannels + column / kTaps;
@@ -58,17 +58,17 @@ __device__ __noinline__ SUM textbook(const ELEMENT *x, const ELEMENT *dy, int ba
             sum += double(load(plane + row * WIDTH + column)) * double(load(gradient + i));
         }
     }
-    return SUM(sum);
+    return TOTAL(sum);
 }
 
 // What is not finite is computed again: padding has been multiplied, perhaps with infinity.
-extern "C" __global__ void reduce(ELEMENT *dw, const SUM *parts, const ELEMENT *x,
+extern "C" __global__ void reduce(ELEMENT *dw, const TOTAL *parts, const ELEMENT *x,
                                   const ELEMENT *dy, int batch, int slices) {
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= kWeights) return;
     double sum = 0;
     for (int slice = 0; slice < slices; slice++) sum += parts[slice * size_t(kWeights) + index];
-    SUM total = SUM(sum);
+    TOTAL total = TOTAL(sum);
     if (!isfinite(total)) total = textbook(x, dy, batch, index);
     store(dw + index, total);
 }

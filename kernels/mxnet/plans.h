@@ -33,8 +33,9 @@ struct Call {
 
 constexpr size_t kMostPlans = 4096;
 // The settings that choose among CPU kernels; a change of any makes every plan void.
-constexpr const char* kVariables[] = {"ECE408_BACKEND", "ECE408_ISA", "ECE408_KERNEL",
-                                      "ECE408_THREADS"};
+constexpr const char* kVariables[] = {"ECE408_BACKEND",   "ECE408_GRADIENT_PRECISION",
+                                      "ECE408_ISA",       "ECE408_KERNEL",
+                                      "ECE408_PRECISION", "ECE408_THREADS"};
 
 class Plans {
 public:

@@ -12,11 +12,12 @@ from ece408_op.bench.cuda_report import kept, median
 from ece408_op.bench.cuda_timer import Bench, bench
 from ece408_op.bench.peers.cudnn import Peer
 from ece408_op.files import markdown
-from ece408_op.problem import PRECISIONS, ConvProblem
+from ece408_op.problem import ConvProblem
 
 SMALL = (1, 16)
 LARGE = (100, 1000, 10000)
 _SIMPLEST = "1_naive"
+_PRECISIONS = ("float32", "tf32", "float16")
 
 # By shape: "batches", {batch: timing} at float32; "cudnn", {batch: {variant: timing}};
 # "precisions", {precision: timing} at the largest batch, and "simplest", the timing there of the
@@ -34,7 +35,7 @@ def measure(gpu: Gpu, problem: ConvProblem, peer: Peer | None, samples: int) -> 
             entry["batches"][str(batch)] = found
             if batch == LARGE[-1]:
                 entry["precisions"]["float32"] = found
-                for precision in PRECISIONS[1:]:
+                for precision in _PRECISIONS[1:]:
                     entry["precisions"][precision] = _timing(each, precision, samples)
                 entry["simplest"] = kept(vars(each.time(catalog.get(_SIMPLEST), 1)))
         if peer is not None and batch in SMALL:
@@ -112,13 +113,13 @@ def _best_peer(entry: Entry, batch: int) -> float | None:
 
 def _by_precision(results: dict[str, Entry]) -> str:
     titles = ["shape", "simplest kernel's error"]
-    for precision in PRECISIONS:
+    for precision in _PRECISIONS:
         titles += [f"{precision}: kernel and tiles", "ms", "error", "multiple"]
     rows = []
     for shape, entry in results.items():
         simplest = entry["simplest"]["error"]
         cells = [shape, f"{simplest:.1e}"]
-        for precision in PRECISIONS:
+        for precision in _PRECISIONS:
             timing = entry["precisions"][precision]
             multiple = f"{timing['error'] / simplest:.1f}"
             cells += [timing["choice"], _ms(timing), f"{timing['error']:.1e}", multiple]

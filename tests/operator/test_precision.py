@@ -15,14 +15,15 @@ from ece408_op.backends import Backend, cuda
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.bench import oracle
 from ece408_op.bench.checker import random_cases
 from ece408_op.bench.shapes import SHAPES
 from ece408_op.errors import InvalidSetting
 from ece408_op.op_log import GpuTime
 from ece408_op.operator.attributes import ConvAttributes
-from ece408_op.problem import PRECISIONS
+from ece408_op.problem import PRECISIONS, ConvProblem
 
-UNKNOWN = r"unknown precision 'half'; choose one of float32, tf32, float16"
+UNKNOWN = r"unknown precision 'half'; choose one of strict, float32, tf32, float16"
 
 
 @pytest.fixture
@@ -40,7 +41,8 @@ def test_each_precision_permits_what_the_stricter_ones_do():
     for kernel in catalog.KERNELS:
         permitted = [kernel.permitted(name) for name in PRECISIONS]
         assert permitted == sorted(permitted)
-        assert permitted[0] == kernel.float32_accurate
+        assert permitted[0] == (kernel.precision == "strict")
+        assert permitted[1] == kernel.float32_accurate
         assert permitted[-1]
 
 
@@ -84,14 +86,39 @@ def test_work_is_as_exact_as_it_says():
 def test_the_attribute_wins_over_the_setting(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        cuda, "ZeroCopyBackend", lambda index, kernel, precision: asked.append(precision)
+        cuda, "ZeroCopyBackend", lambda index, kernel, *precisions: asked.append(precisions)
     )
     layers = [dispatch.Layer(device="gpu", precision=name) for name in (None, "float32", "tf32")]
     with settings.override(precision="float16"):
         for layer in layers:
             dispatch._BACKENDS["gpu"]["cuda"](layer)
     dispatch._BACKENDS["gpu"]["cuda"](layers[0])
-    assert asked == ["float16", "float32", "tf32", "float32"]
+    gradients = "float32"
+    names = ("float16", "float32", "tf32", "float32")
+    assert asked == [(name, gradients) for name in names]
+
+
+def test_gradients_have_a_setting_and_an_attribute_of_their_own(monkeypatch):
+    def asked(**layer):
+        return dispatch._precisions(dispatch.Layer(**layer))
+
+    assert asked() == ("float32", "float32")
+    assert asked(precision="strict") == ("strict", "strict")
+    assert asked(precision="float16") == ("float16", "float32")
+    assert asked(precision="strict", gradient_precision="tf32") == ("strict", "tf32")
+    with settings.override(precision="strict"):
+        assert asked() == ("strict", "strict")
+        assert asked(precision="float32") == ("float32", "float32")
+    with settings.override(gradient_precision="tf32"):
+        assert asked() == ("float32", "tf32")
+        assert asked(gradient_precision="float32") == ("float32", "float32")
+    monkeypatch.setenv("ECE408_GRADIENT_PRECISION", "double")
+    with pytest.raises(
+        InvalidSetting,
+        match=r"unknown gradient precision 'double'; choose .*"
+        r"\(attribute gradient_precision, ECE408_GRADIENT_PRECISION\)",
+    ):
+        dispatch.check_settings()
 
 
 def test_the_setting_is_checked(monkeypatch):
@@ -144,6 +171,107 @@ def test_it_survives_in_a_checkpoint_and_an_export(mx, symbol, tmp_path):
     assert _attributes(mx.sym.load(str(tmp_path / "gluon-symbol.json")))["precision"] == "tf32"
 
 
+STRICT = [
+    "b2,c64,h15,w17,m33,k3,p1",  # winograd otherwise
+    "b2,c3,h20,w21,m4,k5",  # direct
+    "b1,c40,h9,w9,m48,k3,p1",
+    "b3,c6,h12,w13,m6,k3,p1,g6",  # depthwise
+    "b2,c8,h11,w10,m6,k3x2,s2x3,p1,d2,g2,bias",
+    "b1,c700,h4,w4,m9,k2,bias",
+    "b2,c17,h9,w40,m24,k1",
+]
+
+
+def _wide(rng, shape):
+    """Numbers whose magnitudes go over 12 decades."""
+    return (rng.choice([-1, 1], shape) * 10 ** rng.uniform(-6, 6, shape)).astype(np.float32)
+
+
+def _positive(rng, shape):
+    return rng.random(shape, np.float32)
+
+
+def _lonely(rng, shape):
+    """One number 10^9 larger than the others."""
+    array = rng.standard_normal(shape).astype(np.float32)
+    array.ravel()[array.size // 2] = 1e9
+    return array
+
+
+def _every_direction(mx, problem, arrays, **own):
+    """y, dx, dw and dbias by the operator."""
+    given = [mx.nd.array(array) for array in arrays]
+    for array in given:
+        array.attach_grad()
+    x, w, dy, *bias = given
+    with mx.autograd.record():
+        y = ece408_op.Convolution(
+            *(x, w, *bias),
+            kernel=problem.kernel,
+            stride=problem.stride,
+            pad=problem.pad,
+            dilate=problem.dilate,
+            num_group=problem.groups,
+            num_filter=problem.filters,
+            no_bias=not problem.bias,
+            **own,
+        )
+    y.backward(dy)
+    return [y.asnumpy(), *(each.grad.asnumpy() for each in (x, w, *bias))]
+
+
+@pytest.mark.parametrize("numbers", [_wide, _positive, _lonely])
+@pytest.mark.parametrize("backend", ["cpu", "emulator"])
+def test_strict_holds_for_every_element(mx, rng, backend, numbers):
+    # The emulator compiles each problem.
+    for text in STRICT if backend == "cpu" else STRICT[4:5]:
+        problem = ConvProblem.parse(text)
+        shapes = [problem.x_shape, problem.w_shape, problem.y_shape]
+        shapes += [problem.bias_shape] if problem.bias else []
+        arrays = [numbers(rng, shape) for shape in shapes]
+        with ece408_op.op_times() as log:
+            found = _every_direction(mx, problem, arrays, backend=backend, precision="strict")
+        assert {(each.backend, each.precision) for each in log} == {(backend, "strict")}
+        assert len(log) == 3
+        exact, terms = (
+            oracle.every_direction(problem, x, w, next(iter(bias), None), dy)
+            for x, w, dy, *bias in (arrays, list(map(np.abs, arrays)))
+        )
+        for name, result in zip(exact, found):
+            assert (np.abs(result - exact[name]) <= 1e-6 * terms[name]).all(), (text, name)
+
+
+def test_strict_runs_without_python_too_and_a_change_is_noticed(mx, rng, monkeypatch):
+    x, w = (mx.nd.array(_wide(rng, shape)) for shape in ((2, 64, 15, 17), (33, 64, 3, 3)))
+    own = {"kernel": (3, 3), "num_filter": 33, "pad": (1, 1), "no_bias": True}
+    found = []
+    with ece408_op.op_times() as log:
+        found.append(ece408_op.Convolution(x, w, **own).asnumpy())
+        monkeypatch.setenv("ECE408_PRECISION", "strict")
+        found.append(ece408_op.Convolution(x, w, **own).asnumpy())
+        monkeypatch.delenv("ECE408_PRECISION")
+        found.append(ece408_op.Convolution(x, w, **own).asnumpy())
+    assert [each.precision for each in log] == ["float32", "strict", "float32"]
+    problem = ConvProblem.parse("b2,c64,h15,w17,m33,k3,p1")
+    given = x.asnumpy(), w.asnumpy()
+    terms = oracle.forward(problem, *map(np.abs, given))
+    errors = [np.max(np.abs(y - oracle.forward(problem, *given)) / terms) for y in found]
+    # Winograd's sums have larger pixels in them than an element's own.
+    assert errors[0] == errors[2] > 1e-6 > 1e-7 > errors[1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_strict_takes_every_type(mx, rng, dtype):
+    x, w = (rng.standard_normal(shape).astype(dtype) for shape in ((2, 9, 8, 9), (17, 9, 3, 3)))
+    own = {"kernel": (3, 3), "num_filter": 17, "no_bias": True, "precision": "strict"}
+    given = (mx.nd.array(array, dtype=dtype) for array in (x, w))
+    with ece408_op.op_times() as log:
+        found = ece408_op.Convolution(*given, **own).asnumpy()
+    exact = oracle.forward(ConvProblem.parse("b2,c9,h8,w9,m17,k3"), x, w)
+    np.testing.assert_allclose(found, exact.astype(dtype), rtol=1e-14, atol=1e-14)
+    assert [each.precision for each in log] == ["strict"]
+
+
 def test_the_cpu_computes_in_float32_all_the_same(mx, rng):
     x = mx.nd.array(rng.standard_normal((2, 3, 20, 21)))
     w = mx.nd.array(rng.standard_normal((4, 3, 5, 5)))
@@ -173,7 +301,7 @@ def test_what_a_backend_has_done_is_in_the_log(mx, monkeypatch):
     assert [entry.gpu for entry in log] == [GpuTime(1.5), None]
 
 
-ERRORS = {"float32": (0, 1e-6), "tf32": (1e-6, 1e-3), "float16": (1e-6, 2e-3)}
+ERRORS = {"strict": (0, 1e-7), "float32": (0, 1e-6), "tf32": (1e-6, 1e-3), "float16": (1e-6, 2e-3)}
 
 
 @pytest.mark.gpu

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ... import settings
 from ...errors import InvalidSetting
 from ...problem import ConvProblem
@@ -12,12 +14,19 @@ from . import native
 class CpuBackend(Backend):
     """Every problem in every direction; float16 is summed in float32.
 
+    With a `precision` of "strict" products and sums are in float64, by kernels that take numbers as
+    they are, of float16 arrays by the textbook's loops; `gradient_precision` is that of gradients.
+    Nothing is gained by other precisions.
+
     `settings.isa` forces an instruction set and `settings.threads` gives the number of threads;
     no result depends on the latter. All methods raise `InvalidSetting` for an instruction set
     that this CPU lacks, and `NotEnoughMemory`.
     """
 
     name = "cpu"
+
+    def __init__(self, precision: str = "float32", gradient_precision: str = "float32") -> None:
+        self._precision, self._gradient_precision = precision, gradient_precision
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
         return None
@@ -26,25 +35,31 @@ class CpuBackend(Backend):
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
         self.require_bias(problem, bias)
-        return _run("forward", problem, x, w, bias, y, accumulate=accumulate)
+        return _run("forward", self._precision, problem, x, w, bias, y, accumulate=accumulate)
 
-    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction:
+    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
+        precision = self._precision if direction == "forward" else self._gradient_precision
+        is_strict = precision == "strict"
+        if is_strict and problem.dtype == "float16":
+            return None
         isa = chosen_isa()
-        kernel = native.choose(problem, direction, isa)
+        kernel = native.choose(problem, direction, isa, is_strict)
         of_bias = direction == "backward_weight"
         return NativeFunction(
-            native.address(direction, problem.dtype),
+            native.address(direction, problem.dtype, is_strict),
             settings.threads(),
             native.ISA_CODES[isa],
             native.kernels().index(kernel),
             f"{kernel}_{isa}",
+            _done(precision),
             native.address("reference_backward_bias", problem.dtype) if of_bias else None,
         )
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
     ) -> Done:
-        return _run("backward_data", problem, w, dy, dx, accumulate=accumulate)
+        precision = self._gradient_precision
+        return _run("backward_data", precision, problem, w, dy, dx, accumulate=accumulate)
 
     def backward_weight(
         self,
@@ -56,9 +71,10 @@ class CpuBackend(Backend):
         accumulate_w: bool,
         accumulate_bias: bool,
     ) -> Done:
-        done = Done("reference")
+        precision = self._gradient_precision
+        done = Done("reference", _done(precision))
         if dw is not None:
-            done = _run("backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
+            done = _run("backward_weight", precision, problem, x, dy, dw, accumulate=accumulate_w)
         if dbias is not None:
             # Reads dy once and adds: the plain loop is as fast as memory is.
             native.run(
@@ -71,20 +87,23 @@ class CpuBackend(Backend):
         return done
 
 
-def _run(direction: str, problem: ConvProblem, *arrays: int | None, accumulate: bool) -> Done:
+def _run(
+    direction: str, precision: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
+) -> Done:
+    how: dict[str, Any] = {"accumulate": accumulate, "threads": settings.threads()}
+    is_strict = precision == "strict"
+    if is_strict and problem.dtype == "float16":
+        native.run(f"reference_{direction}", problem, *arrays, **how)
+        return Done("reference", precision)
     isa = chosen_isa()
-    kernel = native.choose(problem, direction, isa)
-    threads = settings.threads()
-    native.run(
-        direction,
-        problem,
-        *arrays,
-        accumulate=accumulate,
-        threads=threads,
-        isa=isa,
-        kernel=kernel,
-    )
-    return Done(f"{kernel}_{isa}")
+    kernel = native.choose(problem, direction, isa, is_strict)
+    native.run(direction, problem, *arrays, **how, isa=isa, kernel=kernel, strict=is_strict)
+    return Done(f"{kernel}_{isa}", _done(precision))
+
+
+def _done(asked: str) -> str:
+    """The precision of what is computed where one is asked for."""
+    return "strict" if asked == "strict" else "float32"
 
 
 def chosen_isa() -> str:

@@ -22,6 +22,8 @@ from .. import DIRECTIONS
 
 LIBRARY = Path(__file__).resolve().with_name("libece408_cpu.so")
 SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
+# Of the fast functions for float32 arrays with products and sums in float64.
+STRICT = "strict"
 
 _ABI_VERSION = 7
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
@@ -87,11 +89,12 @@ def _declare_all(library: ctypes.CDLL) -> None:
         getattr(library, name).argtypes = arguments
     library.ece408_kernel_name.argtypes = [ctypes.c_int]
     library.ece408_kernel_name.restype = ctypes.c_char_p
-    library.ece408_choose.argtypes = [ctypes.POINTER(_Problem), *[ctypes.c_int] * 3]
-    for suffix in SUFFIXES.values():
+    library.ece408_choose.argtypes = [ctypes.POINTER(_Problem), *[ctypes.c_int] * 4]
+    for suffix in (*SUFFIXES.values(), STRICT):
         _declare(library, f"ece408_forward_{suffix}", arrays=4, numbers=4)
         _declare(library, f"ece408_backward_data_{suffix}", arrays=3, numbers=4)
         _declare(library, f"ece408_backward_weight_{suffix}", arrays=3, numbers=4)
+    for suffix in SUFFIXES.values():
         _declare(library, f"ece408_reference_forward_{suffix}", arrays=4, numbers=2)
         _declare(library, f"ece408_reference_backward_data_{suffix}", arrays=3, numbers=2)
         _declare(library, f"ece408_reference_backward_weight_{suffix}", arrays=3, numbers=2)
@@ -140,10 +143,16 @@ def kernels() -> tuple[str, ...]:
     return tuple(name.decode() for name in itertools.takewhile(bool, names))
 
 
-def choose(problem: ConvProblem, direction: str, isa: str) -> str:
-    """The kernel that computes a direction, of `DIRECTIONS`. Raises `KernelsMissing`."""
-    numbers = DIRECTIONS.index(direction), ITEM_BYTES[problem.dtype], ISA_CODES[isa]
+def choose(problem: ConvProblem, direction: str, isa: str, strict: bool = False) -> str:
+    """The kernel that computes a direction, of `DIRECTIONS`; with `strict` one whose products and
+    sums are in float64, of numbers as they are. Raises `KernelsMissing`."""
+    numbers = DIRECTIONS.index(direction), ITEM_BYTES[problem.dtype], ISA_CODES[isa], strict
     return kernels()[library().ece408_choose(as_struct(problem), *numbers)]
+
+
+def _name(function: str, dtype: str, strict: bool) -> str:
+    is_own = strict and dtype == "float32"
+    return f"ece408_{function}_{STRICT if is_own else SUFFIXES[dtype]}"
 
 
 def copy(to: int, source: int, nbytes: int, threads: int) -> None:
@@ -156,10 +165,10 @@ def populate(address: int, nbytes: int, threads: int) -> None:
     library().ece408_populate(address, nbytes, threads)
 
 
-def address(function: str, dtype: str) -> int:
-    """Where `ece408_<function>_<dtype>` is, for who calls it without Python. Raises
-    `KernelsMissing`."""
-    found = getattr(library(), f"ece408_{function}_{SUFFIXES[dtype]}")
+def address(function: str, dtype: str, strict: bool = False) -> int:
+    """Where `ece408_<function>_<dtype>`, or the strict one, is, for who calls it without Python.
+    Raises `KernelsMissing`."""
+    found = getattr(library(), _name(function, dtype, strict))
     return ctypes.cast(found, ctypes.c_void_p).value or 0
 
 
@@ -171,13 +180,14 @@ def run(
     threads: int,
     isa: str | None = None,
     kernel: str | None = None,
+    strict: bool = False,
 ) -> None:
-    """Call `ece408_<function>_<dtype>` on the addresses given, `None` standing for no array. A fast
-    function also takes an instruction set and the name of a kernel.
+    """Call `ece408_<function>_<dtype>`, or the strict one, on the addresses given, `None` standing
+    for no array. A fast function also takes an instruction set and the name of a kernel.
 
     Raises `KernelsMissing`, `InvalidProblem`, `UnsupportedProblem` and `NotEnoughMemory`.
     """
-    name = f"ece408_{function}_{SUFFIXES[problem.dtype]}"
+    name = _name(function, problem.dtype, strict)
     codes = (ISA_CODES[isa], kernels().index(kernel)) if isa and kernel else ()
     call = getattr(library(), name)
     status = call(as_struct(problem), *arrays, bool(accumulate), threads, *codes)

@@ -11,10 +11,14 @@ from . import native
 class ReferenceBackend(Backend):
     """Every problem: any stride, pad, dilate, groups and dtype; slow and obviously right.
 
-    No result depends on the number of threads, which `settings.threads` gives.
+    With `strict` the log of op times calls its results so; they are the same. No result depends on
+    the number of threads, which `settings.threads` gives.
     """
 
     name = "reference"
+
+    def __init__(self, strict: bool = False) -> None:
+        self._precision = "strict" if strict else "float32"
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
         return None
@@ -47,7 +51,7 @@ class ReferenceBackend(Backend):
             self._run("backward_weight", problem, x, dy, dw, accumulate=accumulate_w)
         if dbias is not None:
             self._run("backward_bias", problem, dy, dbias, accumulate=accumulate_bias)
-        return Done(self.name)
+        return Done(self.name, self._precision)
 
     def _run(
         self, function: str, problem: ConvProblem, *arrays: int | None, accumulate: bool
@@ -59,4 +63,4 @@ class ReferenceBackend(Backend):
             accumulate=accumulate,
             threads=settings.threads(),
         )
-        return Done(self.name)
+        return Done(self.name, self._precision)

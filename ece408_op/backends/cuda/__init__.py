@@ -27,7 +27,7 @@ class CudaBackend(Backend):
     """Every problem in every direction, on one way in.
 
     `kernel` asks for a forward kernel by name; without it, `precision` says how exact the forward
-    pass must be at least.
+    pass must be at least, and `gradient_precision` how exact gradients must be.
 
     All methods raise `NoUsableGpu`, `KernelCompileFailed`, `GpuFailed`, `NotEnoughMemory`, and
     `InvalidSetting` for a kernel that there is not, besides what `Backend` says.
@@ -35,11 +35,16 @@ class CudaBackend(Backend):
 
     name = "cuda"
 
-    def __init__(self, kernel: str | None = None, precision: str = "float32") -> None:
+    def __init__(
+        self,
+        kernel: str | None = None,
+        precision: str = "float32",
+        gradient_precision: str = "float32",
+    ) -> None:
         self._kernel = kernel
-        self._precision = precision
+        self._precision, self._gradient_precision = precision, gradient_precision
         # What another one like this is made with.
-        self._arguments: tuple[Any, ...] = (kernel, precision)
+        self._arguments: tuple[Any, ...] = (kernel, precision, gradient_precision)
 
     @abstractmethod
     def gpus(self) -> list[Gpu]:
@@ -57,10 +62,11 @@ class CudaBackend(Backend):
         _prepare_once(type(self), self._arguments, problem, direction)
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
-        if self._kernel is None:
+        kernel = self._kernel
+        if kernel is None:
             return None
         reasons = (
-            work.rejection(problem, direction, gpu.capability, self._kernel) for gpu in self.gpus()
+            work.rejection(problem, direction, gpu.capability, kernel) for gpu in self.gpus()
         )
         return next(filter(None, reasons), None)
 
@@ -74,7 +80,8 @@ class CudaBackend(Backend):
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
     ) -> Done:
-        return self._run(work.backward_data(problem, w, dy, dx, accumulate))
+        precision = self._gradient_precision
+        return self._run(work.backward_data(problem, w, dy, dx, accumulate, precision))
 
     def backward_weight(
         self,
@@ -86,12 +93,15 @@ class CudaBackend(Backend):
         accumulate_w: bool,
         accumulate_bias: bool,
     ) -> Done:
-        return self._run(
-            work.backward_weight(problem, x, dy, dw, dbias, accumulate_w, accumulate_bias)
+        asked = work.backward_weight(
+            problem, x, dy, dw, dbias, accumulate_w, accumulate_bias, self._gradient_precision
         )
+        return self._run(asked)
 
     def _example(self, problem: ConvProblem, direction: str) -> Work:
-        return work.example(problem, direction, self._kernel, self._precision)
+        forward = direction == "forward"
+        precision = self._precision if forward else self._gradient_precision
+        return work.example(problem, direction, self._kernel, precision)
 
     def _run(self, asked: Work) -> Done:
         return self._compute(asked, self.gpus())
@@ -107,10 +117,16 @@ def _prepare_once(
 class ZeroCopyBackend(CudaBackend):
     """For arrays in the memory of the GPU of this number."""
 
-    def __init__(self, index: int, kernel: str | None = None, precision: str = "float32") -> None:
-        super().__init__(kernel, precision)
+    def __init__(
+        self,
+        index: int,
+        kernel: str | None = None,
+        precision: str = "float32",
+        gradient_precision: str = "float32",
+    ) -> None:
+        super().__init__(kernel, precision, gradient_precision)
         self._index = index
-        self._arguments = (index, kernel, precision)
+        self._arguments = (index, *self._arguments)
 
     def gpus(self) -> list[Gpu]:
         return [device.get(self._index)]

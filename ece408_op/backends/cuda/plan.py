@@ -61,9 +61,9 @@ class Code:
     """A source in kernels/cuda, by a name.
 
     `architectures` are what it is for, as nvcc names them without the sm_. `precision` is that of
-    its arithmetic: "float32" (of general kernels: the arrays' own, at least float32), "tf32" or
-    "float16"; `float32_accurate` says that results are as accurate as plain float32 arithmetic
-    gives them.
+    its arithmetic: "strict", "float32" (of general kernels: the arrays' own, at least float32),
+    "tf32" or "float16"; `float32_accurate` says that results are as accurate as plain float32
+    arithmetic gives them.
     """
 
     name: str
@@ -71,6 +71,12 @@ class Code:
     architectures: tuple[str, ...]
     precision: str
     float32_accurate: bool
+
+    @property
+    def exactness(self) -> str:
+        """Of `PRECISIONS`, that of its results."""
+        inexact = self.precision not in ("strict", "float32")
+        return "float32" if inexact and self.float32_accurate else self.precision
 
 
 @dataclass(frozen=True)
@@ -181,8 +187,7 @@ class Kernel(Code):
 
     def permitted(self, precision: str) -> bool:
         """Whether it is at least as exact as `precision`, one of `PRECISIONS`, asks for."""
-        at_most = PRECISIONS[: PRECISIONS.index(precision) + 1]
-        return self.float32_accurate or self.precision in at_most
+        return PRECISIONS.index(self.exactness) <= PRECISIONS.index(precision)
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> Sequence[Layout]:
         """What `plan` takes, best first; none for a problem that the kernel cannot compute."""

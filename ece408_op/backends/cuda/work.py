@@ -33,8 +33,8 @@ class Work:
     their gradients "dx", "dw", "dbias", "dy".
 
     `outputs` are the roles that are written. `kernel` is the name of the kernel for the forward
-    pass, or `None` for the best one that is at least as exact as `precision`; gradients are
-    computed in float32.
+    pass, or `None` for the best one that is at least as exact as `precision`, as every gradient's
+    kernel is.
     """
 
     problem: ConvProblem
@@ -71,25 +71,28 @@ class Work:
         return [self._plan(problem, step, gpu) for step in self.steps]
 
     def _plan(self, problem: ConvProblem, step: Step, gpu: Target) -> Plan:
-        if step.direction != "forward":
-            return plan(problem, step.direction, gpu.capability, step.accumulate, None)
-        if self.kernel is not None:
+        name, layout = self._choice(problem, step.direction, gpu)
+        return plan(problem, step.direction, gpu.capability, step.accumulate, name, layout)
+
+    def _choice(
+        self, problem: ConvProblem, direction: str, gpu: Target
+    ) -> tuple[str, Layout | None]:
+        """A kernel's name, and its layout unless that is the kernel's own choice."""
+        if self.kernel is not None and direction == "forward":
             layout = None
             if kernel_file.device_of(self.kernel) is not None:
                 layout = tuned.layout_of(forward_kernel(self.kernel), problem, gpu)
-            return plan(problem, "forward", gpu.capability, step.accumulate, self.kernel, layout)
-        best = tuned.best(problem, gpu, self.precision)
-        name, layout = best.kernel.name, best.layout
-        return plan(problem, "forward", gpu.capability, step.accumulate, name, layout)
+            return self.kernel, layout
+        best = tuned.best(problem, gpu, self.precision, direction)
+        return best.kernel.name, best.layout
 
 
 def done(time: GpuTime | None, plans: Iterable[Plan]) -> Done:
     """What a call did: what kept the GPUs busy, and the plans that ran, for parts of the batch
     perhaps other ones than for all of it. Its precision is that of the least exact plan."""
     kernels = list(dict.fromkeys(each.kernel for each in plans))
-    found = {"float32" if each.float32_accurate else each.precision for each in kernels}
     names = "+".join(dict.fromkeys(each.name for each in kernels))
-    return Done(names, max(found, key=PRECISIONS.index), time)
+    return Done(names, max((each.exactness for each in kernels), key=PRECISIONS.index), time)
 
 
 def forward(
@@ -110,10 +113,18 @@ def forward(
     return Work(problem, steps, addresses, ("y",), kernel, precision)
 
 
-def backward_data(problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool) -> Work:
+def backward_data(
+    problem: ConvProblem,
+    w: int,
+    dy: int,
+    dx: int,
+    accumulate: bool,
+    precision: str = "float32",
+) -> Work:
     """The gradient for x."""
     addresses = {"w": w, "dy": dy, "dx": dx}
-    return Work(problem, (Step("backward_data", accumulate),), addresses, ("dx",))
+    steps = (Step("backward_data", accumulate),)
+    return Work(problem, steps, addresses, ("dx",), precision=precision)
 
 
 def backward_weight(
@@ -124,6 +135,7 @@ def backward_weight(
     dbias: int | None,
     accumulate_w: bool,
     accumulate_bias: bool,
+    precision: str = "float32",
 ) -> Work:
     """The gradients for w and the bias, each unless it is `None`."""
     addresses, steps = {"dy": dy}, []
@@ -134,7 +146,7 @@ def backward_weight(
         addresses["dbias"] = dbias
         steps.append(Step("backward_bias", accumulate_bias))
     outputs = tuple(role for role in ("dw", "dbias") if role in addresses)
-    return Work(problem, tuple(steps), addresses, outputs)
+    return Work(problem, tuple(steps), addresses, outputs, precision=precision)
 
 
 def example(
@@ -145,8 +157,8 @@ def example(
     if direction == "forward":
         return forward(problem, 0, 0, bias, 0, False, kernel, precision)
     if direction == "backward_data":
-        return backward_data(problem, 0, 0, 0, False)
-    return backward_weight(problem, 0, 0, 0, bias, False, False)
+        return backward_data(problem, 0, 0, 0, False, precision)
+    return backward_weight(problem, 0, 0, 0, bias, False, False, precision)
 
 
 def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
@@ -161,12 +173,17 @@ def shape_of(problem: ConvProblem, role: str) -> tuple[int, ...]:
 
 
 def rejection(
-    problem: ConvProblem, direction: str, capability: Capability, kernel: str | None
+    problem: ConvProblem, direction: str, capability: Capability, kernel: str
 ) -> str | None:
-    """Why the kernel of this name cannot compute it, or `None`; without a name, `None`."""
-    named = _named(direction, kernel)
-    reason = None if named is None else _why_not(named, problem, capability)
-    return None if reason is None else f"kernel {kernel}: {reason}"
+    """Why the kernel of this name, which is for the forward pass, cannot compute it, or `None`."""
+    if direction != "forward":
+        return None
+    return _rejection(forward_kernel(kernel), problem, capability)
+
+
+def _rejection(kernel: Kernel, problem: ConvProblem, capability: Capability) -> str | None:
+    reason = _why_not(kernel, problem, capability)
+    return None if reason is None else f"kernel {kernel.name}: {reason}"
 
 
 def plan(
@@ -174,22 +191,21 @@ def plan(
     direction: str,
     capability: Capability,
     accumulate: bool,
-    kernel: str | None,
+    kernel: str,
     layout: Layout | None = None,
 ) -> Plan:
-    """How the kernel of this name, with this layout, or without a name the catalog's choice
-    computes one direction.
+    """How the kernel of this name, with this layout or its own choice, computes one direction.
 
-    Raises `InvalidSetting` for a name that no kernel has, and `UnsupportedProblem` when it is of
-    a kernel that cannot compute this.
+    Raises `InvalidSetting` for a name that no kernel of the direction has, and `UnsupportedProblem`
+    when it is of a kernel that cannot compute this.
     """
-    reason = rejection(problem, direction, capability, kernel)
+    chosen = forward_kernel(kernel) if direction == "forward" else catalog.get(kernel)
+    reason = _rejection(chosen, problem, capability)
     if reason is not None:
         raise UnsupportedProblem(
             f"cannot compute {direction} of {problem}; {reason}; without --kernel (ECE408_KERNEL) "
             "the best one is chosen"
         )
-    chosen = _named(direction, kernel) or _default(problem, direction, capability)
     return _plan_of(chosen, problem, capability, accumulate, layout)
 
 
@@ -197,11 +213,6 @@ def plan(
 @functools.lru_cache(maxsize=4096)
 def _why_not(kernel: Kernel, problem: ConvProblem, capability: Capability) -> str | None:
     return kernel.why_not(problem, capability)
-
-
-@functools.lru_cache(maxsize=4096)
-def _default(problem: ConvProblem, direction: str, capability: Capability) -> Kernel:
-    return catalog.default(problem, direction, capability)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -213,13 +224,6 @@ def _plan_of(
     layout: Layout | None,
 ) -> Plan:
     return kernel.plan(problem, capability, accumulate, layout)
-
-
-def _named(direction: str, kernel: str | None) -> Kernel | None:
-    """The kernel asked for, if this is the forward pass: gradients have kernels of their own."""
-    if kernel is None or direction != "forward":
-        return None
-    return forward_kernel(kernel)
 
 
 def forward_kernel(name: str) -> Kernel:

@@ -25,14 +25,17 @@ from .library import CHECKED, FROM_GPU, TO_GPU, Emulation, allocated, begin, cop
 
 class EmulatedBackend(CudaBackend):
     """Kernels whose launches Python plans, for arrays in the host's memory: one of this package, by
-    name, or one in a file that declares its launch. Gradients are `general_backward_...`'s."""
+    name, or one in a file that declares its launch. Gradients are `general_backward_...`'s, or with
+    a `precision` of "strict" `general_strict_backward_...`'s."""
 
     name = "emulator"
 
-    def __init__(self, kernel: str, emulation: Emulation = CHECKED) -> None:
-        super().__init__(kernel)
+    def __init__(
+        self, kernel: str, emulation: Emulation = CHECKED, precision: str = "float32"
+    ) -> None:
+        super().__init__(kernel, precision, precision)
         self.emulation = emulation
-        self._arguments = (kernel, emulation)
+        self._arguments = (kernel, emulation, precision)
         # `content` of the problem that comes next, where nothing can be compiled.
         self.given: bytes | None = None
 
@@ -120,10 +123,13 @@ class EmulatedFileBackend(Backend):
 Emulated = Union[EmulatedBackend, EmulatedFileBackend]
 
 
-def of_kernel(kernel: KernelFile | str, emulation: Emulation = CHECKED) -> Emulated:
-    """What runs a CUDA file, or the kernel of this package that has this name."""
+def of_kernel(
+    kernel: KernelFile | str, emulation: Emulation = CHECKED, precision: str = "float32"
+) -> Emulated:
+    """What runs a CUDA file, or the kernel of this package that has this name; gradients, where it
+    has any, are as exact as `precision` at least."""
     if isinstance(kernel, str):
-        return EmulatedBackend(kernel, emulation)
+        return EmulatedBackend(kernel, emulation, precision)
     if kernel.form == "declared":
-        return EmulatedBackend(str(kernel.path), emulation)
+        return EmulatedBackend(str(kernel.path), emulation, precision)
     return EmulatedFileBackend(kernel, emulation)

@@ -23,7 +23,8 @@ class EmulatedGpu:
     """The GPU that plans are made for."""
 
     name = "emulated GPU"
-    capability: Capability = (9, 0)
+    # Not Hopper's, whose tensor cores and copy engine the emulator lacks.
+    capability: Capability = (8, 0)
     driver = 13000
 
 

@@ -1,4 +1,5 @@
-"""The general kernels: every problem, forward and backward, in every precision."""
+"""The general kernels: every problem, forward and backward, for every type of arrays; and once more
+with sums in float64, for `precision="strict"`."""
 
 from __future__ import annotations
 
@@ -39,8 +40,14 @@ def _tile(rows: int, columns: int) -> Tile:
     return Tile(4 if rows > 4 else 1, 64 if columns > 64 else 16, per_row)
 
 
+@dataclass(frozen=True)
 class _General(Family):
-    """Computes everything. Tiles do not depend on the batch: they are those for many pixels."""
+    """Computes everything. Tiles do not depend on the batch: they are those for many pixels.
+
+    `sum_bytes` is the least size of a sum's type: 8 in the sources that add up in double.
+    """
+
+    sum_bytes: int = 4
 
     def why_not(self, problem: ConvProblem) -> str | None:
         return None
@@ -84,7 +91,7 @@ class BackwardWeight(_General):
     def plan(self, kernel: Code, problem: ConvProblem, layout: Tile, accumulate: bool) -> Plan:
         rows, columns = problem.filters // problem.groups, math.prod(problem.w_shape[1:])
         weights = math.prod(problem.w_shape)
-        sum_bytes = max(4, ITEM_BYTES[problem.dtype])
+        sum_bytes = max(self.sum_bytes, ITEM_BYTES[problem.dtype])
         pixels = problem.batch * problem.out_height * problem.out_width
         most = max(1, _WORKSPACE_BYTES // (weights * sum_bytes))
         depth = max(_SLICE_PIXELS, divide_up(pixels, most))
@@ -196,6 +203,30 @@ KERNELS = (
         "the gradient for the bias of every convolution and type",
         BackwardBias(),
         rank=16,
+        precision="strict",
         direction="backward_bias",
+    ),
+    entry(
+        "general_strict",
+        'general with sums in float64: what precision="strict" takes',
+        Forward(8),
+        rank=17,
+        precision="strict",
+    ),
+    entry(
+        "general_strict_backward_data",
+        "the gradient for x like that",
+        BackwardData(8),
+        rank=18,
+        precision="strict",
+        direction="backward_data",
+    ),
+    entry(
+        "general_strict_backward_weight",
+        "the gradient for w like that",
+        BackwardWeight(8),
+        rank=19,
+        precision="strict",
+        direction="backward_weight",
     ),
 )

@@ -1,8 +1,8 @@
 """Which kernel, with which tiles, was measured to be the best for a problem on a GPU.
 
 What `ece408 tune` measures is kept in the cache, one file for each GPU; results for some GPUs
-come with the package. A forward pass looks here and never measures anything itself: a problem
-without results runs by the catalog's rules. Results are advice: all that they can name computes
+come with the package. A call looks here and never measures anything itself: a problem without
+results runs by the catalog's rules. Results are advice: all that they can name computes
 the same, and what no longer exists is passed over.
 """
 
@@ -52,9 +52,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Result:
-    """What was best for a problem among all that are at least as exact as `precision`: a kernel's
-    name and tunables, its median milliseconds, and how many candidates there were. Of a user's
-    file it is the best among the file's own tunables, and `kernel` is what `identity` gives."""
+    """What was best for a direction of a problem among all that are at least as exact as
+    `precision`: a kernel's name and tunables, its median milliseconds, and how many candidates
+    there were. Of a user's file it is the best among the file's own tunables, and `kernel` is what
+    `identity` gives."""
 
     problem: ConvProblem
     precision: str
@@ -62,6 +63,7 @@ class Result:
     tunables: Tunables
     ms: float
     candidates: int
+    direction: str = "forward"
 
     def document(self) -> dict[str, Any]:
         """For JSON; `_result` reads it."""
@@ -69,15 +71,16 @@ class Result:
         return {**content, "ms": round(self.ms, 4)}
 
 
-def best(problem: ConvProblem, gpu: Target, precision: str) -> Choice:
-    """The kernel and tunables for the forward pass, at least as exact as `precision`.
+def best(problem: ConvProblem, gpu: Target, precision: str, direction: str = "forward") -> Choice:
+    """The kernel and tunables for a direction, as the catalog names them, at least as exact as
+    `precision`.
 
     They are those of the results for the same layer at the batch nearest to the problem's: from
     the cache, else from the package, else as `catalog.default` has it. Files are read once in the
     life of a process, and again after it has written some. Raises `UnsupportedProblem` on a GPU
     that no kernel has code for.
     """
-    return _best(problem, gpu.name, gpu.capability, gpu.driver, precision)
+    return _best(problem, gpu.name, gpu.capability, gpu.driver, precision, direction)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,14 +90,16 @@ def _best(
     capability: Capability,
     driver: int,
     precision: str,
+    direction: str,
 ) -> Choice:
     for results in (_kept(_file(_folder(), name), name, capability, driver), _shipped(name)):
-        same = [each for each in results if each.precision == precision and _alike(each, problem)]
-        for result in sorted(same, key=lambda each: _distance(each, problem)):
+        for result in _nearest(results, problem):
+            if (result.precision, result.direction) != (precision, direction):
+                continue
             choice = _choice(result, problem, capability)
             if choice is not None:
                 return choice
-    return Choice(catalog.default(problem, "forward", capability, precision))
+    return Choice(catalog.default(problem, direction, capability, precision))
 
 
 # Asked for in every call of a user's file. A file of another text is another kernel.
@@ -123,8 +128,9 @@ def _layout_of(
     driver: int,
 ) -> Layout | None:
     results = _kept(_file(_folder(), name), name, capability, driver)
-    same = [each for each in results if each.kernel == owner and _alike(each, problem)]
-    for result in sorted(same, key=lambda each: _distance(each, problem)):
+    for result in _nearest(results, problem):
+        if result.kernel != owner:
+            continue
         choice = _with_tunables(kernel, result, problem, capability)
         if choice is not None:
             return choice.layout
@@ -132,13 +138,20 @@ def _layout_of(
 
 
 def kept(
-    problem: ConvProblem, gpu: Target, precision: str, kernel: Kernel | None = None
+    problem: ConvProblem,
+    gpu: Target,
+    precision: str,
+    kernel: Kernel | None = None,
+    direction: str = "forward",
+    path: Path | None = None,
 ) -> Result | None:
-    """What the cache has for exactly this problem, its bias aside; of a user's file if one is
-    given."""
-    for each in _kept(file(gpu), gpu.name, gpu.capability, gpu.driver):
+    """What the cache, or the file at `path`, has for exactly this problem, its bias aside; of a
+    user's file if one is given."""
+    wanted = (problem.batch, precision, direction)
+    results = _kept(path or file(gpu), gpu.name, gpu.capability, gpu.driver)
+    for each in results.get(_layer(problem), ()):
         of_same = each.kernel == identity(kernel) if kernel else not _owner(each)
-        if of_same and (each.problem, each.precision) == (_without_bias(problem), precision):
+        if of_same and (each.problem.batch, each.precision, each.direction) == wanted:
             return each
     return None
 
@@ -173,7 +186,10 @@ def save(results: Iterable[Result], gpu: Target, path: Path | None = None) -> Pa
     path = path or file(gpu)
     with locked(ensure_folder(path.parent), "write results of tuning"):
         old = _read(path, _about(gpu.name, gpu.capability, gpu.driver))
-        merged = {(_owner(each), each.problem, each.precision): each for each in [*old, *results]}
+        merged = {
+            (_owner(each), each.problem, each.precision, each.direction): each
+            for each in [*old, *results]
+        }
         content = {
             **_about(gpu.name, gpu.capability, gpu.driver),
             "results": [each.document() for each in merged.values()],
@@ -202,15 +218,39 @@ def _text(content: dict[str, Any]) -> str:
     return head.replace('"results": []', f'"results": [\n{lines}\n  ]') + "\n"
 
 
-@functools.lru_cache(maxsize=16)
-def _kept(path: Path, name: str, capability: Capability, driver: int) -> tuple[Result, ...]:
-    return tuple(_read(path, _about(name, capability, driver)))
+# By layer: networks have hundreds, and each is looked for.
+_Results = dict[ConvProblem, list[Result]]
 
 
 @functools.lru_cache(maxsize=16)
-def _shipped(name: str) -> tuple[Result, ...]:
+def _kept(path: Path, name: str, capability: Capability, driver: int) -> _Results:
+    return _by_layer(_read(path, _about(name, capability, driver)))
+
+
+@functools.lru_cache(maxsize=16)
+def _shipped(name: str) -> _Results:
     # They stay of use when a kernel or the driver changes a little.
-    return tuple(_read(_file(kernels_dir() / "tuned", name), {"gpu": name}))
+    return _by_layer(_read(_file(kernels_dir() / "tuned", name), {"gpu": name}))
+
+
+def _by_layer(results: Iterable[Result]) -> _Results:
+    found: _Results = {}
+    for each in results:
+        found.setdefault(_layer(each.problem), []).append(each)
+    return found
+
+
+def _layer(problem: ConvProblem) -> ConvProblem:
+    """What results of the same layer have in common; batch and bias may differ."""
+    return dataclasses.replace(problem, batch=1, bias=False)
+
+
+def _nearest(results: _Results, problem: ConvProblem) -> list[Result]:
+    """Those of the problem's layer, of the nearest batch first."""
+    return sorted(
+        results.get(_layer(problem), ()),
+        key=lambda each: abs(math.log(each.problem.batch / problem.batch)),
+    )
 
 
 def _read(path: Path, about: dict[str, Any]) -> list[Result]:
@@ -246,7 +286,9 @@ def _result(each: dict[str, Any]) -> Result:
     tunables = tuple((str(name), int(value)) for name, value in each["tunables"].items())
     problem = ConvProblem.parse(each["problem"])
     names = (str(each["precision"]), str(each["kernel"]))
-    return Result(problem, *names, tunables, float(each["ms"]), int(each["candidates"]))
+    numbers = (float(each["ms"]), int(each["candidates"]))
+    # Results of before gradients were tuned do not say their direction.
+    return Result(problem, *names, tunables, *numbers, str(each.get("direction", "forward")))
 
 
 def _choice(result: Result, problem: ConvProblem, capability: Capability) -> Choice | None:
@@ -254,7 +296,7 @@ def _choice(result: Result, problem: ConvProblem, capability: Capability) -> Cho
     kernel = catalog.find(result.kernel)
     if kernel is None or not kernel.permitted(result.precision):
         return None
-    if kernel.direction != "forward":
+    if kernel.direction != result.direction:
         return None
     return _with_tunables(kernel, result, problem, capability)
 
@@ -269,19 +311,6 @@ def _with_tunables(
     fitting = (each for each in layouts if set(each.tunables) == set(result.tunables))
     layout = next(fitting, None)
     return None if layout is None else Choice(kernel, layout)
-
-
-def _alike(result: Result, problem: ConvProblem) -> bool:
-    """Whether they are of the same layer; batch and bias may differ."""
-    return result.problem == dataclasses.replace(problem, batch=result.problem.batch, bias=False)
-
-
-def _distance(result: Result, problem: ConvProblem) -> float:
-    return abs(math.log(result.problem.batch / problem.batch))
-
-
-def _without_bias(problem: ConvProblem) -> ConvProblem:
-    return dataclasses.replace(problem, bias=False)
 
 
 def _about(name: str, capability: Capability, driver: int) -> dict[str, Any]:
