@@ -15,7 +15,7 @@ import numpy as np
 from ..backends.cuda.plan import Kernel, Layout
 from ..backends.cuda.runtime.device import Gpu
 from ..errors import InvalidProblem
-from ..problem import ConvProblem
+from ..problem import ITEM_BYTES, ConvProblem
 from . import oracle
 from .gpu_arrays import StrayWrite, run
 from .shapes import SHAPES
@@ -90,7 +90,7 @@ def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | N
     if kernel.name.startswith("depthwise"):
         groups, channels, filters = int(rng.integers(1, 21)), [1], [1]
     try:
-        return ConvProblem(
+        problem = ConvProblem(
             batch=int(rng.integers(1, 5)),
             channels=groups * int(rng.choice(channels)),
             height=int(rng.integers(1, high)),
@@ -102,10 +102,12 @@ def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | N
             dilate=pair(1, 3) if windows else (1, 1),
             groups=groups,
             bias=kernel.direction == "backward_bias" or bool(rng.integers(2)),
-            dtype=str(rng.choice(["float32", "float64", "float16"])) if everything else "float32",
         )
     except InvalidProblem:
         return None
+    typed = [dataclasses.replace(problem, dtype=name) for name in ITEM_BYTES]
+    typed = [each for each in typed if kernel.family.why_not(each) is None]
+    return typed[rng.integers(len(typed))] if typed else None
 
 
 def largest_integer(kernel: Kernel, problem: ConvProblem) -> int:

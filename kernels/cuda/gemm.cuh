@@ -2,8 +2,8 @@
 // gradient for x. Any stride, padding, dilation and groups.
 //
 // 1. `lay_out` writes the input into records of 16 bytes: 8 channels of a pixel in half
-//    precision, in two parts (halves.cuh). Records lie in a grid: the pixels of all images row by
-//    row, with zeros between rows and between images. So a tap is a constant distance in the grid,
+//    precision, in two parts (halves.cuh) or one (PARTS). Records lie in a grid: the pixels of all
+//    images row by row, with zeros between rows and images. So a tap is a constant distance in it,
 //    and padding costs nothing later.
 //    The same for the weights.
 // 2. `multiply_tiles`: rows (filters, or channels of dx) by positions of the grid. A thread has the
@@ -23,7 +23,6 @@
 
 #include "copy_engine.cuh"
 #include "gemm_grid.cuh"
-#include "output.cuh"
 #include "wgmma.cuh"
 
 // How blocks work: channels at once, positions of four warps (32, 64 or 128), how many of the two
@@ -47,7 +46,7 @@ constexpr int kSpan = kTile + HALO;                // and those that its taps se
 static_assert(HALO % 4 == 0 && DEPTH % 16 == 0);
 
 // A tile of weights for one tap: parts, units of 8 channels, rows.
-constexpr int kWeightRecords = 2 * kUnits * kRows;
+constexpr int kWeightRecords = PARTS * kUnits * kRows;
 constexpr size_t kAllWeights = size_t(kAllTaps) * kSlabs * SETS * kRowTiles * kWeightRecords;
 constexpr int kAllRows = SETS * kRowTiles * kRows;
 
@@ -69,7 +68,7 @@ struct Workspace {
         row_factors = (float *)(weights + kAllWeights);
         factors = prepared == memory ? row_factors + kAllRows : (float *)memory;
         pixels = (uint4 *)(factors + SETS * kPhases * kSlabs * length);
-        sums = (float *)(pixels + SETS * kPhases * kSlabs * 2 * kUnits * length);
+        sums = (float *)(pixels + SETS * kPhases * kSlabs * PARTS * kUnits * length);
     }
 };
 
@@ -84,15 +83,16 @@ struct Workspace {
 
 // What is multiplied with weights.
 struct Input {
-    const float *x, *factors, *addends;
+    const ELEMENT *x;
+    const float *factors, *addends;
 
-    __device__ __forceinline__ Input(const float *x, const float *factors = nullptr,
+    __device__ __forceinline__ Input(const ELEMENT *x, const float *factors = nullptr,
                                      const float *addends = nullptr)
         : x(x), factors(factors), addends(addends) {}
 
     // An element of channel c of x.
-    __device__ __forceinline__ float at(const float *element, int c) const {
-        float v = __ldg(element);
+    __device__ __forceinline__ float at(const ELEMENT *element, int c) const {
+        float v = load(element);
         CONVERT(v, c);
         return v;
     }
@@ -106,7 +106,7 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input
     const unsigned image = position / kPositions, inside = position % kPositions;
     const int row0 = int(inside / GRID_W) * IN_STEP_H + IN_FIRST_H;
     const int column0 = int(inside % GRID_W) * IN_STEP_W + IN_FIRST_W;
-    const float *from = input.x + size_t(image) * IN_IMAGE + set * kSetIn * kInPlane;
+    const ELEMENT *from = input.x + size_t(image) * IN_IMAGE + set * kSetIn * kInPlane;
     float values[DEPTH];
     unsigned most = 0;
 #pragma unroll
@@ -119,14 +119,14 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input
             column0 + (BACKWARD ? 0 : tables.remainders_w[phase] + folded_across(remainder));
         const bool there = image < batch && first + k < kDepth && unsigned(row) < IN_H &&
                            unsigned(column) < IN_W;
-        const float *element = from + channel * kInPlane + row * IN_W + column;
+        const ELEMENT *element = from + channel * kInPlane + row * IN_W + column;
         values[k] = there ? input.at(element, set * kSetIn + channel) : 0;
         most = max(most, magnitude(values[k]));
     }
     const float scale = scale_for(most, work.factors + plane * work.length + position);
-    uint4 *to = work.pixels + plane * size_t(2 * kUnits) * work.length + position;
+    uint4 *to = work.pixels + plane * size_t(PARTS * kUnits) * work.length + position;
 #pragma unroll
-    for (int part = 0; part < 2; part++) {
+    for (int part = 0; part < PARTS; part++) {
 #pragma unroll
         for (int unit = 0; unit < kUnits; unit++) {
             to[(part * kUnits + unit) * work.length] = record(values + 8 * unit, scale, part);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input
 
 // The weight between a row and a channel of a set's product, for a tap in the grid; zero where the
 // kernel has none. Numbers count within the set, with what is folded.
-__device__ __forceinline__ float weight(const float *w, int set, int row, int k, int pair,
+__device__ __forceinline__ float weight(const ELEMENT *w, int set, int row, int k, int pair,
                                         int tap) {
     if (row >= kSetRows || k >= kDepth) return 0;
     const int folded = (BACKWARD ? row : k) % kFold;
@@ -156,11 +156,11 @@ __device__ __forceinline__ float weight(const float *w, int set, int row, int k,
     if (!there) return 0;
     const size_t of_filter = BACKWARD ? size_t(in) * kGroupOut + out % kGroupOut
                                       : size_t(out) * kGroupIn + in % kGroupIn;
-    return __ldg(w + of_filter * kTaps + p * KERNEL_W + q);
+    return load(w + of_filter * kTaps + p * KERNEL_W + q);
 }
 
 // A row of weights: a thread for each of its records.
-__device__ __forceinline__ void lay_out_row(const Workspace &work, const float *w, int of_all) {
+__device__ __forceinline__ void lay_out_row(const Workspace &work, const ELEMENT *w, int of_all) {
     __shared__ unsigned largest[8];
     const int set = of_all / (kRowTiles * kRows), row = of_all % (kRowTiles * kRows);
     const int tile = row / kRows, out = set * kSetOut + row / (BACKWARD ? kFold : 1);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const float *
             const size_t at = BACKWARD
                                   ? (size_t(in) * kGroupOut + out % kGroupOut) * kTaps + i % kTaps
                                   : size_t(out) * kGroupIn * kTaps + i;
-            most = max(most, magnitude(__ldg(w + at)));
+            most = max(most, magnitude(load(w + at)));
         }
     }
     most = __reduce_max_sync(0xffffffffu, most);
@@ -203,8 +203,10 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const float *
             const int of_pair = tables.first_taps[pair + 1] - first;
             const int chunk = (first - begin) * kSlabs + slab * of_pair + tap - first;
             uint4 *at = to + chunk * size_t(kWeightRecords) + unit * kRows + row % kRows;
-            at[0] = record(values, scale, 0);
-            at[kUnits * kRows] = record(values, scale, 1);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                at[part * kUnits * kRows] = record(values, scale, part);
+            }
         }
     }
 }
@@ -212,7 +214,7 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const float *
 // A block for each row of the weights, of which there are `rows`, all or none, and then for 256
 // positions of a plane.
 extern "C" __global__ void __launch_bounds__(256)
-    lay_out(void *prepared, void *memory, const float *x, const float *w, int batch,
+    lay_out(void *prepared, void *memory, const ELEMENT *x, const ELEMENT *w, int batch,
             int rows CONVERT_PARAMETERS) {
     const Workspace work(prepared, memory, batch);
     if (blockIdx.x < rows) {
@@ -244,13 +246,13 @@ struct Element {
     }
 
     // Its sum by the definition, in double precision.
-    __device__ __noinline__ float textbook(const Input &input, const float *w) const {
+    __device__ __noinline__ float textbook(const Input &input, const ELEMENT *w) const {
         double sum = 0;
         for (int c = 0; c < kGroupIn; c++) {
             const int in = out / kGroupOut * kGroupIn + c;
-            const float *plane = input.x + size_t(image) * IN_IMAGE + in * kInPlane;
-            const float *taps = w + kTaps * (BACKWARD ? size_t(in) * kGroupOut + out % kGroupOut
-                                                      : size_t(out) * kGroupIn + c);
+            const ELEMENT *plane = input.x + size_t(image) * IN_IMAGE + in * kInPlane;
+            const ELEMENT *taps = w + kTaps * (BACKWARD ? size_t(in) * kGroupOut + out % kGroupOut
+                                                        : size_t(out) * kGroupIn + c);
             for (int tap = 0; tap < kTaps; tap++) {
                 const int down = tap / KERNEL_W * DILATE_H, across = tap % KERNEL_W * DILATE_W;
                 int row = BACKWARD ? h + PAD_H - down : h * STRIDE_H - PAD_H + down;
@@ -260,20 +262,20 @@ struct Element {
                     row /= STRIDE_H, column /= STRIDE_W;
                 }
                 if (unsigned(row) >= IN_H || unsigned(column) >= IN_W) continue;
-                sum += double(input.at(plane + row * IN_W + column, in)) * taps[tap];
+                sum += double(input.at(plane + row * IN_W + column, in)) * load(taps + tap);
             }
         }
         return float(sum);
     }
 
-    __device__ __forceinline__ float *place(float *y) const {
+    __device__ __forceinline__ ELEMENT *place(ELEMENT *y) const {
         return y + size_t(image) * OUT_IMAGE + out * kOutPlane + h * OUT_W + s;
     }
 };
 
 struct Shared {
-    uint4 pixels[PIXEL_STAGES][2][kUnits][kSpan];
-    uint4 weights[WEIGHT_STAGES][2][kUnits][kRows];
+    uint4 pixels[PIXEL_STAGES][PARTS][kUnits][kSpan];
+    uint4 weights[WEIGHT_STAGES][PARTS][kUnits][kRows];
     float factors[PIXEL_STAGES][kSpan];
     float results[8][16][40];  // of warps: rows lie 8 banks apart
     Barrier pixels_full[PIXEL_STAGES], pixels_free[PIXEL_STAGES];
@@ -324,9 +326,9 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
             const size_t position = size_t(item.tile) * kTile;
             barrier_wait(&shared.pixels_free[pixels.number], pixels.parity ^ 1);
             Barrier *full = &shared.pixels_full[pixels.number];
-            barrier_expect(full, kSpan * (2 * kUnits * 16 + 4));
-            const uint4 *from = work.pixels + plane * 2 * kUnits * work.length + position;
-            for (int unit = 0; unit < 2 * kUnits; unit++) {
+            barrier_expect(full, kSpan * (PARTS * kUnits * 16 + 4));
+            const uint4 *from = work.pixels + plane * PARTS * kUnits * work.length + position;
+            for (int unit = 0; unit < PARTS * kUnits; unit++) {
                 copy_in((float *)shared.pixels[pixels.number][0][unit],
                         (const float *)(from + unit * work.length), kSpan * 16, full);
             }
@@ -408,9 +410,11 @@ struct Worker {
 #pragma unroll
         for (int unit = 0; unit < kUnits; unit += 2) {
             const uint64_t rows = a + unit * kRows, columns = b + unit * kSpan;
-            multiply(part, rows + kUnits * kRows, columns, unit > 0);
-            multiply(part, rows, columns + kUnits * kSpan, 1);
-            multiply(part, rows, columns, 1);
+            if constexpr (PARTS == 2) {
+                multiply(part, rows + kUnits * kRows, columns, unit > 0);
+                multiply(part, rows, columns + kUnits * kSpan, 1);
+            }
+            multiply(part, rows, columns, PARTS == 2 || unit > 0);
         }
         multiplying_begun();
     }
@@ -512,9 +516,9 @@ struct Worker {
         });
     }
 
-    __device__ __forceinline__ void write(float (&total)[kSums], const Item &item, float *y,
-                                          const Input &input, const float *w,
-                                          const float *bias, int batch) {
+    __device__ __forceinline__ void write(float (&total)[kSums], const Item &item, ELEMENT *y,
+                                          const Input &input, const ELEMENT *w,
+                                          const ELEMENT *bias, int batch) {
         const float *factors = work.row_factors + item.set * kRowTiles * kRows +
                                item.row_tile * kRows + row0 + threadIdx.x / 32 % 4 * 16 +
                                threadIdx.x % 32 / 4;
@@ -551,8 +555,8 @@ struct Worker {
 
 // Blocks stay: each takes every gridDim.x-th item. The first four warps give their registers up.
 extern "C" __global__ void __launch_bounds__(384, 1)
-    multiply_tiles(float *y, const float *x, const float *w, const float *bias, void *prepared,
-                   void *memory, int batch, int splits CONVERT_PARAMETERS) {
+    multiply_tiles(ELEMENT *y, const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias,
+                   void *prepared, void *memory, int batch, int splits CONVERT_PARAMETERS) {
     extern __shared__ __align__(128) char bytes[];
     Shared &shared = *(Shared *)bytes;
     const Workspace work(prepared, memory, batch);
@@ -592,7 +596,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
 // A thread for a position of a row: its sums of all parts of the channels.
 extern "C" __global__ void __launch_bounds__(256)
-    add_up(float *y, const float *x, const float *w, const float *bias, void *prepared,
+    add_up(ELEMENT *y, const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias, void *prepared,
            void *memory, int batch, int splits CONVERT_PARAMETERS) {
     const Workspace work(prepared, memory, batch);
     const unsigned position = blockIdx.x * 256 + threadIdx.x;

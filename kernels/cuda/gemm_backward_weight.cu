@@ -4,7 +4,7 @@
 // of all images. dy lies in x's grid, with zeros where no output is.
 //
 // 1. `lay_out_planes` writes x and dy into records: 8 channels of a position in half precision, in
-//    two parts. Each channel of each image has a power of two of its own. An image's positions are
+//    two parts, or in one (PARTS). Each channel of each image has a power of two of its own. An image's positions are
 //    filled up to whole steps of 16.
 //    Where an image's planes are large, `find_largest` goes over them first.
 // 2. `multiply_positions`: one warp has the copy engine bring CHUNK positions of dy and x, eight
@@ -17,7 +17,6 @@
 // Measured: no, it is not on the ladder.
 #include "copy_engine.cuh"
 #include "gemm_grid.cuh"
-#include "output.cuh"
 #include "wgmma.cuh"
 
 // How blocks work: channels of four warps (16, 32, 64 or 128), taps of a row at once, whether the two groups
@@ -116,8 +115,8 @@ struct Workspace {
         dy_factors = (float *)(largest + size_t(batch) * kUnits * kStrips * 8);
         x_factors = dy_factors + size_t(batch) * kAllRowUnits * 8;
         dy = (uint4 *)(x_factors + size_t(batch) * kAllColumnUnits * 8);
-        x = dy + kAllRowUnits * 2 * dy_length;
-        sums = (float *)(x + kAllColumnUnits * 2 * x_length);
+        x = dy + kAllRowUnits * PARTS * dy_length;
+        sums = (float *)(x + kAllColumnUnits * PARTS * x_length);
     }
 };
 
@@ -126,24 +125,24 @@ constexpr size_t kPartSums = size_t(SETS) * kRowTiles * kRows * kAllTaps * kColu
 
 // One channel of an image at a position of the grid.
 struct DyPlane {
-    const float *from;
+    const ELEMENT *from;
 
-    __device__ DyPlane(const float *dy, int image, int unit, int k) {
+    __device__ DyPlane(const ELEMENT *dy, int image, int unit, int k) {
         const int set = unit / kRowUnits, row = unit % kRowUnits * 8 + k;
         const int filter = set * kSetOut + row;
         from = row < kSetRows ? dy + (size_t(image) * OUT_CHANNELS + filter) * kOutPlane : nullptr;
     }
 
     __device__ __forceinline__ float at(int row, int column) const {
-        return from && row < VALID_H && column < VALID_W ? __ldg(from + row * OUT_W + column) : 0;
+        return from && row < VALID_H && column < VALID_W ? load(from + row * OUT_W + column) : 0;
     }
 };
 
 struct XPlane {
-    const float *from;
+    const ELEMENT *from;
     int row0, column0;
 
-    __device__ XPlane(const float *x, int image, int unit, int k) {
+    __device__ XPlane(const ELEMENT *x, int image, int unit, int k) {
         const int plane = unit / kColumnUnits, pair = plane % kPhases, set = plane / kPhases;
         const int number = unit % kColumnUnits * 8 + k, folded = number % kFold;
         const int channel = set * kSetIn + number / kFold;
@@ -155,7 +154,7 @@ struct XPlane {
     __device__ __forceinline__ float at(int row, int column) const {
         row = row * IN_STEP_H + row0, column = column * IN_STEP_W + column0;
         const bool there = from && unsigned(row) < IN_H && unsigned(column) < IN_W;
-        return there ? __ldg(from + row * IN_W + column) : 0;
+        return there ? load(from + row * IN_W + column) : 0;
     }
 };
 
@@ -165,7 +164,7 @@ struct Strip {
     int first;
 
     template <class Plane>
-    __device__ __forceinline__ void read(const float *from, int image, int unit, int strip) {
+    __device__ __forceinline__ void read(const ELEMENT *from, int image, int unit, int strip) {
         const Plane planes[8] = {{from, image, unit, 0}, {from, image, unit, 1},
                                  {from, image, unit, 2}, {from, image, unit, 3},
                                  {from, image, unit, 4}, {from, image, unit, 5},
@@ -218,8 +217,10 @@ struct Strip {
             float scaled[8];
 #pragma unroll
             for (int k = 0; k < 8; k++) scaled[k] = values[turn][k] * scales[k];
-            to[position] = record(scaled, 1, 0);
-            to[length + position] = record(scaled, 1, 1);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                to[part * length + position] = record(scaled, 1, part);
+            }
         }
     }
 };
@@ -236,7 +237,7 @@ struct Place {
         of_dy = unit < kAllRowUnits;
     }
 
-    __device__ __forceinline__ void read(Strip &values, const float *x, const float *dy) const {
+    __device__ __forceinline__ void read(Strip &values, const ELEMENT *x, const ELEMENT *dy) const {
         if (of_dy) {
             values.read<DyPlane>(dy, image, unit, strip);
         } else {
@@ -250,7 +251,7 @@ struct Place {
 };
 
 extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
-    find_largest(void *memory, const float *x, const float *dy, int batch) {
+    find_largest(void *memory, const ELEMENT *x, const ELEMENT *dy, int batch) {
     const Workspace work(memory, batch);
     const Place place;
     Strip values;
@@ -264,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
-    lay_out_planes(void *memory, const float *x, const float *dy, int batch) {
+    lay_out_planes(void *memory, const ELEMENT *x, const ELEMENT *dy, int batch) {
     const Workspace work(memory, batch);
     const Place place;
     Strip values;
@@ -280,21 +281,23 @@ extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
     }
     const int unit = place.of_dy ? place.unit : place.unit - kAllRowUnits;
     const size_t length = place.of_dy ? work.dy_length : work.x_length;
-    uint4 *to = (place.of_dy ? work.dy : work.x) + size_t(unit) * 2 * length;
+    uint4 *to = (place.of_dy ? work.dy : work.x) + size_t(unit) * PARTS * length;
     float *factors = place.of_dy ? work.dy_factors + size_t(place.image) * kAllRowUnits * 8
                                  : work.x_factors + size_t(place.image) * kAllColumnUnits * 8;
     values.write(to + size_t(place.image) * kImage, factors + unit * 8, length, most);
     if (!place.of_dy && place.image == batch - 1 && place.strip == 0) {  // zeros behind it
         uint4 *end = to + size_t(batch) * kImage;
         for (int i = threadIdx.x; i < length - size_t(batch) * kImage; i += PLANE_THREADS) {
-            end[i] = end[length + i] = make_uint4(0, 0, 0, 0);
+            for (int part = 0; part < PARTS; part++) {
+                end[part * length + i] = make_uint4(0, 0, 0, 0);
+            }
         }
     }
 }
 
 struct Shared {
-    uint4 dy[STAGES][2][kRows / 8][kChunk];
-    uint4 x[STAGES][2][COLUMNS / 8][kSpan];
+    uint4 dy[STAGES][PARTS][kRows / 8][kChunk];
+    uint4 x[STAGES][PARTS][COLUMNS / 8][kSpan];
     Barrier full[STAGES], free[STAGES];
 };
 
@@ -330,7 +333,7 @@ struct Item {
 // A warp that has the copy engine bring chunks, each lane a run of a unit.
 __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int batch,
                                       int splits) {
-    constexpr int kRuns = 2 * (kRows / 8), kAllRuns = kRuns + 2 * (COLUMNS / 8);
+    constexpr int kRuns = PARTS * (kRows / 8), kAllRuns = kRuns + PARTS * (COLUMNS / 8);
     Ring<STAGES> ring;
     for (unsigned number = blockIdx.x; number < Item::count(splits); number += gridDim.x) {
         const Item item(number, batch, splits);
@@ -347,15 +350,15 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
             __syncwarp();
             for (int i = threadIdx.x; i < kAllRuns; i += 32) {
                 if (i < kRuns) {
-                    const int part = i % 2, unit = i / 2;
+                    const int part = i % PARTS, unit = i / PARTS;
                     const uint4 *from =
-                        work.dy + (2 * (item.row_unit() + unit) + part) * work.dy_length;
+                        work.dy + (PARTS * (item.row_unit() + unit) + part) * work.dy_length;
                     copy_in((float *)shared.dy[ring.number][part][unit],
                             (const float *)(from + position), kChunk * 16, full);
                 } else {
-                    const int part = i % 2, unit = (i - kRuns) / 2;
+                    const int part = i % PARTS, unit = (i - kRuns) / PARTS;
                     const uint4 *from =
-                        work.x + (2 * (item.column_unit() + unit) + part) * work.x_length;
+                        work.x + (PARTS * (item.column_unit() + unit) + part) * work.x_length;
                     copy_in((float *)shared.x[ring.number][part][unit],
                             (const float *)(from + position + shift), kSpan * 16, full);
                 }
@@ -391,10 +394,10 @@ struct Worker {
     __device__ __forceinline__ void multiply_chunk(const Item &item, int steps) {
         barrier_wait(&shared.full[ring.number], ring.parity);
         const int first = tap_groups.first[item.group], count = tap_groups.counts[item.group];
-        uint32_t a[2][kSteps][4];
+        uint32_t a[PARTS][kSteps][4];
         const int unit = (ROW_GROUPS == 2 ? group * 8 : 0) + threadIdx.x / 32 % 4 * 2;
 #pragma unroll
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < PARTS; part++) {
             const uint4 *rows = shared.dy[ring.number][part][unit] + load_rows_at(kChunk);
 #pragma unroll
             for (int step = 0; step < kSteps; step++) {
@@ -411,7 +414,7 @@ struct Worker {
     // So many taps, or as few as `count`. While the unit multiplies one, the sums of the one before
     // are added up; the number is known to the compiler, which otherwise lets the unit wait.
     template <int taps>
-    __device__ __forceinline__ void multiply_taps(const uint32_t (&a)[2][kSteps][4], uint64_t b,
+    __device__ __forceinline__ void multiply_taps(const uint32_t (&a)[PARTS][kSteps][4], uint64_t b,
                                                   int first, int count) {
         if constexpr (taps > 1) {
             if (count < taps) {
@@ -431,14 +434,17 @@ struct Worker {
     }
 
     __device__ __forceinline__ void begin_tap(float (&part)[kSums],
-                                              const uint32_t (&a)[2][kSteps][4], uint64_t columns) {
+                                              const uint32_t (&a)[PARTS][kSteps][4],
+                                              uint64_t columns) {
         hold(part);
         begin_multiplying();
 #pragma unroll
         for (int step = 0; step < kSteps; step++) {
-            multiply(part, a[1][step], columns + 16 * step, step > 0);
-            multiply(part, a[0][step], columns + 16 * step + COLUMNS / 8 * kSpan, 1);
-            multiply(part, a[0][step], columns + 16 * step, 1);
+            if constexpr (PARTS == 2) {
+                multiply(part, a[1][step], columns + 16 * step, step > 0);
+                multiply(part, a[0][step], columns + 16 * step + COLUMNS / 8 * kSpan, 1);
+            }
+            multiply(part, a[0][step], columns + 16 * step, PARTS == 2 || step > 0);
         }
         multiplying_begun();
     }
@@ -523,19 +529,19 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 }
 
 // One element by the definition, in double precision.
-__device__ __noinline__ float textbook(const float *x, const float *dy, int batch, int filter,
+__device__ __noinline__ float textbook(const ELEMENT *x, const ELEMENT *dy, int batch, int filter,
                                        int channel, int p, int q) {
     double sum = 0;
     for (int image = 0; image < batch; image++) {
-        const float *pixels = x + (size_t(image) * IN_CHANNELS + channel) * kInPlane;
-        const float *of_dy = dy + (size_t(image) * OUT_CHANNELS + filter) * kOutPlane;
+        const ELEMENT *pixels = x + (size_t(image) * IN_CHANNELS + channel) * kInPlane;
+        const ELEMENT *of_dy = dy + (size_t(image) * OUT_CHANNELS + filter) * kOutPlane;
         for (int i = 0; i < OUT_H; i++) {
             const int row = i * STRIDE_H - PAD_H + p * DILATE_H;
             if (unsigned(row) >= IN_H) continue;
             for (int j = 0; j < OUT_W; j++) {
                 const int column = j * STRIDE_W - PAD_W + q * DILATE_W;
                 if (unsigned(column) >= IN_W) continue;
-                sum += double(pixels[row * IN_W + column]) * of_dy[i * OUT_W + j];
+                sum += double(load(pixels + row * IN_W + column)) * load(of_dy + i * OUT_W + j);
             }
         }
     }
@@ -590,7 +596,7 @@ __device__ __forceinline__ float sum_of(const Workspace &work, int parts, int fi
 
 // A block for kAdded channels of a filter: read channel by channel, written tap by tap.
 extern "C" __global__ void __launch_bounds__(256)
-    add_up(float *dw, const float *x, const float *dy, void *memory, int batch, int parts) {
+    add_up(ELEMENT *dw, const ELEMENT *x, const ELEMENT *dy, void *memory, int batch, int parts) {
     __shared__ float sums[kAdded * kTaps];
     const Workspace work(memory, batch);
     constexpr int kBlocks = divide_up(kGroupIn, kAdded);
@@ -601,7 +607,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (c < channels) sums[c * kTaps + tap] = sum_of(work, parts, filter, first + c, tap);
     }
     __syncthreads();
-    float *to = dw + (size_t(filter) * kGroupIn + first) * kTaps;
+    ELEMENT *to = dw + (size_t(filter) * kGroupIn + first) * kTaps;
     for (int i = threadIdx.x; i < channels * kTaps; i += 256) {
         float sum = sums[i];
         if (!isfinite(sum)) {

@@ -5,9 +5,16 @@
 #include <stdint.h>
 
 #include "halves.cuh"
+#include "output.cuh"
 
 #ifndef BACKWARD
 #define BACKWARD 0  // 1: x is dy, y is dx, rows are channels
+#endif
+#ifndef PARTS
+#define PARTS 2  // halves that a number is split into: 2, or 1 for what has 11 bits or needs no more
+#endif
+#ifndef ELEMENT
+#define ELEMENT float  // of the arrays: float or __half
 #endif
 
 // The layer. By default 64 filters of 3x3, with padding, on 64 channels of 56x56 pixels.
@@ -169,3 +176,23 @@ struct Tables {
 };
 
 __constant__ Tables tables = Tables();
+
+__device__ __forceinline__ float load(const float *from) { return __ldg(from); }
+__device__ __forceinline__ float load(const __half *from) { return __half2float(__ldg(from)); }
+
+// As output.cuh has them for floats.
+__device__ __forceinline__ float held(const __half *y) {
+    return ACCUMULATE ? __half2float(*y) : 0;
+}
+
+__device__ __forceinline__ void store(__half *y, float sum, const __half *bias, int filter,
+                                      float before) {
+    if (BIAS) sum += __half2float(bias[filter]);
+    if (ACCUMULATE) sum += before;
+    ACTIVATE(sum);
+    __stcs(y, __float2half_rn(sum));
+}
+
+__device__ __forceinline__ void store(__half *y, float sum, const __half *bias, int filter) {
+    store(y, sum, bias, filter, held(y));
+}

@@ -268,7 +268,7 @@ KERNELS = (
         "direct_gemm",
         "a matrix product on tensor cores, at float32 accuracy, that splits numbers on their way",
         Gemm("forward"),
-        rank=8,
+        rank=9,
         architectures=("90a",),
     ),
     entry(

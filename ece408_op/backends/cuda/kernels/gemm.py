@@ -1,5 +1,5 @@
-"""Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy: forward, and the
-gradient for x. kernels/cuda/gemm.cuh says how; here is how the products are cut up.
+"""Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy or TF32's: forward,
+and the gradient for x. kernels/cuda/gemm.cuh says how; here is how the products are cut up.
 """
 
 from __future__ import annotations
@@ -58,17 +58,18 @@ class Blocks(Layout):
 
 @dataclass(frozen=True)
 class Gemm(Family):
-    """Forward, or with `backward` the gradient for x."""
+    """Forward, or with `backward` the gradient for x; with one of `parts` as exact as TF32."""
 
     backward: bool
+    parts: int = 2
     spaced = True
     prelude = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        refused = gemm_grid.refused(problem)
+        refused = gemm_grid.refused(problem, self.parts)
         if refused is not None:
             return refused
-        made = gemm_grid.product(problem, self.backward)
+        made = self._product(problem)
         if not _fitting(made):
             return (
                 f"what the taps of a tile see takes {made.halo} pixels beyond it, more than fit "
@@ -77,15 +78,15 @@ class Gemm(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        made = gemm_grid.product(problem, self.backward)
+        made = self._product(problem)
         batch = gemm_grid.nominal(problem.batch)
         return sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0])
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        return gemm_grid.is_dense_product(problem, gemm_grid.product(problem, self.backward))
+        return gemm_grid.is_dense_product(problem, self._product(problem))
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
-        made = gemm_grid.product(problem, self.backward)
+        made = self._product(problem)
         splits = estimate(made, layout, problem.batch)[1]
         if made.sets * made.rows > _MOST_ROWS:
             splits = 1
@@ -138,6 +139,9 @@ class Gemm(Family):
         whole = launches("workspace", rows)
         return Plan(kernel, macros, whole, workspace_bytes=nbytes, apart=apart)
 
+    def _product(self, problem: ConvProblem) -> Product:
+        return gemm_grid.product(problem, self.backward, self.parts)
+
 
 @functools.lru_cache(maxsize=1024)
 def _fitting(made: Product) -> tuple[Blocks, ...]:
@@ -150,7 +154,7 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
         for pixel_stages in (4, 3, 2):
             least = Blocks(depth, columns, row_groups, pixel_stages, 0)
             room = SHARED_BYTES - shared_bytes(made, least)
-            stages = min(MOST_STAGES, room // (least.rows * depth * 4 + 16))
+            stages = min(MOST_STAGES, room // (least.rows * depth * made.number_bytes + 16))
             if stages >= 2:
                 found.append(Blocks(depth, columns, row_groups, pixel_stages, stages))
                 break
@@ -160,8 +164,8 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
 def shared_bytes(made: Product, layout: Blocks) -> int:
     """The size of the struct Shared, which the source asserts."""
     span = layout.tile + made.halo
-    pixels = layout.pixel_stages * span * (4 * layout.depth + 4)
-    weights = layout.weight_stages * layout.rows * 4 * layout.depth
+    pixels = layout.pixel_stages * span * (made.number_bytes * layout.depth + 4)
+    weights = layout.weight_stages * layout.rows * made.number_bytes * layout.depth
     barriers = 16 * (layout.pixel_stages + layout.weight_stages)
     total = pixels + weights + _RESULT_BYTES + barriers
     return divide_up(total, RECORD_BYTES) * RECORD_BYTES
@@ -181,9 +185,9 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     items = tiles * row_tiles * made.jobs
     # Of an instruction of 64 rows: products, or what it reads of shared memory.
     instruction = max(layout.columns / 2, 16 + layout.columns / 4)
-    tap = gemm_grid.both_busy(layout.depth / STEP * 3 * instruction)
-    pixels = (layout.tile + made.halo) * (4 * layout.depth + 4)
-    of_weights = layout.rows * layout.depth * 4
+    tap = gemm_grid.both_busy(layout.depth / STEP * made.products * instruction)
+    pixels = (layout.tile + made.halo) * (made.number_bytes * layout.depth + 4)
+    of_weights = layout.rows * layout.depth * made.number_bytes
     written = max(TILE_CYCLES, layout.rows * layout.tile * 4 / MEMORY_RATE)
     most = max(1, min(made.phases * slabs, 64))
     best: tuple[float, int] | None = None
@@ -202,10 +206,10 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     return best
 
 
-def cycles(problem: ConvProblem, backward: bool) -> float:
+def cycles(problem: ConvProblem, backward: bool, parts: int = 2) -> float:
     """About how many cycles all launches take."""
-    made = gemm_grid.product(problem, backward)
-    layout = Gemm(backward).layouts(problem, (9, 0))[0]
+    made = gemm_grid.product(problem, backward, parts)
+    layout = Gemm(backward, parts).layouts(problem, (9, 0))[0]
     multiplied, splits = estimate(made, layout, problem.batch)
     read, written = (4 * math.prod(shape) for shape in (problem.x_shape, problem.y_shape))
     if backward:
@@ -221,7 +225,7 @@ def _workspace_bytes(made: Product, layout: Blocks, batch: int, splits: int) -> 
     """As `Workspace` of the source has it."""
     tiles, length = _length(made, layout, batch)
     planes = made.sets * made.phases * divide_up(made.depth, layout.depth)
-    pixels = planes * length * (4 * layout.depth + 4)
+    pixels = planes * length * (made.number_bytes * layout.depth + 4)
     rows = _all_rows(made, layout)
     sums = splits * made.jobs * rows * tiles * layout.tile * 4 if splits > 1 else 0
     return _weight_bytes(made, layout) + pixels + sums
@@ -230,7 +234,7 @@ def _workspace_bytes(made: Product, layout: Blocks, batch: int, splits: int) -> 
 def _weight_bytes(made: Product, layout: Blocks) -> int:
     """Of these, what weights take."""
     slabs, rows = divide_up(made.depth, layout.depth), _all_rows(made, layout)
-    return made.taps * slabs * rows * layout.depth * 4 + rows * 4
+    return made.taps * slabs * rows * layout.depth * made.number_bytes + rows * 4
 
 
 def _all_rows(made: Product, layout: Blocks) -> int:
@@ -242,7 +246,7 @@ KERNELS = (
         "gemm",
         "groups of several channels: a matrix product on tensor cores, at float32 accuracy",
         Gemm(backward=False),
-        rank=9,
+        rank=10,
         architectures=("90a",),
     ),
     entry(
@@ -251,6 +255,25 @@ KERNELS = (
         Gemm(backward=True),
         rank=11,
         architectures=("90a",),
+        direction="backward_data",
+    ),
+    entry(
+        "gemm_half",
+        "gemm with a third of the products, as exact as TF32",
+        Gemm(backward=False, parts=1),
+        rank=7,
+        architectures=("90a",),
+        precision="tf32",
+        float32_accurate=False,
+    ),
+    entry(
+        "gemm_half_backward_data",
+        "the gradient for x like that",
+        Gemm(backward=True, parts=1),
+        rank=9,
+        architectures=("90a",),
+        precision="tf32",
+        float32_accurate=False,
         direction="backward_data",
     ),
 )

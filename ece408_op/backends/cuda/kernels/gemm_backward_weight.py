@@ -1,4 +1,4 @@
-"""The gradient for w as a matrix product on Hopper's tensor cores, at float32 accuracy.
+"""The gradient for w as a matrix product on Hopper's tensor cores, at float32 accuracy or TF32's.
 
 kernels/cuda/gemm_backward_weight.cu says how; here is how the products are cut up.
 """
@@ -64,26 +64,29 @@ class Blocks(Layout):
 
 @dataclass(frozen=True)
 class Gemm(Family):
-    """The gradient for w: the forward product's grid, summed over its positions."""
+    """The gradient for w: the forward product's grid, summed over its positions; with one of
+    `parts` as exact as TF32."""
+
+    parts: int = 2
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        refused = gemm_grid.refused(problem)
+        refused = gemm_grid.refused(problem, self.parts)
         if refused is not None:
             return refused
-        if not _fitting(gemm_grid.product(problem, False)):
+        if not _fitting(self._product(problem)):
             return f"a tile of one row of taps does not fit into {SHARED_BYTES} bytes"
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        made, batch = gemm_grid.product(problem, False), gemm_grid.nominal(problem.batch)
+        made, batch = self._product(problem), gemm_grid.nominal(problem.batch)
         found = sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0])
         return found[:_MOST_LAYOUTS]
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        return gemm_grid.is_dense_product(problem, gemm_grid.product(problem, False))
+        return gemm_grid.is_dense_product(problem, self._product(problem))
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
-        made = gemm_grid.product(problem, False)
+        made = self._product(problem)
         splits = estimate(made, layout, problem.batch)[1]
         parts = splits * 2 // layout.row_groups
         units = sum(_units(made, layout))
@@ -121,6 +124,9 @@ class Gemm(Family):
         )
         nbytes = _workspace_bytes(made, layout, problem.batch, parts)
         return Plan(kernel, macros, launches, workspace_bytes=nbytes)
+
+    def _product(self, problem: ConvProblem) -> Product:
+        return gemm_grid.product(problem, False, self.parts)
 
 
 def _added(problem: ConvProblem) -> int:
@@ -175,7 +181,7 @@ def _strips(made: Product, layout: Blocks) -> int:
 def shared_bytes(made: Product, layout: Blocks) -> int:
     """The size of the struct Shared of gemm_backward_weight.cu."""
     span = layout.chunk + _tap_span(made, layout.taps)
-    stage = 4 * (layout.rows * layout.chunk + layout.columns * span) + 16
+    stage = made.number_bytes * (layout.rows * layout.chunk + layout.columns * span) + 16
     return divide_up(layout.stages * stage, RECORD_BYTES) * RECORD_BYTES
 
 
@@ -209,7 +215,7 @@ def _workspace_bytes(made: Product, layout: Blocks, batch: int, parts: int) -> i
     last = max(row for _, taps in made.pairs for row, _ in taps) * made.axes[1].grid
     last += max(column for _, taps in made.pairs for _, column in taps)
     x_length = dy_length + last + _tap_span(made, layout.taps)
-    records = 2 * RECORD_BYTES * (rows * dy_length + columns * x_length)
+    records = made.parts * RECORD_BYTES * (rows * dy_length + columns * x_length)
     factors = 4 * 8 * batch * (rows + columns) * (1 + _strips(made, layout))
     return records + factors + parts * _part_bytes(made, layout)
 
@@ -222,10 +228,10 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     # Filters are in registers; of an instruction products, or what it reads of shared memory.
     instruction = max(layout.columns / 2, 8 + layout.columns / 4)
     taps = sum(len(each) for _, each in made.pairs) / _tiles(made, layout)[2]
-    multiplied = taps * 3 * steps * instruction * layout.row_groups
+    multiplied = taps * made.products * steps * instruction * layout.row_groups
     multiplied += _CHUNK_CYCLES[layout.row_groups]
     multiplied += _SUM_CYCLES[layout.row_groups] * layout.columns / 2 * layout.taps
-    moved = 4 * layout.chunk * (layout.rows + layout.columns) / CACHE_RATE
+    moved = made.number_bytes * layout.chunk * (layout.rows + layout.columns) / CACHE_RATE
     of_part = _part_bytes(made, layout) * 2 / layout.row_groups
     best: tuple[float, int] | None = None
     most = max(1, min(chunks // 4, _SUM_BYTES // int(of_part)))
@@ -260,6 +266,16 @@ KERNELS = (
         Gemm(),
         rank=11,
         architectures=("90a",),
+        direction="backward_weight",
+    ),
+    entry(
+        "gemm_half_backward_weight",
+        "the gradient for w like gemm_half's for x",
+        Gemm(parts=1),
+        rank=9,
+        architectures=("90a",),
+        precision="tf32",
+        float32_accurate=False,
         direction="backward_weight",
     ),
 )

@@ -93,7 +93,8 @@ def _grid(pixels: int, zeros: int, seen: int, valid: int) -> int:
 class Product:
     """What the kernel computes of a problem, however it is cut up: its axes, sets of groups,
     whether remainders are channels (forward) or rows (backward), whether the taps of a row are
-    channels, and the taps of each pair of a job and a phase, with that pair's remainders."""
+    channels, the taps of each pair of a job and a phase, with that pair's remainders, and how many
+    halves a number is split into."""
 
     backward: bool
     axes: tuple[Axis, Axis]
@@ -103,6 +104,17 @@ class Product:
     pairs: tuple[tuple[tuple[int, int], tuple[tuple[int, int], ...]], ...]
     depth: int
     rows: int
+    parts: int = 2
+
+    @property
+    def products(self) -> int:
+        """Of halves, for one of numbers: that of two second halves is left out."""
+        return 3 if self.parts == 2 else 1
+
+    @property
+    def number_bytes(self) -> int:
+        """In shared memory."""
+        return 2 * self.parts
 
     @property
     def phases(self) -> int:
@@ -129,9 +141,11 @@ class Product:
         return divide_up(last, 4) * 4
 
 
-def product(problem: ConvProblem, backward: bool) -> Product:
-    """The cheapest way to make a product of an image of the problem."""
-    return _cheapest(dataclasses.replace(problem, batch=1, bias=False), backward)
+def product(problem: ConvProblem, backward: bool, parts: int = 2) -> Product:
+    """The cheapest way to make a product of an image of the problem, with numbers in so many
+    halves; one is all that float16 arrays need."""
+    made = _cheapest(dataclasses.replace(problem, batch=1, bias=False), backward)
+    return dataclasses.replace(made, parts=1 if problem.dtype == "float16" else parts)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,10 +205,12 @@ def _products(made: Product) -> int:
     return made.positions * made.sets * made.taps * depth * rows
 
 
-def refused(problem: ConvProblem) -> str | None:
+def refused(problem: ConvProblem, parts: int) -> str | None:
     """What neither direction computes."""
-    if problem.dtype != "float32":
-        return f"it computes float32 only, not {problem.dtype}"
+    if problem.dtype == "float64":
+        return "it computes float32 and float16 only, not float64"
+    if problem.dtype == "float16" and parts == 1:
+        return "it makes float32 arrays less exact; gemm computes float16 ones"
     taps = math.prod(problem.kernel)
     if taps > _MOST_TAPS or max(problem.kernel) > _LONGEST:
         height, width = problem.kernel
@@ -250,6 +266,7 @@ def defines(problem: ConvProblem, made: Product, accumulate: bool, bias: bool) -
         *(*layer, *pairs, ("GROUPS", problem.groups), *grid),
         *(("SETS", made.sets), ("FOLD", int(made.folded))),
         ("FOLD_TAPS", int(made.folded_taps)),
+        *((("ELEMENT", "__half"), ("PARTS", 1)) if problem.dtype == "float16" else ()),
         *((("BIAS", 1),) if bias else ()),
         *((("ACCUMULATE", 1),) if accumulate else ()),
     )

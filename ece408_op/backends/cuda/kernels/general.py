@@ -182,7 +182,7 @@ KERNELS = (
         "general",
         "every convolution and type: an implicit matrix product for each group",
         Forward(),
-        rank=13,
+        rank=14,
     ),
     entry(
         "general_backward_data",

@@ -79,13 +79,14 @@ class HalfStrips(Family):
         return _layouts(dataclasses.replace(problem, batch=1), self.parts)[:16]
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        """Whether it should take less time than a kernel without tensor cores, and than `gemm`."""
+        """Whether it should take less time than a kernel without tensor cores, and than `gemm` or
+        `gemm_half`."""
         products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
         layout = self.layouts(problem, capability)[0]
         cycles = _cycles(problem, self.parts, layout)
         if cycles >= products / _FLOAT_RATE:
             return False
-        if self.parts == 1 or not gemm_grid.is_dense(problem):
+        if not gemm_grid.is_dense(problem):
             return True
         # A processor's share: images, or of few images whole strips.
         filters = 8 * layout.filter_tiles * layout.filter_turns
@@ -93,7 +94,7 @@ class HalfStrips(Family):
         strips *= divide_up(problem.filters, filters)
         cycles *= divide_up(problem.batch * strips, gemm_grid.PROCESSORS) / strips
         cycles += _WEIGHT_CYCLES * filters * math.prod(problem.w_shape[1:])
-        return _WITH_GEMM * cycles < gemm.cycles(problem, False)
+        return _WITH_GEMM * cycles < gemm.cycles(problem, False, self.parts)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:
         nbytes = shared_bytes(problem, self.parts, layout)
@@ -257,7 +258,7 @@ KERNELS = (
         "18_split_half",
         "17 at float32 accuracy: every factor in two halves",
         HalfStrips(2),
-        rank=7,
+        rank=8,
         architectures=("90a",),
     ),
 )

@@ -151,7 +151,7 @@ KERNELS = (
         "10_tf32",
         "tensor cores in TF32, images in shared memory",
         TensorCores(),
-        rank=10,
+        rank=11,
         architectures=ARCHITECTURES[1:],
         precision="tf32",
         float32_accurate=False,
@@ -160,7 +160,7 @@ KERNELS = (
         "11_3xtf32",
         "tensor cores at float32 accuracy: three TF32 products for one",
         TensorCores(),
-        rank=11,
+        rank=12,
         architectures=ARCHITECTURES[1:],
     ),
 )

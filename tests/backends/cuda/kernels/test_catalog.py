@@ -95,6 +95,46 @@ def test_hopper_multiplies_deep_layers_in_all_directions(problem):
     assert catalog.default(problem, "backward_data", (8, 0)).name == "general_backward_data"
 
 
+@every(precision=["tf32", "float16"])
+def test_hopper_multiplies_them_in_one_half_where_that_is_permitted(precision):
+    problem = ConvProblem.parse("b32,c128,h28,w28,m128,k3,p1x1")
+    kernels = [
+        catalog.default(problem, direction, (9, 0), precision)
+        for direction in ("forward", "backward_data", "backward_weight")
+    ]
+    assert [each.name for each in kernels] == [
+        "gemm_half",
+        "gemm_half_backward_data",
+        "gemm_half_backward_weight",
+    ]
+    assert {each.exactness for each in kernels} == {"tf32"}
+    whole = catalog.get("gemm").plan(problem, (9, 0), False)
+    half = kernels[0].plan(problem, (9, 0), False)
+    assert half.workspace_bytes < 0.6 * whole.workspace_bytes
+
+
+def test_numbers_of_half_precision_need_no_second_half():
+    problem = ConvProblem.parse("b32,c128,h28,w28,m128,k3,p1x1,float16")
+    for direction in ("forward", "backward_data", "backward_weight"):
+        kernel = catalog.default(problem, direction, (9, 0))
+        assert kernel.name.startswith("gemm")
+        assert kernel.float32_accurate
+        defines = dict(kernel.plan(problem, (9, 0), False).defines)
+        assert (defines["ELEMENT"], defines["PARTS"]) == ("__half", 1)
+        permitted = catalog.default(problem, direction, (9, 0), "float16")
+        assert permitted == kernel
+    assert "gemm computes float16" in (catalog.get("gemm_half").why_not(problem, (9, 0)) or "")
+
+
+@every(capability=CAPABILITIES, direction=ARRAYS)
+def test_strict_is_general_with_sums_in_double(capability, direction):
+    for case in random_cases(catalog.get("general"), 20):
+        kernel = catalog.default(case.problem, direction, capability, "strict")
+        expected = {"forward": "general_strict", "backward_bias": "general_backward_bias"}
+        assert kernel.name == expected.get(direction, f"general_strict_{direction}")
+        assert kernel.exactness == "strict"
+
+
 @every(
     problem=[
         "b1,c256,h14,w14,m1024,k1",
@@ -218,7 +258,8 @@ def test_one_compile_serves_every_batch(kernel):
         ("11_3xtf32", "b1,c512,h20,w20,m8,k3", "bytes of shared memory, more than"),
         ("gemm", "b1,c4,h4,w2000,m8,k1x1000", "1024 taps, 128 in a line, not 1x1000"),
         ("gemm", "b1,c64,h600,w800,m64,k3,p1", "takes 1604 pixels beyond it, more than fit"),
-        ("gemm_backward_weight", "b1,c4,h9,w9,m8,k3,float16", "float32 only, not float16"),
+        ("gemm_backward_weight", "b1,c4,h9,w9,m8,k3,float64", "and float16 only, not float64"),
+        ("gemm_half", "b1,c4,h9,w9,m8,k3,float16", "gemm computes float16 ones"),
         ("12_one_channel", "b1,c2,h20,w20,m1,k3", "one input channel only, not 2"),
         ("12_one_channel", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
         ("13_column_pairs", "b1,c1,h20,w21,m2,k3", "even widths only, not 21 and 19"),
