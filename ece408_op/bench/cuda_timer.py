@@ -12,17 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.cuda.plan import ARCHITECTURES, Code, Kernel, Launch, Plan
+from ..backends.cuda.kernels import catalog
+from ..backends.cuda.plan import ARCHITECTURES, Code, Kernel, Launch, Plan, Target
 from ..backends.cuda.runtime import launcher, pause
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane
+from ..backends.cuda.work import OVER_BATCH, shape_of
 from ..problem import ConvProblem
 from . import oracle
-from .checker import largest_error
+from .checker import ARRAYS, largest_error
 
 _WARM_UP = 3
 # Before what is timed: the host takes some 20 microseconds from one launch to the next.
 _PAUSE_US = 200
 _CHECKED_IMAGES = 8
+# Multiply-adds of images that the reference takes a second or so for.
+_CHECKED_PRODUCTS = 4e9
+# Bytes of fresh random numbers; larger arrays repeat them.
+_RANDOM_BYTES = 1 << 28
 _NAN = 0xFFFFFFFF
 _COUNT = Code(
     "count_nonfinite", "count_nonfinite.cu", ARCHITECTURES, "float32", float32_accurate=True
@@ -46,22 +52,29 @@ class Timing:
 
 
 class Bench:
-    """One problem's arrays on the GPU, filled with uniformly distributed numbers in +-0.5.
+    """One direction's arrays on the GPU, the inputs filled with uniformly distributed numbers in
+    +-0.5.
 
-    To be used inside `bench`, with the GPU's context current.
+    Results over a batch are checked on some images with the oracle, gradients for w with the
+    strict kernel. To be used inside `bench`, with the GPU's context current.
     """
 
-    def __init__(self, gpu: Gpu, problem: ConvProblem, pointers: dict[str, int]) -> None:
+    def __init__(
+        self, gpu: Gpu, problem: ConvProblem, direction: str, pointers: dict[str, int]
+    ) -> None:
         self.gpu = gpu
         self.problem = problem
-        self._pointers = pointers
-        rng = np.random.default_rng(408)
+        self._direction, self._pointers = direction, pointers
+        self._output, *self._inputs = roles(direction)
         self._pause = pause.load(gpu, _PAUSE_US)
-        self._w = rng.random(problem.w_shape, np.float32) - np.float32(0.5)
-        gpu.cuda.memcpy_htod(pointers["w"], self._w)
-        self._images = self._fill(rng)
-        checked = dataclasses.replace(problem, batch=len(self._images))
-        self._expected = oracle.forward(checked, np.stack(list(self._images.values())), self._w)
+        rng = np.random.default_rng(408)
+        self._images = self._some_images(rng)
+        kept = [self._fill(role, rng) for role in self._inputs]
+        if self._output in OVER_BATCH:
+            checked = dataclasses.replace(problem, batch=len(self._images))
+            self._expected = getattr(oracle, direction)(checked, *kept)
+        else:
+            self._expected = self._strictly()
 
     def time(self, kernel: Kernel, samples: int, plan: Plan | None = None) -> Timing:
         """`samples` timed runs of a kernel, by its own plan unless another is given.
@@ -103,16 +116,17 @@ class Bench:
         self, loaded: Any, pointers: dict[str, int], lane: Lane
     ) -> tuple[float, str | None]:
         """The error of a run onto NaN, and what is wrong with it."""
-        elements = math.prod(self.problem.y_shape)
-        self.gpu.cuda.memset_d32(pointers["y"], _NAN, elements)
+        elements = math.prod(shape_of(self.problem, self._output))
+        self.gpu.cuda.memset_d32(pointers[self._output], _NAN, elements)
         self._once(loaded, pointers, lane)
         missing = self._count_nonfinite(elements, lane)
-        found = np.stack([self._read_image(index) for index in self._images]).astype(np.float64)
+        found = self._read().astype(np.float64)
         error = float(np.linalg.norm(found - self._expected) / np.linalg.norm(self._expected))
         return error, f"{missing} elements are not finite" if missing else None
 
     def _count_nonfinite(self, elements: int, lane: Lane) -> int:
-        launch = Launch("count_nonfinite", (2048, 1, 1), (256, 1, 1), ("count", "y", elements))
+        arguments = ("count", self._output, elements)
+        launch = Launch("count_nonfinite", (2048, 1, 1), (256, 1, 1), arguments)
         plan = Plan(_COUNT, (), (launch,))
         self.gpu.cuda.memset_d32(self._pointers["count"], 0, 1)
         lane.launch(launcher.load(self.gpu, plan), self._pointers)
@@ -121,34 +135,67 @@ class Bench:
         self.gpu.cuda.memcpy_dtoh(count, self._pointers["count"])
         return int(count[0])
 
-    def _fill(self, rng: np.random.Generator) -> dict[int, np.ndarray]:
-        """Write x image block by image block; returns the images to check, by number."""
-        batch, image_bytes = self.problem.batch, 4 * math.prod(self.problem.x_shape[1:])
-        middle = rng.integers(batch, size=_CHECKED_IMAGES - 2)
-        kept: dict[int, np.ndarray] = {}
-        step = max(1, (64 << 20) // image_bytes)
-        for first in range(0, batch, step):
-            shape = (min(step, batch - first), *self.problem.x_shape[1:])
-            block = rng.random(shape, np.float32) - np.float32(0.5)
-            self.gpu.cuda.memcpy_htod(self._pointers["x"] + first * image_bytes, block)
-            for index in {0, *map(int, middle), batch - 1}:
-                if first <= index < first + len(block):
-                    kept[index] = block[index - first].copy()
-        return kept
+    def _some_images(self, rng: np.random.Generator) -> list[int]:
+        """Numbers of images to check: the first, the last and some between."""
+        problem = self.problem
+        products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
+        count = max(1, min(_CHECKED_IMAGES, int(_CHECKED_PRODUCTS / products)))
+        if count == 1:
+            return [problem.batch - 1]
+        return sorted({0, *rng.integers(problem.batch, size=count - 2), problem.batch - 1})
 
-    def _read_image(self, index: int) -> np.ndarray:
-        image = np.empty(self.problem.y_shape[1:], np.float32)
-        self.gpu.cuda.memcpy_dtoh(image, self._pointers["y"] + index * image.nbytes)
-        return image
+    def _fill(self, role: str, rng: np.random.Generator) -> np.ndarray:
+        """Write an input block by block; returns the images to check of what is over the batch,
+        or all of it."""
+        shape = shape_of(self.problem, role)
+        wanted = self._images if role in OVER_BATCH else range(shape[0])
+        row_bytes = 4 * math.prod(shape[1:])
+        fresh = max(1, min(shape[0], _RANDOM_BYTES // row_bytes))
+        numbers = rng.random((fresh, *shape[1:]), np.float32)
+        numbers -= np.float32(0.5)
+        for first in range(0, shape[0], fresh):
+            block = numbers[: shape[0] - first]
+            self.gpu.cuda.memcpy_htod(self._pointers[role] + first * row_bytes, block)
+        return numbers[[index % fresh for index in wanted]]
+
+    def _read(self) -> np.ndarray:
+        """The images to check, or all of what is not over the batch."""
+        shape = shape_of(self.problem, self._output)
+        if self._output not in OVER_BATCH:
+            everything = np.empty(shape, np.float32)
+            self.gpu.cuda.memcpy_dtoh(everything, self._pointers[self._output])
+            return everything
+        images = np.empty((len(self._images), *shape[1:]), np.float32)
+        for image, index in zip(images, self._images):
+            start = self._pointers[self._output] + int(index) * image.nbytes
+            self.gpu.cuda.memcpy_dtoh(image, start)
+        return images
+
+    def _strictly(self) -> np.ndarray:
+        """The result by the strict kernel."""
+        self.launch(launcher.load(self.gpu, strict_plan(self.gpu, self.problem, self._direction)))
+        return self._read().astype(np.float64)
+
+
+def strict_plan(gpu: Target, problem: ConvProblem, direction: str) -> Plan:
+    """What gradients for w are checked with."""
+    kernel = catalog.default(problem, direction, gpu.capability, "strict")
+    return kernel.plan(problem, gpu.capability, False)
+
+
+def roles(direction: str) -> list[str]:
+    """The arrays of a direction, the output first, without a bias."""
+    return [role for role in ARRAYS[direction] if role != "bias"]
 
 
 @contextlib.contextmanager
-def bench(gpu: Gpu, problem: ConvProblem) -> Iterator[Bench]:
-    """A `Bench` for a float32 problem without bias. Raises `NotEnoughMemory`."""
-    sizes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape, "count": (1,)}
+def bench(gpu: Gpu, problem: ConvProblem, direction: str = "forward") -> Iterator[Bench]:
+    """A `Bench` for a direction, "forward", "backward_data" or "backward_weight", of a float32
+    problem without bias. Raises `NotEnoughMemory`."""
+    sizes = {role: math.prod(shape_of(problem, role)) for role in roles(direction)}
     with gpu.active(), contextlib.ExitStack() as lanes:
         pointers = {
-            name: lanes.enter_context(gpu.lane(4 * math.prod(shape))).device
-            for name, shape in sizes.items()
+            name: lanes.enter_context(gpu.lane(4 * size)).device
+            for name, size in {**sizes, "count": 1}.items()
         }
-        yield Bench(gpu, problem, pointers)
+        yield Bench(gpu, problem, direction, pointers)

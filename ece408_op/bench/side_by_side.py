@@ -1,4 +1,4 @@
-"""Tuning on several GPUs of one kind: on each a process takes one problem after the other."""
+"""Tuning on several GPUs of one kind: on each a process takes one task after the other."""
 
 from __future__ import annotations
 
@@ -6,40 +6,21 @@ import contextlib
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Union
 
-from ..backends.cuda import work
 from ..backends.cuda.kernels.tuned import Result
 from ..backends.cuda.runtime import device
 from ..errors import Ece408Error, GpuFailed, InvalidSetting
-from ..problem import ConvProblem
-from .tuner import Candidate, tune
+from .tuner import Candidate, Task, tune
 
 # A process that has used the GPU cannot be forked.
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
-@dataclass(frozen=True)
-class Task:
-    """What `tuner.tune` is to be given: a problem, precisions, and a kernel's name or file, if it
-    is to be that one only."""
-
-    problem: ConvProblem
-    precisions: Sequence[str]
-    kernel: str | None
-
-    def run(
-        self, gpu: int, on_each: Callable[[], object] = lambda: None
-    ) -> tuple[list[Candidate], list[Result]]:
-        """What `tuner.tune` returns, for the GPU of this number. Raises what it raises."""
-        only = None if self.kernel is None else work.forward_kernel(self.kernel)
-        return tune(device.get(gpu), self.problem, self.precisions, on_each, only)
-
-
-Found = tuple[Task, list[Candidate], list[Result]]
+Asked = tuple[Task, Sequence[str]]
+Answer = Union[tuple[list[Candidate], list[Result]], Ece408Error]
 
 
 def check_alike(gpus: Sequence[int]) -> None:
@@ -53,21 +34,21 @@ def check_alike(gpus: Sequence[int]) -> None:
             )
 
 
-def tune_all(gpus: Sequence[int], tasks: Iterable[Task]) -> Iterator[Found]:
-    """What comes of the tasks, as it comes, each run by the GPU that is free first.
+def tune_all(gpus: Sequence[int], asked: Iterable[Asked]) -> Iterator[tuple[Task, Answer]]:
+    """What comes of the tasks for some precisions, as it comes, each run by the GPU that is free
+    first: what `tuner.tune` returns, or the error that it raises.
 
-    Raises what `tuner.tune` raises, and `GpuFailed` when a process dies. However this ends, so do
-    the processes.
+    Raises `GpuFailed` when a process dies. However this ends, so do the processes.
     """
-    left = iter(tasks)
+    left = iter(asked)
     with contextlib.ExitStack() as stack:
         busy: dict[Connection, Task] = {}
         places: dict[Connection, int] = {}
-        for gpu, task in zip(gpus, left):
+        for gpu, first in zip(gpus, left):
             ours, theirs = _CONTEXT.Pipe()
             stack.callback(_start(gpu, theirs))
-            ours.send(task)
-            busy[ours], places[ours] = task, gpu
+            ours.send(first)
+            busy[ours], places[ours] = first[0], gpu
         while busy:
             for each in connection.wait(list(busy)):
                 assert isinstance(each, Connection)
@@ -76,17 +57,15 @@ def tune_all(gpus: Sequence[int], tasks: Iterable[Task]) -> Iterator[Found]:
                     answer = each.recv()
                 except EOFError:
                     raise GpuFailed(
-                        f"the process of GPU {places[each]} ended while it tuned {task.problem}; "
+                        f"the process of GPU {places[each]} ended while it tuned {task}; "
                         f"see what happens with --gpu {places[each]} alone"
                     ) from None
-                if isinstance(answer, Ece408Error):
-                    raise answer
                 # It goes on while the results are looked at.
                 following = next(left, None)
                 if following is not None:
                     each.send(following)
-                    busy[each] = following
-                yield (task, *answer)
+                    busy[each] = following[0]
+                yield task, answer
 
 
 def _start(gpu: int, theirs: Connection) -> Callable[[], object]:
@@ -112,8 +91,8 @@ def _serve_alone(gpu: int, theirs: Connection) -> None:
 def serve(gpu: int, tasks: Any) -> None:
     """Answer tasks with what comes of them, or with the error, for ever."""
     while True:
-        task = tasks.recv()
+        task, precisions = tasks.recv()
         try:
-            tasks.send(task.run(gpu))
+            tasks.send(tune(device.get(gpu), task, precisions))
         except Ece408Error as error:
             tasks.send(error)

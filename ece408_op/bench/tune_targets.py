@@ -1,4 +1,5 @@
-"""What `ece408 tune` can be told to tune for: terms, shapes, problems and checkpoints."""
+"""What `ece408 tune` can be told to tune for: terms, shapes, problems, checkpoints and networks of
+MXNet's model zoo."""
 
 from __future__ import annotations
 
@@ -18,6 +19,19 @@ from ..operator.loading import load_mxnet
 from ..problem import ConvProblem
 from .shapes import BATCH, SHAPES
 
+# Networks of MXNet's model zoo, one or two of each kind, and the side of their images.
+ZOO = {
+    "alexnet": 224,
+    "densenet121": 224,
+    "inceptionv3": 299,
+    "mobilenet1.0": 224,
+    "mobilenetv2_1.0": 224,
+    "resnet18_v1": 224,
+    "resnet18_v2": 224,
+    "squeezenet1.0": 224,
+    "vgg11": 224,
+}
+_ALL = "zoo"
 # Staged calls cut a batch into chunks of about this many images.
 _CHUNK = 100
 
@@ -27,9 +41,10 @@ def problems(
 ) -> list[ConvProblem]:
     """The convolutions that the names stand for, each once, at each of the batches.
 
-    A name is a term's, a shape's in `bench.shapes`, a problem such as `b100,c12,h33,w33,m24,k5`, or
-    the prefix of a checkpoint or the path of its symbol file, for which `image` gives channels,
-    height and width, such as `3x224x224`. Without `batches` a problem has its own, and the others
+    A name is a term's, a shape's in `bench.shapes`, a problem such as `b100,c12,h33,w33,m24,k5`, a
+    network's in `ZOO`, `zoo` for all of these and the course's terms, or the prefix of a checkpoint
+    or the path of its symbol file, for which `image` gives channels, height and width, such as
+    `3x224x224`. Without `batches` a problem has its own, and the others
     get the course's 10000 and what a staged call makes of it.
 
     Raises `InvalidSetting` for a name that is none of these or an image of another form,
@@ -55,11 +70,18 @@ def _layers(name: str, image: str | None) -> list[ConvProblem]:
         return [SHAPES[name]]
     if "," in name:
         return [ConvProblem.parse(name)]
+    if name == _ALL:
+        return [layer for each in (*ZOO, *models.TERMS) for layer in _layers(each, image)]
+    if name in ZOO:
+        mx = load_mxnet()
+        net = mx.gluon.model_zoo.vision.get_model(name)
+        return convolutions(net(mx.sym.Variable("data")), (3, ZOO[name], ZOO[name]))
     path = Path(name if name.endswith(".json") else f"{name}-symbol.json")
     if not path.is_file():
         raise InvalidSetting(
             f"{name!r} is not a term ({', '.join(models.TERMS)}), a shape ({', '.join(SHAPES)}), "
-            f"a problem such as b100,c12,h33,w33,m24,k5, or a checkpoint ({path} is not there)"
+            f"a problem such as b100,c12,h33,w33,m24,k5, a network ({', '.join(ZOO)}), {_ALL}, or "
+            f"a checkpoint ({path} is not there)"
         )
     return convolutions(checkpoint.read_symbol(path), image_of(image, name))
 

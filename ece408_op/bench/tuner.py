@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from ..backends.cuda import work
 from ..backends.cuda.kernels import catalog, tuned
 from ..backends.cuda.kernels.tuned import Choice, Result
 from ..backends.cuda.plan import Kernel, Plan, Target
@@ -17,7 +18,7 @@ from ..backends.cuda.runtime.device import Gpu
 from ..errors import GpuFailed, KernelCompileFailed, TuningFailed
 from ..problem import PRECISIONS, ConvProblem
 from .compiling import compile_all
-from .cuda_timer import Bench, Timing, bench
+from .cuda_timer import Bench, Timing, bench, strict_plan
 
 # A kernel that is slower than the best by this factor with its own tiles is not tried with others.
 _WORTH_ALL_TILES = 2.0
@@ -26,6 +27,8 @@ _FIRST_SAMPLES = 3
 _FINAL_SAMPLES = 20
 _CLOSE = 1.25
 _MOST_FINALISTS = 8
+# Tiles of a kernel that are candidates where there is little time.
+_QUICK_TILES = 4
 
 
 @dataclass(frozen=True)
@@ -47,29 +50,63 @@ class Candidate:
         }
 
 
-def candidates(
-    problem: ConvProblem, gpu: Target, precision: str, only: Kernel | None = None
-) -> list[Choice]:
-    """Every kernel for the forward pass that can compute the problem and is at least as exact as
-    `precision`, or only this one, with its own choice of a layout and then with each of the
-    others."""
+@dataclass(frozen=True)
+class Task:
+    """What to find the best of: a direction of a float32 problem, by any kernel, or by the one of
+    the name or file `kernel`; `quick`: by those that could be a default, with the few tiles that
+    should be best."""
+
+    problem: ConvProblem
+    direction: str = "forward"
+    kernel: str | None = None
+    quick: bool = False
+
+    @property
+    def only(self) -> Kernel | None:
+        """The one kernel to measure, if it is not to be any."""
+        return None if self.kernel is None else work.forward_kernel(self.kernel)
+
+    def __str__(self) -> str:
+        way = "" if self.direction == "forward" else f" {self.direction}"
+        return f"{self.problem}{way}"
+
+
+def candidates(task: Task, gpu: Target, precision: str) -> list[Choice]:
+    """Every kernel for the direction that can compute the problem and is at least as exact as
+    `precision`, with its own choice of a layout and then with each of the others. Strict ones are
+    the slower ones of general ones, and are left out where less will do."""
     found: list[Choice] = []
-    for kernel in (only,) if only else catalog.KERNELS:
-        if kernel.direction == "forward" and kernel.permitted(precision):
-            layouts = kernel.layouts(problem, gpu.capability)
+    for kernel in (task.only,) if task.only else catalog.KERNELS:
+        wanted = kernel.direction == task.direction and kernel.permitted(precision)
+        wanted = wanted and (kernel.precision != "strict" or precision == "strict")
+        if wanted and not (task.quick and kernel.rank is None):
+            layouts = kernel.layouts(task.problem, gpu.capability)
+            if task.quick:
+                layouts = layouts[:_QUICK_TILES]
             found += [Choice(kernel, layout if i else None) for i, layout in enumerate(layouts)]
     return found
 
 
+def compile_ahead(gpu: Gpu, tasks: Sequence[Task], precision: str) -> None:
+    """Compile all candidates of some quick tasks side by side, and what checks them. Those that do
+    not compile fail again when they are to be timed."""
+    plans = [
+        _plan(choice, task, gpu) for task in tasks for choice in candidates(task, gpu, precision)
+    ]
+    of_w = (task.problem for task in tasks if task.direction == "backward_weight")
+    plans += [strict_plan(gpu, problem, "backward_weight") for problem in of_w]
+    with contextlib.suppress(KernelCompileFailed):
+        compile_all(gpu, plans)
+
+
 def tune(
     gpu: Gpu,
-    problem: ConvProblem,
+    task: Task,
     precisions: Sequence[str],
     on_each: Callable[[], object] = lambda: None,
-    only: Kernel | None = None,
 ) -> tuple[list[Candidate], list[Result]]:
-    """Find the best of all candidates for a float32 problem, for each of `precisions`; or, with
-    `only`, the best layout of this kernel, which is then timed beside what runs without it.
+    """Find the best of all candidates for a task, for each of `precisions`; of a task for one
+    kernel its best layout, which is then timed beside what runs without it.
 
     Every kernel is timed with the tiles that it would choose itself, then those near the best of
     a precision with all others, and what is near the best then at length. Returns what was timed,
@@ -79,14 +116,14 @@ def tune(
     Raises `TuningFailed` when no candidate computes what it should, `NotEnoughMemory`, and
     `NoUsableGpu` without nvcc.
     """
-    problem = dataclasses.replace(problem, bias=False)
+    task = dataclasses.replace(task, problem=dataclasses.replace(task.problem, bias=False))
     loosest = max(precisions, key=PRECISIONS.index)
     first: list[Choice] = []
     others: list[Choice] = []
-    for choice in candidates(problem, gpu, loosest, only):
+    for choice in candidates(task, gpu, loosest):
         (first if choice.layout is None else others).append(choice)
-    with bench(gpu, problem) as measure:
-        found = _timed_all(measure, first, on_each)
+    with bench(gpu, task.problem, task.direction) as measure:
+        found = _timed_all(measure, task, first, on_each)
         close = {
             each.choice.kernel.name
             for precision in precisions
@@ -95,39 +132,36 @@ def tune(
         rest = [choice for choice in others if choice.kernel.name in close]
         for _ in range(len(others) - len(rest)):
             on_each()
-        found += _timed_all(measure, rest, on_each)
+        found += _timed_all(measure, task, rest, on_each)
         for precision in precisions:
-            found = _at_length(measure, found, precision)
-        results = [
-            _result(problem, precision, sorted(found, key=_order)) for precision in precisions
-        ]
-        if only is not None:
-            found.append(_timed(measure, tuned.best(problem, gpu, loosest), _FINAL_SAMPLES))
+            found = _at_length(measure, task, found, precision)
+        results = [_result(task, precision, sorted(found, key=_order)) for precision in precisions]
+        if task.only is not None:
+            best = tuned.best(task.problem, gpu, loosest)
+            found.append(_timed(measure, task, best, _FINAL_SAMPLES))
     return sorted(found, key=_order), results
 
 
 def _timed_all(
-    measure: Bench, choices: Sequence[Choice], on_each: Callable[[], object]
+    measure: Bench, task: Task, choices: Sequence[Choice], on_each: Callable[[], object]
 ) -> list[Candidate]:
     """The choices compiled side by side, and timed a little one by one."""
     # One that does not compile fails again, by itself, when it is to be timed.
     with contextlib.suppress(KernelCompileFailed):
-        compile_all(
-            measure.gpu, (_plan(choice, measure.problem, measure.gpu) for choice in choices)
-        )
+        compile_all(measure.gpu, (_plan(choice, task, measure.gpu) for choice in choices))
     found = []
     for choice in choices:
-        found.append(_timed(measure, choice, _FIRST_SAMPLES))
+        found.append(_timed(measure, task, choice, _FIRST_SAMPLES))
         on_each()
     return found
 
 
-def _plan(choice: Choice, problem: ConvProblem, gpu: Target) -> Plan:
-    return choice.kernel.plan(problem, gpu.capability, False, choice.layout)
+def _plan(choice: Choice, task: Task, gpu: Target) -> Plan:
+    return choice.kernel.plan(task.problem, gpu.capability, False, choice.layout)
 
 
-def _timed(measure: Bench, choice: Choice, samples: int) -> Candidate:
-    plan = _plan(choice, measure.problem, measure.gpu)
+def _timed(measure: Bench, task: Task, choice: Choice, samples: int) -> Candidate:
+    plan = _plan(choice, task, measure.gpu)
     try:
         timing = measure.time(choice.kernel, samples, plan)
     except (KernelCompileFailed, GpuFailed) as error:
@@ -135,10 +169,12 @@ def _timed(measure: Bench, choice: Choice, samples: int) -> Candidate:
     return Candidate(choice, timing)
 
 
-def _at_length(measure: Bench, found: list[Candidate], precision: str) -> list[Candidate]:
+def _at_length(
+    measure: Bench, task: Task, found: list[Candidate], precision: str
+) -> list[Candidate]:
     """The candidates with those that may be the best at this precision timed at length."""
     again = {
-        id(each): _timed(measure, each.choice, _FINAL_SAMPLES)
+        id(each): _timed(measure, task, each.choice, _FINAL_SAMPLES)
         for each in _near(found, precision, _CLOSE)[:_MOST_FINALISTS]
         if len(each.timing.samples_ms) < _FINAL_SAMPLES
     }
@@ -163,29 +199,30 @@ def _order(each: Candidate) -> tuple[bool, float]:
     return each.timing.failure is not None, each.timing.median_ms
 
 
-def _result(problem: ConvProblem, precision: str, found: Sequence[Candidate]) -> Result:
+def _result(task: Task, precision: str, found: Sequence[Candidate]) -> Result:
     """The best of those timed at length; the order of `found` is by time."""
     right = _right(found, precision)
     if not right:
         raise TuningFailed(
-            f"none of {len(found)} candidates computes {problem} right; the first is "
+            f"none of {len(found)} candidates computes {task} right; the first is "
             f"{found[0].choice}: {found[0].timing.failure}; ece408 lab check says more of a file, "
             "scripts/check_cuda.py of this package's kernels"
         )
     final = [each for each in right if len(each.timing.samples_ms) >= _FINAL_SAMPLES]
     best = min(final or right, key=_order)
     return Result(
-        problem,
+        task.problem,
         precision,
         tuned.identity(best.choice.kernel),
         best.choice.tunables,
         best.timing.median_ms,
         sum(each.choice.kernel.permitted(precision) for each in found),
+        task.direction,
     )
 
 
-def table(problem: ConvProblem, found: Sequence[Candidate]) -> str:
-    """The candidates for one problem and their times, as text in columns."""
+def table(task: Task, found: Sequence[Candidate]) -> str:
+    """The candidates for one task and their times, as text in columns."""
     rows = [("kernel", "precision", "ms", "error", "")]
     for each in found:
         timing = each.timing
@@ -200,4 +237,4 @@ def table(problem: ConvProblem, found: Sequence[Candidate]) -> str:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-    return "\n".join([f"{problem}:", *(f"  {line}" for line in lines)])
+    return "\n".join([f"{task}:", *(f"  {line}" for line in lines)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .. import settings
-from ..backends import kernel_file
+from ..backends import DIRECTIONS, kernel_file
 from ..backends.cuda import work
 from ..backends.cuda.kernels import tuned
 from ..backends.cuda.kernels.tuned import Result
@@ -21,21 +22,26 @@ from ..backends.cuda.plan import Kernel
 from ..backends.cuda.runtime import compiler, device
 from ..backends.cuda.runtime.device import Gpu
 from ..bench import side_by_side, tune_targets, tuner
-from ..bench.side_by_side import Found, Task
+from ..bench.side_by_side import Answer, Asked
+from ..bench.tuner import Candidate, Task
 from ..course import models
-from ..errors import InvalidSetting
+from ..errors import Ece408Error, InvalidSetting
 from ..files.cachedir import atomic_path
 from ..operator import variables
 from ..operator.environment import machine
-from ..problem import PRECISIONS, ConvProblem, check_precision
+from ..problem import PRECISIONS, check_precision
 from . import arguments
+
+# Tasks whose candidates are compiled side by side where they are few.
+_COMPILED_TOGETHER = 12
 
 
 @dataclass(frozen=True)
 class Request:
     """What to tune for: names and batches as in `tune_targets`, precisions, whether to measure
-    again what has been, the GPUs' numbers, files to write to, and a file whose tunables are
-    measured in the place of all kernels."""
+    again what has been, the GPUs' numbers, files to write to, a file whose tunables are measured in
+    the place of all kernels, whether gradients are to be tuned as well, and whether few candidates
+    are enough."""
 
     names: Sequence[str]
     batches: Sequence[int]
@@ -46,6 +52,8 @@ class Request:
     json: Path | None = None
     out: Path | None = None
     kernel: str | None = None
+    gradients: bool = False
+    quick: bool = False
 
 
 def add(commands: Any) -> None:
@@ -55,15 +63,16 @@ def add(commands: Any) -> None:
         commands,
         "tune",
         title,
-        epilog="What was measured before for the same GPU, driver and kernels is kept. Forward "
-        "passes use the results from then on.",
+        epilog="What was measured before for the same GPU, driver and kernels is kept, so that a "
+        "run that was ended goes on where it was. Calls use the results from then on.",
     )
     parser.add_argument(
         "what",
         nargs="*",
-        metavar="TERM|SHAPE|CHECKPOINT",
+        metavar="TERM|SHAPE|NETWORK|CHECKPOINT",
         help=f"a term ({', '.join(models.TERMS)}), a shape such as fa19_1 or "
-        "b100,c12,h33,w33,m24,k5, or the prefix of a checkpoint (default: "
+        "b100,c12,h33,w33,m24,k5, a network of MXNet's model zoo such as resnet18_v1, zoo for "
+        f"{len(tune_targets.ZOO)} of these and all terms, or the prefix of a checkpoint (default: "
         f"{models.DEFAULT_TERM})",
     )
     parser.add_argument(
@@ -86,6 +95,13 @@ def add(commands: Any) -> None:
         help="measure the tunables of a CUDA file that declares its launch, '// ece408: tunable "
         "TILE = 8, 16, 32', and not this package's kernels; the file then runs with the best ones",
     )
+    parser.add_argument("--gradients", action="store_true", help="tune the gradients as well")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="measure only kernels that may run untuned, each with the few tiles that should be "
+        "best; several layers are compiled at once",
+    )
     parser.add_argument("--force", action="store_true", help="measure what has been measured")
     arguments.add_gpu(parser, "several of one kind share the problems")
     parser.add_argument(
@@ -106,11 +122,13 @@ def _run(options: argparse.Namespace) -> None:
             options.batch_size,
             options.image,
             options.precision or [settings.precision()],
-            options.force or options.output is not None,
+            options.force,
             settings.devices(),
             options.json,
             options.output,
             options.kernel,
+            options.gradients,
+            options.quick,
         )
     )
 
@@ -118,8 +136,8 @@ def _run(options: argparse.Namespace) -> None:
 def run(request: Request) -> None:
     """Measure, keep the results after each problem, and print tables to stdout.
 
-    Raises `NoUsableGpu`, `TuningFailed`, `InvalidSetting` for a file that declares no launch, and
-    what `tune_targets.problems` raises.
+    Raises `NoUsableGpu`, `InvalidSetting` for a file that declares no launch, what
+    `tune_targets.problems` raises, and when all others are done what the first task failed with.
     """
     only = None if request.kernel is None else _file(request.kernel)
     precisions = [check_precision(name) for name in dict.fromkeys(request.precisions)]
@@ -127,45 +145,48 @@ def run(request: Request) -> None:
     gpu = device.get(request.gpus[0])
     side_by_side.check_alike(request.gpus)
     compiler.require_nvcc()
-    tasks = []
-    for problem in problems:
-        reason = only and only.why_not(problem, gpu.capability)
-        if only and reason:
-            print(f"ece408: {only.name} does not compute {problem}: {reason}", file=sys.stderr)
+    directions = DIRECTIONS if request.gradients and only is None else DIRECTIONS[:1]
+    tasks = [
+        Task(problem, direction, request.kernel, request.quick)
+        for problem in problems
+        for direction in directions
+    ]
+    wanted = {task: _wanted(task, precisions, gpu, request) for task in tasks}
+    wanted = {task: names for task, names in wanted.items() if names}
+    measured: dict[Task, tuple[list[Candidate], list[Result]]] = {}
+    failures = []
+    for task, answer in _answers(request, gpu, wanted):
+        if isinstance(answer, Ece408Error):
+            failures.append(answer)
+            print(f"ece408: {task} is left out: {answer}", file=sys.stderr)
             continue
-        asked = (gpu, request.force, only)
-        wanted = [each for each in precisions if _is_wanted(problem, each, *asked)]
-        if wanted:
-            tasks.append(Task(problem, wanted, request.kernel))
-    measured = []
-    for found in _tuned(request.gpus, tasks, gpu, only):
-        path = tuned.save(found[2], gpu, request.out)
-        measured.append(found)
-        print(tuner.table(found[0].problem, found[1]))
-        for result in found[2]:
+        measured[task] = found, results = answer
+        path = tuned.save(results, gpu, request.out)
+        print(tuner.table(task, found))
+        for result in results:
             print(_line(result))
         sys.stdout.flush()
     if measured:
         print(f"ece408: results are in {path}", file=sys.stderr)
     if request.json is not None:
-        _write(request.json, sorted(measured, key=lambda found: tasks.index(found[0])))
+        _write(request.json, [(task, *measured[task]) for task in wanted if task in measured])
+    if failures:
+        raise failures[0]
 
 
-def _tuned(
-    gpus: Sequence[int], tasks: Sequence[Task], gpu: Gpu, only: Kernel | None
-) -> Iterator[Found]:
+def _answers(
+    request: Request, gpu: Gpu, wanted: Mapping[Task, Sequence[str]]
+) -> Iterator[tuple[Task, Answer]]:
     """What comes of the tasks, with a bar: of candidates, or, on several GPUs, of tasks."""
-    if min(len(gpus), len(tasks)) > 1:
-        found = side_by_side.tune_all(gpus, tasks)
-        yield from tqdm(found, total=len(tasks), unit="problem", disable=None, leave=False)
+    if min(len(request.gpus), len(wanted)) > 1:
+        found = side_by_side.tune_all(request.gpus, wanted.items())
+        yield from tqdm(found, total=len(wanted), unit="task", disable=None, leave=False)
         return
-    for task in tasks:
-        loosest = max(task.precisions, key=PRECISIONS.index)
-        count = len(tuner.candidates(task.problem, gpu, loosest, only))
-        title = str(task.problem)
-        with tqdm(total=count, desc=title, unit="tile", disable=None, leave=False) as bar:
-            candidates, results = task.run(gpus[0], bar.update)
-        yield task, candidates, results
+    for task, names in _compiled_ahead(gpu, wanted) if request.quick else wanted.items():
+        try:
+            yield task, _measure(gpu, task, names)
+        except Ece408Error as error:
+            yield task, error
 
 
 def _file(name: str) -> Kernel:
@@ -176,33 +197,72 @@ def _file(name: str) -> Kernel:
     return work.forward_kernel(name)
 
 
-def _is_wanted(problem: ConvProblem, name: str, gpu: Gpu, force: bool, only: Kernel | None) -> bool:
-    """Whether to measure; if not, says why on stderr or prints the kept result to stdout."""
-    least = 1 if only else 2
-    if problem.dtype != "float32" or len(tuner.candidates(problem, gpu, name, only)) < least:
-        print(f"ece408: there is one kernel for {problem}, nothing to choose", file=sys.stderr)
-        return False
-    result = None if force else tuned.kept(problem, gpu, name, only)
-    if result is not None:
-        print(f"{_line(result)} (kept; --force measures it again)")
-    return result is None
+def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -> list[str]:
+    """The precisions to measure. Of others it says why not on stderr, or prints the kept result to
+    stdout."""
+    reason = task.only and task.only.why_not(task.problem, gpu.capability)
+    if task.only and reason:
+        name = task.only.name
+        print(f"ece408: {name} does not compute {task.problem}: {reason}", file=sys.stderr)
+        return []
+    least = 1 if task.only else 2
+    wanted = []
+    for name in precisions:
+        if task.problem.dtype != "float32" or len(tuner.candidates(task, gpu, name)) < least:
+            print(f"ece408: there is one kernel for {task}, nothing to choose", file=sys.stderr)
+            continue
+        asked = (task.problem, gpu, name, task.only, task.direction, request.out)
+        result = None if request.force else tuned.kept(*asked)
+        if result is None:
+            wanted.append(name)
+        else:
+            print(f"{_line(result)} (kept; --force measures it again)")
+    return wanted
+
+
+def _compiled_ahead(gpu: Gpu, wanted: Mapping[Task, Sequence[str]]) -> Iterator[Asked]:
+    """The tasks, some at a time compiled before; stderr says how long the rest will take."""
+    tasks, start = list(wanted.items()), time.monotonic()
+    for first in range(0, len(tasks), _COMPILED_TOGETHER):
+        some = tasks[first : first + _COMPILED_TOGETHER]
+        if first:
+            left = (time.monotonic() - start) / first * (len(tasks) - first)
+            print(
+                f"ece408: {first} of {len(tasks)} are measured; the rest will take about "
+                f"{left / 60:.0f} minutes",
+                file=sys.stderr,
+            )
+        loosest = max((name for _, names in some for name in names), key=PRECISIONS.index)
+        tuner.compile_ahead(gpu, [task for task, _ in some], loosest)
+        yield from some
+
+
+def _measure(
+    gpu: Gpu, task: Task, precisions: Sequence[str]
+) -> tuple[list[Candidate], list[Result]]:
+    loosest = max(precisions, key=PRECISIONS.index)
+    count = len(tuner.candidates(task, gpu, loosest))
+    with tqdm(total=count, desc=str(task), unit="tile", disable=None, leave=False) as progress:
+        return tuner.tune(gpu, task, precisions, progress.update)
 
 
 def _line(result: Result) -> str:
     name = result.kernel.partition("@")[0]
+    what = str(Task(result.problem, result.direction))
     tiles = "".join(f" {name}={value}" for name, value in result.tunables)
     return (
-        f"best for {result.problem} in {result.precision}: {name}{tiles}, "
+        f"best for {what} in {result.precision}: {name}{tiles}, "
         f"{result.ms:.4f} ms of {result.candidates} candidates"
     )
 
 
-def _write(path: Path, measured: Sequence[Found]) -> None:
+def _write(path: Path, measured: Sequence[tuple[Task, list[Candidate], list[Result]]]) -> None:
     content: dict[str, Any] = {
         "machine": machine(),
         "problems": [
             {
                 "problem": str(task.problem),
+                "direction": task.direction,
                 "candidates": [each.document() for each in found],
                 "best": [each.document() for each in results],
             }

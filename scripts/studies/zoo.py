@@ -24,6 +24,7 @@ import numpy as np
 from ece408_op import errors
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.summary import summary
+from ece408_op.bench.tune_targets import ZOO
 from ece408_op.files import markdown
 from ece408_op.op_log import OpTimes, op_times
 from ece408_op.operator.loading import load_mxnet
@@ -31,17 +32,7 @@ from ece408_op.operator.swap import SwapReport, swap, swap_symbol
 from ece408_op.problem import ConvProblem
 
 # The side of the square images that each network takes.
-NETWORKS = {
-    "alexnet": 224,
-    "densenet121": 224,
-    "inceptionv3": 299,
-    "mobilenet1.0": 224,
-    "mobilenetv2_1.0": 224,
-    "resnet18_v1": 224,
-    "resnet18_v2": 224,
-    "squeezenet1.0": 224,
-    "vgg11": 224,
-}
+NETWORKS = ZOO
 
 
 def build(name: str, batch: int = 1, seed: int = 408) -> tuple[Any, Any]:

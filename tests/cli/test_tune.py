@@ -25,6 +25,7 @@ from ece408_op.errors import GpuFailed, InvalidSize, TuningFailed
 from ece408_op.problem import ConvProblem
 
 FA19 = [SHAPES["fa19_1"], SHAPES["fa19_2"]]
+FA19_AT_32 = [dataclasses.replace(each, batch=32) for each in FA19]
 
 
 def _texts(problems):
@@ -91,8 +92,8 @@ def _no_gpu():
 class FakeBench:
     """Times by kernel, wrong results and launches that fail; counts what was timed."""
 
-    def __init__(self, gpu, problem):
-        self.gpu, self.problem = gpu, problem
+    def __init__(self, gpu, problem, direction):
+        self.gpu, self.problem, self.direction = gpu, problem, direction
         self.timed = []
 
     def time(self, kernel, samples, plan):
@@ -109,8 +110,8 @@ def benches(monkeypatch, tmp_path):
     made = []
 
     @contextlib.contextmanager
-    def bench(gpu, problem):
-        made.append(FakeBench(gpu, problem))
+    def bench(gpu, problem, direction):
+        made.append(FakeBench(gpu, problem, direction))
         yield made[-1]
 
     monkeypatch.setattr(tuner, "bench", bench)
@@ -127,7 +128,7 @@ def test_candidates_are_all_that_can_compute_it_each_once():
     problem = FA19[1]
     names: dict[str, list] = {precision: [] for precision in ("float32", "tf32", "float16")}
     for precision, found in names.items():
-        choices = tuner.candidates(problem, FakeGpu(), precision)
+        choices = tuner.candidates(tuner.Task(problem), FakeGpu(), precision)
         found += [str(choice) for choice in choices]
         plans = [c.kernel.plan(problem, (9, 0), False, c.layout) for c in choices]
         assert len(set(plans)) == len(plans)
@@ -137,7 +138,7 @@ def test_candidates_are_all_that_can_compute_it_each_once():
 
 
 def test_the_fastest_right_one_of_each_precision_wins(benches):
-    found, results = tuner.tune(FakeGpu(), FA19[1], ["float32", "tf32", "float16"])
+    found, results = tuner.tune(FakeGpu(), tuner.Task(FA19[1]), ["float32", "tf32", "float16"])
     best = {each.precision: (each.kernel, each.ms) for each in results}
     assert best == {
         "float32": ("5_implicit_gemm", 0.5),
@@ -168,9 +169,10 @@ def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, monkeypatc
 
     monkeypatch.setattr(FakeBench, "time", time)
     counted = []
-    _, (result,) = tuner.tune(FakeGpu(), FA19[0], ["float32"], lambda: counted.append(1))
+    task = tuner.Task(FA19[0])
+    _, (result,) = tuner.tune(FakeGpu(), task, ["float32"], lambda: counted.append(1))
     assert (result.kernel, dict(result.tunables), result.ms) == ("1_naive", {"rows": 1}, 0.5)
-    assert len(counted) == len(tuner.candidates(FA19[0], FakeGpu(), "float32")) == 6
+    assert len(counted) == len(tuner.candidates(task, FakeGpu(), "float32")) == 6
     assert set(benches[0].timed) == {
         *(("1_naive", 0), ("1_naive", 1), ("1_naive", 2), ("5_implicit_gemm", 0))
     }
@@ -179,7 +181,7 @@ def test_other_tiles_are_timed_where_a_kernels_own_come_near(benches, monkeypatc
 def test_when_none_is_right_it_fails(benches, monkeypatch):
     monkeypatch.setattr(FakeBench, "time", lambda *a, **k: Timing([1.0], math.nan, "all is NaN"))
     with pytest.raises(TuningFailed, match=r"none of \d+ candidates computes b10000.*: all is NaN"):
-        tuner.tune(FakeGpu(), FA19[0], ["float32"])
+        tuner.tune(FakeGpu(), tuner.Task(FA19[0]), ["float32"])
 
 
 def test_the_command_keeps_what_it_measured(benches, capsys, tmp_path):
@@ -227,6 +229,81 @@ def test_where_there_is_one_kernel_nothing_is_measured(benches, capsys):
     assert execute(["tune", "b9,c4,h9,w9,m4,k3,g2,float64", "b9,c3,h9,w9,m4,k3,float16"]) == 0
     assert capsys.readouterr().err.count("there is one kernel for b9,") == 2
     assert benches == []
+
+
+def test_gradients_are_tuned_where_they_are_asked_for(benches, capsys, monkeypatch):
+    def time(self, kernel, samples, plan):
+        ms = 0.1 if kernel.name.startswith("general") else 0.2
+        return Timing([ms] * samples, 1e-7, None)
+
+    monkeypatch.setattr(FakeBench, "time", time)
+    problem = ConvProblem.parse("b32,c64,h14,w14,m32,k3,p1")
+    assert execute(["tune", str(problem), "--gradients", "--quick"]) == 0
+    assert [bench.direction for bench in benches] == [
+        *("forward", "backward_data", "backward_weight")
+    ]
+    printed = capsys.readouterr().out
+    assert f"best for {problem} backward_data in float32: general_backward_data, 0.1000" in printed
+    for images in (32, 50):
+        asked = dataclasses.replace(problem, batch=images, bias=True)
+        (plan,) = work.backward_data(asked, 0, 0, 0, False).plans(FakeGpu(), images)
+        assert plan.kernel.name == "general_backward_data"
+        plans = work.backward_weight(asked, 0, 0, 0, 0, False, False).plans(FakeGpu(), images)
+        assert [each.kernel.name for each in plans] == [
+            *("general_backward_weight", "general_backward_bias")
+        ]
+    # What is less exact, or another layer, goes by the catalog's rules.
+    (plan,) = work.backward_data(asked, 0, 0, 0, False, "tf32").plans(FakeGpu(), 32)
+    assert plan.kernel.name == "gemm_half_backward_data"
+    assert execute(["tune", str(problem), "--gradients", "--quick"]) == 0
+    assert capsys.readouterr().out.count("(kept; --force measures it again)") == 3
+    assert len(benches) == 3
+
+
+def test_few_candidates_are_those_that_may_run_untuned():
+    problem = ConvProblem.parse("b32,c64,h14,w14,m32,k3,p1")
+    for direction in ("forward", "backward_data", "backward_weight"):
+        task = tuner.Task(problem, direction, quick=True)
+        found = tuner.candidates(task, FakeGpu(), "float32")
+        assert {each.kernel.direction for each in found} == {direction}
+        assert all(each.kernel.rank is not None for each in found)
+        assert "strict" not in {each.kernel.precision for each in found}
+        gemm = [each for each in found if each.kernel.name.startswith("gemm")]
+        assert len(gemm) == 4
+        assert gemm[0].layout is None
+        assert set(found) < set(tuner.candidates(tuner.Task(problem, direction), FakeGpu(), "tf32"))
+
+
+def test_what_fails_is_left_out_and_said(benches, capsys, monkeypatch):
+    def time(self, kernel, samples, plan):
+        failure = "all is NaN" if self.problem.channels == 3 else None
+        return Timing([0.5] * samples, 1e-7, failure)
+
+    monkeypatch.setattr(FakeBench, "time", time)
+    names = ["b9,c3,h9,w9,m4,k3", "b9,c4,h9,w9,m4,k3"]
+    assert execute(["tune", *names]) == TuningFailed.exit_code
+    printed = capsys.readouterr()
+    assert "best for b9,c4,h9,w9,m4,k3x3" in printed.out
+    assert "ece408: b9,c3,h9,w9,m4,k3x3 is left out: none of" in printed.err
+
+
+def test_a_run_that_was_ended_goes_on(benches, capsys, tmp_path):
+    out = tmp_path / "shipped.json"
+    arguments = ["tune", "fa19_2", "--batch-size", "100", "--output", str(out)]
+    for _ in range(2):
+        assert execute(arguments) == 0
+    assert "(kept; --force measures it again)" in capsys.readouterr().out
+    assert len(benches) == 1
+
+
+def test_the_zoos_layers_each_once(mx):
+    found = tune_targets.problems(["zoo"], [32])
+    assert len(found) == len(set(found)) > 200
+    assert {each.batch for each in found} == {32}
+    resnet = tune_targets.problems(["resnet18_v1"], [32])
+    assert "b32,c3,h224,w224,m64,k7x7,s2x2,p3x3" in _texts(resnet)
+    assert len(resnet) == 11
+    assert {*resnet, *FA19_AT_32} <= set(found)
 
 
 def test_batches_are_checked():
@@ -293,16 +370,16 @@ def test_gpus_of_two_kinds_do_not_share(in_threads, capsys):
     )
 
 
-def test_what_fails_on_one_gpu_ends_all(benches, in_threads, monkeypatch, capsys):
+def test_what_fails_on_several_gpus_is_left_out(benches, in_threads, monkeypatch, capsys):
     monkeypatch.setattr(FakeBench, "time", lambda *a, **k: Timing([1.0], math.nan, "all is NaN"))
     assert execute(["tune", "2019fa", "--gpu", "0,1"]) == 24
     assert "candidates computes b100" in capsys.readouterr().err
 
 
 def test_a_process_of_its_own_says_what_its_gpu_lacks():
-    task = side_by_side.Task(FA19[0], ["float32"], None)
-    with pytest.raises(ece408_op.errors.NoUsableGpu):
-        list(side_by_side.tune_all([98, 99], [task, task]))
+    asked = (tuner.Task(FA19[0]), ["float32"])
+    answers = [answer for _, answer in side_by_side.tune_all([98, 99], [asked, asked])]
+    assert [type(answer) for answer in answers] == [ece408_op.errors.NoUsableGpu] * 2
     assert multiprocessing.active_children() == []
 
 
@@ -312,9 +389,9 @@ def test_a_process_that_dies_is_told(monkeypatch):
         return lambda: None
 
     monkeypatch.setattr(side_by_side, "_start", start)
-    task = side_by_side.Task(FA19[0], ["float32"], None)
+    asked = (tuner.Task(FA19[0]), ["float32"])
     with pytest.raises(GpuFailed, match="the process of GPU 4 ended while it tuned b10000"):
-        list(side_by_side.tune_all([4], [task]))
+        list(side_by_side.tune_all([4], [asked]))
 
 
 @pytest.mark.gpu
