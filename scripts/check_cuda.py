@@ -1,14 +1,19 @@
-"""Check every CUDA kernel: exact on whole numbers, close on real ones, nothing else written."""
+"""Check every CUDA kernel: exact on whole numbers, close on real ones, nothing else written; with
+--errors measure how close."""
 
 import argparse
+import functools
 
-from studies import cuda_proof, results
+from studies import cuda_errors, cuda_proof, results
 from studies import options as shared
 from tqdm import tqdm
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import device
+from ece408_op.bench import checker
+from ece408_op.bench.compiling import compile_all
 from ece408_op.cli import program
+from ece408_op.problem import ConvProblem
 
 
 def main():
@@ -29,10 +34,18 @@ def main():
     parser.add_argument(
         "--bare", action="store_true", help="without guard zones, for compute-sanitizer to watch"
     )
+    parser.add_argument(
+        "--errors",
+        action="store_true",
+        help="measure errors on four kinds of numbers, in all and element by element, beside plain "
+        "float32 sums, and whether a second run gives the same bits; check nothing else",
+    )
     shared.add_output(parser)
     options = parser.parse_args()
     kernels = [catalog.get(name) for name in options.kernels] or catalog.KERNELS
     gpu = device.get(options.gpu)
+    if options.errors:
+        return measure_errors(gpu, kernels, options.output)
     proofs = [
         cuda_proof.prove(gpu, kernel, options.random, not options.small, options.bare)
         for kernel in tqdm(kernels, unit="kernel", disable=None)
@@ -40,6 +53,28 @@ def main():
     content = {"kernels": cuda_proof.document(proofs)}
     results.show(options.output, "CUDA kernels checked", cuda_proof.table(proofs), content)
     return any(proof.failures for proof in proofs)
+
+
+def measure_errors(gpu, kernels, output):
+    problems = [ConvProblem.parse(text) for text in cuda_errors.PROBLEMS]
+    compile_all(
+        gpu,
+        (
+            kernel.plan(problem, gpu.capability, False)
+            for kernel in kernels
+            for problem in problems
+            if kernel.why_not(problem, gpu.capability) is None
+        ),
+    )
+    records = cuda_errors.measure(
+        functools.partial(checker.computed, gpu),
+        tqdm(sorted(kernels, key=lambda each: each.direction), unit="kernel", disable=None),
+        gpu.capability,
+    )
+    content = {"errors": records}
+    results.show(output, "Errors of the CUDA kernels", cuda_errors.table(records), content)
+    defaults = {kernel.name for kernel in kernels if kernel.rank is not None}
+    return not all(each["same_bits"] for each in records if each["kernel"] in defaults)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,14 @@ import numpy as np
 
 from ..backends.cuda.plan import Kernel, Layout
 from ..backends.cuda.runtime.device import Gpu
+from ..backends.cuda.work import shape_of
 from ..errors import InvalidProblem
 from ..problem import ITEM_BYTES, ConvProblem
 from . import oracle
 from .gpu_arrays import StrayWrite, run
 from .shapes import SHAPES
 
+Arrays = dict[str, np.ndarray]
 # Output and inputs by direction, the bias last.
 ARRAYS = {
     "forward": ("y", "x", "w", "bias"),
@@ -144,21 +146,19 @@ def relative_error(gpu: Gpu, case: Case) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def element_error(gpu: Gpu, case: Case, decades: float) -> float:
-    """The largest error of an element, beside the sum of its terms' magnitudes: on numbers whose
-    own go over so many decades on either side of 1, or with 0 on normally distributed ones."""
-    rng = np.random.default_rng(case.seed)
-    arrays = {
-        name: rng.standard_normal(shape)
-        if not decades
-        else rng.choice([-1, 1], shape) * 10 ** rng.uniform(-decades, decades, shape)
-        for name, shape in _shapes(case).items()
-    }
-    arrays = {name: array.astype(case.problem.dtype) for name, array in arrays.items()}
-    wrong = np.abs(_found(gpu, case, arrays, bare=False) - _expected(case, arrays))
-    terms = _expected(case, {name: np.abs(array) for name, array in arrays.items()})
-    # Where there are no terms, such as where windows leave pixels out, zero is exact.
-    return float(np.max(wrong / np.where(terms > 0, terms, 1)))
+def inputs_of(direction: str, problem: ConvProblem) -> dict[str, tuple[int, ...]]:
+    """The inputs' roles, in the oracle's order, and shapes."""
+    _, *roles = ARRAYS[direction]
+    wanted = [role for role in roles if role != "bias" or problem.bias]
+    return {role: shape_of(problem, role) for role in wanted}
+
+
+def computed(gpu: Gpu, kernel: Kernel, problem: ConvProblem, inputs: Arrays) -> np.ndarray:
+    """What a kernel makes of inputs by role. Raises `StrayWrite`, and the errors of compiling,
+    loading and launching."""
+    output = ARRAYS[kernel.direction][0]
+    arrays = {output: np.empty(shape_of(problem, output), problem.dtype), **inputs}
+    return _found(gpu, Case(kernel, problem), arrays, bare=False)
 
 
 def largest_error(kernel: Kernel, problem: ConvProblem) -> float:
@@ -168,7 +168,7 @@ def largest_error(kernel: Kernel, problem: ConvProblem) -> float:
     return max(most, 2 * running) if problem.dtype == "float32" else most
 
 
-def _failure(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> str | None:
+def _failure(gpu: Gpu, case: Case, arrays: Arrays, bare: bool) -> str | None:
     try:
         found = _found(gpu, case, arrays, bare)
     except StrayWrite as error:
@@ -186,19 +186,12 @@ def _failure(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) ->
 
 def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
     """Shapes of the case's arrays, output first."""
-    problem = case.problem
-    shapes = {
-        "x": problem.x_shape,
-        "w": problem.w_shape,
-        "bias": problem.bias_shape,
-        "y": problem.y_shape,
-    }
-    names = ARRAYS[case.kernel.direction]
-    wanted = [name for name in names if name != "bias" or problem.bias]
-    return {name: shapes[name if name in shapes else name[1:]] for name in wanted}
+    output = ARRAYS[case.kernel.direction][0]
+    inputs = inputs_of(case.kernel.direction, case.problem)
+    return {output: shape_of(case.problem, output), **inputs}
 
 
-def _found(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> np.ndarray:
+def _found(gpu: Gpu, case: Case, arrays: Arrays, bare: bool) -> np.ndarray:
     output = ARRAYS[case.kernel.direction][0]
     start = arrays[output] if case.accumulate else np.full_like(arrays[output], np.nan)
     plan = case.kernel.plan(case.problem, gpu.capability, case.accumulate, case.layout)
@@ -207,7 +200,7 @@ def _found(gpu: Gpu, case: Case, arrays: dict[str, np.ndarray], bare: bool) -> n
     return run(gpu, plan, {**arrays, output: start}, output, bare, offset)
 
 
-def _expected(case: Case, arrays: dict[str, np.ndarray]) -> np.ndarray:
+def _expected(case: Case, arrays: Arrays) -> np.ndarray:
     """The output in float64."""
     output, *inputs = ARRAYS[case.kernel.direction]
     compute = getattr(oracle, case.kernel.direction)

@@ -21,7 +21,7 @@ def forward(
     taps, x = _taps(problem, w), _grouped(problem, x)
     y = _grouped(problem, np.zeros(problem.y_shape))
     with np.errstate(invalid="ignore"):
-        for tap, pixels, at in _windows(problem):
+        for tap, pixels, at in windows(problem):
             y[at] += _product(taps[tap], x[pixels])
         if bias is not None:
             y += _grouped(problem, bias.reshape(1, -1, 1, 1))
@@ -33,7 +33,7 @@ def backward_data(problem: ConvProblem, w: np.ndarray, dy: np.ndarray) -> np.nda
     taps, dy = _taps(problem, w).swapaxes(-1, -2), _grouped(problem, dy)
     dx = _grouped(problem, np.zeros(problem.x_shape))
     with np.errstate(invalid="ignore"):
-        for tap, pixels, at in _windows(problem):
+        for tap, pixels, at in windows(problem):
             dx[pixels] += _product(taps[tap], dy[at])
     return dx.reshape(problem.x_shape)
 
@@ -43,7 +43,7 @@ def backward_weight(problem: ConvProblem, x: np.ndarray, dy: np.ndarray) -> np.n
     x, dy = _grouped(problem, x), _grouped(problem, dy)
     dw = np.zeros((problem.groups, problem.filters // problem.groups, *problem.w_shape[1:]))
     with np.errstate(invalid="ignore"):
-        for tap, pixels, at in _windows(problem):
+        for tap, pixels, at in windows(problem):
             a, b = (part.reshape(*part.shape[:3], -1) for part in (dy[at], x[pixels]))
             dw[..., tap[0], tap[1]] = (a @ b.swapaxes(-1, -2)).sum(axis=0)
     return dw.reshape(problem.w_shape)
@@ -87,7 +87,7 @@ def _product(matrices: np.ndarray, images: np.ndarray) -> np.ndarray:
     return product.reshape(*product.shape[:3], *plane)
 
 
-def _windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple, tuple]]:
+def windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple, tuple]]:
     """Every tap (p, q) with the pixels of x it meets and those of y it adds to, as indices."""
     for tap in np.ndindex(*problem.kernel):
         of_x: list[slice] = []

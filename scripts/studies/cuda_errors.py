@@ -1,0 +1,137 @@
+"""How exact the CUDA kernels are on numbers of several kinds, beside plain float32 sums, and
+whether they give the same bits again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ece408_op.backends.cuda.plan import Capability, Kernel
+from ece408_op.bench import oracle
+from ece408_op.bench.checker import inputs_of
+from ece408_op.files import markdown
+from ece408_op.problem import ConvProblem
+
+from . import float32_sums
+
+# One channel, several, many, small planes, single taps, groups of one channel, a first layer.
+PROBLEMS = (
+    *("b3,c1,h70,w70,m12,k5x5", "b3,c12,h33,w33,m24,k5x5", "b2,c64,h28,w28,m64,k3x3,p1x1"),
+    *("b4,c256,h7,w7,m256,k3x3,p1x1", "b2,c128,h14,w14,m64,k1x1"),
+    *("b2,c32,h28,w28,m32,k3x3,p1x1,g32", "b2,c3,h64,w64,m32,k7x7,s2x2,p3x3"),
+)
+_DECADES = 6  # of geometric numbers' magnitudes, on either side of 1
+_SPREAD = 3  # of log-normal ones' logarithms
+_LARGE = 1e9  # what a pixel of each image is multiplied with
+
+Arrays = dict[str, np.ndarray]
+# A kernel's output for a problem, from inputs by role.
+Run = Callable[[Kernel, ConvProblem, Arrays], np.ndarray]
+
+
+def _signs(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.choice([-1.0, 1.0], shape)
+
+
+def _normal(rng: np.random.Generator, role: str, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.standard_normal(shape)
+
+
+def _log_normal(rng: np.random.Generator, role: str, shape: tuple[int, ...]) -> np.ndarray:
+    return _signs(rng, shape) * np.exp(_SPREAD * rng.standard_normal(shape))
+
+
+def _geometric(rng: np.random.Generator, role: str, shape: tuple[int, ...]) -> np.ndarray:
+    return _signs(rng, shape) * 10 ** rng.uniform(-_DECADES, _DECADES, shape)
+
+
+def _large_pixel(rng: np.random.Generator, role: str, shape: tuple[int, ...]) -> np.ndarray:
+    array = rng.standard_normal(shape)
+    if role != "w":
+        planes = array.reshape(shape[0], -1)
+        planes[:, planes.shape[1] // 2] *= _LARGE
+    return array
+
+
+KINDS = {
+    "normal": _normal,
+    "log-normal": _log_normal,
+    "geometric, 1e-6 to 1e6": _geometric,
+    "a pixel 1e9 larger than its neighbours": _large_pixel,
+}
+
+
+def measure(
+    run: Run,
+    kernels: Iterable[Kernel],
+    capability: Capability,
+    problems: Sequence[str] = PROBLEMS,
+) -> list[dict[str, Any]]:
+    """A record for each kernel, problem that it can compute and kind of numbers: relative L2 errors
+    against float64, and the largest error of an element beside the sum of its terms' magnitudes,
+    of the kernel and of plain float32 sums; and whether two runs gave the same bits."""
+    found = []
+    for kernel in kernels:
+        for text in problems:
+            problem = ConvProblem.parse(text)
+            if kernel.why_not(problem, capability) is None:
+                found += [_record(run, kernel, problem, kind) for kind in KINDS]
+    return found
+
+
+def _record(run: Run, kernel: Kernel, problem: ConvProblem, kind: str) -> dict[str, Any]:
+    arrays, exact, terms, plain = _expected(kernel.direction, problem, kind)
+    result, again = (run(kernel, problem, arrays) for _ in range(2))
+    errors = {**_errors("", result, exact, terms), **_errors("plain_", plain, exact, terms)}
+    same = result.tobytes() == again.tobytes()
+    about = {"kernel": kernel.name, "problem": str(problem), "kind": kind}
+    return {**about, **errors, "same_bits": same}
+
+
+# Kernels of a direction follow each other.
+@functools.lru_cache(maxsize=len(KINDS) * len(PROBLEMS))
+def _expected(
+    direction: str, problem: ConvProblem, kind: str
+) -> tuple[Arrays, np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, the result in float64, the sums of its terms' magnitudes, and plain float32 sums."""
+    rng = np.random.default_rng(408)
+    arrays = {
+        role: KINDS[kind](rng, role, shape).astype(np.float32)
+        for role, shape in inputs_of(direction, problem).items()
+    }
+    compute = getattr(oracle, direction)
+    exact = compute(problem, *arrays.values())
+    terms = compute(problem, *map(np.abs, arrays.values()))
+    plain = getattr(float32_sums, direction)(problem, *arrays.values())
+    return arrays, exact, terms, plain
+
+
+def _errors(
+    prefix: str, result: np.ndarray, exact: np.ndarray, terms: np.ndarray
+) -> dict[str, float]:
+    wrong = np.abs(result.astype(np.float64) - exact)
+    # Where there are no terms zero is exact.
+    of_terms = wrong / np.where(terms > 0, terms, 1)
+    return {
+        f"{prefix}l2": float(np.linalg.norm(wrong) / np.linalg.norm(exact)),
+        f"{prefix}element": float(np.max(of_terms)),
+    }
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """The largest errors of each kernel over its problems, a table for each kind of numbers."""
+    head = ["kernel", "problems", "L2", "plain", "element", "plain", "same bits"]
+    parts = []
+    for kind in KINDS:
+        rows = []
+        for kernel in dict.fromkeys(each["kernel"] for each in records):
+            own = [r for r in records if (r["kernel"], r["kind"]) == (kernel, kind)]
+            columns = ("l2", "plain_l2", "element", "plain_element")
+            errors = [f"{max(each[column] for each in own):.1e}" for column in columns]
+            same = "yes" if all(each["same_bits"] for each in own) else "no"
+            rows.append([kernel, len(own), *errors, same])
+        parts += [f"## {kind[0].upper()}{kind[1:]}", markdown.table(head, rows)]
+    return "\n\n".join(parts)
