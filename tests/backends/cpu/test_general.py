@@ -70,10 +70,10 @@ PROBLEMS = [
 ]
 DIRECTIONS = ("forward", "backward_data", "backward_weight", "backward_bias")
 
-cpu = CpuBackend()
+cpu, strict = CpuBackend(), CpuBackend("strict", "strict")
 
 
-def run(problem, direction, x, w, bias, dy, onto, side="end"):
+def run(problem, direction, x, w, bias, dy, onto, side="end", cpu=cpu):
     """One direction on guarded arrays; the output holds NaN before or, accumulating, `onto`."""
     accumulate = onto is not None
     shape = dict(zip(DIRECTIONS, _output_shapes(problem)))[direction]
@@ -99,7 +99,7 @@ def _output_shapes(problem):
     return problem.y_shape, problem.x_shape, problem.w_shape, problem.bias_shape
 
 
-def check_exact(problem, rng, isas, accumulates=(False, True), sides=("start", "end")):
+def check_exact(problem, rng, isas, accumulates=(False, True), sides=("start", "end"), cpu=cpu):
     """All directions, on each of the instruction sets, for the same whole numbers."""
     shapes = (problem.x_shape, problem.w_shape, problem.bias_shape, problem.y_shape)
     x, w, bias, dy = (integers(rng, shape, problem.dtype) for shape in shapes)
@@ -110,7 +110,7 @@ def check_exact(problem, rng, isas, accumulates=(False, True), sides=("start", "
             onto = integers(rng, exact.shape, problem.dtype) if accumulate else None
             total = exact + onto.astype(np.float64) if accumulate else exact
             with settings.override(isa=isa):
-                found = run(problem, direction, x, w, bias, dy, onto, side)
+                found = run(problem, direction, x, w, bias, dy, onto, side, cpu)
             case = f"{isa} {direction} {problem}, accumulate={accumulate}, side={side}"
             np.testing.assert_array_equal(found, total.astype(problem.dtype), err_msg=case)
 
@@ -119,6 +119,11 @@ def check_exact(problem, rng, isas, accumulates=(False, True), sides=("start", "
 def test_every_direction_is_exact_on_whole_numbers(dtype, text, rng):
     problem = ConvProblem.parse(f"{text},{dtype}" if dtype != "float32" else text)
     check_exact(problem, rng, native.isas())
+
+
+@every(text=PROBLEMS)
+def test_strict_is_exact_on_whole_numbers(text, rng):
+    check_exact(ConvProblem.parse(text), rng, native.isas(), sides=["end"], cpu=strict)
 
 
 @every(size=range(1, 20))
@@ -187,12 +192,13 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
     problem = ConvProblem.parse(text if dtype == "float32" else f"{text},{dtype}")
     x, w, dy = _real(problem, rng)
     for direction in DIRECTIONS:
-        found = []
-        for threads in (1, 2, 3, 5):
-            with settings.override(threads=threads):
-                found.append(run(problem, direction, x, w, None, dy, None))
-        for other in found[1:]:
-            np.testing.assert_array_equal(other, found[0], err_msg=direction)
+        for backend in (cpu, strict):
+            found = []
+            for threads in (1, 2, 3, 5):
+                with settings.override(threads=threads):
+                    found.append(run(problem, direction, x, w, None, dy, None, cpu=backend))
+            for other in found[1:]:
+                np.testing.assert_array_equal(other, found[0], err_msg=direction)
 
 
 @every(
@@ -215,6 +221,9 @@ def test_error_against_float64(isa, text, rng):
         found = run(problem, direction, x, w, None, dy, None)
         error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
         assert error <= 1e-6, (direction, error)
+        # Rounded once, to half a unit in the last place.
+        exactly = run(problem, direction, x, w, None, dy, None, cpu=strict)
+        assert (np.abs(exactly - exact) <= 2**-24 * 1.0001 * np.abs(exact)).all(), direction
 
 
 def test_names_the_kernel_that_ran(isa):
