@@ -89,7 +89,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
         case KernelName::filters_as_lanes: return !weight;
         case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s);
         case KernelName::patches: return patches_suit(s, task.direction);
-        case KernelName::weight_sums: return !task.strict && weight;
+        case KernelName::weight_sums: return weight;
     }
     return false;
 }
@@ -117,13 +117,15 @@ bool is_deep(const Shape& s, bool strided, int64_t lanes) {
 struct Costs {
     Sweep s;                // of the forward pass
     bool deep;              // whether the output's channels are lanes
+    bool in_double;
     int64_t lanes, panel;   // of a vector of sums; taps of patches that are copied at a time
     double batch, channels, filters, taps, pixels, all_pixels, source, weights;
 
     Costs(const Shape& shape, bool deep, const Task& task)
         : s(forward_sweep(shape)),
           deep(deep),
-          lanes(task.element_bytes == 8 ? task.lanes / 2 : task.lanes),
+          in_double(task.element_bytes == 8),
+          lanes(in_double ? task.lanes / 2 : task.lanes),
           panel(2 * lanes) {
         batch = static_cast<double>(s.batch);
         channels = static_cast<double>(s.group_channels);
@@ -187,7 +189,9 @@ struct Costs {
         const double chunks = places < kChunkPixels ? batch * places / kChunkPixels + 1
                                                     : batch * (places / kChunkPixels + 1);
         const double rows = static_cast<double>(s.kernel_h);
-        const double taps = sums_row_pairs(s) ? (3 * static_cast<double>(s.kernel_h / 2) + 1) / rows : 1;
+        const double taps = sums_row_pairs(s, in_double)
+                                ? (3 * static_cast<double>(s.kernel_h / 2) + 1) / rows
+                                : 1;
         return weights * (batch * vectors(places) * (taps > 1 ? taps / 2 : 1) + 5 * chunks * taps + 4) +
                laid_out();
     }
@@ -212,7 +216,7 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
     if (suits(KernelName::patches, task, s) &&
         Costs(s, deep, task).patches_are_faster(task.direction))
         return KernelName::patches;
-    if (weight) return task.strict ? KernelName::patches : KernelName::weight_sums;
+    if (weight) return KernelName::weight_sums;
     if (!deep) return KernelName::pixels_as_lanes;
     const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
                        s.batch * s.out_height * s.out_width >= kPairPixels;

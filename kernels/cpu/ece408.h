@@ -108,7 +108,7 @@ ECE408_ALL(float, f32)
 ECE408_ALL(double, f64)
 ECE408_ALL(uint16_t, f16)
 /* For floats with all products and sums in double, rounded once; by `pixels_as_lanes`,
- * `filters_as_lanes` and `patches`. */
+ * `filters_as_lanes`, `patches` and `weight_sums`. */
 ECE408_FAST(float, strict)
 
 /* What a batch is normalised by: the averages of each channel of arrays (images, channels, pixels),

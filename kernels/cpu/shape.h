@@ -87,12 +87,13 @@ inline bool has_unit_steps(const ece408_problem& p) {
 }
 
 // Channels and filters from which on weight_sums.cpp takes rows in pairs, to make up for sums of rows, and
-// pixels, to make up for more sums of lanes. The first is chosen, not measured.
+// pixels, to make up for more sums of lanes. The first is chosen, not measured. Sums in double are for
+// results that rows of other magnitudes must not touch.
 constexpr int64_t kPairedPlanes = 8, kPairedPixels = 512;
 
-inline bool sums_row_pairs(const Shape& s) {
+inline bool sums_row_pairs(const Shape& s, bool in_double) {
     const bool fits = s.kernel_h == 3 || s.kernel_h == 5 || s.kernel_h == 7;
-    return fits && s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 &&
+    return fits && !in_double && s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 &&
            s.out_height > 1 && s.group_channels >= kPairedPlanes &&
            s.group_filters >= kPairedPlanes &&
            s.batch * s.out_height * s.out_width >= kPairedPixels;

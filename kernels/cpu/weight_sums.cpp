@@ -8,7 +8,7 @@
 // stay in the second cache, of x those of a few channels at a time, which stay in the first. Sums of a
 // chunk are added to totals in double.
 //
-// With kernels of height 3, 5 or 7 rows of dy are taken in pairs, for 4 products in place of 6, 7 of
+// With kernels of height 3, 5 or 7, and sums in float, rows of dy are taken in pairs, for 4 products in place of 6, 7 of
 // 10, or 10 of 14: by Winograd's F(3, 2) for the rows x0 to x3 that the pair dy0, dy1 meets,
 //
 //     d0 = dy0 * (x0 - x2)              dw0 = d0 + (d1 + d2) / 2
@@ -212,7 +212,7 @@ template <class Sum>
 WeightPlan plan_weight(const Sweep& s) {
     WeightPlan plan = {};
     plan.s = s;
-    plan.by_pairs = sums_row_pairs(s);
+    plan.by_pairs = sums_row_pairs(s, sizeof(Sum) == sizeof(double));
     plan.domains = plan.by_pairs ? kDomains : 1;
     plan.groups = plan.by_pairs ? s.kernel_h / 2 : 0;
     plan.taps = plan.by_pairs ? plan.groups * s.kernel_w : plan.window();
@@ -688,10 +688,9 @@ struct WeightCall {
     }
 };
 
-template <class T>
+template <class T, class Sum = typename Number<T>::Sum>
 int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
                     int threads) {
-    using Sum = typename Number<T>::Sum;
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
     const WeightPlan plan = plan_weight<Sum>(forward_sweep(s));
@@ -732,7 +731,7 @@ extern const Kernel ECE408_THIS_BUILD(weight_sums) = {
     {nullptr, nullptr, backward_weight<float>},
     {nullptr, nullptr, backward_weight<double>},
     {nullptr, nullptr, backward_weight<Half>},
-    {},
+    {nullptr, nullptr, backward_weight<float, double>},
 };
 
 }  // namespace ece408

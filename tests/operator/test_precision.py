@@ -62,7 +62,8 @@ def test_permission_is_made_use_of_where_it_pays():
     assert catalog.default(problem, "forward", (9, 0), "float16").precision != "float32"
     # There is nothing to gain.
     assert catalog.default(problem, "forward", (7, 5), "tf32").float32_accurate
-    assert catalog.default(problem, "backward_data", (9, 0), "float16").float32_accurate
+    assert catalog.default(problem, "backward_data", (9, 0), "float16").precision == "tf32"
+    assert catalog.default(problem, "backward_data", (8, 0), "float16").float32_accurate
 
 
 def test_work_is_as_exact_as_it_says():
