@@ -75,7 +75,7 @@ def _cpu_backend(layer: Layer) -> Backend:
     file = _kernel_file(layer)
     if file is None or file.device != "cpu":
         return CpuBackend(*_precisions(layer))
-    return FileBackend(file)
+    return FileBackend(file, _precisions(layer)[1])
 
 
 # What is for GPUs is imported where it is needed: it is a third of what `import ece408_op` would
@@ -90,7 +90,7 @@ def _staged_backend(layer: Layer) -> Backend:
         return StagedBackend(_kernel(layer), *_precisions(layer))
     from .backends.cuda.file_backend import StagedFileBackend
 
-    return StagedFileBackend(file)
+    return StagedFileBackend(file, _precisions(layer)[1])
 
 
 def _zero_copy_backend(layer: Layer) -> Backend:
@@ -101,7 +101,7 @@ def _zero_copy_backend(layer: Layer) -> Backend:
         return ZeroCopyBackend(layer.index, _kernel(layer), *_precisions(layer))
     from .backends.cuda.file_backend import ZeroCopyFileBackend
 
-    return ZeroCopyFileBackend(layer.index, file)
+    return ZeroCopyFileBackend(layer.index, file, _precisions(layer)[1])
 
 
 def _emulator(layer: Layer) -> Backend:

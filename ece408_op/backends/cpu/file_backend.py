@@ -22,7 +22,8 @@ class FileBackend(CpuBackend):
     Methods raise what `load` raises.
     """
 
-    def __init__(self, file: KernelFile) -> None:
+    def __init__(self, file: KernelFile, gradient_precision: str = "float32") -> None:
+        super().__init__(gradient_precision=gradient_precision)
         self._file = file
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:

@@ -53,10 +53,10 @@ class _FileBackend(CudaBackend):
 class StagedFileBackend(_FileBackend, StagedBackend):
     """For arrays in the host's memory, on the first of the GPUs that `settings.devices` names."""
 
-    def __init__(self, file: KernelFile) -> None:
-        super().__init__()
+    def __init__(self, file: KernelFile, gradient_precision: str = "float32") -> None:
+        super().__init__(gradient_precision=gradient_precision)
         self._file = file
-        self._arguments = (file,)
+        self._arguments = (file, gradient_precision)
 
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
@@ -77,10 +77,10 @@ class StagedFileBackend(_FileBackend, StagedBackend):
 class ZeroCopyFileBackend(_FileBackend, ZeroCopyBackend):
     """For arrays in the memory of the GPU of this number."""
 
-    def __init__(self, index: int, file: KernelFile) -> None:
-        super().__init__(index)
+    def __init__(self, index: int, file: KernelFile, gradient_precision: str = "float32") -> None:
+        super().__init__(index, gradient_precision=gradient_precision)
         self._file = file
-        self._arguments = (index, file)
+        self._arguments = (index, file, gradient_precision)
 
     def supports(self, problem: ConvProblem, direction: str) -> str | None:
         if direction == "forward" and self._file.form == "course_2020":

@@ -77,9 +77,14 @@ def test_the_operator_computes_with_it(mx, write, name):
     assert [(entry.backend, entry.kernel) for entry in log] == [("cpu", name)] * 2
     # The gradients that it lacks are the CPU backend's.
     x.attach_grad()
-    with settings.override(kernel=path), mx.autograd.record():
-        ece408_op.Convolution(x, w, **given).backward()
-    assert float(x.grad.sum().asscalar()) == float(w.sum().asscalar()) * 2 * 36
+    for precision in ("float32", "strict"):
+        with ece408_op.op_times() as log, mx.autograd.record():
+            own = {"cuda_kernel": path, "gradient_precision": precision}
+            ece408_op.Convolution(x, w, **given, **own).backward()
+            assert float(x.grad.sum().asscalar()) == float(w.sum().asscalar()) * 2 * 36
+        assert [(entry.direction, entry.precision) for entry in log] == [
+            *(("forward", "float32"), ("backward_data", precision))
+        ]
 
 
 def test_the_variable_is_noticed_between_calls(mx, write, monkeypatch):
