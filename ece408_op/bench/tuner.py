@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from ..backends.cuda import work
 from ..backends.cuda.kernels import catalog, tuned
 from ..backends.cuda.kernels.tuned import Choice, Result
-from ..backends.cuda.plan import Kernel, Plan, Target
+from ..backends.cuda.plan import Kernel, Layout, Plan, Target
 from ..backends.cuda.runtime.device import Gpu
 from ..errors import GpuFailed, KernelCompileFailed, TuningFailed
 from ..problem import PRECISIONS, ConvProblem
@@ -28,7 +28,9 @@ _FINAL_SAMPLES = 20
 _CLOSE = 1.25
 _MOST_FINALISTS = 8
 # Tiles of a kernel that are candidates where there is little time.
-_QUICK_TILES = 4
+_QUICK_TILES = 6
+
+_Layouts = TypeVar("_Layouts")
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,27 @@ def candidates(task: Task, gpu: Target, precision: str) -> list[Choice]:
     """Every kernel for the direction that can compute the problem and is at least as exact as
     `precision`, with its own choice of a layout and then with each of the others. Strict ones are
     the slower ones of general ones, and are left out where less will do."""
-    found: list[Choice] = []
+    found: dict[Kernel, Sequence[Layout]] = {}
     for kernel in (task.only,) if task.only else catalog.KERNELS:
         wanted = kernel.direction == task.direction and kernel.permitted(precision)
         wanted = wanted and (kernel.precision != "strict" or precision == "strict")
-        if wanted and not (task.quick and kernel.rank is None):
-            layouts = kernel.layouts(task.problem, gpu.capability)
-            if task.quick:
-                layouts = layouts[:_QUICK_TILES]
-            found += [Choice(kernel, layout if i else None) for i, layout in enumerate(layouts)]
-    return found
+        layouts = kernel.layouts(task.problem, gpu.capability) if wanted else ()
+        if layouts and not (task.quick and kernel.rank is None):
+            found[kernel] = layouts[:_QUICK_TILES] if task.quick else layouts
+    if task.quick:
+        found = _first_ranked(found)
+    return [
+        Choice(kernel, layout if i else None)
+        for kernel, layouts in found.items()
+        for i, layout in enumerate(layouts)
+    ]
+
+
+def _first_ranked(found: Mapping[Kernel, _Layouts]) -> dict[Kernel, _Layouts]:
+    """Without those ranked behind all kernels that are for this very GPU: they are for others."""
+    of_gpu = [each for each in found if all(name.endswith("a") for name in each.architectures)]
+    last = max((each.rank or 0 for each in of_gpu), default=math.inf)
+    return {each: layouts for each, layouts in found.items() if (each.rank or 0) <= last}
 
 
 def compile_ahead(gpu: Gpu, tasks: Sequence[Task], precision: str) -> None:

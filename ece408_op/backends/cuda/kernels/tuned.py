@@ -30,6 +30,10 @@ from ... import kernel_file
 from ..plan import Capability, Kernel, Layout, Target, Tunables
 from . import catalog
 
+# What is best for a batch says little of one that is more than this many times as large.
+_FARTHEST = 4
+# GPUs that take the results of another one where there are none of their own.
+_ALIKE = {re.compile(r"NVIDIA (H100|H800|GH200)\b"): "NVIDIA H200"}
 _COMMENT = re.compile(r"//[^\n]*")
 _log = logging.getLogger("ece408_op")
 
@@ -75,8 +79,8 @@ def best(problem: ConvProblem, gpu: Target, precision: str, direction: str = "fo
     """The kernel and tunables for a direction, as the catalog names them, at least as exact as
     `precision`.
 
-    They are those of the results for the same layer at the batch nearest to the problem's: from
-    the cache, else from the package, else as `catalog.default` has it. Files are read once in the
+    They are those of the results for the same layer at the batch nearest to the problem's, at most
+    four times as large or as small: from the cache, else from the package, else as `catalog.default` has it. Files are read once in the
     life of a process, and again after it has written some. Raises `UnsupportedProblem` on a GPU
     that no kernel has code for.
     """
@@ -93,7 +97,7 @@ def _best(
     direction: str,
 ) -> Choice:
     for results in (_kept(_file(_folder(), name), name, capability, driver), _shipped(name)):
-        for result in _nearest(results, problem):
+        for result in _nearest(results, problem, _FARTHEST):
             if (result.precision, result.direction) != (precision, direction):
                 continue
             choice = _choice(result, problem, capability)
@@ -229,8 +233,11 @@ def _kept(path: Path, name: str, capability: Capability, driver: int) -> _Result
 
 @functools.lru_cache(maxsize=16)
 def _shipped(name: str) -> _Results:
+    folder = kernels_dir() / "tuned"
+    if not _file(folder, name).is_file():
+        name = next((other for kind, other in _ALIKE.items() if kind.match(name)), name)
     # They stay of use when a kernel or the driver changes a little.
-    return _by_layer(_read(_file(kernels_dir() / "tuned", name), {"gpu": name}))
+    return _by_layer(_read(_file(folder, name), {"gpu": name}))
 
 
 def _by_layer(results: Iterable[Result]) -> _Results:
@@ -245,12 +252,19 @@ def _layer(problem: ConvProblem) -> ConvProblem:
     return dataclasses.replace(problem, batch=1, bias=False)
 
 
-def _nearest(results: _Results, problem: ConvProblem) -> list[Result]:
-    """Those of the problem's layer, of the nearest batch first."""
-    return sorted(
-        results.get(_layer(problem), ()),
-        key=lambda each: abs(math.log(each.problem.batch / problem.batch)),
+def _nearest(results: _Results, problem: ConvProblem, farthest: float = math.inf) -> list[Result]:
+    """Those of the problem's layer, of the nearest batch first, and of none that is more than
+    `farthest` times as large or as small."""
+
+    def distance(each: Result) -> float:
+        return abs(math.log(each.problem.batch / problem.batch))
+
+    near = (
+        each
+        for each in results.get(_layer(problem), ())
+        if distance(each) <= math.log(farthest) + 1e-9
     )
+    return sorted(near, key=distance)
 
 
 def _read(path: Path, about: dict[str, Any]) -> list[Result]:

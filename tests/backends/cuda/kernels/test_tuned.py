@@ -52,18 +52,22 @@ def test_a_result_is_used_for_its_layer_and_precision_only(gpu):
     for other in (_best(gpu, precision="tf32"), _best(gpu, filters=23), _best(gpu, height=34)):
         assert other.kernel.name != "5_implicit_gemm"
     for asked, name in ((None, "5_implicit_gemm"), ("1_naive", "1_naive")):
-        (plan,) = work.forward(PROBLEM, 0, 0, None, 0, False, asked).plans(gpu, 64)
+        (plan,) = work.forward(PROBLEM, 0, 0, None, 0, False, asked).plans(gpu, 5000)
         assert plan.kernel.name == name
 
 
 def test_the_nearest_batch_decides(gpu):
     tuned.save([_result("5_implicit_gemm", 100), _result("1_naive", 1)], gpu)
-    tuned.save([_result("6_register_tiles", 10000)], gpu)
-    found = {batch: _best(gpu, batch).kernel.name for batch in (1, 5, 20, 900, 2000, 1 << 20)}
+    tuned.save([_result("6_register_tiles", 300)], gpu)
+    found = {batch: _best(gpu, batch).kernel.name for batch in (1, 4, 25, 170, 180, 1200)}
     assert list(found.values()) == [
         *("1_naive", "1_naive", "5_implicit_gemm", "5_implicit_gemm"),
         *("6_register_tiles", "6_register_tiles"),
     ]
+    # Of batches too far from all of these nothing is known.
+    for batch in (5, 24, 1201):
+        problem = dataclasses.replace(PROBLEM, batch=batch)
+        assert _best(gpu, batch).kernel == catalog.default(problem, "forward", gpu.capability)
 
 
 def test_tunables_reach_the_plan_and_must_be_valid(gpu, monkeypatch):
@@ -83,7 +87,7 @@ def test_tunables_reach_the_plan_and_must_be_valid(gpu, monkeypatch):
 @pytest.mark.parametrize("kernel", ["99_from_the_future", "10_tf32", "13_column_pairs", "general"])
 def test_what_cannot_be_used_is_passed_over(gpu, kernel):
     # One that is not there, one less exact, one that rejects the problem; the last is fine.
-    tuned.save([_result(kernel, 100), _result("5_implicit_gemm", 1)], gpu)
+    tuned.save([_result(kernel, 100), _result("5_implicit_gemm", 30)], gpu)
     expected = "general" if kernel == "general" else "5_implicit_gemm"
     assert _best(gpu, 100).kernel.name == expected
 
@@ -161,9 +165,19 @@ def test_shipped_results_can_be_used_and_are_overruled_by_own_ones(path):
     assert tuned._file(path.parent, shipped.name) == path
     for each in document["results"]:
         problem = ConvProblem.parse(each["problem"])
-        choice = tuned.best(problem, shipped, each["precision"])
+        direction = each.get("direction", "forward")
+        choice = tuned.best(problem, shipped, each["precision"], direction)
         assert choice.kernel.name == each["kernel"]
         assert dict(choice.tunables) == each["tunables"]
         assert choice.kernel.permitted(each["precision"])
     tuned.save([_result("1_naive")], shipped)
     assert _best(shipped).kernel.name == "1_naive"
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"])
+def test_gpus_of_a_kind_share_what_is_shipped(gpu, name):
+    gpu.name = "NVIDIA H200"
+    of_h200 = _best(gpu, 16)
+    assert of_h200.kernel != catalog.default(PROBLEM, "forward", gpu.capability)
+    gpu.name = name
+    assert _best(gpu, 16) == of_h200
