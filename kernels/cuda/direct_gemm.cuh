@@ -1,6 +1,7 @@
-// Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy, in one launch: the
-// arrays are read where they are, and each block splits its numbers into halves (halves.cuh) on
-// their way to shared memory. gemm.cuh does that once for all blocks, in a launch of its own, which
+// Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch: the arrays
+// are read where they are, and each block splits its numbers into halves (halves.cuh) on their way
+// to shared memory. Hopper's tensor cores multiply by wgmma (wgmma.cuh), those of other GPUs by
+// mma.sync (mma.cuh, BY_WARPS). gemm.cuh does that once for all blocks, in a launch of its own, which
 // costs more memory traffic, but less arithmetic where a number is used by many taps.
 //
 // The product is rows by columns, summed over k:
@@ -29,7 +30,11 @@
 #include "halves.cuh"
 #include "output.cuh"
 #include "shape.cuh"
+#ifdef BY_WARPS
+#include "mma.cuh"
+#else
 #include "wgmma.cuh"
+#endif
 
 #ifndef GROUPS
 #define GROUPS 1
@@ -521,9 +526,8 @@ struct Worker {
 #pragma unroll
         for (int unit = 0; unit < kUnits; unit += 2) {
             const uint64_t rows = a + unit * kAlongRows, columns = b + unit * kAlongColumns;
-            multiply(part, rows + kUnits * kAlongRows, columns, unit > 0);
-            multiply(part, rows, columns + kUnits * kAlongColumns, 1);
-            multiply(part, rows, columns, 1);
+            multiply_parts(part, rows, columns, kUnits * kAlongRows, kUnits * kAlongColumns,
+                           unit > 0);
         }
         multiplying_begun();
     }
@@ -662,7 +666,7 @@ struct Pipeline {
 
     // What threads have written is there for the others and for the tensor cores.
     static __device__ __forceinline__ void converted() {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        show_writes();
         __syncthreads();
     }
 };

@@ -104,6 +104,16 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
         : "l"(a), "l"(b), "r"(add));
 }
 
+// The same of numbers in two parts, the second ones so many records behind the first ones. The
+// product of two second parts is left out.
+template <int N>
+__device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int second_a,
+                                               int second_b, int add) {
+    multiply(d, a + second_a, b, add);
+    multiply(d, a, b + second_b, 1);
+    multiply(d, a, b, 1);
+}
+
 // The same with a from registers: of a warp's 16 rows, row lane / 4 and that plus 8, for k of
 // lane % 4 * 2 and the next, and then for those plus 8. b is by rows.
 #define ROWS_OF_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
@@ -182,6 +192,11 @@ template <int N>
 __device__ __forceinline__ void hold(float (&registers)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// What this thread has written to shared memory is there for the unit behind the next barrier.
+__device__ __forceinline__ void show_writes() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 __device__ __forceinline__ void begin_multiplying() {

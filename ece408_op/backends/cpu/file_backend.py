@@ -35,7 +35,7 @@ class FileBackend(CpuBackend):
     def prepare(self, problem: ConvProblem, direction: str) -> None:
         load(self._file)
 
-    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction:
+    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
         if direction != "forward":
             return super().native_function(problem, direction)
         found = load(self._file)

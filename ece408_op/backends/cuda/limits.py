@@ -22,3 +22,12 @@ LEAST_SHARED_BYTES = _LEAST_SHARED_KIB << 10
 def shared_bytes(capability: Capability) -> int:
     """Shared memory of a processor, from compute capability 8.0."""
     return _SHARED_KIB.get(capability, _LEAST_SHARED_KIB) << 10
+
+
+def sums_at_full_rate(capability: Capability) -> bool:
+    """Whether tensor cores multiply half precision as fast with sums in float32 as in half.
+
+    Those of GeForce and workstation GPUs have half that rate: three products for one are then no
+    faster than float32 arithmetic.
+    """
+    return capability in _SHARED_KIB and capability != (8, 7)

@@ -1,4 +1,5 @@
-"""Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy, in one launch.
+"""Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch:
+`direct_gemm` by Hopper's wgmma, `mma_gemm` by mma.sync, which GPUs since Ampere have.
 
 kernels/cuda/direct_gemm.cuh says how; here is how the products are cut up.
 """
@@ -12,19 +13,32 @@ from dataclasses import dataclass
 
 from ....problem import ConvProblem
 from .. import limits
-from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from ..plan import (
+    ARCHITECTURES,
+    Capability,
+    Code,
+    Defines,
+    Family,
+    Launch,
+    Layout,
+    Plan,
+    divide_up,
+    entry,
+)
 from . import gemm, gemm_backward_weight, gemm_grid
 
-_SHARED_BYTES = limits.shared_bytes((9, 0))
 _THREADS = 256
 # A GPU's, as a rule: only how work is divided depends on it.
 _PROCESSORS = 132
-# Of a thread: besides numbers on their way and sums; and the most that there can be.
-_OTHER_REGISTERS, _MOST_REGISTERS = 37, 255
+# Of a thread: besides numbers on their way and sums; more where warps have what they multiply in
+# registers; and the most that there can be.
+_OTHER_REGISTERS, _REGISTERS_OF_WARPS, _MOST_REGISTERS = 37, 20, 255
 # Through which warps write what they have multiplied.
 _RESULT_BYTES = 8 * 16 * 40 * 4
 # Memory for the sums of splits.
 _SUM_BYTES = 64 << 20
+# Rows, columns and values of k below which most of what tensor cores multiply is padding.
+_LEAST_SIZE = 16
 # Layouts to choose from.
 _MOST_LAYOUTS = 16
 # Blocks of a cluster, which CUDA allows.
@@ -83,9 +97,10 @@ class Blocks(Layout):
 
 @dataclass(frozen=True)
 class Gemm(Family):
-    """One direction."""
+    """One direction; with `by_warps` by mma.sync, without clusters."""
 
     direction: str
+    by_warps: bool = False
     spaced = True
 
     def why_not(self, problem: ConvProblem) -> str | None:
@@ -100,7 +115,9 @@ class Gemm(Family):
         batch = gemm_grid.nominal(problem.batch)
         fitting = [
             each
-            for each in _fitting(self.direction != "backward_weight")
+            for each in _fitting(
+                self.direction != "backward_weight", self.by_warps, limits.shared_bytes(capability)
+            )
             if each.cluster == 1 or self._blocks(problem, each, batch) <= _PROCESSORS
         ]
         fitting.sort(key=lambda each: self.microseconds(problem, each, batch))
@@ -109,6 +126,9 @@ class Gemm(Family):
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         if math.prod(problem.kernel) > 1 and not gemm_grid.is_dense(problem):
             return False
+        if self.by_warps:
+            few = min(self._sizes(problem, problem.batch)) < _LEAST_SIZE
+            return limits.sums_at_full_rate(capability) and not few
         layout = self.layouts(problem, capability)[0]
         time = self.microseconds(problem, layout, problem.batch)
         return time < self._other_microseconds(problem)
@@ -233,17 +253,18 @@ class Gemm(Family):
         return launches + cycles / rate
 
 
-@functools.lru_cache(maxsize=2)
-def _fitting(by_lines: bool) -> tuple[Blocks, ...]:
-    """Layouts that fit into shared memory and registers. Where columns are neighbours in memory a
-    thread has 8 values of one of them at least."""
-    sizes = (64, 32), (128, 64, 32, 16), (1, 2), _CLUSTERS, (1, 2, 3)
+@functools.lru_cache(maxsize=16)
+def _fitting(by_lines: bool, by_warps: bool, all_shared_bytes: int) -> tuple[Blocks, ...]:
+    """Layouts that fit into a processor's shared memory and registers. Where columns are neighbours
+    in memory a thread has 8 values of one of them at least."""
+    sizes = (64, 32), (128, 64, 32, 16), (1, 2), _CLUSTERS[:1] if by_warps else _CLUSTERS, (1, 2, 3)
+    other = _OTHER_REGISTERS + (_REGISTERS_OF_WARPS if by_warps else 0)
     every = (Blocks(*each) for each in itertools.product(*sizes))
     return tuple(
         each
         for each in every
-        if each.blocks * (shared_bytes(each) + limits.RESERVED_SHARED_BYTES) <= _SHARED_BYTES
-        and each.values + each.columns + _OTHER_REGISTERS <= registers(each)
+        if each.blocks * (shared_bytes(each) + limits.RESERVED_SHARED_BYTES) <= all_shared_bytes
+        and each.values + each.columns + other <= registers(each)
         and (not by_lines or each.tile[1] * each.depth // _THREADS >= 8)
         and each.tile[1] <= _THREADS
         and each.tile[1] * each.depth >= 2 * _THREADS
@@ -285,6 +306,29 @@ KERNELS = (
         Gemm("backward_weight"),
         rank=10,
         architectures=("90a",),
+        direction="backward_weight",
+    ),
+    entry(
+        "mma_gemm",
+        "the same by mma.sync, for GPUs that are not Hopper's",
+        Gemm("forward", by_warps=True),
+        rank=13,
+        architectures=ARCHITECTURES[1:],
+    ),
+    entry(
+        "mma_gemm_backward_data",
+        "the gradient for x like that",
+        Gemm("backward_data", by_warps=True),
+        rank=12,
+        architectures=ARCHITECTURES[1:],
+        direction="backward_data",
+    ),
+    entry(
+        "mma_gemm_backward_weight",
+        "the gradient for w like that",
+        Gemm("backward_weight", by_warps=True),
+        rank=12,
+        architectures=ARCHITECTURES[1:],
         direction="backward_weight",
     ),
 )

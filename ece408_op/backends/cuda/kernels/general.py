@@ -182,7 +182,7 @@ KERNELS = (
         "general",
         "every convolution and type: an implicit matrix product for each group",
         Forward(),
-        rank=14,
+        rank=15,
     ),
     entry(
         "general_backward_data",
@@ -210,7 +210,7 @@ KERNELS = (
         "general_strict",
         'general with sums in float64: what precision="strict" takes',
         Forward(8),
-        rank=17,
+        rank=18,
         precision="strict",
     ),
     entry(

@@ -184,7 +184,7 @@ KERNELS = (
         "6_register_tiles",
         "rows by filters in each thread's registers, shapes known at compile time",
         RegisterTiles(),
-        rank=13,
+        rank=14,
     ),
     entry("7_channel_tree", "channels split within a block and reduced by a tree", ChannelTree()),
     entry(

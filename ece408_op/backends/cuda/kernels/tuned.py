@@ -80,9 +80,9 @@ def best(problem: ConvProblem, gpu: Target, precision: str, direction: str = "fo
     `precision`.
 
     They are those of the results for the same layer at the batch nearest to the problem's, at most
-    four times as large or as small: from the cache, else from the package, else as `catalog.default` has it. Files are read once in the
-    life of a process, and again after it has written some. Raises `UnsupportedProblem` on a GPU
-    that no kernel has code for.
+    four times as large or as small: from the cache, else from the package, else as
+    `catalog.default` has it. Files are read once in the life of a process, and again after it has
+    written some. Raises `UnsupportedProblem` on a GPU that no kernel has code for.
     """
     return _best(problem, gpu.name, gpu.capability, gpu.driver, precision, direction)
 

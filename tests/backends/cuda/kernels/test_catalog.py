@@ -9,6 +9,7 @@ import re
 import pytest
 from cases import every
 
+from ece408_op.backends.cuda import limits
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.plan import architecture
 from ece408_op.backends.network.operators import CODES
@@ -54,12 +55,14 @@ def test_the_default_is_the_fast_kernel_for_the_courses_layers():
 
 def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
     for problem, kernel in [
-        ("b64,c64,h56,w56,m64,k3", "6_register_tiles"),
+        ("b64,c64,h56,w56,m64,k3", "mma_gemm"),
         ("b256,c32,h32,w32,m64,k3", "11_3xtf32"),
         ("b16,c3,h224,w224,m64,k3", "11_3xtf32"),
     ]:
         chosen = catalog.default(ConvProblem.parse(problem), "forward", (8, 0))
         assert chosen.name == kernel, problem
+    deep = ConvProblem.parse("b64,c64,h56,w56,m64,k3")
+    assert catalog.default(deep, "forward", (8, 6)).name == "6_register_tiles"
 
 
 @every(
@@ -92,7 +95,7 @@ def test_hopper_multiplies_deep_layers_in_all_directions(problem):
         for direction in ("forward", "backward_data", "backward_weight")
     ]
     assert names == ["gemm", "gemm_backward_data", "gemm_backward_weight"]
-    assert catalog.default(problem, "backward_data", (8, 0)).name == "general_backward_data"
+    assert catalog.default(problem, "backward_data", (7, 5)).name == "general_backward_data"
 
 
 @every(precision=["tf32", "float16"])
@@ -152,6 +155,26 @@ def test_few_images_and_single_taps_are_multiplied_without_laying_them_out(probl
         assert (plan.workspace_bytes == 0) == (len(plan.launches) == 1)
     if problem.batch == 1:
         assert catalog.default(problem, "forward", (9, 0)).name == "direct_gemm"
+
+
+def test_tensor_cores_that_are_not_hoppers_have_a_product_of_their_own():
+    problem = ConvProblem.parse("b32,c64,h28,w28,m128,k3,p1")
+    for direction in ("forward", "backward_data", "backward_weight"):
+        name = "mma_gemm" if direction == "forward" else f"mma_gemm_{direction}"
+        kernel = catalog.get(name)
+        for capability in ((8, 0), (10, 0)):
+            assert catalog.default(problem, direction, capability) == kernel
+        # There it is no faster than float32 arithmetic: `tune` measures.
+        assert catalog.default(problem, direction, (8, 6)) != kernel
+        for capability in ((8, 0), (8, 6), (9, 0), (12, 0)):
+            for layout in kernel.layouts(problem, capability):
+                launch = kernel.plan(problem, capability, False, layout).launches[0]
+                assert launch.shared_bytes * layout.blocks <= limits.shared_bytes(capability)
+                assert layout.cluster == 1
+        assert kernel.why_not(problem, (7, 5)).startswith("it has no code for compute capability")
+    # A group's channels are rows of the product, most of which would be empty.
+    grouped = ConvProblem.parse("b32,c128,h56,w56,m128,k3,p1,g32")
+    assert catalog.default(grouped, "forward", (8, 0)).name == "general"
 
 
 def test_clusters_have_whole_grids_and_share_a_tile():

@@ -1,0 +1,71 @@
+// Tensor cores by warps (mma.sync), of Ampere and later GPUs: half precision from shared memory, sums
+// in float32. The names are those of wgmma.cuh; here sums are there when a function returns.
+#pragma once
+
+#include <stdint.h>
+
+// A matrix in shared memory of records of 16 bytes, 8 values of k each: those of neighbouring rows
+// follow each other, `along_k` is how far apart those of neighbouring units of k lie. Adding to it
+// goes so many records on.
+__device__ __forceinline__ uint64_t describe(const void *matrix, int along_k) {
+    return __cvta_generic_to_shared(matrix) >> 4 | uint64_t(along_k) << 32;
+}
+
+// Four matrices of 8 records: this lane says where record lane % 8 of matrix lane / 8 is, and gets
+// two values of record lane / 4 of each.
+__device__ __forceinline__ void load_records(uint32_t (&values)[4], unsigned record) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+                 : "r"(record * 16)
+                 : "memory");
+}
+
+// d += a * b: 16 rows x 16 values of k by 8 columns.
+__device__ __forceinline__ void multiply(float *d, const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// d = a * b, plus d with `add`, of numbers in two parts: 64 rows, 16 for each of four warps, x 16
+// values of k by 2 columns for each of a thread's sums, which lie as those of wgmma.cuh do. The
+// second parts lie so many records behind the first ones; the product of two of them is left out.
+template <int N>
+__device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int second_a,
+                                               int second_b, int add) {
+    static_assert(N % 8 == 0, "16 columns at once");
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned row = unsigned(a) + lane / 16 * unsigned(a >> 32) + warp * 16 + lane % 16;
+    const unsigned column =
+        unsigned(b) + lane / 8 % 2 * unsigned(b >> 32) + lane / 16 * 8 + lane % 8;
+    uint32_t first[4], second[4];
+    load_records(first, row);
+    load_records(second, row + second_a);
+    if (!add) {
+#pragma unroll
+        for (int i = 0; i < N; i++) d[i] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i += 8) {
+        uint32_t of_first[4], of_second[4];
+        load_records(of_first, column + 2 * i);
+        load_records(of_second, column + second_b + 2 * i);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float *sums = d + i + 4 * half;
+            multiply(sums, second, of_first[2 * half], of_first[2 * half + 1]);
+            multiply(sums, first, of_second[2 * half], of_second[2 * half + 1]);
+            multiply(sums, first, of_first[2 * half], of_first[2 * half + 1]);
+        }
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void hold(float (&)[N]) {}
+__device__ __forceinline__ void show_writes() {}
+__device__ __forceinline__ void begin_multiplying() {}
+__device__ __forceinline__ void multiplying_begun() {}
+template <int newest>
+__device__ __forceinline__ void multiplied() {}
