@@ -40,26 +40,24 @@ _SUM_BYTES = 64 << 20
 # Rows, columns and values of k below which most of what tensor cores multiply is padding.
 _LEAST_SIZE = 16
 # Layouts to choose from.
-_MOST_LAYOUTS = 16
-# Blocks of a cluster, which CUDA allows.
-_CLUSTERS = (1, 2, 4, 8)
-# What the kernels take that lay numbers out first, fitted to runs on an H200: microseconds, and
-# cycles of their estimates in one more.
-_OTHER = {"forward": (2, 1300), "backward_data": (2, 1170), "backward_weight": (5.5, 1650)}
+_MOST_LAYOUTS = 24
+# By blocks of a cluster, which CUDA allows: clusters that an H200 holds at once where a processor
+# has one block. A cluster's processors are neighbours, and some have none.
+_CLUSTERS = {1: _PROCESSORS, 2: 64, 4: 28, 8: 14}
 
 
 @dataclass(frozen=True)
 class _Costs:
-    """Microseconds, fitted to some hundred runs on an H200: of a launch; of a slab's latency and of
-    its instructions, for each number that a thread converts, more if there are several taps, and
-    for each column; of a tile, and for each of its sums that a thread writes; of a cluster's sums;
-    of the second launch; and bytes of memory in a microsecond."""
+    """Microseconds, fitted to some 1500 runs on an H200: of a launch; of a slab's latency, and of
+    its instructions for each number that a thread converts, more if there are several taps or if
+    columns are strided, and for each column; of a tile, and for each of its sums that a thread
+    writes; of a cluster's sums; of the second launch; and bytes of memory in a microsecond."""
 
     launch: float
     latency: float
-    slab: float
     value: float
     tap_value: float
+    strided_value: float
     column: float
     tile: float
     sum: float
@@ -68,8 +66,15 @@ class _Costs:
     bytes: float
 
 
-_COSTS = _Costs(4.0, 0.59, 0.17, 0.032, 0.0048, 0.0057, 0.65, 0.032, 3.0, 1.46, 2.1e6)
-_COSTS_OF_WEIGHT = _Costs(2.35, 0.91, 0.0, 0.041, 0.0082, 0.0083, 2.57, 0.017, 4.0, 0.95, 1.5e6)
+_COSTS = {
+    "forward": _Costs(3.74, 0.48, 0.044, 0.0034, 0.0066, 0.0077, 1.69, 0.0025, 1.4, 1.6, 1.9e6),
+    "backward_data": _Costs(
+        *(4.04, 0.31, 0.038, 0.01, 0.017, 0.0024, 1.34, 0.0195, 0.82, 1.28, 2.2e6)
+    ),
+    "backward_weight": _Costs(
+        *(2.35, 0.91, 0.041, 0.0082, 0.0, 0.0083, 2.57, 0.017, 4.0, 0.95, 1.5e6)
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,8 @@ class Gemm(Family):
             for each in _fitting(
                 self.direction != "backward_weight", self.by_warps, limits.shared_bytes(capability)
             )
-            if each.cluster == 1 or self._blocks(problem, each, batch) <= _PROCESSORS
+            if each.cluster == 1
+            or self._clusters(problem, each, batch) * each.cluster <= _PROCESSORS * each.blocks
         ]
         fitting.sort(key=lambda each: self.microseconds(problem, each, batch))
         return fitting[:_MOST_LAYOUTS]
@@ -129,9 +135,7 @@ class Gemm(Family):
         if self.by_warps:
             few = min(self._sizes(problem, problem.batch)) < _LEAST_SIZE
             return limits.sums_at_full_rate(capability) and not few
-        layout = self.layouts(problem, capability)[0]
-        time = self.microseconds(problem, layout, problem.batch)
-        return time < self._other_microseconds(problem)
+        return microseconds(problem, self.direction) < self._other_microseconds(problem)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         splits = self.splits(problem, layout, problem.batch)
@@ -147,7 +151,7 @@ class Gemm(Family):
         launches = [
             Launch(
                 "multiply_tiles",
-                (self._blocks(problem, layout, problem.batch) * splits, 1, 1),
+                (self._clusters(problem, layout, problem.batch) * layout.cluster * splits, 1, 1),
                 (_THREADS, 1, 1),
                 arguments,
                 shared_bytes(layout),
@@ -205,9 +209,9 @@ class Gemm(Family):
         rows, columns = (divide_up(size, of_tile) for size, of_tile in zip(sizes, layout.tile))
         return rows, columns
 
-    def _blocks(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
+    def _clusters(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
         """Without splits."""
-        return math.prod(self._tiles(problem, layout, batch)) * problem.groups * layout.cluster
+        return math.prod(self._tiles(problem, layout, batch)) * problem.groups
 
     def splits(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
         """Clusters that share a tile."""
@@ -225,14 +229,16 @@ class Gemm(Family):
         return self._microseconds(problem, layout, batch, splits)
 
     def _microseconds(self, problem: ConvProblem, layout: Blocks, batch: int, splits: int) -> float:
-        costs = _COSTS_OF_WEIGHT if self.direction == "backward_weight" else _COSTS
+        costs = _COSTS[self.direction]
         rows, columns, depth = self._sizes(problem, batch)
-        blocks = self._blocks(problem, layout, batch) * splits
-        turns = divide_up(blocks, _PROCESSORS * layout.blocks)
-        at_once = min(layout.blocks, divide_up(blocks, _PROCESSORS))
+        clusters = self._clusters(problem, layout, batch) * splits
+        turns = divide_up(clusters, _CLUSTERS[layout.cluster] * layout.blocks)
+        at_once = min(layout.blocks, divide_up(clusters, _CLUSTERS[layout.cluster]))
         slabs = divide_up(divide_up(depth, layout.depth), layout.cluster * splits)
         of_value = costs.value + (costs.tap_value if math.prod(problem.kernel) > 1 else 0)
-        work = costs.slab + layout.values * of_value + layout.columns * costs.column
+        work = layout.values * of_value + layout.columns * costs.column
+        if problem.stride[1] > 1:
+            work += layout.tile[1] * layout.depth // _THREADS * costs.strided_value
         slab = max(costs.latency + work, at_once * work)
         tile = costs.tile + costs.sum * math.prod(layout.tile) / _THREADS * at_once
         arrays = 4 * (math.prod(problem.x_shape[1:]) + math.prod(problem.y_shape[1:])) * batch
@@ -246,18 +252,22 @@ class Gemm(Family):
     def _other_microseconds(self, problem: ConvProblem) -> float:
         """Of the kernel that lays numbers out first."""
         if self.direction == "backward_weight":
-            cycles = gemm_backward_weight.cycles(problem)
-        else:
-            cycles = gemm.cycles(problem, self.direction == "backward_data")
-        launches, rate = _OTHER[self.direction]
-        return launches + cycles / rate
+            return gemm_backward_weight.microseconds(problem)
+        return gemm.microseconds(problem, self.direction == "backward_data")
+
+
+def microseconds(problem: ConvProblem, direction: str) -> float:
+    """About how long `direct_gemm` or one of its gradients takes."""
+    family = Gemm(direction)
+    layout = family.layouts(problem, (9, 0))[0]
+    return family.microseconds(problem, layout, problem.batch)
 
 
 @functools.lru_cache(maxsize=16)
 def _fitting(by_lines: bool, by_warps: bool, all_shared_bytes: int) -> tuple[Blocks, ...]:
     """Layouts that fit into a processor's shared memory and registers. Where columns are neighbours
     in memory a thread has 8 values of one of them at least."""
-    sizes = (64, 32), (128, 64, 32, 16), (1, 2), _CLUSTERS[:1] if by_warps else _CLUSTERS, (1, 2, 3)
+    sizes = (64, 32), (128, 64, 32, 16), (1, 2), (1,) if by_warps else tuple(_CLUSTERS), (1, 2, 3)
     other = _OTHER_REGISTERS + (_REGISTERS_OF_WARPS if by_warps else 0)
     every = (Blocks(*each) for each in itertools.product(*sizes))
     return tuple(

@@ -30,8 +30,16 @@ from .gemm_grid import (
 _RESULT_BYTES = 8 * 16 * 40 * 4
 # Rows that `add_up` can have, CUDA's limit for a grid.
 _MOST_ROWS = 65535
-# Cycles of a launch's beginning and end.
+# Fitted to some 600 runs on an H200. Microseconds of the launches' beginnings and ends; cycles in
+# one, and bytes of weights and of pixels that are laid out, and of results.
+_LAUNCHES, _CYCLES = 6.5, 1756
+_WEIGHTS, _LAID_OUT, _WRITTEN = 0.8e6, 3.9e6, 3.45e6
+# Cycles of one more launch.
 _LAUNCH_CYCLES = 3500
+# Cycles of a tap besides multiplying, and of a load besides moving bytes.
+_TAP_CYCLES, _LOAD_CYCLES = 400, 700
+# How much slower loads are with two stages only, and how much longer the first one takes.
+_FEW_STAGES, _FIRST_LOAD = 0.4, 3.2
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     items = tiles * row_tiles * made.jobs
     # Of an instruction of 64 rows: products, or what it reads of shared memory.
     instruction = max(layout.columns / 2, 16 + layout.columns / 4)
-    tap = gemm_grid.both_busy(layout.depth / STEP * made.products * instruction)
+    tap = gemm_grid.both_busy(layout.depth / STEP * made.products * instruction) + _TAP_CYCLES
     pixels = (layout.tile + made.halo) * (made.number_bytes * layout.depth + 4)
     of_weights = layout.rows * layout.depth * made.number_bytes
     written = max(TILE_CYCLES, layout.rows * layout.tile * 4 / MEMORY_RATE)
@@ -195,8 +203,11 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
         taps = made.taps / made.jobs * slabs / splits
         loads = divide_up(made.phases * slabs, splits)
         moved = (loads * pixels + taps * of_weights) / CACHE_RATE
+        if layout.weight_stages <= 2:
+            moved *= 1 + _FEW_STAGES
         blocks = divide_up(items * splits, PROCESSORS)
-        cycles = _LAUNCH_CYCLES + blocks * (max(taps * tap, moved) + written)
+        cycles = blocks * (max(taps * tap, moved + loads * _LOAD_CYCLES) + written)
+        cycles += _FIRST_LOAD * (pixels + of_weights) / CACHE_RATE
         if splits > 1:
             sums = items * layout.rows * layout.tile * 4 * splits * 2
             cycles += _LAUNCH_CYCLES + sums / PROCESSORS / MEMORY_RATE
@@ -206,19 +217,22 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     return best
 
 
-def cycles(problem: ConvProblem, backward: bool, parts: int = 2) -> float:
-    """About how many cycles all launches take."""
+def microseconds(problem: ConvProblem, backward: bool, parts: int = 2) -> float:
+    """About how long all launches take."""
     made = gemm_grid.product(problem, backward, parts)
     layout = Gemm(backward, parts).layouts(problem, (9, 0))[0]
-    multiplied, splits = estimate(made, layout, problem.batch)
+    cycles, splits = estimate(made, layout, problem.batch)
     read, written = (4 * math.prod(shape) for shape in (problem.x_shape, problem.y_shape))
     if backward:
         read, written = written, read
+    else:
+        # Rows that no tap sees are not read.
+        read = int(read * min(1, problem.kernel[0] / problem.stride[0]))
     workspace = _workspace_bytes(made, layout, problem.batch, splits)
-    rate = PROCESSORS * MEMORY_RATE
-    return (
-        _LAUNCH_CYCLES + (read + workspace) / rate + max(multiplied, (workspace + written) / rate)
-    )
+    multiplied = cycles / _CYCLES + written / _WRITTEN
+    multiplied = max(multiplied, (workspace + written) / _WRITTEN)
+    weights = 4 * math.prod(problem.w_shape)
+    return _LAUNCHES + weights / _WEIGHTS + (read + workspace) / _LAID_OUT + multiplied
 
 
 def _workspace_bytes(made: Product, layout: Blocks, batch: int, splits: int) -> int:

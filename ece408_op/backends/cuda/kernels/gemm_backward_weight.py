@@ -24,7 +24,6 @@ from .gemm_grid import (
     SHARED_BYTES,
     STEP,
     THREADS,
-    TILE_CYCLES,
     Product,
 )
 
@@ -35,12 +34,14 @@ _MOST_ROW_TAPS = 5
 _MOST_LAYOUTS = 16
 # Positions of a chunk, and what its registers may be.
 _CHUNKS, _MOST_REGISTERS = (48, 64, 80, 96), 208
-# Cycles of a chunk, and of adding up one of a thread's sums in it, by whether groups of warps have
-# rows of their own (2) or take turns (1); fitted to runs on an H200.
-_CHUNK_CYCLES, _SUM_CYCLES = {1: 250, 2: 500}, {1: 16, 2: 19}
+# Fitted to some 450 runs on an H200. Cycles of a chunk, and of adding up one of a thread's sums in
+# it, by whether groups of warps have rows of their own (2) or take turns (1).
+_CHUNK_CYCLES, _SUM_CYCLES = {1: 1500, 2: 3000}, {1: 28, 2: 33}
 _SUM_BYTES = 64 << 20
-# Cycles of the beginnings and ends of all launches.
-_LAUNCHES_CYCLES = 10500
+# Microseconds of the launches' beginnings and ends; in one, cycles and bytes of memory.
+_LAUNCHES, _CYCLES, _BYTES = 12, 3580, 3e6
+# Cycles of a tile, and what the cache gives beside its rate.
+_TILE_CYCLES, _CACHE_SHARE = 7200, 0.53
 
 
 @dataclass(frozen=True)
@@ -231,13 +232,18 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     multiplied = taps * made.products * steps * instruction * layout.row_groups
     multiplied += _CHUNK_CYCLES[layout.row_groups]
     multiplied += _SUM_CYCLES[layout.row_groups] * layout.columns / 2 * layout.taps
-    moved = made.number_bytes * layout.chunk * (layout.rows + layout.columns) / CACHE_RATE
+    moved = (
+        made.number_bytes
+        * layout.chunk
+        * (layout.rows + layout.columns)
+        / (CACHE_RATE * _CACHE_SHARE)
+    )
     of_part = _part_bytes(made, layout) * 2 / layout.row_groups
     best: tuple[float, int] | None = None
     most = max(1, min(chunks // 4, _SUM_BYTES // int(of_part)))
     for splits in sorted({divide_up(most, parts) for parts in range(1, most + 1)}):
         blocks = divide_up(items * splits, PROCESSORS)
-        cycles = blocks * (divide_up(chunks, splits) * max(multiplied, moved) + TILE_CYCLES)
+        cycles = blocks * (divide_up(chunks, splits) * max(multiplied, moved) + _TILE_CYCLES)
         cycles += 2 * splits * of_part / PROCESSORS / MEMORY_RATE
         if best is None or cycles < best[0]:
             best = cycles, splits
@@ -245,18 +251,18 @@ def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     return best
 
 
-def cycles(problem: ConvProblem) -> float:
-    """About how many cycles all launches take."""
+def microseconds(problem: ConvProblem) -> float:
+    """About how long all launches take."""
     made = gemm_grid.product(problem, False)
     layout = Gemm().layouts(problem, (9, 0))[0]
-    multiplied, splits = estimate(made, layout, problem.batch)
+    cycles, splits = estimate(made, layout, problem.batch)
     arrays = 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
     if _strips(made, layout) > 1:
         arrays *= 2
     parts = splits * 2 // layout.row_groups
     workspace = _workspace_bytes(made, layout, problem.batch, parts)
-    rate = PROCESSORS * MEMORY_RATE
-    return _LAUNCHES_CYCLES + (arrays + workspace) / rate + max(multiplied, workspace / rate)
+    multiplied = max(cycles / _CYCLES, workspace / _BYTES)
+    return _LAUNCHES + (arrays + workspace) / _BYTES + multiplied
 
 
 KERNELS = (

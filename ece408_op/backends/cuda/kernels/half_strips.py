@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ....problem import ConvProblem
 from .. import limits
 from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
-from . import gemm, gemm_grid
+from . import direct_gemm, gemm, gemm_grid
 from .register_tiles import defines
 
 _PROCESSOR_BYTES = limits.shared_bytes((9, 0))
@@ -29,9 +29,9 @@ _OTHER_REGISTERS = 20
 # Of a plain float32 kernel: multiply-adds of a processor in a cycle, as a rule.
 _FLOAT_RATE = 70
 _PIXELS_AT_ONCE = 64
-# What a cycle of the estimate is beside one of `gemm`'s, and what a block takes for a weight.
-_WITH_GEMM = 1.0
-_WEIGHT_CYCLES = 1
+# Fitted to runs on an H200, in microseconds: a launch, a cycle of the estimate, and what a block
+# takes for a weight; and how much longer pixels take that are not held in registers.
+_LAUNCH, _CYCLE, _WEIGHT, _NOT_HELD = 4, 1.1 / 1750, 0.8e-3, 2.5
 # What it costs to read pixels only when they are needed, and twice.
 _HELD_COSTS = {2: 0, 1: 0.12, 0: 0.3}
 
@@ -79,22 +79,25 @@ class HalfStrips(Family):
         return _layouts(dataclasses.replace(problem, batch=1), self.parts)[:16]
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        """Whether it should take less time than a kernel without tensor cores, and than `gemm` or
-        `gemm_half`."""
-        products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
+        """Whether it should take less time than a kernel without tensor cores, and than `gemm` and
+        `direct_gemm`, or `gemm_half`."""
         layout = self.layouts(problem, capability)[0]
         cycles = _cycles(problem, self.parts, layout)
-        if cycles >= products / _FLOAT_RATE:
-            return False
         if not gemm_grid.is_dense(problem):
-            return True
+            products = math.prod(problem.y_shape[1:]) * math.prod(problem.w_shape[1:])
+            return cycles < products / _FLOAT_RATE
         # A processor's share: images, or of few images whole strips.
         filters = 8 * layout.filter_tiles * layout.filter_turns
         strips = divide_up(problem.out_height, layout.strip_rows)
         strips *= divide_up(problem.filters, filters)
         cycles *= divide_up(problem.batch * strips, gemm_grid.PROCESSORS) / strips
-        cycles += _WEIGHT_CYCLES * filters * math.prod(problem.w_shape[1:])
-        return _WITH_GEMM * cycles < gemm.cycles(problem, False, self.parts)
+        time = _CYCLE * cycles + _WEIGHT * filters * math.prod(problem.w_shape[1:])
+        if not layout.held:
+            time *= _NOT_HELD
+        others = [gemm.microseconds(problem, False, self.parts)]
+        if self.parts == 2:
+            others.append(direct_gemm.microseconds(problem, "forward"))
+        return _LAUNCH + time < min(others)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Strips, accumulate: bool) -> Plan:
         nbytes = shared_bytes(problem, self.parts, layout)
