@@ -33,6 +33,11 @@ def parse():
         help="what to time of PyTorch: a layout and a precision (default: all)",
     )
     parser.add_argument("--steps", action="store_true", help="show how long each step took")
+    parser.add_argument(
+        "--copies",
+        action="store_true",
+        help="show when copies and kernels of a call began and ended",
+    )
     shared.add_peer(parser)
     shared.add_output(parser)
     return parser.parse_args()
@@ -71,6 +76,8 @@ def main():
                     about += f" PyTorch's better layout ({text})."
                 text = "\n\n".join([about, gpu_networks.table(found), *failures])
                 results.write(options.output, "Whole networks on the GPU", text, content)
+            if options.copies:
+                print(f"{name}, batch {batch}\n\n{gpu_networks.watched_table(measured)}\n")
             if options.steps:
                 print(f"{name}, batch {batch}\n\n{gpu_networks.steps_table(measured)}\n")
     print("\n\n".join([gpu_networks.table(found), *failures]) if found else "\n".join(failures))

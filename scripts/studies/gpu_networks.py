@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.backends.network import Array, Network
+from ece408_op.backends.network import Array, Network, Watched
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
 from ece408_op.bench.summary import summary
@@ -53,6 +54,7 @@ class Measured:
     ms: dict[str, list[float]]
     errors: dict[str, float]
     steps: list[tuple[str, str, str, float]]
+    watched: Watched
 
     def median(self, who: str) -> float:
         return statistics.median(self.ms[who])
@@ -92,6 +94,9 @@ class Ours:
             (each.node, each.kernel, str(each.problem or ""), 1e3 * each.seconds)
             for each in self.network.measure(self._inputs, self._outputs)
         ]
+
+    def watched(self) -> Watched:
+        return self.network.watch(self._inputs, self._outputs)
 
     def checked(self) -> np.ndarray:
         """Numbers of the images that are compared."""
@@ -140,9 +145,11 @@ def measure(
             tick,
         )
     errors[OURS] = max(errors[OURS], zoo.error(ours.y[ours.checked()], expected))
+    # A few in a row, as they were timed.
+    watched = [ours.watched() for _ in range(3)][-1]
     steps = ours.steps()
     ours.network.close()
-    return Measured(name, batch, ms, errors, steps)
+    return Measured(name, batch, ms, errors, steps, watched)
 
 
 def _after_another(call: Callable[[], float]) -> float:
@@ -187,6 +194,22 @@ def steps_table(found: Measured) -> str:
     return markdown.table(["node", "kernel", "problem", "ms"], rows)
 
 
+def watched_table(found: Measured) -> str:
+    """Where the time of a call went: on the host, and of each chunk on the GPU."""
+    watched = found.watched
+    about = (
+        f"{1e3 * watched.seconds:.2f} ms: the host copies for {1e3 * watched.copying:.2f}, waits "
+        f"for {1e3 * watched.waiting:.2f}. By the GPU's clock, in ms since the call began:"
+    )
+    head = ["chunk", "copies in begin", "end", "kernels end", "results are back"]
+    head += ["kernels end after the copies in"]
+    rows = [
+        [number, *(f"{1e3 * mark:.3f}" for mark in (*marks, marks[2] - marks[1]))]
+        for number, marks in enumerate(watched.chunks)
+    ]
+    return f"{about}\n\n{markdown.table(head, rows)}"
+
+
 def records(found: list[Measured]) -> list[dict[str, Any]]:
     """The same for JSON."""
     return [
@@ -194,6 +217,7 @@ def records(found: list[Measured]) -> list[dict[str, Any]]:
             **{"name": each.name, "batch": each.batch, "errors": each.errors},
             "ms": {who: summary(samples) for who, samples in each.ms.items()},
             "steps": each.steps,
+            "watched": dataclasses.asdict(each.watched),
         }
         for each in found
     ]

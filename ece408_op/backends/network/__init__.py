@@ -9,9 +9,10 @@ recorded once and repeated for each chunk of a batch (`resident.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ... import op_log
 from ...errors import InvalidProblem, UnsupportedProblem
@@ -19,14 +20,16 @@ from ...op_log import GpuTime
 from ...problem import ConvProblem
 from ..cuda.work import done
 from .arrays import Array
-from .chunks import Timings
+from .chunks import Pass, Timings, Watched
 from .graph import Graph
 from .inputs import Call, Calls
 from .machine import Machine, machines
 from .operators import why_not
 from .resident import Resident
 
-__all__ = ["Array", "Network", "StepTime", "why_not"]
+__all__ = ["Array", "Network", "StepTime", "Watched", "why_not"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -69,29 +72,33 @@ class Network:
         """
         call = self._call(inputs, outputs)
         found = [self._resident(machine) for machine in machines()]
-        timed = op_log.collecting()
+        how = Pass.timed if op_log.collecting() else Pass.all
         parts = _parts(call.inputs.images, len(found))
         if len(parts) > 1 and _is_divisible(found[0], call, parts[0][1]):
             with ThreadPoolExecutor(len(parts)) as pool:
                 tasks = [
-                    pool.submit(_compute, resident, call, first, images, timed)
+                    pool.submit(_compute, resident, call, first, images, how)
                     for resident, (first, images) in zip(found, parts)
                 ]
             for task in tasks:
                 task.result()
         else:
-            _compute(found[0], call, 0, call.inputs.images, timed)
+            _compute(found[0], call, 0, call.inputs.images, how)
 
     def measure(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[StepTime]:
         """As `compute`, on the first GPU, each step by itself: what ran, and how long it took by
         the GPU's clock, in all chunks together."""
         call = self._call(inputs, outputs)
-        timings = _compute(self._resident(machines()[0]), call, 0, call.inputs.images, True)
-        assert timings is not None
+        timings = _compute(self._resident(machines()[0]), call, 0, call.inputs.images, Pass.timed)
         return [
             StepTime(step.node, step.plan.kernel.name, step.problem, seconds)
             for step, seconds in zip(timings.program.steps.for_images, timings.seconds)
         ]
+
+    def watch(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Watched:
+        """As `compute`, on the first GPU; where the time went."""
+        call = self._call(inputs, outputs)
+        return _compute(self._resident(machines()[0]), call, 0, call.inputs.images, Pass.watched)
 
     def close(self) -> None:
         """Give back all memory of GPUs; what is computed later takes it again."""
@@ -140,15 +147,15 @@ def _parts(images: int, most: int) -> list[tuple[int, int]]:
 
 
 def _compute(
-    resident: Resident, call: Call, first: int, images: int, timed: bool
-) -> Timings | None:
-    """Compute a part of the images on one GPU; how long its steps took if that is asked for."""
+    resident: Resident, call: Call, first: int, images: int, how: Callable[[Pass], _T]
+) -> _T:
+    """Compute a part of the images on one GPU; the log of op times hears of what has been timed."""
     machine = resident.machine
     with machine.lock, machine.active():
-        timings = resident.compute(call, first, images, timed)
-    if timings is not None:
-        _publish(timings, machine)
-    return timings
+        result = resident.compute(call, first, images, how)
+    if isinstance(result, Timings):
+        _publish(result, machine)
+    return result
 
 
 def _publish(timings: Timings, machine: Machine) -> None:

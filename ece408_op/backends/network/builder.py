@@ -76,14 +76,22 @@ class Room:
 
 
 class Builder:
-    """Makes the steps for a number of images on a GPU.
+    """Makes the steps for a number of images on a GPU, by the kernels that are the best for
+    `chosen_for` images, or for these.
 
     A buffer counts claims on it. An operand brings a claim on each buffer that it has to do with:
     it is to be handed on, to `emit`, to `drop`, or with what the operator returns. What these
     methods return brings one, too. An array without claims is computed onto.
     """
 
-    def __init__(self, gpu: Target, precision: str, images: int, room: Room | None = None) -> None:
+    def __init__(
+        self,
+        gpu: Target,
+        precision: str,
+        images: int,
+        room: Room | None = None,
+        chosen_for: int | None = None,
+    ) -> None:
         self.gpu = gpu
         self.steps = Steps(images)
         self.node = ""
@@ -92,6 +100,8 @@ class Builder:
         # The shapes of the nodes' results, by number.
         self.shapes: dict[int, tuple[int, ...]] = {}
         self._precision = precision
+        # The number of images that kernels are chosen for.
+        self._chosen_for = images if chosen_for is None else chosen_for
         self._uses: Counter[Entry] = Counter()
 
     def build(self, graph: Graph, inputs: Mapping[str, Value], lower: Lower) -> Steps:
@@ -316,13 +326,15 @@ class Builder:
 
     def _plan(self, problem: ConvProblem, accumulate: bool) -> tuple[Kernel, Plan]:
         """The best kernel for a convolution, and its plan."""
-        choice = tuned.best(problem, self.gpu, self._precision)
+        batch = problem.batch * self._chosen_for // max(1, self.steps.images)
+        like = replace(problem, batch=max(1, batch))
+        choice = tuned.best(like, self.gpu, self._precision)
         capability = self.gpu.capability
         plan = choice.kernel.plan(problem, capability, accumulate, choice.layout)
         if not plan.constants:
             return choice.kernel, plan
         # Constants are a module's, which several layers may use at once.
-        kernel = catalog.default(problem, "forward", capability, self._precision)
+        kernel = catalog.default(like, "forward", capability, self._precision)
         return kernel, kernel.plan(problem, capability, accumulate)
 
 

@@ -6,21 +6,21 @@ in, and the last one's results out.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ... import settings
 from ..cpu.native import copy
-from ..cuda.runtime.device import COPIED_OUT
+from ..cuda.runtime.device import BEGIN, COMPUTED, COPIED_OUT
 from .arrays import Array
 from .inputs import Call
+from .pieces import PIECE_BYTES
 from .program import Program
 from .values import Value
-
-# Inputs are copied to page-locked memory, and on, in pieces of this size.
-_PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,30 @@ class Timings:
         self.seconds = [a + b for a, b in pairs]
 
 
+@dataclass
+class Watched:
+    """Where the time of a call went, in seconds since it began.
+
+    On the host: all of it, copying between arrays and page-locked memory, and waiting for the GPU;
+    the rest is enqueuing. On the GPU, for each chunk: when the first copy to it began, when the
+    last one had ended, when the kernels had, and when the results had been copied back.
+    """
+
+    seconds: float = 0.0
+    copying: float = 0.0
+    waiting: float = 0.0
+    chunks: list[tuple[float, ...]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def adding(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to one of these."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+
+
 @dataclass(frozen=True)
 class _Move:
     """An array's way between the caller and a lane: the caller's address and bytes for each image,
@@ -66,6 +90,13 @@ class _Move:
 
     def at(self, first: int) -> int:
         return self.address + first * self.image_bytes
+
+    def part(self, first: int, images: int) -> _Move:
+        """The same for some of a chunk's images."""
+        skipped, nbytes = first * self.image_bytes, images * self.image_bytes
+        return replace(
+            self, address=self.address + skipped, offset=self.offset + skipped, nbytes=nbytes
+        )
 
 
 class Pass:
@@ -85,6 +116,8 @@ class Pass:
         made = ready.program
         self._ins = [_move(made, each, call.arrays[each.buffer.number]) for each in made.images]
         self._outs = [_move(made, *pair) for pair in zip(made.steps.outputs, call.outputs)]
+        self._watched = Watched()
+        self._clock: Any = None
 
     def all(self) -> None:
         """Compute all chunks."""
@@ -94,34 +127,60 @@ class Pass:
             if len(under_way) == len(self._lanes):
                 self._finish(*under_way.popleft())
             lane = self._lanes[number % len(self._lanes)]
-            self._bring(lane, first)
-            self._ready.program.launch(lane, self._weights)
+            # Later on, the GPU has the chunks before to compute.
+            self._start(lane, first, early=number == 0)
             self._send(lane)
             under_way.append((lane, first))
         if len(chunks) == 1:
             # The answer counts, more than the core that waits for it.
-            self._lanes[0].wait()
+            with self._watched.adding("waiting"):
+                self._lanes[0].wait()
         while under_way:
             self._finish(*under_way.popleft())
+
+    def watched(self) -> Watched:
+        """As `all`; where the time went."""
+        self._clock = self._lanes[0]
+        self._clock.start_clock()
+        with self._watched.adding("seconds"):
+            self.all()
+        return self._watched
 
     def timed(self) -> Timings:
         """The same one after the other, each step by itself."""
         found = Timings(self._ready.program)
         lane = self._lanes[0]
         for first in self._ready.chunks():
-            self._bring(lane, first)
+            self._bring(lane, first, self._ins)
             found.add(found.program.timed(lane, self._weights))
             self._send(lane)
             self._finish(lane, first)
         return found
 
-    def _bring(self, lane: Any, first: int) -> None:
-        for move in self._ins:
+    def _start(self, lane: Any, first: int, early: bool) -> None:
+        """Enqueue a chunk's copies to the GPU and its steps, with some of them done early or all in
+        one go."""
+        program, weights = self._ready.program, self._weights
+        pieces = program.pieces() if early else []
+        lane.mark(BEGIN)
+        for piece, images in pieces:
+            self._bring(lane, first, [move.part(piece, images) for move in self._ins])
+            program.launch_early(lane, weights, piece)
+        if pieces:
+            program.launch_late(lane, weights)
+        else:
+            self._bring(lane, first, self._ins)
+            program.launch(lane, weights)
+        lane.mark(COMPUTED)
+
+    def _bring(self, lane: Any, first: int, moves: Sequence[_Move]) -> None:
+        for move in moves:
             source = move.at(self._origin + first)
-            for done in range(0, move.nbytes, _PIECE_BYTES):
-                size, offset = min(_PIECE_BYTES, move.nbytes - done), move.offset + done
-                copy(lane.host + offset, source + done, size, self._threads)
-                lane.copy_in(offset, size)
+            for done in range(0, move.nbytes, PIECE_BYTES):
+                size, offset = min(PIECE_BYTES, move.nbytes - done), move.offset + done
+                self._copy(lane.host + offset, source + done, size)
+                lane.bring(offset, size)
+        lane.brought()
 
     def _send(self, lane: Any) -> None:
         for move in self._outs:
@@ -129,10 +188,17 @@ class Pass:
         lane.mark(COPIED_OUT)
 
     def _finish(self, lane: Any, first: int) -> None:
-        lane.rest()
+        with self._watched.adding("waiting"):
+            lane.rest()
+        if self._clock:
+            self._watched.chunks.append(lane.times(self._clock))
         for move in self._outs:
             to = move.at(self._origin + first)
-            copy(to, lane.host + move.offset, move.nbytes, self._threads)
+            self._copy(to, lane.host + move.offset, move.nbytes)
+
+    def _copy(self, to: int, source: int, nbytes: int) -> None:
+        with self._watched.adding("copying"):
+            copy(to, source, nbytes, self._threads)
 
 
 def _move(made: Program, value: Value, array: Array) -> _Move:

@@ -16,6 +16,7 @@ import numpy as np
 from ... import settings
 from ...errors import NotEnoughMemory
 from ..cuda.plan import Capability, Plan
+from ..cuda.runtime.device import COPIED_IN, COPIED_OUT
 from ..emulator import plans as emulated_plans
 from ..emulator.library import FROM_GPU, TO_GPU, Emulation, begin, copy, load, load_runtime, runtime
 from .machine import Machine, Run
@@ -49,15 +50,26 @@ class _Lane:
         self.host = self._host.ctypes.data
         self.device = machine.allocate(device_bytes)
         self.host_bytes, self.device_bytes = host_bytes, device_bytes
+        self._started = 0.0
+        self._marks: dict[int, float] = {}
 
-    def copy_in(self, offset: int, nbytes: int) -> None:
+    def bring(self, offset: int, nbytes: int) -> None:
         self._machine.copy(self.device + offset, self.host + offset, nbytes, TO_GPU)
+
+    def brought(self) -> None:
+        self.mark(COPIED_IN)
 
     def copy_out(self, offset: int, nbytes: int) -> None:
         self._machine.copy(self.host + offset, self.device + offset, nbytes, FROM_GPU)
 
     def mark(self, event: int) -> None:
-        pass
+        self._marks[event] = time.perf_counter()
+
+    def start_clock(self) -> None:
+        self._started = time.perf_counter()
+
+    def times(self, clock: _Lane) -> tuple[float, ...]:
+        return tuple(self._marks[event] - clock._started for event in range(COPIED_OUT + 1))
 
     def rest(self) -> None:
         pass

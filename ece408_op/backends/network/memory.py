@@ -56,7 +56,8 @@ def places(steps: Steps, inputs: Iterable[Value]) -> Places:
     for buffer in _buffers(steps.for_weights, LASTING):
         offsets[id(buffer)] = lasting
         lasting = aligned(lasting + buffer.nbytes)
-    lives, workspaces = _lives(steps.for_images)
+    early = len(steps.early.steps) if steps.early else 0
+    lives, workspaces = _lives(steps.for_images, early)
     size = _pack([*lives.values(), *workspaces.values()])
     # Weights are seen to before there are images.
     size = max(size, *(step.plan.workspace_bytes for step in steps.for_weights), 0)
@@ -75,11 +76,12 @@ def _buffers(steps: Iterable[Step], kind: str) -> list[Buffer]:
     return list(found.values())
 
 
-def _lives(steps: list[Step]) -> tuple[dict[int, _Life], dict[int, _Life]]:
-    """Of arrays, by buffer, and of workspaces, by step."""
+def _lives(steps: list[Step], early: int) -> tuple[dict[int, _Life], dict[int, _Life]]:
+    """Of arrays, by buffer, and of workspaces, by step. So many early steps are as one."""
     lives: dict[int, _Life] = {}
     workspaces = {}
-    for number, step in enumerate(steps):
+    for place, step in enumerate(steps):
+        number = max(0, place - early + 1)
         for value in step.arrays.values():
             if value.buffer.kind == ARENA:
                 life = lives.setdefault(
@@ -87,7 +89,7 @@ def _lives(steps: list[Step]) -> tuple[dict[int, _Life], dict[int, _Life]]:
                 )
                 life.last = number
         if step.plan.workspace_bytes:
-            workspaces[number] = _Life(step.plan.workspace_bytes, number, number)
+            workspaces[place] = _Life(step.plan.workspace_bytes, number, number)
     return lives, workspaces
 
 

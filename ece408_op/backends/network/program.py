@@ -7,8 +7,8 @@ from typing import Any
 
 from ... import settings
 from ...errors import UnsupportedProblem
-from .arrays import Array
-from .builder import Builder
+from .arrays import ITEM_BYTES, Array
+from .builder import Builder, Room
 from .graph import Graph
 from .inputs import Inputs
 from .machine import Machine, Recorded, Run
@@ -16,21 +16,28 @@ from .memory import Places, places
 from .operators import lower, shapes
 from .values import LASTING, WEIGHT, Step, Steps, Value
 
-# Recordings that are kept: of lanes whose memory has moved, or of which there are many.
-_MOST_RECORDINGS = 8
+# Lanes of which recordings are kept: of lanes whose memory has moved, or of which there are many.
+_MOST_LANES = 8
+# What is recorded besides the early steps, which go by their first image.
+ALL, LATE = -1, -2
 
 
-def build(graph: Graph, inputs: Inputs, machine: Machine) -> tuple[Steps, list[Value]]:
-    """The steps for inputs, and the arrays that these are. Raises `UnsupportedProblem`."""
-    values = inputs.values()
-    builder = Builder(machine.target, settings.precision(), inputs.images)
-    steps = builder.build(graph, values, lower)
+def build(
+    graph: Graph, inputs: Inputs, machine: Machine, chosen_for: int | None = None
+) -> tuple[Steps, list[Value]]:
+    """The steps for inputs, by the kernels that are the best for `chosen_for` images, or for
+    these, and the arrays that the inputs are. Raises `UnsupportedProblem`."""
+
+    def built(room: Room | None) -> tuple[Steps, list[Value], Builder]:
+        values = inputs.values()
+        builder = Builder(machine.target, settings.precision(), inputs.images, room, chosen_for)
+        return builder.build(graph, values, lower), list(values.values()), builder
+
+    steps, values, builder = built(None)
     room = shapes.room(graph.nodes, builder.shapes)
     if room.goes_on:
-        values = inputs.values()
-        builder = Builder(machine.target, settings.precision(), inputs.images, room)
-        steps = builder.build(graph, values, lower)
-    return steps, list(values.values())
+        steps, values, _ = built(room)
+    return steps, values
 
 
 class Program:
@@ -45,10 +52,17 @@ class Program:
         # What was made of weights is made of those of this stamp.
         self.stamp = -1
         self._machine = machine
-        all_steps = [*steps.for_weights, *steps.for_images]
+        early = steps.early.steps if steps.early else []
+        all_steps = [*steps.for_weights, *steps.for_images, *early]
         loaded = machine.load([step.plan for step in all_steps])
         self._loaded = dict(zip(map(id, all_steps), loaded))
-        self._recorded: dict[tuple[int, int], Recorded] = {}
+        self._workspaces = {id(step): self.places.host_bytes for step in steps.for_weights}
+        for these in (steps.for_images, early):
+            self._workspaces |= {
+                id(step): self.places.workspaces.get(number, 0) for number, step in enumerate(these)
+            }
+        # By the lane's memory, and by what it is.
+        self._recorded: dict[tuple[int, int], dict[int, Recorded]] = {}
         self._lasting = machine.allocate(self.places.lasting_bytes)
 
     def prepare(self, lane: Any, weights: Mapping[int, int]) -> None:
@@ -62,15 +76,42 @@ class Program:
         finally:
             recorded.close()
 
+    def pieces(self) -> list[tuple[int, int]]:
+        """The first image, and the number of images, of each piece that the early steps are done
+        for. All are of one size: the last one may begin before the one before it has ended."""
+        if self.steps.early is None:
+            return []
+        size, whole = self.steps.early.images, self.steps.images
+        return [(min(at, whole - size), size) for at in range(0, whole, size)]
+
     def launch(self, lane: Any, weights: Mapping[int, int]) -> None:
         """Enqueue all steps for the images that are in the lane."""
+        self._launch(ALL, self.steps.for_images, lane, weights)
+
+    def launch_early(self, lane: Any, weights: Mapping[int, int], first: int) -> None:
+        """Enqueue the early steps for a piece, which is in the lane, from its first image on."""
+        assert self.steps.early is not None
+        self._launch(first, self.steps.early.steps, lane, weights)
+
+    def launch_late(self, lane: Any, weights: Mapping[int, int]) -> None:
+        """Enqueue what the early steps have left to do."""
+        assert self.steps.early is not None
+        late = self.steps.for_images[len(self.steps.early.steps) :]
+        self._launch(LATE, late, lane, weights)
+
+    def _launch(self, what: int, steps: list[Step], lane: Any, weights: Mapping[int, int]) -> None:
+        """Enqueue steps, recorded once for each lane: all of them, the late ones, or the early ones
+        from an image on."""
         key = lane.device, lane.host
         if key not in self._recorded:
-            if len(self._recorded) == _MOST_RECORDINGS:
+            if len(self._recorded) == _MOST_LANES:
                 self.forget()
-            runs = self._runs(self.steps.for_images, lane, weights)
-            self._recorded[key] = self._machine.record(lane, runs)
-        self._recorded[key].launch()
+            self._recorded[key] = {}
+        recorded = self._recorded[key]
+        if what not in recorded:
+            runs = self._runs(steps, lane, weights, max(0, what))
+            recorded[what] = self._machine.record(lane, runs)
+        recorded[what].launch()
 
     def timed(self, lane: Any, weights: Mapping[int, int]) -> list[float]:
         """The same one by one, and the seconds that each took."""
@@ -78,32 +119,37 @@ class Program:
 
     def forget(self) -> None:
         """Give up what was recorded; addresses may have changed."""
-        for each in self._recorded.values():
-            each.close()
+        for recorded in self._recorded.values():
+            for each in recorded.values():
+                each.close()
         self._recorded.clear()
 
     def close(self) -> None:
         self.forget()
         self._machine.free(self._lasting)
 
-    def _runs(self, steps: list[Step], lane: Any, weights: Mapping[int, int]) -> list[Run]:
-        for_images = steps is self.steps.for_images
+    def _runs(
+        self, steps: list[Step], lane: Any, weights: Mapping[int, int], first: int = 0
+    ) -> list[Run]:
+        """Steps with addresses; those that are for a few images with those of the `first` one."""
         runs = []
-        for number, step in enumerate(steps):
+        for step in steps:
             pointers = {
-                name: self._address(value, lane, weights) for name, value in step.arrays.items()
+                name: self._address(value, lane, weights, first)
+                for name, value in step.arrays.items()
             }
-            workspace = self.places.workspaces.get(number) if for_images else self.places.host_bytes
             if step.plan.workspace_bytes:
-                pointers["workspace"] = lane.device + (workspace or 0)
+                pointers["workspace"] = lane.device + self._workspaces[id(step)]
             runs.append(Run(self._loaded[id(step)], pointers))
         return runs
 
-    def _address(self, value: Value, lane: Any, weights: Mapping[int, int]) -> int:
+    def _address(self, value: Value, lane: Any, weights: Mapping[int, int], first: int) -> int:
         buffer = value.buffer
         if buffer.kind == WEIGHT:
             return weights[buffer.number] + value.offset
         base = self._lasting if buffer.kind == LASTING else lane.device
+        if not value.constant:
+            base += first * ITEM_BYTES[value.dtype] * (value.image or value.per_image)
         return base + self.places.of(buffer) + value.offset
 
 

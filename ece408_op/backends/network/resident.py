@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Optional
+from collections.abc import Callable, Sequence
+from typing import Optional, TypeVar
 
 from ... import settings
 from ...errors import Ece408Error, NotEnoughMemory
-from . import program
+from . import pieces, program
 from .arrays import Array
-from .chunks import Pass, Ready, Timings
+from .chunks import Pass, Ready
 from .graph import Graph
 from .inputs import Call, Inputs
 from .machine import Machine
 from .program import Program
-from .values import Steps, Value
+from .values import Early, Steps, Value
 from .weights import Weights
 
 # What a chunk's inputs take at most, unless one image takes more: enough to keep a GPU busy.
@@ -24,6 +24,7 @@ _MOST_LANES = 3
 # Programs for other sizes of images, or other numbers, that are kept.
 _MOST_PROGRAMS = 4
 
+_T = TypeVar("_T")
 _Key = tuple[Inputs, str, Optional[int]]
 
 
@@ -36,9 +37,8 @@ class Resident:
         self._weights = Weights(machine, parameters)
         self._programs: OrderedDict[_Key, Ready] = OrderedDict()
 
-    def compute(self, call: Call, first: int, images: int, timed: bool) -> Timings | None:
-        """Compute so many images of a call from `first` on; how long each step took if it is to be
-        `timed`.
+    def compute(self, call: Call, first: int, images: int, how: Callable[[Pass], _T]) -> _T:
+        """Compute so many images of a call from `first` on; `how` is a method of `Pass`.
 
         Raises `UnsupportedProblem`, `InvalidProblem`, `NotEnoughMemory`, `GpuFailed`, and what
         compiling raises.
@@ -47,7 +47,7 @@ class Resident:
         while True:
             ready = self.ready(call, images, most)
             try:
-                return self._computed(ready, call, first, timed)
+                return self._computed(ready, call, first, how)
             except NotEnoughMemory:
                 # There is less than was said to be free.
                 steps = ready.program.steps
@@ -83,7 +83,7 @@ class Resident:
             each.program.close()
         self._programs.clear()
 
-    def _computed(self, ready: Ready, call: Call, first: int, timed: bool) -> Timings | None:
+    def _computed(self, ready: Ready, call: Call, first: int, how: Callable[[Pass], _T]) -> _T:
         made, weights = ready.program, self._weights
         if weights.bring(call.arrays, call.generation):
             for each in self._programs.values():
@@ -93,11 +93,7 @@ class Resident:
             if made.stamp != weights.stamp:
                 made.prepare(lanes[0], weights.addresses())
                 made.stamp = weights.stamp
-            run = Pass(ready, lanes, weights.addresses(), call, first)
-            if timed:
-                return run.timed()
-            run.all()
-            return None
+            return how(Pass(ready, lanes, weights.addresses(), call, first))
 
     def _made(self, inputs: Inputs, outputs: Sequence[Array], most: int) -> Ready:
         """Chunks as large as is of use, or as fit into memory; of a network that computes images
@@ -109,6 +105,7 @@ class Resident:
         while True:
             steps, values = self._divided(inputs, images, outputs)
             images = steps.images if steps.divisible else whole
+            steps.early = self._early(inputs, steps)
             found = program.places(steps, values)
             lasting = sum(value.buffer.nbytes for value in values if value.constant)
             lasting += found.lasting_bytes
@@ -124,6 +121,19 @@ class Resident:
                     "be used; allow more (ECE408_GPU_MEMORY) or free memory of the GPU"
                 )
             images = -(-images // 2)
+
+    def _early(self, inputs: Inputs, steps: Steps) -> Early | None:
+        """What of a chunk is done early, if anything."""
+
+        def few(images: int) -> Steps:
+            fewer = inputs.of_images(images)
+            return program.build(self._graph, fewer, self.machine, steps.images)[0]
+
+        try:
+            return pieces.early(steps, inputs.image_bytes(), few)
+        except Ece408Error:
+            # Some graphs have their number of images in their shapes.
+            return None
 
     def _divided(
         self, inputs: Inputs, images: int, outputs: Sequence[Array]

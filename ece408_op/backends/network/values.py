@@ -67,6 +67,15 @@ class Step:
     problem: ConvProblem | None = None
 
 
+@dataclass(frozen=True)
+class Early:
+    """The first steps with plans for fewer `images`, on the same arrays: for a few images at a
+    time, and as often as one likes, they compute what the first steps compute for all."""
+
+    images: int
+    steps: list[Step]
+
+
 @dataclass
 class Steps:
     """All that a network does for a number of images: once for its weights, and for the images."""
@@ -77,3 +86,4 @@ class Steps:
     outputs: list[Value] = field(default_factory=list)
     # Whether no image has to do with another one.
     divisible: bool = True
+    early: Early | None = None

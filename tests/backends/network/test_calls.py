@@ -9,8 +9,9 @@ import pytest
 from gpu_networks import Case, array, error, small
 
 from ece408_op import settings
-from ece408_op.backends.network import Network
+from ece408_op.backends.network import Network, pieces
 from ece408_op.backends.network.emulated import EmulatedMachine
+from ece408_op.backends.network.program import Program
 from ece408_op.errors import InvalidProblem, NotEnoughMemory, UnsupportedProblem
 from ece408_op.op_log import op_times
 
@@ -42,6 +43,59 @@ def test_little_memory_makes_chunks_and_too_little_an_error(mx):
         pytest.raises(NotEnoughMemory, match=r"takes \d+ bytes on the GPU for one image, and 5000"),
     ):
         case.run(case.network())
+
+
+def _chain(mx):
+    sym = mx.sym
+    x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=8, name="a")
+    x = sym.Pooling(sym.Activation(x, act_type="relu"), kernel=(2, 2))
+    x = sym.Convolution(x, kernel=(1, 1), num_filter=7, name="b")
+    x = sym.Pooling(x, kernel=(2, 2), stride=(2, 2))
+    return Case(sym.FullyConnected(x, num_hidden=3, name="c"), whole=True, data=(5, 3, 10, 9))
+
+
+@pytest.mark.parametrize(("flops_per_byte", "steps"), [(10**9, 3), (1, 1)])
+def test_the_first_steps_begin_while_images_arrive(mx, monkeypatch, flops_per_byte, steps):
+    """Up to where images get smaller, or where copies take no longer; with pieces of two images, of
+    which the last two have one in common."""
+    case = _chain(mx)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 2 * case.arrays["data"][0].nbytes)
+    monkeypatch.setattr(pieces, "_FLOPS_PER_BYTE", flops_per_byte)
+    done = []
+
+    def launch_early(self, lane, weights, first):
+        done.append((first, len(self.steps.early.steps)))
+        given(self, lane, weights, first)
+
+    given = Program.launch_early
+    monkeypatch.setattr(Program, "launch_early", launch_early)
+    network = case.network()
+    for _ in range(2):
+        assert (case.run(network)[0] == case.expected()[0]).all()
+    assert done == 2 * [(first, steps) for first in (0, 2, 3)]
+
+
+def test_steps_that_add_to_arrays_are_not_done_twice(mx, monkeypatch):
+    sym = mx.sym
+    x = sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=4, name="a")
+    case = Case(
+        x + sym.Convolution(x, kernel=(1, 1), num_filter=4, name="b"), whole=True, data=(3, 2, 5, 6)
+    )
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 2 * case.arrays["data"][0].nbytes)
+    assert (case.run(case.network())[0] == case.expected()[0]).all()
+
+
+def test_where_the_time_went(mx):
+    case = small(mx, "lenet")
+    y = np.full(case.output_shapes[0], np.nan, np.float32)
+    with settings.override(gpu_memory=20000):
+        watched = case.network().watch([array(each) for each in case.arrays.values()], [array(y)])
+    assert error(y, case.expected()[0]) < BELOW
+    assert len(watched.chunks) > 1
+    for marks in watched.chunks:
+        assert list(marks) == sorted(marks)
+        assert 0 < min(marks) < max(marks) < watched.seconds
+    assert 0 < watched.copying < watched.seconds
 
 
 def test_less_memory_than_was_said_makes_smaller_chunks(mx, monkeypatch):
