@@ -84,6 +84,10 @@ def _operators(sym):
             sym.UpSampling(x, scale=3, sample_type="nearest"),
             sym.contrib.AdaptiveAvgPooling2D(x, output_size=1),
         ],
+        "resized": [
+            sym.contrib.BilinearResize2D(x, height=height, width=width, align_corners=aligned)
+            for height, width, aligned in ((8, 13, True), (3, 9, False), (1, 2, True))
+        ],
         "deconvolution": [
             sym.Deconvolution(
                 *(x,),
@@ -116,6 +120,7 @@ NAMES = (
         "concats",
         "splits",
         "scaled",
+        "resized",
         "deconvolution",
         "labels",
         "one_label",
@@ -151,6 +156,9 @@ def test_why_an_operator_is_not_computed_is_said():
         ("Reshape", "reverse", "True"): "reverse is not computed",
         ("Cast", "dtype", "float16"): "dtype float16 is not computed; only float32 is",
         ("softmax", "use_length", "True"): "use_length is not computed",
+        ("_contrib_BilinearResize2D", "height", "8"): None,
+        ("_contrib_BilinearResize2D", "scale_width", "2"): "scale_width is not computed; only",
+        ("_contrib_BilinearResize2D", "mode", "like"): "mode like is not computed; only size is",
         ("topk", "k", "1"): "operator topk is not computed on the GPU",
         ("Custom", "op_type", "mine"): "operator mine is not computed on the GPU",
     }

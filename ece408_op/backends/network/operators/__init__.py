@@ -17,7 +17,10 @@ OPERATORS: dict[str, Operator] = {
     name: operator for family in _FAMILIES for name, operator in family.OPERATORS.items()
 }
 # What computes them besides convolutions' kernels.
-CODES = (pointwise.KERNEL, gather.KERNEL, pooling.WINDOWS, pooling.ROWS, rows.SOFTMAX, rows.LRN)
+CODES = (
+    *(pointwise.KERNEL, gather.KERNEL, shapes.RESIZE),
+    *(pooling.WINDOWS, pooling.ROWS, rows.SOFTMAX, rows.LRN),
+)
 # How operators written in Python appear in graphs, and what they do not tell the operator.
 _CUSTOM = "Custom"
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....errors import UnsupportedProblem
+from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from .. import gather
 from ..attributes import Attributes
 from ..builder import Builder, Operand, Room
@@ -14,6 +15,8 @@ from ..graph import Node
 from ..pointwise import number
 from ..values import Value
 from .operator import Operator, axis_of
+
+RESIZE = Code("resize", "resize.cu", ARCHITECTURES, "float32", True)
 
 
 def _flatten(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -166,6 +169,24 @@ def _upsampling(builder: Builder, attributes: Attributes, operands: list[Operand
     return replace(made, shape=(images, channels, height * scale, width * scale))
 
 
+def _resize_why_not(attributes: Attributes) -> str | None:
+    mode = attributes.text("mode", "size")
+    if mode != "size":
+        return f"mode {mode} is not computed; only size is"
+    scaled = [name for name in ("scale_height", "scale_width") if attributes.is_set(name)]
+    return f"{scaled[0]} is not computed; only height and width are" if scaled else None
+
+
+def _resize(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    x = builder.dense(operands[0])
+    size = [attributes.integer(name, 1) for name in ("height", "width")]
+    y = builder.empty((*x.shape[:2], *size), x.constant)
+    defines = (("ALIGNED", int(attributes.flag("align_corners", True))),)
+    arguments = ("y", "x", y.elements, *x.shape[2:], *size)
+    launch = Launch("resize", (divide_up(y.elements, 256), 1, 1), (256, 1, 1), arguments)
+    return builder.emit(Plan(RESIZE, defines, (launch,)), y, {"x": x})
+
+
 def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     """Each operand is computed where it belongs in the result; the first one may be there."""
     count = len(operands[0].shape)
@@ -242,6 +263,7 @@ OPERATORS = {
     "SliceChannel": Operator(_split),
     "split": Operator(_split),
     "UpSampling": Operator(_upsampling, _upsampling_why_not),
+    "_contrib_BilinearResize2D": Operator(_resize, _resize_why_not),
     "Concat": Operator(_concat),
     "concat": Operator(_concat),
 }

@@ -1,0 +1,29 @@
+// Images of another size, each pixel interpolated between the four that it lies between: MXNet's
+// contrib.BilinearResize2D.
+#ifndef ALIGNED
+#define ALIGNED 1
+#endif
+
+// Where place `i` of `out` lies among `in` pixels. With ALIGNED the outermost pixels' centres are
+// the same ones in both images, else the images' edges.
+__device__ float source(int i, int in, int out) {
+    if (ALIGNED) return out > 1 ? float(in - 1) / (out - 1) * i : 0.f;
+    const float scale = out > 1 ? float(in) / out : 0.f;
+    return fmaxf(scale * (i + 0.5f) - 0.5f, 0.f);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    resize(float *y, const float *x, int elements, int height, int width, int out_height,
+           int out_width) {
+    const unsigned i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= elements) return;
+    const float row = source(i / out_width % out_height, height, out_height);
+    const float column = source(i % out_width, width, out_width);
+    const int top = int(row), left = int(column);
+    const float down = row - top, right = column - left;
+    const int below = top < height - 1 ? width : 0, beside = left < width - 1;
+    const long long plane = i / out_width / out_height;
+    const float *at = x + (plane * height + top) * width + left;
+    y[i] = (1.f - down) * ((1.f - right) * at[0] + right * at[beside]) +
+           down * ((1.f - right) * at[below] + right * at[below + beside]);
+}
