@@ -1,4 +1,5 @@
-"""Time whole networks of MXNet's model zoo on the GPU beside PyTorch, from the host to the host."""
+"""Time whole networks of MXNet's model zoo, and of GluonCV's if they are named, on the GPU beside
+PyTorch, from the host to the host."""
 
 import argparse
 import contextlib
@@ -16,7 +17,7 @@ from ece408_op.operator.variables import set_environment
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
-    shared.add_networks(parser, gpu_networks.NETWORKS)
+    shared.add_networks(parser, gpu_networks.NETWORKS, gpu_networks.GLUONCV)
     parser.add_argument(
         "--batch-size",
         type=int,

@@ -19,6 +19,7 @@ from ece408_op.backends.network import Array, Network, Watched
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
 from ece408_op.bench.summary import summary
+from ece408_op.errors import InvalidSetting
 from ece408_op.files import markdown
 from ece408_op.operator.loading import load_mxnet
 
@@ -26,6 +27,14 @@ from . import zoo
 
 OURS = "ours"
 NETWORKS = (*zoo.NETWORKS, "resnet50_v1")
+# GluonCV's, and the height and width of the images that each takes.
+GLUONCV = {
+    "resnet50_v1d": (224, 224),
+    "resnest14": (224, 224),
+    "mobilenetv3_large": (224, 224),
+    "simple_pose_resnet18_v1b": (256, 192),
+    "fcn_resnet50_voc": (480, 480),
+}
 VARIANTS = ("NCHW float32", "NHWC float32", "NCHW tf32", "NHWC tf32")
 # Images whose results are compared with MXNet's on the CPU: the first and the last ones.
 _CHECKED = 4
@@ -69,20 +78,46 @@ class Measured:
         return sum(ms for *_, ms in self.steps)
 
 
+def _of_gluoncv(name: str) -> tuple[Any, Any]:
+    """A network of GluonCV with random weights, and two images for it. Raises `InvalidSetting` if
+    GluonCV is not there."""
+    mx = load_mxnet()
+    try:
+        from gluoncv import model_zoo
+    except ImportError as error:
+        raise InvalidSetting(
+            f"{name} is a network of GluonCV, which does not import ({error}); install "
+            "ece408_op[gluoncv]"
+        ) from error
+    whole = any(word in name for word in ("fcn", "pose"))
+    options = {"pretrained_base": False} if whole else {}
+    mx.random.seed(408)
+    net = model_zoo.get_model(name, pretrained=False, **options)
+    # Some blocks have initializers of their own, with which answers would hardly depend on images.
+    xavier = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
+    net.initialize(xavier)
+    for parameter in net.collect_params(".*weight").values():
+        parameter.initialize(xavier, force_reinit=True)
+    return net, mx.nd.random.uniform(-1, 1, shape=(2, 3, *GLUONCV[name]))
+
+
 class Ours:
-    """A network of the zoo with random weights, and images for it."""
+    """A network with random weights, and images for it; of several outputs the first one."""
 
     def __init__(self, name: str, batch: int) -> None:
         mx = load_mxnet()
-        self.net, x = zoo.build(name, 2)
-        self.symbol = self.net(mx.sym.Variable("data"))
+        self.net, x = _of_gluoncv(name) if name in GLUONCV else zoo.build(name, 2)
+        # Shapes that are not known before the first pass are then known.
+        self._first(self.net(x)).wait_to_read()
+        self.symbol = self._first(self.net(mx.sym.Variable("data")))
         held = {p.name: p.data().asnumpy() for p in self.net.collect_params().values()}
         shape = (batch, *x.shape[1:])
         images = np.random.default_rng(408).uniform(-1, 1, shape).astype(np.float32)
         names = [*self.symbol.list_arguments(), *self.symbol.list_auxiliary_states()]
         self.arrays = {each: images if each == "data" else held[each] for each in names}
         self.network = Network(self.symbol.tojson(), names, [n for n in names if n != "data"])
-        self.y = np.full((batch, 1000), np.nan, np.float32)
+        _, (out,), _ = self.symbol.infer_shape(data=shape)
+        self.y = np.full(out, np.nan, np.float32)
         self._inputs = [_array(each) for each in self.arrays.values()]
         self._outputs = [_array(self.y)]
 
@@ -106,7 +141,11 @@ class Ours:
     def expected(self) -> np.ndarray:
         """MXNet's outputs of these."""
         mx = load_mxnet()
-        return self.net(mx.nd.array(self.arrays["data"][self.checked()])).asnumpy()
+        return self._first(self.net(mx.nd.array(self.arrays["data"][self.checked()]))).asnumpy()
+
+    @staticmethod
+    def _first(outputs: Any) -> Any:
+        return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
 
 
 def _array(values: np.ndarray) -> Array:

@@ -30,9 +30,12 @@ def add_names(parser: argparse.ArgumentParser, option: str, names: Sequence[str]
     )
 
 
-def add_networks(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
-    """Arguments that name some of these networks; all by default."""
-    known = list(names)
+def add_networks(
+    parser: argparse.ArgumentParser, names: Iterable[str], others: Iterable[str] = ()
+) -> None:
+    """Arguments that name some of these networks; all by default but the `others`."""
+    default = list(names)
+    known = [*default, *others]
 
     def network(name: str) -> str:
         if name not in known:
@@ -45,8 +48,8 @@ def add_networks(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
         nargs="*",
         metavar="NETWORK",
         type=network,
-        default=known,
-        help=f"of {', '.join(known)} (default: all)",
+        default=default,
+        help=f"of {', '.join(known)} (default: {f'the first {len(default)}' if others else 'all'})",
     )
 
 

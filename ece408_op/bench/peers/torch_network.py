@@ -71,6 +71,28 @@ def pooling(a: Attributes, x: torch.Tensor):
     return functional.avg_pool2d(x, kernel, stride, pad, full, a.get("count_include_pad", True))
 
 
+def deconvolution(a: Attributes, x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor):
+    steps = [a.get("stride", (1, 1)), a.get("pad", (0, 0)), a.get("adj", (0, 0))]
+    steps += [a.get("num_group", 1), a.get("dilate", (1, 1))]
+    return functional.conv_transpose2d(x, w, bias[0] if bias else None, *steps)
+
+
+def reshaped(a: Attributes, x: torch.Tensor):
+    codes = a.get("shape", None)
+    if any(code < -1 for code in codes):
+        raise ValueError(f"shape {codes} is not known here")
+    return x.reshape([x.shape[k] if code == 0 else code for k, code in enumerate(codes)])
+
+
+def summed(a: Attributes, x: torch.Tensor):
+    return x.sum(a.get("axis", None), keepdim=a.get("keepdims", False))
+
+
+def resized(a: Attributes, x: torch.Tensor):
+    size, aligned = (a.get("height", 1), a.get("width", 1)), a.get("align_corners", True)
+    return functional.interpolate(x, size, mode="bilinear", align_corners=bool(aligned))
+
+
 def activation(a: Attributes, x: torch.Tensor):
     kinds = {"relu": functional.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
     return kinds[a.get("act_type", None)](x)
@@ -86,6 +108,20 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     "Dropout": lambda a, x: x,
     "Concat": lambda a, *parts: torch.cat(parts, a.get("dim", 1)),
     "elemwise_add": lambda a, x, y: x + y,
+    "elemwise_mul": lambda a, x, y: x * y,
+    "broadcast_mul": lambda a, x, y: x * y,
+    "_plus_scalar": lambda a, x: x + a.get("scalar", None),
+    "_mul_scalar": lambda a, x: x * a.get("scalar", None),
+    "_div_scalar": lambda a, x: x / a.get("scalar", None),
+    "sum": summed,
+    "expand_dims": lambda a, x: x.unsqueeze(a.get("axis", None)),
+    "SwapAxis": lambda a, x: x.transpose(a.get("dim1", 0), a.get("dim2", 0)),
+    "Reshape": reshaped,
+    "_contrib_AdaptiveAvgPooling2D": lambda a, x: functional.adaptive_avg_pool2d(
+        x, a.get("output_size", 1)
+    ),
+    "_contrib_BilinearResize2D": resized,
+    "Deconvolution": deconvolution,
     "clip": lambda a, x: x.clamp(a.get("a_min", None), a.get("a_max", None)),
     "softmax": lambda a, x: x.softmax(a.get("axis", -1)),
 }

@@ -179,10 +179,10 @@ def _resize_why_not(attributes: Attributes) -> str | None:
 
 def _resize(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     x = builder.dense(operands[0])
-    size = [attributes.integer(name, 1) for name in ("height", "width")]
-    y = builder.empty((*x.shape[:2], *size), x.constant)
+    height, width = (attributes.integer(name, 1) for name in ("height", "width"))
+    y = builder.empty((*x.shape[:2], height, width), x.constant)
     defines = (("ALIGNED", int(attributes.flag("align_corners", True))),)
-    arguments = ("y", "x", y.elements, *x.shape[2:], *size)
+    arguments = ("y", "x", y.elements, x.shape[2], x.shape[3], height, width)
     launch = Launch("resize", (divide_up(y.elements, 256), 1, 1), (256, 1, 1), arguments)
     return builder.emit(Plan(RESIZE, defines, (launch,)), y, {"x": x})
 
