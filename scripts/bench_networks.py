@@ -14,6 +14,8 @@ from ece408_op.cli import program
 from ece408_op.errors import Ece408Error
 from ece408_op.operator.variables import set_environment
 
+TERM = "2019fa"
+
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
@@ -39,24 +41,43 @@ def parse():
         action="store_true",
         help="show when copies and kernels of a call began and ended",
     )
+    parser.add_argument(
+        "--final", action="store_true", help=f"also time the pass of {TERM}'s final, 10000 images"
+    )
+    parser.add_argument("--no-networks", action="store_true", help="time no other network")
     shared.add_peer(parser)
     shared.add_output(parser)
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.networks = [] if options.no_networks else options.networks
+    return options
 
 
 def main():
     options = parse()
-    runs = [(name, batch) for name in options.networks for batch in options.batch_size]
     set_environment(settings.threads())
     found, failures = [], []
-    turns = len(runs) * (options.repeat + WARM_UP)
     peer_of = (
         contextlib.nullcontext()
         if options.no_peer
         else gpu_networks.Peer(options.peer_python or "python3")
     )
-    with peer_of as peer, tqdm(total=turns, disable=None) as progress:
+    with peer_of as peer:
         versions = peer and peer.versions
+        final = gpu_networks.final(TERM, options.repeat) if options.final else None
+        for measured in each(options, peer, failures):
+            found.append(measured)
+            if options.output:
+                write(options, found, failures, versions, final)
+    if final and options.output:
+        write(options, found, failures, versions, final)
+    print(text(found, failures, final))
+    return bool(failures)
+
+
+def each(options, peer, failures):
+    """Measure networks; what fails is added to `failures`."""
+    runs = [(name, batch) for name in options.networks for batch in options.batch_size]
+    with tqdm(total=len(runs) * (options.repeat + WARM_UP), disable=None) as progress:
         for name, batch in runs:
             progress.set_description(f"{name}, batch {batch}")
             try:
@@ -66,23 +87,30 @@ def main():
             except Ece408Error as error:
                 failures.append(f"{name}, batch {batch}: {error}")
                 continue
-            found.append(measured)
             if measured.errors[gpu_networks.OURS] > gpu_networks.TOLERANCE:
                 failures.append(f"{name}, batch {batch}: outputs are wrong: {measured.errors}")
-            if options.output:
-                content = {"torch": versions, "networks": gpu_networks.records(found)}
-                about = f"Medians of {options.repeat} passes from the host to the host."
-                if versions:
-                    text = ", ".join(f"{name} {version}" for name, version in versions.items())
-                    about += f" PyTorch's better layout ({text})."
-                text = "\n\n".join([about, gpu_networks.table(found), *failures])
-                results.write(options.output, "Whole networks on the GPU", text, content)
             if options.copies:
                 print(f"{name}, batch {batch}\n\n{gpu_networks.watched_table(measured)}\n")
             if options.steps:
                 print(f"{name}, batch {batch}\n\n{gpu_networks.steps_table(measured)}\n")
-    print("\n\n".join([gpu_networks.table(found), *failures]) if found else "\n".join(failures))
-    return bool(failures)
+            yield measured
+
+
+def text(found, failures, final):
+    parts = [gpu_networks.table(found)] if found else []
+    return "\n\n".join([*parts, *([final.line()] if final else []), *failures])
+
+
+def write(options, found, failures, versions, final):
+    content = {"torch": versions, "networks": gpu_networks.records(found)}
+    if final:
+        content["final"] = final.record()
+    about = f"Medians of {options.repeat} passes from the host to the host."
+    if versions:
+        named = ", ".join(f"{name} {version}" for name, version in versions.items())
+        about += f" PyTorch's better layout ({named})."
+    whole = f"{about}\n\n{text(found, failures, final)}"
+    results.write(options.output, "Whole networks on the GPU", whole, content)
 
 
 if __name__ == "__main__":

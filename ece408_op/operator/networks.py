@@ -12,14 +12,15 @@ import itertools
 import json
 import operator
 import secrets
+import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from .. import errors
+from .. import errors, settings
 from ..errors import UnsupportedProblem
 from . import compiled_operator
 from .memory import pointer
@@ -106,7 +107,9 @@ class Opened:
         from ..backends.network import Network
 
         _close_retired()
-        names = [node["name"] for node in json.loads(graph)["nodes"] if node["op"] == "null"]
+        nodes = json.loads(graph)["nodes"]
+        _say_what_is_not_heard(nodes)
+        names = [node["name"] for node in nodes if node["op"] == "null"]
         self._is_parameter = [kind != DATA for kind in kinds]
         parameters = {name for name, is_one in zip(names, self._is_parameter) if is_one}
         self._network: Network = Network(graph, names, parameters)
@@ -130,6 +133,23 @@ class Opened:
         """Have it closed before another network is made or runs: Python may find, in the middle of
         what another one does, that nobody needs this one."""
         _retired.append(self)
+
+
+_said: set[str] = set()
+
+
+def _say_what_is_not_heard(nodes: Iterable[Mapping[str, Any]]) -> None:
+    """Tell stderr, once for each, of kernels that are asked for: networks choose theirs."""
+    asked = {node.get("attrs", {}).get("cuda_kernel", "None") for node in nodes}
+    kernels = {settings.kernel(), *asked} - {None, "None", *_said}
+    for kernel in sorted(map(str, kernels)):
+        _said.add(kernel)
+        if sys.stderr is not None:
+            print(
+                f"ece408: kernel {kernel} is asked for, and not used in a whole network on the "
+                "GPU, which chooses its own; it is for layers that run one by one",
+                file=sys.stderr,
+            )
 
 
 def _close_retired() -> None:

@@ -19,8 +19,11 @@ from ece408_op.backends.network import Array, Network, Watched
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
 from ece408_op.bench.summary import summary
+from ece408_op.course import models
+from ece408_op.course.dataset import data
 from ece408_op.errors import InvalidSetting
 from ece408_op.files import markdown
+from ece408_op.operator.gpu_network import to_gpu
 from ece408_op.operator.loading import load_mxnet
 
 from . import zoo
@@ -199,6 +202,55 @@ def _after_another(call: Callable[[], float]) -> float:
 
 def _pass(peer: Peer, variant: str) -> float:
     return peer.ask(run=variant)["ms"]
+
+
+@dataclass(frozen=True)
+class Final:
+    """The pass of `final`, from pixels on the host to answers on the host: samples in milliseconds,
+    the first pass, which compiles and loads, and the accuracy."""
+
+    term: str
+    images: int
+    first_ms: float
+    ms: list[float]
+    accuracy: float
+
+    def line(self) -> str:
+        return (
+            f"`final` of {self.term}, {self.images} images, from pixels to answers: "
+            f"{statistics.median(self.ms):.2f} ms, the first time {self.first_ms:.0f}; "
+            f"accuracy {self.accuracy:.4f}."
+        )
+
+    def record(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "ms": summary(self.ms)}
+
+
+def final(term_name: str, repeat: int) -> Final:
+    """Time the network of a term's `final` on all test images."""
+    mx = load_mxnet()
+    term = models.find_term(term_name)
+    images, labels = data.load("t10k", term.image_size)
+    held = models.load_model(term, "ece408")
+    arrays = [
+        {name: array.astype("float32") for name, array in each.items()}
+        for each in (held.arg_params, held.aux_params)
+    ]
+    network = to_gpu(held.symbol, *arrays)
+    pixels = mx.nd.from_numpy(np.ascontiguousarray(images[:, None]))
+    answers = None
+
+    def call() -> None:
+        nonlocal answers
+        answers = network(pixels).asnumpy()
+
+    first = cpu_timer.elapsed_ms(call)
+    for _ in range(cpu_timer.WARM_UP):
+        call()
+    ms = [cpu_timer.elapsed_ms(call) for _ in range(repeat)]
+    assert answers is not None
+    accuracy = float((answers.argmax(1) == labels).mean())
+    return Final(term_name, len(images), first, ms, accuracy)
 
 
 def table(found: list[Measured]) -> str:

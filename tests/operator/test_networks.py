@@ -273,6 +273,18 @@ def test_a_backend_that_is_asked_for(mx, x, capsys):
     assert "MXNet: backend cpu is asked for (ECE408_BACKEND)\n" in capsys.readouterr().err
 
 
+def test_a_kernel_that_is_asked_for_is_told_about_once(mx, x, capsys, monkeypatch):
+    monkeypatch.setattr(networks, "_said", set())
+    net = make_net(mx)
+    with settings.override(kernel="1_naive"):
+        for _ in range(2):
+            expect(ece408_op.to_gpu(net)(x), net(x))
+    assert capsys.readouterr().err.splitlines() == [
+        "ece408: kernel 1_naive is asked for, and not used in a whole network on the GPU, which "
+        "chooses its own; it is for layers that run one by one"
+    ]
+
+
 def _raise(error):
     def function(*arguments):
         raise error
@@ -504,6 +516,33 @@ def test_on_the_gpu(mx, x):
         expected = net(images).asnumpy()
         found = ece408_op.to_gpu(net)(images).asnumpy()
         assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.gpu
+def test_a_thousand_calls_on_the_gpu_leave_nothing_behind(mx, x):
+    """In one chunk, and in several whose first steps are done while images arrive."""
+    from ece408_op.backends.cuda.runtime import device
+
+    def taken():
+        gc.collect()
+        with device.get(0).active():
+            return _resident_bytes(), device.get(0).free_bytes(), threading.active_count()
+
+    with settings.override(backend=None):
+        network = ece408_op.to_gpu(make_net(mx))
+        images = mx.nd.random.uniform(shape=(100000, *SHAPE[1:]))
+        first, of_many = network(x).asnumpy(), network(images).asnumpy()
+
+        def call(times):
+            for _ in range(times):
+                assert (network(x).asnumpy() == first).all()
+            for _ in range(times // 10):
+                assert (network(images).asnumpy() == of_many).all()
+            return taken()
+
+        before, after = call(200), call(1000)
+    assert after[1:] == before[1:]
+    assert after[0] - before[0] < 4 << 20
 
 
 # --- gradients
