@@ -263,17 +263,23 @@ def table(found: list[Measured]) -> str:
             *(each.name, each.batch),
             *("" if math.isnan(ms) else f"{ms:.2f}" for ms in map(each.best, ("float32", "tf32"))),
             *(f"{ms:.2f}" for ms in (each.median(OURS), each.gpu_ms())),
-            f"{each.best('float32') / each.median(OURS):.2f}",
+            "" if math.isnan(each.best("float32")) else f"{_speed(each):.2f}",
             f"{each.errors[OURS]:.1e}",
         ]
         for each in found
     ]
     parts = [markdown.table(head, rows)]
     for batch in dict.fromkeys(each.batch for each in found):
-        speeds = [each.best("float32") / each.median(OURS) for each in found if each.batch == batch]
+        speeds = [_speed(each) for each in found if each.batch == batch]
         mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
-        parts.append(f"Batch {batch}: {mean:.2f} times PyTorch's speed in the geometric mean.")
+        if not math.isnan(mean):
+            parts.append(f"Batch {batch}: {mean:.2f} times PyTorch's speed in the geometric mean.")
     return "\n\n".join(parts)
+
+
+def _speed(found: Measured) -> float:
+    """How many times as fast as PyTorch in float32, or NaN without it."""
+    return found.best("float32") / found.median(OURS)
 
 
 def steps_table(found: Measured) -> str:

@@ -665,3 +665,23 @@ def test_networks_of_the_zoo_are_one_node(mx, name, size):
     assert operators(optimized) == ["ece408_network"]
     assert optimized.list_arguments() == symbol.list_arguments()
     assert optimized.list_auxiliary_states() == symbol.list_auxiliary_states()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("resnet50_v1d", "resnest14", "mobilenetv3_large"),
+        *("simple_pose_resnet18_v1b", "fcn_resnet50_voc"),
+    ],
+)
+def test_networks_of_gluoncv_are_one_node(mx, name):
+    model_zoo = pytest.importorskip("gluoncv.model_zoo")
+    whole = "pose" in name or "fcn" in name
+    net = model_zoo.get_model(
+        name, pretrained=False, **({"pretrained_base": False} if whole else {})
+    )
+    net.initialize()
+    outputs = net(mx.sym.Variable("data"))
+    symbol = mx.sym.Group(list(outputs)) if isinstance(outputs, tuple) else outputs
+    report = ece408_op.gpu_report(symbol, data=(1, 3, 480, 480))
+    assert (len(report.parts), report.left) == (1, {})
