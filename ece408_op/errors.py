@@ -216,6 +216,12 @@ class WorkersDiffer(Ece408Error):
     exit_code = 44
 
 
+class SchedulerUnreached(Ece408Error):
+    """A process of a job cannot connect to the job's scheduler."""
+
+    exit_code = 45
+
+
 _lock = threading.Lock()
 _first_failure: Ece408Error | None = None
 # How many `surfaced` blocks there are now, and what was last said where there was none.

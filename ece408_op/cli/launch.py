@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from ..errors import InvalidSetting
 from ..jobs import plan, starters, supervisor
 from . import arguments
+
+# The scheduler listens once it has imported MXNet, which takes a minute from a slow network disk.
+_CONNECT_S = 120.0
 
 _EPILOG = """\
 COMMAND runs as every worker, with what MXNet's KVStore dist_sync and dist_async read from the
@@ -62,6 +66,14 @@ def add(commands: Any) -> None:
         help="the first of the ports to use, one for each process (default: free ones)",
     )
     parser.add_argument(
+        "--connect-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=_CONNECT_S,
+        help="end the job if a process cannot connect to the scheduler for so long (default: "
+        "%(default)g)",
+    )
+    parser.add_argument(
         "--all-output",
         action="store_true",
         help="show what every process prints, with its name in front, and not worker 0 alone",
@@ -88,13 +100,17 @@ def _run(options: argparse.Namespace) -> None:
     workers = len(hosts) or 2 if options.workers is None else options.workers
     servers = len(hosts) or 1 if options.servers is None else options.servers
     plan.check_counts(workers, servers)
+    if not 0 < options.connect_timeout < math.inf:
+        raise InvalidSetting(
+            f"--connect-timeout {options.connect_timeout:g} is not a time; give seconds above 0"
+        )
     if options.print is not None:
         print(starters.STARTERS[options.print](command, workers, servers, hosts, options.port))
         return
     members = plan.job(command, workers, servers, hosts, options.port)
     ssh = supervisor.ssh_command(options.ssh)
     print(_summary(members), file=sys.stderr)
-    supervisor.run(members, ssh, options.all_output)
+    supervisor.run(members, ssh, options.all_output, options.connect_timeout)
 
 
 def _summary(members: list[plan.Member]) -> str:

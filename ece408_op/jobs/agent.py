@@ -3,9 +3,10 @@
 It is run as a file, without the package, which would take longer to import. The first line of its
 standard input, JSON, is what to run: `command`, a list; `environment`, set beside what is there;
 `directory`; `sharers`, how many workers share the machine's cores, `null` for what needs one
-thread; `silence`, in seconds. When the input ends, or nothing comes for that long, so does the
-process, with all that it has started in its group. The exit code is the process's, or, as in a
-shell, 128 and a signal's number.
+thread; `silence`, in seconds; `scheduler`, `null` or a list of its address, its port and the
+seconds in which a connection to it must succeed. When the input ends, or nothing comes for as long
+as `silence` says, so does the process, with all that it has started in its group. The exit code is
+the process's, or, as in a shell, 128 and a signal's number, or `UNREACHED`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import os
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -29,6 +32,9 @@ _POLL_S = 0.1
 _GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _NOT_RUNNABLE, _NOT_FOUND = 126, 127
+# The process was ended as no connection to the scheduler succeeded: beyond those of signals.
+UNREACHED = 250
+_TRY_S, _BETWEEN_TRIES_S = 5.0, 0.5
 
 
 def main() -> int:
@@ -53,7 +59,7 @@ def main() -> int:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_RUNNABLE
     try:
-        code = _watch(process, order["silence"])
+        code = _watch(process, order["silence"], order["scheduler"])
     finally:
         _end(process)
     return code if code >= 0 else 128 - code
@@ -74,10 +80,38 @@ def _ending_with_its_parent() -> Callable[[], Any]:
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _watch(process: subprocess.Popen[bytes], silence: float | None) -> int:
+def unreached_line(address: str, port: str, seconds: float) -> str:
+    """What is the last line on stderr, with the exit code `UNREACHED`."""
+    return f"cannot connect to the scheduler at {address}:{port} within {seconds:g} seconds"
+
+
+def _reach(address: str, port: str, seconds: float, unreached: threading.Event) -> None:
+    """Connect to the scheduler, which may have to start first; set `unreached` if it never
+    succeeds. MXNet itself would try for ever."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        with contextlib.suppress(OSError):
+            socket.create_connection((address, int(port)), min(left, _TRY_S)).close()
+            return
+        time.sleep(min(left, _BETWEEN_TRIES_S))
+    unreached.set()
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    silence: float | None,
+    scheduler: tuple[str, str, float] | None,
+) -> int:
     """Wait for the process's end, or for that of the job, which ends it."""
+    unreached = threading.Event()
+    if scheduler is not None:
+        threading.Thread(target=_reach, args=(*scheduler, unreached), daemon=True).start()
     heard = time.monotonic()
     while process.poll() is None:
+        if scheduler is not None and unreached.is_set():
+            _end(process)
+            print(unreached_line(*scheduler), file=sys.stderr)
+            return UNREACHED
         if select.select([0], [], [], _POLL_S)[0]:
             if not os.read(0, 4096):
                 break

@@ -48,6 +48,11 @@ class Member:
     environment: Mapping[str, str]
     workers_here: int
 
+    @property
+    def root(self) -> tuple[str, str]:
+        """The address and port of the job's scheduler."""
+        return self.environment["DMLC_PS_ROOT_URI"], self.environment["DMLC_PS_ROOT_PORT"]
+
     def __str__(self) -> str:
         role = "the scheduler" if self.role == SCHEDULER else f"{self.role} {self.number}"
         return role if self.host.name is None else f"{role} on {self.host.name}"

@@ -21,6 +21,7 @@ from ..errors import (
     HostLost,
     InvalidSetting,
     SchedulerFailed,
+    SchedulerUnreached,
     ServerFailed,
     WorkerFailed,
 )
@@ -84,8 +85,11 @@ class _Stream:
 class _Running:
     """A member of a job, started: by an agent beside it, which ssh starts on another host."""
 
-    def __init__(self, member: Member, ssh: Sequence[str], shown: bool, prefix: str) -> None:
+    def __init__(
+        self, member: Member, ssh: Sequence[str], shown: bool, prefix: str, connect_s: float
+    ) -> None:
         self.member = member
+        self._connect_s = connect_s
         self.is_remote = member.host.name is not None
         self.process = _start(member, ssh)
         assert self.process.stdin is not None
@@ -96,7 +100,7 @@ class _Running:
             _Stream(pipe, target, prefix)
             for pipe, target in zip((self.process.stdout, self.process.stderr), targets)
         ]
-        self._tell(json.dumps(_order(member, self.is_remote)).encode() + b"\n")
+        self._tell(json.dumps(_order(member, self.is_remote, connect_s)).encode() + b"\n")
 
     def _tell(self, data: bytes) -> None:
         # One that has ended hears nothing.
@@ -137,6 +141,12 @@ class _Running:
             return HostLost(
                 f"{member} cannot be started, or is no longer heard of: ssh ended with exit code "
                 f"{code}; {said}"
+            )
+        unreached = agent.unreached_line(*member.root, self._connect_s)
+        if code == agent.UNREACHED and line == unreached:
+            return SchedulerUnreached(
+                f"{member} {line}; is a firewall between them, or is its address in --hosts wrong? "
+                "--connect-timeout allows more time"
             )
         return _FAILURES[member.role](f"{member} {_ended(code)}; {said}")
 
@@ -182,24 +192,27 @@ def _start(member: Member, ssh: Sequence[str]) -> subprocess.Popen[bytes]:
         raise InvalidSetting(f"{beside[0]} does not run: {error.strerror}") from error
 
 
-def _order(member: Member, is_remote: bool) -> dict[str, object]:
+def _order(member: Member, is_remote: bool, connect_s: float) -> dict[str, object]:
     return {
         "command": member.command,
         "environment": dict(member.environment),
         "directory": os.getcwd(),
         "sharers": member.workers_here if member.role == WORKER else None,
         "silence": _SILENCE_S if is_remote else None,
+        "scheduler": None if member.role == SCHEDULER else (*member.root, connect_s),
     }
 
 
-def run(members: Sequence[Member], ssh: Sequence[str], show_all: bool) -> None:
+def run(members: Sequence[Member], ssh: Sequence[str], show_all: bool, connect_s: float) -> None:
     """Run a job to its end: that of all workers, which servers and the scheduler follow.
 
     Shows what worker 0 prints, or, with a prefix, what all do. However this ends, no process of the
     job is left.
 
     Raises `WorkerFailed`, `ServerFailed` or `SchedulerFailed` as soon as a process ends otherwise
-    than with exit code 0, `HostLost` when ssh fails, and `InvalidSetting` when it does not run.
+    than with exit code 0, `SchedulerUnreached` when for `connect_s` seconds no connection from the
+    machine of one to the scheduler succeeds, `HostLost` when ssh fails, and
+    `InvalidSetting` when it does not run.
     """
     running: list[_Running] = []
     with selectors.DefaultSelector() as selector:
@@ -207,7 +220,7 @@ def run(members: Sequence[Member], ssh: Sequence[str], show_all: bool) -> None:
             for member in members:
                 prefix = f"{member}: " if show_all else ""
                 shown = show_all or (member.role, member.number) == (WORKER, 0)
-                each = _Running(member, ssh, shown, prefix)
+                each = _Running(member, ssh, shown, prefix, connect_s)
                 running.append(each)
                 for stream in each.streams:
                     os.set_blocking(stream.pipe.fileno(), False)

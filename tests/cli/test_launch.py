@@ -21,6 +21,8 @@ def test_what_cannot_be_is_one_line(capsys, tmp_path):
         (["--workers", "9999", "--", "x"], 3, "9999 workers and 1 servers are more than"),
         (["--port", "80", "--", "x"], 16, "--port 80 is not the first of 4 ports; give one from"),
         (["--port", "65534", "--", "x"], 16, "give one from 1024 to 65532"),
+        (["--connect-timeout", "0", "--", "x"], 16, "--connect-timeout 0 is not a time; give sec"),
+        (["--connect-timeout", "nan", "--", "x"], 16, "--connect-timeout nan is not a time"),
         (["--ssh", "", "--", "x"], 16, "--ssh takes a command, such as"),
         (["--hosts", str(hosts), "--", "x"], 16, f"the hosts of {hosts} cannot be read"),
     ]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from ece408_op.errors import (
     HostLost,
     InvalidSetting,
     SchedulerFailed,
+    SchedulerUnreached,
     ServerFailed,
     WorkerFailed,
 )
-from ece408_op.jobs import plan, supervisor
+from ece408_op.jobs import agent, plan, supervisor
 from ece408_op.jobs.plan import SCHEDULER, SERVER, THIS, WORKER, Host, Member
 
 # Runs for longer than any test, and so does a process that it has started.
@@ -62,13 +65,14 @@ def _job(worker, others=LONG, first=None, host=THIS, **environment):
     for role, number in roles:
         code = worker if role == WORKER else others
         code = first if first is not None and (role, number) == (WORKER, 0) else code
-        own = {"ROLE": role, "NUMBER": str(number), **os.environ, **environment}
+        root = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9"}
+        own = {"ROLE": role, "NUMBER": str(number), **os.environ, **root, **environment}
         members.append(Member(role, number, host, (sys.executable, "-c", code), own, 2))
     return members
 
 
-def _run(members, show_all=False, ssh="ssh"):
-    supervisor.run(members, supervisor.ssh_command(ssh), show_all)
+def _run(members, show_all=False, ssh="ssh", connect_s=60.0):
+    supervisor.run(members, supervisor.ssh_command(ssh), show_all, connect_s)
 
 
 def test_what_worker_0_prints_is_shown_as_it_is(capsys, mark):
@@ -141,6 +145,36 @@ def test_one_that_dies_ends_all(mark, role, number, error, code, text):
         _run(_job(program, program))
     assert time.monotonic() - started < 10
     assert _left(mark) == {}
+
+
+def test_a_scheduler_that_cannot_be_reached_ends_all(mark):
+    # It gets a port, as every one of the job does, but never listens.
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = str(bound.getsockname()[1])
+        text = rf"cannot connect to the scheduler at 127.0.0.1:{port} within 1 seconds; is a firew"
+        with pytest.raises(SchedulerUnreached, match=rf"^(worker|server) [01] {text}"):
+            _run(_job(LONG, DMLC_PS_ROOT_PORT=port), connect_s=1.0)
+    assert _left(mark) == {}
+
+
+def test_a_scheduler_may_listen_late():
+    unreached = threading.Event()
+    with socket.socket() as scheduler:
+        scheduler.bind(("127.0.0.1", 0))
+        late = threading.Timer(0.7, scheduler.listen)
+        late.start()
+        started = time.monotonic()
+        agent._reach("127.0.0.1", str(scheduler.getsockname()[1]), 30.0, unreached)
+        late.join()
+    assert not unreached.is_set()
+    assert 0.6 < time.monotonic() - started < 20
+
+
+def test_a_program_s_own_exit_code_is_no_word_of_the_scheduler():
+    code = f"import sys; sys.exit({agent.UNREACHED})"
+    with pytest.raises(WorkerFailed, match=f"exit code {agent.UNREACHED}; it printed nothing"):
+        _run(_job(LONG, LONG, first=code))
 
 
 def test_one_that_ignores_being_ended_is_killed(mark):
