@@ -1,4 +1,5 @@
-"""How many cores this process may use: its affinity, limited by its container's CPU quota."""
+"""How many cores this process may use: its affinity, limited by its container's CPU quota; and
+which of them are nearest to a device."""
 
 from __future__ import annotations
 
@@ -29,6 +30,25 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
         if len(words) == 2 and words[0] not in ("max", "-1"):
             return int(words[0]) / int(words[1])
     return None
+
+
+def beside(pci_address: str, root: Path = Path("/")) -> frozenset[int]:
+    """The cores that this process may use on the NUMA node of a device such as 0000:1b:00.0; all
+    that it may use where the system does not tell, or where none of them is there."""
+    allowed = frozenset(os.sched_getaffinity(0))
+    node = _words(root / "sys/bus/pci/devices" / pci_address.lower() / "numa_node")
+    # The node is -1 where there is only one, and in many virtual machines.
+    cpus = _words(root / f"sys/devices/system/node/node{node[0]}/cpulist") if node else []
+    return (allowed & _numbers(cpus[0]) if cpus else allowed) or allowed
+
+
+def _numbers(ranges: str) -> set[int]:
+    """Those of a list such as 0-3,8."""
+    found: set[int] = set()
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _words(path: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import time
 
@@ -65,6 +66,8 @@ class FakeLane:
         self._host[offset : offset + nbytes] = self._device[offset : offset + nbytes]
 
     def launch(self, loaded, pointers):
+        time.sleep(self.gpu.pause)
+        self.gpu.launches += 1
         loaded.launch(pointers, None)
 
     def mark(self, event):
@@ -89,13 +92,16 @@ class FakeLane:
 
 
 class FakeGpu:
-    """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked."""
+    """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked. Each
+    of its `launches` takes `pause` seconds more."""
 
     name, capability, driver = "a fake GPU", (9, 0), 13000
 
-    def __init__(self, memory=1 << 40):
-        self.memory = memory
+    def __init__(self, memory=1 << 40, pause=0.0):
+        self.memory, self.pause = memory, pause
+        self.launches = 0
         self.staging = threading.Lock()
+        self.cores = frozenset(os.sched_getaffinity(0))
         self.requests = []
 
     @contextlib.contextmanager

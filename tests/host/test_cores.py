@@ -39,3 +39,27 @@ def test_threads_by_default(monkeypatch, quota, threads):
     assert settings.threads() == threads
     with settings.override(threads=5):
         assert settings.threads() == 5
+
+
+@pytest.mark.parametrize(
+    ("node", "list_of_node_1", "expected"),
+    [
+        ("1", "4-6,12,300", {4, 5, 6, 12}),
+        ("1", "7", {7}),
+        ("-1", "4-6", set(range(16))),
+        ("1", "300-310", set(range(16))),
+        ("1", None, set(range(16))),
+        (None, "4-6", set(range(16))),
+    ],
+)
+def test_the_cores_beside_a_gpu(tmp_path, monkeypatch, node, list_of_node_1, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    for name, text in {
+        "bus/pci/devices/0000:1b:00.0/numa_node": node,
+        "devices/system/node/node1/cpulist": list_of_node_1,
+    }.items():
+        if text is not None:
+            path = tmp_path / "sys" / name
+            path.parent.mkdir(parents=True)
+            path.write_text(f"{text}\n")
+    assert cores.beside("0000:1B:00.0", tmp_path) == expected

@@ -104,28 +104,34 @@ def test_several_gpus_take_turns_with_one(monkeypatch):
     used = []
 
     class Backend(ReferenceBackend):
-        """The third time on both GPUs the result is another one."""
+        """From some call on both GPUs on the result is another one."""
 
         def forward(self, problem, x, w, bias, y, accumulate):
             used.append(settings.devices())
             done = super().forward(problem, x, w, bias, y, accumulate)
-            if used[-1] == (2, 3) and used.count((2, 3)) == 3:
+            if used[-1] == (2, 3) and used.count((2, 3)) > is_wrong_from:
                 ctypes.memset(y, 0, 4)
             return done
 
     monkeypatch.setattr(several_gpus, "StagedBackend", Backend)
     monkeypatch.setattr(several_gpus, "SHAPES", ("b1,c1,h9,w9,m2,k3",))
     ticks = []
+    is_wrong_from = 1000
     (calls,) = several_gpus.measure((2, 3), 2, lambda *_: ticks.append(1), batches=[4])
-    rounds = 2 + cpu_timer.WARM_UP
+    # Both onto outputs used before and onto fresh ones.
+    rounds = several_gpus._LEARNING + 2 * (2 + cpu_timer.WARM_UP)
     assert sorted(used) == [(2,)] * rounds + [(2, 3)] * rounds
+    assert [len(calls.ms[2]), len(calls.fresh[2])] == [2, 2]
     assert calls.are_equal
     assert calls.batch == 4
     used.clear()
+    is_wrong_from = several_gpus._LEARNING
     (calls,) = several_gpus.measure((2, 3), 1, lambda *_: None, batches=[4])
     assert not calls.are_equal
-    calls = several_gpus.Calls("fa19_1", 100, {1: [3.0, 2.0, 4.0], 2: [2.0, 2.0, 9.0]}, True)
-    assert several_gpus.table([calls]).endswith("| fa19_1 | 100 | 3.00 | 2.00 | 1.50x | yes |")
+    times = {1: [3.0, 2.0, 4.0], 2: [2.0, 2.0, 9.0]}
+    calls = several_gpus.Calls("fa19_1", 100, times, {1: [7.0], 2: [6.0]}, True)
+    line = "| fa19_1 | 100 | 3.00 | 2.00 | 1.50x | 7.00 | 6.00 | yes |"
+    assert several_gpus.table([calls]).endswith(line)
     assert several_gpus.document([calls])["calls"][0]["ms"]["2"]["median"] == 2.0
 
 

@@ -145,19 +145,21 @@ class StagedBackend(CudaBackend):
         return [device.get(index) for index in settings.devices()]
 
     def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
-        return staging.compute(asked, gpus, _staging())
+        return staging.compute(asked, gpus, _staging(settings.gpu_memory(), settings.threads()))
 
     def _prepare(self, problem: ConvProblem, direction: str) -> None:
-        staging.prepare(self._example(problem, direction), self.gpus(), _staging())
+        how = _staging(settings.gpu_memory(), settings.threads())
+        staging.prepare(self._example(problem, direction), self.gpus(), how)
 
 
-def _staging() -> Staging:
-    return Staging(_budget, settings.threads(), launcher.load)
+@functools.lru_cache(maxsize=16)
+def _staging(gpu_memory: int | None, threads: int) -> Staging:
+    return Staging(functools.partial(_budget, gpu_memory), threads, launcher.load)
 
 
-def _budget(gpu: Gpu) -> int:
-    """Bytes of the GPU's memory that staging may use: the setting, or a share of what is free."""
-    asked = settings.gpu_memory()
+def _budget(asked: int | None, gpu: Gpu) -> int:
+    """Bytes of the GPU's memory that staging may use: those asked for, or a share of what is
+    free."""
     if asked is not None:
         return asked
     return int(_SHARE_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes()))

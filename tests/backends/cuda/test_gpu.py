@@ -19,8 +19,10 @@ import ece408_op
 from ece408_op import errors, settings
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
-from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend
-from ece408_op.backends.cuda.runtime import device
+from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend, work
+from ece408_op.backends.cuda.runtime import device, launcher
+from ece408_op.backends.cuda.staged import staging
+from ece408_op.backends.cuda.staged.staging import Staging
 from ece408_op.files import resources
 from ece408_op.problem import ConvProblem
 
@@ -48,6 +50,10 @@ OTHERS = (
 def _arrays(problem, rng):
     shapes = (problem.x_shape, problem.w_shape, problem.bias_shape, problem.y_shape)
     return [rng.integers(-3, 4, shape).astype(problem.dtype) for shape in shapes]
+
+
+def _addresses(*arrays):
+    return [array.ctypes.data for array in arrays]
 
 
 def _forward(backend, problem, arrays, y):
@@ -303,6 +309,30 @@ with errors.surfaced():
     after_warm_up, after = both(50), both(500)
 print(len(wrong), after_warm_up - after)
 """
+
+
+@every(direction=["forward", "backward_weight"])
+def test_parts_of_a_call_give_the_same_to_the_bit(gpu, direction, rng):
+    """By the threads of several GPUs, or of one that stands for them where there is one."""
+    problem = ConvProblem.parse("b3000,c6,h30,w30,m16,k5,bias")
+    x, w, bias, y = (rng.standard_normal(a.shape).astype(np.float32) for a in _arrays(problem, rng))
+    others = [device.get(number) for number in range(1, gpu.cuda.Device.count())] or [gpu]
+    asked = {
+        "forward": lambda: work.forward(problem, *_addresses(x, w, bias, y), False),
+        "backward_weight": lambda: work.backward_weight(
+            problem, *_addresses(x, y, w, bias), False, False
+        ),
+    }[direction]()
+    outputs = (y,) if direction == "forward" else (w, bias)
+    how = Staging(lambda gpu: 1 << 30, 4, launcher.load)
+    found = set()
+    for gpus in [[gpu], *[[gpu, *others]] * 10]:
+        for each in outputs:
+            each[:] = np.nan
+        staging.compute(asked, gpus, how)
+        found.add(tuple(each.tobytes() for each in outputs))
+    assert len(found) == 1
+    assert all(np.isfinite(each).all() for each in outputs)
 
 
 def test_a_thousand_forwards_on_two_threads_leave_nothing_behind(run_python):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ....errors import GpuFailed, NotEnoughMemory, NoUsableGpu
+from ....host import cores
 from ....host.gpu import OLDEST_CAPABILITY, find_driver
 
 # Marks of a lane: before and after the copies in, after the kernels, after the copies out.
@@ -142,8 +143,8 @@ class Lane:
 
 
 class Gpu:
-    """One GPU: its number, name, compute capability such as (9, 0), memory in bytes, and the
-    newest CUDA version that its driver knows, such as 13000.
+    """One GPU: its number, name, compute capability such as (9, 0), memory in bytes, the newest
+    CUDA version that its driver knows, such as 13000, and the cores nearest to it.
 
     Get one with `get`. Everything but the plain attributes needs its context to be current:
     work inside `with gpu.active()`.
@@ -157,6 +158,7 @@ class Gpu:
         self.capability: tuple[int, int] = tuple(device.compute_capability())  # type: ignore[assignment]
         self.driver: int = cuda.get_driver_version()
         self.memory_bytes: int = device.total_memory()
+        self.cores = cores.beside(device.pci_bus_id())
         # Held through a staged call, of which one at a time makes the best use of the bus.
         self.staging = threading.Lock()
         self._context = device.retain_primary_context()

@@ -53,16 +53,17 @@ class Division:
         """Memory on the GPU that all lanes take together."""
         return self.lanes * self.layout.device_bytes
 
-    def chunks(self, batch: int) -> list[tuple[int, int]]:
-        """First image and number of images of each chunk."""
+    def chunks(self, images: range) -> list[tuple[int, int]]:
+        """First image and number of images of each chunk of these images."""
         size = self.layout.images
-        return [(first, min(size, batch - first)) for first in range(0, batch, size)]
+        return [(at, min(size, images.stop - at)) for at in images[::size]]
 
 
 def divide(
     work: Work, gpu: Target, budget: int, most_lanes: int, most_images: int | None = None
 ) -> Division:
-    """The chunks for a GPU with `budget` bytes to use: large ones, but enough of them to overlap.
+    """The chunks for a GPU with `budget` bytes to use: large ones, but enough of them to overlap,
+    and of at most `most_images`.
 
     Raises `NotEnoughMemory` when not even one image fits.
     """

@@ -31,13 +31,14 @@ Loader = Callable[[Gpu, Plan], Any]
 
 @dataclass
 class Outcome:
-    """What chunks leave behind: when copies and kernels ran, whose plans these were, and sums over
-    the batch by role."""
+    """What chunks leave behind: when copies and kernels ran, whose plans these were, sums over the
+    batch by role, and the seconds that all of it took."""
 
     copies: list[Interval] = field(default_factory=list)
     kernels: list[Interval] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     sums: dict[str, np.ndarray] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def add(self, other: Outcome) -> None:
         self.copies += other.copies
@@ -60,13 +61,16 @@ class _Move:
     offset: int
     nbytes: int
 
+    def at(self, image: int) -> int:
+        return self.address + image * self.stride
+
     def fill(self, lane: Lane, first: int, threads: int) -> None:
         """Copy the chunk that begins with image `first` into page-locked memory."""
-        copy(lane.host + self.offset, self.address + first * self.stride, self.nbytes, threads)
+        copy(lane.host + self.offset, self.at(first), self.nbytes, threads)
 
     def empty(self, lane: Lane, first: int, threads: int) -> None:
         """Copy a chunk of results from page-locked memory to the caller's array."""
-        copy(self.address + first * self.stride, lane.host + self.offset, self.nbytes, threads)
+        copy(self.at(first), lane.host + self.offset, self.nbytes, threads)
 
 
 @dataclass(frozen=True)
@@ -91,12 +95,15 @@ class Ring:
         self._gpu = lanes[0].gpu
         self._load = load
         self._threads = threads
-        # By address of an output: up to where its memory is made.
+        # By address of an output: up to which image its memory is made.
         self._made: dict[int, int] = {}
+        # Behind the last image of the part.
+        self._end = 0
         self._summed = [role for role in work.outputs if role not in OVER_BATCH]
 
     def run(self, chunks: Sequence[tuple[int, int]]) -> Outcome:
-        """Do these chunks, given as first image and number of images."""
+        """Do these chunks, which follow each other, given as first image and number of images."""
+        self._end = sum(chunks[-1])
         sizes = {images: self._size(images) for images in dict.fromkeys(n for _, n in chunks)}
         outcome = Outcome(plans=[each.plan for s in sizes.values() for each in s.loaded])
         under_way: deque[tuple[Lane, _Size, int]] = deque()
@@ -147,14 +154,14 @@ class Ring:
 
     def _make(self, move: _Move, first: int) -> None:
         """Make the memory that results go to, where the caller's array is fresh: for the chunk that
-        begins with image `first`, and some for those after it."""
-        end = move.address + first * move.stride + move.nbytes
-        made = self._made.get(move.address, move.address)
+        begins with image `first`, and some for those after it. That of other parts is left to the
+        cores of their GPUs."""
+        made = self._made.get(move.address, first)
+        end = first + move.nbytes // move.stride
         if made < end:
-            whole = move.address + self._work.problem.batch * move.stride
-            ahead = min(end + _MADE_AHEAD, whole)
-            populate(made, ahead - made, self._threads)
-            self._made[move.address] = ahead
+            end = min(end + _MADE_AHEAD // move.stride, self._end)
+            populate(move.at(made), (end - made) * move.stride, self._threads)
+            self._made[move.address] = end
 
     def _send_constants(self, lane: Lane) -> None:
         """Bring to the GPU what all chunks share."""

@@ -2,8 +2,12 @@
 
 The batch is cut into chunks of images, which go round a ring of lanes, each a stream with memory of
 its own (`ring.py`): a chunk's inputs are copied to page-locked memory, copy, kernels and copy back
-are enqueued, and when they are done the results are copied to where they belong. Chunks are begun
-and finished in a fixed order, so that no result depends on what is faster.
+are enqueued, and when they are done the results are copied to where they belong.
+
+Several GPUs share the chunks that one would have, by their measured speed (`sharing.py`). Chunks
+are the same, and are finished in a fixed order, so no result depends on which GPU is faster. Sums
+over the batch are added up in float64, where an order shows in float64 results only: for these
+shares are equal.
 
 The caller's arrays are not page-locked in place: how long they live is not known, and a driver
 that still thinks it knows where freed memory lies would copy to and from the wrong place.
@@ -14,69 +18,128 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeVar
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from ....errors import NotEnoughMemory
 from ....op_log import GpuTime
 from ... import Done
+from ..runtime import crew
 from ..runtime.device import Gpu, Lane
+from ..sharing import Shares, numbers, ranges
 from ..work import OVER_BATCH, Step, Work, done
 from . import pages
 from .chunks import Division, divide
 from .ring import Interval, Loader, Outcome, Ring, array_at
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-
 # One being filled, one being emptied, and the rest on the bus and the GPU.
 _MOST_LANES = 4
+# Shapes whose shares are remembered.
+_MOST_KNOWN = 1024
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A call on several GPUs: the images of a chunk, and how chunks are shared out."""
+
+    images: int
+    shares: Shares
 
 
 @dataclass(frozen=True)
 class Staging:
-    """How to stage. `budget` gives the bytes that may be used of a GPU's memory, `threads` is the
-    number of cores to copy with, and `load` makes a plan ready on the GPU that is active."""
+    """How to stage, and what was learnt of it. `budget` gives the bytes that may be used of a GPU's
+    memory, `threads` is the number of cores to copy with, and `load` makes a plan ready on the GPU
+    that is active."""
 
     budget: Callable[[Gpu], int]
     threads: int
     load: Loader
+    _cuts: dict[Hashable, _Cut] = field(default_factory=dict, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def cut(self, work: Work, gpus: Sequence[Gpu]) -> _Cut:
+        """How calls like this one are cut. Raises `NotEnoughMemory`."""
+        key = (work.problem, work.steps, work.outputs, work.kernel, work.precision, *gpus)
+        with self._lock:
+            if key not in self._cuts:
+                if len(self._cuts) == _MOST_KNOWN:
+                    self._cuts.clear()
+                self._cuts[key] = self._made(work, gpus)
+            return self._cuts[key]
+
+    def _made(self, work: Work, gpus: Sequence[Gpu]) -> _Cut:
+        with gpus[0].active():
+            division = divide(work, gpus[0], self.budget(gpus[0]), _MOST_LANES)
+        batch, images = work.problem.batch, division.layout.images
+        chunks = math.ceil(batch / images)
+        most = min(len(gpus), chunks)
+        tried = [most] if _must_be_equal(work) else numbers(most)
+        return _Cut(images, Shares(dict.fromkeys(tried, chunks)))
 
 
 def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
     """Do the work, whose addresses are on the host, on the GPUs; returns when it is done.
 
-    Each GPU gets an equal part of the batch. Where there turns out to be less memory than
-    budgeted, chunks become smaller.
+    Where there turns out to be less memory than budgeted, chunks become smaller.
 
     Raises `NotEnoughMemory`, `GpuFailed`, and what loading a plan raises.
     """
     for role in work.outputs:
         if role in OVER_BATCH:
             pages.advise_huge(work.addresses[role], work.nbytes(role, work.problem.batch))
-    whole = _without_sums(work)
-    parts = _equal_parts(work.problem.batch, len(gpus))
-    outcomes = _run_all(lambda task: _compute_part(whole, *task, staging), list(zip(gpus, parts)))
+    outcomes = _compute_shared(_without_sums(work), gpus, staging)
     _write_sums(work, outcomes)
     # GPUs work at the same time; the busiest one counts.
-    time = GpuTime(
+    busy = GpuTime(
         kernel_seconds=max(covered(outcome.kernels) for outcome in outcomes),
         copy_seconds=max(covered(outcome.copies) for outcome in outcomes),
     )
-    return done(time, (plan for outcome in outcomes for plan in outcome.plans))
+    return done(busy, (plan for outcome in outcomes for plan in outcome.plans))
 
 
 def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
     """Compile, load and allocate what `compute` will need. Raises what it raises."""
     whole = _without_sums(work)
-    for gpu, (first, count) in zip(gpus, _equal_parts(work.problem.batch, len(gpus))):
+    most = staging.cut(whole, gpus).images if len(gpus) > 1 else None
+    for gpu in gpus:
         with contextlib.ExitStack() as stack:
-            division, _ = _reserve(stack, _part(whole, first, count), gpu, staging)
-            for images in {size for _, size in division.chunks(count)}:
+            division, _ = _reserve(stack, whole, gpu, staging, most)
+            for images in {size for _, size in division.chunks(range(work.problem.batch))}:
                 for plan in whole.plans(gpu, images):
                     staging.load(gpu, plan)
+
+
+def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[Outcome]:
+    """Do the work on as many of the GPUs as is best."""
+    batch = work.problem.batch
+    if len(gpus) == 1:
+        return [_compute_part(work, gpus[0], range(batch), staging, staging.threads, None)]
+    cut = staging.cut(work, gpus)
+    dealt = cut.shares.deal()
+    threads = max(1, staging.threads // len(dealt))
+    parts = [range(p.start * cut.images, min(p.stop * cut.images, batch)) for p in ranges(dealt)]
+    start = time.perf_counter()
+    outcomes = crew.run_all(
+        [
+            (gpu, partial(_compute_part, work, gpu, part, staging, threads, cut.images))
+            for gpu, part in zip(gpus, parts)
+        ]
+    )
+    seconds = time.perf_counter() - start
+    if not _must_be_equal(work):
+        cut.shares.took(dealt, [outcome.seconds for outcome in outcomes], seconds)
+    return outcomes
+
+
+def _must_be_equal(work: Work) -> bool:
+    """Whether results would depend on how the batch is shared out: sums in float64 of numbers in
+    float64."""
+    sums = any(role not in OVER_BATCH for role in work.outputs)
+    return sums and work.problem.dtype == "float64"
 
 
 def _without_sums(work: Work) -> Work:
@@ -86,39 +149,28 @@ def _without_sums(work: Work) -> Work:
     return dataclasses.replace(work, steps=tuple(Step(s.direction, False) for s in work.steps))
 
 
-def _part(work: Work, first: int, count: int) -> Work:
-    """The work on `count` images from `first` on."""
-    addresses = {
-        role: address + (work.nbytes(role, first) if role in OVER_BATCH else 0)
-        for role, address in work.addresses.items()
-    }
-    problem = dataclasses.replace(work.problem, batch=count)
-    return dataclasses.replace(work, problem=problem, addresses=addresses)
-
-
-def _equal_parts(batch: int, most: int) -> list[tuple[int, int]]:
-    """First image and number of images of each part; at most the parts asked for, none empty."""
-    size = math.ceil(batch / most)
-    return [(first, min(size, batch - first)) for first in range(0, batch, size)]
-
-
-def _compute_part(work: Work, gpu: Gpu, part: tuple[int, int], staging: Staging) -> Outcome:
-    part_work = _part(work, *part)
+def _compute_part(
+    work: Work, gpu: Gpu, images: range, staging: Staging, threads: int, most_images: int | None
+) -> Outcome:
+    """Do these images of the work, in chunks of at most `most_images`."""
     with contextlib.ExitStack() as stack:
-        division, lanes = _reserve(stack, part_work, gpu, staging)
-        ring = Ring(part_work, division.layout, lanes, staging.load, staging.threads)
-        return ring.run(division.chunks(part[1]))
+        division, lanes = _reserve(stack, work, gpu, staging, most_images)
+        ring = Ring(work, division.layout, lanes, staging.load, threads)
+        start = time.perf_counter()
+        outcome = ring.run(division.chunks(images))
+        outcome.seconds = time.perf_counter() - start
+        return outcome
 
 
 def _reserve(
-    stack: contextlib.ExitStack, work: Work, gpu: Gpu, staging: Staging
+    stack: contextlib.ExitStack, work: Work, gpu: Gpu, staging: Staging, most_images: int | None
 ) -> tuple[Division, list[Lane]]:
     """A division and lanes for it, held until the stack is closed, as is the active GPU."""
     stack.enter_context(gpu.staging)
     stack.enter_context(gpu.active())
     budget = staging.budget(gpu)
     while True:
-        division = divide(work, gpu, budget, _MOST_LANES)
+        division = divide(work, gpu, budget, _MOST_LANES, most_images)
         layout = division.layout
         request = (division.lanes, layout.device_bytes, layout.host_bytes, budget)
         try:
@@ -147,11 +199,3 @@ def covered(intervals: Iterable[Interval]) -> float:
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total
-
-
-def _run_all(function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-    """The function's results for all tasks, each on a thread of its own unless there is one."""
-    if len(tasks) == 1:
-        return [function(tasks[0])]
-    with ThreadPoolExecutor(len(tasks)) as pool:
-        return list(pool.map(function, tasks))

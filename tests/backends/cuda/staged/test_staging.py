@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from ece408_op import settings
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import tuned
-from ece408_op.backends.cuda.staged import staging
+from ece408_op.backends.cuda.staged import ring, staging
 from ece408_op.backends.cuda.staged.chunks import Layout, divide
 from ece408_op.backends.cuda.staged.staging import Staging, covered
 from ece408_op.errors import NotEnoughMemory
@@ -76,8 +77,93 @@ def test_every_direction_in_small_chunks_equals_the_cpu(plans, rng, dtype, gpus,
     cpu.backward_weight(problem, px, pdy, dw, dbias, accumulate, accumulate)
     for ours, theirs in zip(found, expected):
         np.testing.assert_array_equal(ours, theirs)
+    # The first call of a shape is on all of them.
     assert all(len(gpu.requests) == 3 for gpu in fakes)
     assert all(count * size <= 20_000 for gpu in fakes for count, size in gpu.requests)
+
+
+def _launches(gpus):
+    """How many launches each made since the last look."""
+    found = [gpu.launches for gpu in gpus]
+    for gpu in gpus:
+        gpu.launches = 0
+    return found
+
+
+def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, rng):
+    problem = ConvProblem.parse("b48,c1,h9,w8,m2,k3")
+    x, w, _, y = _arrays(problem, rng)
+    asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
+    gpus = [FakeGpu(pause=0.004), FakeGpu(pause=0.008)]
+    how = _staging(plans, budget=16_000)
+    expected = y.copy()
+    CpuBackend().forward(problem, *_addresses((x, w)), None, expected.ctypes.data, False)
+    dealt = []
+    for _ in range(14):
+        y[:] = np.nan
+        staging.compute(asked, gpus, how)
+        np.testing.assert_array_equal(y, expected)
+        dealt.append(_launches(gpus))
+    fast, slow = dealt[0]
+    assert abs(fast - slow) <= 1
+    assert fast + slow >= 12
+    fast, slow = dealt[-1]
+    assert 1.5 < fast / slow < 3
+
+
+def test_small_batches_stay_on_the_gpu_that_is_faster_alone(plans, rng):
+    problem = ConvProblem.parse("b8,c1,h9,w8,m2,k3")
+    x, w, _, y = _arrays(problem, rng)
+    asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
+    gpus = [FakeGpu(), FakeGpu(pause=0.05)]
+    how = _staging(plans, budget=4_000)
+    for _ in range(6):
+        staging.compute(asked, gpus, how)
+    assert min(_launches(gpus)) > 0
+    for _ in range(5):
+        staging.compute(asked, gpus, how)
+    assert _launches(gpus)[1] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_over_the_batch_do_not_depend_on_shares(plans, rng, dtype):
+    problem = dataclasses.replace(SMALL, dtype=dtype)
+    x, dy = (rng.standard_normal(s).astype(dtype) for s in (problem.x_shape, problem.y_shape))
+    dw, dbias = (np.empty(s, dtype) for s in (problem.w_shape, problem.bias_shape))
+    asked = work.backward_weight(problem, *_addresses((x, dy, dw, dbias)), False, False)
+    gpus = [FakeGpu(pause=0.002), FakeGpu(pause=0.006), FakeGpu(pause=0.001)]
+    how = _staging(plans, budget=20_000)
+    found = set()
+    for _ in range(12):
+        staging.compute(asked, gpus, how)
+        found.add((dw.tobytes(), dbias.tobytes()))
+    assert len(found) == 1
+    if dtype == "float32":
+        staging.compute(asked, gpus[:1], how)
+        assert (dw.tobytes(), dbias.tobytes()) in found
+
+
+def test_each_gpus_threads_make_the_memory_of_its_own_results(plans, rng, monkeypatch):
+    x, w, bias, y = _arrays(SMALL, rng)
+    made = []
+
+    def populate(address, nbytes, threads):
+        made.append((threading.get_ident(), address - y.ctypes.data, nbytes, threads))
+
+    monkeypatch.setattr(ring, "populate", populate)
+    monkeypatch.setattr(ring, "_MADE_AHEAD", 4000)
+    asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
+    staging.compute(asked, [FakeGpu(), FakeGpu()], _staging(plans, budget=20_000, threads=6))
+    spans = sorted((at, at + nbytes) for _, at, nbytes, _ in made)
+    assert [begin for begin, _ in spans] == [0] + [end for _, end in spans[:-1]]
+    assert spans[-1][1] == y.nbytes
+    assert {threads for *_, threads in made} == {3}
+    by_thread = {}
+    for thread, at, *_ in sorted(made, key=lambda each: each[1]):
+        by_thread.setdefault(thread, []).append(at)
+    first, second = by_thread.values()
+    assert max(first) < min(second)
+    assert len(second) > 1
 
 
 def test_the_log_names_what_chunks_of_this_size_ran(plans, rng, tmp_path):
@@ -160,7 +246,7 @@ def test_a_division_covers_the_batch_within_the_budget(budget, lanes):
     division = divide(_work(FA19_1), FakeGpu(), budget, lanes)
     assert division.device_bytes <= budget
     assert division.lanes == lanes
-    firsts, sizes = zip(*division.chunks(FA19_1.batch))
+    firsts, sizes = zip(*division.chunks(range(FA19_1.batch)))
     assert sum(sizes) == FA19_1.batch
     assert list(firsts) == [sum(sizes[:n]) for n in range(len(sizes))]
     assert sizes[0] == max(sizes)
@@ -170,7 +256,7 @@ def test_a_division_covers_the_batch_within_the_budget(budget, lanes):
 
 def test_a_batch_of_one_takes_one_lane():
     division = divide(_work(dataclasses.replace(FA19_1, batch=1)), FakeGpu(), 1 << 30, 8)
-    assert (division.lanes, division.chunks(1)) == (1, [(0, 1)])
+    assert (division.lanes, division.chunks(range(1))) == (1, [(0, 1)])
 
 
 def test_arrays_of_a_layout_do_not_overlap():

@@ -1,0 +1,109 @@
+"""How the images of a call are shared out over GPUs: by how fast each was with earlier ones."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+# Calls whose times are remembered. The median of so few follows a GPU that has become slower, and
+# passes over one that was held up once.
+_REMEMBERED = 5
+# Calls in which each number of GPUs is tried. The first one may have to compile or to allocate.
+_TRIALS = 3
+# After so many calls another number of GPUs is tried again.
+_AGAIN = 100
+
+
+class _Way:
+    """So many GPUs, the first of them all, for calls that are cut into so many pieces."""
+
+    def __init__(self, gpus: int, pieces: int) -> None:
+        self._pieces = pieces
+        self._costs: list[deque[float]] = [deque(maxlen=_REMEMBERED) for _ in range(gpus)]
+        # What calls took longer than their longest part.
+        self._extra: deque[float] = deque(maxlen=_REMEMBERED)
+        self.calls = 0
+        self.last_tried = 0
+
+    def deal(self) -> list[int]:
+        """How many pieces each GPU gets: at least one, so that its speed stays known, and then each
+        piece goes to the GPU that is done with it first."""
+        costs = self._medians()
+        dealt = [1] * len(costs)
+        done_at = [(2 * cost, number) for number, cost in enumerate(costs)]
+        heapq.heapify(done_at)
+        for _ in range(self._pieces - len(costs)):
+            end, number = done_at[0]
+            dealt[number] += 1
+            heapq.heapreplace(done_at, (end + costs[number], number))
+        return dealt
+
+    def expected(self) -> float:
+        """The seconds that the next call will take."""
+        parts = (pieces * cost for pieces, cost in zip(self.deal(), self._medians()))
+        return max(parts) + statistics.median(self._extra)
+
+    def took(self, dealt: Sequence[int], parts: Sequence[float], seconds: float) -> None:
+        """Remember the seconds of each GPU's part, and those of the call."""
+        self.calls += 1
+        self._extra.append(seconds - max(parts))
+        for costs, pieces, each in zip(self._costs, dealt, parts):
+            costs.append(each / pieces)
+
+    def _medians(self) -> list[float]:
+        """Seconds for a piece, by GPU."""
+        if not self.calls:
+            return [1.0] * len(self._costs)
+        # Of two times the lower one: it is the first call that is held up.
+        return [statistics.median_low(each) for each in self._costs]
+
+
+class Shares:
+    """For calls of one shape: how many GPUs compute the next one, and how many pieces of it each.
+    `pieces` has how many there are by the number of GPUs, of which there are at least as many.
+
+    At first each number of GPUs is tried, with equal shares; later that one is taken which is
+    expected to end first. May be used by several threads at once.
+    """
+
+    def __init__(self, pieces: Mapping[int, int]) -> None:
+        self._ways = {gpus: _Way(gpus, count) for gpus, count in pieces.items()}
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    def deal(self) -> list[int]:
+        """Pieces for each GPU that is to compute the next call."""
+        with self._lock:
+            return self._ways[self._gpus()].deal()
+
+    def took(self, dealt: Sequence[int], parts: Sequence[float], seconds: float) -> None:
+        """That a call was done as `deal` said: the seconds of each GPU's part, and of the call."""
+        with self._lock:
+            self._calls += 1
+            way = self._ways[len(dealt)]
+            way.last_tried = self._calls
+            way.took(dealt, parts, seconds)
+
+    def _gpus(self) -> int:
+        untried = [gpus for gpus, way in self._ways.items() if way.calls < _TRIALS]
+        if untried:
+            return max(untried)
+        oldest = min(self._ways, key=lambda gpus: self._ways[gpus].last_tried)
+        if self._calls - self._ways[oldest].last_tried >= _AGAIN:
+            return oldest
+        return min(self._ways, key=lambda gpus: self._ways[gpus].expected())
+
+
+def numbers(most: int) -> list[int]:
+    """The numbers of GPUs that are tried: one, two, four and so on, and all."""
+    powers = (1 << power for power in range(most.bit_length()))
+    return sorted({*powers, most})
+
+
+def ranges(counts: Sequence[int]) -> list[range]:
+    """The numbers of the pieces of each GPU."""
+    ends = [sum(counts[:number]) for number in range(len(counts) + 1)]
+    return [range(first, end) for first, end in zip(ends, ends[1:])]

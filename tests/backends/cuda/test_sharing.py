@@ -1,0 +1,99 @@
+"""Pieces of a call are shared out over GPUs by how fast each was with earlier ones."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ece408_op.backends.cuda.sharing import Shares, numbers, ranges
+
+
+class Played:
+    """GPUs of given seconds a piece, which compute at once and take `start` seconds to begin with
+    when there are several."""
+
+    def __init__(self, costs, pieces, start=0.0):
+        self.costs, self.start = costs, start
+        self.shares = Shares(dict.fromkeys(numbers(len(costs)), pieces))
+
+    def call(self, **stalls):
+        """One call, in which a GPU may be held up; what each GPU got."""
+        dealt = self.shares.deal()
+        parts = [n * cost for n, cost in zip(dealt, self.costs)]
+        for gpu, seconds in stalls.items():
+            number = int(gpu[3:])
+            if number < len(parts):
+                parts[number] += seconds
+        seconds = max(parts) + (self.start if len(dealt) > 1 else 0.0)
+        self.shares.took(dealt, parts, seconds)
+        return dealt
+
+    def calls(self, count):
+        return [self.call() for _ in range(count)]
+
+
+def test_a_gpu_that_is_twice_as_slow_gets_a_third():
+    played = Played([1.0, 2.0], pieces=30)
+    first, *_, last = played.calls(8)
+    assert first == [15, 15]
+    assert last == [20, 10]
+
+
+def test_one_that_is_held_up_once_keeps_its_share_and_one_that_slows_down_loses_it():
+    played = Played([1.0, 1.0], pieces=20)
+    played.calls(10)
+    assert played.call(gpu1=1000.0) == [10, 10]
+    assert played.calls(5) == [[10, 10]] * 5
+    played.costs = [1.0, 3.0]
+    assert played.calls(5)[-1] == [15, 5]
+    played.costs = [1.0, 1.0]
+    assert played.calls(5)[-1] == [10, 10]
+
+
+def test_the_first_call_may_be_slow():
+    played = Played([1.0, 1.0], pieces=20)
+    played.call(gpu1=1000.0)
+    assert played.calls(10)[-1] == [10, 10]
+
+
+def test_what_one_gpu_does_faster_stays_there():
+    played = Played([1.0, 1.0], pieces=4, start=3.0)
+    trials = played.calls(6)
+    assert sorted(trials) == [[2, 2]] * 3 + [[4]] * 3
+    assert played.calls(90) == [[4]] * 90
+
+
+def test_the_slower_way_is_tried_again_now_and_then():
+    played = Played([1.0, 1.0], pieces=4, start=3.0)
+    played.calls(6)
+    played.start = 0.0
+    calls = played.calls(450)
+    assert 1 <= calls[:200].count([2, 2]) <= 3
+    assert calls[-40:] == [[2, 2]] * 40
+
+
+def test_of_many_gpus_as_many_compute_as_is_best():
+    assert [numbers(most) for most in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
+    played = Played([1.0, 1.0, 8.0, 8.0], pieces=8)
+    assert played.calls(30)[-1] == [4, 4]
+
+
+@pytest.mark.parametrize("costs", [[1.0, 1.0, 1.0], [1.0, 100.0, 1e-9], [5.0, 3.0, 2.0]])
+@pytest.mark.parametrize("pieces", [3, 4, 17])
+def test_every_piece_is_dealt_once_and_every_gpu_has_one(costs, pieces):
+    played = Played(costs, pieces)
+    for dealt in played.calls(20):
+        assert sum(dealt) == pieces
+        assert min(dealt) >= 1
+        assert [piece for part in ranges(dealt) for piece in part] == list(range(pieces))
+
+
+def test_threads_may_deal_at_once():
+    played = Played([1.0, 2.0], pieces=30)
+    threads = [threading.Thread(target=played.calls, args=(100,)) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert played.call() == [20, 10]
