@@ -9,23 +9,26 @@ recorded once and repeated for each chunk of a batch (`resident.py`).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 from ... import op_log
 from ...errors import InvalidProblem, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ConvProblem
+from ..cuda.runtime import crew
 from ..cuda.work import done
 from .arrays import Array
 from .chunks import Pass, Timings, Watched
+from .cuts import Cuts, whole
 from .graph import Graph
 from .inputs import Call, Calls
 from .machine import Machine, machines
 from .operators import why_not
-from .resident import Resident
+from .resident import Part, Resident
 
 __all__ = ["Array", "Network", "StepTime", "Watched", "why_not"]
 
@@ -61,10 +64,12 @@ class Network:
         self._calls = Calls(names, frozenset(parameters))
         self._lock = threading.Lock()
         self._residents: dict[tuple[object, ...], Resident] = {}
+        self._cuts = Cuts()
 
     def compute(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the outputs from the inputs, in the order of the names; returns when they are
-        complete. Where there are several GPUs each takes a part of the images.
+        complete. Several GPUs share the images by their measured speed, or the first one computes
+        all where that is faster; last bits may differ then, as with any other size of chunks.
 
         May be called by several threads at once. Raises `UnsupportedProblem` and `InvalidProblem`
         for arrays that do not fit the graph, `NoUsableGpu`, `NotEnoughMemory`, `GpuFailed`, and
@@ -73,23 +78,27 @@ class Network:
         call = self._call(inputs, outputs)
         found = [self._resident(machine) for machine in machines()]
         how = Pass.timed if op_log.collecting() else Pass.all
-        parts = _parts(call.inputs.images, len(found))
-        if len(parts) > 1 and _is_divisible(found[0], call, parts[0][1]):
-            with ThreadPoolExecutor(len(parts)) as pool:
-                tasks = [
-                    pool.submit(_compute, resident, call, first, images, how)
-                    for resident, (first, images) in zip(found, parts)
-                ]
-            for task in tasks:
-                task.result()
-        else:
-            _compute(found[0], call, 0, call.inputs.images, how)
+        if len(found) == 1:
+            _compute(found[0], call, whole(call.inputs.images), how)
+            return
+        cut = self._cuts.of(call, found)
+        dealt = cut.shares.deal()
+        start = time.perf_counter()
+        took = crew.run_all(
+            [
+                (each.machine, partial(_compute, each, call, part, how))
+                for each, part in zip(found, cut.parts(dealt))
+            ]
+        )
+        # Steps that are timed run one by one, which takes longer.
+        if how is Pass.all:
+            seconds = time.perf_counter() - start
+            cut.shares.took(dealt, [each.seconds for each in took], seconds)
 
     def measure(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[StepTime]:
         """As `compute`, on the first GPU, each step by itself: what ran, and how long it took by
         the GPU's clock, in all chunks together."""
-        call = self._call(inputs, outputs)
-        timings = _compute(self._resident(machines()[0]), call, 0, call.inputs.images, Pass.timed)
+        timings = self._on_first(inputs, outputs, Pass.timed)
         return [
             StepTime(step.node, step.plan.kernel.name, step.problem, seconds)
             for step, seconds in zip(timings.program.steps.for_images, timings.seconds)
@@ -97,8 +106,7 @@ class Network:
 
     def watch(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Watched:
         """As `compute`, on the first GPU; where the time went."""
-        call = self._call(inputs, outputs)
-        return _compute(self._resident(machines()[0]), call, 0, call.inputs.images, Pass.watched)
+        return self._on_first(inputs, outputs, Pass.watched)
 
     def close(self) -> None:
         """Give back all memory of GPUs; what is computed later takes it again."""
@@ -107,6 +115,14 @@ class Network:
         for each in residents.values():
             with each.machine.lock, each.machine.active():
                 each.close()
+
+    def _on_first(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], how: Callable[[Pass], _T]
+    ) -> _T:
+        """Compute all images on the first GPU."""
+        call = self._call(inputs, outputs)
+        resident = self._resident(machines()[0])
+        return _compute(resident, call, whole(call.inputs.images), how).result
 
     def _call(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         counts = (len(inputs), len(outputs))
@@ -125,37 +141,24 @@ class Network:
             return self._residents[machine.key]
 
 
-def _is_divisible(resident: Resident, call: Call, images: int) -> bool:
-    """Whether so many images of the call can be computed without the others."""
-    whole = call.inputs.images
-    if any(array.shape[:1] != (whole,) for array in call.outputs):
-        return False
-    with resident.machine.lock, resident.machine.active():
-        try:
-            return resident.ready(call, images, images).program.steps.divisible
-        except (UnsupportedProblem, InvalidProblem):
-            return False
+@dataclass(frozen=True)
+class _Took(Generic[_T]):
+    """What a part gave, and its seconds without waiting for other calls."""
+
+    result: _T
+    seconds: float
 
 
-def _parts(images: int, most: int) -> list[tuple[int, int]]:
-    """First image and number of images of each part, all of one size: the last may begin before the
-    one before it ends."""
-    if images == 0:
-        return [(0, 0)]
-    size = -(-images // most)
-    return [(min(first, images - size), size) for first in range(0, images, size)]
-
-
-def _compute(
-    resident: Resident, call: Call, first: int, images: int, how: Callable[[Pass], _T]
-) -> _T:
+def _compute(resident: Resident, call: Call, part: Part, how: Callable[[Pass], _T]) -> _Took[_T]:
     """Compute a part of the images on one GPU; the log of op times hears of what has been timed."""
     machine = resident.machine
     with machine.lock, machine.active():
-        result = resident.compute(call, first, images, how)
+        start = time.perf_counter()
+        result = resident.compute(call, part, how)
+        seconds = time.perf_counter() - start
     if isinstance(result, Timings):
         _publish(result, machine)
-    return result
+    return _Took(result, seconds)
 
 
 def _publish(timings: Timings, machine: Machine) -> None:

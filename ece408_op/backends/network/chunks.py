@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ... import settings
 from ..cpu.native import copy
 from ..cuda.runtime.device import BEGIN, COMPUTED, COPIED_OUT
 from .arrays import Array
@@ -25,21 +24,20 @@ from .values import Value
 
 @dataclass(frozen=True)
 class Ready:
-    """A program, the images of a call, how many lanes they go round, and the bytes that all lanes
-    may have."""
+    """A program, how many lanes its chunks go round, and the bytes that all lanes may have."""
 
     program: Program
-    whole: int
     lanes: int
     limit: int
 
-    def chunks(self) -> list[int]:
-        """The first image of each chunk. All are of one size: the last one may begin before the one
-        before it has ended, and computes some images again."""
-        size = self.program.steps.images
-        if not self.program.steps.divisible or size >= self.whole:
+    def chunks(self, images: range) -> list[int]:
+        """The first image of each chunk of these images. All are of one size: the last one may
+        begin before the one before it has ended, or before these images, and computes some images
+        again."""
+        if not self.program.steps.divisible or not images:
             return [0]
-        return [min(at, self.whole - size) for at in range(0, self.whole, size)]
+        size = self.program.steps.images
+        return [max(0, min(at, images.stop - size)) for at in images[::size]]
 
 
 @dataclass
@@ -100,7 +98,8 @@ class _Move:
 
 
 class Pass:
-    """One call's images from `origin` on, on lanes; weights are at these addresses, by number."""
+    """Some images of a call, on lanes, copied by so many threads; weights are at these addresses,
+    by number."""
 
     def __init__(
         self,
@@ -108,11 +107,12 @@ class Pass:
         lanes: Sequence[Any],
         weights: Mapping[int, int],
         call: Call,
-        origin: int,
+        images: range,
+        threads: int,
     ) -> None:
         self._ready, self._lanes, self._weights = ready, lanes, weights
-        self._origin = origin
-        self._threads = settings.threads()
+        self._chunks = ready.chunks(images)
+        self._threads = threads
         made = ready.program
         self._ins = [_move(made, each, call.arrays[each.buffer.number]) for each in made.images]
         self._outs = [_move(made, *pair) for pair in zip(made.steps.outputs, call.outputs)]
@@ -121,9 +121,8 @@ class Pass:
 
     def all(self) -> None:
         """Compute all chunks."""
-        chunks = self._ready.chunks()
         under_way: deque[tuple[Any, int]] = deque()
-        for number, first in enumerate(chunks):
+        for number, first in enumerate(self._chunks):
             if len(under_way) == len(self._lanes):
                 self._finish(*under_way.popleft())
             lane = self._lanes[number % len(self._lanes)]
@@ -131,7 +130,7 @@ class Pass:
             self._start(lane, first, early=number == 0)
             self._send(lane)
             under_way.append((lane, first))
-        if len(chunks) == 1:
+        if len(self._chunks) == 1:
             # The answer counts, more than the core that waits for it.
             with self._watched.adding("waiting"):
                 self._lanes[0].wait()
@@ -150,7 +149,7 @@ class Pass:
         """The same one after the other, each step by itself."""
         found = Timings(self._ready.program)
         lane = self._lanes[0]
-        for first in self._ready.chunks():
+        for first in self._chunks:
             self._bring(lane, first, self._ins)
             found.add(found.program.timed(lane, self._weights))
             self._send(lane)
@@ -175,7 +174,7 @@ class Pass:
 
     def _bring(self, lane: Any, first: int, moves: Sequence[_Move]) -> None:
         for move in moves:
-            source = move.at(self._origin + first)
+            source = move.at(first)
             for done in range(0, move.nbytes, PIECE_BYTES):
                 size, offset = min(PIECE_BYTES, move.nbytes - done), move.offset + done
                 self._copy(lane.host + offset, source + done, size)
@@ -193,8 +192,7 @@ class Pass:
         if self._clock:
             self._watched.chunks.append(lane.times(self._clock))
         for move in self._outs:
-            to = move.at(self._origin + first)
-            self._copy(to, lane.host + move.offset, move.nbytes)
+            self._copy(move.at(first), lane.host + move.offset, move.nbytes)
 
     def _copy(self, to: int, source: int, nbytes: int) -> None:
         with self._watched.adding("copying"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,6 +102,7 @@ class EmulatedMachine(Machine):
         self.key = ("emulator", mode)
         self.target = _Target()
         self.lock = _lock
+        self.cores = frozenset(os.sched_getaffinity(0))
         self._emulation = Emulation(mode)
         self._idle: list[_Lane] = []
 

@@ -42,13 +42,15 @@ class Recorded(Protocol):
 
 
 class Machine(ABC):
-    """One GPU. All methods but `budget` are to be called inside `active`, by one thread at a
-    time: that which holds `lock`. They raise `NotEnoughMemory` and `GpuFailed`."""
+    """One GPU, and the cores nearest to it. All methods but `budget` are to be called inside
+    `active`, by one thread at a time: that which holds `lock`. They raise `NotEnoughMemory` and
+    `GpuFailed`."""
 
     key: tuple[object, ...]
     backend: str
     target: Target
     lock: threading.Lock
+    cores: frozenset[int]
 
     @abstractmethod
     def active(self) -> contextlib.AbstractContextManager[None]:
@@ -102,6 +104,7 @@ class RealGpu(Machine):
         self.key = ("cuda", gpu.index)
         self.target = self._gpu = gpu
         self.lock = gpu.staging
+        self.cores = gpu.cores
         self._blocks: dict[int, Any] = {}
 
     def active(self) -> contextlib.AbstractContextManager[None]:

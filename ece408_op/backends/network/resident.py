@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Optional, TypeVar
 
 from ... import settings
@@ -28,6 +29,16 @@ _T = TypeVar("_T")
 _Key = tuple[Inputs, str, Optional[int]]
 
 
+@dataclass(frozen=True)
+class Part:
+    """Images of a call for one GPU, how many of them a program is made for, and how many threads
+    copy them on the host."""
+
+    images: range
+    planned: int
+    threads: int
+
+
 class Resident:
     """All methods are to be called with the machine's lock held and the machine active."""
 
@@ -37,17 +48,17 @@ class Resident:
         self._weights = Weights(machine, parameters)
         self._programs: OrderedDict[_Key, Ready] = OrderedDict()
 
-    def compute(self, call: Call, first: int, images: int, how: Callable[[Pass], _T]) -> _T:
-        """Compute so many images of a call from `first` on; `how` is a method of `Pass`.
+    def compute(self, call: Call, part: Part, how: Callable[[Pass], _T]) -> _T:
+        """Compute a part of a call; `how` is a method of `Pass`.
 
         Raises `UnsupportedProblem`, `InvalidProblem`, `NotEnoughMemory`, `GpuFailed`, and what
         compiling raises.
         """
-        most = images
+        most = part.planned
         while True:
-            ready = self.ready(call, images, most)
+            ready = self.ready(call, part.planned, most)
             try:
-                return self._computed(ready, call, first, how)
+                return self._computed(ready, call, part, how)
             except NotEnoughMemory:
                 # There is less than was said to be free.
                 steps = ready.program.steps
@@ -83,7 +94,7 @@ class Resident:
             each.program.close()
         self._programs.clear()
 
-    def _computed(self, ready: Ready, call: Call, first: int, how: Callable[[Pass], _T]) -> _T:
+    def _computed(self, ready: Ready, call: Call, part: Part, how: Callable[[Pass], _T]) -> _T:
         made, weights = ready.program, self._weights
         if weights.bring(call.arrays, call.generation):
             for each in self._programs.values():
@@ -93,7 +104,7 @@ class Resident:
             if made.stamp != weights.stamp:
                 made.prepare(lanes[0], weights.addresses())
                 made.stamp = weights.stamp
-            return how(Pass(ready, lanes, weights.addresses(), call, first))
+            return how(Pass(ready, lanes, weights.addresses(), call, part.images, part.threads))
 
     def _made(self, inputs: Inputs, outputs: Sequence[Array], most: int) -> Ready:
         """Chunks as large as is of use, or as fit into memory; of a network that computes images
@@ -113,7 +124,7 @@ class Resident:
             chunks = -(-whole // images) if steps.divisible and images else 1
             lanes = min(_MOST_LANES, chunks, limit // found.device_bytes)
             if lanes >= 1:
-                return Ready(Program(self.machine, steps, values), whole, lanes, limit)
+                return Ready(Program(self.machine, steps, values), lanes, limit)
             if images <= 1 or not steps.divisible:
                 raise NotEnoughMemory(
                     f"the network takes {lasting + found.device_bytes} bytes on the GPU for "

@@ -12,6 +12,7 @@ import pytest
 from gpu_networks import NETWORKS, Case, error, small
 
 from ece408_op import settings
+from ece408_op.backends import network as network_room
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.backends.network.machine import machines
 from ece408_op.errors import NotEnoughMemory
@@ -55,6 +56,23 @@ def test_whole_numbers_come_out_exactly(mx, batch):
             for _ in range(2):
                 assert (case.run(network)[0] == expected).all()
             network.close()
+
+
+def test_several_gpus_compute_what_mxnet_does(mx, monkeypatch):
+    """Or one that stands for them where there is one."""
+    count = device.get(0).cuda.Device.count()
+    with settings.override(devices=",".join(map(str, range(count)))):
+        found = machines()
+    monkeypatch.setattr(network_room, "machines", lambda: found if count > 1 else found * 2)
+    case = small(mx, "resnet")
+    for images in (2, 5, 64):
+        shape = (images, *case.arrays["data"].shape[1:])
+        case.arrays["data"] = case.rng.uniform(-1, 1, shape).astype(np.float32)
+        case.output_shapes = [(images, 5)]
+        network, (expected,) = case.network(), case.expected()
+        for _ in range(8):
+            assert error(case.run(network)[0], expected) < BELOW
+        network.close()
 
 
 def test_changed_weights_are_noticed_by_their_version(mx):
