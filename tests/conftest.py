@@ -15,6 +15,7 @@ from places import SCRIPTS
 from ece408_op import errors
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cuda.runtime import device
+from ece408_op.cli.main import execute
 from ece408_op.errors import DownloadFailed, NoUsableGpu
 from ece408_op.operator import compiled_operator
 from ece408_op.operator.loading import load_mxnet
@@ -31,6 +32,15 @@ if "ECE408_TEST_LIBRARY" in os.environ:
 def mx():
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
     return load_mxnet()
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory):
+    """A cache in which kernels are compiled once for all tests, also those in processes beside."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kept"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture
@@ -93,6 +103,21 @@ def run_python():
             timeout=300,
             env=programs.environment(**{"PYTHONPATH": str(SCRIPTS), **environment}),
         )
+
+    return run
+
+
+@pytest.fixture
+def run_here(mx, capsys):
+    """Run the `ece408` command in this process, which has MXNet already."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        capsys.readouterr()
+        try:
+            code = execute(arguments)
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
     return run
 

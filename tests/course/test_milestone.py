@@ -38,21 +38,21 @@ def test_m2_1_prints_the_courses_lines(run_ece408):
     assert result.returncode == 0
 
 
-def test_an_op_time_line_for_every_call_and_one_correctness(run_ece408):
-    result = run_ece408("m2.1", "100", "--batch-size", "40", "--backend", "reference")
+def test_an_op_time_line_for_every_call_and_one_correctness(run_here):
+    result = run_here("m2.1", "100", "--batch-size", "40", "--backend", "reference")
     assert result.stdout.count("Op Time: ") == 3 * 2
     assert result.stdout.count("Correctness: ") == 1
-    whole = run_ece408("m2.1", "100", "--threads", "1")
+    whole = run_here("m2.1", "100", "--threads", "1")
     assert result.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
-def test_final_runs_the_whole_network(run_ece408):
+def test_final_runs_the_whole_network(run_here):
     """In parts of a batch; a kernel that is asked for computes convolutions alone."""
-    result = run_ece408("final", "5", "--emulate", "--batch-size", "3", "--term", "2018sp")
+    result = run_here("final", "5", "--emulate", "--batch-size", "3", "--term", "2018sp")
     emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"
     assert re.fullmatch(LOADING + emulated * 4 + "Correctness: 1.0 Model: ece408\n", result.stdout)
     assert "CUDA kernels run on the CPU, by the emulator" in result.stderr
-    one = run_ece408("final", "1", "--emulate", "--kernel", "1_naive", "--term", "2017fa")
+    one = run_here("final", "1", "--emulate", "--kernel", "1_naive", "--term", "2017fa")
     assert re.fullmatch(LOADING + emulated + r"Correctness: \d\.\d .*\n", one.stdout)
 
 

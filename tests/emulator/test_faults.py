@@ -17,12 +17,6 @@ FILES = sorted((Path(__file__).parent / "faults").glob("*.cu"))
 ERRORS = {"illegal address": 700, "misaligned access": 716, "stopped": 710, "deadlock": 702}
 
 
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 @functools.cache
 def _load(path, kept):
     with settings.override(cache=kept):

@@ -59,12 +59,6 @@ SAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 # Where the machine cannot keep files from being written, these succeed.
 FILES = ("fills_the_disk", "writes_elsewhere")
 

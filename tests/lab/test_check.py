@@ -19,12 +19,6 @@ PROBLEM = "b3,c3,h10,w14,m5,k3x3"
 BOUND = "for (int {0} = 0; {0} < {1}; ++{0})"
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 @pytest.fixture
 def check(tmp_path, kept):
     """Check a text as a file; its verdict."""

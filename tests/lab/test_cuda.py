@@ -87,9 +87,8 @@ WRONG_SAYS = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    with settings.override(cache=tmp_path_factory.mktemp("kept")):
+def _kept(kept):
+    with settings.override(cache=kept):
         yield
 
 

@@ -21,12 +21,6 @@ TEXTS = ("b3,c3,h9,w12,m4,k3", "b2,c6,h30,w30,m16,k5", "b1,c1,h7,w7,m2,k7")
 PROBLEMS = [ConvProblem.parse(text) for text in TEXTS]
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 @pytest.fixture
 def check(tmp_path, kept):
     """Check a text as a file; its verdict."""

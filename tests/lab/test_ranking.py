@@ -27,7 +27,7 @@ SLOW = "#include <unistd.h>\n" + COURSE_2020.replace(") {", ") {\n    usleep(200
 
 
 @pytest.fixture
-def folder(tmp_path, tmp_path_factory):
+def folder(tmp_path, kept):
     """A class of four, and what lies about beside."""
     folder = tmp_path / "class"
     for name, text in {
@@ -41,7 +41,7 @@ def folder(tmp_path, tmp_path_factory):
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    with settings.override(cache=tmp_path_factory.mktemp("kept")):
+    with settings.override(cache=kept):
         yield folder
 
 

@@ -17,12 +17,6 @@ CHEATS = ROOT / "tests" / "cheats"
 LAYERS = [(text, ConvProblem.parse(text)) for text in ("b3,c2,h9,w12,m4,k3", "b4,c1,h20,w20,m3,k5")]
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 def test_every_contender_is_timed_on_every_layer(kept, tmp_path):
     path = tmp_path / "mine.cc"
     path.write_text(COURSE_2020)

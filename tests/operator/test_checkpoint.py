@@ -54,11 +54,11 @@ def test_the_courses_operator_loads_and_computes_the_same(mx, course_folder, rng
 
 
 def test_the_course_checkpoint_scores_the_same_in_the_milestone(
-    run_ece408, course_folder, fashion_mnist
+    run_here, course_folder, fashion_mnist
 ):
-    result = run_ece408("m2.1", "200", "--model-dir", str(course_folder))
+    result = run_here("m2.1", "200", "--model-dir", str(course_folder))
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == run_ece408("m2.1", "200").stdout.splitlines()[-1]
+    assert result.stdout.splitlines()[-1] == run_here("m2.1", "200").stdout.splitlines()[-1]
 
 
 def test_other_networks_load_as_mxnet_loads_them(mx):

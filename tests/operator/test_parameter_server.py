@@ -8,18 +8,19 @@ import sys
 import programs
 import pytest
 
-LAUNCH = [sys.executable, "-m", "ece408_op", "launch", "--workers", "2", "--", sys.executable, "-c"]
 
-
-def _run(code: str) -> subprocess.CompletedProcess:
+def _run(workers: int, code: str) -> subprocess.CompletedProcess:
+    launch = [sys.executable, "-m", "ece408_op", "launch", "--workers", str(workers), "--"]
+    command = [*launch, sys.executable, "-c", code]
     return subprocess.run(
-        [*LAUNCH, code], env=programs.environment(), capture_output=True, text=True, timeout=100
+        command, env=programs.environment(), capture_output=True, text=True, timeout=100
     )
 
 
 def test_a_worker_that_fails_ends_though_others_wait_for_it():
     """MXNet would have it wait for all when Python ends, and here the other waits for its push."""
     result = _run(
+        2,
         """if True:
         import ece408_op, mxnet as mx
         kv = mx.kv.create("dist_sync")
@@ -28,7 +29,7 @@ def test_a_worker_that_fails_ends_though_others_wait_for_it():
             raise ValueError("no more")
         kv.push("a", mx.nd.ones(3))
         mx.nd.waitall()
-        """
+        """,
     )
     assert result.returncode == 40
     last = "ece408: error: worker 1 ended with exit code 1; its last line: ValueError: no more\n"
@@ -46,6 +47,7 @@ def test_a_worker_that_fails_ends_though_others_wait_for_it():
 def test_an_optimizer_that_fails_in_a_server_ends_the_job(optimizer, why):
     """MXNet would go on with wrong weights."""
     result = _run(
+        1,
         f"""if True:
         import ece408_op, mxnet as mx
         class Mine(mx.optimizer.SGD):
@@ -56,7 +58,7 @@ def test_an_optimizer_that_fails_in_a_server_ends_the_job(optimizer, why):
         kv.push("a", mx.nd.ones(3))
         kv.pull("a", mx.nd.zeros(3))
         mx.nd.waitall()
-        """
+        """,
     )
     assert result.returncode == 41
     assert why in result.stderr

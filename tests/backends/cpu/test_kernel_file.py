@@ -27,12 +27,6 @@ def _backend(path):
     return FileBackend(kernel_file.find(path))
 
 
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 @pytest.fixture
 def write(tmp_path, kept):
     """Write a kernel file, by name and text; its path."""
@@ -203,16 +197,16 @@ def test_threads_are_those_of_the_settings(write, rng):
             assert np.array_equal(forward(backend, problem, x, w), expected + threads)
 
 
-def test_m2_1_with_a_file(write, run_ece408):
-    ours = run_ece408("m2.1", "100").stdout.splitlines()[-1]
-    result = run_ece408("m2.1", "100", "--kernel", write("cpu-new-forward.cc"))
+def test_m2_1_with_a_file(write, run_here):
+    ours = run_here("m2.1", "20").stdout.splitlines()[-1]
+    result = run_here("m2.1", "20", "--kernel", write("cpu-new-forward.cc"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == ours
     wrong = write("wrong.cc", COURSE_2020.replace("float sum = 0", "float sum = 1e4 * m"))
-    result = run_ece408("m2.1", "100", "--kernel", wrong)
+    result = run_here("m2.1", "20", "--kernel", wrong)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1].startswith("Correctness: ")
     assert result.stdout.splitlines()[-1] != ours
-    missing = run_ece408("m2.1", "100", "--kernel", "nowhere.cc")
+    missing = run_here("m2.1", "20", "--kernel", "nowhere.cc")
     assert (missing.returncode, missing.stdout) == (16, "")
     assert missing.stderr.count("\n") == 1

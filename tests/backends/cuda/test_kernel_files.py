@@ -45,12 +45,6 @@ def write(tmp_path):
     return file
 
 
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 def _plan(path, text="b5,c3,h14,w9,m4,k3,s2", accumulate=False):
     return catalog.get(path).plan(ConvProblem.parse(text), (9, 0), accumulate)
 
@@ -162,15 +156,15 @@ def test_what_a_course_s_file_does_not_compute_is_refused(write):
     assert "takes arrays on the host" in on_gpu.supports(ConvProblem.parse(SHAPES[0]), "forward")
 
 
-def test_every_form_compiles_for_every_architecture(write, nvcc):
+def test_every_form_compiles_for_the_oldest_and_the_newest_architecture(write, nvcc):
     path = write("declared.cu")
-    for architecture in ARCHITECTURES:
+    for architecture in (ARCHITECTURES[0], ARCHITECTURES[-1]):
         assert compiler.compile_plan(path, _plan(path).defines, architecture, CUBINS)
     for name in set(CUDA_FORMS) - {"declared.cu"}:
         file = kernel_file.find(write(name))
-        # One library for all of them: what differs by architecture is the kernels' code only.
+        # One library for both: what differs by architecture is the kernels' code only.
         command = file_backend.library_command(file, ARCHITECTURES[0])
-        command += [compiler.gencode(each) for each in ARCHITECTURES[1:]]
+        command.append(compiler.gencode(ARCHITECTURES[-1]))
         content = kernel_file.compiled(file, command, (), CUBINS, AssertionError())
         assert kernel_file.load(file, content).ece408_file_forward
 

@@ -9,12 +9,6 @@ from ece408_op.backends.emulator import compiler, findings
 from ece408_op.backends.emulator.library import load as load_library
 
 
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 @pytest.fixture
 def load(tmp_path, kept):
     """The library of a text of CUDA, and what it is loaded from; on 2 cores, with checks."""

@@ -33,7 +33,7 @@ extern "C" int run() {
 
 
 @pytest.fixture(scope="session")
-def count(tmp_path_factory):
+def count(tmp_path_factory, kept):
     """Counts of a kernel's body, by the line's number in it, from 1, and what is done there."""
     folder = tmp_path_factory.mktemp("counts")
 
@@ -42,7 +42,7 @@ def count(tmp_path_factory):
         first = text[: text.index(body)].count("\n") + 1
         path = folder / "program.cu"
         path.write_text(text)
-        with settings.override(cache=folder):
+        with settings.override(cache=kept):
             content = compiler.program(path, "counted")
             compiler.program.cache_clear()
             library = load_library(content)

@@ -5,12 +5,6 @@ import pytest
 from ece408_op import settings
 
 
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory):
-    """What is compiled here is compiled once."""
-    return tmp_path_factory.mktemp("kept")
-
-
 @pytest.fixture
 def emulated(kept):
     """Networks run in the emulator."""
