@@ -52,31 +52,41 @@ def test_bad_arguments(mx, fashion_mnist, capsys, arguments, code, message):
     assert message in error
 
 
-def test_settings_in_the_environment_are_checked_too(run_ece408, fashion_mnist):
-    _assert_one_line(run_ece408("m2.1", "5", ECE408_BACKEND="quantum"), 16, "'quantum'")
-    _assert_one_line(run_ece408("m2.1", "5", ECE408_ISA="mmx"), 16, r"'mmx' \(ECE408_ISA\)")
-    _assert_one_line(run_ece408("m2.1", "5", ECE408_THREADS="many"), 3, "'many'")
+@pytest.mark.parametrize(
+    ("name", "value", "code", "message"),
+    [
+        ("ECE408_BACKEND", "quantum", 16, "'quantum'"),
+        ("ECE408_ISA", "mmx", 16, r"'mmx' \(ECE408_ISA\)"),
+        ("ECE408_THREADS", "many", 3, "'many'"),
+    ],
+)
+def test_settings_in_the_environment_are_checked_too(
+    run_here, fashion_mnist, monkeypatch, name, value, code, message
+):
+    monkeypatch.setenv(name, value)
+    _assert_one_line(run_here("m2.1", "5"), code, message)
 
 
-def test_unwritable_cache(run_ece408, fashion_mnist, tmp_path):
+def test_unwritable_cache(run_here, fashion_mnist, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     cache = str(tmp_path / "file" / "cache")
-    _assert_one_line(run_ece408("m2.1", "5", ECE408_CACHE=cache), 10, re.escape(cache))
+    monkeypatch.setenv("ECE408_CACHE", cache)
+    _assert_one_line(run_here("m2.1", "5"), 10, re.escape(cache))
 
 
-def test_corrupt_checkpoint(run_ece408, fashion_mnist, tmp_path):
+def test_corrupt_checkpoint(run_here, fashion_mnist, tmp_path):
     source = resources.models_dir() / "2019fa"
     for path in source.iterdir():
         content = path.read_bytes()
         cut = len(content) // 2 if path.suffix == ".params" else len(content)
         (tmp_path / path.name).write_bytes(content[:cut])
-    _assert_one_line(run_ece408("m2.1", "5", "--model-dir", str(tmp_path)), 9, r"\.params")
+    _assert_one_line(run_here("m2.1", "5", "--model-dir", str(tmp_path)), 9, r"\.params")
 
 
-def test_truncated_data(run_ece408, tmp_path):
+def test_truncated_data(run_here, tmp_path):
     for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
         (tmp_path / name).write_bytes(b"\0\0\x08\x03\0\0\x27\x10")
-    _assert_one_line(run_ece408("m2.1", "5", "--data", str(tmp_path)), 6, str(tmp_path))
+    _assert_one_line(run_here("m2.1", "5", "--data", str(tmp_path)), 6, str(tmp_path))
 
 
 def test_too_little_memory(fashion_mnist, monkeypatch, capsys):
@@ -130,8 +140,8 @@ def test_usage_errors_are_one_line(run_ece408):
     assert result.returncode == 2
 
 
-def test_debug_shows_the_traceback(run_ece408):
-    result = run_ece408("m2.1", "0", "--debug")
+def test_debug_shows_the_traceback(run_here):
+    result = run_here("m2.1", "0", "--debug")
     assert result.stderr.startswith("Traceback")
     assert result.returncode == 3
 

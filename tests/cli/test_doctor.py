@@ -189,9 +189,9 @@ def test_without_a_driver_the_cpu_milestones_can_run(machine, monkeypatch, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_without_mxnet(run_python, tmp_path):
+def test_without_mxnet(run_python, kept):
     block = "import sys; sys.modules['mxnet'] = None; from ece408_op.cli.main import main; "
-    result = run_python(block + "main(['doctor'])", ECE408_CACHE=str(tmp_path))
+    result = run_python(block + "main(['doctor'])", ECE408_CACHE=str(kept))
     lines = result.stdout.splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("--  MXNet "))
     assert "MXNet is not installed for " in lines[at]

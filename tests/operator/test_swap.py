@@ -239,7 +239,7 @@ def test_a_checkpoint_swapped_by_the_command_scores_the_same_elsewhere(
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected)
 
 
-def test_bad_input_of_the_command(stored, run_ece408, tmp_path):
+def test_bad_input_of_the_command(stored, run_here, tmp_path):
     prefix, _, _ = stored
     cases = [
         (
@@ -255,7 +255,7 @@ def test_bad_input_of_the_command(stored, run_ece408, tmp_path):
         (("swap", str(prefix), "4", "out", "--verify", "--image", "1x2x2"), 16, "images of 1x2x2"),
     ]
     for arguments, code, message in cases:
-        result = run_ece408(*arguments)
+        result = run_here(*arguments)
         assert result.returncode == code, result.stderr
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1

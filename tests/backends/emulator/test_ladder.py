@@ -22,15 +22,17 @@ GENERAL = (
 )
 # Planes that a block takes several of, and parts of planes; arrays of odd sizes.
 DEPTHWISE = (
-    "b1,c8,h7,w7,m8,k3,p1x1,g8",
     "b5,c9,h7,w7,m9,k3,p1x1,g9,bias",
     "b2,c3,h37,w45,m3,k3,p1x1,g3",
-    "b3,c4,h30,w29,m4,k3,s2x2,p1x1,g4,bias",
     "b2,c5,h19,w40,m5,k5x3,s3x2,p2x1,d1x2,g5",
     "b1,c2,h23,w41,m2,k7,p3x3,g2,bias",
-    "b2,c3,h26,w17,m3,k3x5,s1x3,p4x3,d3x2,g3",
     "b4,c1,h9,w70,m1,k1,s2x3,g1",
     "b3,c7,h2,w3,m7,k3,p2x2,g7",
+)
+MORE_DEPTHWISE = (
+    "b1,c8,h7,w7,m8,k3,p1x1,g8",
+    "b3,c4,h30,w29,m4,k3,s2x2,p1x1,g4,bias",
+    "b2,c3,h26,w17,m3,k3x5,s1x3,p4x3,d3x2,g3",
     "b2,c2,h50,w90,m2,k3x2,s2x1,p0x3,g2,bias",
 )
 KERNELS = {
@@ -59,8 +61,20 @@ def _faults(backend, problem):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_forward_kernel_is_exact_and_has_no_fault(name, rng):
+    _check_forward(name, KERNELS[name], rng)
+
+
+@pytest.mark.slow
+def test_more_depthwise_layers_are_exact_and_have_no_fault(rng):
+    _check_forward("depthwise", MORE_DEPTHWISE, rng)
+    for text in MORE_DEPTHWISE:
+        names = _check_gradients(ConvProblem.parse(text), rng)
+        assert all(name.startswith("depthwise") for name in names)
+
+
+def _check_forward(name, texts, rng):
     backend = EmulatedBackend(name)
-    for text in KERNELS[name]:
+    for text in texts:
         problem = ConvProblem.parse(text)
         x, w, bias = inputs(problem, rng)
         found = forward(backend, problem, x, w, bias)
