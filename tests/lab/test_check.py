@@ -130,14 +130,14 @@ def test_what_it_throws_is_said(check):
     assert "Check failed: x.size(0) == 0 (3 vs. 0) no images" in _said(check("wrong.h", text))
 
 
-def test_the_command(run_ece408, tmp_path):
+def test_the_command(run_here, run_ece408, tmp_path):
     for name, starter in (("mine.cc", "cpu-new-forward.cc"), ("mine.h", "new-forward.h")):
         path = tmp_path / name
-        result = run_ece408("lab", "new", str(path))
+        result = run_here("lab", "new", str(path))
         assert result.returncode == 0, result.stderr
         assert path.read_text() == (STARTERS / starter).read_text()
         assert f"ece408 lab check {path}" in result.stdout
-    again = run_ece408("lab", "new", str(path))
+    again = run_here("lab", "new", str(path))
     assert (again.returncode, "is there already" in again.stderr) == (16, True)
     wrong = tmp_path / "wrong.cc"
     wrong.write_text(COURSE_2020.replace("= sum;", "= sum + (w == 2);"))
@@ -175,8 +175,8 @@ def test_the_command(run_ece408, tmp_path):
         (("check",), 2, "the following arguments are required: FILE"),
     ],
 )
-def test_bad_input_is_one_line(run_ece408, arguments, code, text):
-    result = run_ece408("lab", *arguments)
+def test_bad_input_is_one_line(run_here, arguments, code, text):
+    result = run_here("lab", *arguments)
     assert (result.returncode, result.stdout) == (code, "")
     assert text in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -254,8 +254,8 @@ def test_time_counts_lines(run_ece408, tmp_path, kept):
     assert [each["warps"] for each in loads] == [16, 16]
 
 
-def test_an_unknown_gpu_is_refused(run_ece408, tmp_path):
-    result = run_ece408("lab", "time", "1_naive", "--emulate", "--arch", "sm_1")
+def test_an_unknown_gpu_is_refused(run_here, tmp_path):
+    result = run_here("lab", "time", "1_naive", "--emulate", "--arch", "sm_1")
     assert result.returncode == InvalidSetting.exit_code
     assert "unknown architecture 'sm_1' (--arch); choose one of sm_75, sm_80" in result.stderr
 
@@ -274,18 +274,18 @@ def test_a_milestone_runs_a_file(run_ece408, tmp_path, options):
 
 
 @pytest.mark.usefixtures("fashion_mnist")
-def test_a_milestone_names_mistakes(run_ece408, tmp_path):
+def test_a_milestone_names_mistakes(run_here, tmp_path):
     path = tmp_path / "tiled.cu"
     wide = TILED.replace("#define TILE 8", "#define TILE 16")
     path.write_text(wide.replace("__syncthreads();  // first", ""))
-    result = run_ece408("m3.1", "2", "--kernel", str(path), "--emulate")
+    result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
     assert result.returncode == 0, result.stderr
     assert re.search(
         r"^ece408: conv1: tiled\.cu:\d+: race between threads of a block", result.stderr, re.M
     )
     # What ends the kernel stands in the error.
     path.write_text(wide.replace("float sum = 0;", "float sum = *(float *)8;"))
-    result = run_ece408("m3.1", "2", "--kernel", str(path), "--emulate")
+    result = run_here("m3.1", "2", "--kernel", str(path), "--emulate")
     assert result.returncode == KernelFailed.exit_code
     last = result.stderr.splitlines()[-1]
     assert "an illegal memory access was encountered" in last
