@@ -153,5 +153,7 @@ def test_what_is_no_backends_name(name):
 def test_what_is_no_backend(doubled):
     with pytest.raises(InvalidSetting, match="backend mine is a object; give an object of a class"):
         ece408_op.register_backend("mine", object())
-    with pytest.raises(InvalidSetting, match="choose one of cpu, reference, cuda, emulator, doub"):
+    with pytest.raises(
+        InvalidSetting, match=r"choose one of cpu, reference, cuda, emulator, .*doub"
+    ):
         dispatch.check_name("mine")

@@ -207,7 +207,7 @@ def test_the_command(run_ece408, folder, tmp_path):
     assert "was measured with another layers" in result.stderr
 
 
-def test_bad_input_is_one_line(run_ece408, tmp_path):
+def test_bad_input_is_one_line(run_here, tmp_path):
     (tmp_path / "a.cc").write_text(COURSE_2020)
     (tmp_path / "b.cu").write_text(DECLARED)
     (tmp_path / "ranking").mkdir()
@@ -222,7 +222,7 @@ def test_bad_input_is_one_line(run_ece408, tmp_path):
         (("a.cc",), "is no ranking"),
     ):
         paths = (str(tmp_path / arguments[0]), *arguments[1:])
-        result = run_ece408("lab", "rank", *paths, "--output", str(tmp_path / "ranking"))
+        result = run_here("lab", "rank", *paths, "--output", str(tmp_path / "ranking"))
         assert (result.returncode, result.stdout) == (16, ""), arguments
         assert text in result.stderr
         assert len(result.stderr.splitlines()) == 1
