@@ -162,6 +162,17 @@ def test_workers_whose_weights_differ_are_told(mx, little, tmp_path, monkeypatch
         training.train(RECIPE, tmp_path)
 
 
+def test_a_batch_that_cannot_be_shared_out_is_refused(mx):
+    two = team.Team("local")
+    two.size = 2
+    text = (
+        "2 workers cannot share a batch of 25 images equally; give --batch-size 26, or another num"
+    )
+    with pytest.raises(InvalidSize, match=text):
+        two.share(25)
+    assert two.share(26) == 13
+
+
 def test_more_devices_than_images_are_refused(mx, little, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "_contexts", lambda gpus: [mx.cpu(n) for n in range(60)])
     with pytest.raises(InvalidSize, match="a batch of 50 images is too small for 1 work"):
