@@ -16,7 +16,7 @@ from ece408_op.errors import InvalidSetting
 from ece408_op.operator import gpu_support
 from ece408_op.operator.loading import load_mxnet
 
-SMALL_BATCHES = (1, 100)
+BATCHES = (1, 10, 100, shapes.BATCH)
 
 
 def main():
@@ -33,6 +33,12 @@ def main():
     )
     parser.add_argument(
         "--term", action="append", help="only this term's milestones (may be repeated)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        action="append",
+        help=f"of zero-copy's images at once (may be repeated; default: {BATCHES})",
     )
     parser.add_argument(
         "--repeat", type=int, default=20, help="timed calls of each shape (default: 20)"
@@ -70,13 +76,10 @@ def several(options):
 def zero_copy(options):
     if not load_mxnet().runtime.Features().is_enabled("CUDA"):
         sys.exit(f"bench_gpu_operator: {gpu_support.reason_against()}")
-    cases = dict(shapes.SHAPES)
-    for batch in SMALL_BATCHES:
-        for name in ("fa19_1", "fa19_2"):
-            cases[f"{name}, batch {batch}"] = shapes.find(name, batch)
+    cases = [(name, each) for each in options.batch_size or BATCHES for name in shapes.SHAPES]
     rows = [
-        zero_copy_bench.measure(name, problem, options.repeat)
-        for name, problem in tqdm(cases.items(), unit="shape", disable=None)
+        zero_copy_bench.measure(name, shapes.find(name, batch), options.repeat)
+        for name, batch in tqdm(cases, unit="shape", disable=None)
     ]
     title = "Zero-copy: our operator and MXNet's Convolution on MXNet's GPU arrays"
     return title, zero_copy_bench.table(rows), zero_copy_bench.document(rows)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cuda import work
-from ece408_op.backends.cuda.runtime import device, launcher
+from ece408_op.backends.cuda.runtime import device, launcher, pause
 from ece408_op.backends.cuda.runtime.device import BEGIN, COMPUTED
 from ece408_op.bench.summary import summary
 from ece408_op.errors import surfaced
@@ -23,8 +23,12 @@ from ece408_op.operator.memory import pointer
 from ece408_op.problem import ConvProblem
 
 _WARM_UPS = 3
+# Calls that are enqueued one after the other, without a wait between them.
+_SERIES = 20
+# What the host may take to enqueue a launch, in microseconds.
+_ENQUEUING_US = 50
 # The samples of a `Row`.
-_SAMPLED = ("ops", "calls", "native")
+_SAMPLED = ("ops", "calls", "series", "native", "native_series")
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,10 @@ class Row:
 
     `bare` is the kernel alone, launched again and again without a pause. `ops` is the operator's
     forward call as MXNet makes it (the course's Op Time), `calls` the whole way from an
-    executor's call to its complete result. `native` is the same as `calls` for MXNet's
-    Convolution, whose largest difference from the exact result is `native_error`, and whose first
-    call, in which cuDNN searches for its algorithm, is `native_first`.
+    executor's call to its complete result, `series` what a call takes of several that are not
+    waited for one by one. `native` and `native_series` are the same for MXNet's Convolution, whose
+    largest difference from the exact result is `native_error`, and whose first call, in which cuDNN
+    searches for its algorithm, is `native_first`.
     """
 
     name: str
@@ -45,14 +50,15 @@ class Row:
     bare: float
     ops: tuple[float, ...]
     calls: tuple[float, ...]
+    series: tuple[float, ...]
     native: tuple[float, ...]
+    native_series: tuple[float, ...]
     native_first: float
     native_error: float
 
-    @property
-    def overhead_us(self) -> float:
-        """Microseconds that the operator's forward call takes beyond its kernel, the median."""
-        return 1e6 * (statistics.median(self.ops) - self.bare)
+    def beyond_us(self, samples: Sequence[float]) -> float:
+        """Microseconds that they take beyond the kernel, the median."""
+        return 1e6 * (statistics.median(samples) - self.bare)
 
 
 def measure(name: str, problem: ConvProblem, samples: int) -> Row:
@@ -72,15 +78,20 @@ def measure(name: str, problem: ConvProblem, samples: int) -> Row:
         result.wait_to_read()
         native_first = time.perf_counter() - start
         error = float(np.abs(result.asnumpy() - expected).max())
-        for _ in range(_WARM_UPS):
-            _seconds(ours), _seconds(native)
         del log[:]
-        pairs = [(_seconds(ours), _seconds(native)) for _ in range(samples)]
-    ops = tuple(entry.seconds for entry in log)
-    calls, natives = zip(*pairs)
+        for _ in range(_WARM_UPS + samples):
+            _seconds(ours)
+    ops = tuple(entry.seconds for entry in log[_WARM_UPS:])
+    # The log of op times has calls wait for the GPU.
+    with surfaced():
+        takes = [
+            [_seconds(call, count) for count in (1, _SERIES) for call in (ours, native)]
+            for _ in range(_WARM_UPS + samples)
+        ]
+    calls, natives, series, native_series = zip(*takes[_WARM_UPS:])
     bare = _bare_kernel(problem, arrays, result, samples)
-    kernel = log[0].kernel
-    return Row(name, str(problem), kernel, exact, bare, ops, calls, natives, native_first, error)
+    of_ours = (name, str(problem), log[0].kernel, exact, bare, ops, calls, series)
+    return Row(*of_ours, natives, native_series, native_first, error)
 
 
 def _executor(
@@ -109,6 +120,7 @@ def _bare_kernel(problem: ConvProblem, arrays: dict[str, Any], y: Any, launches:
         loaded = launcher.load(gpu, plan)
         pointers = {**asked.addresses, "workspace": lane.device}
         lane.launch(loaded, pointers)
+        lane.launch(pause.load(gpu, _ENQUEUING_US * launches), {})
         lane.mark(BEGIN)
         for _ in range(launches):
             lane.launch(loaded, pointers)
@@ -123,39 +135,42 @@ def _on_the_cpu(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarra
     return y
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _seconds(call: Callable[[], Any], count: int = 1) -> float:
+    """What a call takes, of `count` of which the last is waited for."""
     start = time.perf_counter()
+    for _ in range(count - 1):
+        call()
     call().wait_to_read()
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) / count
 
 
 def table(rows: Sequence[Row]) -> str:
     """A table in Markdown, medians of the samples."""
-    head = [
-        "shape",
-        "problem",
-        "kernel",
-        "exact",
-        "kernel alone, ms",
-        "op time, ms",
-        "overhead, us",
-    ]
-    head += ["whole call, ms", "MXNet's Convolution, ms", "times faster"]
-    head += ["its first call, ms", "its largest error"]
+    head = ["shape", "problem", "kernel", "exact", "kernel alone, ms"]
+    head += ["op time, ms", "beyond the kernel, us", "whole call, ms", "beyond the kernel, us"]
+    head += ["MXNet's Convolution, ms", "times faster"]
+    head += ["in a row, ms", "beyond the kernel, us", "MXNet's in a row, ms", "times faster"]
+    head += ["MXNet's first call, ms", "its largest error"]
     lines = []
     for row in rows:
-        op, call, native = (
-            1e3 * statistics.median(samples) for samples in (row.ops, row.calls, row.native)
+        op, call, series, native, native_series = (
+            1e3 * statistics.median(getattr(row, name)) for name in _SAMPLED
         )
         lines.append(
             [
                 *(row.name, row.problem, row.kernel, "yes" if row.exact else "NO"),
-                *(f"{1e3 * row.bare:.3f}", f"{op:.3f}", f"{row.overhead_us:.0f}", f"{call:.3f}"),
-                *(f"{native:.3f}", f"{native / call:.1f}", f"{1e3 * row.native_first:.0f}"),
-                f"{row.native_error:g}",
+                *(f"{1e3 * row.bare:.4f}", f"{op:.4f}", f"{row.beyond_us(row.ops):.0f}"),
+                *(f"{call:.4f}", f"{row.beyond_us(row.calls):.0f}"),
+                *(f"{native:.4f}", f"{native / call:.2f}"),
+                *(f"{series:.4f}", f"{row.beyond_us(row.series):.0f}"),
+                *(f"{native_series:.4f}", f"{native_series / series:.2f}"),
+                *(f"{1e3 * row.native_first:.0f}", f"{row.native_error:g}"),
             ]
         )
-    samples_each = f"{len(rows[0].calls)} samples each; calls through a bound executor."
+    samples_each = (
+        f"{len(rows[0].calls)} samples each; calls through a bound executor, in a row {_SERIES} of "
+        "which the last is waited for."
+    )
     return f"{markdown.table(head, lines)}\n\n{samples_each}"
 
 
