@@ -45,6 +45,28 @@ class NativeFunction(NamedTuple):
     bias_gradient: int | None = None
 
 
+class NativeLaunch(NamedTuple):
+    """One launch of a CUDA kernel as the driver takes it: a CUfunction, its grid and blocks, bytes
+    of dynamic shared memory for each block, and its arguments as they lie in memory; addresses of
+    arrays go to `slots`, offsets in bytes with roles: "x", "w", "bias", "y" and "workspace"."""
+
+    function: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    arguments: bytes
+    slots: tuple[tuple[int, str], ...]
+
+
+class NativeLaunches(NamedTuple):
+    """What computes a direction on a GPU when it is launched in order, on one stream, with a
+    workspace of so many bytes; and what it does then."""
+
+    launches: tuple[NativeLaunch, ...]
+    workspace_bytes: int
+    done: Done
+
+
 def as_array(address: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """The array of a shape at an address on the host, such as those that a backend is given; it
     keeps nothing alive."""
@@ -98,6 +120,14 @@ class Backend(ABC):
 
     def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
         """What computes a direction without Python, or `None` where Python is needed."""
+        return None
+
+    def native_launches(self, problem: ConvProblem, direction: str) -> NativeLaunches | None:
+        """What computes a direction, which `supports` has nothing against, on the arrays' GPU
+        without Python, compiled and loaded; or `None` where Python is needed.
+
+        Raises what `prepare` raises.
+        """
         return None
 
     def require(self, problem: ConvProblem, direction: str) -> None:

@@ -1,4 +1,5 @@
-"""`ece408_convolution`: what `ece408_conv` computes on the CPU, without Python in its way.
+"""`ece408_convolution`: what `ece408_conv` computes on the CPU, and on MXNet's GPU arrays forward,
+without Python in its way.
 
 A custom operator written in Python costs MXNet a tenth of a millisecond and more for each call,
 needs guards (see graphs.guards), and holds Python's lock. This one is compiled, in
@@ -6,7 +7,7 @@ kernels/mxnet/convolution_operator.cpp, and MXNet runs it as one of its own. It 
 that MXNet runs (see graphs.binding); what users hold has `ece408_conv`.
 
 Python is asked once for each layer, direction, shape and type which kernel is to run with how many
-threads.
+threads, or for a GPU what is to be launched.
 Until a setting changes the answer holds; where another backend computes, the answer is that Python
 itself does, and it is handed the arrays. While op times are being collected the operator runs as
 ever, and tells Python after each call of a kernel how long that took.
@@ -23,11 +24,11 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .. import dispatch, errors, op_log, settings
-from ..backends import DIRECTIONS
+from ..backends import DIRECTIONS, Backend, Done, NativeLaunch
 from ..backends.cpu import native
 from ..backends.cpu.backend import chosen_isa
 from ..problem import ConvProblem
-from . import recorded
+from . import gpu_support, recorded
 from .attributes import OWN, ConvAttributes, problem_of
 
 NAME = "ece408_convolution"
@@ -46,7 +47,37 @@ class _Plan(ctypes.Structure):
         ("function", ctypes.c_void_p),
         *[(name, ctypes.c_int) for name in ("threads", "isa", "kernel")],
         ("bias_gradient", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int),
     ]
+
+
+class _Slot(ctypes.Structure):
+    """The header's `ece408_slot`."""
+
+    _fields_ = [("offset", ctypes.c_int), ("array", ctypes.c_int)]
+
+
+class _Launch(ctypes.Structure):
+    """The header's `ece408_launch`."""
+
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        *[(name, ctypes.c_int) for name in ("argument_bytes", "slot_count")],
+        ("arguments", ctypes.c_char_p),
+        ("slots", ctypes.POINTER(_Slot)),
+    ]
+
+
+# The numbers of arrays in slots.
+_ARRAYS = ("x", "w", "bias", "y", "workspace")
+# The functions of the header's `ece408_driver`.
+_DRIVER = (
+    *("cuLaunchKernel", "cuStreamSynchronize", "cuEventCreate", "cuEventRecord"),
+    *("cuEventElapsedTime", "cuEventDestroy_v2"),
+)
 
 
 _OTHERS = ("share", "batch_norm_forward", "batch_norm_backward")
@@ -58,18 +89,22 @@ class _Others(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in _OTHERS]
 
 
-_CALL = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
+_INT = ctypes.c_int
+_CALL = (ctypes.c_char_p, _INT, _INT, _INT, ctypes.POINTER(ctypes.c_int64))
+_TIMES = (ctypes.c_double, ctypes.c_double)
 _Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_void_p))
-_Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), ctypes.c_double)
+_Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), *_TIMES)
 
 # Nodes of these operators have it as an attribute, and a graph with another key is refused: what
 # a file says of memory is not to be trusted.
 KEY = secrets.token_hex(16)
 _missing: str | None = "MXNet is not imported yet"
-# Backend, kernel and precision, as op times name them, by a plan's function, instruction set and
-# kernel.
-_names: dict[tuple[int, int, int], tuple[str, str, str]] = {}
+_library: Any = None
+# Backend and what it does, as op times name them, by a plan's function, instruction set and kernel;
+# a plan with launches has no function, and for its kernel a place in `_launched`.
+_names: dict[tuple[int | None, int, int], tuple[str, Done]] = {}
+_launched: list[Done] = []
 
 
 def install(mxnet: Any) -> None:
@@ -83,7 +118,14 @@ def missing() -> str | None:
     return _missing
 
 
+def runs_on_gpu(context: Any) -> bool:
+    """Whether a context, if it is one of MXNet's, is a GPU, and the operator runs there."""
+    on_gpu = getattr(context, "device_type", None) == "gpu" and _missing is None
+    return on_gpu and gpu_support.has_random_states(context.device_id)
+
+
 def _load(base: Any) -> str | None:
+    global _library
     if not LIBRARY.is_file():
         return f"{LIBRARY} is not there; run `pip install .` in the checkout"
     try:
@@ -95,13 +137,15 @@ def _load(base: Any) -> str | None:
         library.ece408_forward_use(_ask, _compute, _report, ctypes.byref(others), KEY.encode())
     except (base.MXNetError, OSError, AttributeError, errors.KernelsMissing) as error:
         return f"{LIBRARY} does not load ({str(error).splitlines()[0]})"
+    _library = library
     settings.watch(library.ece408_forward_forget)
     op_log.watch(library.ece408_forward_log)
     return None
 
 
 def call(mxnet: Any, layer: ConvAttributes, arrays: list[Any], out: Any = None) -> Any:
-    """The convolution of NDArrays on the CPU, now or as soon as they are there: y, or `out`."""
+    """The convolution of NDArrays, on a GPU not recorded, now or as soon as they are there: y, or
+    `out`."""
     from mxnet.ndarray._internal import _imperative_invoke
 
     given = node_attributes(layer)
@@ -157,37 +201,85 @@ def node_attributes(layer: ConvAttributes) -> dict[str, str]:
     return {"key": KEY, "layer": _description(layer)}
 
 
-def _call(description: bytes, mxnet_type: int, sizes: Any) -> tuple[ConvProblem, dispatch.Layer]:
+def _call(
+    description: bytes, gpu: int, mxnet_type: int, sizes: Any
+) -> tuple[ConvProblem, dispatch.Layer]:
     given = _layer(description)
     # One-dimensional arrays have no height.
     x_shape = (*sizes[:2], *sizes[4 - given.spatial : 4])
-    return problem_of(given, x_shape, _TYPES[mxnet_type]), given.layer_on()
+    layer = given.layer_on() if gpu < 0 else given.layer_on("gpu", gpu)
+    return problem_of(given, x_shape, _TYPES[mxnet_type]), layer
 
 
 @_Ask
-def _ask(description: bytes | None, direction: int, mxnet_type: int, sizes: Any, plan: Any) -> None:
+def _ask(
+    description: bytes | None, direction: int, gpu: int, mxnet_type: int, sizes: Any, plan: Any
+) -> None:
     try:
         plan[0] = _Plan(None, settings.threads())
         if description is None:
             plan[0].isa = native.ISA_CODES[chosen_isa()]
             return
-        problem, layer = _call(description, mxnet_type, sizes)
-        backend = dispatch.prepare(problem, layer, DIRECTIONS[direction])
-        function = backend.native_function(problem, DIRECTIONS[direction])
-        if function is not None:
-            *numbers, name, precision, bias_gradient = function
-            of_plan = (function.address, function.isa, function.kernel)
-            _names[of_plan] = backend.name, name, precision
-            plan[0] = _Plan(*numbers, bias_gradient)
+        problem, layer = _call(description, gpu, mxnet_type, sizes)
+        if gpu < 0:
+            backend = dispatch.prepare(problem, layer, DIRECTIONS[direction])
+            _plan_function(backend, problem, DIRECTIONS[direction], plan)
+        else:
+            backend = dispatch.select(problem, layer, DIRECTIONS[direction])
+            _plan_launches(backend, problem, DIRECTIONS[direction], plan)
     except errors.Ece408Error:
         # `_compute` is called next, meets it again, and there is someone to tell.
         return
 
 
+def _plan_function(backend: Backend, problem: ConvProblem, direction: str, plan: Any) -> None:
+    function = backend.native_function(problem, direction)
+    if function is not None:
+        *numbers, name, precision, bias_gradient = function
+        key = function.address, function.isa, function.kernel
+        _names[key] = backend.name, Done(name, precision)
+        plan[0] = _Plan(*numbers, bias_gradient)
+
+
+def _plan_launches(backend: Backend, problem: ConvProblem, direction: str, plan: Any) -> None:
+    _give_driver()
+    found = backend.native_launches(problem, direction)
+    if found is None:
+        backend.prepare(problem, direction)
+        return
+    if found.done not in _launched:
+        _launched.append(found.done)
+    number = _launched.index(found.done)
+    _names[None, 0, number] = backend.name, found.done
+    plan[0].kernel, plan[0].workspace_bytes = number, found.workspace_bytes
+    for launch in found.launches:
+        _library.ece408_forward_launch(plan, ctypes.byref(_as_launch(launch)))
+
+
+def _as_launch(launch: NativeLaunch) -> _Launch:
+    slots = [_Slot(offset, _ARRAYS.index(role)) for offset, role in launch.slots]
+    return _Launch(
+        *(launch.function, launch.grid, launch.block, launch.shared_bytes),
+        *(len(launch.arguments), len(slots), launch.arguments, (_Slot * len(slots))(*slots)),
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _give_driver() -> None:
+    """Have the library call CUDA's driver. There is one, or no backend computes for a GPU."""
+    # Imported where it is needed, as all that is for GPUs.
+    from ..backends.cuda.runtime import driver
+
+    functions = (ctypes.c_void_p * len(_DRIVER))(*map(driver.address, _DRIVER))
+    _library.ece408_forward_drive(functions)
+
+
 @_Compute
-def _compute(description: bytes, direction: int, mxnet_type: int, sizes: Any, arrays: Any) -> int:
+def _compute(
+    description: bytes, direction: int, gpu: int, mxnet_type: int, sizes: Any, arrays: Any
+) -> int:
     def compute() -> None:
-        problem, layer = _call(description, mxnet_type, sizes)
+        problem, layer = _call(description, gpu, mxnet_type, sizes)
         first, second, third, last = arrays[:4]
         if DIRECTIONS[direction] == "forward":
             dispatch.forward(problem, layer, first, second, third, last, False)
@@ -201,13 +293,25 @@ def _compute(description: bytes, direction: int, mxnet_type: int, sizes: Any, ar
 
 @_Report
 def _report(
-    description: bytes, direction: int, mxnet_type: int, sizes: Any, plan: Any, seconds: float
+    description: bytes,
+    direction: int,
+    gpu: int,
+    mxnet_type: int,
+    sizes: Any,
+    plan: Any,
+    seconds: float,
+    gpu_seconds: float,
 ) -> int:
     def publish() -> None:
-        problem, layer = _call(description, mxnet_type, sizes)
-        backend, kernel, precision = _names[plan[0].function, plan[0].isa, plan[0].kernel]
-        call = (layer.name, problem, DIRECTIONS[direction], backend, kernel, seconds)
-        op_log.publish(op_log.OpTime(*call, precision=precision))
+        problem, layer = _call(description, gpu, mxnet_type, sizes)
+        backend, done = _names[plan[0].function, plan[0].isa, plan[0].kernel]
+        of_gpu = None if gpu < 0 else op_log.GpuTime(gpu_seconds)
+        op_log.publish(
+            op_log.OpTime(
+                *(layer.name, problem, DIRECTIONS[direction], backend),
+                *(done.kernel, seconds, of_gpu, done.precision),
+            )
+        )
 
     return _done(publish)
 

@@ -123,7 +123,10 @@ def _ndarray(
     _check_backend(problem, parsed, data.context)
     # Only CPU arrays have blocked layouts; MXNet may have no GPU code for the guards.
     guarded = data.context.device_type != "gpu"
-    if guarded and compiled_operator.missing() is None:
+    is_compiled = guarded and compiled_operator.missing() is None
+    if is_compiled or (
+        compiled_operator.runs_on_gpu(data.context) and not mx.autograd.is_recording()
+    ):
         layer = dataclasses.replace(parsed, layer=name or "")
         return compiled_operator.call(mx, layer, [data, *parameters], out)
     if guarded:

@@ -7,6 +7,9 @@ compile for newer ones. On those, some of its operators fail and others silently
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,3 +54,27 @@ def refuse_networks(contexts: Iterable[Any]) -> None:
 def refuse_current_context() -> None:
     """`refuse_networks` for the context that is in force, as in `with mx.gpu():`."""
     refuse_networks([load_mxnet().context.current_context()])
+
+
+# Seen by those who make an executor or call an operator, so found out once.
+@functools.cache
+def has_random_states(index: int) -> bool:
+    """Whether MXNet, which hands random states to each operator of a library, has them on this GPU.
+
+    Where MXNet has no code for the GPU, the kernel that seeds them fails. MXNet keeps that for the
+    first operator that is given them, and raises it once: so one of MXNet's own is run first. Ours
+    do not read them. False for MXNet's CPU build, and where no GPU is found.
+    """
+    mx = load_mxnet()
+    try:
+        if not mx.runtime.Features().is_enabled("CUDA"):
+            return False
+        if reason_against() is None:
+            return True
+    except NoUsableGpu:
+        return False
+    # Operators are given them in turn.
+    for _ in range(int(os.environ.get("MXNET_GPU_PARALLEL_RAND_COPY") or 4)):
+        with contextlib.suppress(mx.MXNetError):
+            mx.nd.random.uniform(shape=(1,), ctx=mx.gpu(index)).wait_to_read()
+    return True

@@ -128,15 +128,15 @@ MXReturnValue forward(const Attributes& attributes, std::vector<MXTensor>* in,
     BatchNorm node;
     if (!read(attributes, &node)) return kRefused;
     const ece408_batch batch = batch_of(node, (*in)[0]);
-    const ece408_plan plan = plans().plan({});
+    const auto plan = plans().plan({});
     const float* const added = node.adds ? in->back().data<float>() : nullptr;
     float* const gamma = (*in)[1].data<float>();
     // As MXNet's does.
     if (!node.scaled) std::fill_n(gamma, batch.channels, 1.f);
     return done(plans().others().batch_norm_forward(
         &batch, (*in)[0].data<float>(), added, gamma, (*in)[2].data<float>(),
-        (*out)[0].data<float>(), (*out)[1].data<float>(), (*out)[2].data<float>(), plan.threads,
-        plan.isa));
+        (*out)[0].data<float>(), (*out)[1].data<float>(), (*out)[2].data<float>(), plan->threads,
+        plan->isa));
 }
 
 // The averages of the past, and this batch's.
@@ -158,14 +158,14 @@ MXReturnValue backward(const Attributes& attributes, std::vector<MXTensor>* in,
     MXTensor* const inputs = in->data() + kOutputs;
     MXTensor* const outputs = inputs + node.inputs();
     const ece408_batch batch = batch_of(node, inputs[0]);
-    const ece408_plan plan = plans().plan({});
+    const auto plan = plans().plan({});
     const float *const mean = outputs[1].data<float>(), *const inverse = outputs[2].data<float>();
     float* const dgamma = (*out)[1].data<float>();
     const int status = plans().others().batch_norm_backward(
         &batch, inputs[0].data<float>(), outputs[0].data<float>(), (*in)[0].data<float>(),
         inputs[1].data<float>(), mean, inverse, (*out)[0].data<float>(),
         node.adds ? out->back().data<float>() : nullptr, dgamma, (*out)[2].data<float>(),
-        plan.threads, plan.isa);
+        plan->threads, plan->isa);
     if (!node.scaled) std::fill_n(dgamma, batch.channels, 0.f);
     // Averages have no gradients.
     for (size_t i = 3; i < kParameters; i++)

@@ -21,27 +21,69 @@ typedef int ece408_gradient(const ece408_problem* problem, const void* w_or_x, c
 typedef int ece408_bias_gradient(const ece408_problem* problem, const void* dy, void* dbias,
                                  int accumulate, int threads);
 
-/* What computes a call in its direction, and its last arguments; without it, Python does. */
+/* What computes a call in its direction on the CPU, and its last arguments. On a GPU it has launches
+ * instead, which share a workspace there. Without either, Python computes. */
 typedef struct ece408_plan {
     void* function;
     int threads, isa, kernel;
     ece408_bias_gradient* bias_gradient;
+    int workspace_bytes;
 } ece408_plan;
+
+/* Where in a launch's arguments, in bytes, which array's address goes: the number of one of a
+ * call's arrays, or the workspace. */
+#define ECE408_WORKSPACE 4
+typedef struct ece408_slot {
+    int offset, array;
+} ece408_slot;
+
+/* One launch of a CUDA kernel: its CUfunction, and its arguments as they lie in memory. */
+typedef struct ece408_launch {
+    void* function;
+    unsigned int grid[3], block[3], shared_bytes;
+    int argument_bytes, slot_count;
+    const char* arguments;
+    const ece408_slot* slots;
+} ece408_launch;
+
+/* Adds a launch, behind those that it has, to a plan that is being filled in. */
+ECE408_EXPORT void ece408_forward_launch(ece408_plan* plan, const ece408_launch* launch);
+
+/* Functions of CUDA's driver, whose names there are cuLaunchKernel, cuStreamSynchronize,
+ * cuEventCreate, cuEventRecord, cuEventElapsedTime and cuEventDestroy_v2. */
+typedef struct ece408_driver {
+    int (*launch)(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                  unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                  unsigned int shared_bytes, void* stream, void** parameters, void** extra);
+    int (*synchronize)(void* stream);
+    int (*create_event)(void** event, unsigned int flags);
+    int (*record)(void* event, void* stream);
+    int (*elapsed)(float* milliseconds, void* begin, void* end);
+    int (*destroy_event)(void* event);
+} ece408_driver;
+
+/* Before the first plan with launches. */
+ECE408_EXPORT void ece408_forward_drive(const ece408_driver* driver);
+
+/* The number of the GPU that arrays are on, or this one. */
+#define ECE408_ON_CPU -1
 
 /* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads and the
  * instruction set for anything else, in a direction of ece408.h's on data of MXNet's type number `type` and of batch,
  * channels, height and width `sizes`. */
-typedef void ece408_ask(const char* layer, int direction, int type, const int64_t* sizes,
+typedef void ece408_ask(const char* layer, int direction, int gpu, int type, const int64_t* sizes,
                         ece408_plan* plan);
 
 /* Computes the same call itself; 0 if it failed. The arrays are x, w, bias and y, or w, dy and dx,
  * or x, dy, dw and dbias; NULL for one that there is not. */
-typedef int ece408_compute(const char* layer, int direction, int type, const int64_t* sizes,
-                           void* const* arrays);
+typedef int ece408_compute(const char* layer, int direction, int gpu, int type,
+                           const int64_t* sizes, void* const* arrays);
 
-/* Takes how long the function of a plan computed such a call, in seconds; 0 if that failed. */
-typedef int ece408_report(const char* layer, int direction, int type, const int64_t* sizes,
-                          const ece408_plan* plan, double seconds);
+/* Takes how long such a call took by a plan, in seconds, and of that the kernels of a GPU; 0 if that
+ * failed. */
+typedef int ece408_report(const char* layer, int direction, int gpu, int type,
+                          const int64_t* sizes, const ece408_plan* plan, double seconds,
+                          double gpu_seconds);
 
 /* The functions of ece408.h of these names, which are in another library. */
 typedef struct ece408_others {

@@ -57,7 +57,8 @@ class Concatenation : public mxnet::ext::CustomStatefulOp {
 public:
     using Node = Concat;
 
-    Concatenation(const Concat& concat, const std::vector<Shape>&, const std::vector<int>&)
+    Concatenation(const Concat& concat, const std::vector<Shape>&, const std::vector<int>&,
+                  const mxnet::ext::MXContext&)
         : concat_(concat) {}
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,

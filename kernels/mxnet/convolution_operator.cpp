@@ -1,5 +1,6 @@
 // The operator `ece408_convolution` of MXNet's library interface: `ece408_conv` on the CPU, with its
-// gradients, without Python in its way. MXNet runs it on its own thread, on arrays in plain layout.
+// gradients, and on MXNet's GPU arrays forward, without Python in its way. MXNet runs it on its own
+// thread, on arrays in plain layout.
 //
 // MXNet does not tell a library's operator whether a gradient is wanted, and whether it is to be
 // added to what the array holds. So a node's attribute says which gradients are computed, and a
@@ -7,11 +8,12 @@
 //
 // What computes a call is asked of Python once for each layer, shape and type, and remembered
 // until the settings change; a call without an answer that is a kernel is handed to Python whole.
+// On a GPU the answer is launches, which are enqueued on MXNet's stream.
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -23,7 +25,9 @@
 namespace {
 
 using ece408::Call;
+using ece408::Plan;
 using ece408::plans;
+using mxnet::ext::OpResource;
 
 // What the attributes say: the layer as Python describes it, and of that the convolution but for its
 // data.
@@ -78,11 +82,6 @@ bool set_data(const Sizes& x, Layer* layer) {
     return true;
 }
 
-Call call_of(const Layer& layer, int type, int direction = ECE408_FORWARD) {
-    const ece408_problem& p = layer.problem;
-    return {layer.description, type, direction, {p.batch, p.channels, p.height, p.width}};
-}
-
 // Two spatial sizes, or the second of them for one-dimensional arrays.
 Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height, int64_t width) {
     Shape shape{static_cast<unsigned int>(first), static_cast<unsigned int>(second)};
@@ -107,70 +106,117 @@ class Convolution : public mxnet::ext::CustomStatefulOp {
 public:
     using Node = Layer;
 
-    // Python is asked here already: on a GPU it makes ready what the first call would wait for.
-    Convolution(const Layer& layer, const std::vector<Shape>& shapes, const std::vector<int>& types)
-        : layer_(layer) {
+    // Python is asked here already: for a GPU it makes ready what the first call would wait for.
+    Convolution(const Layer& layer, const std::vector<Shape>& shapes, const std::vector<int>& types,
+                const mxnet::ext::MXContext& context)
+        : layer_(layer), gpu_(context.dev_type == "gpu" ? context.dev_id : ECE408_ON_CPU) {
         Layer first = layer;
-        if (set_data(shapes[0], &first)) plans().plan(call_of(first, types[0]));
+        if (set_data(shapes[0], &first)) plans().plan(call_of(first, types[0], ECE408_FORWARD));
     }
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
-                          const mxnet::ext::OpResource&) override {
+                          const OpResource& resource) override {
         Layer layer = layer_;
         if (!set_data((*in)[0].shape, &layer)) return kRefused;
         const Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
                             layer.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
-        const ece408_problem& p = layer.problem;
-        const Call call = call_of(layer, (*in)[0].dtype);
-        const ece408_plan plan = plans().plan(call);
-        if (layer.epilogue.is_nothing()) return compute(p, call, plan, arrays);
-        const Affine affine = affine_of(layer.epilogue, p.filters, in, 2 + layer.bias);
+        if (gpu_ != ECE408_ON_CPU && !layer.epilogue.is_nothing()) return kRefused;
+        const Call call = call_of(layer, (*in)[0].dtype, ECE408_FORWARD);
+        const auto plan = plans().plan(call);
+        const MXReturnValue status = compute(layer.problem, call, *plan, arrays, resource);
+        if (status != MX_SUCCESS || layer.epilogue.is_nothing()) return status;
+        const int64_t filters = layer.problem.filters;
+        const Affine affine = affine_of(layer.epilogue, filters, in, 2 + layer.bias);
         const float* added = layer.epilogue.adds ? in->back().data<float>() : nullptr;
-        return compute_and_finish(layer, call, plan, arrays, affine, added);
+        finish(layer, plan->threads, affine, added, static_cast<float*>(arrays[3]));
+        return MX_SUCCESS;
     }
 
     // From the gradient for y, the inputs and y those for data, weight[, bias].
     MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
-                           const mxnet::ext::OpResource&) override {
+                           const OpResource& resource) override {
         Layer layer = layer_;
         if (!set_data((*in)[1].shape, &layer) || !layer.epilogue.is_nothing()) return kRefused;
         void *const dy = (*in)[0].data_ptr, *const x = (*in)[1].data_ptr;
         void* const dbias = layer.bias ? (*out)[2].data_ptr : nullptr;
+        const int type = (*in)[1].dtype;
         if (layer.for_data) {
+            const Arrays arrays{(*in)[2].data_ptr, dy, (*out)[0].data_ptr, nullptr};
             const MXReturnValue status =
-                compute(layer, (*in)[1].dtype, ECE408_BACKWARD_DATA,
-                        {(*in)[2].data_ptr, dy, (*out)[0].data_ptr, nullptr});
+                compute_gradient(layer, type, ECE408_BACKWARD_DATA, arrays, resource);
             if (status != MX_SUCCESS) return status;
         }
         if (!layer.for_weight) return MX_SUCCESS;
-        return compute(layer, (*in)[1].dtype, ECE408_BACKWARD_WEIGHT,
-                       {x, dy, (*out)[1].data_ptr, dbias});
+        const Arrays arrays{x, dy, (*out)[1].data_ptr, dbias};
+        return compute_gradient(layer, type, ECE408_BACKWARD_WEIGHT, arrays, resource);
     }
 
 private:
     // As `ece408_compute` takes them.
     using Arrays = std::array<void*, 4>;
 
-    static MXReturnValue compute(const Layer& layer, int type, int direction, const Arrays& arrays) {
-        const Call call = call_of(layer, type, direction);
-        return compute(layer.problem, call, plans().plan(call), arrays);
+    Call call_of(const Layer& layer, int type, int direction) const {
+        const ece408_problem& p = layer.problem;
+        return {layer.description, type, direction, {p.batch, p.channels, p.height, p.width}, gpu_};
     }
 
-    static MXReturnValue compute(const ece408_problem& p, const Call& call,
-                                 const ece408_plan& plan, const Arrays& arrays) {
-        if (plan.function) {
-            const auto start = std::chrono::steady_clock::now();
-            const int status = run(p, call.direction, plan, arrays);
-            const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-            if (status == ECE408_OK)
-                return plans().report(call, plan, time.count()) ? MX_SUCCESS : kRefused;
-        }
+    MXReturnValue compute_gradient(const Layer& layer, int type, int direction,
+                                   const Arrays& arrays, const OpResource& resource) const {
+        const Call call = call_of(layer, type, direction);
+        return compute(layer.problem, call, *plans().plan(call), arrays, resource);
+    }
+
+    static MXReturnValue compute(const ece408_problem& p, const Call& call, const Plan& plan,
+                                 const Arrays& arrays, const OpResource& resource) {
+        const bool on_cpu = call.gpu == ECE408_ON_CPU;
+        // A GPU is still at work when the call ends, unless it is waited for.
+        const bool is_timed = on_cpu || plans().logs();
+        ece408::Times times;
+        const bool is_done = on_cpu ? run_on_cpu(p, call, plan, arrays, &times)
+                                    : run_on_gpu(plan, arrays, resource, is_timed ? &times : nullptr);
+        if (is_done) return !is_timed || plans().report(call, plan, times) ? MX_SUCCESS : kRefused;
         // Python also does what a kernel could not, so as to say why.
         return plans().compute(call, arrays.data()) ? MX_SUCCESS : kRefused;
     }
 
-    static int run(const ece408_problem& p, int direction, const ece408_plan& plan,
-                   const Arrays& a) {
+    static bool run_on_cpu(const ece408_problem& p, const Call& call, const Plan& plan,
+                           const Arrays& arrays, ece408::Times* times) {
+        if (!plan.function) return false;
+        const auto start = ece408::Clock::now();
+        const int status = run(p, call.direction, plan, arrays);
+        times->all = ece408::seconds_since(start);
+        return status == ECE408_OK;
+    }
+
+    // Without times it returns when everything is enqueued.
+    static bool run_on_gpu(const Plan& plan, const Arrays& arrays, const OpResource& resource,
+                           ece408::Times* times) {
+        void* const stream = resource.get_cuda_stream();
+        void* const workspace = memory(resource, plan.workspace_bytes);
+        void* const all[] = {arrays[0], arrays[1], arrays[2], arrays[3], workspace};
+        static_assert(std::size(all) == ECE408_WORKSPACE + 1, "the workspace is the last");
+        const bool has_memory = workspace || plan.workspace_bytes == 0;
+        if (!plan.launches.empty() && has_memory &&
+            (times ? run_timed(plan.launches, all, stream, times)
+                   : enqueue(plan.launches, all, stream)))
+            return true;
+        // Python computes on a stream of its own. What has failed on this one it meets itself.
+        ece408::wait_for(stream);
+        return false;
+    }
+
+    // Memory on the GPU until the operator's end, in the order of its stream. MXNet throws if it has
+    // none; Python, which then computes, says so in words of its own.
+    static void* memory(const OpResource& resource, int bytes) {
+        if (bytes == 0) return nullptr;
+        try {
+            return resource.alloc_gpu(bytes);
+        } catch (...) {
+            return nullptr;
+        }
+    }
+
+    static int run(const ece408_problem& p, int direction, const Plan& plan, const Arrays& a) {
         if (direction == ECE408_FORWARD)
             return reinterpret_cast<ece408_function*>(plan.function)(
                 &p, a[0], a[1], a[2], a[3], 0, plan.threads, plan.isa, plan.kernel);
@@ -180,32 +226,29 @@ private:
         return plan.bias_gradient(&p, a[1], a[3], 0, plan.threads);
     }
 
-    // In float32.
-    static MXReturnValue compute_and_finish(const Layer& layer, const Call& call,
-                                            const ece408_plan& plan, const Arrays& arrays,
-                                            const Affine& affine, const float* added) {
+    // In float32, on the CPU.
+    static void finish(const Layer& layer, int threads, const Affine& affine, const float* added,
+                       float* y) {
         const ece408::Shape s = ece408::derive(layer.problem);
-        const MXReturnValue status = compute(layer.problem, call, plan, arrays);
-        if (status != MX_SUCCESS) return status;
         const int64_t pixels = s.out_height * s.out_width;
-        float* const y = static_cast<float*>(arrays[3]);
-        plans().share(plan.threads, s.batch * s.filters, [&](int64_t begin, int64_t end) {
+        plans().share(threads, s.batch * s.filters, [&](int64_t begin, int64_t end) {
             for (int64_t plane = begin; plane < end; plane++) {
                 const int64_t first = plane * pixels;
                 finish_plane(layer.epilogue, affine, plane % s.filters, pixels, y + first,
                              added ? added + first : nullptr, y + first);
             }
         });
-        return MX_SUCCESS;
     }
 
     Layer layer_;
+    int gpu_;
 };
 
 REGISTER_OP(ece408_convolution)
     .setParseAttrs(parse_attributes<Layer>)
     .setInferType(infer_types<Layer>)
     .setInferShape(infer_shapes<Layer>)
-    .setCreateOpState(create<Convolution>, "cpu");
+    .setCreateOpState(create<Convolution>, "cpu")
+    .setCreateOpState(create<Convolution>, "gpu");
 
 }  // namespace

@@ -133,10 +133,10 @@ MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
     return read(attributes, &node) && are_shapes(node, in, &(*out)[0]) ? MX_SUCCESS : kRefused;
 }
 
-// An Operator is made of its Node and its inputs' shapes and types, which are checked once more:
-// from here on its arrays are taken to be as these say.
+// An Operator is made of its Node, its inputs' shapes and types, which are checked once more, and
+// where it is to run: from here on its arrays are taken to be as these say.
 template <typename Operator>
-MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext&,
+MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext& context,
                      const std::vector<Shape>& shapes, const std::vector<int> types,
                      mxnet::ext::CustomStatefulOp** made) {
     typename Operator::Node node;
@@ -147,7 +147,7 @@ MXReturnValue create(const Attributes& attributes, const mxnet::ext::MXContext&,
     if (!read(attributes, &node) || !are_types(node, &common, &out_type) || common != types ||
         out_type == kUnknownType || !are_shapes(node, &needed, &out_shape) || needed != shapes)
         return kRefused;
-    *made = mxnet::ext::CustomStatefulOp::create<Operator>(node, shapes, types);
+    *made = mxnet::ext::CustomStatefulOp::create<Operator>(node, shapes, types, context);
     return MX_SUCCESS;
 }
 

@@ -21,4 +21,8 @@ void ece408_forward_use(ece408_ask* ask, ece408_compute* compute, ece408_report*
 
 void ece408_forward_forget(void) { ece408::plans().forget(); }
 
+void ece408_forward_launch(ece408_plan* plan, const ece408_launch* launch) {
+    static_cast<ece408::Plan*>(plan)->launches.emplace_back(*launch);
+}
+
 void ece408_forward_log(int is_open) { ece408::plans().log(is_open != 0); }

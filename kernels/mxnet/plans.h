@@ -8,11 +8,14 @@
 #include <cstdlib>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "callbacks.h"
+#include "launches.h"
 #include "python_calls.h"
 
 namespace ece408 {
@@ -23,16 +26,23 @@ struct Call {
     int type = 0;
     int direction = ECE408_FORWARD;
     std::array<int64_t, 4> sizes{};  // batch, channels, height, width
+    int gpu = ECE408_ON_CPU;
 
     const char* name() const { return layer.empty() ? nullptr : layer.c_str(); }
     bool operator<(const Call& other) const {
-        return std::tie(sizes, type, direction, layer) <
-               std::tie(other.sizes, other.type, other.direction, other.layer);
+        return std::tie(sizes, type, direction, gpu, layer) <
+               std::tie(other.sizes, other.type, other.direction, other.gpu, other.layer);
     }
 };
 
+struct Plan : ece408_plan {
+    Plan() : ece408_plan{} {}
+
+    std::vector<Launch> launches;
+};
+
 constexpr size_t kMostPlans = 4096;
-// The settings that choose among CPU kernels; a change of any makes every plan void.
+// The settings that choose among kernels; a change of any makes every plan void.
 constexpr const char* kVariables[] = {"ECE408_BACKEND",   "ECE408_GRADIENT_PRECISION",
                                       "ECE408_ISA",       "ECE408_KERNEL",
                                       "ECE408_PRECISION", "ECE408_THREADS"};
@@ -57,7 +67,7 @@ public:
         ++generation_;
     }
 
-    ece408_plan plan(const Call& call) {
+    std::shared_ptr<const Plan> plan(const Call& call) {
         uint64_t generation;
         {
             const std::lock_guard<std::mutex> lock(mutex_);
@@ -66,12 +76,13 @@ public:
             if (found != plans_.end()) return found->second;
             generation = generation_;
         }
-        ece408_plan answer{};
+        const auto answer = std::make_shared<Plan>();
         run_python([&] {
-            return ask_(call.name(), call.direction, call.type, call.sizes.data(), &answer), 1;
+            ask_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(), answer.get());
+            return 1;
         });
         // A plan that could not be made has none.
-        if (answer.threads < 1) answer.threads = 1;
+        if (answer->threads < 1) answer->threads = 1;
         const std::lock_guard<std::mutex> lock(mutex_);
         if (plans_.size() >= kMostPlans) plans_.clear();
         if (generation == generation_) plans_[call] = answer;
@@ -82,21 +93,24 @@ public:
     const ece408_others& others() const { return others_; }
 
     // Threads for what is no convolution.
-    int threads() { return plan({}).threads; }
+    int threads() { return plan({})->threads; }
 
     bool compute(const Call& call, void* const* arrays) {
         return run_python([&] {
-            return compute_(call.name(), call.direction, call.type, call.sizes.data(), arrays);
+            return compute_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(),
+                            arrays);
         }) != 0;
     }
 
     void log(bool is_open) { log_is_open_ = is_open; }
 
-    // Tells Python how long a plan's function took, if op times are collected; false if that failed.
-    bool report(const Call& call, const ece408_plan& plan, double seconds) {
+    bool logs() const { return log_is_open_; }
+
+    // Tells Python how long a call took by a plan, if op times are collected; false if that failed.
+    bool report(const Call& call, const Plan& plan, const Times& times) {
         return !log_is_open_ || run_python([&] {
-            return report_(call.name(), call.direction, call.type, call.sizes.data(), &plan,
-                           seconds);
+            return report_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(),
+                           &plan, times.all, times.gpu);
         }) != 0;
     }
 
@@ -121,7 +135,7 @@ private:
     }
 
     std::mutex mutex_;
-    std::map<Call, ece408_plan> plans_;
+    std::map<Call, std::shared_ptr<const Plan>> plans_;
     std::array<std::string, std::size(kVariables)> environment_;
     uint64_t generation_ = 0;
     std::atomic<bool> log_is_open_{false};

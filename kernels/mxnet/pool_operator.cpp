@@ -139,7 +139,9 @@ class Pooling : public mxnet::ext::CustomStatefulOp {
 public:
     using Node = Pool;
 
-    Pooling(const Pool& pool, const std::vector<Shape>&, const std::vector<int>&) : pool_(pool) {}
+    Pooling(const Pool& pool, const std::vector<Shape>&, const std::vector<int>&,
+            const mxnet::ext::MXContext&)
+        : pool_(pool) {}
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {

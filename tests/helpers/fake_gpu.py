@@ -95,7 +95,7 @@ class FakeGpu:
     """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked. Each
     of its `launches` takes `pause` seconds more."""
 
-    name, capability, driver = "a fake GPU", (9, 0), 13000
+    name, capability, driver, index, processors = "a fake GPU", (9, 0), 13000, 0, 132
 
     def __init__(self, memory=1 << 40, pause=0.0):
         self.memory, self.pause = memory, pause

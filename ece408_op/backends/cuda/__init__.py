@@ -11,7 +11,7 @@ from typing import Any
 
 from ... import settings
 from ...problem import ConvProblem
-from .. import Backend, Done
+from .. import Backend, Done, NativeLaunches
 from . import work, zero_copy
 from .runtime import device, launcher
 from .runtime.device import Gpu
@@ -136,6 +136,11 @@ class ZeroCopyBackend(CudaBackend):
 
     def _prepare(self, problem: ConvProblem, direction: str) -> None:
         zero_copy.prepare(self._example(problem, direction), *self.gpus())
+
+    def native_launches(self, problem: ConvProblem, direction: str) -> NativeLaunches | None:
+        if direction != "forward":
+            return None
+        return zero_copy.native_launches(self._example(problem, direction), *self.gpus())
 
 
 class StagedBackend(CudaBackend):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ...op_log import GpuTime
-from .. import Done
-from .runtime import pause
+from .. import Done, NativeLaunches
+from .runtime import native, pause
 from .runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from .runtime.launcher import load
 from .work import Work, done
@@ -71,6 +72,24 @@ def prepare(work: Work, gpu: Gpu) -> None:
         loaded = _load(work, gpu)
         with gpu.lane(max(each.plan.workspace_bytes for each in loaded)):
             pass
+
+
+# What MXNet can be asked for at once, in bytes.
+_MOST_WORKSPACE = 2**31 - 1
+
+
+def native_launches(work: Work, gpu: Gpu) -> NativeLaunches | None:
+    """The work, compiled and loaded, for those who launch it on a stream of their own; `None` if
+    that needs Python. Raises what `compute` raises."""
+    plans = work.plans(gpu, work.problem.batch)
+    workspace = max(plan.workspace_bytes for plan in plans)
+    # Launches on other streams would overwrite constants, and a user's file may change.
+    needs_python = any(plan.constants or Path(plan.kernel.source).is_absolute() for plan in plans)
+    if needs_python or workspace > _MOST_WORKSPACE:
+        return None
+    with gpu.active():
+        found = tuple(each for plan in plans for each in native.launches(plan, gpu))
+    return NativeLaunches(found, workspace, done(None, plans))
 
 
 def _load(work: Work, gpu: Gpu) -> list[Any]:

@@ -2,7 +2,7 @@
 
 They get it with guards (see `guards`). On the CPU, outside `autograd.record()`, they get the
 compiled operator, with what follows convolutions fused into them, and within it the compiled
-operator with its gradients.
+operator with its gradients. On a GPU they get the compiled operator outside of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .. import memory, recorded
+from .. import compiled_operator, memory, recorded
 from . import compiled_graphs, fusion, graph_inference, graph_json, guards, training
 from .graph_json import Graph
 
@@ -64,8 +64,9 @@ _Call = Callable[..., Any]
 
 
 class _DualCachedOp:
-    """A CachedOp of a graph of ours: compiled on the CPU, to be trained within `autograd.record()`;
-    guarded where that cannot be, where it is monitored, and in other modes.
+    """A CachedOp of a graph of ours: compiled on the CPU, to be trained within `autograd.record()`,
+    and on a GPU outside of it; guarded where that cannot be, where it is monitored, and in other
+    modes.
 
     Compiled ones are made at their first use; with static memory each has its own memory.
     """
@@ -84,8 +85,8 @@ class _DualCachedOp:
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
         self._adds = recorded.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
-        # By whether they are to be trained; `None` if there is none.
-        self._compiled: dict[bool, _Call | None] = {}
+        # By whether they are on a GPU and whether they are to be trained; `None` if there is none.
+        self._compiled: dict[tuple[bool, bool], _Call | None] = {}
         self._last: _Call | None = None
         self._is_monitored = False
 
@@ -95,9 +96,10 @@ class _DualCachedOp:
         records = autograd.is_recording()
         # In other modes a normalisation moves averages without gradients, or has gradients without.
         usual = records == autograd.is_training() and not self._is_monitored
-        compiled = None
-        if usual and arrays[0].context.device_type == "cpu":
-            compiled = self._compiled_for(arrays, records)
+        compiled, context = None, arrays[0].context
+        on_gpu = usual and not records and compiled_operator.runs_on_gpu(context)
+        if on_gpu or (usual and context.device_type == "cpu"):
+            compiled = self._compiled_for(arrays, records, on_gpu)
         if compiled is not self._last:
             # Static graphs do not tell MXNet that they will move averages.
             memory.wait_for_uses(arrays[n] for n in self._states)
@@ -115,22 +117,23 @@ class _DualCachedOp:
         heard = guards.unheard(callback) if callback else callback
         self._guarded._register_op_hook(heard, monitor_all)
 
-    def _compiled_for(self, arrays: tuple[Any, ...], trains: bool) -> _Call | None:
+    def _compiled_for(self, arrays: tuple[Any, ...], trains: bool, on_gpu: bool) -> _Call | None:
         """The compiled operator, if there is one; tries to make it when it is first needed, and
         when gradients are wanted that were not before."""
         if trains:
             without = [n for n in self._without if not recorded.has_gradient(arrays[n])]
             if len(without) < len(self._without) or self._adds != recorded.may_add():
                 self._without, self._adds = without, recorded.may_add()
-                self._compiled.pop(True, None)
-        if trains not in self._compiled:
+                self._compiled.pop((False, True), None)
+        key = on_gpu, trains
+        if key not in self._compiled:
             found = None
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
-                found = self._compile(arrays, trains)
-            self._compiled[trains] = found
-        return self._compiled[trains]
+                found = self._compile(arrays, trains, on_gpu)
+            self._compiled[key] = found
+        return self._compiled[key]
 
-    def _compile(self, arrays: tuple[Any, ...], trains: bool) -> _Call | None:
+    def _compile(self, arrays: tuple[Any, ...], trains: bool, on_gpu: bool) -> _Call | None:
         inputs = dict(zip(self._names, arrays))
         only_float32 = all(array.dtype == np.float32 for array in arrays)
         shapes = {name: array.shape for name, array in inputs.items()}
@@ -143,12 +146,13 @@ class _DualCachedOp:
                 self._symbol, self._graph, shapes, wanted, added, only_float32
             )
         else:
-            fuse = fusion.fuse if only_float32 else None
+            fuse = fusion.fuse if only_float32 and not on_gpu else None
             compiled = compiled_graphs.compiled(self._symbol, self._graph, shapes, fuse)
         if compiled is None:
             return None
         parameters = {name: array for name, array in inputs.items() if name not in self._data}
-        guards.make_plain(compiled_graphs.weights(self._graph), parameters)
+        if not on_gpu:
+            guards.make_plain(compiled_graphs.weights(self._graph), parameters)
         names = compiled.list_inputs()
         order = [self._names.index(name) for name in names]
         data = [number for number, name in enumerate(names) if name in self._data]

@@ -1,7 +1,7 @@
 """What MXNet's executors run instead of a graph with our operator.
 
-An executor without gradients on the CPU gets the compiled operator, others get the graph as it is.
-While nobody listens to its nodes other executors, on the same arrays, run in its place: to predict
+An executor without gradients gets the compiled operator, others get the graph as it is. On the CPU,
+while nobody listens to its nodes, other executors run in its place, on the same arrays: to predict
 one with what follows convolutions fused into them, and to train one with compiled gradients.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...problem import ITEM_BYTES
-from .. import memory, variables
+from .. import compiled_operator, memory, variables
 from . import compiled_graphs, fusion, graph_inference, graph_json, guards, training
 from .graph_inference import Shapes
 from .graph_json import Graph
@@ -95,10 +95,11 @@ def _compiled_executor(
         if compiled is None or compiled.list_inputs() != symbol.list_inputs():
             return None
         executor = method(compiled, *arguments, **keywords)
-        guards.make_plain(compiled_graphs.weights(graph), executor.arg_dict)
+        if _is_on_cpu(given):
+            guards.make_plain(compiled_graphs.weights(graph), executor.arg_dict)
+            setattr(executor, _SECONDS, _Seconds(is_compiled=True))
     except compiled_graphs.failures():
         return None
-    setattr(executor, _SECONDS, _Seconds(is_compiled=True))
     return executor
 
 
@@ -315,14 +316,20 @@ def _is_on_cpu(given: dict[str, Any]) -> bool:
     return on_cpu and not given.get("group2ctx")
 
 
+def _is_on_gpu(given: dict[str, Any]) -> bool:
+    """Whether an executor of these arguments is on one GPU that has the compiled operator."""
+    return compiled_operator.runs_on_gpu(given.get("ctx")) and not given.get("group2ctx")
+
+
 def _only_forward(given: dict[str, Any]) -> bool:
-    """Whether an executor of these arguments has no gradients and is on the CPU."""
+    """Whether an executor of these arguments has no gradients, and is where there is the compiled
+    operator."""
     requests = given.get("grad_req", "write")
     requests = requests.values() if isinstance(requests, dict) else requests
     requests = [requests] if isinstance(requests, str) else requests or ()
     none_asked = all(request == "null" for request in requests)
     no_room = "args" in given and not given.get("args_grad")
-    return _is_on_cpu(given) and (none_asked or no_room)
+    return (none_asked or no_room) and (_is_on_cpu(given) or _is_on_gpu(given))
 
 
 def _has_floats(symbol: Any, given: dict[str, Any]) -> bool:

@@ -143,8 +143,9 @@ class Lane:
 
 
 class Gpu:
-    """One GPU: its number, name, compute capability such as (9, 0), memory in bytes, the newest
-    CUDA version that its driver knows, such as 13000, and the cores nearest to it.
+    """One GPU: its number, name, compute capability such as (9, 0), memory in bytes, count of
+    multiprocessors, the newest CUDA version that its driver knows, such as 13000, and the cores
+    nearest to it.
 
     Get one with `get`. Everything but the plain attributes needs its context to be current:
     work inside `with gpu.active()`.
@@ -159,6 +160,7 @@ class Gpu:
         self.driver: int = cuda.get_driver_version()
         self.memory_bytes: int = device.total_memory()
         self.cores = cores.beside(device.pci_bus_id())
+        self.processors: int = device.get_attribute(cuda.device_attribute.MULTIPROCESSOR_COUNT)
         # Held through a staged call, of which one at a time makes the best use of the bus.
         self.staging = threading.Lock()
         self._context = device.retain_primary_context()

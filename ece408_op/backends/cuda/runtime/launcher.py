@@ -12,7 +12,7 @@ from typing import Any
 from .... import settings
 from ....errors import GpuFailed
 from .. import limits
-from ..plan import Capability, Defines, Launch, Plan, Target, architecture
+from ..plan import Capability, Defines, Grid, Launch, Plan, Target, architecture
 from .compiler import compile_plan
 
 _modules: dict[tuple[str, str, Defines], _Module] = {}
@@ -33,6 +33,27 @@ def load(gpu: Target, plan: Plan) -> LoadedPlan:
         module = _modules.setdefault(key, _Module())
     module.require(plan, gpu.capability)
     return LoadedPlan(plan, module)
+
+
+def machine_code(plan: Plan, capability: Capability) -> bytes:
+    """The plan's compiled source for a GPU of this capability. Raises what `compile_plan` raises,
+    and `GpuFailed` where there is none."""
+    name = architecture(plan.kernel.architectures, capability)
+    if name is None:
+        raise GpuFailed(
+            f"kernel {plan.kernel.name} has no code for compute capability "
+            f"{capability[0]}.{capability[1]}; choose another kernel"
+        )
+    return compile_plan(plan.kernel.source, plan.defines, name, cache_folder())
+
+
+def grid_of(launch: Launch, processors: int) -> Grid:
+    """The blocks that are launched on a GPU with so many multiprocessors."""
+    if not launch.blocks_per_processor:
+        return launch.grid
+    most, height, depth = launch.grid
+    at_once = launch.blocks_per_processor * processors
+    return min(most, max(1, at_once // (height * depth))), height, depth
 
 
 def cache_folder() -> Path:
@@ -60,13 +81,7 @@ class _Module:
         with self._loading:
             if self._module is not None:
                 return
-            name = architecture(plan.kernel.architectures, capability)
-            if name is None:
-                raise GpuFailed(
-                    f"kernel {plan.kernel.name} has no code for compute capability "
-                    f"{capability[0]}.{capability[1]}; choose another kernel"
-                )
-            binary = compile_plan(plan.kernel.source, plan.defines, name, cache_folder())
+            binary = machine_code(plan, capability)
             try:
                 module = cuda.module_from_buffer(binary)
             except cuda.Error as error:
@@ -134,10 +149,7 @@ class LoadedPlan:
             ) from error
 
     def _enqueue(self, launch: Launch, pointers: Mapping[str, int], stream: Any) -> None:
-        grid = launch.grid
-        if launch.blocks_per_processor:
-            at_once = launch.blocks_per_processor * self._module.processors
-            grid = (min(grid[0], max(1, at_once // (grid[1] * grid[2]))), *grid[1:])
+        grid = grid_of(launch, self._module.processors)
         arguments = [a if isinstance(a, int) else pointers.get(a) or 0 for a in launch.arguments]
         self._module.function(launch).prepared_async_call(
             grid, launch.block, stream, *arguments, shared_size=launch.shared_bytes

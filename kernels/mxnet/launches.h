@@ -1,0 +1,99 @@
+// CUDA kernels launched without Python: on the stream that MXNet gives an operator on a GPU, whose
+// context is current on MXNet's threads. What MXNet enqueues there later begins after them, and it
+// waits for the stream before it takes results as complete.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "callbacks.h"
+
+namespace ece408 {
+
+// The driver's functions, all null until Python has given them.
+ece408_driver& driver();
+
+class Launch {
+public:
+    explicit Launch(const ece408_launch& given)
+        : function_(given.function),
+          shared_bytes_(given.shared_bytes),
+          arguments_(given.arguments, given.arguments + given.argument_bytes),
+          slots_(given.slots, given.slots + given.slot_count) {
+        std::copy_n(given.grid, 3, grid_);
+        std::copy_n(given.block, 3, block_);
+    }
+
+    // Enqueues it on arrays of these addresses; false if the driver refuses.
+    bool enqueue(void* const* arrays, void* stream) const {
+        std::vector<char> arguments = arguments_;
+        for (const ece408_slot& slot : slots_)
+            std::memcpy(&arguments[slot.offset], &arrays[slot.array], sizeof(void*));
+        size_t size = arguments.size();
+        // CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END: the driver copies the arguments.
+        void* extra[] = {reinterpret_cast<void*>(1), arguments.data(), reinterpret_cast<void*>(2),
+                         &size, nullptr};
+        return driver().launch(function_, grid_[0], grid_[1], grid_[2], block_[0], block_[1],
+                               block_[2], shared_bytes_, stream, nullptr, extra) == 0;
+    }
+
+private:
+    void* function_;
+    unsigned int grid_[3], block_[3], shared_bytes_;
+    std::vector<char> arguments_;
+    std::vector<ece408_slot> slots_;
+};
+
+inline bool enqueue(const std::vector<Launch>& launches, void* const* arrays, void* stream) {
+    return std::all_of(launches.begin(), launches.end(),
+                       [&](const Launch& launch) { return launch.enqueue(arrays, stream); });
+}
+
+// Waits for all that is on the stream; false if that failed, or some of it did.
+inline bool wait_for(void* stream) {
+    return driver().synchronize && driver().synchronize(stream) == 0;
+}
+
+struct Event {
+    Event() { is_made = driver().create_event(&handle, 0) == 0; }
+    Event(const Event&) = delete;
+    ~Event() {
+        if (is_made) driver().destroy_event(handle);
+    }
+
+    bool record(void* stream) const { return is_made && driver().record(handle, stream) == 0; }
+
+    void* handle = nullptr;
+    bool is_made = false;
+};
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// How long a call took, and of that the kernels of a GPU, in seconds.
+struct Times {
+    double all = 0, gpu = 0;
+};
+
+// Runs launches when all that is on the stream has ended, and waits for them; false if any of it
+// failed.
+inline bool run_timed(const std::vector<Launch>& launches, void* const* arrays, void* stream,
+                      Times* times) {
+    const Event begin, end;
+    if (!wait_for(stream)) return false;
+    const auto start = Clock::now();
+    const bool is_done = begin.record(stream) && enqueue(launches, arrays, stream) &&
+                         end.record(stream) && wait_for(stream);
+    times->all = seconds_since(start);
+    float milliseconds = 0;
+    if (!is_done || driver().elapsed(&milliseconds, begin.handle, end.handle) != 0) return false;
+    times->gpu = milliseconds / 1e3;
+    return true;
+}
+
+}  // namespace ece408

@@ -1,0 +1,322 @@
+"""The compiled operator on a GPU: what it has the driver do. The driver is a fake one."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_gpu import FakeGpu
+from library_node import LibraryNode
+
+import ece408_op
+from ece408_op import dispatch, errors, settings
+from ece408_op.backends.cuda import work
+from ece408_op.backends.cuda.runtime import device, driver, native
+from ece408_op.backends.cuda.runtime.launcher import grid_of
+from ece408_op.operator import compiled_operator, gpu_support
+from ece408_op.operator.graphs import graph_json
+from ece408_op.problem import ConvProblem
+
+SOURCE = Path(__file__).parents[1] / "helpers" / "fake_libcuda.c"
+X, W, BIAS, Y = 0x1100, 0x2200, 0x3300, 0x4400
+STREAM, WORKSPACE = 0x77, 0x5000
+LAYER = {"kernel": (5, 5), "num_filter": 24, "no_bias": True}
+PROBLEM = ConvProblem.parse("b10,c12,h33,w33,m24,k5")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
+    found = ctypes.CDLL(str(path))
+    found.fake_notes.restype = ctypes.c_char_p
+    return found
+
+
+@pytest.fixture
+def cuda(mx, library, monkeypatch):
+    """The fake driver, and a fake GPU for which code is compiled at once."""
+    assert compiled_operator.missing() is None
+    gpu = FakeGpu()
+    monkeypatch.setattr(driver, "library", lambda: library)
+    monkeypatch.setattr(device, "get", lambda index: gpu)
+    monkeypatch.setattr(native, "machine_code", lambda plan, capability: b"code")
+    for name in ("_modules", "_functions", "_shared_bytes"):
+        monkeypatch.setattr(native, name, {})
+    compiled_operator._give_driver.cache_clear()
+    settings.configure()  # has the library forget its plans
+    library.fake_forget()
+    library.fake_fail_launches(0)
+    yield library
+    compiled_operator._give_driver.cache_clear()
+    settings.configure()
+
+
+@pytest.fixture
+def by_python(monkeypatch):
+    """Calls that the library hands to Python, each the layer's device and addresses."""
+    calls = []
+
+    def forward(problem, layer, *addresses):
+        calls.append((str(layer), *addresses[:4]))
+
+    monkeypatch.setattr(dispatch, "forward", forward)
+    return calls
+
+
+def _notes(cuda, kind=""):
+    lines = cuda.fake_notes().decode().splitlines()
+    return [line for line in lines if line.startswith(kind)]
+
+
+def _expected(problem, kernel=None, bias=0, gpu=None):
+    """The launches of a plan as the fake driver notes them."""
+    gpu = gpu or FakeGpu()
+    given = work.forward(problem, 0, 0, 0 if problem.bias else None, 0, False, kernel)
+    (plan,) = given.plans(gpu, problem.batch)
+    pointers = {"x": X, "w": W, "y": Y, "bias": bias, "workspace": WORKSPACE}
+    lines = []
+    for launch in plan.launches:
+        # "@" lays values out as C's compiler does.
+        form = "@" + "".join("P" if isinstance(a, str) else "i" for a in launch.arguments)
+        values = [pointers[a] if isinstance(a, str) else a for a in launch.arguments]
+        grid, block = (
+            ",".join(map(str, sizes)) for sizes in (grid_of(launch, gpu.processors), launch.block)
+        )
+        memory = struct.pack(form, *values).hex()
+        lines.append(
+            f"launch {launch.function} {grid} {block} {launch.shared_bytes} {STREAM} {memory}"
+        )
+    return lines, plan
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "b1,c1,h28,w28,m50,k5",
+        "b10,c12,h33,w33,m24,k5",
+        "b4,c64,h14,w14,m96,k3",
+        "b4,c64,h14,w14,m96,k3,bias",
+        "b3,c6,h17,w13,m9,k3x2,g3,float64",
+        "b3,c6,h17,w13,m9,k3,bias,float16",
+    ],
+)
+def test_what_is_launched(cuda, by_python, text):
+    problem = ConvProblem.parse(text)
+    layer = {"kernel": problem.kernel, "num_filter": problem.filters, "no_bias": not problem.bias}
+    node = LibraryNode({**layer, "num_group": problem.groups}, problem)
+    expected, plan = _expected(problem, bias=BIAS if problem.bias else 0)
+    inputs = [X, W, BIAS][: 2 + problem.bias]
+    for _ in range(2):
+        cuda.fake_forget()
+        node.requests.clear()
+        assert node.forward(inputs, Y)
+        assert _notes(cuda) == expected
+        assert node.requests == ([plan.workspace_bytes] if plan.workspace_bytes else [])
+    assert by_python == []
+    node.close()
+
+
+def test_code_is_loaded_once_and_allowed_its_shared_memory(cuda):
+    nodes = [LibraryNode(LAYER, PROBLEM), LibraryNode(LAYER, ConvProblem.parse(f"{PROBLEM}"))]
+    _, plan = _expected(PROBLEM)
+    shared = {each.function: each.shared_bytes for each in plan.launches}
+    assert _notes(cuda, "load") == ["load code"]
+    large = [f"attribute {name} 8 {n}" for name, n in shared.items() if n > 48 << 10]
+    assert large
+    assert _notes(cuda, "attribute") == large
+    for node in nodes:
+        node.close()
+
+
+def test_a_kernel_that_is_asked_for(cuda, by_python, monkeypatch):
+    node = LibraryNode({**LAYER, "cuda_kernel": "6_register_tiles"}, PROBLEM)
+    assert node.forward([X, W], Y)
+    assert _notes(cuda, "launch") == _expected(PROBLEM, "6_register_tiles")[0]
+    node.close()
+    # Settings that change while a node lives.
+    node = LibraryNode(LAYER, PROBLEM)
+    for name in ("1_naive", "6_register_tiles"):
+        monkeypatch.setenv("ECE408_KERNEL", name)
+        cuda.fake_forget()
+        assert node.forward([X, W], Y)
+        assert _notes(cuda, "launch") == _expected(PROBLEM, name)[0]
+    monkeypatch.delenv("ECE408_KERNEL")
+    monkeypatch.setenv("ECE408_PRECISION", "float16")
+    cuda.fake_forget()
+    assert node.forward([X, W], Y)
+    assert _notes(cuda, "launch") != _expected(PROBLEM)[0]
+    assert by_python == []
+    node.close()
+
+
+def test_python_computes_with_constants_after_what_is_on_the_stream(cuda, by_python, monkeypatch):
+    prepared = []
+    kernel = {**LAYER, "cuda_kernel": "2_constant_weights"}
+    backend = dispatch.Layer(device="gpu", cuda_kernel="2_constant_weights")
+    kind = type(dispatch.select(PROBLEM, backend, "forward"))
+    monkeypatch.setattr(kind, "prepare", lambda self, problem, direction: prepared.append(problem))
+    node = LibraryNode(kernel, PROBLEM, index=1)
+    assert prepared == [PROBLEM]
+    assert node.forward([X, W], Y)
+    assert by_python == [("gpu(1)", X, W, None, Y)]
+    assert _notes(cuda) == [f"wait {STREAM}"]
+    node.close()
+
+
+def test_python_says_why_a_launch_is_refused(cuda, monkeypatch):
+    def forward(*arguments):
+        raise errors.GpuFailed("the kernel is refused; restart")
+
+    monkeypatch.setattr(dispatch, "forward", forward)
+    node = LibraryNode(LAYER, PROBLEM)
+    cuda.fake_fail_launches(700)
+    assert not node.forward([X, W], Y)
+    assert str(errors.take_failure()) == "the kernel is refused; restart"
+    node.close()
+
+
+def test_python_computes_where_mxnet_has_no_memory(cuda, by_python):
+    problem = ConvProblem.parse("b32,c128,h28,w28,m128,k3")
+    node = LibraryNode({"kernel": (3, 3), "num_filter": 128, "no_bias": True}, problem)
+    node.workspace = 0
+    assert node.forward([X, W], Y)
+    assert by_python == [("gpu(0)", X, W, None, Y)]
+    assert _notes(cuda, "launch") == []
+    node.close()
+
+
+def test_a_driver_that_fails_is_met_by_the_call(cuda, by_python, monkeypatch):
+    def no_code(plan, capability):
+        raise errors.KernelCompileFailed("it does not compile")
+
+    monkeypatch.setattr(native, "machine_code", no_code)
+    node = LibraryNode(LAYER, PROBLEM)
+    assert node.forward([X, W], Y)
+    assert len(by_python) == 1
+    node.close()
+
+
+def test_op_times(cuda):
+    node = LibraryNode({**LAYER, "layer": "first"}, PROBLEM)
+    with ece408_op.op_times() as log:
+        assert node.forward([X, W], Y)
+    launch = _expected(PROBLEM)[0]
+    wait, record = f"wait {STREAM}", f"record {STREAM}"
+    kinds = [wait, record, *launch, record, wait]
+    assert _notes(cuda)[-len(kinds) :] == kinds
+    (entry,) = log
+    _, plan = _expected(PROBLEM)
+    assert (entry.layer, entry.problem, entry.backend) == ("first", PROBLEM, "cuda")
+    assert (entry.kernel, entry.precision) == (plan.kernel.name, "float32")
+    assert entry.gpu.kernel_seconds == 0.25e-3
+    assert 0 < entry.seconds < 1
+    node.close()
+
+
+def test_nodes_on_several_threads(cuda, by_python):
+    nodes = [LibraryNode(LAYER, PROBLEM) for _ in range(4)]
+    failed = []
+
+    def call(number, node):
+        node.stream = 100 + number
+        for _ in range(20):
+            if not node.forward([X + number, W], Y):
+                failed.append(number)
+
+    threads = [threading.Thread(target=call, args=each) for each in enumerate(nodes)]
+    cuda.fake_forget()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert by_python == []
+    for node in nodes:
+        node.close()
+
+
+def test_what_follows_a_convolution_is_not_for_a_gpu(cuda, by_python):
+    bounds = " ".join(str(np.float32(each).view(np.uint32)) for each in (0, np.inf))
+    node = LibraryNode(LAYER, PROBLEM, bounds=bounds)
+    assert not node.forward([X, W], Y)
+    assert _notes(cuda, "launch") == []
+    node.close()
+
+
+@pytest.mark.parametrize(
+    ("built_with_cuda", "reason", "expected"),
+    [(False, None, False), (True, None, True), (True, "it is too new", True)],
+)
+def test_where_there_is_an_operator_for_a_gpu(mx, monkeypatch, built_with_cuda, reason, expected):
+    seeds = []
+
+    class Features:
+        def is_enabled(self, name):
+            return built_with_cuda
+
+    def uniform(shape, ctx):
+        seeds.append(ctx)
+        raise mx.MXNetError("no kernel image is available")
+
+    monkeypatch.setattr(mx.runtime, "Features", Features)
+    monkeypatch.setattr(mx.nd.random, "uniform", uniform)
+    monkeypatch.setattr(gpu_support, "reason_against", lambda: reason)
+    gpu_support.has_random_states.cache_clear()
+    for _ in range(2):
+        assert compiled_operator.runs_on_gpu(mx.gpu(1)) is expected
+    gpu_support.has_random_states.cache_clear()
+    assert not compiled_operator.runs_on_gpu(mx.cpu())
+    # Only where MXNet cannot seed them is an operator of its own run, once for each copy.
+    assert seeds == ([mx.gpu(1)] * 4 if reason else [])
+
+
+def test_executors_on_a_gpu_are_given_the_compiled_operator(mx, monkeypatch):
+    """What MXNet is asked to bind, which its build for the CPU refuses."""
+    monkeypatch.setattr(compiled_operator, "runs_on_gpu", lambda context: context == mx.gpu(0))
+    is_compiled, write = [], graph_json.write
+
+    def noted(graph, like):
+        is_compiled.append(any(n["op"] == compiled_operator.NAME for n in graph["nodes"]))
+        return write(graph, like)
+
+    monkeypatch.setattr(graph_json, "write", noted)
+    symbol = ece408_op.Convolution(mx.sym.Variable("data"), **LAYER, name="c")
+    for context, request, expected in (
+        (mx.gpu(0), "null", [True, False]),
+        (mx.gpu(0), "write", [False]),
+        (mx.gpu(1), "null", [False]),
+    ):
+        is_compiled.clear()
+        with pytest.raises((mx.MXNetError, RuntimeError)):
+            symbol.simple_bind(context, grad_req=request, data=(1, 12, 33, 33))
+        # The second is what is bound where the first is refused.
+        assert is_compiled == expected
+
+
+def test_blocks_on_a_gpu_have_nothing_fused(mx, rng, monkeypatch):
+    """On arrays on the CPU, for which blocks are told that they are on a GPU."""
+    monkeypatch.setattr(compiled_operator, "runs_on_gpu", lambda context: True)
+    written, write = [], graph_json.write
+
+    def noted(graph, like):
+        written.append([node["op"] for node in graph["nodes"] if node["op"] != "null"])
+        return write(graph, like)
+
+    monkeypatch.setattr(graph_json, "write", noted)
+
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, weight):
+            return F.relu(ece408_op.Convolution(x, weight, **LAYER))
+
+    net = Net()
+    net.hybridize()
+    x, w = (mx.nd.array(rng.integers(-3, 4, shape)) for shape in (PROBLEM.x_shape, PROBLEM.w_shape))
+    expected = mx.nd.relu(mx.nd.Convolution(x, w, **LAYER)).asnumpy()
+    np.testing.assert_array_equal(net(x, w).asnumpy(), expected)
+    assert [compiled_operator.NAME, "relu"] in written
