@@ -19,6 +19,7 @@ import ctypes
 import functools
 import json
 import secrets
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -119,9 +120,16 @@ def missing() -> str | None:
 
 
 def runs_on_gpu(context: Any) -> bool:
-    """Whether a context, if it is one of MXNet's, is a GPU, and the operator runs there."""
-    on_gpu = getattr(context, "device_type", None) == "gpu" and _missing is None
-    return on_gpu and gpu_support.has_random_states(context.device_id)
+    """Whether a context, if it is one of MXNet's, is a GPU, and the operator runs there for this
+    thread.
+
+    MXNet makes random states for each thread that calls an operator of a library, and keeps them
+    when the thread ends: so threads but the main one go through Python.
+    """
+    if getattr(context, "device_type", None) != "gpu" or _missing is not None:
+        return False
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and gpu_support.has_random_states(context.device_id)
 
 
 def _load(base: Any) -> str | None:

@@ -6,6 +6,7 @@ import ctypes
 import struct
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -270,6 +271,9 @@ def test_where_there_is_an_operator_for_a_gpu(mx, monkeypatch, built_with_cuda, 
     gpu_support.has_random_states.cache_clear()
     for _ in range(2):
         assert compiled_operator.runs_on_gpu(mx.gpu(1)) is expected
+    # MXNet would make states for each thread, and keep them.
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(compiled_operator.runs_on_gpu, mx.gpu(1)).result()
     gpu_support.has_random_states.cache_clear()
     assert not compiled_operator.runs_on_gpu(mx.cpu())
     # Only where MXNet cannot seed them is an operator of its own run, once for each copy.
@@ -278,6 +282,8 @@ def test_where_there_is_an_operator_for_a_gpu(mx, monkeypatch, built_with_cuda, 
 
 def test_executors_on_a_gpu_are_given_the_compiled_operator(mx, monkeypatch):
     """What MXNet is asked to bind, which its build for the CPU refuses."""
+    if mx.runtime.Features().is_enabled("CUDA"):
+        pytest.skip("this MXNet binds on GPUs; test_gpu_context.py has what comes of it")
     monkeypatch.setattr(compiled_operator, "runs_on_gpu", lambda context: context == mx.gpu(0))
     is_compiled, write = [], graph_json.write
 

@@ -128,7 +128,6 @@ def _chain(mx, kernels):
             kernel=(3, 3),
             num_filter=6,
             no_bias=True,
-            pad=(1, 1),
             cuda_kernel=kernel,
         )
         # Each filter takes one pixel of one channel, so that numbers stay small.
