@@ -23,8 +23,8 @@ class EmulatedGpu:
     """The GPU that plans are made for."""
 
     name = "emulated GPU"
-    # Not Hopper's, whose tensor cores and copy engine the emulator lacks.
-    capability: Capability = (8, 0)
+    # Not one whose default kernels are for tensor cores or copy engines, which the emulator lacks.
+    capability: Capability = (8, 6)
     driver = 13000
 
 
