@@ -1,9 +1,9 @@
 // Chooses a kernel by what the layer is, without measuring anything: `depthwise`, and `direct` for
 // single taps, for what they do; of stride 1 in float32 the one of `direct` and `winograd` that is
 // estimated to be faster, where they suit it; else, for any problem, kernels that slide over images
-// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.cpp) or multiply patches (patches.h),
-// whichever is estimated to be faster. A strict task has only those of them that take products one by
-// one and add them up in double.
+// (pixels_as_lanes.h, filters_as_lanes.h, weight_sums.cpp, channels_as_lanes.h) or multiply patches
+// (patches.h), whichever is estimated to be faster. A strict task has only those of them that take
+// products one by one and add them up in double.
 //
 // Estimates are in multiply-adds of vectors, at the rate at which one core does them.
 //
@@ -32,9 +32,9 @@ bool has_inner_border(const Shape& s) { return s.pad_h < s.kernel_h && s.pad_w <
 
 bool direct_suits(const Shape& s, Direction direction, int64_t lanes) {
     const bool forward = direction == Direction::forward;
-    if (!forward && !(has_unit_steps(s) && has_inner_border(s))) return false;
     if (is_row(s)) return s.out_height * s.out_width >= lanes;
-    return has_unit_steps(s) && (forward ? s.out_width : s.width) >= lanes;
+    if (!has_unit_steps(s) || !(forward || has_inner_border(s))) return false;
+    return (forward ? s.out_width : s.width) >= lanes;
 }
 
 // Kernels of height and width 3, 5 or 7.
@@ -90,6 +90,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
         case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s);
         case KernelName::patches: return patches_suit(s, task.direction);
         case KernelName::weight_sums: return weight;
+        case KernelName::channels_as_lanes: return !task.strict && weight;
     }
     return false;
 }
@@ -102,8 +103,12 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 constexpr int64_t kLongSum = 128, kLongStridedSum = 48;
 // Pixels of a batch from which on pairs of rows pay for a third more weights.
 constexpr int64_t kPairPixels = 100;
-// Pixels after which weight_sums.cpp adds lanes up.
-constexpr double kChunkPixels = 800;
+// Pixels after which weight_sums.cpp adds lanes up, and channels_as_lanes.h adds sums to totals.
+constexpr double kChunkPixels = 800, kSummedPixels = 200;
+// Pixels of dy that weight_sums.cpp lays out images for.
+constexpr double kFilterBlock = 1 << 17;
+// Filters from which on tiles of channels_as_lanes.h hide the latency of their sums.
+constexpr int64_t kLaneFilters = 8;
 
 // Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
 // pixels; `strided`: the problem has a stride.
@@ -192,31 +197,55 @@ struct Costs {
         const double taps = sums_row_pairs(s, in_double)
                                 ? (3 * static_cast<double>(s.kernel_h / 2) + 1) / rows
                                 : 1;
+        // Images are laid out for each block of filters, in the end from a cache.
+        const double chunk = places < kChunkPixels ? places : kChunkPixels;
+        const double blocks = filters * chunk / kFilterBlock + 1;
         return weights * (batch * vectors(places) * (taps > 1 ? taps / 2 : 1) + 5 * chunks * taps + 4) +
-               laid_out();
+               laid_out() * (1 + blocks) / 2;
     }
     double weight_patches() const {
         return all_pixels * (filters * vectors(taps) + copied(panel)) + 4 * weights;
     }
 
+    // The share of a tap's outputs, along one side, whose pixel is not in the border.
+    static double inside(int64_t out, int64_t kernel, int64_t stride, int64_t pad, int64_t dilate) {
+        const int64_t taps = pad / dilate < kernel ? pad / dilate : kernel;
+        const double all = static_cast<double>(kernel * out * stride);
+        const double lost = static_cast<double>(dilate * taps * (taps + 1));
+        return lost < all / 2 ? 1 - lost / all : 0.5;
+    }
+    // Only products with pixels, of x and dy transposed, and totals that are kept and put.
+    double weight_channels() const {
+        const double met = inside(s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h) *
+                           inside(s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w);
+        const double products = all_pixels * met * filters * taps / channels * vectors(channels);
+        const double chunks = all_pixels / kSummedPixels + 1;
+        const double x = is_flat(s) ? all_pixels * channels * (s.stride_w > 1 ? 2 : 1) : batch * source;
+        return 1.1 * products + 3 * (x + all_pixels * filters) + weights * (5 + 0.3 * chunks);
+    }
+
     bool patches_are_faster(Direction direction) const {
-        switch (direction) {
-            case Direction::forward: return forward_patches() < forward_sliding();
-            case Direction::backward_data: return data_patches() < data_sliding();
-            default: return weight_patches() < weight_sliding();
-        }
+        return direction == Direction::forward ? forward_patches() < forward_sliding()
+                                               : data_patches() < data_sliding();
+    }
+    KernelName fastest_for_weight() const {
+        const double sums = weight_sliding(), patches = weight_patches();
+        const bool few = s.group_channels < lanes || s.group_filters < kLaneFilters;
+        if (!few && weight_channels() < (sums < patches ? sums : patches))
+            return KernelName::channels_as_lanes;
+        return patches < sums ? KernelName::patches : KernelName::weight_sums;
     }
 };
 
 KernelName choose_for_any(const Task& task, const Shape& s) {
     const bool forward = task.direction == Direction::forward;
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
-    const bool weight = task.direction == Direction::backward_weight;
-    const bool deep = !weight && is_deep(forward ? s : gradient_shape(s), strided, task.lanes);
+    if (task.direction == Direction::backward_weight)
+        return Costs(s, false, task).fastest_for_weight();
+    const bool deep = is_deep(forward ? s : gradient_shape(s), strided, task.lanes);
     if (suits(KernelName::patches, task, s) &&
         Costs(s, deep, task).patches_are_faster(task.direction))
         return KernelName::patches;
-    if (weight) return KernelName::weight_sums;
     if (!deep) return KernelName::pixels_as_lanes;
     const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
                        s.batch * s.out_height * s.out_width >= kPairPixels;

@@ -1,13 +1,13 @@
-// Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, forward
-// and the gradient for x, and of single taps with any stride, forward: what surrounds the register
-// tile of tile.h. It is compiled once per instruction set, with ECE408_ISA its name and
+// Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, and of single
+// taps with any stride, forward and the gradient for x: what surrounds the register tile of tile.h. It is compiled once per instruction set, with ECE408_ISA its name and
 // ECE408_LANES the floats in one of its vectors, and only the constant at the end is not local.
 //
 // Weights are packed for the tile, but for kernels of a single tap, for which that would take as
 // long as a small plane's products. Those see an image without a border as one row.
 //
 // The tile knows no padding: an image that has some is copied with its border first; of an image
-// that a single tap strides over, the pixels that it meets are. The gradient for x is such a
+// that a single tap strides over, the pixels that it meets are, and gradients for those are put among
+// zeros. The gradient for x is such a
 // convolution of dy, with the kernel turned round and channels and filters swapped. A border's
 // zeros are multiplied like pixels, so other kernels compute with weights that are not all finite.
 //
@@ -33,8 +33,8 @@ namespace {
 // past the caches: a line that the caches take in would be read before it is overwritten.
 constexpr int64_t kStreamedTaps = 72;
 
-// Floats of a chunk of x, of a single tap.
-constexpr int64_t kChunkFloats = 1 << 16;
+// Floats of a chunk of x, of a single tap, and of the gradients for pixels that strides pick.
+constexpr int64_t kChunkFloats = 1 << 16, kSpreadFloats = 1 << 20;
 
 struct Plan {
     Layer layer;
@@ -343,8 +343,45 @@ int forward(const ece408_problem& problem, const float* x, const float* w, const
     return run_layer(forward_layer(problem, w), x, bias, y, accumulate, threads);
 }
 
+// A channel of the gradient for pixels that strides pick becomes one for all of them.
+void spread_channel(const Shape& s, const float* from, float* to, bool accumulate) {
+    for (int64_t y = 0; y < s.height; ++y, to += s.width) {
+        const bool picked = y % s.stride_h == 0;
+        if (!accumulate) memset(to, 0, static_cast<size_t>(s.width) * sizeof(float));
+        if (!picked) continue;
+        for (int64_t x = 0; x < s.out_width; ++x) to[x * s.stride_w] += from[x];
+        from += s.out_width;
+    }
+}
+
+// The gradient for x of a single tap with strides: that for the pixels which are met, of some images
+// at a time, which stay in the caches, and then in its place among zeros.
+int spread_backward(const ece408_problem& problem, const float* w, const float* dy, float* dx,
+                    bool accumulate, int threads) {
+    const Shape s = derive(problem);
+    const int64_t met = s.out_height * s.out_width, pixels = s.height * s.width;
+    const int64_t most = kSpreadFloats / (s.channels * met);
+    const int64_t together = most < 1 ? 1 : most < s.batch ? most : s.batch;
+    const Buffer<float> memory(together * s.channels * met);
+    if (!memory) return ECE408_NO_MEMORY;
+    const float* const found = memory;
+    ece408_problem some = problem;
+    for (int64_t first = 0; first < s.batch; first += together) {
+        some.batch = s.batch - first < together ? s.batch - first : together;
+        const int status = run_layer(backward_layer(some, w), dy + first * s.filters * met, nullptr,
+                                     memory, false, threads);
+        if (status != ECE408_OK) return status;
+        share(threads, some.batch * s.channels, [&](int64_t c, int) {
+            spread_channel(s, found + c * met, dx + (first * s.channels + c) * pixels, accumulate);
+        });
+    }
+    return ECE408_OK;
+}
+
 int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,
                   bool accumulate, int threads) {
+    if (is_flat(problem) && (problem.stride_h > 1 || problem.stride_w > 1))
+        return spread_backward(problem, w, dy, dx, accumulate, threads);
     if (!is_flat(problem) && !all_finite(w, weights(problem))) return kNotFinite;
     return run_layer(backward_layer(problem, w), dy, nullptr, dx, accumulate, threads);
 }

@@ -1,6 +1,7 @@
 // The kernels for any convolution, forward and backward, in three types, and once more for float
 // with products and sums in double. It is compiled once per instruction set, with ECE408_ISA its name
 // and ECE408_LANES the floats in one of its vectors, and only the constants at the end are not local.
+#include "channels_as_lanes.h"
 #include "filters_as_lanes.h"
 #include "kernels.h"
 #include "patches.h"
@@ -94,6 +95,14 @@ int patches_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw
     return status(sum_patches<Sum>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
 }
 
+template <class T>
+int channels_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
+                    int threads) {
+    const Shape s = derive(problem);
+    const Textbook book = {s, x, dy, dw, weight_element<T>};
+    return status(sum_by_channels<SumOf<T>>(s, book, x, dy, dw, accumulate, threads));
+}
+
 }  // namespace
 
 extern const Kernel ECE408_THIS_BUILD(pixels_as_lanes) = {
@@ -119,6 +128,11 @@ extern const Kernel ECE408_THIS_BUILD(patches) = {
     {patches_forward<double>, patches_data<double>, patches_weight<double>},
     {patches_forward<Half>, patches_data<Half>, patches_weight<Half>},
     {patches_forward<float, double>, patches_data<float, double>, patches_weight<float, double>},
+};
+extern const Kernel ECE408_THIS_BUILD(channels_as_lanes) = {
+    {nullptr, nullptr, channels_weight<float>},
+    {nullptr, nullptr, channels_weight<double>},
+    {nullptr, nullptr, channels_weight<Half>},
 };
 
 }  // namespace ece408

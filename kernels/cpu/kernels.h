@@ -14,7 +14,8 @@
     EACH(filters_as_lanes)       \
     EACH(filters_as_lanes_pairs) \
     EACH(patches)                \
-    EACH(weight_sums)
+    EACH(weight_sums)            \
+    EACH(channels_as_lanes)
 
 namespace ece408 {
 

@@ -24,6 +24,8 @@ namespace {
 
 // Pieces of work to have at least, where the problem has as many.
 constexpr int64_t kLeastPieces = 16;
+// Rows of dy of a piece, for each that windows of two pieces share.
+constexpr int64_t kLeastOwnRows = 4;
 // Sums that a thread keeps of dx.
 constexpr int64_t kMostKept = 1 << 19;
 
@@ -103,16 +105,32 @@ void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, co
 
 // ---- dx
 
+// Rows of dx, and the rows of dy whose windows meet them.
+struct RowsBack {
+    int64_t begin, end, first, last;
+};
+
 // A piece is some images' gradients for some channels of a group, which are summed in double in
-// planes with a border, so that every window is in them.
+// planes with a border, so that every window is in them; of an image alone, some rows of them. Windows
+// that meet the rows of two pieces are computed by both.
 struct PutBack : Patches {
     int64_t images, channels;  // of a piece
+    int64_t row_parts;         // of an image
     int64_t block;             // pixels of dy that are taken at a time
     int64_t rows, row;         // of a plane
 
     int64_t image_parts() const { return divide_up(s.batch, images); }
     int64_t channel_parts() const { return divide_up(s.group_channels, channels); }
-    int64_t pieces() const { return s.groups * image_parts() * channel_parts(); }
+    int64_t pieces() const { return s.groups * image_parts() * channel_parts() * row_parts; }
+    int64_t reach() const { return (s.kernel_h - 1) * s.dilate_h; }
+    RowsBack rows_of(int64_t part) const {
+        if (row_parts == 1) return {0, s.height, 0, s.out_height};
+        const int64_t begin = s.height * part / row_parts, end = s.height * (part + 1) / row_parts;
+        const int64_t before = begin + s.pad_h - reach(), behind = end + s.pad_h;
+        const int64_t first = before > 0 ? divide_up(before, s.stride_h) : 0;
+        const int64_t last = at_most(divide_up(behind, s.stride_h), s.out_height);
+        return {begin, end, at_most(first, last), last};
+    }
     int64_t kept() const { return images * channels * rows * row; }
     // Bytes of a thread: planes, factors, a panel and a tile.
     template <class Sum>
@@ -124,8 +142,8 @@ struct PutBack : Patches {
 };
 
 inline PutBack plan_put_back(const Sweep& s) {
-    PutBack plan = {{s}, 0, 0, 0, 0, 0};
-    plan.rows = (s.out_height - 1) * s.stride_h + (s.kernel_h - 1) * s.dilate_h + 1;
+    PutBack plan = {{s}, 0, 0, 1, 0, 0, 0};
+    plan.rows = (s.out_height - 1) * s.stride_h + plan.reach() + 1;
     plan.row = (s.out_width - 1) * s.stride_w + (s.kernel_w - 1) * s.dilate_w + 1;
     plan.channels = at_most(divide_up(256, plan.window()), s.group_channels);
     // Images enough to use weights more than once.
@@ -134,6 +152,12 @@ inline PutBack plan_put_back(const Sweep& s) {
         plan.images = divide_up(plan.images, 2);
     while (plan.channels > 1 && plan.kept() > kMostKept)
         plan.channels = divide_up(plan.channels, 2);
+    if (plan.images == 1 && plan.pieces() < kLeastPieces) {
+        const int64_t shared = 1 + plan.reach() / s.stride_h;
+        const int64_t parts = at_most(divide_up(kLeastPieces, plan.pieces()),
+                                      s.out_height / (kLeastOwnRows * shared));
+        plan.row_parts = parts < 1 ? 1 : parts;
+    }
     const int64_t most = (1 << 16) / s.group_filters;
     plan.block = at_most(plan.images * plan.pixels(), most < 16 ? 16 : most > 256 ? 256 : most);
     return plan;
@@ -208,10 +232,11 @@ struct PutBackCall {
             out += panel.lanes();
         }
     }
-    // What the planes of an image and a channel hold becomes a plane of dx.
-    void put(double* plane, T* to) const {
+    // What the planes of an image and a channel hold becomes rows of a plane of dx.
+    void put(double* plane, const RowsBack& some, T* to) const {
         const Sweep& s = plan.s;
-        for (int64_t y = 0; y < s.height; ++y, to += s.width) {
+        to += some.begin * s.width;
+        for (int64_t y = some.begin; y < some.end; ++y, to += s.width) {
             const int64_t from = y + s.pad_h;
             double* line = plane + from * plan.row + s.pad_w;
             int64_t end = from < plan.rows ? at_most(s.width, plan.row - s.pad_w) : 0;
@@ -224,23 +249,39 @@ struct PutBackCall {
         }
     }
 
+    // Of planes, the rows that windows of a piece meet or that become rows of dx.
+    void clear(double* planes, const RowsBack& some) const {
+        const int64_t met = some.first * plan.s.stride_h, put = some.begin + plan.s.pad_h;
+        const int64_t met_end = (some.last - 1) * plan.s.stride_h + plan.reach() + 1;
+        const int64_t put_end = at_most(some.end + plan.s.pad_h, plan.rows);
+        const int64_t begin = at_most(at_most(met, put), plan.rows);
+        const int64_t count = (met_end > put_end ? met_end : put_end) - begin;
+        for (int64_t n = 0; n < plan.images * plan.channels && count > 0; ++n)
+            memset(planes + (n * plan.rows + begin) * plan.row, 0,
+                   static_cast<size_t>(count * plan.row) * sizeof(double));
+    }
+
     void run(int64_t piece, void* memory) const {
         const Sweep& s = plan.s;
+        const RowsBack some = plan.rows_of(piece % plan.row_parts);
+        piece /= plan.row_parts;
         const int64_t first_channel = piece % plan.channel_parts() * plan.channels;
         piece /= plan.channel_parts();
         const int64_t image = piece % plan.image_parts() * plan.images;
         const int64_t group = piece / plan.image_parts();
         const int64_t channels = at_most(plan.channels, s.group_channels - first_channel);
         const int64_t images = at_most(plan.images, s.batch - image);
-        const int64_t pixels = images * plan.pixels(), plane = plan.rows * plan.row;
+        // With parts of rows there is one image.
+        const int64_t begin_pixel = some.first * s.out_width, plane = plan.rows * plan.row;
+        const int64_t end_pixel = (images - 1) * plan.pixels() + some.last * s.out_width;
         const int64_t last = (first_channel + channels) * plan.window();
         double* planes = static_cast<double*>(memory);
         Sum* factors = reinterpret_cast<Sum*>(planes + plan.kept());
         Sum* weights = factors + round_up(plan.block, kDeepPixels) * s.group_filters;
         Sum* sums = weights + s.group_filters * kPanel<Sum>;
-        memset(planes, 0, static_cast<size_t>(plan.kept()) * sizeof(double));
-        for (int64_t pixel = 0; pixel < pixels; pixel += plan.block) {
-            const int64_t count = at_most(plan.block, pixels - pixel);
+        clear(planes, some);
+        for (int64_t pixel = begin_pixel; pixel < end_pixel; pixel += plan.block) {
+            const int64_t count = at_most(plan.block, end_pixel - pixel);
             const int64_t tiles = divide_up(count, kDeepPixels);
             copy_factors(group, image, pixel, count, factors);
             for (int64_t tap = first_channel * plan.window(); tap < last; tap += kPanel<Sum>) {
@@ -258,7 +299,7 @@ struct PutBackCall {
         }
         for (int64_t b = 0; b < images; ++b)
             for (int64_t c = 0; c < channels; ++c)
-                put(planes + (b * plan.channels + c) * plane,
+                put(planes + (b * plan.channels + c) * plane, some,
                     dx + (((image + b) * s.groups + group) * s.group_channels + first_channel + c) *
                              s.height * s.width);
     }

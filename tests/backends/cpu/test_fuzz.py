@@ -39,12 +39,21 @@ def test_random_problems_at_length():
         *("b2,c20,h9,w9,m20,k3,s2x2,p1x1", "b2,c3,h21,w21,m7,k9,s9x9", "b9,c2,h6,w7,m5,k6x7"),
         *("b2,c3,h12,w20,m9,k4x3,s3x2,p2x2,d1x2", "b2,c3,h9,w10,m5,k9x10,float16"),
         *("b2,c12,h9,w12,m40,k3,p1x1,float16", "b3,c4,h9,w9,m10,k3,s2x2,g2,float64"),
+        *("b2,c17,h12,w20,m9,k1,s2x2", "b2,c34,h7,w6,m9,k1x3,p0x1"),
     ],
 )
 def test_infinities_and_nans_are_where_the_textbook_has_them(isa, text, accumulate):
     for seed in range(10):
         problem = ConvProblem.parse(text)
         check(Case(problem, isa, 2, "end", accumulate, special=True, seed=seed))
+
+
+def test_batches_of_which_some_images_are_laid_out_at_a_time(isa):
+    """More numbers than a kernel transposes, or spreads among zeros, at a time."""
+    batches = ("b5,c48,h90,w80,m40,k1", "b3,c70,h121,w143,m16,k1,s1x2", "b3,c40,h80,w92,m40,k1x3")
+    for text in batches:
+        problem = ConvProblem.parse(text)
+        check(Case(problem, isa, 2, "end", accumulate=False, special=False, seed=1))
 
 
 def test_inputs_too_large_to_add_up_give_no_nan(isa):

@@ -51,6 +51,12 @@ PROBLEMS = [
     # Batches whose weight gradients are summed in stretches.
     "b21,c3,h6,w7,m4,k3x3,p1x1",
     "b35,c3,h6,w7,m12,k3x3,s2x1",
+    # Those whose weight gradients have channels as lanes.
+    "b3,c40,h17,w15,m30,k1x7,p0x3",
+    "b2,c70,h13,w11,m29,k3x3,s2x2,p1x1,d1x2",
+    "b7,c33,h5,w7,m19,k3x3,p1x1",
+    "b2,c36,h21,w35,m33,k1x1,s2x3",
+    "b3,c40,h4,w2,m20,k1x1,s1x3",
     # Those that take rows in pairs.
     "b2,c18,h21,w20,m19,k3x3,p1x1",
     "b5,c16,h13,w11,m16,k3x2,p0x1,d1x2,g2",
@@ -63,6 +69,8 @@ PROBLEMS = [
     "b5,c2,h12,w13,m5,k12x11,p0x1,bias",
     "b40,c3,h6,w5,m33,k6x5",
     "b1,c2,h1,w700,m9,k1x100,s1x10,p0x3",
+    # An image alone, whose rows threads share.
+    "b1,c3,h97,w41,m20,k5x5,s3x3,p2x2",
     # Rows of a vector and more, padded, for which the image is copied with its border.
     "b1,c3,h9,w33,m5,k3x3,p1x1,bias",
     "b9,c2,h7,w29,m13,k5x4,p3x2",
@@ -186,6 +194,8 @@ def _real(problem, rng):
     text=[
         *("b7,c5,h20,w23,m9,k3,p1x1", "b1,c4,h60,w61,m6,k3,s2x2,g2"),
         *("b5,c3,h35,w42,m20,k7,s7x7", "b30,c3,h9,w11,m20,k9x10", "b1,c6,h50,w50,m7,k9,s4x4"),
+        *("b9,c40,h17,w15,m30,k1x7,p0x3", "b1,c3,h97,w41,m20,k5,s3x3,p2x2"),
+        *("b5,c40,h24,w26,m33,k1,s2x2", "b9,c70,h7,w7,m40,k3,p1x1"),
     ],
 )
 def test_no_result_depends_on_threads(isa, text, dtype, rng):
@@ -212,6 +222,8 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
         "b4,c3,h64,w64,m8,k64",
         "b2,c3,h64,w64,m16,k16,s16x16",
         "b1,c1,h1,w9000,m8,k1x3000,s1x2",
+        "b9,c64,h30,w30,m40,k3,p2x2,d2x2",
+        "b2,c32,h60,w200,m32,k1,s2x2",
     ]
 )
 def test_error_against_float64(isa, text, rng):
