@@ -157,26 +157,30 @@ inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
     return true;
 }
 
-template <class Sum, int MV, int P, int STEP>
-__attribute__((noinline)) void deep_tile(const Sum* pixel, int64_t step, const int64_t* taps,
-                                         int64_t count, const Sum* weight, bool add, Sum* out) {
+// R rows of P pixels, `row` and `step` apart.
+template <class Sum, int MV, int R, int P, int STEP>
+__attribute__((noinline)) void deep_tile(const Sum* pixel, int64_t row, int64_t step,
+                                         const int64_t* taps, int64_t count, const Sum* weight,
+                                         bool add, Sum* out) {
     using L = Lanes<Sum>;
     const int64_t next = STEP ? STEP : step;
-    typename L::Vec sum[P][MV] = {};
+    typename L::Vec sum[R * P][MV] = {};
     for (int64_t t = 0; t < count; ++t) {
         const Sum* at = pixel + taps[t];
         typename L::Vec w[MV];
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) w[v] = L::load(weight + (t * MV + v) * L::count);
-#pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-            const typename L::Vec x = L::broadcast(at[p * next]);
 #pragma GCC unroll 2
-            for (int v = 0; v < MV; ++v) sum[p][v] += w[v] * x;
-        }
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int p = 0; p < P; ++p) {
+                const typename L::Vec x = L::broadcast(at[r * row + p * next]);
+#pragma GCC unroll 2
+                for (int v = 0; v < MV; ++v) sum[r * P + p][v] += w[v] * x;
+            }
     }
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p)
+    for (int p = 0; p < R * P; ++p)
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) {
             Sum* place = out + (p * MV + v) * L::count;
@@ -185,14 +189,15 @@ __attribute__((noinline)) void deep_tile(const Sum* pixel, int64_t step, const i
 }
 
 template <class Sum>
-using DeepTile = void (*)(const Sum*, int64_t, const int64_t*, int64_t, const Sum*, bool, Sum*);
+using DeepTile = void (*)(const Sum*, int64_t, int64_t, const int64_t*, int64_t, const Sum*, bool,
+                          Sum*);
 
-template <class Sum, int MV, int STEP, int P = kDeepPixels>
+template <class Sum, int MV, int STEP, int R = 1, int P = kDeepPixels / R>
 DeepTile<Sum> pick_deep_pixels(int64_t pixels) {
     if constexpr (P > 1) {
-        if (pixels < P) return pick_deep_pixels<Sum, MV, STEP, P - 1>(pixels);
+        if (pixels < P) return pick_deep_pixels<Sum, MV, STEP, R, P - 1>(pixels);
     }
-    return deep_tile<Sum, MV, P, STEP>;
+    return deep_tile<Sum, MV, R, P, STEP>;
 }
 
 template <class Sum>
@@ -200,6 +205,13 @@ DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t step, int64_t pixels) {
     if (vectors == 1) return pick_deep_pixels<Sum, 1, 0>(pixels);
     if (step == 1) return pick_deep_pixels<Sum, 2, 1>(pixels);
     return pick_deep_pixels<Sum, 2, 0>(pixels);
+}
+
+// Two short rows of pixels side by side, by which weights are read half as often.
+template <class Sum>
+DeepTile<Sum> pick_deep_rows(int64_t vectors, int64_t pixels) {
+    return vectors == 1 ? pick_deep_pixels<Sum, 1, 1, 2>(pixels)
+                        : pick_deep_pixels<Sum, 2, 1, 2>(pixels);
 }
 
 // Where the weight for filter m (a lane) and channel c of a group lies: first + group * group_step
@@ -222,6 +234,11 @@ void interleave(const T* rows, int64_t step, int64_t filters, int64_t wide, int6
 #if defined(__SSE2__)
 inline void interleave(const float* rows, int64_t step, int64_t filters, int64_t wide,
                        int64_t count, float* out) {
+    if (count == 1 && step == 1) {  // a single tap's weights, for the gradient for x
+        memcpy(out, rows, static_cast<size_t>(filters) * sizeof(float));
+        memset(out + filters, 0, static_cast<size_t>(wide - filters) * sizeof(float));
+        return;
+    }
     const int64_t square_filters = filters / 4 * 4, square_count = count / 4 * 4;
     for (int64_t k = 0; k < square_count; k += 4)
         for (int64_t m = 0; m < square_filters; m += 4) {
@@ -457,14 +474,20 @@ struct DeepPlan {
             const int64_t left = products - done;
             const int64_t count = left < kDeepBlock ? left : kDeepBlock;
             Sum* out = sums;
-            for (int64_t i = begin; i < end; ++i)
+            int64_t i = begin;
+            if (deep.step_w == 1 && 2 * phase.columns <= kDeepPixels)
+                for (const auto two_rows = pick_deep_rows<Sum>(vectors, phase.columns); i + 1 < end;
+                     i += 2, out += 2 * phase.columns * wide)
+                    two_rows(image + i * deep.step_h * deep.row, deep.step_h * deep.row, 1,
+                             offsets + done, count, weights + done * wide, done > 0, out);
+            for (; i < end; ++i)
                 for (int64_t tile = 0; tile < tiles; ++tile) {
                     const int64_t j = phase.columns * tile / tiles;
                     const int64_t pixels = phase.columns * (tile + 1) / tiles - j;
                     const Sum* at = image + i * deep.step_h * deep.row + j * deep.step_w;
                     pick_deep_tile<Sum>(vectors, deep.step_w, pixels)(
-                        at, deep.step_w, offsets + done, count, weights + done * wide, done > 0,
-                        out);
+                        at, 0, deep.step_w, offsets + done, count, weights + done * wide,
+                        done > 0, out);
                     out += pixels * wide;
                 }
             done += count;
