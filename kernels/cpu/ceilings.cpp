@@ -41,12 +41,15 @@ double multiply_adds(int64_t thousands, int threads) {
     share(threads, thousands, [](int64_t, int) {
         Vec sum[kChains];
         Vec a = broadcast(0.999f), b = broadcast(0.001f);
-        for (Vec& each : sum) each = b;
-        for (int64_t round = 0; round < kRounds; ++round)
+        ECE408_UNROLL
+        for (int chain = 0; chain < kChains; ++chain) sum[chain] = b;
+        for (int64_t round = 0; round < kRounds; ++round) {
+            ECE408_UNROLL
             for (int chain = 0; chain < kChains; ++chain) {
                 sum[chain] = multiply_add(sum[chain], a, b);
                 touch(sum[chain]);
             }
+        }
     });
     return 2.0 * static_cast<double>(thousands * kRounds * kChains * kLanes);
 }
