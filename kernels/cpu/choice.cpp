@@ -107,8 +107,9 @@ constexpr int64_t kPairPixels = 100;
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
 // Pixels of dy that weight_sums.cpp lays out images for.
 constexpr double kFilterBlock = 1 << 17;
-// Filters from which on tiles of channels_as_lanes.h hide the latency of their sums.
-constexpr int64_t kLaneFilters = 8;
+// Filters from which on tiles of channels_as_lanes.h hide the latency of their sums, and taps up to which a
+// tile's totals stay in the second cache.
+constexpr int64_t kLaneFilters = 8, kLaneTaps = 128;
 
 // Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
 // pixels; `strided`: the problem has a stride.
@@ -221,7 +222,7 @@ struct Costs {
         const double products = all_pixels * met * filters * taps / channels * vectors(channels);
         const double chunks = all_pixels / kSummedPixels + 1;
         const double x = is_flat(s) ? all_pixels * channels * (s.stride_w > 1 ? 2 : 1) : batch * source;
-        return 1.1 * products + 3 * (x + all_pixels * filters) + weights * (5 + 0.3 * chunks);
+        return 1.1 * products + 3 * (x + all_pixels * filters) + weights * (6 + 0.3 * chunks);
     }
 
     bool patches_are_faster(Direction direction) const {
@@ -230,8 +231,9 @@ struct Costs {
     }
     KernelName fastest_for_weight() const {
         const double sums = weight_sliding(), patches = weight_patches();
-        const bool few = s.group_channels < lanes || s.group_filters < kLaneFilters;
-        if (!few && weight_channels() < (sums < patches ? sums : patches))
+        const bool fits = s.group_channels >= lanes && s.group_filters >= kLaneFilters &&
+                          s.kernel_h * s.kernel_w <= kLaneTaps;
+        if (fits && weight_channels() < (sums < patches ? sums : patches))
             return KernelName::channels_as_lanes;
         return patches < sums ? KernelName::patches : KernelName::weight_sums;
     }

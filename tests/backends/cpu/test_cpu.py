@@ -216,7 +216,8 @@ def test_names_the_kernel_that_ran(isa, case, rng):
 @every(
     case=[
         ("b2,c3,h9,w9,m20,k3", "weight_sums"),
-        ("b1,c64,h2,w2,m64,k1", "channels_as_lanes"),
+        ("b1,c64,h2,w2,m64,k1", "patches"),
+        ("b3,c40,h17,w15,m30,k1x7,p0x3", "channels_as_lanes"),
         ("b2,c3,h64,w64,m16,k16,s16x16", "patches"),
     ]
 )
