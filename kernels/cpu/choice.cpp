@@ -90,7 +90,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
         case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s);
         case KernelName::patches: return patches_suit(s, task.direction);
         case KernelName::weight_sums: return weight;
-        case KernelName::channels_as_lanes: return !task.strict && weight;
+        case KernelName::channels_as_lanes: return weight;
     }
     return false;
 }

@@ -95,12 +95,12 @@ int patches_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw
     return status(sum_patches<Sum>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
 }
 
-template <class T>
+template <class T, class Sum = SumOf<T>>
 int channels_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
                     int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
-    return status(sum_by_channels<SumOf<T>>(s, book, x, dy, dw, accumulate, threads));
+    return status(sum_by_channels<Sum>(s, book, x, dy, dw, accumulate, threads));
 }
 
 }  // namespace
@@ -133,6 +133,7 @@ extern const Kernel ECE408_THIS_BUILD(channels_as_lanes) = {
     {nullptr, nullptr, channels_weight<float>},
     {nullptr, nullptr, channels_weight<double>},
     {nullptr, nullptr, channels_weight<Half>},
+    {nullptr, nullptr, channels_weight<float, double>},
 };
 
 }  // namespace ece408
