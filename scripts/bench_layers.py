@@ -2,6 +2,7 @@
 PyTorch; with --gpu the chosen kernels and cuDNN."""
 
 import argparse
+import statistics
 
 from studies import gpu_layers, layers, results
 from studies import options as shared
@@ -10,6 +11,7 @@ from tqdm import tqdm
 from ece408_op import settings
 from ece408_op.backends import DIRECTIONS
 from ece408_op.backends.cuda.runtime import device
+from ece408_op.bench import tune_targets
 from ece408_op.bench.compiling import compile_all
 from ece408_op.bench.cpu_timer import WARM_UP
 from ece408_op.cli import program
@@ -33,6 +35,21 @@ def parse():
     parser.add_argument("--repeat", type=int, help="timed runs (default: 5; of a GPU 20)")
     parser.add_argument("--threads", type=int, help="threads of all (default: the usable cores)")
     parser.add_argument("--gpu", type=int, metavar="NUMBER", help="on the GPU of this number")
+    parser.add_argument(
+        "--networks",
+        nargs="+",
+        choices=tune_targets.ZOO,
+        metavar="NETWORK",
+        default=[],
+        help="on a GPU: the layers of these networks, each once, and their sums for each network: "
+        f"{', '.join(tune_targets.ZOO)}",
+    )
+    parser.add_argument(
+        "--compile-times",
+        action="store_true",
+        help="on a GPU: also the seconds in which a layer's directions compile on all cores, with "
+        "nothing compiled before",
+    )
     parser.add_argument(
         "--kernels", default="", help="CUDA kernels to time besides, separated by commas"
     )
@@ -60,8 +77,15 @@ def on_gpu(options):
     gpu = device.get(options.gpu)
     directions, samples = options.directions.split(","), options.repeat or 20
     kernels = [name for name in options.kernels.split(",") if name]
-    asked = options.layers or layers.LAYERS
-    problems = problems_of(asked, options.batch_size or "1,32,256")
+    networks = {name: gpu_layers.layers_of(name) for name in options.networks}
+    of_networks = [layer for counts in networks.values() for layer in counts]
+    asked = list(dict.fromkeys([*options.layers, *of_networks])) or layers.LAYERS
+    problems = problems_of(asked, options.batch_size or ("32" if networks else "1,32,256"))
+    compiled = {}
+    if options.compile_times:
+        for text, batch, problem in tqdm(problems, desc="compiling", disable=None):
+            seconds = gpu_layers.compile_seconds(gpu, problem, directions)
+            compiled[f"b{batch},{text}"] = round(seconds, 2)
     compile_all(
         gpu,
         (
@@ -86,15 +110,29 @@ def on_gpu(options):
             except Ece408Error as error:
                 failures.append(str(error))
             content = {"samples": samples, "torch": versions}
-            content |= {"layers": found, "failures": failures}
+            content |= {"layers": found, "failures": failures, "compile_seconds": compiled}
             about = (
                 f"Medians of {samples} runs, float32; cuDNN: the better of NCHW and NHWC, no TF32."
             )
-            table = "\n\n".join([about, gpu_layers.tables(found), *failures])
+            sums = gpu_layers.sums(found, networks)
+            table = "\n\n".join(
+                [about, gpu_layers.tables(found), *sums, *told(compiled), *failures]
+            )
             if options.output:
                 results.write(options.output, title, table, content)
     print(table)
     return bool(failures)
+
+
+def told(compiled):
+    """What became of --compile-times, in a line."""
+    if not compiled:
+        return []
+    longest = max(compiled, key=compiled.get)
+    return [
+        f"Compiling a layer's directions took {statistics.median(compiled.values()):.1f} s in the "
+        f"median, at most {compiled[longest]:.1f} s (`{longest}`)."
+    ]
 
 
 def on_cpu(options):

@@ -3,6 +3,7 @@ PyTorch, from the host to the host."""
 
 import argparse
 import contextlib
+import tempfile
 
 from studies import gpu_networks, results
 from studies import options as shared
@@ -44,6 +45,9 @@ def parse():
     parser.add_argument(
         "--final", action="store_true", help=f"also time the pass of {TERM}'s final, 10000 images"
     )
+    parser.add_argument(
+        "--cold", action="store_true", help="begin with nothing compiled: for the first pass's time"
+    )
     parser.add_argument("--no-networks", action="store_true", help="time no other network")
     shared.add_peer(parser)
     shared.add_output(parser)
@@ -61,7 +65,7 @@ def main():
         if options.no_peer
         else gpu_networks.Peer(options.peer_python or "python3")
     )
-    with peer_of as peer:
+    with peer_of as peer, cache_of(options):
         versions = peer and peer.versions
         final = gpu_networks.final(TERM, options.repeat) if options.final else None
         for measured in each(options, peer, failures):
@@ -72,6 +76,16 @@ def main():
         write(options, found, failures, versions, final)
     print(text(found, failures, final))
     return bool(failures)
+
+
+@contextlib.contextmanager
+def cache_of(options):
+    """With --cold an empty folder for what is compiled."""
+    if not options.cold:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, settings.override(cache=folder):
+        yield
 
 
 def each(options, peer, failures):

@@ -55,14 +55,15 @@ def problems(
             raise InvalidSize(f"{batch} is not a batch size; give 1 or more")
     found: dict[ConvProblem, None] = {}
     for name in names:
-        for layer in _layers(name, image):
+        for layer in layers(name, image):
             own = (layer.batch,) if "," in name else (_CHUNK, BATCH)
             for batch in batches or own:
                 found[dataclasses.replace(layer, batch=batch, bias=False)] = None
     return list(found)
 
 
-def _layers(name: str, image: str | None) -> list[ConvProblem]:
+def layers(name: str, image: str | None = None) -> list[ConvProblem]:
+    """The convolutions that a name stands for, as often as they are there. Raises as `problems`."""
     if name in models.TERMS:
         term = models.TERMS[name]
         return convolutions(models.network(term), (1, term.image_size, term.image_size))
@@ -71,7 +72,7 @@ def _layers(name: str, image: str | None) -> list[ConvProblem]:
     if "," in name:
         return [ConvProblem.parse(name)]
     if name == _ALL:
-        return [layer for each in (*ZOO, *models.TERMS) for layer in _layers(each, image)]
+        return [layer for each in (*ZOO, *models.TERMS) for layer in layers(each, image)]
     if name in ZOO:
         mx = load_mxnet()
         net = mx.gluon.model_zoo.vision.get_model(name)

@@ -6,18 +6,23 @@ import contextlib
 import dataclasses
 import math
 import statistics
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ece408_op import settings
 from ece408_op.backends import DIRECTIONS
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.plan import Plan
 from ece408_op.backends.cuda.runtime import launcher, pause
 from ece408_op.backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu
-from ece408_op.bench import oracle
+from ece408_op.bench import oracle, tune_targets
+from ece408_op.bench.compiling import compile_all
 from ece408_op.bench.peers.cudnn import Peer
 from ece408_op.bench.summary import summary
 from ece408_op.errors import WrongResult
@@ -82,6 +87,23 @@ def plans_of(
         if kernel.direction == direction and kernel.why_not(problem, gpu.capability) is None:
             plans.setdefault(name, kernel.plan(problem, gpu.capability, False))
     return plans
+
+
+def layers_of(network: str) -> Counter[str]:
+    """The layers of a network of `tune_targets.ZOO`, as texts, and how often each is there."""
+    found = tune_targets.layers(network)
+    return Counter(str(dataclasses.replace(each, batch=1)).partition(",")[2] for each in found)
+
+
+def compile_seconds(gpu: Gpu, problem: ConvProblem, directions: Sequence[str]) -> float:
+    """How long the chosen kernels take to compile, all at once, where nothing is in the cache."""
+    plans = [
+        plan for direction in directions for plan in plans_of(gpu, problem, direction, ()).values()
+    ]
+    with tempfile.TemporaryDirectory() as folder, settings.override(cache=folder):
+        start = time.perf_counter()
+        compile_all(gpu, plans)
+        return time.perf_counter() - start
 
 
 class _Arrays:
@@ -179,23 +201,54 @@ def tables(layers: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
+def sums(
+    layers: Sequence[dict[str, Any]], networks: Mapping[str, Mapping[str, int]]
+) -> Sequence[str]:
+    """A table of the networks whose layers have all been measured: for each batch and direction the
+    milliseconds of all their convolutions, ours and cuDNN's."""
+    rows = []
+    for name, counts in networks.items():
+        for batch in sorted({each["batch"] for each in layers}):
+            by_layer = {each["layer"]: each for each in layers if each["batch"] == batch}
+            for direction in DIRECTIONS:
+                found = [
+                    (count, _times(by_layer[layer][direction]))
+                    for layer, count in counts.items()
+                    if direction in by_layer.get(layer, ())
+                ]
+                if len(found) == len(counts):
+                    ours, peers = (sum(count * ms[who] for count, ms in found) for who in range(2))
+                    factor = "" if math.isnan(peers) else f"{peers / ours:.2f}"
+                    rows.append([name, batch, direction, f"{ours:.3f}", f"{peers:.3f}", factor])
+    head = ["network", "batch", "direction", "ours, ms", "cuDNN, ms", "cuDNN / ours"]
+    return ["## Sums of networks", markdown.table(head, rows)] if rows else []
+
+
+def _times(found: dict[str, Any]) -> tuple[float, float]:
+    """Milliseconds of the chosen kernel, and of cuDNN's better layout, or NaN without it."""
+    ms = {name: each["median"] for name, each in found["ms"].items()}
+    peers = [each for name, each in ms.items() if name.startswith("cudnn")]
+    return ms[found["chosen"]], min(peers, default=math.nan)
+
+
 def _table(rows: Sequence[tuple[str, dict[str, Any]]], batch: int) -> Sequence[str]:
     cells, factors = [], []
     for layer, found in rows:
         ms = {name: each["median"] for name, each in found["ms"].items()}
-        peers = [each for name, each in ms.items() if name.startswith("cudnn")]
         chosen = found["chosen"]
+        _, peer = _times(found)
+        has_peer = not math.isnan(peer)
         others = [
             f"{name} {value:.3f}"
             for name, value in ms.items()
             if not name.startswith("cudnn") and name != chosen
         ]
         rate = 2e-9 * _products(layer) * batch / ms[chosen]
-        factors += [min(peers) / ms[chosen]] if peers else []
+        factors += [peer / ms[chosen]] if has_peer else []
         cells.append(
             [
                 *(f"`{layer}`", chosen, f"{ms[chosen]:.3f}", f"{rate:.0f}", "; ".join(others)),
-                *((f"{min(peers):.3f}", f"{factors[-1]:.2f}") if peers else ("", "")),
+                *((f"{peer:.3f}", f"{factors[-1]:.2f}") if has_peer else ("", "")),
             ]
         )
     head = ["layer", "kernel", "ms", "TFLOP/s", "others, ms", "cuDNN, ms", "cuDNN / ours"]

@@ -58,11 +58,13 @@ class Peer(process.Peer):
 
 @dataclass(frozen=True)
 class Measured:
-    """A network: samples in milliseconds by who computed, the errors of outputs beside MXNet's, and
-    of our steps on the GPU, one after the other, node, kernel, problem and milliseconds."""
+    """A network: seconds of the first pass, which compiles and loads what is not in the cache,
+    samples in milliseconds by who computed, the errors of outputs beside MXNet's, and of our steps
+    on the GPU, one after the other, node, kernel, problem and milliseconds."""
 
     name: str
     batch: int
+    first_seconds: float
     ms: dict[str, list[float]]
     errors: dict[str, float]
     steps: list[tuple[str, str, str, float]]
@@ -165,7 +167,7 @@ def measure(
 ) -> Measured:
     """Time a network and its twins in turns; `tick` is called after each turn."""
     ours = Ours(name, batch)
-    ours.run()
+    first = cpu_timer.elapsed_ms(ours.run) / 1e3
     expected = ours.expected()
     errors = {OURS: zoo.error(ours.y[ours.checked()], expected)}
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +193,7 @@ def measure(
     watched = [ours.watched() for _ in range(3)][-1]
     steps = ours.steps()
     ours.network.close()
-    return Measured(name, batch, ms, errors, steps, watched)
+    return Measured(name, batch, first, ms, errors, steps, watched)
 
 
 def _after_another(call: Callable[[], float]) -> float:
@@ -257,14 +259,14 @@ def table(found: list[Measured]) -> str:
     """Medians, and how many times as fast as PyTorch ours are."""
     head = ["network", "batch", "PyTorch float32, ms", "PyTorch TF32, ms", "ours, ms"]
     head += ["ours, kernels one by one, ms", "times PyTorch's float32 speed"]
-    head += ["our error beside MXNet's on the CPU"]
+    head += ["our error beside MXNet's on the CPU", "our first pass, s"]
     rows = [
         [
             *(each.name, each.batch),
             *("" if math.isnan(ms) else f"{ms:.2f}" for ms in map(each.best, ("float32", "tf32"))),
             *(f"{ms:.2f}" for ms in (each.median(OURS), each.gpu_ms())),
             "" if math.isnan(each.best("float32")) else f"{_speed(each):.2f}",
-            f"{each.errors[OURS]:.1e}",
+            *(f"{each.errors[OURS]:.1e}", f"{each.first_seconds:.1f}"),
         ]
         for each in found
     ]
@@ -311,7 +313,8 @@ def records(found: list[Measured]) -> list[dict[str, Any]]:
     """The same for JSON."""
     return [
         {
-            **{"name": each.name, "batch": each.batch, "errors": each.errors},
+            **{"name": each.name, "batch": each.batch, "first_seconds": each.first_seconds},
+            "errors": each.errors,
             "ms": {who: summary(samples) for who, samples in each.ms.items()},
             "steps": each.steps,
             "watched": dataclasses.asdict(each.watched),
