@@ -217,6 +217,8 @@ class _MadeWhole(_Made):
     def run(self, data: list[Any]) -> list[Any]:
         from mxnet import nd
 
+        from ..backends.network import WeightsNeeded
+
         sizes = self.sizes(data)
         labels = [nd.zeros(sizes.inputs[name]) for name in self.traced.labels]
         given = dict(zip([*self.traced.data, *self.traced.labels], [*data, *labels]))
@@ -224,9 +226,15 @@ class _MadeWhole(_Made):
         for array in taken:
             array.wait_to_read()
         outputs = [nd.empty(shape, dtype=dtype) for shape, dtype in sizes.outputs]
+        arrays, results = list(map(_described, taken)), list(map(_described, outputs))
         with self._looking:
             parameters = self._parameters.described()
-        self._opened.compute(map(_described, taken), parameters, [_described(y) for y in outputs])
+        try:
+            # On this thread, so that those of MXNet stay free for others.
+            self._opened.compute(arrays, parameters, results, are_held=False)
+        except WeightsNeeded:
+            with self._looking:
+                self._parameters.held(lambda now: self._opened.compute(arrays, now, results))
         return outputs
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from .. import errors, settings
 from ..errors import UnsupportedProblem
 from . import compiled_operator
-from .memory import pointer
+from .memory import make_plain
 
 if TYPE_CHECKING:
     from ..backends.network import Array, Network
@@ -115,15 +115,22 @@ class Opened:
         self._network: Network = Network(graph, names, parameters)
         self._last: tuple[bytes, list[Array]] = (b"", [])
 
-    def compute(self, data: Iterable[Array], parameters: bytes, outputs: Sequence[Array]) -> None:
-        """Run it; `parameters` is what MXNet says of them."""
+    def compute(
+        self,
+        data: Iterable[Array],
+        parameters: bytes,
+        outputs: Sequence[Array],
+        are_held: bool = True,
+    ) -> None:
+        """Run it; `parameters` is what MXNet says of them, and `are_held` as `Network` has it."""
         _close_retired()
         text, arrays = self._last
         if text != parameters:
             arrays = _arrays(parameters)
             self._last = (parameters, arrays)
         sources = {True: iter(arrays), False: iter(data)}
-        self._network.compute([next(sources[is_one]) for is_one in self._is_parameter], outputs)
+        inputs = [next(sources[is_one]) for is_one in self._is_parameter]
+        self._network.compute(inputs, outputs, are_held)
 
     def close(self) -> None:
         """Give back what it has on the GPU."""
@@ -171,12 +178,16 @@ def known_kinds(kinds: str, dimensions: Sequence[int], first_sizes: Sequence[int
 
 
 class Parameters:
-    """Arrays of MXNet's that are a network's parameters, watched for changes."""
+    """Arrays of MXNet's that are a network's parameters, watched for changes.
+
+    Its methods are to be called by one thread at a time.
+    """
 
     def __init__(self, arrays: Sequence[Any]) -> None:
         import mxnet
 
-        self._described = self._before = b""
+        self._described = b""
+        self._work: Callable[[bytes], object] | None = None
         self._number = next(_numbers)
         self._arrays = list(arrays)
         if not arrays:
@@ -201,19 +212,42 @@ class Parameters:
         return len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
 
     def described(self) -> bytes:
-        """What MXNet says of them when all writes to them are done."""
+        """What MXNet says of them when all writes to them are done. Addresses are not to be read:
+        they can be those of copies that are gone, and MXNet moves an array when a convolution puts
+        it into a layout of oneDNN's."""
         if self._arrays:
             self._executor.forward(is_train=False)
             self._executor.outputs[0].wait_to_read()
-        if self._described != self._before:
-            # MXNet copies an array in a layout of oneDNN's for every call. This undoes the layout.
-            for array in self._arrays:
-                pointer(array)
-        self._before = self._described
         return self._described
 
+    def held(self, work: Callable[[bytes], object]) -> None:
+        """Call `work`, on a thread of MXNet's, with what MXNet says of them; until it returns, or
+        raises, they stay where they are. Raises what it does."""
+        if not self._arrays:
+            work(b"")
+            return
+        make_plain(self._arrays)
+        failures: list[BaseException] = []
+
+        def kept(described: bytes) -> None:
+            try:
+                work(described)
+            except BaseException as error:
+                failures.append(error)
+
+        self._work = kept
+        try:
+            self.described()
+        finally:
+            self._work = None
+        if failures:
+            raise failures[0]
+
     def seen(self, described: bytes) -> None:
+        """What MXNet's operator calls."""
         self._described = described
+        if self._work is not None:
+            self._work(described)
 
 
 def _arrays(described: bytes) -> list[Array]:

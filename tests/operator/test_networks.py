@@ -12,9 +12,16 @@ import pytest
 
 import ece408_op
 from ece408_op import errors, settings
-from ece408_op.errors import CheckpointMismatch, InvalidSetting, UnsupportedProblem
-from ece408_op.operator import networks
+from ece408_op.backends.network.weights import Weights
+from ece408_op.errors import (
+    CheckpointMismatch,
+    InvalidSetting,
+    NotEnoughMemory,
+    UnsupportedProblem,
+)
+from ece408_op.operator import memory, networks
 from ece408_op.operator.graphs import partition
+from ece408_op.operator.memory import pointer
 
 SHAPE = (2, 2, 8, 8)
 STATIC = {"static_alloc": True, "static_shape": True}
@@ -382,9 +389,9 @@ def test_what_has_not_changed_is_not_sent_again(mx, x, monkeypatch):
     versions = []
     compute = networks.Opened.compute
 
-    def noting(self, data, parameters, outputs):
+    def noting(self, data, parameters, outputs, **how):
         versions.append([array.version for array in networks._arrays(parameters)])
-        return compute(self, data, parameters, outputs)
+        return compute(self, data, parameters, outputs, **how)
 
     monkeypatch.setattr(networks.Opened, "compute", noting)
     for make in (_hybridized, ece408_op.to_gpu):
@@ -400,6 +407,82 @@ def test_what_has_not_changed_is_not_sent_again(mx, x, monkeypatch):
 def _hybridized(net):
     net.hybridize(backend="ece408")
     return net
+
+
+def test_weights_are_read_where_they_are(mx, monkeypatch):
+    """Rather than from the copies that MXNet makes for a call, of weights that its convolution has
+    put into a layout of its own: those are gone when the call ends."""
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    # oneDNN has layouts of its own from 16 channels on.
+    net.add(nn.Conv2D(16, 3, in_channels=16), nn.Conv2D(16, 3, in_channels=16))
+    net.initialize(mx.init.Xavier(magnitude=3))
+    net.hybridize()
+    x = mx.nd.random.normal(shape=(1, 16, 5, 5))
+    read = set()
+    bring = Weights._bring
+
+    def noting(self, number, array):
+        read.add(array.address)
+        bring(self, number, array)
+
+    monkeypatch.setattr(Weights, "_bring", noting)
+    network = ece408_op.to_gpu(net)
+    for call in range(3):
+        expected = net(x)
+        expect(network(x), expected)
+        assert read or call
+        assert read <= {pointer(p.data()) for p in net.collect_params().values()}
+        read.clear()
+
+
+@pytest.mark.parametrize("way", ["hybridize", "to_gpu"])
+def test_weights_are_read_when_they_are_written(mx, x, way, monkeypatch):
+    net = make_net(mx)
+    weight = net[0].weight
+    network = _hybridized(net) if way == "hybridize" else ece408_op.to_gpu(net)
+    is_written, too_early = threading.Event(), []
+    look = memory.pointer
+
+    def noting(array):
+        too_early.append(not is_written.is_set())
+        return look(array)
+
+    monkeypatch.setattr(memory, "pointer", noting)
+    late_copy(mx, weight.data() * 2, is_written).copyto(weight.data())
+    threading.Timer(0.5, is_written.set).start()
+    found = network(x)
+    assert too_early
+    assert not any(too_early)
+    plain = make_net(mx)
+    plain[0].weight.set_data(plain[0].weight.data() * 2)
+    expect(found, plain(x))
+
+
+def late_copy(mx, array, event):
+    """A copy of an array, made as soon as the event is set."""
+
+    class Late(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            event.wait()
+            self.assign(out_data[0], req[0], in_data[0])
+
+    class LateProp(mx.operator.CustomOpProp):
+        def create_operator(self, ctx, shapes, dtypes):
+            return Late()
+
+    mx.operator.register("late_copy")(LateProp)
+    return mx.nd.Custom(array, op_type="late_copy")
+
+
+def test_what_fails_while_weights_are_copied(mx, x, monkeypatch):
+    network = ece408_op.to_gpu(make_net(mx))
+    failure = NotEnoughMemory("there is none; take a smaller batch")
+    with monkeypatch.context() as patched:
+        patched.setattr(Weights, "_bring", _raise(failure))
+        with pytest.raises(NotEnoughMemory, match="there is none"):
+            network(x)
+    expect(network(x), make_net(mx)(x))
 
 
 def test_shared_parameters(mx, x):

@@ -29,8 +29,9 @@ from .inputs import Call, Calls
 from .machine import Machine, machines
 from .operators import why_not
 from .resident import Part, Resident
+from .weights import WeightsNeeded
 
-__all__ = ["Array", "Network", "StepTime", "Watched", "why_not"]
+__all__ = ["Array", "Network", "StepTime", "Watched", "WeightsNeeded", "why_not"]
 
 _T = TypeVar("_T")
 
@@ -66,16 +67,21 @@ class Network:
         self._residents: dict[tuple[object, ...], Resident] = {}
         self._cuts = Cuts()
 
-    def compute(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool = True
+    ) -> None:
         """Compute the outputs from the inputs, in the order of the names; returns when they are
         complete. Several GPUs share the images by their measured speed, or the first one computes
         all where that is faster; last bits may differ then, as with any other size of chunks.
+
+        Parameters are read where a GPU does not have them yet. If they are not held, which is to
+        say that others may move them in memory meanwhile, that raises `WeightsNeeded` instead.
 
         May be called by several threads at once. Raises `UnsupportedProblem` and `InvalidProblem`
         for arrays that do not fit the graph, `NoUsableGpu`, `NotEnoughMemory`, `GpuFailed`, and
         what compiling raises.
         """
-        call = self._call(inputs, outputs)
+        call = self._call(inputs, outputs, are_held)
         found = [self._resident(machine) for machine in machines()]
         how = Pass.timed if op_log.collecting() else Pass.all
         if len(found) == 1:
@@ -120,18 +126,18 @@ class Network:
         self, inputs: Sequence[Array], outputs: Sequence[Array], how: Callable[[Pass], _T]
     ) -> _T:
         """Compute all images on the first GPU."""
-        call = self._call(inputs, outputs)
+        call = self._call(inputs, outputs, are_held=True)
         resident = self._resident(machines()[0])
         return _compute(resident, call, whole(call.inputs.images), how).result
 
-    def _call(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+    def _call(self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool) -> Call:
         counts = (len(inputs), len(outputs))
         if counts != (len(self._names), len(self._graph.heads)):
             raise InvalidProblem(
                 f"the network takes {len(self._names)} arrays and gives {len(self._graph.heads)}, "
                 f"not {counts[0]} and {counts[1]}"
             )
-        return self._calls.call(inputs, outputs)
+        return self._calls.call(inputs, outputs, are_held)
 
     def _resident(self, machine: Machine) -> Resident:
         with self._lock:

@@ -60,13 +60,14 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Call:
-    """The arrays of a call, what its inputs are like, and a number that calls with the same weights
-    have."""
+    """The arrays of a call, what its inputs are like, a number that calls with the same weights
+    have, and whether the weights stay where they are on the host during the call."""
 
     inputs: Inputs
     arrays: Sequence[Array]
     outputs: Sequence[Array]
     generation: int
+    are_held: bool
 
 
 class Calls:
@@ -83,7 +84,7 @@ class Calls:
         self._generation = 0
         self._known: dict[tuple[object, ...], Inputs] = {}
 
-    def call(self, arrays: Sequence[Array], outputs: Sequence[Array]) -> Call:
+    def call(self, arrays: Sequence[Array], outputs: Sequence[Array], are_held: bool) -> Call:
         """Raises `UnsupportedProblem` for arrays of types that networks do not take."""
         versions = [(arrays[k].address, arrays[k].version) for k in self.weights]
         key = tuple((arrays[k].shape, arrays[k].dtype) for k in self._over_images)
@@ -99,7 +100,7 @@ class Calls:
                 if len(self._known) == _MOST_KNOWN:
                     self._known.clear()
                 self._known[key] = self._inputs(arrays)
-            return Call(self._known[key], arrays, outputs, self._generation)
+            return Call(self._known[key], arrays, outputs, self._generation, are_held)
 
     def _inputs(self, arrays: Sequence[Array]) -> Inputs:
         for name, array in zip(self._names, arrays):

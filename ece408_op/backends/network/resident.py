@@ -51,8 +51,8 @@ class Resident:
     def compute(self, call: Call, part: Part, how: Callable[[Pass], _T]) -> _T:
         """Compute a part of a call; `how` is a method of `Pass`.
 
-        Raises `UnsupportedProblem`, `InvalidProblem`, `NotEnoughMemory`, `GpuFailed`, and what
-        compiling raises.
+        Raises `WeightsNeeded`, `UnsupportedProblem`, `InvalidProblem`, `NotEnoughMemory`,
+        `GpuFailed`, and what compiling raises.
         """
         most = part.planned
         while True:
@@ -96,7 +96,7 @@ class Resident:
 
     def _computed(self, ready: Ready, call: Call, part: Part, how: Callable[[Pass], _T]) -> _T:
         made, weights = ready.program, self._weights
-        if weights.bring(call.arrays, call.generation):
+        if weights.bring(call.arrays, call.generation, call.are_held):
             for each in self._programs.values():
                 each.program.forget()
         sizes = made.places.device_bytes, made.places.host_bytes

@@ -9,6 +9,10 @@ from .arrays import Array
 from .machine import Machine
 
 
+class WeightsNeeded(Exception):
+    """Weights must be copied to the GPU, and their arrays may be moved while that is done."""
+
+
 @dataclass
 class _Weight:
     """A copy of an array, which is `None` while it is not known to be whole."""
@@ -35,11 +39,16 @@ class Weights:
     def nbytes(self) -> int:
         return sum(weight.nbytes for weight in self._held.values())
 
-    def bring(self, inputs: Sequence[Array], generation: int) -> bool:
+    def bring(self, inputs: Sequence[Array], generation: int, are_held: bool) -> bool:
         """Copy to the GPU what is not there, or has changed; calls with the same `generation` have
-        the same weights. Returns whether addresses have changed."""
+        the same weights. Returns whether addresses have changed.
+
+        Raises `WeightsNeeded` where there is something to copy and the arrays are not held.
+        """
         if generation == self._generation:
             return False
+        if not are_held:
+            raise WeightsNeeded
         before = self.addresses()
         for number in self._numbers:
             array, weight = inputs[number], self._held.get(number)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ..memory import pointer
+from ..memory import make_plain
 from ..networks import Owner
 from . import graph_json, parts
 from .graph_json import Graph
@@ -100,7 +100,7 @@ class _PartsOp:
             if made is None or not all(map(operator.is_, held, made[0])):
                 made = self._make(held)
             elif not self.is_plain:
-                _make_plain(held)
+                make_plain(held)
             self.is_plain = True
             self._made[key] = made
             if len(self._made) > _MOST_KEPT:
@@ -108,17 +108,10 @@ class _PartsOp:
             return made[1](*arrays, **keywords)
 
     def _make(self, held: list[Any]) -> tuple[list[Any], Any, Owner]:
-        _make_plain(held)
+        make_plain(held)
         count = sum(map(graph_json.is_part, self._graph["nodes"]))
         owner = Owner(count)
         graph = parts.with_attributes(
             self._graph, lambda node, part: {parts.OWNER: owner.names[part]}
         )
         return held, self._plain(graph_json.write(graph, self._symbol), self._flags), owner
-
-
-def _make_plain(arrays: list[Any]) -> None:
-    """Undo oneDNN's layouts: otherwise MXNet would copy such an array in every call, and nobody
-    could tell whether it has changed."""
-    for array in arrays:
-        pointer(array)
