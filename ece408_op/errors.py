@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 class Ece408Error(Exception):
@@ -249,6 +249,16 @@ def remember(error: Exception) -> Ece408Error:
     if is_news and sys.stderr is not None:
         print(f"ece408: error: {failure}", file=sys.stderr)
     return failure
+
+
+def remembered(work: Callable[[], object]) -> int:
+    """Do it for C++: 1 when it is done, else 0, and the failure is remembered."""
+    try:
+        work()
+    except Exception as error:
+        remember(error)
+        return 0
+    return 1
 
 
 def take_failure() -> Ece408Error | None:

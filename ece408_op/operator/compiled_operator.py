@@ -22,7 +22,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from .. import dispatch, errors, op_log, settings
 from ..backends import DIRECTIONS, Backend, Done, NativeLaunch
@@ -296,7 +296,7 @@ def _compute(
         else:
             dispatch.backward_weight(problem, layer, first, second, third, last, False, False)
 
-    return _done(compute)
+    return errors.remembered(compute)
 
 
 @_Report
@@ -321,13 +321,4 @@ def _report(
             )
         )
 
-    return _done(publish)
-
-
-def _done(work: Callable[[], object]) -> int:
-    try:
-        work()
-    except Exception as error:
-        errors.remember(error)
-        return 0
-    return 1
+    return errors.remembered(publish)

@@ -283,7 +283,7 @@ def _open(graph: bytes, inputs: Any, dimensions: Any, first_sizes: Any) -> int:
         _opened[number] = Opened(graph.decode(), kinds)
         ctypes.memmove(inputs, kinds.encode(), count)
 
-    return number if _done(work) else 0
+    return number if errors.remembered(work) else 0
 
 
 @_Compute
@@ -292,12 +292,12 @@ def _compute(number: int, *described: int) -> int:
         data, parameters, outputs = map(_text, described[::2], described[1::2])
         _opened[number].compute(_arrays(data), parameters, _arrays(outputs))
 
-    return _done(work)
+    return errors.remembered(work)
 
 
 @_Seen
 def _seen(number: int, count: int, address: int) -> int:
-    return _done(lambda: _watched[number].seen(_text(count, address)))
+    return errors.remembered(lambda: _watched[number].seen(_text(count, address)))
 
 
 def _text(count: int, address: int | None) -> bytes:
@@ -306,13 +306,4 @@ def _text(count: int, address: int | None) -> bytes:
 
 @_Close
 def _close(number: int) -> int:
-    return _done(lambda: _opened.pop(number).retire())
-
-
-def _done(work: Callable[[], object]) -> int:
-    try:
-        work()
-    except Exception as error:
-        errors.remember(error)
-        return 0
-    return 1
+    return errors.remembered(lambda: _opened.pop(number).retire())
