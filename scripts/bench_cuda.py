@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import device
-from ece408_op.bench import cuda_report, cuda_timer, shapes
+from ece408_op.bench import cuda_report, cuda_timer
 from ece408_op.cli import program
 from ece408_op.files.cachedir import atomic_path
 from ece408_op.files.resources import kernels_dir
@@ -19,12 +19,7 @@ FORWARD = [kernel for kernel in catalog.KERNELS if kernel.direction == "forward"
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--shapes",
-        default=",".join(shapes.SHAPES),
-        help=f"of {', '.join(shapes.SHAPES)}, or problems such as b100,c12,h33,w33,m24,k5 "
-        "separated by spaces (default: all)",
-    )
+    shared.add_shapes_or_problems(parser)
     parser.add_argument(
         "--kernels",
         default=",".join(kernel.name for kernel in FORWARD),
@@ -73,10 +68,7 @@ def bench_all(options):
     path = options.output and options.output.with_name(options.output.name + ".json")
     document = cuda_report.load(path) if options.resume else {}
     found = document.get("results", {})
-    separator = " " if ",c" in options.shapes else ","
-    problems = {
-        name: shapes.find(name, options.batch_size) for name in options.shapes.split(separator)
-    }
+    problems = shared.shapes_or_problems(options, options.batch_size)
     kernels = [catalog.get(name) for name in options.kernels.split(",")]
     gpu = device.get(options.gpu)
     progress = tqdm(total=len(problems) * len(kernels), unit="kernel", disable=None)

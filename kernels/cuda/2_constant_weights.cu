@@ -4,7 +4,7 @@
 // warps work on one filter, and so read the same weight. That was a gain when caches were small; on
 // a recent GPU the L1 cache hands out one value as fast, and constant memory is the narrower way.
 //
-// Measured: fa19_1 7.68 ms (1.00x), fa19_2 33.66 ms (0.79x); batch 10000, NVIDIA H200.
+// Measured: fa19_1 7.67 ms (1.00x), fa19_2 33.64 ms (0.79x); batch 10000, NVIDIA H200.
 #include "output.cuh"
 
 constexpr int kMostWeights = 16384;  // constant memory has 64 KiB

@@ -5,7 +5,7 @@
 // of kernel_h - 1 rows and kernel_w - 1 columns, into shared memory. With one filter a block there is
 // little to share: copying and waiting cost what the L1 cache would have done by itself.
 //
-// Measured: fa19_1 9.66 ms (0.80x), fa19_2 36.46 ms (0.92x); batch 10000, NVIDIA H200.
+// Measured: fa19_1 10.68 ms (0.72x), fa19_2 36.82 ms (0.91x); batch 10000, NVIDIA H200.
 #include "output.cuh"
 
 constexpr int kMostWeights = 16384;  // constant memory has 64 KiB

@@ -8,7 +8,7 @@
 // images at a time. (Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks
 // for Document Processing, 2006.)
 //
-// Measured: fa19_1 12.10 ms (0.80x), fa19_2 32.84 ms (1.11x); batch 10000, NVIDIA H200.
+// Measured: fa19_1 12.01 ms (0.89x), fa19_2 32.85 ms (1.12x); batch 10000, NVIDIA H200.
 #include "output.cuh"
 
 #ifndef TILE

@@ -4,7 +4,7 @@
 // row k of the matrix is one channel shifted by one tap. One launch, no workspace. (Chetlur et
 // al., cuDNN: Efficient Primitives for Deep Learning, 2014.)
 //
-// Measured: fa19_1 8.45 ms (1.43x), fa19_2 23.31 ms (1.41x); batch 10000, NVIDIA H200.
+// Measured: fa19_1 8.44 ms (1.42x), fa19_2 23.28 ms (1.41x); batch 10000, NVIDIA H200.
 #include "output.cuh"
 
 #ifndef TILE

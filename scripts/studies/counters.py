@@ -49,13 +49,15 @@ class Counted:
     figures: dict[str, float]
 
 
-def measure(shapes: list[str], precisions: list[str], gpu: int) -> list[Counted]:
+def measure(
+    shapes: list[str], precisions: list[str], directions: list[str], gpu: int
+) -> list[Counted]:
     """The counters of each shape's kernels, of one launch each: the longest of a kernel's.
 
     Raises what `ncu.find` and `ncu.run` raise, and `GpuFailed` when `counted_runs` fails.
     """
     command = [sys.executable, "-m", "studies.counted_runs", str(gpu)]
-    command += [",".join(shapes), ",".join(precisions)]
+    command += [" ".join(shapes), ",".join(precisions), ",".join(directions)]
     between_marks = ("--profile-from-start", "off")
     result, launches = ncu.run(command, ncu.find(), _METRICS.values(), *between_marks)
     if result.returncode:
@@ -95,7 +97,12 @@ def table(rows: list[Counted]) -> str:
 def _cells(row: Counted) -> list[str]:
     f = row.figures
     return [
-        *(f"{row.shape} {row.precision}", row.kernel, f"{f['ms']:.3f}", f"{row.floor_ms:.3f}"),
+        *(
+            f"{row.shape} {row.precision}",
+            row.kernel,
+            f"{f['ms']:.3f}",
+            f"{row.floor_ms:.3f}",
+        ),
         f"{100 * row.floor_ms / f['ms']:.0f} %",
         *(f"{f[name]:.2f}" for name in ("clock_ghz", "read_gb", "written_gb")),
         *(f"{f[name]:.0f} %" for name in _SHARES),

@@ -12,6 +12,7 @@ from pathlib import Path
 from ece408_op.bench import cpu_timer, shapes
 from ece408_op.bench.peers import cudnn
 from ece408_op.errors import InvalidSetting
+from ece408_op.problem import ConvProblem
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -21,12 +22,14 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_names(parser: argparse.ArgumentParser, option: str, names: Sequence[str]) -> None:
+def add_names(
+    parser: argparse.ArgumentParser, option: str, names: Sequence[str], default: str | None = None
+) -> None:
     """An option for some of the names, separated by commas; all by default."""
     parser.add_argument(
         option,
-        default=",".join(names),
-        help=f"of {', '.join(names)}, separated by commas (default: all)",
+        default=default or ",".join(names),
+        help=f"of {', '.join(names)}, separated by commas (default: {default or 'all'})",
     )
 
 
@@ -59,6 +62,24 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
 
 def add_shapes(parser: argparse.ArgumentParser) -> None:
     add_names(parser, "--shapes", list(shapes.SHAPES))
+
+
+def add_shapes_or_problems(parser: argparse.ArgumentParser) -> None:
+    """`--shapes`, for `shapes_or_problems`."""
+    parser.add_argument(
+        "--shapes",
+        default=",".join(shapes.SHAPES),
+        help=f"of {', '.join(shapes.SHAPES)}, or problems such as b100,c12,h33,w33,m24,k5 "
+        "separated by spaces (default: all)",
+    )
+
+
+def shapes_or_problems(
+    options: argparse.Namespace, batch: int | None = None
+) -> dict[str, ConvProblem]:
+    """By name, at another batch if it is given. Raises `InvalidProblem`."""
+    separator = " " if ",c" in options.shapes else ","
+    return {name: shapes.find(name, batch) for name in options.shapes.split(separator)}
 
 
 def add_repeat(parser: argparse.ArgumentParser) -> None:
