@@ -1,6 +1,6 @@
 """Run the kernel chosen for each shape once, between marks for a profiler.
 
-    python -m studies.counted_runs GPU SHAPES PRECISIONS DIRECTIONS
+    python counted_runs.py GPU SHAPES PRECISIONS DIRECTIONS
 
 Shapes, or problems, are separated by spaces, the others by commas.
 

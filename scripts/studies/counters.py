@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ece408_op.course.comparison import reason
 from ece408_op.errors import GpuFailed
@@ -56,7 +57,7 @@ def measure(
 
     Raises what `ncu.find` and `ncu.run` raise, and `GpuFailed` when `counted_runs` fails.
     """
-    command = [sys.executable, "-m", "studies.counted_runs", str(gpu)]
+    command = [sys.executable, str(Path(__file__).with_name("counted_runs.py")), str(gpu)]
     command += [" ".join(shapes), ",".join(precisions), ",".join(directions)]
     between_marks = ("--profile-from-start", "off")
     result, launches = ncu.run(command, ncu.find(), _METRICS.values(), *between_marks)
