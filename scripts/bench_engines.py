@@ -1,4 +1,4 @@
-"""Time swapped networks of MXNet's model zoo beside onnxruntime and OpenVINO."""
+"""Time swapped networks of MXNet's model zoo beside onnxruntime, OpenVINO and PyTorch."""
 
 import argparse
 
@@ -23,7 +23,7 @@ def main():
         "--peer-python",
         metavar="PYTHON",
         default="python3",
-        help="a Python with onnxruntime and openvino, or one of them (default: %(default)s)",
+        help="a Python with any of onnxruntime, openvino and torch (default: %(default)s)",
     )
     shared.add_output(parser)
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import functools
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,21 +26,22 @@ from ece408_op.operator.swap import swap
 from . import zoo
 
 OURS = "ours"
+_REST_S, _WAKING_S = 0.1, 0.05
 
 
 class Engines(process.Peer):
-    """onnxruntime and OpenVINO under another Python; onnx_peer.py says what to ask.
+    """onnxruntime, OpenVINO and PyTorch under another Python; onnx_peer.py says what to ask.
 
-    Raises `InvalidSetting` if that Python does not run or has neither.
+    Raises `InvalidSetting` if that Python does not run or has none of them.
     """
 
     def __init__(self, python: str) -> None:
         threads = {"OMP_NUM_THREADS": str(settings.threads())}
-        remedy = "name a Python with onnxruntime or openvino as --peer-python"
+        remedy = "name a Python with onnxruntime, openvino or torch as --peer-python"
         super().__init__("onnx_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
         if not self.versions:
             self.__exit__()
-            raise InvalidSetting(f"{python} has neither onnxruntime nor openvino; {remedy}")
+            raise InvalidSetting(f"{python} has none of the engines; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,15 @@ def measure(
     mx = load_mxnet()
     net, x = zoo.build(name, batch)
     with tempfile.TemporaryDirectory() as folder:
-        onnx, images, found = (str(Path(folder) / file) for file in ("net", "x.npy", "y.npy"))
+        names = ("net", "graph", "weights.npz", "x.npy", "y.npy")
+        onnx, graph, weights, images, found = (str(Path(folder) / name) for name in names)
         symbol = net(mx.sym.Variable("data"))
         parameters = {p.name: p.data() for p in net.collect_params().values()}
         mx.onnx.export_model(symbol, parameters, [x.shape], np.float32, onnx)
+        symbol.save(graph)
+        np.savez(weights, **{key: array.asnumpy() for key, array in parameters.items()})
         np.save(images, x.asnumpy())
-        peer.ask(open=onnx, x=images)
+        peer.ask(open=onnx, graph=graph, weights=weights, x=images)
         swap(net)
         net.hybridize(static_alloc=True, static_shape=True)
         expected = net(x).asnumpy()
@@ -84,16 +89,20 @@ def measure(
         for engine in peer.versions:
             calls[engine] = functools.partial(_pass, peer, engine)
         ms = cpu_timer.interleaved(
-            {who: functools.partial(_after_another, call) for who, call in calls.items()},
+            {who: functools.partial(_after_others, call) for who, call in calls.items()},
             repeat,
             tick,
         )
     return Measured(name, batch, ms, error)
 
 
-def _after_another(call: Callable[[], float]) -> float:
-    """The time of a call whose threads are awake."""
-    call()
+def _after_others(call: Callable[[], float]) -> float:
+    """The time of a call whose threads are awake, while those of other engines sleep: some spin for
+    long after a pass."""
+    time.sleep(_REST_S)
+    awake = time.perf_counter() + _WAKING_S
+    while time.perf_counter() < awake:
+        call()
     return call()
 
 

@@ -1,8 +1,9 @@
-"""A network's ONNX file in onnxruntime and OpenVINO, in a process of its own.
+"""A network in onnxruntime, OpenVINO and PyTorch, in a process of its own.
 
-It runs under whichever Python has one of them, so it imports nothing of this package but `serve`.
-It first writes {engine: version}. The request {"open": file, "x": .npy} is answered with {}, and
-{"run": engine} with {"ms": ...}; {"run": engine, "to": .npy} also writes the first output.
+It runs under whichever Python has one of them, so it imports nothing of this package but what lies
+beside it. It first writes {engine: version}. The request {"open": ONNX file, "graph": file with
+MXNet's JSON, "weights": .npz, "x": .npy} is answered with {}, and {"run": engine} with {"ms": ...};
+{"run": engine, "to": .npy} also writes the first output.
 """
 
 from __future__ import annotations
@@ -17,25 +18,26 @@ import numpy as np
 from serve import serve
 
 Run = Callable[[], np.ndarray]
+_TRIES = 3
 
 
-def open_in_onnxruntime(engine: Any, path: str, x: np.ndarray, threads: int) -> Run:
+def open_in_onnxruntime(engine: Any, files: dict[str, str], x: np.ndarray, threads: int) -> Run:
     options = engine.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    session = engine.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = engine.InferenceSession(files["open"], options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda: session.run(None, {name: x})[0]
 
 
-def open_in_openvino(engine: Any, path: str, x: np.ndarray, threads: int) -> Run:
+def open_in_openvino(engine: Any, files: dict[str, str], x: np.ndarray, threads: int) -> Run:
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
         # Else it computes in bfloat16 where the processor has that.
         "INFERENCE_PRECISION_HINT": "f32",
     }
-    compiled = engine.Core().compile_model(path, "CPU", settings)
+    compiled = engine.Core().compile_model(files["open"], "CPU", settings)
     request = compiled.create_infer_request()
 
     def run() -> np.ndarray:
@@ -45,7 +47,33 @@ def open_in_openvino(engine: Any, path: str, x: np.ndarray, threads: int) -> Run
     return run
 
 
-ENGINES = {"onnxruntime": open_in_onnxruntime, "openvino": open_in_openvino}
+def open_in_torch(engine: Any, files: dict[str, str], x: np.ndarray, threads: int) -> Run:
+    """In the layout that is faster."""
+    from torch_network import LAYOUTS, Graph
+
+    engine.set_num_threads(threads)
+    engine.set_grad_enabled(False)
+    with open(files["graph"]) as file:
+        text = file.read()
+    weights, data = dict(np.load(files["weights"])), engine.from_numpy(x)
+    runs = []
+    for layout in LAYOUTS:
+        graph = Graph(text, weights, layout, "cpu")
+        runs.append(lambda graph=graph: graph(data).numpy())
+    return min(runs, key=lambda run: min(_seconds(run) for _ in range(_TRIES)))
+
+
+def _seconds(run: Run) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+ENGINES = {
+    "onnxruntime": open_in_onnxruntime,
+    "openvino": open_in_openvino,
+    "torch": open_in_torch,
+}
 
 
 def installed() -> dict[str, Any]:
@@ -67,7 +95,7 @@ def main() -> None:
             x = np.load(request["x"])
             runs.clear()
             for name, engine in engines.items():
-                runs[name] = ENGINES[name](engine, request["open"], x, threads)
+                runs[name] = ENGINES[name](engine, request, x, threads)
             return {}
         begin = time.perf_counter()
         found = runs[request["run"]]()

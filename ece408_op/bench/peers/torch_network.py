@@ -20,7 +20,7 @@ import torch
 from serve import serve
 from torch.nn import functional
 
-_LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
+LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 # cudnn.benchmark tries its algorithms in the first of these.
 _WARM_UP = 3
 Tensors = list[torch.Tensor]
@@ -128,9 +128,11 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class Graph:
-    """A network with its weights on the GPU in a layout."""
+    """A network with its weights on a device in a layout."""
 
-    def __init__(self, text: str, weights: dict[str, np.ndarray], layout: str) -> None:
+    def __init__(
+        self, text: str, weights: dict[str, np.ndarray], layout: str, device: str = "cuda"
+    ) -> None:
         document = json.loads(text)
         self._nodes = document["nodes"]
         self._calls = [
@@ -144,14 +146,15 @@ class Graph:
             if node["op"] != "null"
         ]
         self._head = document["heads"][0][0]
-        self._layout = _LAYOUTS[layout]
+        self._layout = LAYOUTS[layout]
         self._held: dict[int, torch.Tensor] = {}
         self._data = 0
         for number, node in enumerate(self._nodes):
             if node["op"] == "null" and node["name"] == "data":
                 self._data = number
             elif node["op"] == "null":
-                self._held[number] = self.placed(torch.from_numpy(weights[node["name"]]).cuda())
+                array = torch.from_numpy(weights[node["name"]]).to(device)
+                self._held[number] = self.placed(array)
 
     def placed(self, x: torch.Tensor) -> torch.Tensor:
         return x.contiguous(memory_format=self._layout) if x.dim() == 4 else x
