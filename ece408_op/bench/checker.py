@@ -75,8 +75,8 @@ def random_cases(kernel: Kernel, count: int, seed: int = 408) -> list[Case]:
 
 
 def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | None:
-    """A problem of those that the general kernels take, of the depthwise ones', or of the ladder's,
-    if it exists."""
+    """A problem of those that the general kernels take, of those for small groups, or of the
+    ladder's, if it exists."""
     everything = kernel.name.startswith("general")
     windows = everything or kernel.family.why_not(_STRIDED) is None
     grouped = everything or kernel.family.why_not(_GROUPED) is None
@@ -91,6 +91,8 @@ def _random_problem(kernel: Kernel, rng: np.random.Generator) -> ConvProblem | N
     filters = [1, 2, 3, 5, 6, 8, 11, 17, 24, 37]
     if kernel.name.startswith("depthwise"):
         groups, channels, filters = int(rng.integers(1, 21)), [1], [1]
+    if kernel.name.startswith("grouped"):
+        groups, channels, filters = int(rng.integers(1, 9)), list(range(1, 9)), list(range(1, 9))
     try:
         problem = ConvProblem(
             batch=int(rng.integers(1, 5)),

@@ -8,5 +8,5 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
-    gather(y, x, w, bias, unsigned(batch) * CHANNELS);
+    gather(y, x, w, bias, unsigned(batch) * GROUPS);
 }

@@ -1,5 +1,5 @@
-// What the kernels for groups of one channel share: the layer's shape, which pixels a thread reads
-// for its outputs, and copies between global and shared memory.
+// What the kernels for groups of one channel or few share: the layer's shape, which pixels a thread
+// reads for its outputs, and copies between global and shared memory.
 //
 // Whole rows of one plane, or several whole planes, are one piece of memory in NCHW. A block copies
 // such a piece into shared memory, 16 bytes at a time. There a piece is as far from a multiple of
@@ -8,8 +8,15 @@
 // once and stays in registers.
 #pragma once
 
-#ifndef CHANNELS
-#define CHANNELS 8
+#ifndef GROUPS
+#define GROUPS 8
+#endif
+// Planes that a group's outputs are computed from, and planes of these.
+#ifndef GROUP_IN
+#define GROUP_IN 1
+#endif
+#ifndef GROUP_OUT
+#define GROUP_OUT 1
 #endif
 #ifndef HEIGHT
 #define HEIGHT 28
@@ -51,7 +58,8 @@
 #define ACTIVATE(v)  // statements that make of v, which holds the result, what is stored
 #endif
 
-// A thread has ROWS rows; a block STRIPS times as many of one plane, or PLANES whole planes.
+// A thread has ROWS rows of all of a group's outputs; a block STRIPS times as many of one group, or
+// PLANES groups with their whole planes.
 #ifndef ROWS
 #define ROWS 4
 #endif
@@ -133,9 +141,12 @@ constexpr int kLeast = Down::least(ROWS), kMost = Down::most(ROWS);
 constexpr int kBandRows = STRIPS * ROWS, kBands = divide_up(kOutH, kBandRows);
 constexpr bool kEven = kOutH % kBandRows == 0 && kOutW % kColumns == 0;  // no item is cut off
 constexpr int kReach = Down::begin((STRIPS - 1) * ROWS) + kMost - kLeast + 1;
-// What a block has of both arrays at most.
-constexpr int kInFloats = PLANES * (kBands == 1 ? kInH : smaller(kInH, kReach)) * kInW;
-constexpr int kOutFloats = PLANES * smaller(kOutH, kBandRows) * kOutW;
+// Whole planes of a block are one piece of memory; bands of a group's planes are a piece each.
+constexpr int kInPieces = kBands == 1 ? 1 : GROUP_IN, kInOfPiece = GROUP_IN / kInPieces;
+constexpr int kOutPieces = kBands == 1 ? 1 : GROUP_OUT, kOutOfPiece = GROUP_OUT / kOutPieces;
+// What a block has of a piece of both arrays at most.
+constexpr int kInFloats = PLANES * kInOfPiece * (kBands == 1 ? kInH : smaller(kInH, kReach)) * kInW;
+constexpr int kOutFloats = PLANES * kOutOfPiece * smaller(kOutH, kBandRows) * kOutW;
 
 // How far windows reach over a row's ends, and whether they stay within the rows.
 constexpr int kLastUnit = Across::begin((kUnits - 1) * kColumns);
@@ -192,10 +203,13 @@ struct Band {
         end = kBands == 1 ? kInH : min(max(begin + kReach, first), kInH);
     }
 
-    __device__ int in_floats(int planes) const { return planes * (end - first) * kInW; }
+    // Of a piece of so many groups.
+    __device__ int in_floats(int groups) const {
+        return groups * kInOfPiece * (end - first) * kInW;
+    }
 
-    __device__ int out_floats(int planes) const {
-        return planes * min(kOutH - row, kBandRows) * kOutW;
+    __device__ int out_floats(int groups) const {
+        return groups * kOutOfPiece * min(kOutH - row, kBandRows) * kOutW;
     }
 };
 
@@ -233,11 +247,11 @@ struct Copy {
 
 // A thread's part of a block's outputs.
 struct Item {
-    int plane, row, column;  // of the block; of the plane
+    int group, row, column;  // of the block; of the plane
 
     // The compiler does not see by itself what is 0, nor then which rows are in the padding.
     __device__ Item(unsigned number, const Band &band) {
-        plane = PLANES == 1 ? 0 : number / kPlaneItems;
+        group = PLANES == 1 ? 0 : number / kPlaneItems;
         row = STRIPS == 1 ? band.row : band.row + number / kUnits % STRIPS * ROWS;
         column = number % kUnits * kColumns;
     }
@@ -261,14 +275,15 @@ struct Tile {
     }
 };
 
-// What an item reads, from its first row's and column's `begin` on.
+// What an item reads of a plane of its group's in a piece, from its first row's and column's `begin`
+// on.
 struct Window {
     const float *pixels, *zeros;
     int row, column;
 
-    __device__ Window(const Tile &tile, int shift, const Band &band, const Item &item)
+    __device__ Window(const Tile &tile, int shift, const Band &band, const Item &item, int plane)
         : row(Down::begin(item.row)), column(Across::begin(item.column)) {
-        const int rows = item.plane * kInH + row - band.first;
+        const int rows = (item.group * kInOfPiece + plane) * kInH + row - band.first;
         pixels = tile.floats() + (kZeros + shift + rows * kInW + column);
         zeros = tile.floats() + (kLeft + column);
     }

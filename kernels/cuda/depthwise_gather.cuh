@@ -1,5 +1,5 @@
-// Outputs of groups of one channel, each the sum of what it reads times the channel's weights: y
-// from x, or dx from dy.
+// Outputs of groups of one channel or few, each the sum of what it reads times its weights: y from x,
+// or dx from dy.
 //
 // Narrow outputs, and those that a thread has several columns of, go through shared memory, too, so
 // that each 32 bytes of global memory are written once. Others are written straight away: a row's
@@ -38,9 +38,37 @@ __device__ __forceinline__ void write_out(float *to, const float *from, int floa
     if (piece.end() < piece.count) put(to + piece.end(), from[piece.end()]);
 }
 
-// A thread's outputs from the rows of its window, each of which is read once.
-__device__ __forceinline__ void add_up(float (&sums)[ROWS][kColumns], const Window &window,
-                                       const float (&weights)[kTaps]) {
+// The weights of a group's outputs for one tap of one plane.
+struct alignas(GROUP_OUT % 4 == 0 ? 16 : GROUP_OUT % 2 == 0 ? 8 : 4) Weights {
+    float of[GROUP_OUT];
+};
+
+using Sums = float[GROUP_OUT][ROWS][kColumns];
+
+constexpr bool kSingle = GROUP_IN == 1 && GROUP_OUT == 1;
+constexpr int kGroupWeights = GROUP_IN * kTaps * GROUP_OUT;
+
+// From one plane of a group to one of its outputs.
+__device__ __forceinline__ const float *taps_of(const float *w, unsigned group, int in, int out) {
+    const unsigned pair = BACKWARD ? (group * GROUP_IN + in) * GROUP_OUT + out
+                                   : (group * GROUP_OUT + out) * GROUP_IN + in;
+    return w + pair * kTaps;
+}
+
+// All of a block's weights, in the order in which threads use them.
+__device__ __forceinline__ void copy_weights(Weights *to, const float *w, unsigned group0,
+                                             int groups) {
+    float *floats = reinterpret_cast<float *>(to);
+    for (int i = threadIdx.x; i < groups * kGroupWeights; i += THREADS) {
+        const unsigned group = (group0 + i / kGroupWeights) % GROUPS;
+        const int in = i / (kTaps * GROUP_OUT) % GROUP_IN, tap = i / GROUP_OUT % kTaps;
+        floats[i] = __ldg(taps_of(w, group, in, i % GROUP_OUT) + tap);
+    }
+}
+
+// Adds to a thread's outputs what the rows of its window give, each of which is read once.
+__device__ __forceinline__ void add_up(Sums &sums, const Window &window,
+                                       const Weights (&weights)[kTaps]) {
 #pragma unroll
     for (int h = kLeast; h <= kMost; h++) {
         float pixels[kColumns][KERNEL_W];
@@ -53,58 +81,90 @@ __device__ __forceinline__ void add_up(float (&sums)[ROWS][kColumns], const Wind
                 if (!Down::reads(r, p) || Down::offset(r, p) != h) continue;
 #pragma unroll
                 for (int c = 0; c < kColumns; c++) {
-                    if (Across::reads(c, q)) sums[r][c] += weights[tap] * pixels[c][q];
+                    if (!Across::reads(c, q)) continue;
+#pragma unroll
+                    for (int o = 0; o < GROUP_OUT; o++) {
+                        sums[o][r][c] += weights[tap].of[o] * pixels[c][q];
+                    }
                 }
             }
         }
     }
 }
 
-// All of a block's outputs; `planes` are those of all images.
+// All of a block's outputs; `groups` are those of all images.
 __device__ __forceinline__ void gather(float *out, const float *in, const float *w,
-                                       const float *bias, unsigned planes) {
-    __shared__ Tile tile;
-    __shared__ float4 out_space[kCollected ? vectors_for(kOutFloats) : 1];
-    const unsigned plane0 = blockIdx.x / kBands * PLANES;
-    const int held = PLANES == 1 ? 1 : min(PLANES, planes - plane0);
+                                       const float *bias, unsigned groups) {
+    __shared__ Tile tiles[kInPieces];
+    __shared__ float4 out_space[kCollected ? kOutPieces : 1][kCollected ? vectors_for(kOutFloats) : 1];
+    __shared__ Weights shared_weights[kSingle ? 1 : PLANES * GROUP_IN][kTaps];
+    const unsigned group0 = blockIdx.x / kBands * PLANES;
+    const int held = PLANES == 1 ? 1 : min(PLANES, groups - group0);
     const Band band(blockIdx.x % kBands);
-    in += size_t(plane0) * kInPlane + band.first * kInW;
-    out += size_t(plane0) * kOutPlane + band.row * kOutW;
+    in += size_t(group0) * GROUP_IN * kInPlane + band.first * kInW;
+    out += size_t(group0) * GROUP_OUT * kOutPlane + band.row * kOutW;
 
-    // Loops have more than one turn for one plane only, so the channel stays the same.
-    const unsigned mine = min(threadIdx.x / kPlaneItems, held - 1);
-    const unsigned channel = (plane0 + mine) % CHANNELS;
-    Copy<kInFloats> copy;
-    copy.load(in, band.in_floats(held));
-    float weights[kTaps];
+    Copy<kInFloats> copies[kInPieces];
 #pragma unroll
-    for (int tap = 0; tap < kTaps; tap++) weights[tap] = __ldg(w + channel * kTaps + tap);
-    const float start = BIAS ? __ldg(bias + channel) : 0;
-    tile.store(copy);
+    for (int i = 0; i < kInPieces; i++) copies[i].load(in + i * kInPlane, band.in_floats(held));
+    // Loops have more than one turn for one group only, so the weights stay the same.
+    const unsigned mine = min(threadIdx.x / kPlaneItems, held - 1);
+    const unsigned group = (group0 + mine) % GROUPS;
+    Weights weights[kTaps];
+    if constexpr (kSingle) {
+#pragma unroll
+        for (int tap = 0; tap < kTaps; tap++) weights[tap].of[0] = __ldg(w + group * kTaps + tap);
+    } else {
+        copy_weights(shared_weights[0], w, group0, held);
+    }
+    float start[GROUP_OUT];
+#pragma unroll
+    for (int o = 0; o < GROUP_OUT; o++) start[o] = BIAS ? __ldg(bias + group * GROUP_OUT + o) : 0;
+#pragma unroll
+    for (int i = 0; i < kInPieces; i++) tiles[i].store(copies[i]);
     __syncthreads();
 
-    float *collected = placed(out_space, out);
     for (int number = threadIdx.x; number < held * kPlaneItems; number += THREADS) {
         const Item item(number, band);
-        float sums[ROWS][kColumns] = {};
-        add_up(sums, Window(tile, copy.shift, band, item), weights);
+        Sums sums = {};
+#pragma unroll 1
+        for (int i = 0; i < GROUP_IN; i++) {
+            if constexpr (!kSingle) {
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+                for (int tap = 0; tap < kTaps; tap++) {
+                    weights[tap] = shared_weights[item.group * GROUP_IN + i][tap];
+                }
+            }
+            const int piece = i / kInOfPiece, shift = misalignment(in + piece * kInPlane);
+            add_up(sums, Window(tiles[piece], shift, band, item, i % kInOfPiece), weights);
+        }
 #pragma unroll
-            for (int c = 0; c < kColumns; c++) {
-                if (!kEven && (item.row + r >= kOutH || item.column + c >= kOutW)) continue;
-                const int row = item.plane * kOutH + item.row - band.row + r;
-                const int at = row * kOutW + item.column + c;
-                if (kCollected) {
-                    collected[at] = sums[r][c] + start;
-                } else {
-                    put(out + at, sums[r][c] + start);
+        for (int o = 0; o < GROUP_OUT; o++) {
+            float *to = out + o / kOutOfPiece * kOutPlane;
+            if (kCollected) to = placed(out_space[o / kOutOfPiece], to);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+                for (int c = 0; c < kColumns; c++) {
+                    if (!kEven && (item.row + r >= kOutH || item.column + c >= kOutW)) continue;
+                    const int plane = item.group * kOutOfPiece + o % kOutOfPiece;
+                    const int row = plane * kOutH + item.row - band.row + r;
+                    const int at = row * kOutW + item.column + c;
+                    if (kCollected) {
+                        to[at] = sums[o][r][c] + start[o];
+                    } else {
+                        put(to + at, sums[o][r][c] + start[o]);
+                    }
                 }
             }
         }
     }
     if (kCollected) {
         __syncthreads();
-        write_out(out, collected, band.out_floats(held));
+#pragma unroll
+        for (int i = 0; i < kOutPieces; i++) {
+            float *to = out + i * kOutPlane;
+            write_out(to, placed(out_space[i], to), band.out_floats(held));
+        }
     }
 }

@@ -35,12 +35,27 @@ MORE_DEPTHWISE = (
     "b2,c3,h26,w17,m3,k3x5,s1x3,p4x3,d3x2,g3",
     "b2,c2,h50,w90,m2,k3x2,s2x1,p0x3,g2,bias",
 )
+# The same of groups of few channels, one of which has more filters than channels.
+GROUPED = (
+    "b3,c12,h7,w7,m12,k3,p1x1,g3,bias",
+    "b1,c6,h19,w40,m10,k5x3,s3x2,p2x1,d1x2,g2,bias",
+    "b5,c24,h3,w4,m3,k3,p2x2,g3",
+)
+MORE_GROUPED = (
+    "b2,c8,h37,w45,m8,k3,p1x1,g2",
+    "b2,c2,h9,w35,m6,k3,s2x2,p1x1,g2",
+    "b2,c16,h14,w14,m16,k3,p1x1,g2",
+    "b1,c10,h28,w28,m14,k3,p1x1,g2,bias",
+    "b2,c21,h26,w17,m9,k3x5,s1x3,p4x3,d3x2,g3",
+    "b1,c16,h50,w90,m8,k3x2,s2x1,p0x3,g4,bias",
+)
 KERNELS = {
     **dict.fromkeys(("1_naive", "2_constant_weights", "3_shared_tiles", "4_im2col"), SMALL),
     **dict.fromkeys(("5_implicit_gemm", "6_register_tiles", "7_channel_tree"), SMALL),
     **dict.fromkeys(("8_channel_atomics", "9_half"), SMALL),
     **dict.fromkeys(("12_one_channel", "13_column_pairs", "15_winograd"), ONE_CHANNEL),
     "depthwise": DEPTHWISE,
+    "grouped": GROUPED,
     "general": GENERAL,
     "general_strict": GENERAL,
 }
@@ -65,11 +80,12 @@ def test_a_forward_kernel_is_exact_and_has_no_fault(name, rng):
 
 
 @pytest.mark.slow
-def test_more_depthwise_layers_are_exact_and_have_no_fault(rng):
-    _check_forward("depthwise", MORE_DEPTHWISE, rng)
-    for text in MORE_DEPTHWISE:
-        names = _check_gradients(ConvProblem.parse(text), rng)
-        assert all(name.startswith("depthwise") for name in names)
+def test_more_layers_of_groups_are_exact_and_have_no_fault(rng):
+    for kernel, texts in (("depthwise", MORE_DEPTHWISE), ("grouped", MORE_GROUPED)):
+        _check_forward(kernel, texts, rng)
+        for text in texts:
+            names = _check_gradients(ConvProblem.parse(text), rng)
+            assert all(name.startswith(kernel) for name in names)
 
 
 def _check_forward(name, texts, rng):
@@ -127,6 +143,12 @@ def test_gradients_are_exact_and_have_no_fault(text, rng):
 def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("depthwise") for name in names)
+
+
+@pytest.mark.parametrize("text", GROUPED)
+def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
+    names = _check_gradients(ConvProblem.parse(text), rng)
+    assert all(name.startswith("grouped") for name in names)
 
 
 @pytest.mark.parametrize(

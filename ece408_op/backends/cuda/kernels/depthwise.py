@@ -1,4 +1,5 @@
-"""The depthwise kernels: groups of one channel and one filter, at the memory's speed."""
+"""Kernels for groups of one channel and one filter (depthwise) and for groups of few (grouped), at
+the memory's speed."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ _MOST_TAPS = 7  # of an axis
 _MOST_REACH = 64  # rows from a window's first to its last
 _MOST_STRIDE = 4  # that is undone: a thread has a column for each remainder
 _MOST_ROWS = 8
+# Channels and filters of a group that is no single one; and numbers that its threads keep.
+_MOST_OF_GROUP = 8
+_MOST_KEPT = 112
 _THREADS, _MOST_THREADS = 256, 512
 # Of small planes a block takes several, until it has about as many threads.
 _PLANES_THREADS = 128
@@ -26,8 +30,8 @@ _WEIGHT_BLOCKS = 8 * 132
 
 @dataclass(frozen=True)
 class Bands(Layout):
-    """Rows of a thread, of which a block has `strips` times as many in one plane, or `planes` whole
-    planes, and its threads."""
+    """Rows of a thread, of which a block has `strips` times as many of one group, or all rows of
+    `planes` groups, and its threads."""
 
     rows: int
     strips: int
@@ -37,8 +41,9 @@ class Bands(Layout):
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a kernel reads and writes: heights, widths, and columns of a thread."""
+    """What a kernel reads and writes: planes of a group, heights, widths, columns of a thread."""
 
+    of_group: tuple[int, int]
     ins: tuple[int, int]
     outs: tuple[int, int]
     columns: int
@@ -51,8 +56,12 @@ class _Shape:
         return divide_up(self.outs[1], self.columns)
 
 
-class _Depthwise(Family):
-    """Threads take columns of bands of rows that blocks copy into shared memory."""
+@dataclass(frozen=True)
+class _Planes(Family):
+    """Threads take columns of bands of rows that blocks copy into shared memory. With `few` groups
+    have few channels and few filters, else one of each."""
+
+    few: bool = False
 
     @abstractmethod
     def _shape(self, problem: ConvProblem) -> _Shape:
@@ -66,12 +75,27 @@ class _Depthwise(Family):
     def _collects(self, shape: _Shape) -> bool:
         """Whether a block has its outputs in shared memory, too."""
 
+    @abstractmethod
+    def _kept(self, problem: ConvProblem, rows: int) -> int:
+        """Sums of a thread with so many rows, and what it needs for all of them."""
+
+    def _threads_of(self, shape: _Shape, items: int) -> int:
+        """For so many items: a column of a thread's rows each."""
+        return items
+
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.dtype != "float32":
             return f"it computes float32 only, not {problem.dtype}"
-        if not problem.groups == problem.channels == problem.filters:
+        most = _MOST_OF_GROUP if self.few else 1
+        single = problem.groups == problem.channels == problem.filters
+        if max(_of_group(problem)) > most or single == self.few:
+            which = (
+                f"of up to {most} channels and filters"
+                if self.few
+                else "of one channel and one filter"
+            )
             return (
-                "it computes groups of one channel and one filter only, not "
+                f"it computes groups {which} only, not "
                 f"{problem.channels} channels and {problem.filters} filters in {problem.groups}"
             )
         kernel, reach = problem.kernel, _reach(problem)
@@ -83,8 +107,11 @@ class _Depthwise(Family):
         if self._shape(problem).step > _MOST_STRIDE or self._shape(problem).columns > _MOST_STRIDE:
             return f"it undoes strides of at most {_MOST_STRIDE}, not {problem.stride}"
         if next(self._layouts(problem), None) is None:
-            return "a thread's rows do not fit into 48 KiB of shared memory"
+            return "a thread's rows do not fit into 48 KiB of shared memory and its registers"
         return None
+
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        return problem.groups > 1 or not self.few
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Bands]:
         return list(dict.fromkeys(self._layouts(problem)))
@@ -94,14 +121,14 @@ class _Depthwise(Family):
         height = shape.outs[0]
         for rows in _row_counts(height, shape.step):
             strips = divide_up(height, rows)
-            items = strips * shape.units
-            if 2 * items <= _PLANES_THREADS:
-                planes = min(problem.channels, _PLANES_THREADS // items)
+            of_group = self._threads_of(shape, strips * shape.units)
+            if 2 * of_group <= _PLANES_THREADS:
+                planes = min(problem.groups, _PLANES_THREADS // of_group)
                 yield from self._fitting(problem, Bands(rows, strips, planes, 0))
                 yield from self._fitting(problem, Bands(rows, strips, max(1, planes // 2), 0))
             for threads in (_THREADS, _THREADS // 2):
                 # As even bands as there can be.
-                bands = divide_up(strips, max(1, threads // shape.units))
+                bands = divide_up(strips, max(1, threads // self._threads_of(shape, shape.units)))
                 yield from self._fitting(problem, Bands(rows, divide_up(strips, bands), 1, 0))
             yield from self._fitting(problem, Bands(rows, 1, 1, 0))
 
@@ -112,30 +139,51 @@ class _Depthwise(Family):
         out_rows = layout.strips * layout.rows
         whole = out_rows >= shape.outs[0]
         in_rows = height if whole else min(height, self._in_rows(problem, out_rows))
-        in_floats = layout.planes * in_rows * width
-        out_floats = layout.planes * min(out_rows, shape.outs[0]) * shape.outs[1]
-        items = layout.planes * layout.strips * shape.units
-        copied = divide_up(in_floats, 4 * _VECTORS)
-        threads = max(items if layout.planes > 1 else min(items, _THREADS), copied)
-        threads = divide_up(threads, 32) * 32
+        group_in, group_out = shape.of_group
+        in_floats = layout.planes * group_in * in_rows * width
+        out_floats = layout.planes * group_out * min(out_rows, shape.outs[0]) * shape.outs[1]
+        threads = self._thread_count(shape, layout, divide_up(in_floats, 4 * _VECTORS))
         # At most what windows reach over the ends of a row.
         margin = problem.pad[1] + (problem.kernel[1] - 1) * problem.dilate[1] + shape.columns
-        floats = in_floats + width + 3 * margin + 16
-        floats += out_floats if self._collects(shape) else 0
-        nbytes = 4 * (floats + self._other_floats(problem, threads))
-        if nbytes <= limits.STATIC_SHARED_BYTES and threads <= _MOST_THREADS:
+        pieces = 1 if whole else group_in
+        floats = in_floats + pieces * (width + 3 * margin + 16)
+        floats += out_floats + 4 * group_out if self._collects(shape) else 0
+        nbytes = 4 * (floats + self._other_floats(problem, layout.planes, threads))
+        is_small = threads <= _MOST_THREADS and self._kept(problem, layout.rows) <= _MOST_KEPT
+        if nbytes <= limits.STATIC_SHARED_BYTES and is_small:
             yield Bands(layout.rows, layout.strips, layout.planes, threads)
 
-    def _other_floats(self, problem: ConvProblem, threads: int) -> int:
-        return 0
+    def _thread_count(self, shape: _Shape, layout: Bands, copying: int) -> int:
+        """Of a block, at least as many as are for `copying`, in whole warps."""
+        items = layout.planes * layout.strips * shape.units
+        return _warps(max(items if layout.planes > 1 else min(items, _THREADS), copying))
+
+    @abstractmethod
+    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
+        """Of shared memory, besides pixels."""
+
+    def _defines(self, problem: ConvProblem, layout: Bands, accumulate: bool) -> Defines:
+        sizes = [(name.upper(), getattr(problem, name)) for name in ("groups", "height", "width")]
+        pairs = [
+            (f"{name.upper()}_{axis}", value)
+            for name in ("kernel", "stride", "pad", "dilate")
+            for axis, value in zip("HW", getattr(problem, name))
+        ]
+        of_group = zip(("GROUP_IN", "GROUP_OUT"), self._shape(problem).of_group)
+        return (
+            *(*sizes, *pairs),
+            *(of_group if self.few else ()),
+            *((("ACCUMULATE", 1),) if accumulate else ()),
+            *layout.defines,
+        )
 
 
-class Forward(_Depthwise):
+class Forward(_Planes):
     """y from x."""
 
     def _shape(self, problem: ConvProblem) -> _Shape:
         outs = problem.out_height, problem.out_width
-        return _Shape((problem.height, problem.width), outs, 1, 1)
+        return _Shape(_of_group(problem), (problem.height, problem.width), outs, 1, 1)
 
     def _in_rows(self, problem: ConvProblem, rows: int) -> int:
         return (rows - 1) * problem.stride[0] + _reach(problem)
@@ -143,24 +191,31 @@ class Forward(_Depthwise):
     def _collects(self, shape: _Shape) -> bool:
         return shape.outs[1] < 32
 
+    def _kept(self, problem: ConvProblem, rows: int) -> int:
+        return rows * _of_group(problem)[1]
+
+    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
+        return planes * math.prod(_of_group(problem)) * math.prod(problem.kernel)
+
     def plan(self, kernel: Code, problem: ConvProblem, layout: Bands, accumulate: bool) -> Plan:
         launch = Launch(
             "convolve",
-            (_blocks(self._shape(problem), layout, problem.batch * problem.channels), 1, 1),
+            (_blocks(problem, self._shape(problem), layout), 1, 1),
             (layout.threads, 1, 1),
             ("y", "x", "w", "bias", problem.batch),
         )
         bias = (("BIAS", 1),) if problem.bias else ()
-        return Plan(kernel, (*_defines(problem, layout, accumulate), *bias), (launch,))
+        return Plan(kernel, (*self._defines(problem, layout, accumulate), *bias), (launch,))
 
 
-class BackwardData(_Depthwise):
+class BackwardData(_Planes):
     """dx from dy; a thread has pixels of all remainders by the strides."""
 
     def _shape(self, problem: ConvProblem) -> _Shape:
         ins = problem.out_height, problem.out_width
         rows, columns = problem.stride
-        return _Shape(ins, (problem.height, problem.width), columns, rows)
+        of_group = _of_group(problem)[::-1]
+        return _Shape(of_group, ins, (problem.height, problem.width), columns, rows)
 
     def _in_rows(self, problem: ConvProblem, rows: int) -> int:
         return (rows + _reach(problem) - 2) // problem.stride[0] + 1
@@ -168,14 +223,20 @@ class BackwardData(_Depthwise):
     def _collects(self, shape: _Shape) -> bool:
         return shape.columns > 1 or shape.outs[1] < 32
 
+    def _kept(self, problem: ConvProblem, rows: int) -> int:
+        return rows * problem.stride[1] * _of_group(problem)[0]
+
+    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
+        return planes * math.prod(_of_group(problem)) * math.prod(problem.kernel)
+
     def plan(self, kernel: Code, problem: ConvProblem, layout: Bands, accumulate: bool) -> Plan:
         launch = Launch(
             "backward_data",
-            (_blocks(self._shape(problem), layout, problem.batch * problem.channels), 1, 1),
+            (_blocks(problem, self._shape(problem), layout), 1, 1),
             (layout.threads, 1, 1),
             ("dx", "w", "dy", problem.batch),
         )
-        return Plan(kernel, _defines(problem, layout, accumulate), (launch,))
+        return Plan(kernel, self._defines(problem, layout, accumulate), (launch,))
 
 
 class BackwardWeight(Forward):
@@ -185,12 +246,28 @@ class BackwardWeight(Forward):
     def _collects(self, shape: _Shape) -> bool:
         return True
 
-    def _other_floats(self, problem: ConvProblem, threads: int) -> int:
-        return max(problem.kernel[1] * threads, math.prod(problem.kernel) * threads // 32)
+    def _kept(self, problem: ConvProblem, rows: int) -> int:
+        return _of_group(problem)[1] * (math.prod(problem.kernel) + rows) if self.few else 0
+
+    def _threads_of(self, shape: _Shape, items: int) -> int:
+        return items * shape.of_group[0]
+
+    def _thread_count(self, shape: _Shape, layout: Bands, copying: int) -> int:
+        channels = shape.of_group[0]
+        if not self.few or layout.planes > 1:
+            items = layout.planes * layout.strips * shape.units
+            wanted = items if layout.planes > 1 else min(items, _THREADS)
+            return _warps(max(wanted * channels, copying))
+        items = min(layout.strips * shape.units, _MOST_THREADS // channels)
+        return channels * _warps(max(items, divide_up(copying, channels)))
+
+    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
+        sums = math.prod(problem.kernel) * _of_group(problem)[1]
+        return max(problem.kernel[1] * threads, sums * threads // 32)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Bands, accumulate: bool) -> Plan:
         weights = math.prod(problem.w_shape)
-        groups = divide_up(problem.channels, layout.planes)
+        groups = divide_up(problem.groups, layout.planes)
         units = problem.batch * divide_up(problem.out_height, layout.strips * layout.rows)
         each = divide_up(units, max(1, divide_up(_WEIGHT_BLOCKS, groups)))
         slices = divide_up(units, each)
@@ -209,10 +286,15 @@ class BackwardWeight(Forward):
         )
         return Plan(
             kernel,
-            _defines(problem, layout, accumulate),
+            self._defines(problem, layout, accumulate),
             (launch, add) if slices > 1 else (launch,),
             workspace_bytes=4 * slices * weights if slices > 1 else 0,
         )
+
+
+def _of_group(problem: ConvProblem) -> tuple[int, int]:
+    """Its channels and its filters."""
+    return problem.channels // problem.groups, problem.filters // problem.groups
 
 
 def _reach(problem: ConvProblem) -> int:
@@ -234,18 +316,14 @@ def _row_counts(height: int, step: int) -> list[int]:
     return [*ordered, *sorted(set(counts) - set(few), reverse=True)]
 
 
-def _blocks(shape: _Shape, layout: Bands, planes: int) -> int:
-    return divide_up(planes, layout.planes) * divide_up(shape.outs[0], layout.strips * layout.rows)
+def _warps(threads: int) -> int:
+    """As many threads or more, in whole warps."""
+    return divide_up(threads, 32) * 32
 
 
-def _defines(problem: ConvProblem, layout: Bands, accumulate: bool) -> Defines:
-    sizes = [(name.upper(), getattr(problem, name)) for name in ("channels", "height", "width")]
-    pairs = [
-        (f"{name.upper()}_{axis}", value)
-        for name in ("kernel", "stride", "pad", "dilate")
-        for axis, value in zip("HW", getattr(problem, name))
-    ]
-    return (*sizes, *pairs, *((("ACCUMULATE", 1),) if accumulate else ()), *layout.defines)
+def _blocks(problem: ConvProblem, shape: _Shape, layout: Bands) -> int:
+    groups = problem.batch * problem.groups
+    return divide_up(groups, layout.planes) * divide_up(shape.outs[0], layout.strips * layout.rows)
 
 
 KERNELS = (
@@ -266,6 +344,26 @@ KERNELS = (
         "depthwise_backward_weight",
         "the gradient for w of these",
         BackwardWeight(),
+        rank=0,
+        direction="backward_weight",
+    ),
+    entry(
+        "grouped",
+        "groups of few channels and filters: as depthwise, with all filters of a group in a thread",
+        Forward(few=True),
+        rank=0,
+    ),
+    entry(
+        "grouped_backward_data",
+        "the gradient for x of these",
+        BackwardData(few=True),
+        rank=0,
+        direction="backward_data",
+    ),
+    entry(
+        "grouped_backward_weight",
+        "the gradient for w of these",
+        BackwardWeight(few=True),
         rank=0,
         direction="backward_weight",
     ),

@@ -85,7 +85,6 @@ def test_hopper_takes_strides_padding_and_dilation_on_tensor_cores(problem):
         "b64,c64,h56,w56,m64,k3,p1x1",
         "b32,c512,h7,w7,m512,k3,p1x1",
         "b32,c128,h56,w56,m128,k3,s2x2,p1x1",
-        "b32,c128,h56,w56,m128,k3,p1x1,g32",
     ]
 )
 def test_hopper_multiplies_deep_layers_in_all_directions(problem):
@@ -173,7 +172,7 @@ def test_tensor_cores_that_are_not_hoppers_have_a_product_of_their_own():
                 assert layout.cluster == 1
         assert kernel.why_not(problem, (7, 5)).startswith("it has no code for compute capability")
     # A group's channels are rows of the product, most of which would be empty.
-    grouped = ConvProblem.parse("b32,c128,h56,w56,m128,k3,p1,g32")
+    grouped = ConvProblem.parse("b32,c288,h56,w56,m288,k3,p1,g32")
     assert catalog.default(grouped, "forward", (8, 0)).name == "general"
 
 
@@ -202,6 +201,26 @@ def test_groups_of_one_channel_have_kernels_of_their_own(problem):
         for direction in ("forward", "backward_data", "backward_weight")
     ]
     assert names == ["depthwise", "depthwise_backward_data", "depthwise_backward_weight"]
+
+
+@every(
+    problem=[
+        "b32,c128,h56,w56,m128,k3,p1x1,g32",
+        "b1,c6,h30,w31,m12,k7x5,s3x1,p3x2,d2x2,g6",
+        "b2,c64,h14,w14,m64,k3,s2x2,p1x1,g8,bias",
+    ]
+)
+def test_groups_of_few_channels_have_kernels_of_their_own(problem):
+    names = [
+        catalog.default(ConvProblem.parse(problem), direction, (9, 0)).name
+        for direction in ("forward", "backward_data")
+    ]
+    assert names == ["grouped", "grouped_backward_data"]
+
+
+def test_a_single_group_is_not_theirs():
+    problem = ConvProblem.parse("b10000,c1,h64,w64,m6,k5")
+    assert not catalog.default(problem, "forward", (9, 0)).name.startswith("grouped")
 
 
 def test_many_rows_are_not_split():
@@ -296,6 +315,12 @@ def test_one_compile_serves_every_batch(kernel):
         ("16_copy_engine", "b1,c1,h72,w72,m12,k7", "more threads, registers or shared memory"),
         ("depthwise", "b1,c4,h20,w20,m8,k3,g4", "one filter only, not 4 channels and 8 filters"),
         ("depthwise", "b1,c4,h20,w20,m4,k3,g2", "groups of one channel"),
+        (
+            "grouped",
+            "b1,c18,h20,w20,m4,k3,g2",
+            "up to 8 channels and filters only, not 18 channels",
+        ),
+        ("grouped", "b1,c4,h20,w20,m4,k3,g4", "up to 8 channels and filters only, not 4 channels"),
         ("depthwise", "b1,c2,h20,w20,m2,k3,g2,float16", "float32 only, not float16"),
         ("depthwise", "b1,c2,h20,w20,m2,k9,g2", "at most 7x7 over 64 rows, not 9x9 over 9"),
         ("depthwise", "b1,c2,h20,w9000,m2,k3,g2", "do not fit into 48 KiB"),

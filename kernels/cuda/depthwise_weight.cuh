@@ -1,0 +1,228 @@
+// The gradient for w of groups of one channel or few: dw from x and dy.
+//
+// A block takes a group, or several of small planes, and some of the images: of each it copies rows
+// of x and dy into shared memory, and every thread keeps a sum for each tap of all filters in
+// registers. The next rows are on their way meanwhile. In the end the threads' sums are added up,
+// always in the same order; where several blocks share a group, `reduce` adds up theirs.
+#pragma once
+
+#include "depthwise.cuh"
+
+constexpr unsigned kWeights = GROUPS * GROUP_OUT * GROUP_IN * kTaps;
+constexpr int kBlocks = divide_up(GROUPS, PLANES);
+// A plane of x has so many threads, of one group whole warps.
+constexpr int kPlaneThreads = PLANES == 1 ? THREADS / GROUP_IN : kPlaneItems;
+static_assert(PLANES > 1 || THREADS % (32 * GROUP_IN) == 0, "whole warps");
+static_assert(PLANES * GROUP_IN * kPlaneThreads <= THREADS, "a thread has one plane");
+
+using Sums = float[GROUP_OUT][KERNEL_H][KERNEL_W];
+
+// Of a pair of planes of a group.
+__device__ __forceinline__ unsigned first_weight(unsigned group, int in, int out) {
+    return ((group * GROUP_OUT + out) * GROUP_IN + in) * kTaps;
+}
+
+// A weight's sum by the definition, in double precision.
+__device__ __noinline__ float textbook(const float *x, const float *dy, int batch, int weight) {
+    const int filter = weight / kTaps / GROUP_IN, group = filter / GROUP_OUT;
+    const int channel = group * GROUP_IN + weight / kTaps % GROUP_IN;
+    const int p = weight % kTaps / KERNEL_W, q = weight % kTaps % KERNEL_W;
+    double sum = 0;
+    for (int image = 0; image < batch; image++) {
+        const float *pixels = x + (size_t(image) * GROUPS * GROUP_IN + channel) * kInPlane;
+        const float *gradients = dy + (size_t(image) * GROUPS * GROUP_OUT + filter) * kOutPlane;
+        for (int i = 0; i < int(kOutPlane); i++) {
+            const int row = i / kOutW * STRIDE_H - PAD_H + p * DILATE_H;
+            const int column = i % kOutW * STRIDE_W - PAD_W + q * DILATE_W;
+            if (row < 0 || row >= kInH || column < 0 || column >= kInW) continue;
+            sum += double(pixels[row * kInW + column]) * gradients[i];
+        }
+    }
+    return float(sum);
+}
+
+// Write a sum. Where it is not finite, padding may have been multiplied: it is computed again.
+__device__ __forceinline__ void put(float *dw, float sum, const float *x, const float *dy,
+                                    int batch, int weight) {
+    if (!isfinite(sum)) sum = textbook(x, dy, batch, weight);
+    if (ACCUMULATE) sum += dw[weight];
+    dw[weight] = sum;
+}
+
+// Where a block's rows of an image begin in both arrays.
+struct Unit {
+    Band band;
+    size_t group;  // of all images'
+
+    __device__ Unit(unsigned number, unsigned group0)
+        : band(number % kBands), group(size_t(number / kBands) * GROUPS + group0) {}
+
+    __device__ const float *in(const float *x, int piece) const {
+        return x + (group * GROUP_IN + piece) * kInPlane + band.first * kInW;
+    }
+
+    __device__ const float *out(const float *dy, int piece) const {
+        return dy + (group * GROUP_OUT + piece) * kOutPlane + band.row * kOutW;
+    }
+};
+
+// Add to each tap's sum what a thread's outputs of one filter give. Rows behind the last one have no
+// part in it, not even as zeros: what lies under their windows may be infinite.
+__device__ __forceinline__ void add_up(Sums &sums, const Window &window,
+                                       const float (&gradients)[GROUP_OUT][ROWS],
+                                       const Item &item) {
+#pragma unroll
+    for (int h = kLeast; h <= kMost; h++) {
+        float pixels[kColumns][KERNEL_W];
+        window.read(pixels, h);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (!kEven && item.row + r >= kOutH) continue;
+#pragma unroll
+            for (int p = 0; p < KERNEL_H; p++) {
+                if (Down::offset(r, p) != h) continue;
+#pragma unroll
+                for (int o = 0; o < GROUP_OUT; o++) {
+#pragma unroll
+                    for (int q = 0; q < KERNEL_W; q++) {
+                        sums[o][p][q] += gradients[o][r] * pixels[0][q];
+                    }
+                }
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ float sum_of_warp(float sum) {
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+    return sum;
+}
+
+// Calls f(plane, filter of the group, tap, sum) with the sums of all threads that have the plane.
+template <class F>
+__device__ __forceinline__ void finish_one_group(const Sums &sums, F f) {
+    constexpr int kWarps = THREADS / 32, kPlaneWarps = kWarps / GROUP_IN;
+    __shared__ float of_warps[GROUP_OUT * kTaps][kWarps];
+#pragma unroll
+    for (int i = 0; i < GROUP_OUT * kTaps; i++) {
+        const int tap = i % kTaps;
+        const float sum = sum_of_warp(sums[i / kTaps][tap / KERNEL_W][tap % KERNEL_W]);
+        if (threadIdx.x % 32 == 0) of_warps[i][threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < GROUP_IN * GROUP_OUT * kTaps; i += THREADS) {
+        const int plane = i / (GROUP_OUT * kTaps), of_plane = i % (GROUP_OUT * kTaps);
+        float sum = 0;
+        for (int warp = 0; warp < kPlaneWarps; warp++) {
+            sum += of_warps[of_plane][plane * kPlaneWarps + warp];
+        }
+        f(plane, of_plane / kTaps, of_plane % kTaps, sum);
+    }
+}
+
+template <class F>
+__device__ __forceinline__ void finish_groups(const Sums &sums, int groups, F f) {
+    __shared__ float of_threads[KERNEL_W][THREADS];
+#pragma unroll
+    for (int row = 0; row < GROUP_OUT * KERNEL_H; row++) {
+        const int o = row / KERNEL_H, p = row % KERNEL_H;
+        __syncthreads();
+#pragma unroll
+        for (int q = 0; q < KERNEL_W; q++) of_threads[q][threadIdx.x] = sums[o][p][q];
+        __syncthreads();
+        for (int i = threadIdx.x; i < groups * GROUP_IN * KERNEL_W; i += THREADS) {
+            const int plane = i / KERNEL_W, q = i % KERNEL_W;
+            float sum = 0;
+#pragma unroll 4
+            for (int item = 0; item < kPlaneItems; item++) {
+                sum += of_threads[q][plane * kPlaneItems + item];
+            }
+            f(plane, o, p * KERNEL_W + q, sum);
+        }
+    }
+}
+
+// Units are bands of an image; each slice has `each` of them. Of one slice the sums are finished,
+// of more they become parts[slice][weight].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    backward_weight(float *dw, float *parts, const float *x, const float *dy, int batch, int slices,
+                    int each) {
+    __shared__ Tile x_tiles[kInPieces];
+    __shared__ float4 dy_space[kOutPieces][vectors_for(kOutFloats)];
+    const unsigned group0 = blockIdx.x % kBlocks * PLANES, slice = blockIdx.x / kBlocks;
+    const int held = PLANES == 1 ? 1 : min(PLANES, int(GROUPS - group0));
+    const unsigned begin = slice * each, end = min(begin + each, unsigned(batch) * kBands);
+    const int plane = threadIdx.x / kPlaneThreads, in = plane % GROUP_IN;
+    const int first = plane / GROUP_IN * kPlaneItems;
+
+    Sums sums = {};
+    Copy<kInFloats> x_copies[kInPieces];
+    Copy<kOutFloats> dy_copies[kOutPieces];
+    const auto load = [&](unsigned number) {
+        const Unit unit(number, group0);
+#pragma unroll
+        for (int i = 0; i < kInPieces; i++) {
+            x_copies[i].load(unit.in(x, i), unit.band.in_floats(held));
+        }
+#pragma unroll
+        for (int i = 0; i < kOutPieces; i++) {
+            dy_copies[i].load(unit.out(dy, i), unit.band.out_floats(held));
+        }
+    };
+    load(begin);
+    for (unsigned number = begin; number < end; number++) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kInPieces; i++) x_tiles[i].store(x_copies[i]);
+#pragma unroll
+        for (int i = 0; i < kOutPieces; i++) dy_copies[i].store(dy_space[i]);
+        __syncthreads();
+        if (number + 1 < end) load(number + 1);
+        const Unit unit(number, group0);
+        const int piece = in / kInOfPiece, shift = misalignment(unit.in(x, piece));
+        if (plane >= held * GROUP_IN) continue;
+        for (int i = threadIdx.x % kPlaneThreads; i < kPlaneItems; i += kPlaneThreads) {
+            const Item item(first + i, unit.band);
+            float gradients[GROUP_OUT][ROWS];
+#pragma unroll
+            for (int o = 0; o < GROUP_OUT; o++) {
+                const float *rows = placed(dy_space[o / kOutOfPiece], unit.out(dy, o / kOutOfPiece));
+                const int above = (item.group * kOutOfPiece + o % kOutOfPiece) * kOutH;
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    const int row = above + item.row - unit.band.row + r;
+                    const bool there = kEven || item.row + r < kOutH;
+                    gradients[o][r] = there ? rows[row * kOutW + item.column] : 0;
+                }
+            }
+            const Window window(x_tiles[piece], shift, unit.band, item, in % kInOfPiece);
+            add_up(sums, window, gradients, item);
+        }
+    }
+
+    const auto finish = [=](int plane, int out, int tap, float sum) {
+        const unsigned group = group0 + plane / GROUP_IN;
+        const unsigned weight = first_weight(group, plane % GROUP_IN, out) + tap;
+        if (slices == 1) {
+            put(dw, sum, x, dy, batch, weight);
+        } else {
+            parts[slice * size_t(kWeights) + weight] = sum;
+        }
+    };
+    if constexpr (PLANES == 1) {
+        finish_one_group(sums, finish);
+    } else {
+        finish_groups(sums, held, finish);
+    }
+}
+
+extern "C" __global__ void reduce(float *dw, const float *parts, const float *x, const float *dy,
+                                  int batch, int slices) {
+    const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= kWeights) return;
+    double sum = 0;
+#pragma unroll 8
+    for (int slice = 0; slice < slices; slice++) sum += parts[slice * size_t(kWeights) + index];
+    put(dw, float(sum), x, dy, batch, index);
+}

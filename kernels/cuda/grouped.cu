@@ -1,0 +1,16 @@
+// Grouped: convolutions whose groups have few channels and few filters.
+//
+// As depthwise.cu, with all channels of a group in shared memory: a thread has the same pixels of
+// all filters of its group, so each pixel that it reads is used for all of them.
+//
+// Measured: not yet.
+#ifndef GROUP_IN
+#define GROUP_IN 4
+#define GROUP_OUT 4
+#endif
+#include "depthwise_gather.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
+    gather(y, x, w, bias, unsigned(batch) * GROUPS);
+}
