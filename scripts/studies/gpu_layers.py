@@ -90,9 +90,12 @@ def plans_of(
 
 
 def layers_of(network: str) -> Counter[str]:
-    """The layers of a network of `tune_targets.ZOO`, as texts, and how often each is there."""
-    found = tune_targets.layers(network)
-    return Counter(str(dataclasses.replace(each, batch=1)).partition(",")[2] for each in found)
+    """The layers of a network of `tune_targets.ZOO` without their biases, which cuDNN's convolutions
+    lack, as texts, and how often each is there."""
+    found = [
+        dataclasses.replace(each, batch=1, bias=False) for each in tune_targets.layers(network)
+    ]
+    return Counter(str(each).partition(",")[2] for each in found)
 
 
 def compile_seconds(gpu: Gpu, problem: ConvProblem, directions: Sequence[str]) -> float:
