@@ -135,11 +135,22 @@ __device__ __forceinline__ void add_products(const Rows &rows, const Columns &co
     }
 }
 
+// What a block multiplies next: a kernel that chooses between several products has these once.
+__device__ __forceinline__ auto &shared_rows() {
+    __shared__ SUM rows[DEPTH_STEP][kTileRows + 1];
+    return rows;
+}
+__device__ __forceinline__ auto &shared_columns() {
+    __shared__ SUM columns[DEPTH_STEP][kTileColumns + 1];
+    return columns;
+}
+
 // sums = sum over k in [begin, end) of row(r, k) * column(k, c), for this thread's r, c of the
 // block's tile. With ROW_OF_K neighbouring threads load neighbouring k of `column`, else c.
 template <bool ROW_OF_K, class Row, class Column>
 __device__ void multiply(Sums &sums, int begin, int end, Row row, Column column) {
-    __shared__ SUM rows[DEPTH_STEP][kTileRows + 1], columns[DEPTH_STEP][kTileColumns + 1];
+    auto &rows = shared_rows();
+    auto &columns = shared_columns();
     const int thread = threadIdx.x;
     for (int k0 = begin; k0 < end; k0 += DEPTH_STEP) {
         __syncthreads();

@@ -20,6 +20,26 @@ GENERAL = (
     "b3,c4,h10,w7,m6,k5,s3,p2,float16",
     "b1,c2,h5,w6,m3,k3,p1,float64",
 )
+# Gradients for x take its pixels by phases of the stride, which have several taps, one more or
+# less, or none.
+STRIDED = ("b2,c3,h9,w10,m4,k3,p1,s2", "b2,c4,h9,w7,m6,k1x3,p3x2,s4x3,d1x2,g2")
+MORE_STRIDED = (
+    "b1,c3,h12,w13,m4,k1,s2",
+    "b2,c2,h14,w15,m3,k11,p4,s2",
+    "b1,c3,h10,w11,m5,k1,s3x1",
+    "b2,c40,h10,w11,m5,k3,p1,s3x1",
+    "b1,c2,h13,w12,m3,k11,p5,s3x1",
+    "b2,c1,h9,w14,m4,k1,s4",
+    "b2,c3,h9,w14,m4,k3,p2,s4",
+    "b2,c6,h17,w19,m4,k11,p2,s4,g2",
+    "b2,c4,h11,w9,m6,k3,p2,s2,d2",
+    "b1,c4,h11,w9,m6,k3,p3,s3,d2",
+    "b1,c4,h13,w10,m6,k5x3,p4,s4,d2,g2",
+    "b1,c2,h15,w16,m3,k4x3,p3,s6x4,d4x6",
+    "b3,c2,h2,w3,m3,k2x3,p5x4,s4x5",
+    "b2,c3,h9,w7,m4,k3,p1,s2x3,float64",
+    "b2,c3,h11,w8,m4,k4x5,p3,s3x2,d2x1,float16",
+)
 # Planes that a block takes several of, and parts of planes; arrays of odd sizes.
 DEPTHWISE = (
     "b5,c9,h7,w7,m9,k3,p1x1,g9,bias",
@@ -130,13 +150,20 @@ def _check_gradients(problem, rng, precision="float32"):
 
 
 # The last one is for tensor cores, which the emulator lacks, where a GPU has them.
-@pytest.mark.parametrize("text", [*GENERAL[:2], "b2,c8,h9,w9,m16,k3"])
+@pytest.mark.parametrize("text", [*GENERAL[:2], *STRIDED, "b2,c8,h9,w9,m16,k3"])
 def test_gradients_are_exact_and_have_no_fault(text, rng):
     problem = ConvProblem.parse(text)
     names = _check_gradients(problem, rng)
     assert all(name.startswith("general") for name in names)
     names = _check_gradients(problem, rng, "strict")
     assert all(name.startswith("general_strict") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", MORE_STRIDED)
+def test_more_strided_gradients_are_exact_and_have_no_fault(text, rng):
+    names = _check_gradients(ConvProblem.parse(text), rng)
+    assert all(name.startswith("general") for name in names)
 
 
 @pytest.mark.parametrize("text", DEPTHWISE)
@@ -161,9 +188,10 @@ def test_padding_is_not_multiplied_with_infinity(text, rng):
     dy = rng.integers(-4, 5, problem.y_shape).astype(problem.dtype)
     dy[0, 0, 0, 0], dy[0, 1, -1, -1] = np.nan, np.inf
     backend = EmulatedBackend("general")
-    found = _gradients(backend, problem, x, w, dy)[0][1]
-    expected = _gradients(ReferenceBackend(), problem, x, w, dy)[0][1]
-    np.testing.assert_array_equal(found, expected)
+    found, _ = _gradients(backend, problem, x, w, dy)
+    expected, _ = _gradients(ReferenceBackend(), problem, x, w, dy)
+    for mine, theirs in zip(found, expected):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_ptx_is_refused_with_its_line(rng):

@@ -70,15 +70,17 @@ class Forward(_General):
 
 
 class BackwardData(_General):
-    """Channels by pixels."""
+    """Channels by pixels, which are taken by phases of the stride: as many pixels for each."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Tile, ...]:
         return (_tile(problem.channels // problem.groups, _MANY),)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Tile, accumulate: bool) -> Plan:
         rows = problem.channels // problem.groups
-        columns = problem.batch * problem.height * problem.width
-        launch = _launch("backward_data", problem, layout, rows, columns, ("dx", "w", "dy"))
+        axes = tuple(zip((problem.height, problem.width), problem.stride))
+        columns = problem.batch * math.prod(divide_up(size, stride) for size, stride in axes)
+        phases = math.prod(min(size, stride) for size, stride in axes)
+        launch = _launch("backward_data", problem, layout, rows, columns, ("dx", "w", "dy"), phases)
         return Plan(kernel, _defines(problem, layout, accumulate), (launch,))
 
 
@@ -147,14 +149,14 @@ def _launch(
     rows: int,
     columns: int,
     arrays: tuple[str, ...],
-    slices: int = 1,
+    parts: int = 1,
     numbers: tuple[int, ...] = (),
 ) -> Launch:
     blocks = divide_up(rows, tile.threads_r * tile.per_row)
     blocks *= divide_up(columns, tile.threads_c * _PER_COLUMN)
     return Launch(
         function,
-        (blocks * problem.groups * slices, 1, 1),
+        (blocks * problem.groups * parts, 1, 1),
         # A warp at least, whatever the tile.
         (tile.threads_r * tile.threads_c, 1, 1),
         (*arrays, problem.batch, *numbers),
