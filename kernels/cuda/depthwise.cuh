@@ -18,6 +18,9 @@
 #ifndef GROUP_OUT
 #define GROUP_OUT 1
 #endif
+#ifndef HELD
+#define HELD GROUP_IN  // planes of a group that a block reads at once
+#endif
 #ifndef HEIGHT
 #define HEIGHT 28
 #endif
@@ -142,7 +145,7 @@ constexpr int kBandRows = STRIPS * ROWS, kBands = divide_up(kOutH, kBandRows);
 constexpr bool kEven = kOutH % kBandRows == 0 && kOutW % kColumns == 0;  // no item is cut off
 constexpr int kReach = Down::begin((STRIPS - 1) * ROWS) + kMost - kLeast + 1;
 // Whole planes of a block are one piece of memory; bands of a group's planes are a piece each.
-constexpr int kInPieces = kBands == 1 ? 1 : GROUP_IN, kInOfPiece = GROUP_IN / kInPieces;
+constexpr int kInPieces = kBands == 1 ? 1 : HELD, kInOfPiece = HELD / kInPieces;
 constexpr int kOutPieces = kBands == 1 ? 1 : GROUP_OUT, kOutOfPiece = GROUP_OUT / kOutPieces;
 // What a block has of a piece of both arrays at most.
 constexpr int kInFloats = PLANES * kInOfPiece * (kBands == 1 ? kInH : smaller(kInH, kReach)) * kInW;
@@ -159,6 +162,8 @@ constexpr int kZeros = divide_up(kLeft + (kWithinRows ? 0 : kInW + kRight), 4) *
 
 static_assert(PLANES == 1 || (kBands == 1 && kItems <= THREADS), "several planes are whole ones");
 static_assert(THREADS % 32 == 0, "whole warps");
+static_assert(GROUP_IN % HELD == 0 && (HELD == GROUP_IN || (PLANES == 1 && kItems <= THREADS)),
+              "sums of some of a group's planes stay in registers");
 static_assert(!BACKWARD || ROWS % STRIDE_H == 0, "a thread begins at a multiple of the stride");
 
 // Vectors for a piece of memory that begins anywhere.

@@ -38,15 +38,15 @@ __device__ __forceinline__ void write_out(float *to, const float *from, int floa
     if (piece.end() < piece.count) put(to + piece.end(), from[piece.end()]);
 }
 
-// The weights of a group's outputs for one tap of one plane.
-struct alignas(GROUP_OUT % 4 == 0 ? 16 : GROUP_OUT % 2 == 0 ? 8 : 4) Weights {
+// The weights of a group's outputs for one tap of one plane, as what is loaded at once.
+struct alignas(GROUP_OUT > 2 ? 16 : 4 * GROUP_OUT) Weights {
     float of[GROUP_OUT];
 };
 
 using Sums = float[GROUP_OUT][ROWS][kColumns];
 
 constexpr bool kSingle = GROUP_IN == 1 && GROUP_OUT == 1;
-constexpr int kGroupWeights = GROUP_IN * kTaps * GROUP_OUT;
+constexpr int kSteps = GROUP_IN / HELD;
 
 // From one plane of a group to one of its outputs.
 __device__ __forceinline__ const float *taps_of(const float *w, unsigned group, int in, int out) {
@@ -55,14 +55,14 @@ __device__ __forceinline__ const float *taps_of(const float *w, unsigned group, 
     return w + pair * kTaps;
 }
 
-// All of a block's weights, in the order in which threads use them.
-__device__ __forceinline__ void copy_weights(Weights *to, const float *w, unsigned group0,
-                                             int groups) {
-    float *floats = reinterpret_cast<float *>(to);
-    for (int i = threadIdx.x; i < groups * kGroupWeights; i += THREADS) {
-        const unsigned group = (group0 + i / kGroupWeights) % GROUPS;
-        const int in = i / (kTaps * GROUP_OUT) % GROUP_IN, tap = i / GROUP_OUT % kTaps;
-        floats[i] = __ldg(taps_of(w, group, in, i % GROUP_OUT) + tap);
+// The weights that a block's groups have for their planes from `first` on.
+__device__ __forceinline__ void copy_weights(Weights (*to)[kTaps], const float *w, unsigned group0,
+                                             int groups, int first) {
+    constexpr int kOfPlane = kTaps * GROUP_OUT;
+    for (int i = threadIdx.x; i < groups * HELD * kOfPlane; i += THREADS) {
+        const unsigned group = (group0 + i / (HELD * kOfPlane)) % GROUPS;
+        const int plane = i / kOfPlane, tap = i / GROUP_OUT % kTaps, out = i % GROUP_OUT;
+        to[plane][tap].of[out] = __ldg(taps_of(w, group, first + plane % HELD, out) + tap);
     }
 }
 
@@ -92,12 +92,51 @@ __device__ __forceinline__ void add_up(Sums &sums, const Window &window,
     }
 }
 
+__device__ __forceinline__ void clear(Sums &sums) {
+#pragma unroll
+    for (int o = 0; o < GROUP_OUT; o++) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+            for (int c = 0; c < kColumns; c++) sums[o][r][c] = 0;
+        }
+    }
+}
+
+// Where a block's outputs are collected, if they are.
+using Collected = float4[kCollected ? kOutPieces : 1][kCollected ? vectors_for(kOutFloats) : 1];
+
+// Write a thread's outputs, or collect them.
+__device__ __forceinline__ void finish(float *out, Collected &collected, const Sums &sums,
+                                       const float (&start)[GROUP_OUT], const Band &band,
+                                       const Item &item) {
+#pragma unroll
+    for (int o = 0; o < GROUP_OUT; o++) {
+        float *to = out + o / kOutOfPiece * kOutPlane;
+        if (kCollected) to = placed(collected[o / kOutOfPiece], to);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+            for (int c = 0; c < kColumns; c++) {
+                if (!kEven && (item.row + r >= kOutH || item.column + c >= kOutW)) continue;
+                const int plane = item.group * kOutOfPiece + o % kOutOfPiece;
+                const int at = (plane * kOutH + item.row - band.row + r) * kOutW + item.column + c;
+                if (kCollected) {
+                    to[at] = sums[o][r][c] + start[o];
+                } else {
+                    put(to + at, sums[o][r][c] + start[o]);
+                }
+            }
+        }
+    }
+}
+
 // All of a block's outputs; `groups` are those of all images.
 __device__ __forceinline__ void gather(float *out, const float *in, const float *w,
                                        const float *bias, unsigned groups) {
     __shared__ Tile tiles[kInPieces];
-    __shared__ float4 out_space[kCollected ? kOutPieces : 1][kCollected ? vectors_for(kOutFloats) : 1];
-    __shared__ Weights shared_weights[kSingle ? 1 : PLANES * GROUP_IN][kTaps];
+    __shared__ Collected out_space;
+    __shared__ Weights shared_weights[kSingle ? 1 : PLANES * HELD][kTaps];
     const unsigned group0 = blockIdx.x / kBands * PLANES;
     const int held = PLANES == 1 ? 1 : min(PLANES, groups - group0);
     const Band band(blockIdx.x % kBands);
@@ -105,58 +144,50 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
     out += size_t(group0) * GROUP_OUT * kOutPlane + band.row * kOutW;
 
     Copy<kInFloats> copies[kInPieces];
+    const auto load = [&] {
 #pragma unroll
-    for (int i = 0; i < kInPieces; i++) copies[i].load(in + i * kInPlane, band.in_floats(held));
-    // Loops have more than one turn for one group only, so the weights stay the same.
+        for (int i = 0; i < kInPieces; i++) copies[i].load(in + i * kInPlane, band.in_floats(held));
+    };
+    load();
+    // Loops over items have more than one turn for one group only, so the weights stay the same.
     const unsigned mine = min(threadIdx.x / kPlaneItems, held - 1);
     const unsigned group = (group0 + mine) % GROUPS;
     Weights weights[kTaps];
     if constexpr (kSingle) {
 #pragma unroll
         for (int tap = 0; tap < kTaps; tap++) weights[tap].of[0] = __ldg(w + group * kTaps + tap);
-    } else {
-        copy_weights(shared_weights[0], w, group0, held);
     }
     float start[GROUP_OUT];
 #pragma unroll
     for (int o = 0; o < GROUP_OUT; o++) start[o] = BIAS ? __ldg(bias + group * GROUP_OUT + o) : 0;
-#pragma unroll
-    for (int i = 0; i < kInPieces; i++) tiles[i].store(copies[i]);
-    __syncthreads();
 
-    for (int number = threadIdx.x; number < held * kPlaneItems; number += THREADS) {
-        const Item item(number, band);
-        Sums sums = {};
+    Sums sums;
+    for (int step = 0; step < kSteps; step++) {
+        if (step > 0) __syncthreads();
+        if constexpr (!kSingle) copy_weights(shared_weights, w, group0, held, step * HELD);
+#pragma unroll
+        for (int i = 0; i < kInPieces; i++) tiles[i].store(copies[i]);
+        __syncthreads();
+        const float *now = in;
+        in += HELD * kInPlane;
+        if (step + 1 < kSteps) load();
+        for (int number = threadIdx.x; number < held * kPlaneItems; number += THREADS) {
+            const Item item(number, band);
+            if (step == 0) clear(sums);
 #pragma unroll 1
-        for (int i = 0; i < GROUP_IN; i++) {
-            if constexpr (!kSingle) {
+            for (int i = 0; i < HELD; i++) {
+                if constexpr (!kSingle) {
 #pragma unroll
-                for (int tap = 0; tap < kTaps; tap++) {
-                    weights[tap] = shared_weights[item.group * GROUP_IN + i][tap];
-                }
-            }
-            const int piece = i / kInOfPiece, shift = misalignment(in + piece * kInPlane);
-            add_up(sums, Window(tiles[piece], shift, band, item, i % kInOfPiece), weights);
-        }
+                    for (int tap = 0; tap < kTaps; tap++) {
+                        const Weights &from = shared_weights[item.group * HELD + i][tap];
 #pragma unroll
-        for (int o = 0; o < GROUP_OUT; o++) {
-            float *to = out + o / kOutOfPiece * kOutPlane;
-            if (kCollected) to = placed(out_space[o / kOutOfPiece], to);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-                for (int c = 0; c < kColumns; c++) {
-                    if (!kEven && (item.row + r >= kOutH || item.column + c >= kOutW)) continue;
-                    const int plane = item.group * kOutOfPiece + o % kOutOfPiece;
-                    const int row = plane * kOutH + item.row - band.row + r;
-                    const int at = row * kOutW + item.column + c;
-                    if (kCollected) {
-                        to[at] = sums[o][r][c] + start[o];
-                    } else {
-                        put(to + at, sums[o][r][c] + start[o]);
+                        for (int o = 0; o < GROUP_OUT; o++) weights[tap].of[o] = from.of[o];
                     }
                 }
+                const int piece = i / kInOfPiece, shift = misalignment(now + piece * kInPlane);
+                add_up(sums, Window(tiles[piece], shift, band, item, i % kInOfPiece), weights);
             }
+            if (step + 1 == kSteps) finish(out, out_space, sums, start, band, item);
         }
     }
     if (kCollected) {

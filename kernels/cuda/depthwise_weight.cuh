@@ -12,6 +12,7 @@ constexpr unsigned kWeights = GROUPS * GROUP_OUT * GROUP_IN * kTaps;
 constexpr int kBlocks = divide_up(GROUPS, PLANES);
 // A plane of x has so many threads, of one group whole warps.
 constexpr int kPlaneThreads = PLANES == 1 ? THREADS / GROUP_IN : kPlaneItems;
+static_assert(HELD == GROUP_IN, "windows of a group's planes are there at once");
 static_assert(PLANES > 1 || THREADS % (32 * GROUP_IN) == 0, "whole warps");
 static_assert(PLANES * GROUP_IN * kPlaneThreads <= THREADS, "a thread has one plane");
 

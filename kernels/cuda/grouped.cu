@@ -1,7 +1,8 @@
-// Grouped: convolutions whose groups have few channels and few filters.
+// Grouped: convolutions whose groups have few filters.
 //
-// As depthwise.cu, with all channels of a group in shared memory: a thread has the same pixels of
-// all filters of its group, so each pixel that it reads is used for all of them.
+// As depthwise.cu, but a thread has the same pixels of all filters of its group, so each pixel that
+// it reads is used for all of them. All channels of a group are in shared memory, or of many some
+// after the others: the next ones are on their way meanwhile.
 //
 // Measured: not yet.
 #ifndef GROUP_IN

@@ -1,5 +1,5 @@
-// The gradient for x of convolutions whose groups have few channels and few filters: dx from w and
-// dy, as depthwise_backward_data.cu and grouped.cu.
+// The gradient for x of convolutions whose groups have few channels: dx from w and dy, as
+// depthwise_backward_data.cu and grouped.cu.
 //
 // Measured: no, it is not on the ladder.
 #ifndef GROUP_IN

@@ -90,8 +90,8 @@ def plans_of(
 
 
 def layers_of(network: str) -> Counter[str]:
-    """The layers of a network of `tune_targets.ZOO` without their biases, which cuDNN's convolutions
-    lack, as texts, and how often each is there."""
+    """The layers of a network of `tune_targets.ZOO`, as texts, and how often each is there; without
+    biases, which cuDNN's convolutions lack."""
     found = [
         dataclasses.replace(each, batch=1, bias=False) for each in tune_targets.layers(network)
     ]

@@ -60,6 +60,7 @@ GROUPED = (
     "b3,c12,h7,w7,m12,k3,p1x1,g3,bias",
     "b1,c6,h19,w40,m10,k5x3,s3x2,p2x1,d1x2,g2,bias",
     "b5,c24,h3,w4,m3,k3,p2x2,g3",
+    "b2,c12,h20,w37,m3,k3,p1x1,bias",
 )
 MORE_GROUPED = (
     "b2,c8,h37,w45,m8,k3,p1x1,g2",
@@ -172,7 +173,13 @@ def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
     assert all(name.startswith("depthwise") for name in names)
 
 
-@pytest.mark.parametrize("text", GROUPED)
+@pytest.mark.parametrize("text", ["b264,c3,h7,w6,m10,k3,p1x1", "b290,c2,h20,w9,m9,k5x3,s2x3,p1x2"])
+def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
+    """Of their few channels, from more planes of dy than a block has at once."""
+    assert _check_gradients(ConvProblem.parse(text), rng)[0] == "grouped_backward_data"
+
+
+@pytest.mark.parametrize("text", GROUPED[:-1])
 def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("grouped") for name in names)

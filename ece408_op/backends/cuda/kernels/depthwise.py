@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from ....problem import ConvProblem
 from .. import limits
@@ -16,14 +17,19 @@ _MOST_TAPS = 7  # of an axis
 _MOST_REACH = 64  # rows from a window's first to its last
 _MOST_STRIDE = 4  # that is undone: a thread has a column for each remainder
 _MOST_ROWS = 8
-# Channels and filters of a group that is no single one; and numbers that its threads keep.
-_MOST_OF_GROUP = 8
+# Planes that groups of several have of an output, that a block reads of one at once, and numbers
+# that a thread keeps.
+_MOST_OUT, _MOST_HELD = 8, 8
 _MOST_KEPT = 112
+# Of these as many as leave a processor enough threads, and threads of a block.
+_GOOD_KEPT, _GOOD_THREADS = 32, 128
 _THREADS, _MOST_THREADS = 256, 512
 # Of small planes a block takes several, until it has about as many threads.
 _PLANES_THREADS = 128
 # Vectors of 16 bytes that a thread copies at most.
 _VECTORS = 8
+# Of an image, at most, and blocks that keep all processors busy.
+_IMAGE_CHANNELS, _FULL_GRID = 4, 264
 # Blocks that the gradient for w is cut into, for 132 processors.
 _WEIGHT_BLOCKS = 8 * 132
 
@@ -59,9 +65,12 @@ class _Shape:
 @dataclass(frozen=True)
 class _Planes(Family):
     """Threads take columns of bands of rows that blocks copy into shared memory. With `few` groups
-    have few channels and few filters, else one of each."""
+    have few planes of outputs, else one channel and one filter."""
 
     few: bool = False
+    # Planes of which groups have few, and whether a block may read the others in several steps.
+    _few_of = ""
+    _in_steps = True
 
     @abstractmethod
     def _shape(self, problem: ConvProblem) -> _Shape:
@@ -79,6 +88,10 @@ class _Planes(Family):
     def _kept(self, problem: ConvProblem, rows: int) -> int:
         """Sums of a thread with so many rows, and what it needs for all of them."""
 
+    def _most_planes(self, of_group: tuple[int, int]) -> int:
+        """Of a group, of those that must be few."""
+        return of_group[1]
+
     def _threads_of(self, shape: _Shape, items: int) -> int:
         """For so many items: a column of a thread's rows each."""
         return items
@@ -86,11 +99,10 @@ class _Planes(Family):
     def why_not(self, problem: ConvProblem) -> str | None:
         if problem.dtype != "float32":
             return f"it computes float32 only, not {problem.dtype}"
-        most = _MOST_OF_GROUP if self.few else 1
-        single = problem.groups == problem.channels == problem.filters
-        if max(_of_group(problem)) > most or single == self.few:
+        of_group = self._shape(problem).of_group
+        if self.few == (of_group == (1, 1)) or self._most_planes(of_group) > _MOST_OUT:
             which = (
-                f"of up to {most} channels and filters"
+                f"of up to {_MOST_OUT} {self._few_of}"
                 if self.few
                 else "of one channel and one filter"
             )
@@ -111,7 +123,8 @@ class _Planes(Family):
         return None
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        return problem.groups > 1 or not self.few
+        # Where an output reads many planes, a matrix product is faster.
+        return not self.few or (problem.groups > 1 and max(_of_group(problem)) <= _MOST_HELD)
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Bands]:
         return list(dict.fromkeys(self._layouts(problem)))
@@ -134,24 +147,47 @@ class _Planes(Family):
 
     def _fitting(self, problem: ConvProblem, layout: Bands) -> Iterator[Bands]:
         """The layout with its threads, if there is shared memory for it."""
+        if self._kept(problem, layout.rows) <= _MOST_KEPT:
+            for _, threads in self._fits(problem, layout):
+                yield Bands(layout.rows, layout.strips, layout.planes, threads)
+                return
+
+    def _held(self, problem: ConvProblem, layout: Bands) -> int:
+        """Planes of a group that a block reads at once."""
+        return next(self._fits(problem, layout))[0]
+
+    def _fits(self, problem: ConvProblem, layout: Bands) -> Iterator[tuple[int, int]]:
+        """How many planes of a group a block may read at once, and its threads then."""
+        shape = self._shape(problem)
+        group_in = shape.of_group[0]
+        for held in range(min(group_in, _MOST_HELD), 0, -1):
+            # Sums of some of the planes stay in registers meanwhile.
+            in_steps = self._in_steps and layout.planes == 1 and group_in % held == 0
+            if held < group_in and not in_steps:
+                continue
+            pixels, rest = self._floats(problem, layout, held)
+            threads = self._thread_count(shape, layout, divide_up(pixels, 4 * _VECTORS))
+            others = self._other_floats(problem, layout.planes * held, threads)
+            nbytes = 4 * (pixels + rest + others)
+            at_once = held == group_in or layout.strips * shape.units <= threads
+            if nbytes <= limits.STATIC_SHARED_BYTES and threads <= _MOST_THREADS and at_once:
+                yield held, threads
+
+    def _floats(self, problem: ConvProblem, layout: Bands, held: int) -> tuple[int, int]:
+        """Of the pixels that a block reads at once; of what lies around them, and of its outputs if
+        they are in shared memory, too."""
         shape = self._shape(problem)
         height, width = shape.ins
-        out_rows = layout.strips * layout.rows
-        whole = out_rows >= shape.outs[0]
+        out_rows = min(layout.strips * layout.rows, shape.outs[0])
+        whole = out_rows == shape.outs[0]
         in_rows = height if whole else min(height, self._in_rows(problem, out_rows))
-        group_in, group_out = shape.of_group
-        in_floats = layout.planes * group_in * in_rows * width
-        out_floats = layout.planes * group_out * min(out_rows, shape.outs[0]) * shape.outs[1]
-        threads = self._thread_count(shape, layout, divide_up(in_floats, 4 * _VECTORS))
         # At most what windows reach over the ends of a row.
         margin = problem.pad[1] + (problem.kernel[1] - 1) * problem.dilate[1] + shape.columns
-        pieces = 1 if whole else group_in
-        floats = in_floats + pieces * (width + 3 * margin + 16)
-        floats += out_floats + 4 * group_out if self._collects(shape) else 0
-        nbytes = 4 * (floats + self._other_floats(problem, layout.planes, threads))
-        is_small = threads <= _MOST_THREADS and self._kept(problem, layout.rows) <= _MOST_KEPT
-        if nbytes <= limits.STATIC_SHARED_BYTES and is_small:
-            yield Bands(layout.rows, layout.strips, layout.planes, threads)
+        around = (1 if whole else held) * (width + 3 * margin + 16)
+        outputs = shape.of_group[1] * (layout.planes * out_rows * shape.outs[1] + 4)
+        return layout.planes * held * in_rows * width, (
+            around + outputs if self._collects(shape) else around
+        )
 
     def _thread_count(self, shape: _Shape, layout: Bands, copying: int) -> int:
         """Of a block, at least as many as are for `copying`, in whole warps."""
@@ -160,7 +196,7 @@ class _Planes(Family):
 
     @abstractmethod
     def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
-        """Of shared memory, besides pixels."""
+        """Of shared memory, besides pixels, for so many planes that are read."""
 
     def _defines(self, problem: ConvProblem, layout: Bands, accumulate: bool) -> Defines:
         sizes = [(name.upper(), getattr(problem, name)) for name in ("groups", "height", "width")]
@@ -169,7 +205,10 @@ class _Planes(Family):
             for name in ("kernel", "stride", "pad", "dilate")
             for axis, value in zip("HW", getattr(problem, name))
         ]
-        of_group = zip(("GROUP_IN", "GROUP_OUT"), self._shape(problem).of_group)
+        of_group = (
+            *zip(("GROUP_IN", "GROUP_OUT"), self._shape(problem).of_group),
+            ("HELD", self._held(problem, layout)),
+        )
         return (
             *(*sizes, *pairs),
             *(of_group if self.few else ()),
@@ -178,8 +217,42 @@ class _Planes(Family):
         )
 
 
-class Forward(_Planes):
+class _Gather(_Planes):
+    """Threads add up what their outputs read."""
+
+    def layouts(self, problem: ConvProblem, capability: Capability) -> list[Bands]:
+        layouts = super().layouts(problem, capability)
+        return sorted(layouts, key=partial(self._cost, problem)) if self.few else layouts
+
+    def _cost(self, problem: ConvProblem, layout: Bands) -> float:
+        """How long an output of one plane takes, in steps of shared memory and of multiplying: on
+        an H200 the least of it came within a fifth of the fastest of 16 problems' layouts."""
+        shape, taps = self._shape(problem), math.prod(problem.kernel)
+        outs, rows = shape.of_group[1], layout.rows
+        columns, step = shape.columns, shape.step
+        strided = problem.stride if step == columns == 1 else (1, 1)
+        # Every other float of a row takes two turns.
+        reads = ((rows // step - 1) * strided[0] + problem.kernel[0]) * (1 + (strided[1] > 1))
+        reads *= problem.kernel[1] + columns - 1
+        products = rows / step * taps * outs / 4
+        items = layout.planes * layout.strips * shape.units
+        computed = divide_up(shape.outs[0], rows * layout.strips) * rows * layout.strips
+        cost = (reads + taps * divide_up(outs, 4) + products) / (rows * columns)
+        cost *= computed / shape.outs[0] * divide_up(items, layout.threads) * layout.threads / items
+        cost *= 1 + 0.2 * abs(math.log2(layout.threads / _GOOD_THREADS))
+        return cost * max(1, rows * columns * outs / _GOOD_KEPT)
+
+    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
+        outs = self._shape(problem).of_group[1]
+        # A tap's weights are loaded at once.
+        aligned = divide_up(outs, 4) * 4 if outs > 2 else outs
+        return planes * aligned * math.prod(problem.kernel) if self.few else 0
+
+
+class Forward(_Gather):
     """y from x."""
+
+    _few_of = "filters"
 
     def _shape(self, problem: ConvProblem) -> _Shape:
         outs = problem.out_height, problem.out_width
@@ -194,9 +267,6 @@ class Forward(_Planes):
     def _kept(self, problem: ConvProblem, rows: int) -> int:
         return rows * _of_group(problem)[1]
 
-    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
-        return planes * math.prod(_of_group(problem)) * math.prod(problem.kernel)
-
     def plan(self, kernel: Code, problem: ConvProblem, layout: Bands, accumulate: bool) -> Plan:
         launch = Launch(
             "convolve",
@@ -208,8 +278,18 @@ class Forward(_Planes):
         return Plan(kernel, (*self._defines(problem, layout, accumulate), *bias), (launch,))
 
 
-class BackwardData(_Planes):
+class BackwardData(_Gather):
     """dx from dy; a thread has pixels of all remainders by the strides."""
+
+    _few_of = "channels"
+
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        if super().pays(problem, capability):
+            return True
+        # Of an image's channels a tile of a matrix product would be almost empty.
+        blocks = _blocks(problem, self._shape(problem), self.layouts(problem, capability)[0])
+        is_image = problem.groups == 1 and problem.channels <= _IMAGE_CHANNELS
+        return is_image and math.prod(problem.kernel) > 1 and blocks >= _FULL_GRID
 
     def _shape(self, problem: ConvProblem) -> _Shape:
         ins = problem.out_height, problem.out_width
@@ -226,9 +306,6 @@ class BackwardData(_Planes):
     def _kept(self, problem: ConvProblem, rows: int) -> int:
         return rows * problem.stride[1] * _of_group(problem)[0]
 
-    def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
-        return planes * math.prod(_of_group(problem)) * math.prod(problem.kernel)
-
     def plan(self, kernel: Code, problem: ConvProblem, layout: Bands, accumulate: bool) -> Plan:
         launch = Launch(
             "backward_data",
@@ -242,6 +319,17 @@ class BackwardData(_Planes):
 class BackwardWeight(Forward):
     """dw from the windows of x and dy, in one slice of the images or in several, which are then
     added up."""
+
+    _few_of = "channels and filters"
+    _in_steps = False
+
+    def pays(self, problem: ConvProblem, capability: Capability) -> bool:
+        # Hopper's tensor cores are faster for more, unless a stride has them read too much.
+        is_small = max(_of_group(problem)) <= 4 or problem.stride != (1, 1) or capability[0] != 9
+        return super().pays(problem, capability) and is_small
+
+    def _most_planes(self, of_group: tuple[int, int]) -> int:
+        return max(of_group)
 
     def _collects(self, shape: _Shape) -> bool:
         return True
@@ -349,20 +437,20 @@ KERNELS = (
     ),
     entry(
         "grouped",
-        "groups of few channels and filters: as depthwise, with all filters of a group in a thread",
+        "groups of few filters: as depthwise, with all filters of a group in a thread",
         Forward(few=True),
         rank=0,
     ),
     entry(
         "grouped_backward_data",
-        "the gradient for x of these",
+        "the gradient for x of groups of few channels, images among them",
         BackwardData(few=True),
         rank=0,
         direction="backward_data",
     ),
     entry(
         "grouped_backward_weight",
-        "the gradient for w of these",
+        "the gradient for w of groups of few channels and filters",
         BackwardWeight(few=True),
         rank=0,
         direction="backward_weight",
