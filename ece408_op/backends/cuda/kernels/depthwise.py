@@ -286,10 +286,12 @@ class BackwardData(_Gather):
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         if super().pays(problem, capability):
             return True
-        # Of an image's channels a tile of a matrix product would be almost empty.
-        blocks = _blocks(problem, self._shape(problem), self.layouts(problem, capability)[0])
+        # Of an image's channels a tile of a matrix product is almost empty.
         is_image = problem.groups == 1 and problem.channels <= _IMAGE_CHANNELS
-        return is_image and math.prod(problem.kernel) > 1 and blocks >= _FULL_GRID
+        if not is_image or problem.stride != (1, 1) or math.prod(problem.kernel) == 1:
+            return False
+        blocks = _blocks(problem, self._shape(problem), self.layouts(problem, capability)[0])
+        return blocks >= _FULL_GRID
 
     def _shape(self, problem: ConvProblem) -> _Shape:
         ins = problem.out_height, problem.out_width

@@ -218,9 +218,16 @@ def test_groups_of_few_channels_have_kernels_of_their_own(problem):
     assert names == ["grouped", "grouped_backward_data"]
 
 
-def test_a_single_group_is_not_theirs():
-    problem = ConvProblem.parse("b10000,c1,h64,w64,m6,k5")
-    assert not catalog.default(problem, "forward", (9, 0)).name.startswith("grouped")
+def test_of_a_single_group_only_gradients_for_batches_of_images_are_theirs():
+    for text, direction, is_theirs in (
+        ("b10000,c1,h64,w64,m6,k5", "forward", False),
+        ("b32,c3,h224,w224,m64,k3,p1x1", "backward_data", True),
+        ("b1,c3,h224,w224,m64,k3,p1x1", "backward_data", False),
+        ("b32,c3,h224,w224,m64,k7,s2x2,p3x3", "backward_data", False),
+        ("b32,c8,h224,w224,m64,k3,p1x1", "backward_data", False),
+    ):
+        name = catalog.default(ConvProblem.parse(text), direction, (9, 0)).name
+        assert name.startswith("grouped") == is_theirs, (text, name)
 
 
 def test_many_rows_are_not_split():
