@@ -22,6 +22,7 @@ PROBLEMS = (
     *("b3,c1,h70,w70,m12,k5x5", "b3,c12,h33,w33,m24,k5x5", "b2,c64,h28,w28,m64,k3x3,p1x1"),
     *("b4,c256,h7,w7,m256,k3x3,p1x1", "b2,c128,h14,w14,m64,k1x1"),
     *("b2,c32,h28,w28,m32,k3x3,p1x1,g32", "b2,c3,h64,w64,m32,k7x7,s2x2,p3x3"),
+    "b4,c16,h28,w28,m16,k3x3,p1x1,g4",
 )
 _DECADES = 6  # of geometric numbers' magnitudes, on either side of 1
 _SPREAD = 3  # of log-normal ones' logarithms
