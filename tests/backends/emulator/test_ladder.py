@@ -16,13 +16,13 @@ from ece408_op.problem import ConvProblem
 SMALL = ("b3,c5,h13,w18,m9,k3", "b2,c6,h11,w8,m7,k4,bias")
 ONE_CHANNEL = ("b3,c1,h17,w22,m12,k5", "b2,c1,h12,w14,m5,k3")
 GENERAL = (
-    "b2,c6,h9,w11,m8,k3x2,s2x1,p1x0,d1x2,g2,bias",
+    "b2,c6,h9,w11,m18,k3x2,s2x1,p1x0,d1x2,g2,bias",
     "b3,c4,h10,w7,m6,k5,s3,p2,float16",
     "b1,c2,h5,w6,m3,k3,p1,float64",
 )
 # Gradients for x take its pixels by phases of the stride, which have several taps, one more or
 # less, or none.
-STRIDED = ("b2,c3,h9,w10,m4,k3,p1,s2", "b2,c4,h9,w7,m6,k1x3,p3x2,s4x3,d1x2,g2")
+STRIDED = ("b2,c3,h9,w10,m4,k3,p1,s2", "b2,c4,h9,w7,m18,k1x3,p3x2,s4x3,d1x2,g2")
 MORE_STRIDED = (
     "b1,c3,h12,w13,m4,k1,s2",
     "b2,c2,h14,w15,m3,k11,p4,s2",
@@ -34,7 +34,7 @@ MORE_STRIDED = (
     "b2,c6,h17,w19,m4,k11,p2,s4,g2",
     "b2,c4,h11,w9,m6,k3,p2,s2,d2",
     "b1,c4,h11,w9,m6,k3,p3,s3,d2",
-    "b1,c4,h13,w10,m6,k5x3,p4,s4,d2,g2",
+    "b1,c4,h13,w10,m18,k5x3,p4,s4,d2,g2",
     "b1,c2,h15,w16,m3,k4x3,p3,s6x4,d4x6",
     "b3,c2,h2,w3,m3,k2x3,p5x4,s4x5",
     "b2,c3,h9,w7,m4,k3,p1,s2x3,float64",
