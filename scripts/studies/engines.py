@@ -30,7 +30,7 @@ _REST_S, _WAKING_S = 0.1, 0.05
 
 
 class Engines(process.Peer):
-    """onnxruntime, OpenVINO and PyTorch under another Python; onnx_peer.py says what to ask.
+    """onnxruntime, OpenVINO and PyTorch under another Python; engine_peer.py says what to ask.
 
     Raises `InvalidSetting` if that Python does not run or has none of them.
     """
@@ -38,7 +38,7 @@ class Engines(process.Peer):
     def __init__(self, python: str) -> None:
         threads = {"OMP_NUM_THREADS": str(settings.threads())}
         remedy = "name a Python with onnxruntime, openvino or torch as --peer-python"
-        super().__init__("onnx_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
+        super().__init__("engine_peer.py", python, {**os.environ, **threads}, remedy, quiet=True)
         if not self.versions:
             self.__exit__()
             raise InvalidSetting(f"{python} has none of the engines; {remedy}")

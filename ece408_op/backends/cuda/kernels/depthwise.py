@@ -17,8 +17,8 @@ _MOST_TAPS = 7  # of an axis
 _MOST_REACH = 64  # rows from a window's first to its last
 _MOST_STRIDE = 4  # that is undone: a thread has a column for each remainder
 _MOST_ROWS = 8
-# Planes that groups of several have of an output, that a block reads of one at once, and numbers
-# that a thread keeps.
+# Where groups have several planes, the most: that a group writes, that a block reads of a group at
+# once, and numbers that a thread keeps in registers.
 _MOST_OUT, _MOST_HELD = 8, 8
 _MOST_KEPT = 112
 # Of these as many as leave a processor enough threads, and threads of a block.
@@ -343,12 +343,13 @@ class BackwardWeight(Forward):
         return items * shape.of_group[0]
 
     def _thread_count(self, shape: _Shape, layout: Bands, copying: int) -> int:
-        channels = shape.of_group[0]
-        if not self.few or layout.planes > 1:
-            items = layout.planes * layout.strips * shape.units
-            wanted = items if layout.planes > 1 else min(items, _THREADS)
-            return _warps(max(wanted * channels, copying))
-        items = min(layout.strips * shape.units, _MOST_THREADS // channels)
+        channels, items = shape.of_group[0], layout.strips * shape.units
+        if channels == 1:
+            return super()._thread_count(shape, layout, copying)
+        if layout.planes > 1:
+            return _warps(max(layout.planes * items * channels, copying))
+        # Each channel has whole warps.
+        items = min(items, _MOST_THREADS // channels)
         return channels * _warps(max(items, divide_up(copying, channels)))
 
     def _other_floats(self, problem: ConvProblem, planes: int, threads: int) -> int:
