@@ -146,6 +146,12 @@ class Graph:
             if node["op"] != "null"
         ]
         self._head = document["heads"][0][0]
+        # After each call the arrays that no later one reads, so that memory is used again.
+        last = {source: call for call, *_, sources in self._calls for source in sources}
+        self._done = {
+            call: {source for source in sources if last[source] == call} - {self._head}
+            for call, *_, sources in self._calls
+        }
         self._layout = LAYOUTS[layout]
         self._held: dict[int, torch.Tensor] = {}
         self._data = 0
@@ -163,6 +169,8 @@ class Graph:
         made = {**self._held, self._data: self.placed(x)}
         for number, call, attributes, sources in self._calls:
             made[number] = call(attributes, *(made[source] for source in sources))
+            for source in self._done[number]:
+                del made[source]
         return made[self._head]
 
 
