@@ -84,14 +84,19 @@ def measure(name: str, problem: ConvProblem, samples: int) -> Row:
     ops = tuple(entry.seconds for entry in log[_WARM_UPS:])
     # The log of op times has calls wait for the GPU.
     with surfaced():
-        takes = [
-            [_seconds(call, count) for count in (1, _SERIES) for call in (ours, native)]
-            for _ in range(_WARM_UPS + samples)
-        ]
+        takes = [_in_turn(ours, native, bool(turn % 2)) for turn in range(_WARM_UPS + samples)]
     calls, natives, series, native_series = zip(*takes[_WARM_UPS:])
     bare = _bare_kernel(problem, arrays, result, samples)
     of_ours = (name, str(problem), log[0].kernel, exact, bare, ops, calls, series)
     return Row(*of_ours, natives, native_series, native_first, error)
+
+
+def _in_turn(ours: Callable[[], Any], native: Callable[[], Any], ours_first: bool) -> list[float]:
+    """Seconds of a call of each, then of each in a row. Who is first changes from turn to turn:
+    a call's host side depends on the one before it."""
+    order = (ours, native) if ours_first else (native, ours)
+    takes = {(call, count): _seconds(call, count) for count in (1, _SERIES) for call in order}
+    return [takes[call, count] for count in (1, _SERIES) for call in (ours, native)]
 
 
 def _executor(
