@@ -43,10 +43,11 @@ _MOST_KNOWN = 1024
 
 @dataclass(frozen=True)
 class _Cut:
-    """A call on several GPUs: the images of a chunk, and how chunks are shared out."""
+    """A call on several GPUs: the images of a chunk, and how chunks are shared out; of one chunk
+    there is nothing to share."""
 
     images: int
-    shares: Shares
+    shares: Shares | None
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Staging:
         chunks = math.ceil(batch / images)
         most = min(len(gpus), chunks)
         tried = [most] if _must_be_equal(work) else numbers(most)
-        return _Cut(images, Shares(dict.fromkeys(tried, chunks)))
+        return _Cut(images, Shares(dict.fromkeys(tried, chunks)) if chunks > 1 else None)
 
 
 def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
@@ -116,9 +117,9 @@ def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
 def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[Outcome]:
     """Do the work on as many of the GPUs as is best."""
     batch = work.problem.batch
-    if len(gpus) == 1:
+    cut = staging.cut(work, gpus) if len(gpus) > 1 else None
+    if cut is None or cut.shares is None:
         return [_compute_part(work, gpus[0], range(batch), staging, staging.threads, None)]
-    cut = staging.cut(work, gpus)
     dealt = cut.shares.deal()
     threads = max(1, staging.threads // len(dealt))
     parts = [range(p.start * cut.images, min(p.stop * cut.images, batch)) for p in ranges(dealt)]
