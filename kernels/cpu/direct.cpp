@@ -33,8 +33,13 @@ namespace {
 // past the caches: a line that the caches take in would be read before it is overwritten.
 constexpr int64_t kStreamedTaps = 72;
 
-// Floats of a chunk of x, of a single tap, and of the gradients for pixels that strides pick.
-constexpr int64_t kChunkFloats = 1 << 16, kSpreadFloats = 1 << 20;
+// Of a single tap: floats of an image of x that the second cache holds, and of a chunk of a larger one,
+// for the first cache; and of the gradients for pixels that strides pick.
+constexpr int64_t kImageFloats = 1 << 16, kChunkFloats = 1 << 12, kSpreadFloats = 1 << 20;
+
+// Filter blocks and channels from which on it is worth it to lay pixels out, if channels do not begin
+// with cache lines.
+constexpr int64_t kLaidOutBlocks = 12, kLaidOutChannels = 96;
 
 struct Plan {
     Layer layer;
@@ -43,9 +48,15 @@ struct Plan {
     const float* bias;
     Buffer<float> packed;  // null for a single tap
     int64_t chunk;         // tiles of a plane that all filter blocks take before the next ones
+    // Of a single tap with many filters: where vectors lie in an image whose tiles are laid out one
+    // after the other, each as [c][vector of tile][lane].
+    Buffer<int64_t> laid_out;
 
     bool single_tap() const { return shape.kernel_h * shape.kernel_w == 1; }
     int64_t chunks() const { return divide_up(tiling.tiles, chunk); }
+    // Floats of a channel in a tile that is laid out, and of all channels.
+    int64_t tile_row() const { return (tiling.size + 1) * kLanes; }
+    int64_t tile_floats() const { return shape.channels * tile_row(); }
 };
 
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
@@ -82,12 +93,13 @@ void put(const Plan& plan, const float* scratch, float* y, int64_t filters, int6
 struct Stretch {
     const Plan& plan;
     StripArgs args;
+    const int64_t* in;  // where vectors lie in x
     int64_t filters;
     float* y;  // of the block
 
     // `ahead`: the image that this thread is likely to read next, or null.
     Stretch(const Plan& plan, const float* x, const float* ahead, float* image_y, int64_t block)
-        : plan(plan) {
+        : plan(plan), in(plan.tiling.in) {
         const Shape& s = plan.shape;
         const int64_t plane = plan.tiling.plane, m = plan.tiling.first_filter(block);
         filters = plan.tiling.first_filter(block + 1) - m;
@@ -113,8 +125,15 @@ struct Stretch {
         args.weights = layer.weights + m * args.weight_step;
     }
 
+    // Takes pixels from tiles that are laid out, of which tile `first` is at `tiles`.
+    void take_laid_out(const float* tiles, int64_t first) {
+        args.x = tiles - first * plan.tile_floats();
+        args.height = 1, args.width = plan.tile_row();
+        in = plan.laid_out;
+    }
+
     void set(int64_t vector, int64_t tiles) {
-        args.in = plan.tiling.in + vector;
+        args.in = in + vector;
         args.out = plan.tiling.out + vector;
         args.split = plan.tiling.split + vector;
         args.tiles = tiles;
@@ -235,17 +254,36 @@ void ask_for_next_chunk(const Plan& plan, const float* x, const float* ahead, in
     args->ahead = image + first * kLanes + block * plan.chunk * args->ahead_runs * args->ahead_step;
 }
 
-// The same for a single tap: all filter blocks take a chunk of tiles, whose pixels stay in the second
-// cache, and then the next one. Cells [begin, end) are those of a chunk and a block each.
+// Tiles [begin, end) of an image laid out one after the other: a thread that reads them again and again,
+// for each filter block, reads whole cache lines in order.
+void lay_out_tiles(const Plan& plan, const float* x, int64_t begin, int64_t end, float* to) {
+    const Tiling& tiling = plan.tiling;
+    const int64_t plane = plan.shape.height * plan.shape.width;
+    for (int64_t tile = begin; tile < end; ++tile, to += plan.tile_floats()) {
+        const int64_t first = tiling.first_vector(tile), last = tiling.first_vector(tile + 1);
+        float* row = to;
+        for (int64_t c = 0; c < plan.shape.channels; ++c, row += plan.tile_row())
+            for (int64_t v = first; v < last; ++v)
+                store(row + (v - first) * kLanes, load(x + c * plane + tiling.in[v]));
+    }
+}
+
+// The same for a single tap: all filter blocks take a chunk of tiles, whose pixels stay in a cache, and
+// then the next one. Cells [begin, end) are those of a chunk and a block each. `tiles`, if not null, has
+// the image laid out if that is one chunk, and else is memory for a chunk.
 void run_cells(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
-               int64_t end, bool accumulate, bool whole) {
+               int64_t end, float* tiles, bool accumulate, bool whole) {
     const Tiling& tiling = plan.tiling;
     for (int64_t cell = begin; cell < end; ++cell) {
         const int64_t chunk = cell / tiling.blocks, block = cell % tiling.blocks;
-        const int64_t first = chunk * plan.chunk, last = first + plan.chunk;
+        const int64_t first = chunk * plan.chunk;
+        const int64_t last = first + plan.chunk < tiling.tiles ? first + plan.chunk : tiling.tiles;
+        if (tiles && plan.chunks() > 1 && (cell == begin || block == 0))
+            lay_out_tiles(plan, x, first, last, tiles);
         Stretch stretch(plan, x, nullptr, y, block);
+        if (tiles) stretch.take_laid_out(tiles, first);
         ask_for_next_chunk(plan, x, ahead, chunk, block, &stretch.args);
-        run_tiles(&stretch, first, last < tiling.tiles ? last : tiling.tiles, accumulate, whole);
+        run_tiles(&stretch, first, last, accumulate, whole);
     }
 }
 
@@ -279,6 +317,13 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const int64_t parts = count_parts(s.batch, all, threads);
     const int64_t units = s.batch * parts, padded = s.channels * s.height * s.width;
     const int team = static_cast<int>(threads < units ? threads : units);
+    const int64_t of_chunk = plan.chunk * plan.tile_floats();
+    const bool once = plan.chunks() == 1 && parts > 1;  // an image's tiles, for all threads
+    Buffer<float> laid_out;
+    if (cells && plan.laid_out) {
+        laid_out = Buffer<float>((once ? s.batch : team) * of_chunk);
+        if (!laid_out) return false;
+    }
     Buffer<float> memory;
     if (!layer.as_it_is()) {
         memory = Buffer<float>((parts == 1 ? team : s.batch) * padded);
@@ -288,6 +333,13 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     if (copies && parts > 1)
         share(team, s.batch * s.channels, [&](int64_t c, int) {
             lay_out_channel(layer, x + c * pixels, copies + c * s.height * s.width);
+        });
+    if (laid_out && once)
+        share(team, s.batch * plan.tiling.tiles, [&](int64_t number, int) {
+            const int64_t b = number / plan.tiling.tiles, tile = number % plan.tiling.tiles;
+            const float* image = copies ? copies + b * padded : x + b * s.channels * pixels;
+            float* to = laid_out + number * plan.tile_floats();
+            lay_out_tiles(plan, image, tile, tile + 1, to);
         });
     share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
         for (int64_t unit = begin; unit < end; ++unit) {
@@ -304,9 +356,12 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
             const int64_t first = part_start(all, parts, part);
             const int64_t last = part_start(all, parts, part + 1);
             float* to = y + b * y_image;
+            float* const tiles = laid_out ? laid_out + (once ? b : member) * of_chunk : nullptr;
+            if (tiles && plan.chunks() == 1 && !once)
+                lay_out_tiles(plan, image, 0, plan.tiling.tiles, tiles);
             if (cells)
-                run_cells(plan, image, copies ? nullptr : ahead, to, first, last, accumulate,
-                          parts == 1);
+                run_cells(plan, image, copies ? nullptr : ahead, to, first, last, tiles,
+                          accumulate, parts == 1);
             else
                 run_part(plan, image, ahead, to, first, last, accumulate, streams, parts == 1);
         }
@@ -317,10 +372,23 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     return true;
 }
 
+// Fills in where vectors lie in tiles that are laid out; false without memory.
+bool lay_out(Plan* plan) {
+    const Tiling& tiling = plan->tiling;
+    plan->laid_out = Buffer<int64_t>(tiling.count);
+    if (!plan->laid_out) return false;
+    for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
+        const int64_t first = tiling.first_vector(tile), last = tiling.first_vector(tile + 1);
+        for (int64_t v = first; v < last; ++v)
+            plan->laid_out[v] = tile * plan->tile_floats() + (v - first) * kLanes;
+    }
+    return true;
+}
+
 int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
               int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, s, {}, bias, {}, 1};
+    Plan plan = {layer, s, {}, bias, {}, 1, {}};
     if (!make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling))
         return ECE408_NO_MEMORY;
     if (!plan.single_tap()) {
@@ -328,10 +396,15 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
         if (!plan.packed) return ECE408_NO_MEMORY;
         pack_weights(plan);
     } else {
-        const int64_t pixels = kChunkFloats / s.channels;
-        plan.chunk = pixels / (kLanes * (plan.tiling.size + 1));
-        if (plan.chunk < 1) plan.chunk = 1;
-        if (plan.chunk > plan.tiling.tiles) plan.chunk = plan.tiling.tiles;
+        plan.chunk = plan.tiling.tiles;
+        if (s.channels * s.height * s.width > kImageFloats) {
+            const int64_t pixels = kChunkFloats / s.channels;
+            plan.chunk = pixels / (kLanes * (plan.tiling.size + 1));
+            if (plan.chunk < 1) plan.chunk = 1;
+        }
+        const bool worth_it = plan.tiling.plane % kLine != 0 && s.channels >= kLaidOutChannels &&
+                              plan.tiling.blocks >= kLaidOutBlocks;
+        if (worth_it && !lay_out(&plan)) return ECE408_NO_MEMORY;
     }
     return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
 }
