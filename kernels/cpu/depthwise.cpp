@@ -53,6 +53,7 @@ struct Tile {
     float bias;
     float* y;
     bool accumulate;
+    bool overwritten;     // what goes beyond a row's end is written again: rows follow each other
     bool streams;         // past the caches: every vector is a line
     const float* ahead;   // what is read after this tile,
     int64_t ahead_lines;  // and how many of its cache lines each vector of columns prefetches
@@ -101,10 +102,15 @@ __attribute__((always_inline)) inline void load_taps(const float* row, int64_t a
     }
 }
 
-// A vector of outputs of each of R rows, from column j on; all of them are there if `Inside`.
-template <int K, int S, int R, bool Inside>
+// Which columns a vector of outputs has: whose windows are inside of the rows; of a row's beginning or
+// end; of its end, fewer than a vector.
+enum Columns { kInside, kBorder, kTail };
+
+// A vector of outputs of each of R rows, from column j on.
+template <int K, int S, int R, Columns C>
 __attribute__((always_inline)) inline void run_columns(const Tile& t, const Vec (&weight)[K * K],
                                                        int64_t j) {
+    constexpr bool Inside = C == kInside;
     const int64_t at = j * S - t.left;
     Mask inside[kLoads<K, S>];
     if constexpr (!Inside) {
@@ -135,10 +141,15 @@ __attribute__((always_inline)) inline void run_columns(const Tile& t, const Vec 
         return;
     }
 #endif
-    const int last = Inside ? kLanes : clamp_lane(t.out_width - j);
+    const int last = C == kTail ? clamp_lane(t.out_width - j) : kLanes;
     ECE408_UNROLL
-    for (int r = 0; r < R; ++r)
-        put_lanes(0, last, t.y + r * t.apart + j, sum[r], t.accumulate);
+    for (int r = 0; r < R; ++r) {
+        float* const to = t.y + r * t.apart + j;
+        if (C == kTail && t.overwritten && r * t.apart + j + kLanes <= R * t.apart)
+            store(to, sum[r]);
+        else
+            put_lanes(0, last, to, sum[r], t.accumulate);
+    }
 }
 
 template <int K, int S, int R>
@@ -148,14 +159,17 @@ __attribute__((noinline)) void run_tile(const Tile& t) {
     for (int k = 0; k < K * K; ++k) weight[k] = broadcast(t.weights[k]);
     // Columns that the loads of a vector of outputs reach beyond its first one.
     const int64_t reach = load_column<S>(kLoads<K, S> - 1, t.dilate) + kLanes;
-    for (int64_t j = 0; j < t.out_width; j += kLanes) {
+    // The end first: what goes beyond it, where the next row begins, is written again.
+    const int64_t whole = t.out_width / kLanes * kLanes;
+    if (whole < t.out_width) run_columns<K, S, R, kTail>(t, weight, whole);
+    for (int64_t j = 0; j < whole; j += kLanes) {
         const int64_t at = j * S - t.left;
         for (int64_t i = 0; i < t.ahead_lines; ++i)
             prefetch(t.ahead + (j / kLanes * t.ahead_lines + i) * kLine);
-        if (at >= 0 && at + reach <= t.width && j + kLanes <= t.out_width)
-            run_columns<K, S, R, true>(t, weight, j);
+        if (at >= 0 && at + reach <= t.width)
+            run_columns<K, S, R, kInside>(t, weight, j);
         else
-            run_columns<K, S, R, false>(t, weight, j);
+            run_columns<K, S, R, kBorder>(t, weight, j);
     }
 }
 
@@ -224,6 +238,7 @@ void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
     }
     t.bias = call.bias ? call.bias[filter] : 0.0f;
     t.accumulate = call.accumulate;
+    t.overwritten = !call.accumulate && s.dilate_h == 1;
     t.streams = call.streams;
     for (int64_t row = 0; row < call.classes; ++row)
         for (int64_t tile = begin; tile < end; ++tile) {

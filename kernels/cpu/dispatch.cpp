@@ -43,12 +43,15 @@ bool cpu_has(int isa) {
     return isa == ECE408_BASELINE;
 }
 
-// Threads that have enough to do: waking one costs as much as some millions of operations.
+// Threads that have enough to do: handing work to one takes as long as some hundred thousand products.
+// Loading or storing a number takes as long as some of them.
 int useful_threads(const ece408_problem& problem, int threads) {
+    constexpr double kNumber = 16, kLeast = 1 << 19;
     const Shape s = derive(problem);
-    const double products = static_cast<double>(s.batch) * s.filters * s.out_height * s.out_width *
-                            s.group_channels * s.kernel_h * s.kernel_w;
-    const double most = 1 + products / (1 << 20);
+    const double outputs = static_cast<double>(s.batch) * s.filters * s.out_height * s.out_width;
+    const double inputs = static_cast<double>(s.batch) * s.channels * s.height * s.width;
+    const double products = outputs * s.group_channels * s.kernel_h * s.kernel_w;
+    const double most = 1 + (products + kNumber * (inputs + outputs)) / kLeast;
     return most < threads ? static_cast<int>(most) : threads;
 }
 
