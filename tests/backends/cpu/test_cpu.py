@@ -181,7 +181,7 @@ def test_outputs_larger_than_the_cache(text, rng):
         ("b1,c1,h5,w24,m1,k3", "direct"),
         ("b1,c1,h70,w70,m12,k5", "direct"),
         ("b1,c12,h33,w33,m24,k5", "winograd"),
-        ("b4,c64,h30,w30,m64,k3,p1x1", "winograd"),
+        ("b4,c64,h56,w56,m64,k3,p1x1", "winograd"),
         ("b4,c300,h30,w30,m64,k3,p1x1", "filters_as_lanes_pairs"),
         ("b1,c64,h7,w7,m64,k3,p1x1", "filters_as_lanes"),
         ("b1,c30,h6,w24,m1,k4", "direct"),
@@ -211,6 +211,18 @@ def test_names_the_kernel_that_ran(isa, case, rng):
     y = np.empty(problem.y_shape, problem.dtype)
     at = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
     assert cpu.forward(problem, *at, False).kernel == f"{kernel}_{isa}"
+
+
+def test_vectors_of_8_choose_by_their_own_measurements():
+    chosen = {
+        "b4,c128,h28,w28,m128,k3,p1": "filters_as_lanes_pairs",
+        "b1,c3,h224,w224,m32,k3,s2,p1": "filters_as_lanes",
+    }
+    for text, kernel in chosen.items():
+        assert native.choose(ConvProblem.parse(text), "forward", "avx2") == kernel
+    assert native.choose(
+        ConvProblem.parse("b1,c3,h224,w224,m32,k3,s2,p1"), "forward", "avx512"
+    ) == ("pixels_as_lanes")
 
 
 @every(
