@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 _NUMBER = r"\d[\d.,]*(?:e-?\d+)?"
-# Instruction sets and times are this machine's; a name may be longer than the page's.
-_VARIES = re.compile(rf"{_NUMBER}|avx512|avx2|baseline(?=\n|$)| +|\.\.\.")
+# Instruction sets, the kernels that are the fastest with them, and times are this machine's; a name
+# may be longer than the page's.
+_KERNEL = r"[a-z][a-z_]*_(?:avx512|avx2|baseline)\b"
+_VARIES = re.compile(rf"{_KERNEL}|{_NUMBER}|avx512|avx2|baseline(?=\n|$)| +|\.\.\.")
 
 
 def pattern(expected: str) -> str:
-    """A regular expression for what a transcript shows: numbers, instruction sets and the width of
-    gaps may differ; `...` on a line of its own stands for lines, elsewhere for any text."""
+    """A regular expression for what a transcript shows: numbers, instruction sets, CPU kernels and
+    the width of gaps may differ; `...` on a line of its own stands for lines, elsewhere for any
+    text."""
     lines = []
     for line in expected.splitlines():
         if line == "...":
@@ -20,7 +23,10 @@ def pattern(expected: str) -> str:
         text, at = "", 0
         for each in _VARIES.finditer(line):
             text += re.escape(line[at : each.start()])
-            text += {" ": " +", ".": ".*"}.get(each[0][0], r"(?:[\d.,e-]+|avx\w+|baseline)")
+            if re.fullmatch(_KERNEL, each[0]):
+                text += r"[a-z][a-z_]*_(?:avx\w+|baseline)"
+            else:
+                text += {" ": " +", ".": ".*"}.get(each[0][0], r"(?:[\d.,e-]+|avx\w+|baseline)")
             at = each.end()
         lines.append(text + re.escape(line[at:]) + r" *\n")
     return "".join(lines)
