@@ -110,10 +110,9 @@ enum Columns { kInside, kBorder, kTail };
 template <int K, int S, int R, Columns C>
 __attribute__((always_inline)) inline void run_columns(const Tile& t, const Vec (&weight)[K * K],
                                                        int64_t j) {
-    constexpr bool Inside = C == kInside;
     const int64_t at = j * S - t.left;
     Mask inside[kLoads<K, S>];
-    if constexpr (!Inside) {
+    if constexpr (C != kInside) {
         ECE408_UNROLL
         for (int n = 0; n < kLoads<K, S>; ++n)
             inside[n] = lanes_in(t.width, at + load_column<S>(n, t.dilate));
@@ -124,7 +123,7 @@ __attribute__((always_inline)) inline void run_columns(const Tile& t, const Vec 
     ECE408_UNROLL
     for (int h = 0; h < (R - 1) * S + K; ++h) {
         Vec tap[K];
-        load_taps<K, S, Inside>(t.row[h], at, t.dilate, inside, tap);
+        load_taps<K, S, C == kInside>(t.row[h], at, t.dilate, inside, tap);
         ECE408_UNROLL
         for (int r = 0; r < R; ++r) {
             const int p = h - r * S;
@@ -159,13 +158,19 @@ __attribute__((noinline)) void run_tile(const Tile& t) {
     for (int k = 0; k < K * K; ++k) weight[k] = broadcast(t.weights[k]);
     // Columns that the loads of a vector of outputs reach beyond its first one.
     const int64_t reach = load_column<S>(kLoads<K, S> - 1, t.dilate) + kLanes;
-    // The end first: what goes beyond it, where the next row begins, is written again.
-    const int64_t whole = t.out_width / kLanes * kLanes;
-    if (whole < t.out_width) run_columns<K, S, R, kTail>(t, weight, whole);
-    for (int64_t j = 0; j < whole; j += kLanes) {
-        const int64_t at = j * S - t.left;
+    const auto ask_ahead = [&](int64_t j) {
         for (int64_t i = 0; i < t.ahead_lines; ++i)
             prefetch(t.ahead + (j / kLanes * t.ahead_lines + i) * kLine);
+    };
+    // The end first: what goes beyond it, where the next row begins, is written again.
+    const int64_t whole = t.out_width / kLanes * kLanes;
+    if (whole < t.out_width) {
+        ask_ahead(whole);
+        run_columns<K, S, R, kTail>(t, weight, whole);
+    }
+    for (int64_t j = 0; j < whole; j += kLanes) {
+        const int64_t at = j * S - t.left;
+        ask_ahead(j);
         if (at >= 0 && at + reach <= t.width)
             run_columns<K, S, R, kInside>(t, weight, j);
         else

@@ -48,9 +48,9 @@ struct Plan {
     const float* bias;
     Buffer<float> packed;  // null for a single tap
     int64_t chunk;         // tiles of a plane that all filter blocks take before the next ones
-    // Of a single tap with many filters: where vectors lie in an image whose tiles are laid out one
-    // after the other, each as [c][vector of tile][lane].
-    Buffer<int64_t> laid_out;
+    // Where vectors lie in an image whose tiles are laid out one after the other, each as
+    // [c][vector of tile][lane]; null if tiles stay where they are.
+    Buffer<int64_t> places;
 
     bool single_tap() const { return shape.kernel_h * shape.kernel_w == 1; }
     int64_t chunks() const { return divide_up(tiling.tiles, chunk); }
@@ -129,7 +129,7 @@ struct Stretch {
     void take_laid_out(const float* tiles, int64_t first) {
         args.x = tiles - first * plan.tile_floats();
         args.height = 1, args.width = plan.tile_row();
-        in = plan.laid_out;
+        in = plan.places;
     }
 
     void set(int64_t vector, int64_t tiles) {
@@ -269,16 +269,16 @@ void lay_out_tiles(const Plan& plan, const float* x, int64_t begin, int64_t end,
 }
 
 // The same for a single tap: all filter blocks take a chunk of tiles, whose pixels stay in a cache, and
-// then the next one. Cells [begin, end) are those of a chunk and a block each. `tiles`, if not null, has
-// the image laid out if that is one chunk, and else is memory for a chunk.
+// then the next one. Cells [begin, end) are those of a chunk and a block each. `tiles`, if not null, is
+// where a chunk is laid out, which is done here with `fills`.
 void run_cells(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
-               int64_t end, float* tiles, bool accumulate, bool whole) {
+               int64_t end, float* tiles, bool fills, bool accumulate, bool whole) {
     const Tiling& tiling = plan.tiling;
     for (int64_t cell = begin; cell < end; ++cell) {
         const int64_t chunk = cell / tiling.blocks, block = cell % tiling.blocks;
         const int64_t first = chunk * plan.chunk;
         const int64_t last = first + plan.chunk < tiling.tiles ? first + plan.chunk : tiling.tiles;
-        if (tiles && plan.chunks() > 1 && (cell == begin || block == 0))
+        if (tiles && fills && (cell == begin || block == 0))
             lay_out_tiles(plan, x, first, last, tiles);
         Stretch stretch(plan, x, nullptr, y, block);
         if (tiles) stretch.take_laid_out(tiles, first);
@@ -320,7 +320,7 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     const int64_t of_chunk = plan.chunk * plan.tile_floats();
     const bool once = plan.chunks() == 1 && parts > 1;  // an image's tiles, for all threads
     Buffer<float> laid_out;
-    if (cells && plan.laid_out) {
+    if (cells && plan.places) {
         laid_out = Buffer<float>((once ? s.batch : team) * of_chunk);
         if (!laid_out) return false;
     }
@@ -357,10 +357,8 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
             const int64_t last = part_start(all, parts, part + 1);
             float* to = y + b * y_image;
             float* const tiles = laid_out ? laid_out + (once ? b : member) * of_chunk : nullptr;
-            if (tiles && plan.chunks() == 1 && !once)
-                lay_out_tiles(plan, image, 0, plan.tiling.tiles, tiles);
             if (cells)
-                run_cells(plan, image, copies ? nullptr : ahead, to, first, last, tiles,
+                run_cells(plan, image, copies ? nullptr : ahead, to, first, last, tiles, !once,
                           accumulate, parts == 1);
             else
                 run_part(plan, image, ahead, to, first, last, accumulate, streams, parts == 1);
@@ -372,15 +370,15 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     return true;
 }
 
-// Fills in where vectors lie in tiles that are laid out; false without memory.
-bool lay_out(Plan* plan) {
+// False without memory.
+bool find_places(Plan* plan) {
     const Tiling& tiling = plan->tiling;
-    plan->laid_out = Buffer<int64_t>(tiling.count);
-    if (!plan->laid_out) return false;
+    plan->places = Buffer<int64_t>(tiling.count);
+    if (!plan->places) return false;
     for (int64_t tile = 0; tile < tiling.tiles; ++tile) {
         const int64_t first = tiling.first_vector(tile), last = tiling.first_vector(tile + 1);
         for (int64_t v = first; v < last; ++v)
-            plan->laid_out[v] = tile * plan->tile_floats() + (v - first) * kLanes;
+            plan->places[v] = tile * plan->tile_floats() + (v - first) * kLanes;
     }
     return true;
 }
@@ -404,7 +402,7 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
         }
         const bool worth_it = plan.tiling.plane % kLine != 0 && s.channels >= kLaidOutChannels &&
                               plan.tiling.blocks >= kLaidOutBlocks;
-        if (worth_it && !lay_out(&plan)) return ECE408_NO_MEMORY;
+        if (worth_it && !find_places(&plan)) return ECE408_NO_MEMORY;
     }
     return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
 }

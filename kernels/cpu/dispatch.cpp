@@ -43,8 +43,8 @@ bool cpu_has(int isa) {
     return isa == ECE408_BASELINE;
 }
 
-// Threads that have enough to do: handing work to one takes as long as some hundred thousand products.
-// Loading or storing a number takes as long as some of them.
+// Threads that have enough to do: handing work to one takes as long as half a million products, and
+// loading or storing a number as some of them.
 int useful_threads(const ece408_problem& problem, int threads) {
     constexpr double kNumber = 16, kLeast = 1 << 19;
     const Shape s = derive(problem);

@@ -146,9 +146,9 @@ class Graph:
             if node["op"] != "null"
         ]
         self._head = document["heads"][0][0]
-        # After each call the arrays that no later one reads, so that memory is used again.
+        # By call: the arrays that no later one reads, so that their memory is used again.
         last = {source: call for call, *_, sources in self._calls for source in sources}
-        self._done = {
+        self._read_last = {
             call: {source for source in sources if last[source] == call} - {self._head}
             for call, *_, sources in self._calls
         }
@@ -169,7 +169,7 @@ class Graph:
         made = {**self._held, self._data: self.placed(x)}
         for number, call, attributes, sources in self._calls:
             made[number] = call(attributes, *(made[source] for source in sources))
-            for source in self._done[number]:
+            for source in self._read_last[number]:
                 del made[source]
         return made[self._head]
 

@@ -213,16 +213,16 @@ def test_names_the_kernel_that_ran(isa, case, rng):
     assert cpu.forward(problem, *at, False).kernel == f"{kernel}_{isa}"
 
 
-def test_vectors_of_8_choose_by_their_own_measurements():
-    chosen = {
-        "b4,c128,h28,w28,m128,k3,p1": "filters_as_lanes_pairs",
-        "b1,c3,h224,w224,m32,k3,s2,p1": "filters_as_lanes",
-    }
-    for text, kernel in chosen.items():
-        assert native.choose(ConvProblem.parse(text), "forward", "avx2") == kernel
-    assert native.choose(
-        ConvProblem.parse("b1,c3,h224,w224,m32,k3,s2,p1"), "forward", "avx512"
-    ) == ("pixels_as_lanes")
+@pytest.mark.parametrize(
+    ("text", "kernels"),
+    [
+        ("b8,c256,h14,w14,m256,k3,p1", {"avx2": "filters_as_lanes_pairs", "avx512": "winograd"}),
+        ("b1,c3,h224,w224,m32,k3,s2,p1", {"avx2": "filters_as_lanes", "avx512": "pixels_as_lanes"}),
+    ],
+)
+def test_instruction_sets_choose_by_their_own_measurements(text, kernels):
+    problem = ConvProblem.parse(text)
+    assert {isa: native.choose(problem, "forward", isa) for isa in kernels} == kernels
 
 
 @every(
