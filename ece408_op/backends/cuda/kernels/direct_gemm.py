@@ -45,7 +45,6 @@ _MOST_LAYOUTS = 24
 # has one block. A cluster's processors are neighbours, and some have none.
 _CLUSTERS = {1: _PROCESSORS, 2: 64, 4: 28, 8: 14}
 
-
 # Forward, of many images, layouts with several tiles of rows take longer than the estimate by which
 # they were chosen. On 36 layers at batch 32, on an H200, choosing between `gemm` and this with the
 # factor costs 1 % of the faster one's time, at most 19; without it 9 %, at most 37.
@@ -141,10 +140,7 @@ class Gemm(Family):
         if self.by_warps:
             few = min(self._sizes(problem, problem.batch)) < _LEAST_SIZE
             return limits.sums_at_full_rate(capability) and not few
-        own = microseconds(problem, self.direction)
-        if self.direction == "forward" and problem.filters > _ROWS and problem.batch >= _MANY:
-            own *= _SEVERAL_ROWS
-        return own < self._other_microseconds(problem)
+        return microseconds(problem, self.direction) < self._other_microseconds(problem)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         splits = self.splits(problem, layout, problem.batch)
@@ -269,7 +265,10 @@ def microseconds(problem: ConvProblem, direction: str) -> float:
     """About how long `direct_gemm` or one of its gradients takes."""
     family = Gemm(direction)
     layout = family.layouts(problem, (9, 0))[0]
-    return family.microseconds(problem, layout, problem.batch)
+    time = family.microseconds(problem, layout, problem.batch)
+    if direction == "forward" and problem.filters > _ROWS and problem.batch >= _MANY:
+        time *= _SEVERAL_ROWS
+    return time
 
 
 @functools.lru_cache(maxsize=16)
