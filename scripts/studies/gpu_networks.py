@@ -180,8 +180,8 @@ def measure(
             np.save(files[2], ours.arrays["data"])
             peer.ask(open=files[0], weights=files[1], x=files[2])
             for variant in variants:
-                peer.ask(run=variant, to=files[3])
-                errors[variant] = zoo.error(np.load(files[3])[ours.checked()], expected)
+                peer.ask(run=variant, to=files[3], images=ours.checked().tolist())
+                errors[variant] = zoo.error(np.load(files[3]), expected)
                 calls[variant] = functools.partial(_pass, peer, variant)
         ms = cpu_timer.interleaved(
             {who: functools.partial(_after_another, call) for who, call in calls.items()},

@@ -3,8 +3,9 @@
 It runs under whichever Python has PyTorch, so it imports nothing of this package but `serve`. It
 first writes its versions. The request {"open": file with MXNet's JSON, "weights": .npz, "x": .npy}
 is answered with {}; {"run": variant} with {"ms": ...}, a pass from page-locked memory to
-page-locked memory; {"run": variant, "to": .npy} also writes the output. A variant is a layout and a
-precision, such as "NHWC float32". An operator that is not known here ends the process.
+page-locked memory; {"run": variant, "to": .npy, "images": [number, ...]} also writes the outputs of
+these images. A variant is a layout and a precision, such as "NHWC float32". An operator that is not
+known here ends the process.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def main() -> None:
             variants[name] = Variant(files, name)
         found = variants[name].run()
         if "to" in request:
-            np.save(request["to"], variants[name].y.float().numpy())
+            np.save(request["to"], variants[name].y[request["images"]].float().numpy())
         return {"ms": found}
 
     versions = {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
