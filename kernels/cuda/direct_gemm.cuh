@@ -164,8 +164,8 @@ struct Pixels {
 
 // dy of the gradient for w: a line is a filter, k a position of an image.
 struct Gradients {
-    static constexpr bool kAlongK = true, kPairs = kOutPlane % 2 == 0;
-    static constexpr int kLinePitch = kOutPlane;
+    static constexpr bool kAlongK = kOutPlane > 1, kPairs = kOutPlane % 2 == 0;
+    static constexpr int kLinePitch = kOutPlane, kPitch = kAlongK ? 0 : kOutImage;
     const float *array;
 
     __device__ __forceinline__ Part line(int group, unsigned row, int) const {
@@ -184,7 +184,8 @@ struct Gradients {
 
 // x of the gradient for w: a line is a channel and a tap.
 struct Windows {
-    static constexpr bool kAlongK = true;
+    static constexpr bool kAlongK = kPlane > 1;
+    static constexpr int kPitch = kAlongK || kPadded ? 0 : kImage;
     static constexpr bool kPairs = kTaps == 1 && !kPadded && !kStrided && kPlane % 2 == 0;
     static constexpr int kLinePitch = kTaps == 1 ? kPlane : 0;
     const float *array;

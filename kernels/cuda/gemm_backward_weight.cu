@@ -7,7 +7,7 @@
 //    two parts, or in one (PARTS). Each channel of each image has a power of two of its own. An image's positions are
 //    filled up to whole steps of 16.
 //    Where an image's planes are large, `find_largest` goes over them first.
-// 2. `multiply_positions`: one warp has the copy engine bring CHUNK positions of dy and x, eight
+// 2. `multiply_positions`: four threads have the copy engine bring CHUNK positions of dy and x, eight
 //    warps multiply them: a row of taps sees the same x, some positions further on, and the same
 //    dy, which stays in registers. What the unit sums is added up in float32 registers after each
 //    chunk.
@@ -19,28 +19,35 @@
 #include "gemm_grid.cuh"
 #include "wgmma.cuh"
 
-// How blocks work: channels of four warps (16, 32, 64 or 128), taps of a row at once, whether the two groups
-// of four warps have filters of their own (2) or take turns at chunks (1), stages in shared memory,
-// their positions, and threads that lay out 8 channels.
+// How blocks work: channels of four warps (16, 32 or 64), taps of a row at once, whether the two
+// groups of four warps have filters of their own (2) or take turns at chunks (1), stages in shared
+// memory (of each group where they take turns), their positions, and threads that lay out 8 channels.
 #ifndef COLUMNS
 #define COLUMNS 64
 #define TAPS 3
 #define ROW_GROUPS 1
-#define STAGES 4
+#define STAGES 2
 #define CHUNK 64
 #define PLANE_THREADS 512
 #endif
 
 constexpr int kChunk = CHUNK, kSteps = CHUNK / 16;
+// Positions of an image: x's, and dy's, which end with its last one that is not a zero.
 constexpr int kImage = divide_up(kPositions, 16) * 16;
-constexpr int kChunks = divide_up(kImage, kChunk);  // of an image
+constexpr int kDyImage = divide_up((VALID_H - 1) * GRID_W + VALID_W, 16) * 16;
+constexpr int kChunks = divide_up(kDyImage, kChunk);  // of an image
 static_assert(CHUNK % 16 == 0);
 constexpr int kRows = 64 * ROW_GROUPS;              // of a tile
+// Groups of warps that have chunks of their own, and stages of their own for them: a group that saw
+// only every other phase of a barrier could take one phase for another.
+constexpr int kTeams = 2 / ROW_GROUPS, kStages = kTeams * STAGES;
 constexpr int kRowTiles = divide_up(kSetRows, kRows), kColumnTiles = divide_up(kDepth, COLUMNS);
 constexpr int kRowUnits = kRowTiles * kRows / 8, kColumnUnits = kColumnTiles * COLUMNS / 8;
 constexpr int kAllRowUnits = SETS * kRowUnits, kAllColumnUnits = SETS * kPhases * kColumnUnits;
 constexpr int kLastTap = kDown.last_place() * GRID_W + kAcross.last_place();
 constexpr int kSums = COLUMNS / 2;  // of a thread, for each tap
+// Whether a thread has registers for factors besides all taps' sums, those of two, and dy.
+constexpr bool kAhead = kSums * (TAPS + 2) + CHUNK / 2 + kSums / 2 <= 200;
 
 // Taps that an item takes at once: of one row of a pair's, at most TAPS.
 struct TapGroups {
@@ -109,8 +116,8 @@ struct Workspace {
     size_t dy_length, x_length;  // positions of a plane, with what copies and taps reach beyond
 
     __device__ Workspace(void *memory, int batch) {
-        dy_length = size_t(batch) * kImage + kChunk;
-        x_length = dy_length + kLastTap + TapGroups::span();
+        dy_length = size_t(batch) * kDyImage + kChunk;
+        x_length = size_t(batch) * kImage + kChunk + kLastTap + TapGroups::span();
         largest = (unsigned *)memory;
         dy_factors = (float *)(largest + size_t(batch) * kUnits * kStrips * 8);
         x_factors = dy_factors + size_t(batch) * kAllRowUnits * 8;
@@ -183,7 +190,9 @@ struct Strip {
 
     // The largest magnitudes of the block's threads, to all of them.
     __device__ __forceinline__ void find_largest(unsigned (&most)[8]) const {
-        __shared__ unsigned of_warps[PLANE_THREADS / 32][8];
+        __shared__ unsigned of_block[8];
+        if (threadIdx.x < 8) of_block[threadIdx.x] = 0;
+        __syncthreads();
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             most[k] = 0;
@@ -192,17 +201,15 @@ struct Strip {
                 most[k] = max(most[k], magnitude(values[turn][k]));
             }
             most[k] = __reduce_max_sync(0xffffffffu, most[k]);
-            if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][k] = most[k];
+            if (threadIdx.x % 32 == k) atomicMax(&of_block[k], most[k]);
         }
         __syncthreads();
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            for (int i = 0; i < PLANE_THREADS / 32; i++) most[k] = max(most[k], of_warps[i][k]);
-        }
+        for (int k = 0; k < 8; k++) most[k] = of_block[k];
     }
 
     // To records, and the factors of what they are multiplied to.
-    __device__ __forceinline__ void write(uint4 *to, float *factors, size_t length,
+    __device__ __forceinline__ void write(uint4 *to, float *factors, size_t length, int positions,
                                           const unsigned (&most)[8]) const {
         float scales[8], factor;
 #pragma unroll
@@ -213,7 +220,7 @@ struct Strip {
 #pragma unroll
         for (int turn = 0; turn < kTurns; turn++) {
             const int position = first + turn * PLANE_THREADS;
-            if (position >= kImage) break;
+            if (position >= positions) break;
             float scaled[8];
 #pragma unroll
             for (int k = 0; k < 8; k++) scaled[k] = values[turn][k] * scales[k];
@@ -264,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
+extern "C" __global__ void __launch_bounds__(PLANE_THREADS, kTurns <= 2 ? 1536 / PLANE_THREADS : 1)
     lay_out_planes(void *memory, const ELEMENT *x, const ELEMENT *dy, int batch) {
     const Workspace work(memory, batch);
     const Place place;
@@ -284,7 +291,8 @@ extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
     uint4 *to = (place.of_dy ? work.dy : work.x) + size_t(unit) * PARTS * length;
     float *factors = place.of_dy ? work.dy_factors + size_t(place.image) * kAllRowUnits * 8
                                  : work.x_factors + size_t(place.image) * kAllColumnUnits * 8;
-    values.write(to + size_t(place.image) * kImage, factors + unit * 8, length, most);
+    const int positions = place.of_dy ? kDyImage : kImage;
+    values.write(to + size_t(place.image) * positions, factors + unit * 8, length, positions, most);
     if (!place.of_dy && place.image == batch - 1 && place.strip == 0) {  // zeros behind it
         uint4 *end = to + size_t(batch) * kImage;
         for (int i = threadIdx.x; i < length - size_t(batch) * kImage; i += PLANE_THREADS) {
@@ -296,9 +304,10 @@ extern "C" __global__ void __launch_bounds__(PLANE_THREADS)
 }
 
 struct Shared {
-    uint4 dy[STAGES][PARTS][kRows / 8][kChunk];
-    uint4 x[STAGES][PARTS][COLUMNS / 8][kSpan];
-    Barrier full[STAGES], free[STAGES];
+    uint4 dy[kStages][PARTS][kRows / 8][kChunk];
+    uint4 x[kStages][PARTS][COLUMNS / 8][kSpan];
+    float dy_factors[kStages][kRows], x_factors[kStages][COLUMNS];
+    Barrier full[kStages], free[kStages];
 };
 
 #ifdef SHARED_BYTES
@@ -330,39 +339,58 @@ struct Item {
     }
 };
 
-// A warp that has the copy engine bring chunks, each lane a run of a unit.
-__device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int batch,
-                                      int splits) {
-    constexpr int kRuns = PARTS * (kRows / 8), kAllRuns = kRuns + PARTS * (COLUMNS / 8);
+// Four threads have the copy engine bring chunks: those of a team bring its chunks, each a share of
+// the runs (a run is a part of a chunk of 8 channels). One alone would begin copies more slowly
+// than the tensor cores multiply.
+constexpr int kBringers = 4 / kTeams;  // of a team
+static_assert(kBringers % PARTS == 0);
+
+// A thread's share of RUNS runs of LENGTH positions, which lie unit by unit in global memory, and
+// part by part in shared memory.
+template <int RUNS, int LENGTH>
+__device__ __forceinline__ void bring_runs(void *stage, const uint4 *from, size_t length,
+                                           int bringer, Barrier *full) {
+    constexpr int kUnits = RUNS / PARTS;
+    uint4 *to = (uint4 *)stage + (bringer % PARTS * kUnits + bringer / PARTS) * LENGTH;
+    from += bringer * length;
+#pragma unroll 1  // these threads have few registers
+    for (int run = bringer; run < RUNS; run += kBringers) {
+        copy_in((float *)to, (const float *)from, LENGTH * 16, full);
+        to += kBringers / PARTS * LENGTH, from += kBringers * length;
+    }
+}
+
+__device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int batch, int splits,
+                                      int team, int bringer) {
+    constexpr int kRowRuns = PARTS * (kRows / 8), kColumnRuns = PARTS * (COLUMNS / 8);
+    constexpr int kBytes = (kRowRuns * kChunk + kColumnRuns * kSpan) * 16 + (kRows + COLUMNS) * 4;
     Ring<STAGES> ring;
     for (unsigned number = blockIdx.x; number < Item::count(splits); number += gridDim.x) {
         const Item item(number, batch, splits);
         const int tap = tap_groups.first[item.group];
         const int shift = tables.taps_h[tap] * GRID_W + tables.taps_w[tap];
-        for (unsigned chunk = item.begin; chunk < item.end; chunk++, ring.advance()) {
-            const size_t position =
-                size_t(chunk / kChunks) * kImage + chunk % kChunks * kChunk;
-            Barrier *full = &shared.full[ring.number];
-            barrier_wait(&shared.free[ring.number], ring.parity ^ 1);
-            if (threadIdx.x == 0) {
-                barrier_expect(full, (kRuns * kChunk + (kAllRuns - kRuns) * kSpan) * 16);
+        const uint4 *dy = work.dy + item.row_unit() * PARTS * work.dy_length;
+        const uint4 *x = work.x + item.column_unit() * PARTS * work.x_length + shift;
+        for (unsigned chunk = item.begin + team; chunk < item.end;
+             chunk += kTeams, ring.advance()) {
+            const size_t image = chunk / kChunks;
+            const int inside = chunk % kChunks * kChunk, stage = team * STAGES + ring.number;
+            Barrier *full = &shared.full[stage];
+            barrier_wait(&shared.free[stage], ring.parity ^ 1);
+            if (bringer == 0) barrier_expect(full, kBytes);
+            if (bringer == kBringers / 2) {
+                const float *from = work.dy_factors + (image * kAllRowUnits + item.row_unit()) * 8;
+                copy_in(shared.dy_factors[stage], from, kRows * 4, full);
             }
-            __syncwarp();
-            for (int i = threadIdx.x; i < kAllRuns; i += 32) {
-                if (i < kRuns) {
-                    const int part = i % PARTS, unit = i / PARTS;
-                    const uint4 *from =
-                        work.dy + (PARTS * (item.row_unit() + unit) + part) * work.dy_length;
-                    copy_in((float *)shared.dy[ring.number][part][unit],
-                            (const float *)(from + position), kChunk * 16, full);
-                } else {
-                    const int part = i % PARTS, unit = (i - kRuns) / PARTS;
-                    const uint4 *from =
-                        work.x + (PARTS * (item.column_unit() + unit) + part) * work.x_length;
-                    copy_in((float *)shared.x[ring.number][part][unit],
-                            (const float *)(from + position + shift), kSpan * 16, full);
-                }
+            if (bringer == kBringers - 1) {
+                const float *from =
+                    work.x_factors + (image * kAllColumnUnits + item.column_unit()) * 8;
+                copy_in(shared.x_factors[stage], from, COLUMNS * 4, full);
             }
+            bring_runs<kRowRuns, kChunk>(shared.dy[stage], dy + image * kDyImage + inside,
+                                         work.dy_length, bringer, full);
+            bring_runs<kColumnRuns, kSpan>(shared.x[stage], x + image * kImage + inside,
+                                           work.x_length, bringer, full);
         }
     }
 }
@@ -372,33 +400,26 @@ struct Worker {
     Shared &shared;
     const Workspace &work;
     int group;
-    Ring<STAGES> ring;
+    Ring<STAGES> ring;  // of the team
     float total[TAPS][kSums];
-    float row_factors[2];
-    const float *column_factors;  // of this thread's first channel
+
+    __device__ __forceinline__ int team() const { return kTeams == 2 ? group : 0; }
+    __device__ __forceinline__ int stage() const { return team() * STAGES + ring.number; }
 
     __device__ __forceinline__ int row() const {  // and that plus 8, of the tile
         return (ROW_GROUPS == 2 ? group * 64 : 0) + threadIdx.x / 32 % 4 * 16 +
                threadIdx.x % 32 / 4;
     }
 
-    __device__ __forceinline__ void read_factors(const Item &item, unsigned image) {
-        const float *of_rows = work.dy_factors + size_t(image) * kAllRowUnits * 8;
-        row_factors[0] = of_rows[item.row_unit() * 8 + row()];
-        row_factors[1] = of_rows[item.row_unit() * 8 + row() + 8];
-        column_factors = work.x_factors + size_t(image) * kAllColumnUnits * 8 +
-                         item.column_unit() * 8 + threadIdx.x % 4 * 2;
-    }
-
     // A chunk; of its steps, those from `steps` on are of the next image, and count as zeros.
     __device__ __forceinline__ void multiply_chunk(const Item &item, int steps) {
-        barrier_wait(&shared.full[ring.number], ring.parity);
+        barrier_wait(&shared.full[stage()], ring.parity);
         const int first = tap_groups.first[item.group], count = tap_groups.counts[item.group];
         uint32_t a[PARTS][kSteps][4];
         const int unit = (ROW_GROUPS == 2 ? group * 8 : 0) + threadIdx.x / 32 % 4 * 2;
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
-            const uint4 *rows = shared.dy[ring.number][part][unit] + load_rows_at(kChunk);
+            const uint4 *rows = shared.dy[stage()][part][unit] + load_rows_at(kChunk);
 #pragma unroll
             for (int step = 0; step < kSteps; step++) {
                 load_rows(a[part][step], rows + 16 * step);
@@ -406,9 +427,9 @@ struct Worker {
                 for (int i = 0; i < 4; i++) a[part][step][i] *= step < steps;
             }
         }
-        const uint64_t b = describe_by_rows(shared.x[ring.number][0][0], kSpan);
+        const uint64_t b = describe_by_rows(shared.x[stage()][0][0], kSpan);
         multiply_taps<TAPS>(a, b, first, count);
-        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[ring.number]);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[stage()]);
     }
 
     // So many taps, or as few as `count`. While the unit multiplies one, the sums of the one before
@@ -449,17 +470,30 @@ struct Worker {
         multiplying_begun();
     }
 
+    static __device__ __forceinline__ void read_columns(float2 (&columns)[kSums / 4],
+                                                        const float *from) {
+#pragma unroll
+        for (int i = 0; i < kSums / 4; i++) columns[i] = *(const float2 *)(from + i * 8);
+    }
+
+    // Where there are registers for them, factors are read while the unit multiplies.
     template <int newer>
     __device__ __forceinline__ void end_tap(float (&sums)[kSums], float (&part)[kSums]) const {
+        const float *of_rows = shared.dy_factors[stage()] + row();
+        const float *of_columns = shared.x_factors[stage()] + threadIdx.x % 4 * 2;
+        const float rows[2] = {of_rows[0], of_rows[8]};
+        float2 columns[kSums / 4];
+        if (kAhead) read_columns(columns, of_columns);
         multiplied<newer>();
         hold(part);
+        if (!kAhead) read_columns(columns, of_columns);
 #pragma unroll
         for (int i = 0; i < kSums; i += 4) {
-            const float2 two = __ldg((const float2 *)(column_factors + i * 2));
-            sums[i] += part[i] * row_factors[0] * two.x;
-            sums[i + 1] += part[i + 1] * row_factors[0] * two.y;
-            sums[i + 2] += part[i + 2] * row_factors[1] * two.x;
-            sums[i + 3] += part[i + 3] * row_factors[1] * two.y;
+            const float2 two = columns[i / 4];
+            sums[i] += part[i] * rows[0] * two.x;
+            sums[i + 1] += part[i + 1] * rows[0] * two.y;
+            sums[i + 2] += part[i + 2] * rows[1] * two.x;
+            sums[i + 3] += part[i + 3] * rows[1] * two.y;
         }
     }
 
@@ -469,12 +503,9 @@ struct Worker {
 #pragma unroll
             for (int i = 0; i < kSums; i++) total[tap][i] = 0;
         }
-        unsigned known = ~0u;
-        for (unsigned chunk = item.begin; chunk < item.end; chunk++, ring.advance()) {
-            if (ROW_GROUPS == 1 && (chunk - item.begin) % 2 != group) continue;
-            const unsigned image = chunk / kChunks;
-            if (image != known) read_factors(item, known = image);
-            const int left = kImage - chunk % kChunks * kChunk;
+        for (unsigned chunk = item.begin + team(); chunk < item.end;
+             chunk += kTeams, ring.advance()) {
+            const int left = kDyImage - chunk % kChunks * kChunk;
             multiply_chunk(item, min(left, kChunk) / 16);
         }
     }
@@ -507,16 +538,17 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     Shared &shared = *(Shared *)bytes;
     const Workspace work(memory, batch);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < kStages; i++) {
             barrier_init(&shared.full[i], 1);
-            barrier_init(&shared.free[i], ROW_GROUPS == 2 ? 8 : 4);
+            barrier_init(&shared.free[i], 8 / kTeams);
         }
         barriers_ready();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x < 32) bring(shared, work, batch, splits);
+        const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+        if (elected()) bring(shared, work, batch, splits, warp / kBringers, warp % kBringers);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         Worker worker{shared, work, __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0) - 1};

@@ -126,7 +126,7 @@ class Gemm(Family):
         fitting = [
             each
             for each in _fitting(
-                self.direction != "backward_weight", self.by_warps, limits.shared_bytes(capability)
+                self._by_lines(problem), self.by_warps, limits.shared_bytes(capability)
             )
             if each.cluster == 1
             or self._clusters(problem, each, batch) * each.cluster <= _PROCESSORS * each.blocks
@@ -195,6 +195,11 @@ class Gemm(Family):
             *((("BIAS", 1),) if bias else ()),
             *((("ACCUMULATE", 1),) if accumulate else ()),
         )
+
+    def _by_lines(self, problem: ConvProblem) -> bool:
+        """Whether columns are neighbours in memory: of gradients for w, where a plane has one."""
+        plane = problem.height * problem.width
+        return self.direction != "backward_weight" or plane == 1
 
     def _sizes(self, problem: ConvProblem, batch: int) -> tuple[int, int, int]:
         """Of a group's product: rows, columns, and values of k."""

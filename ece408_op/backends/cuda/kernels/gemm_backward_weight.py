@@ -15,7 +15,6 @@ from ....problem import ConvProblem
 from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from . import gemm_grid
 from .gemm_grid import (
-    CACHE_RATE,
     MEMORY_RATE,
     MOST_STAGES,
     PROCESSORS,
@@ -32,23 +31,26 @@ _MOST_TURNS = 8
 _MOST_ROW_TAPS = 5
 # Layouts to choose from.
 _MOST_LAYOUTS = 16
-# Positions of a chunk, and what its registers may be.
-_CHUNKS, _MOST_REGISTERS = (48, 64, 80, 96), 208
-# Fitted to some 450 runs on an H200. Cycles of a chunk, and of adding up one of a thread's sums in
-# it, by whether groups of warps have rows of their own (2) or take turns (1).
-_CHUNK_CYCLES, _SUM_CYCLES = {1: 1500, 2: 3000}, {1: 28, 2: 33}
+# Positions of a chunk, and what its registers may be: with more, some are kept in memory.
+_CHUNKS, _MOST_REGISTERS = (48, 64, 80, 96, 112), 200
 _SUM_BYTES = 64 << 20
+# Fitted to some 300 runs on an H200; the root mean square of their errors is 10 %. Cycles of an
+# instruction by its columns, and to begin a copy; of a chunk besides its instructions, by whether
+# groups of warps have rows of their own (2) or take turns (1), and of a tile; bytes that come to
+# shared memory in a cycle.
+_INSTRUCTIONS, _COPY_CYCLES = {16: 11.5, 32: 18.5, 64: 40}, 18
+_CHUNK_CYCLES, _TILE_CYCLES = {1: 350, 2: 490}, 1700
+_COPIED_BYTES = 60
 # Microseconds of the launches' beginnings and ends; in one, cycles and bytes of memory.
-_LAUNCHES, _CYCLES, _BYTES = 12, 3580, 3e6
-# Cycles of a tile, and what the cache gives beside its rate.
-_TILE_CYCLES, _CACHE_SHARE = 7200, 0.53
+_LAUNCHES, _CYCLES, _BYTES = 12, 1755, 3e6
 
 
 @dataclass(frozen=True)
 class Blocks(Layout):
     """How blocks of the gradient for w work: channels of four warps, taps of a row at once, whether
     the two groups of four warps have filters of their own (2) or take turns (1), stages in shared
-    memory, their positions, and threads that lay out a strip of 8 channels of an image."""
+    memory (of each group where they take turns), their positions, and threads that lay out a strip
+    of 8 channels of an image."""
 
     columns: int
     taps: int
@@ -61,6 +63,11 @@ class Blocks(Layout):
     def rows(self) -> int:
         """Of a tile."""
         return ROWS * self.row_groups
+
+    @property
+    def teams(self) -> int:
+        """Groups of warps with chunks of their own."""
+        return 2 // self.row_groups
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Gemm(Family):
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         made = self._product(problem)
         splits = estimate(made, layout, problem.batch)[1]
-        parts = splits * 2 // layout.row_groups
+        parts = splits * layout.teams
         units = sum(_units(made, layout))
         items = math.prod(_tiles(made, layout)) * splits
         strips = _strips(made, layout)
@@ -147,8 +154,14 @@ def _tap_span(made: Product, taps: int) -> int:
 
 
 def _image_positions(made: Product) -> int:
-    """An image's positions, in whole steps."""
+    """x's positions of an image, in whole steps."""
     return divide_up(made.positions, STEP) * STEP
+
+
+def _dy_positions(made: Product) -> int:
+    """dy's, up to the last one that is not a zero."""
+    down, across = made.axes
+    return divide_up((down.valid - 1) * across.grid + across.valid, STEP) * STEP
 
 
 @functools.lru_cache(maxsize=1024)
@@ -157,7 +170,7 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
     threads = max(64, min(512, divide_up(positions, 32) * 32))
     found = []
     for columns, taps, row_groups in itertools.product(
-        (16, 32, 64, 128), range(1, _MOST_ROW_TAPS + 1), (1, 2)
+        (16, 32, 64), range(1, _MOST_ROW_TAPS + 1), (1, 2)
     ):
         # More than are there.
         wide = columns > max(STEP, divide_up(made.depth, STEP) * STEP)
@@ -167,7 +180,7 @@ def _fitting(made: Product) -> tuple[Blocks, ...]:
             # Of a thread: sums, those of two taps, and dy.
             registers = columns // 2 * (taps + 2) + chunk // 2
             one = Blocks(columns, taps, row_groups, 1, chunk, threads)
-            stages = min(MOST_STAGES, SHARED_BYTES // shared_bytes(made, one))
+            stages = min(MOST_STAGES // one.teams, SHARED_BYTES // shared_bytes(made, one))
             if registers <= _MOST_REGISTERS and stages >= 2:
                 found.append(dataclasses.replace(one, stages=stages))
     return tuple(found)
@@ -183,7 +196,8 @@ def shared_bytes(made: Product, layout: Blocks) -> int:
     """The size of the struct Shared of gemm_backward_weight.cu."""
     span = layout.chunk + _tap_span(made, layout.taps)
     stage = made.number_bytes * (layout.rows * layout.chunk + layout.columns * span) + 16
-    return divide_up(layout.stages * stage, RECORD_BYTES) * RECORD_BYTES
+    stage += 4 * (layout.rows + layout.columns)
+    return divide_up(layout.teams * layout.stages * stage, RECORD_BYTES) * RECORD_BYTES
 
 
 def _tiles(made: Product, layout: Blocks) -> tuple[int, int, int, int]:
@@ -212,10 +226,11 @@ def _part_bytes(made: Product, layout: Blocks) -> int:
 def _workspace_bytes(made: Product, layout: Blocks, batch: int, parts: int) -> int:
     """As `Workspace` of the source has it."""
     rows, columns = _units(made, layout)
-    dy_length = batch * _image_positions(made) + layout.chunk
+    dy_length = batch * _dy_positions(made) + layout.chunk
     last = max(row for _, taps in made.pairs for row, _ in taps) * made.axes[1].grid
     last += max(column for _, taps in made.pairs for _, column in taps)
-    x_length = dy_length + last + _tap_span(made, layout.taps)
+    x_length = batch * _image_positions(made) + layout.chunk + last
+    x_length += _tap_span(made, layout.taps)
     records = made.parts * RECORD_BYTES * (rows * dy_length + columns * x_length)
     factors = 4 * 8 * batch * (rows + columns) * (1 + _strips(made, layout))
     return records + factors + parts * _part_bytes(made, layout)
@@ -224,26 +239,24 @@ def _workspace_bytes(made: Product, layout: Blocks, batch: int, parts: int) -> i
 def estimate(made: Product, layout: Blocks, batch: int) -> tuple[float, int]:
     """About how many cycles the product takes, and in how many parts of the positions."""
     items = math.prod(_tiles(made, layout))
-    chunks = batch * divide_up(_image_positions(made), layout.chunk)
-    steps = layout.chunk / STEP
-    # Filters are in registers; of an instruction products, or what it reads of shared memory.
-    instruction = max(layout.columns / 2, 8 + layout.columns / 4)
-    taps = sum(len(each) for _, each in made.pairs) / _tiles(made, layout)[2]
-    multiplied = taps * made.products * steps * instruction * layout.row_groups
-    multiplied += _CHUNK_CYCLES[layout.row_groups]
-    multiplied += _SUM_CYCLES[layout.row_groups] * layout.columns / 2 * layout.taps
-    moved = (
-        made.number_bytes
-        * layout.chunk
-        * (layout.rows + layout.columns)
-        / (CACHE_RATE * _CACHE_SHARE)
-    )
-    of_part = _part_bytes(made, layout) * 2 / layout.row_groups
+    chunks = batch * divide_up(_dy_positions(made), layout.chunk)
+    copies = made.parts * (layout.rows + layout.columns) / 8 + 2
+    span = layout.chunk + _tap_span(made, layout.taps)
+    moved = made.number_bytes * (layout.rows * layout.chunk + layout.columns * span)
+    brought = max(copies * _COPY_CYCLES, moved / _COPIED_BYTES)
+    # Of a tap.
+    multiplied = made.products * layout.chunk / STEP * _INSTRUCTIONS[layout.columns]
+    multiplied *= layout.row_groups
+    mean_taps, most_taps = made.taps / _tiles(made, layout)[2], min(layout.taps, _row_taps(made))
+    of_part = _part_bytes(made, layout) * layout.teams
     best: tuple[float, int] | None = None
     most = max(1, min(chunks // 4, _SUM_BYTES // int(of_part)))
     for splits in sorted({divide_up(most, parts) for parts in range(1, most + 1)}):
         blocks = divide_up(items * splits, PROCESSORS)
-        cycles = blocks * (divide_up(chunks, splits) * max(multiplied, moved) + _TILE_CYCLES)
+        # With one item for each block, those with the most taps are waited for.
+        taps = most_taps if blocks == 1 else mean_taps
+        chunk = max(taps * multiplied + _CHUNK_CYCLES[layout.row_groups], brought)
+        cycles = blocks * (divide_up(chunks, splits) * chunk + _TILE_CYCLES)
         cycles += 2 * splits * of_part / PROCESSORS / MEMORY_RATE
         if best is None or cycles < best[0]:
             best = cycles, splits
@@ -259,7 +272,7 @@ def microseconds(problem: ConvProblem) -> float:
     arrays = 4 * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
     if _strips(made, layout) > 1:
         arrays *= 2
-    parts = splits * 2 // layout.row_groups
+    parts = splits * layout.teams
     workspace = _workspace_bytes(made, layout, problem.batch, parts)
     multiplied = max(cycles / _CYCLES, workspace / _BYTES)
     return _LAUNCHES + (arrays + workspace) / _BYTES + multiplied
