@@ -429,6 +429,7 @@ struct Worker {
         }
         const uint64_t b = describe_by_rows(shared.x[stage()][0][0], kSpan);
         multiply_taps<TAPS>(a, b, first, count);
+        __syncwarp();  // all have read their factors
         if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[stage()]);
     }
 

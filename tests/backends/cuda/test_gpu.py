@@ -20,9 +20,12 @@ from ece408_op import errors, settings
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend, work
+from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import device, launcher
 from ece408_op.backends.cuda.staged import staging
 from ece408_op.backends.cuda.staged.staging import Staging
+from ece408_op.bench import cuda_timer
+from ece408_op.bench.compiling import compile_all
 from ece408_op.files import resources
 from ece408_op.problem import ConvProblem
 
@@ -333,6 +336,17 @@ def test_parts_of_a_call_give_the_same_to_the_bit(gpu, direction, rng):
         found.add(tuple(each.tobytes() for each in outputs))
     assert len(found) == 1
     assert all(np.isfinite(each).all() for each in outputs)
+
+
+@every(text=["b128,c128,h28,w28,m64,k3x3,p1x1", "b64,c32,h17,w19,m40,k5x5,p2x2"])
+def test_gradients_for_w_are_right_in_run_after_run(gpu, text):
+    """Where groups of warps take turns at chunks, whose data now and then comes late."""
+    problem, kernel = ConvProblem.parse(text), catalog.get("gemm_backward_weight")
+    layouts = [each for each in kernel.layouts(problem, gpu.capability) if each.teams == 2][:6]
+    plans = [kernel.plan(problem, gpu.capability, False, each) for each in layouts]
+    compile_all(gpu, plans)
+    with cuda_timer.bench(gpu, problem, "backward_weight") as runs:
+        assert [runs.time(kernel, 200, plan).failure for plan in plans] == [None] * len(plans)
 
 
 def test_a_thousand_forwards_on_two_threads_leave_nothing_behind(run_python):
