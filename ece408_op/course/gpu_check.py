@@ -8,6 +8,7 @@ from .. import settings
 from ..errors import NoUsableGpu
 from ..host import gpu
 from ..operator import gpu_support
+from ..operator.loading import load_mxnet
 
 _INSTEAD = "m1.1 and m2.1 run on the CPU"
 _CLOCK = "Op Time is a convolution's kernels alone, by the GPU's clock"
@@ -34,6 +35,8 @@ def choose_way(own_operator: bool, whole: bool = False) -> Way:
     GPU with its driver, for our operator PyCUDA and nvcc, for MXNet's own a build of MXNet with
     code for this GPU.
     """
+    if gpu.start_ahead(settings.devices()):
+        load_mxnet()  # which takes about as long
     gpus = gpu.require_gpus(settings.devices())
     if own_operator:
         gpu.require_our_kernels(settings.devices())

@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,31 @@ class Driver:
     gpus: tuple[Gpu, ...]
 
 
-def find_driver(library: str = "libcuda.so.1") -> Driver:
+_LIBRARY = "libcuda.so.1"
+
+
+def start_ahead(devices: Sequence[int]) -> bool:
+    """Have a thread start the driver and make these GPUs' contexts, which takes a third of a second
+    or more; whether there is a driver. What fails there fails again where it is needed."""
+    try:
+        cuda = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+
+    def start() -> None:
+        # Python's lock is free during these calls, unlike during PyCUDA's.
+        cuda.cuInit(0)
+        for index in devices:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            if not cuda.cuDeviceGet(ctypes.byref(device), index):
+                cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+    # The process ends after it, not in the midst of these calls.
+    threading.Thread(target=start, daemon=False).start()
+    return True
+
+
+def find_driver(library: str = _LIBRARY) -> Driver:
     """The driver and its GPUs. Raises `NoUsableGpu` when there is no driver or no GPU."""
     try:
         cuda = ctypes.CDLL(library)

@@ -1,0 +1,128 @@
+"""Profiles a program: runs it, prints tables and writes files."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from ..course.comparison_files import check_writable
+from ..errors import Ece408Error, ScriptMissing
+from ..files.cachedir import atomic_path
+from ..profile import layers, ncu, recording, summary, tables
+from ..profile.activities import Profile, to_json
+from ..profile.trace import to_trace
+from .profile_options import ProfileOptions
+from .program import output_failed
+
+
+def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, gpu: bool) -> int:
+    """Run a Python script as `python path arguments` would, tables to stdout; its exit code.
+
+    Raises `ScriptMissing`, and what `profile` raises except for what the script raises.
+    """
+    if not path.is_file():
+        raise ScriptMissing(
+            f"{str(path)!r} is neither a milestone nor a file; give m1.1, m3.1 or a Python script"
+        )
+    line = [str(path), *arguments]
+    again = [sys.executable, *line]
+    outcome = profile(lambda: _run_path(line), line, again, asked, gpu, sys.stdout)
+    failure = outcome.failure
+    if output_failed():
+        # The command says so, and in fewer words.
+        return outcome.profile.exit_code
+    if isinstance(failure, SystemExit) and isinstance(failure.code, str):
+        print(failure.code, file=sys.stderr)
+    elif failure is not None and not isinstance(failure, SystemExit):
+        _print_traceback(failure, path)
+    if outcome.profile.exit_code:
+        print(
+            f"ece408: {path} ended with exit code {outcome.profile.exit_code}; the profile is of "
+            "what it did until then",
+            file=sys.stderr,
+        )
+    return outcome.profile.exit_code
+
+
+def profile(
+    program: Callable[[], object],
+    command: Sequence[str],
+    again: Sequence[str],
+    asked: ProfileOptions,
+    gpu: bool,
+    stream: TextIO,
+) -> recording.Outcome:
+    """Record a program, print the tables to `stream` after its own output, and write the files.
+
+    `command` is the command line named in the profile, `again` runs it in a separate process.
+    The outcome has what the program raised. If nothing was recorded before it failed, there are no
+    tables and no files.
+
+    Raises, before the program begins, `CacheUnwritable` for files that cannot be written,
+    `ProfilerMissing` and `ProfilingNotPermitted`; the last two after everything else if it is ncu
+    that fails.
+    """
+    for path in filter(None, (asked.json, asked.trace)):
+        check_writable(path)
+    counter = ncu.find() if asked.ncu else None
+    outcome = recording.record(program, command, gpu)
+    found = outcome.profile
+    if not found.activities:
+        return outcome
+    found = _with_figures(found)
+    refusal: Ece408Error | None = None
+    if counter is not None and outcome.failure is None:
+        try:
+            counters = layers.with_kernel_names(ncu.count(again, counter), found.activities)
+            found = dataclasses.replace(found, counters=tuple(map(dataclasses.asdict, counters)))
+        except Ece408Error as error:
+            refusal = error
+    sys.stdout.flush()
+    print(f"\n{summary.text(found)}", file=stream, flush=True)
+    _write(found, asked)
+    if refusal is not None:
+        # By now everything but the counters has been written.
+        raise refusal
+    return dataclasses.replace(outcome, profile=found)
+
+
+def _with_figures(found: Profile) -> Profile:
+    """The profile with figures of our kernels, or with a note on why there are none."""
+    try:
+        return recording.with_kernel_figures(found)
+    except Ece408Error as error:
+        note = f"no figures of our kernels: the GPU's ceilings could not be measured: {error}"
+        return dataclasses.replace(found, notes=(*found.notes, note))
+
+
+def _write(found: Profile, asked: ProfileOptions) -> None:
+    if asked.json is not None:
+        sections = [dataclasses.asdict(section) for section in tables.sections(found)]
+        with atomic_path(asked.json) as temporary:
+            temporary.write_text(to_json(found, tables=sections), encoding="utf-8")
+    if asked.trace is not None:
+        with atomic_path(asked.trace) as temporary:
+            temporary.write_text(to_trace(found), encoding="utf-8")
+
+
+def _run_path(line: Sequence[str]) -> None:
+    """Run a script with its arguments and its folder first on the path, as Python does."""
+    argv, path = sys.argv, sys.path[:]
+    sys.argv, sys.path[0] = list(line), str(Path(line[0]).resolve().parent)
+    try:
+        runpy.run_path(line[0], run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def _print_traceback(failure: BaseException, path: Path) -> None:
+    """The script's own traceback, from its first line on."""
+    place = failure.__traceback__
+    while place is not None and place.tb_frame.f_code.co_filename != str(path):
+        place = place.tb_next
+    traceback.print_exception(type(failure), failure, place)
