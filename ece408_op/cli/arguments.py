@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import difflib
+import re
+import sys
+from typing import Any, NoReturn
 
+from .. import settings
 from ..errors import InvalidSize
+
+# What argparse says of a word that is none of those it knows.
+_UNKNOWN = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        text = _suggestion(message) or f"{message}; --help lists the arguments"
+        print(f"{self.prog}: error: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _suggestion(message: str) -> str | None:
+    """What is said of a word that looks like a known one, in place of argparse's list."""
+    unknown = _UNKNOWN.fullmatch(message)
+    if unknown is None:
+        return None
+    what, word, known = unknown.groups()
+    close = difflib.get_close_matches(word, re.findall(r"[^\s',]+", known), 1)
+    return f"there is no {what.lower()} {word!r}; did you mean {close[0]}?" if close else None
 
 
 def add_command(commands: Any, name: str, title: str, **keywords: Any) -> argparse.ArgumentParser:
@@ -53,6 +79,13 @@ def add_gpu(parser: argparse.ArgumentParser, what: str = "several share the batc
         metavar="N[,N]",
         help=f"number of the GPU, from 0; {what} (default: ECE408_DEVICES, or 0)",
     )
+
+
+def choose_gpu(options: argparse.Namespace) -> None:
+    """What `--gpu` says, of commands that have it."""
+    if getattr(options, "gpu", None) is not None:
+        settings.configure(devices=options.gpu)
+        settings.devices()
 
 
 def add_repeat(parser: argparse.ArgumentParser, what: str) -> None:

@@ -23,7 +23,7 @@ from . import arguments
 
 KINDS = (
     *("fashion-mnist", "resized", "training"),
-    *("cpu-kernels", "cuda-kernels", "cuda-tuning", "emulated-kernels"),
+    *("cpu-kernels", "cuda-kernels", "cuda-tuning", "emulated-kernels", "mxnet-functions"),
 )
 
 

@@ -10,7 +10,9 @@ checks still run.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..course.milestone import MILESTONES
+from . import arguments
 from .colour import paint
 from .doctor_checks import BUILD, CHECKS, CPU, GPU, MISSING, MXNETS_GPU_CODE, NOTE, OK, Finding, run
 
@@ -136,3 +139,23 @@ def diagnose() -> Diagnosis:
             for purpose, checks in CHECKS.items()
         }
     )
+
+
+def add(commands: Any) -> None:
+    """`ece408 doctor`."""
+    parser = arguments.add_command(
+        commands,
+        "doctor",
+        "tell what is installed and usable here, and what to do about the rest",
+        epilog="exit codes: 0: all milestones can run (except perhaps m1.2, which needs an MXNet "
+        f"built for the GPU: the last line says so); {EXIT_CPU_ONLY}: only those on the CPU can; "
+        f"{EXIT_NOTHING}: not even those can",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    diagnosis = diagnose()
+    print(json.dumps(diagnosis.json(), indent=2) if options.json else diagnosis.text())
+    return diagnosis.exit_code

@@ -1,167 +1,57 @@
-"""Profiles from the command line: reads options, runs the program, writes tables and files."""
+"""`ece408 profile`."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import runpy
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
-from ..course.comparison_files import check_writable
-from ..errors import Ece408Error, ScriptMissing
-from ..files.cachedir import atomic_path
-from ..profile import layers, ncu, recording, summary, tables
-from ..profile.activities import Profile, to_json
-from ..profile.trace import to_trace
-from .program import output_failed
+from ..course.milestone import MILESTONES
+from ..errors import NoUsableGpu
+from ..host import gpu
+from . import arguments, milestones, profile_options, profiling
 
 
-@dataclass(frozen=True)
-class ProfileOptions:
-    """Which files a profile is written to, and whether ncu also runs the command."""
-
-    json: Path | None = None
-    trace: Path | None = None
-    ncu: bool = False
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """`--json`, `--trace` and `--ncu`, as `options_of` reads them."""
-    parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write the profile, every activity of it, to FILE"
+def add(commands: Any) -> None:
+    """`ece408 profile`."""
+    parser = arguments.add_command(
+        commands,
+        "profile",
+        "run a milestone or a script, and tell where the time went, in nvprof's columns",
+        epilog="Prints tables to stdout after the script's own output: what the GPU did and the "
+        "calls of CUDA's API, operators of MXNet and calls of ours, and what our kernels achieve; "
+        "entries above the dashed line make up 90 % of the time. Exit code: the script's.",
     )
+    profile_options.add(parser)
     parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        type=Path,
-        help="write the time line to FILE in Chrome's trace format, for ui.perfetto.dev",
+        "--no-gpu", action="store_true", help="leave out what GPUs do: needs no CUPTI"
     )
+    parser.add_argument("script", metavar="SCRIPT|MILESTONE", help="such as m3.1, or a Python file")
     parser.add_argument(
-        "--ncu", action="store_true", help="add hardware counters: runs once more, under ncu"
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments and options"
     )
+    parser.set_defaults(run=_run)
 
 
-def options_of(options: argparse.Namespace) -> ProfileOptions:
-    """The values of the options that `add_options` added."""
-    return ProfileOptions(options.json, options.trace, options.ncu)
+def _run(options: argparse.Namespace) -> int:
+    asked = profile_options.of(options)
+    if options.script not in MILESTONES:
+        on_gpu = not options.no_gpu and _has_gpu()
+        script = Path(options.script)
+        return profiling.profile_script(script, options.arguments, asked, on_gpu)
+    line = [options.script, *options.arguments]
+    inner = milestones.parse([options.script, "--profile", *options.arguments])
+    inner.line, inner.tables_to, inner.no_gpu = line, sys.stdout, options.no_gpu
+    for name, value in dataclasses.asdict(asked).items():
+        setattr(inner, name, getattr(inner, name) or value)
+    arguments.choose_gpu(inner)
+    return inner.run(inner) or 0
 
 
-def without_options(line: Sequence[str]) -> list[str]:
-    """A milestone's command line without the options for its profile."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--profile", action="store_true")
-    add_options(parser)
-    return parser.parse_known_args(line)[1]
-
-
-def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, gpu: bool) -> int:
-    """Run a Python script as `python path arguments` would, tables to stdout; its exit code.
-
-    Raises `ScriptMissing`, and what `profile` raises except for what the script raises.
-    """
-    if not path.is_file():
-        raise ScriptMissing(
-            f"{str(path)!r} is neither a milestone nor a file; give m1.1, m3.1 or a Python script"
-        )
-    line = [str(path), *arguments]
-    again = [sys.executable, *line]
-    outcome = profile(lambda: _run_path(line), line, again, asked, gpu, sys.stdout)
-    failure = outcome.failure
-    if output_failed():
-        # The command says so, and in fewer words.
-        return outcome.profile.exit_code
-    if isinstance(failure, SystemExit) and isinstance(failure.code, str):
-        print(failure.code, file=sys.stderr)
-    elif failure is not None and not isinstance(failure, SystemExit):
-        _print_traceback(failure, path)
-    if outcome.profile.exit_code:
-        print(
-            f"ece408: {path} ended with exit code {outcome.profile.exit_code}; the profile is of "
-            "what it did until then",
-            file=sys.stderr,
-        )
-    return outcome.profile.exit_code
-
-
-def profile(
-    program: Callable[[], object],
-    command: Sequence[str],
-    again: Sequence[str],
-    asked: ProfileOptions,
-    gpu: bool,
-    stream: TextIO,
-) -> recording.Outcome:
-    """Record a program, print the tables to `stream` after its own output, and write the files.
-
-    `command` is the command line named in the profile, `again` runs it in a separate process.
-    The outcome has what the program raised. If nothing was recorded before it failed, there are no
-    tables and no files.
-
-    Raises, before the program begins, `CacheUnwritable` for files that cannot be written,
-    `ProfilerMissing` and `ProfilingNotPermitted`; the last two after everything else if it is ncu
-    that fails.
-    """
-    for path in filter(None, (asked.json, asked.trace)):
-        check_writable(path)
-    counter = ncu.find() if asked.ncu else None
-    outcome = recording.record(program, command, gpu)
-    found = outcome.profile
-    if not found.activities:
-        return outcome
-    found = _with_figures(found)
-    refusal: Ece408Error | None = None
-    if counter is not None and outcome.failure is None:
-        try:
-            counters = layers.with_kernel_names(ncu.count(again, counter), found.activities)
-            found = dataclasses.replace(found, counters=tuple(map(dataclasses.asdict, counters)))
-        except Ece408Error as error:
-            refusal = error
-    sys.stdout.flush()
-    print(f"\n{summary.text(found)}", file=stream, flush=True)
-    _write(found, asked)
-    if refusal is not None:
-        # By now everything but the counters has been written.
-        raise refusal
-    return dataclasses.replace(outcome, profile=found)
-
-
-def _with_figures(found: Profile) -> Profile:
-    """The profile with figures of our kernels, or with a note on why there are none."""
+def _has_gpu() -> bool:
     try:
-        return recording.with_kernel_figures(found)
-    except Ece408Error as error:
-        note = f"no figures of our kernels: the GPU's ceilings could not be measured: {error}"
-        return dataclasses.replace(found, notes=(*found.notes, note))
-
-
-def _write(found: Profile, asked: ProfileOptions) -> None:
-    if asked.json is not None:
-        sections = [dataclasses.asdict(section) for section in tables.sections(found)]
-        with atomic_path(asked.json) as temporary:
-            temporary.write_text(to_json(found, tables=sections), encoding="utf-8")
-    if asked.trace is not None:
-        with atomic_path(asked.trace) as temporary:
-            temporary.write_text(to_trace(found), encoding="utf-8")
-
-
-def _run_path(line: Sequence[str]) -> None:
-    """Run a script with its arguments and its folder first on the path, as Python does."""
-    argv, path = sys.argv, sys.path[:]
-    sys.argv, sys.path[0] = list(line), str(Path(line[0]).resolve().parent)
-    try:
-        runpy.run_path(line[0], run_name="__main__")
-    finally:
-        sys.argv, sys.path[:] = argv, path
-
-
-def _print_traceback(failure: BaseException, path: Path) -> None:
-    """The script's own traceback, from its first line on."""
-    place = failure.__traceback__
-    while place is not None and place.tb_frame.f_code.co_filename != str(path):
-        place = place.tb_next
-    traceback.print_exception(type(failure), failure, place)
+        return bool(gpu.find_driver().gpus)
+    except NoUsableGpu:
+        return False

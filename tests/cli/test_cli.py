@@ -6,10 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from ece408_op import __version__, errors
+from ece408_op.cli import profiling
 from ece408_op.cli.main import execute
 from ece408_op.files import resources
 
@@ -203,3 +205,17 @@ def test_a_word_like_no_other_gets_the_list(capsys):
 def test_without_a_command_there_is_help(capsys, arguments):
     assert execute(arguments) == 0
     assert capsys.readouterr().out.startswith(" ".join(["usage: ece408", *arguments]))
+
+
+def test_what_ncu_is_to_run_again_is_the_command(mx, fashion_mnist, monkeypatch):
+    found = []
+
+    def profile(program, line, again, *_):
+        found.append((line, again))
+        return SimpleNamespace(failure=None)
+
+    monkeypatch.setattr(profiling, "profile", profile)
+    assert execute(["m2.1", "5", "--ncu"]) == 0
+    ((line, again),) = found
+    assert line == again[-2:] == ["m2.1", "5"]
+    assert subprocess.run([*again, "--help"], check=False).returncode == 0

@@ -1,0 +1,41 @@
+"""`ece408 models`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .. import settings
+from ..course import model_card, models
+from ..files.cachedir import atomic_path
+from ..operator import variables
+from . import arguments
+
+
+def add(commands: Any) -> None:
+    """`ece408 models`."""
+    parser = arguments.add_command(
+        commands, "models", "measure the models that come with the package"
+    )
+    parser.add_argument("--term", action="append", help="only this term's (may be repeated)")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, help="write models/README.md's text to FILE as well"
+    )
+    arguments.add_data(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    variables.set_environment()
+    settings.configure(data=options.data)
+    terms = [models.find_term(name) for name in options.term or models.TERMS]
+    chosen = [(term, model) for term in terms for model in term.models]
+    progress = tqdm(chosen, unit="model", disable=None)
+    cards = [model_card.measure(term, model) for term, model in progress]
+    print(model_card.table(cards))
+    if options.output is not None:
+        with atomic_path(options.output) as temporary:
+            temporary.write_text(model_card.document(cards), encoding="utf-8")

@@ -1,0 +1,106 @@
+"""`ece408 report`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import dispatch, settings
+from ..course import models
+from ..report import make as report_make
+from ..report import own_kernels
+from ..report import plan as report_plan
+from . import arguments
+from .program import EXIT_UNEXPECTED
+
+
+def add(commands: Any) -> None:
+    """`ece408 report`."""
+    parser = arguments.add_command(
+        commands,
+        "report",
+        "run all milestones that this machine can run, and write the report of them",
+        epilog="Writes report.html, report.md and its pictures. Notes that you write into "
+        "report.md, where it says so, stay when the report is made again. What an interrupted "
+        "report has measured is kept. Exit code: 0, or 1 when a run failed that this machine "
+        "could make; the report then says which.",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        default=Path("report"),
+        help="folder to write to (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--term",
+        default=models.DEFAULT_TERM,
+        help=f"configuration of the course: {', '.join(models.TERMS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sizes",
+        metavar="N,N",
+        default=report_plan.DEFAULT_SIZES,
+        help="numbers of test images to time op times with, 1 to 10000 (default: %(default)s)",
+    )
+    arguments.add_repeat(
+        parser, "time every milestone in N runs and give the median and the quartiles"
+    )
+    arguments.add_gpu(parser)
+    arguments.add_threads_and_data(parser)
+    parser.add_argument(
+        "--peer-python",
+        metavar="PYTHON",
+        help="a Python with PyTorch, for its times on the CPU, and cuDNN's on a GPU (default: "
+        "without)",
+    )
+    parser.add_argument(
+        "--kernels",
+        metavar="DIR",
+        type=Path,
+        help="a folder of versions of a kernel of your own, .cu, .cuh, .cc or .h, whose order is "
+        "that of their names: a section on what each changed and gained",
+    )
+    parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="run nothing, but write the report again, with your notes, from what the last one in "
+        "DIR has measured, there or on another machine",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    arguments.check_repeat(options.repeat)
+    settings.configure(threads=options.threads, data=options.data)
+    dispatch.check_settings()
+    if options.gpu is not None:
+        # For the programs that the report runs.
+        os.environ["ECE408_DEVICES"] = options.gpu
+    asked = report_plan.Options(
+        models.find_term(options.term),
+        report_plan.parse_sizes(options.sizes),
+        options.threads,
+        options.data,
+        options.peer_python,
+        own_kernels.find(options.kernels) if options.kernels is not None else (),
+        options.repeat,
+    )
+    try:
+        if options.reuse:
+            made = report_make.write(options.output)
+        else:
+            made = report_make.make(asked, options.output)
+    except KeyboardInterrupt:
+        kept, wanted = report_make.results_kept(asked, options.output)
+        print(f"ece408: {kept} of {wanted} results are kept in {options.output}; the same command "
+              "goes on from them", file=sys.stderr)  # fmt: skip
+        raise
+    for path in made.files:
+        print(path)
+    for failure in made.failures:
+        print(f"ece408: {failure}", file=sys.stderr)
+    return EXIT_UNEXPECTED if made.failures else 0

@@ -1,0 +1,91 @@
+"""`ece408 train`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..course import models, team, training
+from ..errors import InvalidSize
+from ..operator import variables
+from . import arguments
+
+
+def add(commands: Any) -> None:
+    """`ece408 train`."""
+    parser = arguments.add_command(
+        commands,
+        "train",
+        "train a term's model with MXNet",
+        epilog="An interrupted run goes on where it stopped. As the command of ece408 launch it is "
+        "a worker of several, which share each batch.",
+    )
+    parser.add_argument("term", metavar="TERM", help=f"one of: {', '.join(models.TERMS)}")
+    parser.add_argument(
+        "--model",
+        default=models.BASELINE,
+        help="a model with parameters of its own (default: %(default)s, whose parameters the "
+        "term's other models share)",
+    )
+    recipe = training.Recipe(models.DEFAULT_TERM)
+    parser.add_argument(
+        "--epochs", type=int, help=f"passes over the training images (default: {recipe.epochs})"
+    )
+    parser.add_argument("--seed", type=int, default=recipe.seed, help="default: %(default)s")
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=int,
+        default=recipe.batch_size,
+        help="images in a step of all workers together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kvstore",
+        metavar="NAME",
+        help=f"MXNet's KVStore: {', '.join(team.KVSTORES)}; dist_* in a job of ece408 launch: with "
+        "dist_sync each step is of all workers, with dist_async each makes its own (default: "
+        "dist_sync in a job, else local)",
+    )
+    arguments.add_gpu(parser, "train on it, several share the batch; needs MXNet's CUDA build")
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        help="folder for the checkpoint (default: ./models/TERM)",
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="start over instead of continuing an interrupted run"
+    )
+    arguments.add_data(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.epochs is not None and options.epochs < 1:
+        raise InvalidSize(f"{options.epochs} is not a number of epochs; give 1 or more")
+    if options.batch_size < 1:
+        raise InvalidSize(f"{options.batch_size} is not a batch size; give 1 or more")
+    variables.set_environment()
+    settings.configure(data=options.data)
+    term = models.find_term(options.term)
+    recipe = training.recipe_for(term, options.model)
+    recipe = dataclasses.replace(
+        recipe,
+        epochs=options.epochs or recipe.epochs,
+        seed=options.seed,
+        batch_size=options.batch_size,
+    )
+    work = settings.cache() / "training" / f"{term.name}-{recipe.model}"
+    if options.restart:
+        training.discard(work)
+    gpus = () if options.gpu is None else settings.devices()
+    trained = training.train(recipe, work, options.kvstore or team.default_kvstore(), gpus)
+    if trained.test_accuracy is None:
+        # The first worker has the rest to do.
+        return
+    for path in training.export(recipe, trained, options.output or Path("models") / term.name):
+        print(path)
+    print(f"test accuracy: {trained.test_accuracy}")
