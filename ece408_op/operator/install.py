@@ -22,6 +22,7 @@ from . import (
     cuda_libraries,
     fork_safety,
     loading,
+    mxnet_functions,
     networks,
     python_calls,
     recorded,
@@ -65,7 +66,8 @@ class _PreparingLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         _prepare()
-        self._loader.exec_module(module)
+        with mxnet_functions.kept():
+            self._loader.exec_module(module)
         recorded.watch(module.base)
         _register()
 

@@ -14,14 +14,13 @@ from ece408_op.operator import cuda_libraries
 def wheels(tmp_path, monkeypatch):
     """A folder of wheels with MXNet's CUDA build; `names` are the distributions installed."""
     names = ["numpy", "mxnet-cu117"]
-    monkeypatch.setattr(
-        cuda_libraries.importlib.metadata,
-        "distributions",
-        lambda: [
-            SimpleNamespace(metadata={"Name": name}, locate_file=lambda path: tmp_path / path)
-            for name in names
-        ],
-    )
+
+    def distribution(name):
+        if name not in names:
+            raise cuda_libraries.importlib.metadata.PackageNotFoundError(name)
+        return SimpleNamespace(locate_file=lambda path: tmp_path / path)
+
+    monkeypatch.setattr(cuda_libraries.importlib.metadata, "distribution", distribution)
     monkeypatch.setattr(cuda_libraries, "_loaded", [])
     monkeypatch.setenv("MXNET_CUDNN_LIB_CHECKING", "1")
     return SimpleNamespace(folder=tmp_path, names=names)
@@ -64,9 +63,7 @@ def test_a_library_is_found_by_its_soname_afterwards(wheels, run_python):
     search = {"PYTHONPATH": str(wheels.folder), "LD_LIBRARY_PATH": ""}
     environment = {**search, "MXNET_CUDNN_LIB_CHECKING": "0"}
     assert run_python(code, **environment).stdout == "1 0\n"
-    (wheels.folder / "mxnet_cu117-1.9.1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: mxnet\nVersion: 1.9.1\n"
-    )
+    (wheels.folder / "mxnet_cu117-1.9.1.dist-info").rename(wheels.folder / "mxnet-1.9.1.dist-info")
     assert "libnvToolsExt.so.1: cannot open" in run_python(code, **environment).stderr
 
 

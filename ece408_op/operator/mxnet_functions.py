@@ -1,0 +1,145 @@
+"""Keeps the code of the Python functions that MXNet makes of its operators when it is imported.
+
+MXNet writes the text of some 2300 functions and has Python compile it, which takes half of the
+import's time. The text is the same in every process, but for the operator's address in memory. So
+code is compiled with a stand-in for the address and kept in the cache; what is loaded from there
+gets the address in the place of the stand-in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.machinery
+import importlib.util
+import marshal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from .. import settings
+from ..errors import Ece408Error
+from ..files import sealed
+
+_MAKERS = ("mxnet.ndarray.register", "mxnet.symbol.register")
+# What their functions call, with the operator's address as the first argument.
+_CALLS = ("_imperative_invoke(", "_symbol_creator(")
+_STAND_IN = 4080408040804080408
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Within the block, which imports MXNet, have its functions' code taken from the cache, and put
+    into the cache what was not there."""
+    code = _Code(_read())
+    finder = _Finder(code)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for module in finder.found:
+            vars(module).pop("exec", None)
+    code.save()
+
+
+class _Code:
+    """The code of texts: of each from the cache, or compiled."""
+
+    def __init__(self, known: Mapping[bytes, CodeType]) -> None:
+        self._known = known
+        self._used: dict[bytes, CodeType] = {}
+
+    def of(self, text: str) -> CodeType:
+        before, address, behind = _parts(text)
+        text = f"{before}{_STAND_IN}{behind}" if address else text
+        key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        code = self._known.get(key) or compile(text, "<string>", "exec", dont_inherit=True)
+        self._used[key] = code
+        return _with_address(code, int(address)) if address else code
+
+    def save(self) -> None:
+        """Keep what has been used. Without a cache that can be written all is as without this."""
+        if self._used.keys() == self._known.keys():
+            return
+        with contextlib.suppress(Ece408Error, RuntimeError):
+            sealed.write_sealed(_path(), marshal.dumps(self._used))
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """A function's text around the operator's address, and that; only the text if it has none."""
+    for call in _CALLS:
+        before, found, behind = text.partition(call)
+        address, comma, rest = behind.partition(",")
+        if comma and address.isdigit() and call not in rest:
+            return before + found, address, comma + rest
+    return text, "", ""
+
+
+def _with_address(code: CodeType, address: int) -> CodeType:
+    constants = tuple(
+        _with_address(each, address)
+        if isinstance(each, CodeType)
+        else (address if each == _STAND_IN else each)
+        for each in code.co_consts
+    )
+    return code.replace(co_consts=constants)
+
+
+def _path() -> Path:
+    """Python versions have code of their own. Raises `RuntimeError` without a home."""
+    version = importlib.util.MAGIC_NUMBER.hex()
+    return settings.cache() / "mxnet-functions" / f"{sys.implementation.cache_tag}-{version}.bin"
+
+
+def _read() -> Mapping[bytes, CodeType]:
+    with contextlib.suppress(FileNotFoundError, sealed.Damage, Ece408Error, RuntimeError):
+        return marshal.loads(sealed.read_sealed(_path()))
+    return {}
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules that make functions as Python would, and has them call `_Code`."""
+
+    def __init__(self, code: _Code) -> None:
+        self.found: list[ModuleType] = []
+        self._code = code
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in _MAKERS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self)
+        return spec
+
+    def prepare(self, module: ModuleType) -> None:
+        """Give a module an `exec` of its own."""
+        space = vars(module)
+
+        def execute(text: str, _: Any, names: dict[str, Any]) -> None:
+            exec(self._code.of(text), space, names)
+
+        space["exec"] = execute
+        self.found.append(module)
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Loader, finder: _Finder) -> None:
+        self._loader, self._finder = loader, finder
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # As it would be without this.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._finder.prepare(module)
+        self._loader.exec_module(module)
