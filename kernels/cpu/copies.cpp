@@ -8,6 +8,7 @@
 #include <unistd.h>
 #endif
 
+#include "pages.h"
 #include "team.h"
 
 #if defined(__SSE2__)
@@ -63,6 +64,8 @@ void ece408_copy(void* to, const void* from, int64_t nbytes, int threads) {
         copy_part(target + begin, source + begin, end - begin);
     });
 }
+
+void ece408_huge_pages(void* address, int64_t nbytes) { ask_for_huge_pages(address, nbytes); }
 
 void ece408_populate(void* address, int64_t nbytes, int threads) {
 #if defined(__linux__)

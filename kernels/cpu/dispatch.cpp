@@ -7,6 +7,7 @@
 #include "batch_norm.h"
 #include "ceilings.h"
 #include "choice.h"
+#include "pages.h"
 #include "shape.h"
 
 namespace ece408 {
@@ -82,6 +83,19 @@ int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel
     return status == kNotFinite ? run_one(choose_for_any(task)) : status;
 }
 
+int64_t count(const Shape& s, Direction output) {
+    if (output == Direction::forward) return s.batch * s.filters * s.out_height * s.out_width;
+    if (output == Direction::backward_data) return s.batch * s.channels * s.height * s.width;
+    return s.filters * s.group_channels * s.kernel_h * s.kernel_w;
+}
+
+// For the output of a direction that is not added to.
+template <class T>
+void prepare(const ece408_problem& problem, Direction direction, T* output, int accumulate) {
+    if (!accumulate)
+        ask_for_huge_pages(output, count(derive(problem), direction) * int64_t{sizeof(T)});
+}
+
 }  // namespace
 }  // namespace ece408
 
@@ -111,6 +125,7 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
             problem, ece408::Direction::forward, &ece408::Kernel::suffix, strict, x && w && y,   \
             threads, isa, kernel,                                                                \
             [&](const ece408::Directions<S>& of, int useful) {                                   \
+                ece408::prepare(*problem, ece408::Direction::forward, y, accumulate);            \
                 return of.forward(*problem, reinterpret_cast<const S*>(x),                       \
                                   reinterpret_cast<const S*>(w),                                 \
                                   reinterpret_cast<const S*>(bias), reinterpret_cast<S*>(y),     \
@@ -124,6 +139,7 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
             problem, ece408::Direction::backward_data, &ece408::Kernel::suffix, strict,          \
             w && dy && dx, threads, isa, kernel,                                                 \
             [&](const ece408::Directions<S>& of, int useful) {                                   \
+                ece408::prepare(*problem, ece408::Direction::backward_data, dx, accumulate);     \
                 return of.backward_data(*problem, reinterpret_cast<const S*>(w),                 \
                                         reinterpret_cast<const S*>(dy),                          \
                                         reinterpret_cast<S*>(dx), accumulate != 0, useful);      \
@@ -137,6 +153,7 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
             problem, ece408::Direction::backward_weight, &ece408::Kernel::suffix, strict,        \
             x && dy && dw, threads, isa, kernel,                                                 \
             [&](const ece408::Directions<S>& of, int useful) {                                   \
+                ece408::prepare(*problem, ece408::Direction::backward_weight, dw, accumulate);   \
                 return of.backward_weight(*problem, reinterpret_cast<const S*>(x),               \
                                           reinterpret_cast<const S*>(dy),                        \
                                           reinterpret_cast<S*>(dw), accumulate != 0, useful);    \
@@ -157,6 +174,7 @@ int ece408_batch_norm_forward(const ece408_batch* batch, const float* x, const f
                               const float* gamma, const float* beta, float* y, float* mean,
                               float* inverse, int threads, int isa) {
     if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ask_for_huge_pages(y, batch->images * batch->channels * batch->pixels * 4);
     ece408::kBatchNorm[isa]->forward(*batch, x, added, gamma, beta, y, mean, inverse, threads);
     return ECE408_OK;
 }

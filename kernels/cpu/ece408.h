@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 7
+#define ECE408_ABI_VERSION 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -161,6 +161,9 @@ ECE408_EXPORT void ece408_copy(void* to, const void* from, int64_t nbytes, int t
 /* Makes the memory of a fresh array, page by page, where the system can do so; what is in an array
  * stays. */
 ECE408_EXPORT void ece408_populate(void* address, int64_t nbytes, int threads);
+
+/* Has the system use huge pages for those of a large array that are not there yet, if it has them. */
+ECE408_EXPORT void ece408_huge_pages(void* address, int64_t nbytes);
 
 #ifdef __cplusplus
 }

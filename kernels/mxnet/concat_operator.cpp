@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "../cpu/pages.h"
 #include "epilogue.h"
 #include "library.h"
 #include "plans.h"
@@ -69,6 +70,7 @@ public:
             std::accumulate(shape.begin() + 2, shape.end(), int64_t{1}, std::multiplies<int64_t>());
         const Affine affine = affine_of(concat_.epilogue, channels, in, concat_.count);
         float* const y = (*out)[0].data<float>();
+        ask_for_huge_pages(y, shape[0] * channels * pixels * int64_t{4});
         const int threads = ece408::plans().threads();
         ece408::plans().share(threads, shape[0] * channels, [&](int64_t begin, int64_t end) {
             for (int64_t plane = begin; plane < end; plane++) {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "../cpu/pages.h"
 #include "library.h"
 #include "plans.h"
 
@@ -160,6 +161,7 @@ private:
         const Windows columns = pool_.windows(pool_.columns, shape[3]);
         const float* const x = static_cast<const float*>(in.data_ptr);
         float* const y = out->data<float>();
+        ask_for_huge_pages(y, shape[0] * shape[1] * rows.count * columns.count * int64_t{4});
         const int threads = ece408::plans().threads();
         std::vector<float> widths(columns.count);
         for (int64_t j = 0; j < columns.count; j++)

@@ -18,7 +18,6 @@ from ece408_op.backends.cpu import native
 from ece408_op.backends.cuda import StagedBackend
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.backends.cuda.runtime.device import Gpu
-from ece408_op.backends.cuda.staged import pages
 from ece408_op.bench import shapes
 from ece408_op.bench.summary import summary
 from ece408_op.files import markdown
@@ -110,7 +109,7 @@ def _memory() -> Iterator[Host]:
         for _ in range(_SAMPLES):
             with _Fresh(_WHOLE) as address:
                 if huge:
-                    pages.advise_huge(address, _WHOLE)
+                    native.use_huge_pages(address, _WHOLE)
                 making = functools.partial(native.populate, address, _WHOLE, settings.threads())
                 times.append(_seconds(making))
         rates = tuple(1e-9 * _WHOLE / each for each in times)
@@ -122,7 +121,7 @@ def _registration() -> Iterator[Host]:
     times = []
     for _ in range(_SAMPLES):
         with _Fresh(_WHOLE) as address:
-            pages.advise_huge(address, _WHOLE)
+            native.use_huge_pages(address, _WHOLE)
             native.populate(address, _WHOLE, settings.threads())
             times.append(_register(address))
     for name, samples in zip(("page-locking in place", "unlocking"), zip(*times)):

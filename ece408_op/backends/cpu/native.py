@@ -25,7 +25,7 @@ SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 # Of the fast functions for float32 arrays with products and sums in float64.
 STRICT = "strict"
 
-_ABI_VERSION = 7
+_ABI_VERSION = 8
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {
@@ -82,6 +82,8 @@ def _declare_all(library: ctypes.CDLL) -> None:
     library.ece408_copy.restype = None
     library.ece408_populate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.ece408_populate.restype = None
+    library.ece408_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.ece408_huge_pages.restype = None
     library.ece408_ceiling_multiply_adds.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
     library.ece408_ceiling_multiply_adds.restype = ctypes.c_double
     for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
@@ -163,6 +165,12 @@ def copy(to: int, source: int, nbytes: int, threads: int) -> None:
 def populate(address: int, nbytes: int, threads: int) -> None:
     """Have the system make a fresh array's pages, on `threads` threads. Raises `KernelsMissing`."""
     library().ece408_populate(address, nbytes, threads)
+
+
+def use_huge_pages(address: int, nbytes: int) -> None:
+    """Have a fresh array's pages be huge ones, if it is large and the system has them. Raises
+    `KernelsMissing`."""
+    library().ece408_huge_pages(address, nbytes)
 
 
 def address(function: str, dtype: str, strict: bool = False) -> int:

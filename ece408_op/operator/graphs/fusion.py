@@ -13,7 +13,8 @@ chain of
     [Concat of channels] [-> BatchNorm] [-> relu, Activation relu, or clip]
 
 that follows such nodes becomes one of `ece408_concat`. Pooling of largest values or averages that
-follows any of these becomes a node of `ece408_pool`.
+follows any of these becomes a node of `ece408_pool`. Operators that take each element by itself may
+lie between.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ from .. import compiled_operator
 from ..attributes import literal
 from .graph_json import Entry, Node
 
-# What a chain begins with, and all that leaves its arrays in plain layout.
+# What a chain begins with; all that leaves its arrays in plain layout; and what does so if it gets
+# them so.
 _CHAINED = (compiled_operator.NAME, compiled_operator.CONCAT)
 _OURS = (*_CHAINED, compiled_operator.POOL)
+_ELEMENTWISE = (
+    *("Activation", "LeakyReLU", "Dropout", "clip"),
+    *("relu", "tanh", "sigmoid", "softsign", "hard_sigmoid"),
+)
 
 
 def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
@@ -41,9 +47,11 @@ def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
         used[number] += 1
     with_several = {number for number, output, *_ in entries if output > 0}
     stands_for = list(range(len(nodes)))
+    plain = [False] * len(nodes)  # of outputs
     for number, node in enumerate(nodes):
         if number in with_several:
             continue
+        sources = [stands_for[entry[0]] for entry in node["inputs"]]
         # If two convolutions are added, the later one adds.
         for entry in sorted(node["inputs"][:2], reverse=True):
             source = stands_for[entry[0]]
@@ -54,7 +62,9 @@ def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
                 stands_for = [number if place == source else place for place in stands_for]
                 break
         else:
-            _replace(node, [nodes[stands_for[entry[0]]] for entry in node["inputs"]])
+            _replace(node, [plain[source] for source in sources])
+        op = nodes[number]["op"]
+        plain[number] = op in _OURS or (op in _ELEMENTWISE and plain[sources[0]])
     return stands_for
 
 
@@ -80,16 +90,17 @@ def _takes(ours: Node, node: Node, entry: Entry) -> bool:
     return True
 
 
-def _replace(node: Node, sources: list[Node]) -> None:
-    """Replace a node that follows ours, and cannot be fused into it, by an operator of our own."""
-    if not any(source["op"] in _OURS for source in sources):
+def _replace(node: Node, plain: list[bool]) -> None:
+    """Replace a node that gets arrays in plain layout, and is not fused, by an operator of our own;
+    `plain` says of which inputs that is so."""
+    if not any(plain):
         return
     window = _window(node)
     if window is not None:
         node.update(op=compiled_operator.POOL, attrs=made({"window": window}))
     elif node["op"] == "Concat" and node.get("attrs", {}).get("dim", "1") == "1":
-        node.update(op=compiled_operator.CONCAT, attrs=made({"count": str(len(sources))}))
-    elif is_normalisation(node) and sources[0]["op"] in _OURS:
+        node.update(op=compiled_operator.CONCAT, attrs=made({"count": str(len(plain))}))
+    elif is_normalisation(node) and plain[0]:
         attributes = {"count": "1", "normalize": normalisation(node)}
         node.update(op=compiled_operator.CONCAT, attrs=made(attributes))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
+import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from numpy.random import mtrand
 
 from ece408_op.backends.cpu import native
+from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.errors import InvalidProblem, KernelsMissing, NotEnoughMemory, UnsupportedProblem
 from ece408_op.files import resources
 from ece408_op.problem import ConvProblem
@@ -83,3 +87,60 @@ def test_the_library_exports_its_header_and_nothing_else():
     for name in names:
         assert name.startswith("ece408_")
         assert name in header or name.rsplit("_", 1)[0] in header
+
+
+_MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.fixture
+def fresh():
+    """Memory of 64 MiB that nobody has written, of pages of 4 KiB, and how much of it has become
+    huge pages."""
+    if not _MODES.exists() or "[never]" in _MODES.read_text():
+        pytest.skip("this system has no huge pages")
+    memory = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(memory, np.float32)
+
+    def huge_bytes():
+        found = re.findall(
+            r"^([0-9a-f]+)-([0-9a-f]+) .*?^AnonHugePages: +(\d+) kB",
+            Path("/proc/self/smaps").read_text(),
+            re.M | re.S,
+        )
+        ranges = [(int(begin, 16), int(end, 16), int(size) << 10) for begin, end, size in found]
+        ours = range(array.ctypes.data, array.ctypes.data + array.nbytes)
+        return sum(size for begin, end, size in ranges if begin < ours.stop and end > ours.start)
+
+    return array, huge_bytes
+
+
+def test_fresh_memory_gets_huge_pages_where_that_is_asked_for(fresh):
+    array, huge_bytes = fresh
+    array[:1024] = np.arange(1024)
+    before = huge_bytes()
+    native.use_huge_pages(array.ctypes.data + 5, array.nbytes - 5)
+    array[1024:] = 1
+    assert huge_bytes() >= before + (32 << 20)
+    assert (array[:1024] == np.arange(1024)).all()
+
+
+def test_small_arrays_keep_the_pages_that_they_have(fresh):
+    array, huge_bytes = fresh
+    before = huge_bytes()
+    native.use_huge_pages(array.ctypes.data, 1 << 20)
+    array[:] = 1
+    if "[always]" not in _MODES.read_text():
+        assert huge_bytes() == before
+
+
+def test_a_large_output_is_written_to_huge_pages(fresh, rng):
+    array, huge_bytes = fresh
+    problem = ConvProblem.parse("b16,c2,h258,w258,m16,k3")
+    x, w = (
+        rng.integers(-3, 4, shape).astype(np.float32)
+        for shape in (problem.x_shape, problem.w_shape)
+    )
+    y = array[: 16 * 16 * 256 * 256].reshape(problem.y_shape)
+    addresses = (x.ctypes.data, w.ctypes.data, None, y.ctypes.data)
+    CpuBackend().forward(problem, *addresses, accumulate=False)
+    assert huge_bytes() >= 32 << 20

@@ -92,6 +92,34 @@ def test_pooling_follows_what_is_ours(mx):
     assert _operators(_fused(mx, _convolution(mx, native))) == ["Pooling", OURS]
 
 
+@pytest.mark.parametrize("between", ["tanh", "leaky", "dropout", "clip"])
+def test_operators_on_single_elements_may_lie_before_pooling(mx, rng, between):
+    def followed(symbol):
+        symbol = {
+            "tanh": lambda: mx.sym.Activation(symbol, act_type="tanh"),
+            "leaky": lambda: mx.sym.LeakyReLU(symbol, slope=0.3),
+            "dropout": lambda: mx.sym.Dropout(mx.sym.sigmoid(symbol)),
+            "clip": lambda: mx.sym.clip(mx.sym.tanh(symbol), -0.5, 0.5),
+        }[between]()
+        windows = {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1)}
+        return mx.sym.Pooling(symbol, name="p", **windows)
+
+    data, same = mx.sym.Variable("data"), {"kernel": (1, 1), "num_filter": 4, "no_bias": 1}
+    symbol = followed(ece408_op.Convolution(data, name="c", **same))
+    inputs = {
+        "data": mx.nd.array(rng.normal(0, 2, (2, 4, 7, 9))),
+        "c_weight": mx.nd.array(np.eye(4).reshape(4, 4, 1, 1)),
+    }
+    shapes = {name: array.shape for name, array in inputs.items()}
+    ours = compiled(symbol, graph_json.read(symbol), shapes, fusion.fuse)
+    operators = _operators(ours)
+    assert (operators[0], operators[-1]) == (OURS, POOL)
+    assert len(operators) > 2
+    found = ours.bind(mx.cpu(), inputs, grad_req="null").forward()[0].asnumpy()
+    expected = followed(data).bind(mx.cpu(), {"data": inputs["data"]}, grad_req="null").forward()
+    assert (found == expected[0].asnumpy()).all()
+
+
 @pytest.mark.parametrize("window", [{"pool_type": "sum"}, {"pool_type": "lp", "p_value": 2}])
 def test_other_pooling_stays(mx, window):
     pooled = mx.sym.Pooling(_convolution(mx, mx.sym.Variable("data")), kernel=(2, 2), **window)
