@@ -446,6 +446,15 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
 
 // ---- y
 
+template <class A, class B>
+struct IsSame {
+    static constexpr bool value = false;
+};
+template <class A>
+struct IsSame<A, A> {
+    static constexpr bool value = true;
+};
+
 // Filters and pixels of a piece, and vectors of a patch that are taken at a time.
 constexpr int64_t kDotsFilters = 16, kDotsPixels = 64, kDotBlock = 64;
 
@@ -464,24 +473,40 @@ struct DotsCall {
     const T* bias;
     T* y;
     bool accumulate;
-    Sum* patches;  // [group][pixel][tap]
+    const Sum* patches;  // [group][pixel][tap]
 
+    // Numbers are summed as they are stored.
+    static constexpr bool kSame = IsSame<T, Sum>::value;
     static constexpr int64_t kTaps = kDotBlock * Lanes<Sum>::count;  // taken at a time
     int64_t patch() const { return round_up(plan.taps(), Lanes<Sum>::count); }
     // Of a thread: some taps of the filters, and totals.
     static int64_t bytes() {
         return kDotsFilters * (bytes_of<Sum>(kTaps) + bytes_of<double>(kDotsPixels));
     }
-    void copy_patch(int64_t index) const {
+    // Whether an image is its one patch.
+    bool images_are_patches() const {
+        const Sweep& s = plan.s;
+        const bool whole = s.kernel_h == s.height && s.kernel_w == s.width;
+        const bool plain = s.pad_h == 0 && s.pad_w == 0 && s.dilate_h == 1 && s.dilate_w == 1;
+        return kSame && whole && plain && s.groups == 1 && patch() == plan.taps();
+    }
+    void copy_patch(int64_t index, Sum* all) const {
         const Sweep& s = plan.s;
         const int64_t at = index % plan.all_pixels(), group = index / plan.all_pixels();
         const int64_t b = at / plan.pixels(), pixel = at % plan.pixels();
         const T* image = x + (b * s.groups + group) * s.group_channels * s.height * s.width;
-        Sum* out = patches + index * patch();
+        Sum* out = all + index * patch();
         for (int64_t row = 0; row < s.group_channels * s.kernel_h; ++row, out += s.kernel_w)
             copy_run(s, image, {row / s.kernel_h, row % s.kernel_h, 0, 0, s.kernel_w},
                      pixel / s.out_width, pixel % s.out_width, out);
         for (int64_t k = plan.taps(); k < patch(); ++k) *out++ = 0;
+    }
+    // Some taps of filters, as [filter][lane] with zeros behind them.
+    void copy_weights(const T* from, int64_t filters, int64_t count, int64_t wide, Sum* to) const {
+        for (int64_t m = 0; m < filters; ++m, from += plan.taps(), to += wide) {
+            for (int64_t k = 0; k < count; ++k) to[k] = widen(from[k]);
+            for (int64_t k = count; k < wide; ++k) to[k] = 0;
+        }
     }
     void run(int64_t piece, void* memory) const {
         const Sweep& s = plan.s;
@@ -500,17 +525,20 @@ struct DotsCall {
             const int64_t count = at_most(kTaps, plan.taps() - tap);
             const int64_t vectors = divide_up(count, Lanes<Sum>::count);
             const int64_t wide = vectors * Lanes<Sum>::count;
-            for (int64_t m = 0; m < filters; ++m) {
-                Sum* to = weights + m * wide;
-                for (int64_t k = 0; k < count; ++k) to[k] = widen(from[m * plan.taps() + tap + k]);
-                for (int64_t k = count; k < wide; ++k) to[k] = 0;
+            const Sum* factors = weights;
+            int64_t step = wide;
+            if (kSame && count == wide) {
+                factors = reinterpret_cast<const Sum*>(from) + tap;
+                step = plan.taps();
+            } else {
+                copy_weights(from + tap, filters, count, wide, weights);
             }
-            DotTile<Sum> tile = {{}, nullptr, wide, 1, vectors, 0, 0, nullptr, kDotsPixels};
+            DotTile<Sum> tile = {{}, nullptr, step, 1, vectors, 0, 0, nullptr, kDotsPixels};
             for (int64_t n = 0; n < pixels; n += kDotTaps) {
                 const int64_t columns = at_most(pixels - n, kDotTaps);
                 for (int64_t k = 0; k < columns; ++k) tile.tap[k] = rows + (n + k) * patch() + tap;
                 for (int64_t m = 0; m < filters; m += kDotFilters) {
-                    tile.dy = weights + m * wide;
+                    tile.dy = factors + m * step;
                     tile.totals = totals + m * kDotsPixels + n;
                     pick_dot_tile<Sum>(at_most(filters - m, kDotFilters), columns)(tile);
                 }
@@ -538,10 +566,17 @@ bool multiply_patches(const Sweep& s, const Textbook& book, const T* x, const T*
     const int64_t pieces = plan.pieces(), patches = s.groups * plan.all_pixels();
     DotsCall<T, Sum> call = {plan, book, x, w, bias, y, accumulate, nullptr};
     const int64_t bytes = round_up(call.bytes(), 64);
-    const Buffer<char> memory(threads * bytes + bytes_of<Sum>(patches * call.patch()));
+    const bool copies = !call.images_are_patches();
+    const int64_t copied = copies ? bytes_of<Sum>(patches * call.patch()) : 0;
+    const Buffer<char> memory(threads * bytes + copied);
     if (!memory) return false;
-    call.patches = reinterpret_cast<Sum*>(memory + threads * bytes);
-    share(threads, patches, [&](int64_t index, int) { call.copy_patch(index); });
+    if (copies) {
+        Sum* const all = reinterpret_cast<Sum*>(memory + threads * bytes);
+        share(threads, patches, [&](int64_t index, int) { call.copy_patch(index, all); });
+        call.patches = all;
+    } else {
+        call.patches = reinterpret_cast<const Sum*>(x);
+    }
     share(threads, pieces, [&](int64_t piece, int member) {
         call.run(piece, memory + member * bytes);
     });
