@@ -11,7 +11,7 @@ import mxnet as mx
 def content(code):
     constants = [
         content(each) if isinstance(each, types.CodeType)
-        else "address" if isinstance(each, int) and each > 1 << 32 else repr(each)
+        else "address" if isinstance(each, int) and each > 1 << 20 else repr(each)
         for each in code.co_consts
     ]
     return (code.co_code.hex(), code.co_names, code.co_varnames, code.co_filename, constants)
