@@ -1,1 +1,1 @@
-"""The `ece408` command: `main`, and a module for each larger command."""
+"""The `ece408` command: `main`, and a module for each command."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.machinery
 import importlib.util
 import marshal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -110,12 +110,12 @@ class _Finder(MetaPathFinder):
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if name not in _MAKERS:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path, self)
         return spec
 
     def prepare(self, module: ModuleType) -> None:
@@ -129,17 +129,11 @@ class _Finder(MetaPathFinder):
         self.found.append(module)
 
 
-class _Loader(Loader):
-    def __init__(self, loader: Loader, finder: _Finder) -> None:
-        self._loader, self._finder = loader, finder
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, finder: _Finder) -> None:
+        super().__init__(name, path)
+        self._finder = finder
 
     def exec_module(self, module: ModuleType) -> None:
-        # As it would be without this.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
         self._finder.prepare(module)
-        self._loader.exec_module(module)
+        super().exec_module(module)

@@ -65,7 +65,9 @@ void ece408_copy(void* to, const void* from, int64_t nbytes, int threads) {
     });
 }
 
-void ece408_huge_pages(void* address, int64_t nbytes) { ask_for_huge_pages(address, nbytes); }
+void ece408_ask_for_huge_pages(void* address, int64_t nbytes) {
+    ask_for_huge_pages(address, nbytes);
+}
 
 void ece408_populate(void* address, int64_t nbytes, int threads) {
 #if defined(__linux__)

@@ -83,17 +83,18 @@ int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel
     return status == kNotFinite ? run_one(choose_for_any(task)) : status;
 }
 
-int64_t count(const Shape& s, Direction output) {
-    if (output == Direction::forward) return s.batch * s.filters * s.out_height * s.out_width;
-    if (output == Direction::backward_data) return s.batch * s.channels * s.height * s.width;
-    return s.filters * s.group_channels * s.kernel_h * s.kernel_w;
+int64_t outputs(const ece408_problem& problem, Direction direction) {
+    const Shape s = derive(problem);
+    if (direction == Direction::forward) return s.batch * s.filters * s.out_height * s.out_width;
+    if (direction == Direction::backward_data) return s.batch * s.channels * s.height * s.width;
+    return weights(problem);
 }
 
 // For the output of a direction that is not added to.
 template <class T>
 void prepare(const ece408_problem& problem, Direction direction, T* output, int accumulate) {
     if (!accumulate)
-        ask_for_huge_pages(output, count(derive(problem), direction) * int64_t{sizeof(T)});
+        ask_for_huge_pages(output, outputs(problem, direction) * int64_t{sizeof(T)});
 }
 
 }  // namespace

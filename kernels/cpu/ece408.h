@@ -162,8 +162,8 @@ ECE408_EXPORT void ece408_copy(void* to, const void* from, int64_t nbytes, int t
  * stays. */
 ECE408_EXPORT void ece408_populate(void* address, int64_t nbytes, int threads);
 
-/* Has the system use huge pages for those of a large array that are not there yet, if it has them. */
-ECE408_EXPORT void ece408_huge_pages(void* address, int64_t nbytes);
+/* Asks the system for huge pages where a large array has none yet. */
+ECE408_EXPORT void ece408_ask_for_huge_pages(void* address, int64_t nbytes);
 
 #ifdef __cplusplus
 }

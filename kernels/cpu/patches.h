@@ -446,15 +446,6 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
 
 // ---- y
 
-template <class A, class B>
-struct IsSame {
-    static constexpr bool value = false;
-};
-template <class A>
-struct IsSame<A, A> {
-    static constexpr bool value = true;
-};
-
 // Filters and pixels of a piece, and vectors of a patch that are taken at a time.
 constexpr int64_t kDotsFilters = 16, kDotsPixels = 64, kDotBlock = 64;
 
@@ -475,8 +466,8 @@ struct DotsCall {
     bool accumulate;
     const Sum* patches;  // [group][pixel][tap]
 
-    // Numbers are summed as they are stored.
-    static constexpr bool kSame = IsSame<T, Sum>::value;
+    // Numbers are summed as they are stored: no two types have one size.
+    static constexpr bool kSame = sizeof(T) == sizeof(Sum);
     static constexpr int64_t kTaps = kDotBlock * Lanes<Sum>::count;  // taken at a time
     int64_t patch() const { return round_up(plan.taps(), Lanes<Sum>::count); }
     // Of a thread: some taps of the filters, and totals.

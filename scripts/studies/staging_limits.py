@@ -109,7 +109,7 @@ def _memory() -> Iterator[Host]:
         for _ in range(_SAMPLES):
             with _Fresh(_WHOLE) as address:
                 if huge:
-                    native.use_huge_pages(address, _WHOLE)
+                    native.ask_for_huge_pages(address, _WHOLE)
                 making = functools.partial(native.populate, address, _WHOLE, settings.threads())
                 times.append(_seconds(making))
         rates = tuple(1e-9 * _WHOLE / each for each in times)
@@ -121,7 +121,7 @@ def _registration() -> Iterator[Host]:
     times = []
     for _ in range(_SAMPLES):
         with _Fresh(_WHOLE) as address:
-            native.use_huge_pages(address, _WHOLE)
+            native.ask_for_huge_pages(address, _WHOLE)
             native.populate(address, _WHOLE, settings.threads())
             times.append(_register(address))
     for name, samples in zip(("page-locking in place", "unlocking"), zip(*times)):

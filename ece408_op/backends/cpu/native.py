@@ -82,8 +82,8 @@ def _declare_all(library: ctypes.CDLL) -> None:
     library.ece408_copy.restype = None
     library.ece408_populate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.ece408_populate.restype = None
-    library.ece408_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.ece408_huge_pages.restype = None
+    library.ece408_ask_for_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.ece408_ask_for_huge_pages.restype = None
     library.ece408_ceiling_multiply_adds.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
     library.ece408_ceiling_multiply_adds.restype = ctypes.c_double
     for name in ("ece408_ceiling_stores", "ece408_ceiling_reads"):
@@ -167,10 +167,10 @@ def populate(address: int, nbytes: int, threads: int) -> None:
     library().ece408_populate(address, nbytes, threads)
 
 
-def use_huge_pages(address: int, nbytes: int) -> None:
-    """Have a fresh array's pages be huge ones, if it is large and the system has them. Raises
+def ask_for_huge_pages(address: int, nbytes: int) -> None:
+    """Ask the system for huge pages where an array has none yet, if it is large. Raises
     `KernelsMissing`."""
-    library().ece408_huge_pages(address, nbytes)
+    library().ece408_ask_for_huge_pages(address, nbytes)
 
 
 def address(function: str, dtype: str, strict: bool = False) -> int:

@@ -118,7 +118,7 @@ def test_fresh_memory_gets_huge_pages_where_that_is_asked_for(fresh):
     array, huge_bytes = fresh
     array[:1024] = np.arange(1024)
     before = huge_bytes()
-    native.use_huge_pages(array.ctypes.data + 5, array.nbytes - 5)
+    native.ask_for_huge_pages(array.ctypes.data + 5, array.nbytes - 5)
     array[1024:] = 1
     assert huge_bytes() >= before + (32 << 20)
     assert (array[:1024] == np.arange(1024)).all()
@@ -127,7 +127,7 @@ def test_fresh_memory_gets_huge_pages_where_that_is_asked_for(fresh):
 def test_small_arrays_keep_the_pages_that_they_have(fresh):
     array, huge_bytes = fresh
     before = huge_bytes()
-    native.use_huge_pages(array.ctypes.data, 1 << 20)
+    native.ask_for_huge_pages(array.ctypes.data, 1 << 20)
     array[:] = 1
     if "[always]" not in _MODES.read_text():
         assert huge_bytes() == before

@@ -27,7 +27,7 @@ from functools import partial
 from ....errors import NotEnoughMemory
 from ....op_log import GpuTime
 from ... import Done
-from ...cpu.native import use_huge_pages
+from ...cpu.native import ask_for_huge_pages
 from ..runtime import crew
 from ..runtime.device import Gpu, Lane
 from ..sharing import Shares, numbers, ranges
@@ -91,7 +91,7 @@ def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
     """
     for role in work.outputs:
         if role in OVER_BATCH:
-            use_huge_pages(work.addresses[role], work.nbytes(role, work.problem.batch))
+            ask_for_huge_pages(work.addresses[role], work.nbytes(role, work.problem.batch))
     outcomes = _compute_shared(_without_sums(work), gpus, staging)
     _write_sums(work, outcomes)
     # GPUs work at the same time; the busiest one counts.
