@@ -92,16 +92,16 @@ $(VENV)/.made: scripts/make_venv.sh
 	@echo "make: making the virtual environment $(VENV)"
 	@scripts/make_venv.sh $(VENV)
 	@$(PY) -m pip install --quiet --upgrade pip
-	touch $@
+	@touch $@
 
 $(VENV)/.installed: $(VENV)/.made $(SOURCES)
 	@$(call install,cpu)
-	touch $@
+	@touch $@
 
 # One installation: each compiles all kernels.
 $(VENV)/.installed-test: $(VENV)/.made $(SOURCES)
 	@$(call install,cpu$(comma)test)
-	touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $@
 
 comma := ,
 define install
