@@ -21,6 +21,10 @@ from .pieces import PIECE_BYTES
 from .program import Program
 from .values import Value
 
+# Chunks whose kernels run at the same time: two, as one's leave room for another's. More would end
+# together, and then the GPU would wait for the next images.
+_AT_ONCE = 2
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -126,8 +130,7 @@ class Pass:
             if len(under_way) == len(self._lanes):
                 self._finish(*under_way.popleft())
             lane = self._lanes[number % len(self._lanes)]
-            # Later on, the GPU has the chunks before to compute.
-            self._start(lane, first, early=number == 0)
+            self._start(lane, first, number)
             self._send(lane)
             under_way.append((lane, first))
         if len(self._chunks) == 1:
@@ -156,12 +159,14 @@ class Pass:
             self._finish(lane, first)
         return found
 
-    def _start(self, lane: Any, first: int, early: bool) -> None:
-        """Enqueue a chunk's copies to the GPU and its steps, with some of them done early or all in
-        one go."""
+    def _start(self, lane: Any, first: int, number: int) -> None:
+        """Enqueue a chunk's copies to the GPU and its steps; some of the first chunk's are done
+        early, as later on the GPU has the chunks before to compute."""
         program, weights = self._ready.program, self._weights
-        pieces = program.pieces() if early else []
+        pieces = program.pieces() if number == 0 else []
         lane.mark(BEGIN)
+        if number >= _AT_ONCE:
+            lane.after(self._lanes[(number - _AT_ONCE) % len(self._lanes)])
         for piece, images in pieces:
             self._bring(lane, first, [move.part(piece, images) for move in self._ins])
             program.launch_early(lane, weights, piece)

@@ -60,6 +60,9 @@ class _Lane:
     def brought(self) -> None:
         self.mark(COPIED_IN)
 
+    def after(self, other: _Lane) -> None:
+        pass
+
     def copy_out(self, offset: int, nbytes: int) -> None:
         self._machine.copy(self.host + offset, self.device + offset, nbytes, FROM_GPU)
 

@@ -21,7 +21,7 @@ from .weights import Weights
 
 # What a chunk's inputs take at most, unless one image takes more: enough to keep a GPU busy.
 _CHUNK_BYTES = 40 << 20
-_MOST_LANES = 3
+_MOST_LANES = 4
 # Programs for other sizes of images, or other numbers, that are kept.
 _MOST_PROGRAMS = 4
 

@@ -64,6 +64,10 @@ class Lane:
         self.events[COPIED_IN].record(self.second)
         self.stream.wait_for_event(self.events[COPIED_IN])
 
+    def after(self, other: Lane) -> None:
+        """Have what is enqueued from now on wait for another lane's kernels, as COMPUTED says."""
+        self.stream.wait_for_event(other.events[COMPUTED])
+
     def copy_out(self, offset: int, nbytes: int) -> None:
         """Enqueue the copy of `nbytes` at `offset` from the GPU to page-locked memory."""
         part = self._blocks["host"][offset : offset + nbytes]
