@@ -17,7 +17,7 @@ from ..host import gpu, run_time
 from ..operator import variables
 from ..problem import PRECISIONS
 from ..profile import convolution_times
-from . import arguments, profile_options
+from . import arguments, profile_options, program
 from .profile_options import ProfileOptions
 
 
@@ -130,15 +130,16 @@ def _run_milestone(options: argparse.Namespace) -> None:
     # MXNet has one profiler, and our operator says its op times itself.
     timed = not profiled and not options.milestone.own_operator
 
-    def program() -> None:
+    def work() -> None:
         with convolution_times.told() if timed else contextlib.nullcontext():
             milestone.run(options.milestone, request)
         print(run_time.summary(), file=sys.stderr)
 
     if profiled:
-        _profile_milestone(options, asked, program)
+        _profile_milestone(options, asked, work)
     else:
-        program()
+        work()
+        program.end_at_once()
 
 
 def _backend(options: argparse.Namespace) -> str | None:
@@ -154,7 +155,7 @@ def _backend(options: argparse.Namespace) -> str | None:
 
 
 def _profile_milestone(
-    options: argparse.Namespace, asked: ProfileOptions, program: Callable[[], None]
+    options: argparse.Namespace, asked: ProfileOptions, work: Callable[[], None]
 ) -> None:
     from . import profiling  # which imports much that others do without
 
@@ -165,6 +166,6 @@ def _profile_milestone(
     on_gpu = on_gpu and not options.no_gpu
     line = profile_options.without(options.line)
     again = [sys.executable, "-m", __package__.partition(".")[0], *line]
-    outcome = profiling.profile(program, line, again, asked, on_gpu, options.tables_to)
+    outcome = profiling.profile(work, line, again, asked, on_gpu, options.tables_to)
     if outcome.failure is not None:
         raise outcome.failure

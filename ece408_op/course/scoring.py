@@ -57,8 +57,12 @@ def evaluate_on_gpu(
     for start in range(0, len(images), batch_size):
         part = slice(start, start + batch_size)
         pixels = mx.nd.from_numpy(np.ascontiguousarray(images[part, np.newaxis]))
-        metric.update([mx.nd.array(labels[part])], [network(pixels)])
+        metric.update([_as_labels(labels[part])], [network(pixels)])
     return metric
+
+
+def _as_labels(labels: np.ndarray) -> Any:
+    return load_mxnet().nd.from_numpy(labels.astype(np.float32))
 
 
 def _as_float32(params: dict[str, Any]) -> dict[str, Any]:
@@ -103,8 +107,8 @@ def _batches(images: np.ndarray, labels: np.ndarray, batch_size: int) -> Iterato
     for start in range(0, len(images), batch_size):
         end = min(start + batch_size, len(images))
         yield mx.io.DataBatch(
-            [mx.nd.array(as_input(images[start:end]))],
-            [mx.nd.array(labels[start:end])],
+            [mx.nd.from_numpy(as_input(images[start:end]))],
+            [_as_labels(labels[start:end])],
             provide_data=[("data", (end - start, 1, *images.shape[1:]))],
             provide_label=[("softmax_label", (end - start,))],
         )

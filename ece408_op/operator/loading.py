@@ -11,6 +11,10 @@ from typing import Any
 
 from ..errors import MXNetMissing
 
+# What MXNet imports for its test helpers and quantization, for sparse arrays, and for downloads,
+# which takes more than half of its own import's time.
+_RARELY_USED = ("scipy.stats", "scipy.sparse", "requests")
+
 
 def load_mxnet() -> Any:
     """The `mxnet` module, with `ece408_conv` registered.
@@ -18,7 +22,9 @@ def load_mxnet() -> Any:
     Raises `MXNetMissing` when it is not installed or does not import.
     """
     try:
-        with _imported_when_used("scipy.stats"):
+        with contextlib.ExitStack() as stack:
+            for name in _RARELY_USED:
+                stack.enter_context(_imported_when_used(name))
             return importlib.import_module("mxnet")
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "mxnet"
@@ -45,8 +51,7 @@ class _Proxy(ModuleType):
 
 @contextlib.contextmanager
 def _imported_when_used(name: str) -> Iterator[None]:
-    """Give who imports a module within the block a proxy of it. MXNet imports scipy.stats, which
-    takes a third of a second or more, for a test helper and for quantization."""
+    """Give who imports a module within the block a proxy of it."""
     if name in sys.modules or "mxnet" in sys.modules:
         yield
         return

@@ -141,3 +141,25 @@ def test_a_line_on_stderr_is_seen_at_once(run_python, unbuffered):
         "program.run('test', end)\n"
     )
     assert run_python(code, PYTHONUNBUFFERED=unbuffered).stderr == "now\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "printed"), [({}, []), ({"CUDA_INJECTION64_PATH": "x"}, ["late"])]
+)
+def test_a_program_that_ends_at_once_leaves_out_what_python_does_at_its_end(
+    run_python, tool, printed
+):
+    """All that it printed is there, and what libraries did. Under a tool that works at the end it
+    ends as others do."""
+    code = (
+        "import atexit, ctypes; from ece408_op.cli import program\n"
+        "atexit.register(print, 'late')\n"
+        "def work():\n"
+        "    print('done', flush=True)\n"
+        "    ctypes.CDLL(None).puts(b'by C')\n"
+        "    program.end_at_once()\n"
+        "program.run('test', work)\n"
+    )
+    result = run_python(code, **tool)
+    assert sorted(result.stdout.split("\n")) == sorted(["", "by C", "done", *printed])
+    assert result.returncode == 0
