@@ -4,11 +4,12 @@
 import argparse
 import functools
 
-from studies import cuda_errors, cuda_proof, results
+from studies import cuda_errors, cuda_proof, layers, results
 from studies import options as shared
 from tqdm import tqdm
 
-from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends import DIRECTIONS
+from ece408_op.backends.cuda.kernels import catalog, tuned
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.bench import checker
 from ece408_op.bench.compiling import compile_all
@@ -40,10 +41,20 @@ def main():
         help="measure errors on four kinds of numbers, in all and element by element, beside plain "
         "float32 sums, and whether a second run gives the same bits; check nothing else",
     )
+    parser.add_argument(
+        "--layers",
+        action="store_true",
+        help=f"with --errors, of {len(layers.LAYERS)} layers of networks, one image, in each "
+        "direction by the kernel that is chosen",
+    )
     shared.add_output(parser)
     options = parser.parse_args()
+    if options.layers and not options.errors:
+        parser.error("--layers is for --errors: give both")
     kernels = [catalog.get(name) for name in options.kernels] or catalog.KERNELS
     gpu = device.get(options.gpu)
+    if options.layers:
+        return measure_layers(gpu, options.output)
     if options.errors:
         return measure_errors(gpu, kernels, options.output)
     proofs = [
@@ -75,6 +86,30 @@ def measure_errors(gpu, kernels, output):
     results.show(output, "Errors of the CUDA kernels", cuda_errors.table(records), content)
     defaults = {kernel.name for kernel in kernels if kernel.rank is not None}
     return not all(each["same_bits"] for each in records if each["kernel"] in defaults)
+
+
+def measure_layers(gpu, output):
+    problems = [ConvProblem.parse(f"b1,{text}") for text in layers.LAYERS]
+
+    def choose(problem, direction):
+        return tuned.best(problem, gpu, "float32", direction).kernel
+
+    compile_all(
+        gpu,
+        (
+            choose(problem, direction).plan(problem, gpu.capability, False)
+            for problem in problems
+            for direction in DIRECTIONS
+        ),
+    )
+    records = cuda_errors.measure_chosen(
+        functools.partial(checker.computed, gpu),
+        choose,
+        tqdm(problems, unit="layer", disable=None),
+    )
+    table, content = cuda_errors.table_of_chosen(records), {"errors": records}
+    results.show(output, "Errors of the kernels chosen for layers of networks", table, content)
+    return not all(each["same_bits"] for each in records)
 
 
 if __name__ == "__main__":

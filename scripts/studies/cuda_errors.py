@@ -4,11 +4,15 @@ whether they give the same bits again."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from ece408_op import settings
+from ece408_op.backends import DIRECTIONS
 from ece408_op.backends.cuda.plan import Capability, Kernel
 from ece408_op.bench import oracle
 from ece408_op.bench.checker import inputs_of
@@ -31,6 +35,8 @@ _LARGE = 1e9  # what a pixel of each image is multiplied with
 Arrays = dict[str, np.ndarray]
 # A kernel's output for a problem, from inputs by role.
 Run = Callable[[Kernel, ConvProblem, Arrays], np.ndarray]
+# Inputs, the result in float64, the sums of its terms' magnitudes, and plain float32 sums.
+Expected = tuple[Arrays, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _signs(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -79,12 +85,33 @@ def measure(
         for text in problems:
             problem = ConvProblem.parse(text)
             if kernel.why_not(problem, capability) is None:
-                found += [_record(run, kernel, problem, kind) for kind in KINDS]
+                for kind in KINDS:
+                    expected = _remembered(kernel.direction, problem, kind)
+                    found.append(_record(run, kernel, problem, kind, expected))
     return found
 
 
-def _record(run: Run, kernel: Kernel, problem: ConvProblem, kind: str) -> dict[str, Any]:
-    arrays, exact, terms, plain = _expected(kernel.direction, problem, kind)
+def measure_chosen(
+    run: Run, choose: Callable[[ConvProblem, str], Kernel], problems: Iterable[ConvProblem]
+) -> list[dict[str, Any]]:
+    """The same of the kernel that is chosen for each problem and direction."""
+    cases = list(itertools.product(DIRECTIONS, KINDS))
+    directions, kinds = zip(*cases)
+    found = []
+    with ThreadPoolExecutor(settings.threads()) as pool:
+        for problem in problems:
+            made = pool.map(_expected, directions, itertools.repeat(problem), kinds)
+            for (direction, kind), expected in zip(cases, made):
+                kernel = choose(problem, direction)
+                record = _record(run, kernel, problem, kind, expected)
+                found.append({**record, "direction": direction})
+    return found
+
+
+def _record(
+    run: Run, kernel: Kernel, problem: ConvProblem, kind: str, expected: Expected
+) -> dict[str, Any]:
+    arrays, exact, terms, plain = expected
     result, again = (run(kernel, problem, arrays) for _ in range(2))
     errors = {**_errors("", result, exact, terms), **_errors("plain_", plain, exact, terms)}
     same = result.tobytes() == again.tobytes()
@@ -92,12 +119,7 @@ def _record(run: Run, kernel: Kernel, problem: ConvProblem, kind: str) -> dict[s
     return {**about, **errors, "same_bits": same}
 
 
-# Kernels of a direction follow each other.
-@functools.lru_cache(maxsize=len(KINDS) * len(PROBLEMS))
-def _expected(
-    direction: str, problem: ConvProblem, kind: str
-) -> tuple[Arrays, np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, the result in float64, the sums of its terms' magnitudes, and plain float32 sums."""
+def _expected(direction: str, problem: ConvProblem, kind: str) -> Expected:
     rng = np.random.default_rng(408)
     arrays = {
         role: KINDS[kind](rng, role, shape).astype(np.float32)
@@ -108,6 +130,10 @@ def _expected(
     terms = compute(problem, *map(np.abs, arrays.values()))
     plain = getattr(float32_sums, direction)(problem, *arrays.values())
     return arrays, exact, terms, plain
+
+
+# Kernels of a direction follow each other.
+_remembered = functools.lru_cache(maxsize=len(KINDS) * len(PROBLEMS))(_expected)
 
 
 def _errors(
@@ -135,4 +161,29 @@ def table(records: Sequence[dict[str, Any]]) -> str:
             same = "yes" if all(each["same_bits"] for each in own) else "no"
             rows.append([kernel, len(own), *errors, same])
         parts += [f"## {kind[0].upper()}{kind[1:]}", markdown.table(head, rows)]
+    return "\n\n".join(parts)
+
+
+def table_of_chosen(records: Sequence[dict[str, Any]]) -> str:
+    """Of each layer and direction, a table for each kind of numbers, and how the kernels' L2 errors
+    are beside plain sums'."""
+    head = ["layer", "direction", "kernel", "L2", "plain", "element", "plain"]
+    parts = []
+    for kind in KINDS:
+        own = [each for each in records if each["kind"] == kind]
+        rows = [
+            [
+                *(f"`{each['problem']}`", each["direction"], each["kernel"]),
+                *(f"{each['l2']:.1e}", f"{each['plain_l2']:.1e}"),
+                *(f"{each['element']:.1e}", f"{each['plain_element']:.1e}"),
+            ]
+            for each in own
+        ]
+        above = sum(each["l2"] > each["plain_l2"] for each in own)
+        most = max(each["l2"] / each["plain_l2"] for each in own)
+        parts += [
+            f"## {kind[0].upper()}{kind[1:]}",
+            markdown.table(head, rows),
+            f"L2 above a plain sum's in {above} of {len(own)}, at most {most:.2f} times it.",
+        ]
     return "\n\n".join(parts)

@@ -60,6 +60,31 @@ def test_errors_are_those_that_kernels_are_known_for():
     assert "## A pixel 1e9 larger than its neighbours" in text
 
 
+def test_layers_are_measured_by_the_kernels_chosen_for_them():
+    def run(kernel, problem, arrays):
+        if kernel.direction != "backward_weight":
+            return _emulated(kernel, problem, arrays)
+        return oracle.backward_weight(problem, *arrays.values()).astype(np.float32)
+
+    def choose(problem, direction):
+        return catalog.default(problem, direction, (7, 5), "strict")
+
+    problems = [ConvProblem.parse(text) for text in PROBLEMS]
+    records = cuda_errors.measure_chosen(run, choose, problems)
+    cases = {(each["problem"], each["direction"], each["kind"]) for each in records}
+    assert len(cases) == len(records) == 3 * len(PROBLEMS) * len(cuda_errors.KINDS)
+    assert all(each["same_bits"] and each["element"] < 5.4e-7 for each in records)
+    assert {each["kernel"] for each in records if each["direction"] == "forward"} == {
+        "general_strict"
+    }
+    text = cuda_errors.table_of_chosen(records)
+    assert text.count(f"| `{PROBLEMS[0]}` | backward_weight |") == len(cuda_errors.KINDS)
+    worse = [{**each, "l2": 2 * each["plain_l2"]} for each in records]
+    assert "L2 above a plain sum's in 6 of 6, at most 2.00 times it." in (
+        cuda_errors.table_of_chosen(worse)
+    )
+
+
 def test_what_differs_from_run_to_run_is_said():
     def run(kernel, problem, arrays):
         return np.random.default_rng().random(problem.y_shape, np.float32)
