@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ def load_mxnet() -> Any:
     """
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_distutils_of_python())
             for name in _RARELY_USED:
                 stack.enter_context(_imported_when_used(name))
             return importlib.import_module("mxnet")
@@ -38,6 +40,30 @@ def load_mxnet() -> Any:
             "libraries: pip install --force-reinstall 'ece408_op[cpu]' (its CUDA build also needs "
             "NVIDIA's driver, and the libraries that 'ece408_op[cu117]' brings)"
         ) from error
+
+
+@contextlib.contextmanager
+def _distutils_of_python() -> Iterator[None]:
+    """Give MXNet, which compares versions by `distutils`, Python's own, where there is one: a hook
+    of setuptools gives its copy of it, with all of setuptools, in a sixth of a second."""
+    hooks = [each for each in sys.meta_path if type(each).__module__ == "_distutils_hack"]
+    if not hooks or sys.version_info >= (3, 12) or {"distutils", "mxnet"} & sys.modules.keys():
+        yield
+        return
+    sys.meta_path[:] = [each for each in sys.meta_path if each not in hooks]
+    try:
+        with warnings.catch_warnings():
+            # That Python 3.12 has no distutils.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            importlib.import_module("distutils.version")
+    finally:
+        sys.meta_path[:0] = hooks
+    try:
+        yield
+    finally:
+        # Everybody else gets setuptools' copy.
+        for name in [each for each in sys.modules if each.split(".")[0] == "distutils"]:
+            del sys.modules[name]
 
 
 class _Proxy(ModuleType):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 
 def test_statistics_are_imported_when_mxnet_uses_them(run_python):
     result = run_python(
@@ -14,6 +18,27 @@ def test_statistics_are_imported_when_mxnet_uses_them(run_python):
         "print(type(scipy.stats).__name__, load_mxnet() is mx)\n"
     )
     assert result.stdout.splitlines() == ["False 0.5", "True", "module True"], result.stderr
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 has no distutils")
+def test_mxnet_is_imported_without_setuptools(run_python):
+    result = run_python(
+        "import sys, warnings\n"
+        "warnings.simplefilter('error')\n"
+        "import _distutils_hack\n"
+        "hooks = [type(each).__name__ for each in sys.meta_path]\n"
+        "from ece408_op.operator.loading import load_mxnet\n"
+        "warnings.simplefilter('ignore')\n"
+        "mx = load_mxnet()\n"
+        "warnings.simplefilter('error')\n"
+        "print(any('distutils' in name or 'setuptools' in name for name in sys.modules\n"
+        "          if name != '_distutils_hack'))\n"
+        "print([type(each).__name__ for each in sys.meta_path][-len(hooks):] == hooks)\n"
+        "import setuptools, distutils.version\n"
+        "print('setuptools' in distutils.__file__)\n"
+        "print(mx.numpy_op_fallback.StrictVersion('1.2') < '1.3')\n"
+    )
+    assert result.stdout.split() == ["False", "True", "True", "True"], result.stderr
 
 
 def test_another_who_imports_them_meanwhile_gets_them(run_python):
