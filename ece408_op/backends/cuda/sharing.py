@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 # Calls whose times are remembered. The median of so few follows a GPU that has become slower, and
 # passes over one that was held up once.
 _REMEMBERED = 5
-# Calls in which each number of GPUs is tried. The first one may have to compile or to allocate.
+# Calls in which each number of GPUs is tried.
 _TRIALS = 3
 # After so many calls another number of GPUs is tried again.
 _AGAIN = 100
@@ -31,7 +31,7 @@ class _Way:
     def deal(self) -> list[int]:
         """How many pieces each GPU gets: at least one, so that its speed stays known, and then each
         piece goes to the GPU that is done with it first."""
-        costs = self._medians()
+        costs = self._costs_now()
         dealt = [1] * len(costs)
         done_at = [(2 * cost, number) for number, cost in enumerate(costs)]
         heapq.heapify(done_at)
@@ -43,8 +43,8 @@ class _Way:
 
     def expected(self) -> float:
         """The seconds that the next call will take."""
-        parts = (pieces * cost for pieces, cost in zip(self.deal(), self._medians()))
-        return max(parts) + statistics.median(self._extra)
+        parts = (pieces * cost for pieces, cost in zip(self.deal(), self._costs_now()))
+        return max(parts) + _usual(self._extra)
 
     def took(self, dealt: Sequence[int], parts: Sequence[float], seconds: float) -> None:
         """Remember the seconds of each GPU's part, and those of the call."""
@@ -53,12 +53,17 @@ class _Way:
         for costs, pieces, each in zip(self._costs, dealt, parts):
             costs.append(each / pieces)
 
-    def _medians(self) -> list[float]:
+    def _costs_now(self) -> list[float]:
         """Seconds for a piece, by GPU."""
         if not self.calls:
             return [1.0] * len(self._costs)
-        # Of two times the lower one: it is the first call that is held up.
-        return [statistics.median_low(each) for each in self._costs]
+        return list(map(_usual, self._costs))
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """The median; of no more than the first calls' times the least, as those may have to compile,
+    to allocate, or to make pages."""
+    return min(seconds) if len(seconds) <= _TRIALS else statistics.median_low(seconds)
 
 
 class Shares:
