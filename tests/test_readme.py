@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 
 import pytest
 from places import ROOT
 from studies import cpu_table
 
 from ece408_op import errors, settings
+from ece408_op.backends import DIRECTIONS
 from ece408_op.cli.main import _parser
 from ece408_op.settings import _VARIABLES
 
@@ -71,9 +73,42 @@ def test_every_exit_code_is_listed():
         assert re.search(rf"\b{error.exit_code} ", listed), error
 
 
+def _of(name):
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
+
+
 def test_the_table_of_times_is_what_was_measured():
-    document = json.loads((ROOT / "docs" / "results" / "cpu.json").read_text())
-    assert cpu_table.with_table(README, document) == README
+    assert cpu_table.with_table(README, _of("cpu")) == README
+
+
+def _means(batch):
+    """How many times as fast as cuDNN and PyTorch we are, geometric means, from the results."""
+    layers = [each for each in _of("gpu_layers_h200")["layers"] if each["batch"] == batch]
+    speeds = {direction: [] for direction in DIRECTIONS}
+    for each in layers:
+        for direction, factors in speeds.items():
+            ms = {name: value["median"] for name, value in each[direction]["ms"].items()}
+            cudnn = min(value for name, value in ms.items() if name.startswith("cudnn"))
+            factors.append(cudnn / ms[each[direction]["chosen"]])
+    speeds["networks"] = []
+    for each in _of("gpu_networks_h200")["networks"]:
+        if each["batch"] == batch:
+            ms = {name: value["median"] for name, value in each["ms"].items()}
+            torch = min(value for name, value in ms.items() if name.endswith(" float32"))
+            speeds["networks"].append(torch / ms["ours"])
+    counts = len(layers), len(speeds["networks"])
+    return counts, {name: statistics.geometric_mean(each) for name, each in speeds.items()}
+
+
+def test_what_it_says_of_networks_is_what_was_measured():
+    (layers, networks), mean = _means(32)
+    forward, data, weight, whole = (f"{each:.2f}" for each in mean.values())
+    expected = (
+        f"compute {layers} layers of networks {forward} times as fast as cuDNN forward, {data} and "
+        f"{weight} times for gradients, and {networks} whole networks run {whole} times as fast as "
+        "with PyTorch "
+    )
+    assert expected in " ".join(README.split())
 
 
 def test_links_lead_somewhere():
