@@ -34,12 +34,18 @@ namespace {
 constexpr int64_t kStreamedTaps = 72;
 
 // Of a single tap: floats of an image of x that the second cache holds, and of a chunk of a larger one,
-// for the first cache; and of the gradients for pixels that strides pick.
-constexpr int64_t kImageFloats = 1 << 16, kChunkFloats = 1 << 12, kSpreadFloats = 1 << 20;
+// for the first cache, and a chunk's pixels at most; and floats of the gradients for pixels that strides
+// pick.
+constexpr bool kShortVectors = kLanes <= 8;
+constexpr int64_t kImageFloats = 1 << 16, kSpreadFloats = 1 << 20;
+constexpr int64_t kChunkFloats = kShortVectors ? 6 << 10 : 4 << 10;
+constexpr int64_t kChunkPixels = kShortVectors ? 128 : 256;
 
-// Filter blocks and channels from which on it is worth it to lay pixels out, if channels do not begin
-// with cache lines.
+// Filter blocks, and channels of an image that the second cache holds and of a larger one, from which on
+// it is worth it to lay pixels out: where channels do not begin with cache lines; with short vectors
+// always, as channels that lie a large plane apart meet in few sets of the first cache.
 constexpr int64_t kLaidOutBlocks = 12, kLaidOutChannels = 96;
+constexpr int64_t kLaidOutOfLarge = kShortVectors ? 64 : kLaidOutChannels;
 
 struct Plan {
     Layer layer;
@@ -395,13 +401,16 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
         pack_weights(plan);
     } else {
         plan.chunk = plan.tiling.tiles;
+        int64_t channels = kLaidOutChannels;
         if (s.channels * s.height * s.width > kImageFloats) {
-            const int64_t pixels = kChunkFloats / s.channels;
-            plan.chunk = pixels / (kLanes * (plan.tiling.size + 1));
+            channels = kLaidOutOfLarge;
+            const int64_t most = kChunkFloats / s.channels;
+            const int64_t pixels = most < kChunkPixels ? most : kChunkPixels;
+            plan.chunk = pixels / (kLanes * (plan.tiling.size + (plan.tiling.wide > 0)));
             if (plan.chunk < 1) plan.chunk = 1;
         }
-        const bool worth_it = plan.tiling.plane % kLine != 0 && s.channels >= kLaidOutChannels &&
-                              plan.tiling.blocks >= kLaidOutBlocks;
+        const bool worth_it = (kShortVectors || plan.tiling.plane % kLine != 0) &&
+                              s.channels >= channels && plan.tiling.blocks >= kLaidOutBlocks;
         if (worth_it && !find_places(&plan)) return ECE408_NO_MEMORY;
     }
     return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
