@@ -1,4 +1,5 @@
-"""Time whole programs in turns: m1.1, m2.1, and one in PyTorch with the same network and files."""
+"""Time whole programs in turns: m1.1, m2.1, those on a GPU if asked, and one in PyTorch on the CPU
+with the same network and files."""
 
 import argparse
 
@@ -17,16 +18,18 @@ def main():
         "--term", choices=terms, default=models.DEFAULT_TERM, help="default: %(default)s"
     )
     parser.add_argument("--repeat", type=int, default=5, help="runs of each (default: 5)")
+    parser.add_argument("--gpu", action="store_true", help=f"also {', '.join(programs.ON_GPU)}")
     shared.add_peer(parser)
     shared.add_output(parser)
     options = parser.parse_args()
     if options.repeat < 1:
         parser.error(f"--repeat {options.repeat}: give 1 or more")
     peer = None if options.no_peer else options.peer_python or "python3"
-    commands = programs.commands(models.find_term(options.term), peer)
-    with tqdm(total=options.repeat * len(commands), unit="run", disable=None) as progress:
+    commands = programs.commands(models.find_term(options.term), peer, options.gpu)
+    with tqdm(total=(options.repeat + 1) * len(commands), unit="run", disable=None) as progress:
         found = programs.measure(commands, options.repeat, progress.update)
-    text = f"All 10000 images in one batch, {options.repeat} runs each. {found[-1].about}\n\n"
+    runs = f"{options.repeat} runs each after a first one"
+    text = f"All 10000 images in one batch, {runs}. {found[-1].about}\n\n"
     results.show(
         options.output,
         "Programs",

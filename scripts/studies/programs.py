@@ -22,6 +22,7 @@ from ece408_op.report.spread import Spread
 _TORCH = Path(__file__).with_name("torch_milestone.py")
 _ACCURACY = re.compile(r"(?:Correctness:|'accuracy':|^accuracy) ([\d.]+)", re.M)
 MILESTONES = ("m1.1", "m2.1")
+ON_GPU = ("m3.1", "m4.1", "final")
 PEER = "PyTorch"
 
 
@@ -35,13 +36,14 @@ class Timed:
     about: str = ""
 
 
-def commands(term: Term, peer_python: str | None) -> dict[str, list[str]]:
+def commands(term: Term, peer_python: str | None, on_gpu: bool = False) -> dict[str, list[str]]:
     """What to run, by name; the images are ready. Raises the errors of `data.load`."""
     data.load("t10k", term.image_size)
     threads = str(settings.threads())
     ece408 = [sys.executable, "-m", "ece408_op"]
     found = {
-        name: [*ece408, name, f"--term={term.name}", f"--threads={threads}"] for name in MILESTONES
+        name: [*ece408, name, f"--term={term.name}", f"--threads={threads}"]
+        for name in (*MILESTONES, *(ON_GPU if on_gpu else ()))
     }
     if peer_python is not None:
         folder = data.locate("t10k")
@@ -58,14 +60,16 @@ def commands(term: Term, peer_python: str | None) -> dict[str, list[str]]:
 def measure(
     programs: dict[str, list[str]], repeat: int, update: Callable[[], object]
 ) -> list[Timed]:
-    """Run each `repeat` times, in rounds. Raises `InvalidSetting` for one that fails."""
+    """Run each `repeat` times, in rounds, after a first one that compiles CUDA kernels and fills
+    caches. Raises `InvalidSetting` for one that fails."""
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     printed = {}
-    for _ in range(repeat):
+    for turn in range(repeat + 1):
         for name, command in programs.items():
             begin = time.perf_counter()
             result = subprocess.run(command, capture_output=True, text=True)
-            seconds[name].append(time.perf_counter() - begin)
+            if turn > 0:
+                seconds[name].append(time.perf_counter() - begin)
             if result.returncode:
                 reason = (result.stderr.strip() or "nothing printed").splitlines()[-1]
                 raise InvalidSetting(f"{name} failed: {reason}")

@@ -18,7 +18,7 @@ def test_programs_take_turns_and_the_last_one_is_the_measure():
     turns = []
     played = {"m2.1": _say("Correctness: 0.5 Model: x"), "PyTorch": _say("accuracy 0.5, PyTorch 9")}
     found = programs.measure(played, 3, lambda: turns.append(1))
-    assert len(turns) == 6
+    assert len(turns) == 2 * (1 + 3)
     assert [(each.name, each.accuracy, len(each.seconds)) for each in found] == [
         ("m2.1", 0.5, 3),
         ("PyTorch", 0.5, 3),
@@ -43,6 +43,8 @@ def test_the_milestones_run_as_they_are(fashion_mnist):
 
     commands = programs.commands(TERMS["2019sp"], None)
     assert list(commands) == ["m1.1", "m2.1"]
+    on_gpu = programs.commands(TERMS["2019sp"], None, on_gpu=True)
+    assert list(on_gpu) == ["m1.1", "m2.1", "m3.1", "m4.1", "final"]
     small = {"m2.1": [*commands["m2.1"], "50"]}
     (found,) = programs.measure(small, 1, lambda: None)
     assert 0.8 < found.accuracy < 1
