@@ -36,6 +36,13 @@ def parse():
         default=list(gpu_networks.VARIANTS),
         help="what to time of PyTorch: a layout and a precision (default: all)",
     )
+    parser.add_argument(
+        "--devices",
+        nargs="+",
+        default=[],
+        metavar="LIST",
+        help="also time these GPUs that share the images, such as 0,1",
+    )
     parser.add_argument("--steps", action="store_true", help="show how long each step took")
     parser.add_argument(
         "--copies",
@@ -96,12 +103,13 @@ def each(options, peer, failures):
             progress.set_description(f"{name}, batch {batch}")
             try:
                 measured = gpu_networks.measure(
-                    name, batch, peer, options.variants, options.repeat, progress.update
+                    *(name, batch, peer, options.variants, options.repeat, progress.update),
+                    options.devices,
                 )
             except Ece408Error as error:
                 failures.append(f"{name}, batch {batch}: {error}")
                 continue
-            if measured.errors[gpu_networks.OURS] > gpu_networks.TOLERANCE:
+            if measured.error() > gpu_networks.TOLERANCE:
                 failures.append(f"{name}, batch {batch}: outputs are wrong: {measured.errors}")
             if options.copies:
                 print(f"{name}, batch {batch}\n\n{gpu_networks.watched_table(measured)}\n")
@@ -112,6 +120,7 @@ def each(options, peer, failures):
 
 def text(found, failures, final):
     parts = [gpu_networks.table(found)] if found else []
+    parts += gpu_networks.shared_lines(found)
     return "\n\n".join([*parts, *([final.line()] if final else []), *failures])
 
 

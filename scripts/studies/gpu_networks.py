@@ -8,13 +8,14 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ece408_op import settings
 from ece408_op.backends.network import Array, Network, Watched
 from ece408_op.bench import cpu_timer
 from ece408_op.bench.peers import process
@@ -39,6 +40,8 @@ GLUONCV = {
     "fcn_resnet50_voc": (480, 480),
 }
 VARIANTS = ("NCHW float32", "NHWC float32", "NCHW tf32", "NHWC tf32")
+# Calls in which a network learns on how many GPUs it is fastest.
+_LEARNING = 12
 # Images whose results are compared with MXNet's on the CPU: the first and the last ones.
 _CHECKED = 4
 # What outputs may differ from MXNet's on the CPU, of the largest.
@@ -77,6 +80,10 @@ class Measured:
         """The peer's better layout, or NaN without it."""
         found = [self.median(who) for who in self.ms if who.endswith(precision)]
         return min(found, default=math.nan)
+
+    def error(self) -> float:
+        """The largest of ours."""
+        return max(each for who, each in self.errors.items() if who.startswith(OURS))
 
     def gpu_ms(self) -> float:
         """Of all our steps."""
@@ -164,8 +171,10 @@ def measure(
     variants: list[str],
     repeat: int,
     tick: Callable[[], object],
+    shared: Sequence[str] = (),
 ) -> Measured:
-    """Time a network and its twins in turns; `tick` is called after each turn."""
+    """Time a network and its twins in turns, also on each of these sets of GPUs, which share the
+    images; `tick` is called after each turn."""
     ours = Ours(name, batch)
     first = cpu_timer.elapsed_ms(ours.run) / 1e3
     expected = ours.expected()
@@ -183,6 +192,12 @@ def measure(
                 peer.ask(run=variant, to=files[3], images=ours.checked().tolist())
                 errors[variant] = zoo.error(np.load(files[3]), expected)
                 calls[variant] = functools.partial(_pass, peer, variant)
+        for devices in shared:
+            who = _on(devices)
+            calls[who] = functools.partial(_elapsed_on, devices, ours)
+            for _ in range(_LEARNING):
+                calls[who]()
+            errors[who] = zoo.error(ours.y[ours.checked()], expected)
         ms = cpu_timer.interleaved(
             {who: functools.partial(_after_another, call) for who, call in calls.items()},
             repeat,
@@ -194,6 +209,15 @@ def measure(
     steps = ours.steps()
     ours.network.close()
     return Measured(name, batch, first, ms, errors, steps, watched)
+
+
+def _on(devices: str) -> str:
+    return f"{OURS} on GPUs {devices}"
+
+
+def _elapsed_on(devices: str, ours: Ours) -> float:
+    with settings.override(devices=devices):
+        return cpu_timer.elapsed_ms(ours.run)
 
 
 def _after_another(call: Callable[[], float]) -> float:
@@ -266,7 +290,7 @@ def table(found: list[Measured]) -> str:
             *("" if math.isnan(ms) else f"{ms:.2f}" for ms in map(each.best, ("float32", "tf32"))),
             *(f"{ms:.2f}" for ms in (each.median(OURS), each.gpu_ms())),
             "" if math.isnan(each.best("float32")) else f"{_speed(each):.2f}",
-            *(f"{each.errors[OURS]:.1e}", f"{each.first_seconds:.1f}"),
+            *(f"{each.error():.1e}", f"{each.first_seconds:.1f}"),
         ]
         for each in found
     ]
@@ -282,6 +306,17 @@ def table(found: list[Measured]) -> str:
 def _speed(found: Measured) -> float:
     """How many times as fast as PyTorch in float32, or NaN without it."""
     return found.best("float32") / found.median(OURS)
+
+
+def shared_lines(found: Sequence[Measured]) -> list[str]:
+    """How much faster sets of GPUs are than what `ECE408_DEVICES` has, which is measured anyway."""
+    return [
+        f"`{each.name}`, batch {each.batch}, {who}: {each.median(who):.2f} ms, "
+        f"{each.median(OURS) / each.median(who):.2f} times as fast as ours alone."
+        for each in found
+        for who in each.ms
+        if who.startswith(_on(""))
+    ]
 
 
 def steps_table(found: Measured) -> str:
