@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -148,9 +149,17 @@ def _errors(
     }
 
 
+def _beside_plain(record: dict[str, Any]) -> float:
+    """The L2 error beside a plain sum's, 1 where both are none."""
+    if record["plain_l2"] > 0:
+        return record["l2"] / record["plain_l2"]
+    return 1.0 if record["l2"] == 0 else math.inf
+
+
 def table(records: Sequence[dict[str, Any]]) -> str:
-    """The largest errors of each kernel over its problems, a table for each kind of numbers."""
-    head = ["kernel", "problems", "L2", "plain", "element", "plain", "same bits"]
+    """The largest errors of each kernel over its problems, and its L2 error beside a plain sum's of
+    the problem where it is the largest, a table for each kind of numbers."""
+    head = ["kernel", "problems", "L2", "plain", "L2 / plain", "element", "plain", "same bits"]
     parts = []
     for kind in KINDS:
         rows = []
@@ -158,6 +167,7 @@ def table(records: Sequence[dict[str, Any]]) -> str:
             own = [r for r in records if (r["kernel"], r["kind"]) == (kernel, kind)]
             columns = ("l2", "plain_l2", "element", "plain_element")
             errors = [f"{max(each[column] for each in own):.1e}" for column in columns]
+            errors.insert(2, f"{max(map(_beside_plain, own)):.2f}")
             same = "yes" if all(each["same_bits"] for each in own) else "no"
             rows.append([kernel, len(own), *errors, same])
         parts += [f"## {kind[0].upper()}{kind[1:]}", markdown.table(head, rows)]
@@ -179,8 +189,8 @@ def table_of_chosen(records: Sequence[dict[str, Any]]) -> str:
             ]
             for each in own
         ]
-        above = sum(each["l2"] > each["plain_l2"] for each in own)
-        most = max(each["l2"] / each["plain_l2"] for each in own)
+        above = sum(_beside_plain(each) > 1 for each in own)
+        most = max(map(_beside_plain, own))
         parts += [
             f"## {kind[0].upper()}{kind[1:]}",
             markdown.table(head, rows),

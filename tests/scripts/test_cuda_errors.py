@@ -57,6 +57,11 @@ def test_errors_are_those_that_kernels_are_known_for():
     assert _largest(records, "15_winograd", "geometric, 1e-6 to 1e6", "element") > 1e-3
     text = cuda_errors.table(records)
     assert text.count("| general_strict | 2 |") == len(cuda_errors.KINDS)
+    # The largest quotient, not that of the largest errors.
+    few = [{**records[0], "l2": 3e-7, "plain_l2": 1e-7}, {**records[0], "plain_l2": 9e-7}]
+    assert " | 9.0e-07 | 3.00 | " in cuda_errors.table(
+        [{**each, "kind": kind} for each in few for kind in cuda_errors.KINDS]
+    )
     assert "## A pixel 1e9 larger than its neighbours" in text
 
 
