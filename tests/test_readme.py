@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 from places import ROOT
-from studies import cpu_table
+from studies import cpu_table, gpu_layers
 
 from ece408_op import errors, settings
 from ece408_op.backends import DIRECTIONS
@@ -87,9 +87,8 @@ def _means(batch):
     speeds = {direction: [] for direction in DIRECTIONS}
     for each in layers:
         for direction, factors in speeds.items():
-            ms = {name: value["median"] for name, value in each[direction]["ms"].items()}
-            cudnn = min(value for name, value in ms.items() if name.startswith("cudnn"))
-            factors.append(cudnn / ms[each[direction]["chosen"]])
+            ours, cudnn = gpu_layers.times(each[direction])
+            factors.append(cudnn / ours)
     speeds["networks"] = []
     for each in _of("gpu_networks_h200")["networks"]:
         if each["batch"] == batch:

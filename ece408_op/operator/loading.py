@@ -23,6 +23,8 @@ def load_mxnet() -> Any:
     Raises `MXNetMissing` when it is not installed or does not import.
     """
     try:
+        if "mxnet" in sys.modules:
+            return importlib.import_module("mxnet")
         with contextlib.ExitStack() as stack:
             stack.enter_context(_distutils_of_python())
             for name in _RARELY_USED:
@@ -47,7 +49,7 @@ def _distutils_of_python() -> Iterator[None]:
     """Give MXNet, which compares versions by `distutils`, Python's own, where there is one: a hook
     of setuptools gives its copy of it, with all of setuptools, in a sixth of a second."""
     hooks = [each for each in sys.meta_path if type(each).__module__ == "_distutils_hack"]
-    if not hooks or sys.version_info >= (3, 12) or {"distutils", "mxnet"} & sys.modules.keys():
+    if not hooks or sys.version_info >= (3, 12) or "distutils" in sys.modules:
         yield
         return
     sys.meta_path[:] = [each for each in sys.meta_path if each not in hooks]
@@ -78,7 +80,7 @@ class _Proxy(ModuleType):
 @contextlib.contextmanager
 def _imported_when_used(name: str) -> Iterator[None]:
     """Give who imports a module within the block a proxy of it."""
-    if name in sys.modules or "mxnet" in sys.modules:
+    if name in sys.modules:
         yield
         return
     parent = name.rpartition(".")[0]

@@ -215,7 +215,7 @@ def sums(
             by_layer = {each["layer"]: each for each in layers if each["batch"] == batch}
             for direction in DIRECTIONS:
                 found = [
-                    (count, _times(by_layer[layer][direction]))
+                    (count, times(by_layer[layer][direction]))
                     for layer, count in counts.items()
                     if direction in by_layer.get(layer, ())
                 ]
@@ -227,7 +227,7 @@ def sums(
     return ["## Sums of networks", markdown.table(head, rows)] if rows else []
 
 
-def _times(found: dict[str, Any]) -> tuple[float, float]:
+def times(found: dict[str, Any]) -> tuple[float, float]:
     """Milliseconds of the chosen kernel, and of cuDNN's better layout, or NaN without it."""
     ms = {name: each["median"] for name, each in found["ms"].items()}
     peers = [each for name, each in ms.items() if name.startswith("cudnn")]
@@ -239,7 +239,7 @@ def _table(rows: Sequence[tuple[str, dict[str, Any]]], batch: int) -> Sequence[s
     for layer, found in rows:
         ms = {name: each["median"] for name, each in found["ms"].items()}
         chosen = found["chosen"]
-        _, peer = _times(found)
+        _, peer = times(found)
         has_peer = not math.isnan(peer)
         others = [
             f"{name} {value:.3f}"
