@@ -524,12 +524,7 @@ struct Worker {
         const uint64_t b = describe(&stage.columns.records[0][0][first_column], kAlongColumns);
         hold(part);
         begin_multiplying();
-#pragma unroll
-        for (int unit = 0; unit < kUnits; unit += 2) {
-            const uint64_t rows = a + unit * kAlongRows, columns = b + unit * kAlongColumns;
-            multiply_parts(part, rows, columns, kUnits * kAlongRows, kUnits * kAlongColumns,
-                           unit > 0);
-        }
+        multiply_parts<kUnits>(part, a, b, kAlongRows, kAlongColumns);
         multiplying_begun();
     }
 

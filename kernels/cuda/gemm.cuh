@@ -407,14 +407,10 @@ struct Worker {
         const uint64_t b = describe(&shared.pixels[pixels.number][0][0][column0], kSpan) + shift;
         hold(part);
         begin_multiplying();
-#pragma unroll
-        for (int unit = 0; unit < kUnits; unit += 2) {
-            const uint64_t rows = a + unit * kRows, columns = b + unit * kSpan;
-            if constexpr (PARTS == 2) {
-                multiply(part, rows + kUnits * kRows, columns, unit > 0);
-                multiply(part, rows, columns + kUnits * kSpan, 1);
-            }
-            multiply(part, rows, columns, PARTS == 2 || unit > 0);
+        if constexpr (PARTS == 2) {
+            multiply_parts<kUnits>(part, a, b, kRows, kSpan);
+        } else {
+            multiply_slab<kUnits>(part, a, b, kRows, kSpan, 0);
         }
         multiplying_begun();
     }

@@ -460,12 +460,16 @@ struct Worker {
                                               uint64_t columns) {
         hold(part);
         begin_multiplying();
+        // Products with second parts come first: wgmma.cuh says why.
+        if constexpr (PARTS == 2) {
 #pragma unroll
-        for (int step = 0; step < kSteps; step++) {
-            if constexpr (PARTS == 2) {
+            for (int step = 0; step < kSteps; step++) {
                 multiply(part, a[1][step], columns + 16 * step, step > 0);
                 multiply(part, a[0][step], columns + 16 * step + COLUMNS / 8 * kSpan, 1);
             }
+        }
+#pragma unroll
+        for (int step = 0; step < kSteps; step++) {
             multiply(part, a[0][step], columns + 16 * step, PARTS == 2 || step > 0);
         }
         multiplying_begun();

@@ -104,14 +104,25 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
         : "l"(a), "l"(b), "r"(add));
 }
 
-// The same of numbers in two parts, the second ones so many records behind the first ones. The
-// product of two second parts is left out.
-template <int N>
-__device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int second_a,
-                                               int second_b, int add) {
-    multiply(d, a + second_a, b, add);
-    multiply(d, a, b + second_b, 1);
-    multiply(d, a, b, 1);
+// d = a * b for UNITS * 8 values of k, plus d with `add`. Units of k lie so many records apart.
+template <int UNITS, int N>
+__device__ __forceinline__ void multiply_slab(float (&d)[N], uint64_t a, uint64_t b, int along_a,
+                                              int along_b, int add) {
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit += 2) {
+        multiply(d, a + unit * along_a, b + unit * along_b, add || unit > 0);
+    }
+}
+
+// d = a * b of numbers in two parts, the second ones a slab behind the first ones. The product of two
+// second parts is left out. Those of one come first, while sums are small: the unit truncates what
+// it adds to, each time it does so.
+template <int UNITS, int N>
+__device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int along_a,
+                                               int along_b) {
+    multiply_slab<UNITS>(d, a + UNITS * along_a, b, along_a, along_b, 0);
+    multiply_slab<UNITS>(d, a, b + UNITS * along_b, along_a, along_b, 1);
+    multiply_slab<UNITS>(d, a, b, along_a, along_b, 1);
 }
 
 // The same with a from registers: of a warp's 16 rows, row lane / 4 and that plus 8, for k of
