@@ -92,14 +92,14 @@ def measure_layers(gpu, output):
     problems = [ConvProblem.parse(f"b1,{text}") for text in layers.LAYERS]
 
     def choose(problem, direction):
-        return tuned.best(problem, gpu, "float32", direction).kernel
+        return tuned.best(problem, gpu, "float32", direction)
 
+    choices = [(each, choose(each, way)) for each in problems for way in DIRECTIONS]
     compile_all(
         gpu,
         (
-            choose(problem, direction).plan(problem, gpu.capability, False)
-            for problem in problems
-            for direction in DIRECTIONS
+            choice.kernel.plan(problem, gpu.capability, False, choice.layout)
+            for problem, choice in choices
         ),
     )
     records = cuda_errors.measure_chosen(

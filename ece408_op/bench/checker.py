@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..backends.cuda.kernels.tuned import Choice
 from ..backends.cuda.plan import Kernel, Layout
 from ..backends.cuda.runtime.device import Gpu
 from ..backends.cuda.work import shape_of
@@ -155,12 +156,13 @@ def inputs_of(direction: str, problem: ConvProblem) -> dict[str, tuple[int, ...]
     return {role: shape_of(problem, role) for role in wanted}
 
 
-def computed(gpu: Gpu, kernel: Kernel, problem: ConvProblem, inputs: Arrays) -> np.ndarray:
+def computed(gpu: Gpu, choice: Choice, problem: ConvProblem, inputs: Arrays) -> np.ndarray:
     """What a kernel makes of inputs by role. Raises `StrayWrite`, and the errors of compiling,
     loading and launching."""
-    output = ARRAYS[kernel.direction][0]
+    output = ARRAYS[choice.kernel.direction][0]
     arrays = {output: np.empty(shape_of(problem, output), problem.dtype), **inputs}
-    return _found(gpu, Case(kernel, problem), arrays, bare=False)
+    case = Case(choice.kernel, problem, layout=choice.layout)
+    return _found(gpu, case, arrays, bare=False)
 
 
 def largest_error(kernel: Kernel, problem: ConvProblem) -> float:

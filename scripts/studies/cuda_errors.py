@@ -14,6 +14,7 @@ import numpy as np
 
 from ece408_op import settings
 from ece408_op.backends import DIRECTIONS
+from ece408_op.backends.cuda.kernels.tuned import Choice
 from ece408_op.backends.cuda.plan import Capability, Kernel
 from ece408_op.bench import oracle
 from ece408_op.bench.checker import inputs_of
@@ -35,7 +36,7 @@ _LARGE = 1e9  # what a pixel of each image is multiplied with
 
 Arrays = dict[str, np.ndarray]
 # A kernel's output for a problem, from inputs by role.
-Run = Callable[[Kernel, ConvProblem, Arrays], np.ndarray]
+Run = Callable[[Choice, ConvProblem, Arrays], np.ndarray]
 # Inputs, the result in float64, the sums of its terms' magnitudes, and plain float32 sums.
 Expected = tuple[Arrays, np.ndarray, np.ndarray, np.ndarray]
 
@@ -88,14 +89,14 @@ def measure(
             if kernel.why_not(problem, capability) is None:
                 for kind in KINDS:
                     expected = _remembered(kernel.direction, problem, kind)
-                    found.append(_record(run, kernel, problem, kind, expected))
+                    found.append(_record(run, Choice(kernel), problem, kind, expected))
     return found
 
 
 def measure_chosen(
-    run: Run, choose: Callable[[ConvProblem, str], Kernel], problems: Iterable[ConvProblem]
+    run: Run, choose: Callable[[ConvProblem, str], Choice], problems: Iterable[ConvProblem]
 ) -> list[dict[str, Any]]:
-    """The same of the kernel that is chosen for each problem and direction."""
+    """The same of the kernel and layout that are chosen for each problem and direction."""
     cases = list(itertools.product(DIRECTIONS, KINDS))
     directions, kinds = zip(*cases)
     found = []
@@ -103,20 +104,19 @@ def measure_chosen(
         for problem in problems:
             made = pool.map(_expected, directions, itertools.repeat(problem), kinds)
             for (direction, kind), expected in zip(cases, made):
-                kernel = choose(problem, direction)
-                record = _record(run, kernel, problem, kind, expected)
+                record = _record(run, choose(problem, direction), problem, kind, expected)
                 found.append({**record, "direction": direction})
     return found
 
 
 def _record(
-    run: Run, kernel: Kernel, problem: ConvProblem, kind: str, expected: Expected
+    run: Run, choice: Choice, problem: ConvProblem, kind: str, expected: Expected
 ) -> dict[str, Any]:
     arrays, exact, terms, plain = expected
-    result, again = (run(kernel, problem, arrays) for _ in range(2))
+    result, again = (run(choice, problem, arrays) for _ in range(2))
     errors = {**_errors("", result, exact, terms), **_errors("plain_", plain, exact, terms)}
     same = result.tobytes() == again.tobytes()
-    about = {"kernel": kernel.name, "problem": str(problem), "kind": kind}
+    about = {"kernel": choice.kernel.name, "problem": str(problem), "kind": kind}
     return {**about, **errors, "same_bits": same}
 
 

@@ -8,6 +8,7 @@ from studies import cuda_errors, float32_sums
 
 from ece408_op import settings
 from ece408_op.backends.cuda.kernels import catalog
+from ece408_op.backends.cuda.kernels.tuned import Choice
 from ece408_op.backends.emulator.backend import EmulatedBackend
 from ece408_op.bench import oracle
 from ece408_op.problem import ConvProblem
@@ -21,8 +22,9 @@ def _kept(tmp_path):
         yield
 
 
-def _emulated(kernel, problem, arrays):
+def _emulated(choice, problem, arrays):
     """A kernel's output."""
+    kernel = choice.kernel
     forward = kernel.direction == "forward"
     backend = EmulatedBackend(kernel.name if forward else "general", precision=kernel.precision)
     shape = problem.y_shape if forward else problem.x_shape
@@ -66,13 +68,13 @@ def test_errors_are_those_that_kernels_are_known_for():
 
 
 def test_layers_are_measured_by_the_kernels_chosen_for_them():
-    def run(kernel, problem, arrays):
-        if kernel.direction != "backward_weight":
-            return _emulated(kernel, problem, arrays)
+    def run(choice, problem, arrays):
+        if choice.kernel.direction != "backward_weight":
+            return _emulated(choice, problem, arrays)
         return oracle.backward_weight(problem, *arrays.values()).astype(np.float32)
 
     def choose(problem, direction):
-        return catalog.default(problem, direction, (7, 5), "strict")
+        return Choice(catalog.default(problem, direction, (7, 5), "strict"))
 
     problems = [ConvProblem.parse(text) for text in PROBLEMS]
     records = cuda_errors.measure_chosen(run, choose, problems)
@@ -91,7 +93,7 @@ def test_layers_are_measured_by_the_kernels_chosen_for_them():
 
 
 def test_what_differs_from_run_to_run_is_said():
-    def run(kernel, problem, arrays):
+    def run(choice, problem, arrays):
         return np.random.default_rng().random(problem.y_shape, np.float32)
 
     records = cuda_errors.measure(run, [catalog.get("1_naive")], (8, 0), PROBLEMS[:1])
