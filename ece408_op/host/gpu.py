@@ -51,8 +51,8 @@ _LIBRARY = "libcuda.so.1"
 
 def start_ahead(devices: Sequence[int], then: Sequence[str] = ()) -> bool:
     """Have a thread start the driver and make these GPUs' contexts, which takes a third of a second
-    or more, and `then` import these modules; whether there is a driver. What fails there fails again
-    where it is needed."""
+    or more, and `then` import these modules; whether there is a driver. What fails there fails
+    again where it is needed."""
     try:
         cuda = ctypes.CDLL(_LIBRARY)
     except OSError:

@@ -17,13 +17,16 @@ from ..cpu.native import copy
 from ..cuda.runtime.device import BEGIN, COMPUTED, COPIED_OUT
 from .arrays import Array
 from .inputs import Call
-from .pieces import PIECE_BYTES
 from .program import Program
 from .values import Value
 
 # Chunks whose kernels run at the same time: two, as one's leave room for another's. More would end
 # together, and then the GPU would wait for the next images.
 _AT_ONCE = 2
+# So many chunks may have their first one's steps done early.
+_FEW = 2
+# Images are copied to page-locked memory, and on to the GPU, so many bytes at a time.
+_COPIED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,10 @@ class Pass:
 
     def _start(self, lane: Any, first: int, number: int) -> None:
         """Enqueue a chunk's copies to the GPU and its steps; some of the first chunk's are done
-        early, as later on the GPU has the chunks before to compute."""
+        early, as later on the GPU has the chunks before to compute. Of many chunks none are: the
+        time that short launches take the host delays the next ones' copies."""
         program, weights = self._ready.program, self._weights
-        pieces = program.pieces() if number == 0 else []
+        pieces = program.pieces() if number == 0 and len(self._chunks) <= _FEW else []
         lane.mark(BEGIN)
         if number >= _AT_ONCE:
             lane.after(self._lanes[(number - _AT_ONCE) % len(self._lanes)])
@@ -180,8 +184,8 @@ class Pass:
     def _bring(self, lane: Any, first: int, moves: Sequence[_Move]) -> None:
         for move in moves:
             source = move.at(first)
-            for done in range(0, move.nbytes, PIECE_BYTES):
-                size, offset = min(PIECE_BYTES, move.nbytes - done), move.offset + done
+            for done in range(0, move.nbytes, _COPIED_BYTES):
+                size, offset = min(_COPIED_BYTES, move.nbytes - done), move.offset + done
                 self._copy(lane.host + offset, source + done, size)
                 lane.bring(offset, size)
         lane.brought()

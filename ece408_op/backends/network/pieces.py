@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from .values import ARENA, OUTPUT, Early, Step, Steps
 
-# Inputs are copied to page-locked memory, and on to the GPU, in pieces of this size.
+# A piece's images take about so much.
 PIECE_BYTES = 4 << 20
 # What a GPU computes while a byte comes over the bus, about: 40 TFLOP/s beside 50 GB/s.
 _FLOPS_PER_BYTE = 800

@@ -126,6 +126,15 @@ def test_each_gpu_begins_its_part_while_images_arrive(mx, several, monkeypatch):
     assert (case.run(case.network())[0] == expected).all()
     # Chunks of seven images: the second one begins with the last image of the first one.
     assert list(begun.values()) == [[0, 2, 4, 5]] * 2
+    # Two chunks of four images for each GPU, or three and four of two.
+    image_bytes = case.arrays["data"][0].nbytes
+    monkeypatch.setattr(pieces, "PIECE_BYTES", image_bytes)
+    for images, first in ((4, [0, 1, 2, 3]), (2, [])):
+        chunk_bytes = images * image_bytes
+        monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", chunk_bytes)
+        begun.update((each, []) for each in machines)
+        assert (case.run(case.network())[0] == expected).all()
+        assert list(begun.values()) == [first] * 2
 
 
 def test_calls_that_are_timed_or_watched_are_whole_and_change_no_shares(mx, several):
