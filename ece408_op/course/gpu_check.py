@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import threading
 from dataclasses import dataclass
 
 from .. import settings
@@ -10,8 +13,7 @@ from ..host import gpu
 from ..operator import gpu_support
 from ..operator.loading import load_mxnet
 
-# Read and imported while MXNet is: much of both is waiting for files.
-_OF_WHOLE_NETWORKS = ("ece408_op.backends.network",)
+_OF_WHOLE_NETWORKS = "ece408_op.backends.network"
 _INSTEAD = "m1.1 and m2.1 run on the CPU"
 _CLOCK = "Op Time is a convolution's kernels alone, by the GPU's clock"
 
@@ -37,7 +39,9 @@ def choose_way(own_operator: bool, whole: bool = False) -> Way:
     GPU with its driver, for our operator PyCUDA and nvcc, for MXNet's own a build of MXNet with
     code for this GPU.
     """
-    if gpu.start_ahead(settings.devices(), _OF_WHOLE_NETWORKS if whole else ()):
+    if gpu.start_ahead(settings.devices()):
+        if whole:
+            _import_beside(_OF_WHOLE_NETWORKS)
         load_mxnet()  # which takes about as long
     gpus = gpu.require_gpus(settings.devices())
     if own_operator:
@@ -52,6 +56,17 @@ def choose_way(own_operator: bool, whole: bool = False) -> Way:
         explanation = f"the whole network runs on {used} by our kernels, for {reason}; {_CLOCK}"
         return Way(False, explanation, without_mxnet=True)
     return Way(False, f"staged: convolutions run on {used}, the rest on the CPU, for {reason}")
+
+
+def _import_beside(module: str) -> None:
+    """Have a thread import a module, while this one waits for files of others; what fails there
+    fails again where the module is used."""
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+
+    threading.Thread(target=work).start()
 
 
 def _remedy(reason: str) -> str:

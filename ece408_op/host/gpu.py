@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import importlib
 import importlib.util
 import os
 import shutil
@@ -49,10 +47,9 @@ class Driver:
 _LIBRARY = "libcuda.so.1"
 
 
-def start_ahead(devices: Sequence[int], then: Sequence[str] = ()) -> bool:
+def start_ahead(devices: Sequence[int]) -> bool:
     """Have a thread start the driver and make these GPUs' contexts, which takes a third of a second
-    or more, and `then` import these modules; whether there is a driver. What fails there fails
-    again where it is needed."""
+    or more; whether there is a driver. What fails there fails again where it is needed."""
     try:
         cuda = ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -65,9 +62,6 @@ def start_ahead(devices: Sequence[int], then: Sequence[str] = ()) -> bool:
             device, context = ctypes.c_int(), ctypes.c_void_p()
             if not cuda.cuDeviceGet(ctypes.byref(device), index):
                 cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-        with contextlib.suppress(Exception):
-            for module in then:
-                importlib.import_module(module)
 
     # The process ends after it, not in the midst of these calls.
     threading.Thread(target=start, daemon=False).start()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -98,12 +100,21 @@ def test_where_mxnet_has_no_code_for_the_gpu(monkeypatch):
     assert reason in way.explanation
 
 
-def test_final_on_a_gpu_that_mxnet_cannot_use(monkeypatch):
+def test_final_on_a_gpu_that_mxnet_cannot_use(monkeypatch, tmp_path):
     _pretend(monkeypatch, mxnet=("sm_50", "sm_86"))
+    (tmp_path / "needed_by_final.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gpu_check, "_OF_WHOLE_NETWORKS", "needed_by_final")
+    monkeypatch.setattr(gpu, "start_ahead", lambda devices: True)
+    monkeypatch.setattr(gpu_check, "load_mxnet", lambda: None)
+    before = set(threading.enumerate())
     way = gpu_check.choose_way(own_operator=True, whole=True)
     assert (way.network_on_gpu, way.without_mxnet) == (False, True)
     assert way.explanation.startswith("the whole network runs on a GPU by our kernels, for this")
     assert way.explanation.endswith("Op Time is a convolution's kernels alone, by the GPU's clock")
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert sys.modules.pop("needed_by_final")
 
 
 def test_the_cuda_backend_asked_for_by_name_needs_a_gpu_too(monkeypatch, capsys):
