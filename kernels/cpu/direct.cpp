@@ -401,16 +401,16 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
         pack_weights(plan);
     } else {
         plan.chunk = plan.tiling.tiles;
-        int64_t channels = kLaidOutChannels;
+        int64_t least_channels = kLaidOutChannels;
         if (s.channels * s.height * s.width > kImageFloats) {
-            channels = kLaidOutOfLarge;
+            least_channels = kLaidOutOfLarge;
             const int64_t most = kChunkFloats / s.channels;
             const int64_t pixels = most < kChunkPixels ? most : kChunkPixels;
             plan.chunk = pixels / (kLanes * (plan.tiling.size + (plan.tiling.wide > 0)));
             if (plan.chunk < 1) plan.chunk = 1;
         }
         const bool worth_it = (kShortVectors || plan.tiling.plane % kLine != 0) &&
-                              s.channels >= channels && plan.tiling.blocks >= kLaidOutBlocks;
+                              s.channels >= least_channels && plan.tiling.blocks >= kLaidOutBlocks;
         if (worth_it && !find_places(&plan)) return ECE408_NO_MEMORY;
     }
     return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
