@@ -28,11 +28,11 @@ __device__ __forceinline__ void multiply(float *d, const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d = a * b for UNITS * 8 values of k, of numbers in two parts: 64 rows, 16 for each of four warps, by
-// 2 columns for each of a thread's sums, which lie as those of wgmma.cuh do. Units of k lie so many
-// records apart, the second parts behind all first ones; the product of two of them is left out.
-// Products with second parts are not multiplied before all others, as by wgmma.cuh: that took a tenth
-// more time, as a warp reads its columns twice then, or has those of all units in registers.
+// d = a * b for UNITS * 8 values of k, of numbers in two parts: 64 rows, 16 for each of four warps,
+// by 2 columns for each of a thread's sums, which lie as those of wgmma.cuh do. Units of k lie so
+// many records apart, the second parts behind all first ones; products of two second parts are left
+// out. Those of one second part are not all summed first, as in wgmma.cuh: a warp would read its
+// columns twice, or hold those of all units in registers, and that took a tenth more time.
 template <int UNITS, int N>
 __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int along_a,
                                                int along_b) {

@@ -114,9 +114,10 @@ __device__ __forceinline__ void multiply_slab(float (&d)[N], uint64_t a, uint64_
     }
 }
 
-// d = a * b of numbers in two parts, the second ones a slab behind the first ones. The product of two
-// second parts is left out. Those of one come first, while sums are small: the unit truncates what
-// it adds to, each time it does so.
+// d = a * b of numbers in two parts, of which the second ones lie a slab behind the first ones.
+// Products of a second and a first part are summed first, then those of two first parts; those of
+// two second parts are left out. The unit truncates the sum in each step: that costs little while
+// the sum is small.
 template <int UNITS, int N>
 __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int along_a,
                                                int along_b) {
@@ -125,8 +126,8 @@ __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64
     multiply_slab<UNITS>(d, a, b, along_a, along_b, 1);
 }
 
-// The same with a from registers: of a warp's 16 rows, row lane / 4 and that plus 8, for k of
-// lane % 4 * 2 and the next, and then for those plus 8. b is by rows.
+// d = a * b, plus d with `add`, with a from registers: of a warp's 16 rows, row lane / 4 and that
+// plus 8, for k of lane % 4 * 2 and the next, and then for those plus 8. b is by rows.
 #define ROWS_OF_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
 __device__ __forceinline__ void multiply(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
