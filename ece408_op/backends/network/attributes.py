@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InvalidProblem
 
 _UNSET = ("None", "_Null", "")
+# A network's nodes have few different ones.
+_literal = functools.lru_cache(maxsize=1024)(ast.literal_eval)
 
 
 class Attributes:
@@ -59,7 +62,7 @@ class Attributes:
                 raise self._missing(name)
             return default
         try:
-            found = ast.literal_eval(self._given[name])
+            found = _literal(self._given[name])
         except (ValueError, SyntaxError):
             raise self._wrong(name) from None
         if not isinstance(found, kinds) or isinstance(found, bool):

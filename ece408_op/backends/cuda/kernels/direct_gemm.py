@@ -122,17 +122,7 @@ class Gemm(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        batch = gemm_grid.nominal(problem.batch)
-        fitting = [
-            each
-            for each in _fitting(
-                self._by_lines(problem), self.by_warps, limits.shared_bytes(capability)
-            )
-            if each.cluster == 1
-            or self._clusters(problem, each, batch) * each.cluster <= _PROCESSORS * each.blocks
-        ]
-        fitting.sort(key=lambda each: self.microseconds(problem, each, batch))
-        return fitting[:_MOST_LAYOUTS]
+        return list(_ordered(self, problem, limits.shared_bytes(capability))[:_MOST_LAYOUTS])
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         if math.prod(problem.kernel) > 1 and not gemm_grid.is_dense(problem):
@@ -156,7 +146,7 @@ class Gemm(Family):
         launches = [
             Launch(
                 "multiply_tiles",
-                (self._clusters(problem, layout, problem.batch) * layout.cluster * splits, 1, 1),
+                (self.clusters(problem, layout, problem.batch) * layout.cluster * splits, 1, 1),
                 (_THREADS, 1, 1),
                 arguments,
                 shared_bytes(layout),
@@ -196,7 +186,7 @@ class Gemm(Family):
             *((("ACCUMULATE", 1),) if accumulate else ()),
         )
 
-    def _by_lines(self, problem: ConvProblem) -> bool:
+    def by_lines(self, problem: ConvProblem) -> bool:
         """Whether columns are neighbours in memory: of gradients for w, where a plane has one."""
         plane = problem.height * problem.width
         return self.direction != "backward_weight" or plane == 1
@@ -219,7 +209,7 @@ class Gemm(Family):
         rows, columns = (divide_up(size, of_tile) for size, of_tile in zip(sizes, layout.tile))
         return rows, columns
 
-    def _clusters(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
+    def clusters(self, problem: ConvProblem, layout: Blocks, batch: int) -> int:
         """Without splits."""
         return math.prod(self._tiles(problem, layout, batch)) * problem.groups
 
@@ -241,7 +231,7 @@ class Gemm(Family):
     def _microseconds(self, problem: ConvProblem, layout: Blocks, batch: int, splits: int) -> float:
         costs = _COSTS[self.direction]
         rows, columns, depth = self._sizes(problem, batch)
-        clusters = self._clusters(problem, layout, batch) * splits
+        clusters = self.clusters(problem, layout, batch) * splits
         turns = divide_up(clusters, _CLUSTERS[layout.cluster] * layout.blocks)
         at_once = min(layout.blocks, divide_up(clusters, _CLUSTERS[layout.cluster]))
         slabs = divide_up(divide_up(depth, layout.depth), layout.cluster * splits)
@@ -274,6 +264,20 @@ def microseconds(problem: ConvProblem, direction: str) -> float:
     if direction == "forward" and problem.filters > _ROWS and problem.batch >= _MANY:
         time *= _SEVERAL_ROWS
     return time
+
+
+# Networks have hundreds of layers, and each is asked for several times.
+@functools.lru_cache(maxsize=1024)
+def _ordered(family: Gemm, problem: ConvProblem, all_shared_bytes: int) -> tuple[Blocks, ...]:
+    """Layouts, those that should take the least time first."""
+    batch = gemm_grid.nominal(problem.batch)
+    fitting = (
+        each
+        for each in _fitting(family.by_lines(problem), family.by_warps, all_shared_bytes)
+        if each.cluster == 1
+        or family.clusters(problem, each, batch) * each.cluster <= _PROCESSORS * each.blocks
+    )
+    return tuple(sorted(fitting, key=lambda each: family.microseconds(problem, each, batch)))
 
 
 @functools.lru_cache(maxsize=16)

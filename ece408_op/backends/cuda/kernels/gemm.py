@@ -86,9 +86,7 @@ class Gemm(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        made = self._product(problem)
-        batch = gemm_grid.nominal(problem.batch)
-        return sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0])
+        return list(_ordered(self._product(problem), gemm_grid.nominal(problem.batch)))
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         return gemm_grid.is_dense_product(problem, self._product(problem))
@@ -149,6 +147,12 @@ class Gemm(Family):
 
     def _product(self, problem: ConvProblem) -> Product:
         return gemm_grid.product(problem, self.backward, self.parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ordered(made: Product, batch: int) -> tuple[Blocks, ...]:
+    """Layouts, those that should take the least time first."""
+    return tuple(sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0]))
 
 
 @functools.lru_cache(maxsize=1024)

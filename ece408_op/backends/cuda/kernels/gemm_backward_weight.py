@@ -86,9 +86,8 @@ class Gemm(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        made, batch = self._product(problem), gemm_grid.nominal(problem.batch)
-        found = sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0])
-        return found[:_MOST_LAYOUTS]
+        found = _ordered(self._product(problem), gemm_grid.nominal(problem.batch))
+        return list(found[:_MOST_LAYOUTS])
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         return gemm_grid.is_dense_product(problem, self._product(problem))
@@ -162,6 +161,12 @@ def _dy_positions(made: Product) -> int:
     """dy's, up to the last one that is not a zero."""
     down, across = made.axes
     return divide_up((down.valid - 1) * across.grid + across.valid, STEP) * STEP
+
+
+@functools.lru_cache(maxsize=1024)
+def _ordered(made: Product, batch: int) -> tuple[Blocks, ...]:
+    """Layouts, those that should take the least time first."""
+    return tuple(sorted(_fitting(made), key=lambda each: estimate(made, each, batch)[0]))
 
 
 @functools.lru_cache(maxsize=1024)
