@@ -23,8 +23,6 @@ from .values import Value
 # Chunks whose kernels run at the same time: two, as one's leave room for another's. More would end
 # together, and then the GPU would wait for the next images.
 _AT_ONCE = 2
-# So many chunks may have their first one's steps done early.
-_FEW = 2
 # Images are copied to page-locked memory, and on to the GPU, so many bytes at a time.
 _COPIED_BYTES = 8 << 20
 
@@ -164,10 +162,9 @@ class Pass:
 
     def _start(self, lane: Any, first: int, number: int) -> None:
         """Enqueue a chunk's copies to the GPU and its steps; some of the first chunk's are done
-        early, as later on the GPU has the chunks before to compute. Of many chunks none are: the
-        time that short launches take the host delays the next ones' copies."""
+        early, as later on the GPU has the chunks before to compute."""
         program, weights = self._ready.program, self._weights
-        pieces = program.pieces() if number == 0 and len(self._chunks) <= _FEW else []
+        pieces = program.pieces() if number == 0 else []
         lane.mark(BEGIN)
         if number >= _AT_ONCE:
             lane.after(self._lanes[(number - _AT_ONCE) % len(self._lanes)])

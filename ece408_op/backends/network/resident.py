@@ -22,6 +22,9 @@ from .weights import Weights
 # What a chunk's inputs take at most, unless one image takes more: enough to keep a GPU busy.
 _CHUNK_BYTES = 40 << 20
 _MOST_LANES = 4
+# Steps of the first chunk are done early if there are at most so many: launching them for a few
+# images at a time takes the host time, and delays the copies of the next chunks.
+_MOST_WITH_EARLY = 2
 # Programs for other sizes of images, or other numbers, that are kept.
 _MOST_PROGRAMS = 4
 
@@ -116,12 +119,12 @@ class Resident:
         while True:
             steps, values = self._divided(inputs, images, outputs)
             images = steps.images if steps.divisible else whole
-            steps.early = self._early(inputs, steps)
+            chunks = -(-whole // images) if steps.divisible and images else 1
+            steps.early = self._early(inputs, steps) if chunks <= _MOST_WITH_EARLY else None
             found = program.places(steps, values)
             lasting = sum(value.buffer.nbytes for value in values if value.constant)
             lasting += found.lasting_bytes
             limit = budget - lasting
-            chunks = -(-whole // images) if steps.divisible and images else 1
             lanes = min(_MOST_LANES, chunks, limit // found.device_bytes)
             if lanes >= 1:
                 return Ready(Program(self.machine, steps, values), lanes, limit)
