@@ -4,19 +4,22 @@ Importing this package makes the operator `ece408_conv` known to MXNet, at once 
 loaded already, otherwise as soon as it is imported; MXNet itself is not imported by it.
 """
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from . import errors, settings
-from .dispatch import register_backend
-from .op_log import op_times
-from .operator.checkpoint import load_checkpoint
-from .operator.convolution import Convolution
-from .operator.gpu_network import gpu_report, to_gpu
-from .operator.install import register_with_mxnet
-from .operator.net_comparison import NetComparison, compare
-from .operator.swap import swap, swap_checkpoint, unswap
-from .problem import ConvProblem
-from .version import __version__
+from .operator.on_import import register_with_mxnet
+
+if TYPE_CHECKING:
+    from . import errors, settings
+    from .dispatch import register_backend
+    from .op_log import op_times
+    from .operator.checkpoint import load_checkpoint
+    from .operator.convolution import Convolution
+    from .operator.gpu_network import gpu_report, to_gpu
+    from .operator.net_comparison import NetComparison, compare
+    from .operator.swap import swap, swap_checkpoint, unswap
+    from .problem import ConvProblem
+    from .version import __version__
 
 __all__ = [
     "ConvProblem",
@@ -36,16 +39,44 @@ __all__ = [
     "unswap",
 ]
 
+# Where a name comes from. Modules are imported when something of them is asked for, so that a
+# program can start NVIDIA's driver and import NumPy at the same time.
+_MODULES = {
+    "ConvProblem": "problem",
+    "Convolution": "operator.convolution",
+    "NetComparison": "operator.net_comparison",
+    "__version__": "version",
+    "compare": "operator.net_comparison",
+    "gpu_report": "operator.gpu_network",
+    "load_checkpoint": "operator.checkpoint",
+    "op_times": "op_log",
+    "register_backend": "dispatch",
+    "swap": "operator.swap",
+    "swap_checkpoint": "operator.swap",
+    "to_gpu": "operator.gpu_network",
+    "unswap": "operator.swap",
+}
+# Layers are classes of Gluon's and need MXNet to exist.
+_LAYERS = ("Conv1D", "Conv2D")
+
 register_with_mxnet()
 
 
 def __getattr__(name: str) -> Any:
-    # Layers are classes of Gluon's and need MXNet to exist.
-    if name in ("Conv1D", "Conv2D"):
+    if name in ("errors", "settings"):
+        return importlib.import_module(f".{name}", __name__)
+    if name in _LAYERS:
         from .operator.loading import load_mxnet
 
         load_mxnet()
-        from .operator import gluon_layers
+        module = "operator.gluon_layers"
+    elif name in _MODULES:
+        module = _MODULES[name]
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f".{module}", __name__), name)
+    return found
 
-        return getattr(gluon_layers, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LAYERS})

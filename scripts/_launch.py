@@ -5,7 +5,7 @@ import sys
 
 def launch(command):
     try:
-        from ece408_op.cli.main import main
+        from ece408_op.__main__ import main
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] != "ece408_op":
             raise

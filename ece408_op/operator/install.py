@@ -1,19 +1,11 @@
-"""What happens when MXNet is imported: compatibility with today's NumPy and Python, registration.
-
-`register_with_mxnet` adds a finder to Python's import system that prepares MXNet and registers
-`ece408_conv` whenever MXNet is imported, by the user's script or by this package. Help texts and
-checks of an installation need no MXNet and do not wait for it.
-"""
+"""What happens when MXNet is imported: today's NumPy and Python fit, the operator is registered."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
 import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import Ece408Error
@@ -31,54 +23,22 @@ from . import (
 from .graphs import binding, graph_inference, native_views
 
 
-def register_with_mxnet() -> None:
-    """Register the operator now if MXNet is loaded, else when it is imported."""
-    if sys.modules.get("mxnet") is not None:
-        _register()
-    else:
-        sys.meta_path.insert(0, _MXNetFinder())
-
-
-class _MXNetFinder(MetaPathFinder):
-    """Finds `mxnet` as Python would, and has its loader prepare and register."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != "mxnet":
-            return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _PreparingLoader(spec.loader)
-        return spec
-
-
-class _PreparingLoader(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        _prepare()
-        with mxnet_functions.kept():
-            self._loader.exec_module(module)
-        recorded.watch(module.base)
-        _register()
-
-
-def _prepare() -> None:
+def prepare() -> None:
     """Give MXNet the names it expects, and its CUDA build the libraries that it is linked to."""
     cuda_libraries.preload()
     before_mxnet.prepare()
 
 
-def _register() -> None:
+@contextlib.contextmanager
+def functions_kept() -> Iterator[None]:
+    """Have MXNet, imported within the block, take the functions of its operators from a file."""
+    with mxnet_functions.kept():
+        yield
+    recorded.watch(sys.modules["mxnet"].base)
+
+
+def register() -> None:
+    """Make the operator known to MXNet, which has been imported."""
     variables.reserve()
     importlib.import_module("ece408_op.operator.python_operator")
     _silence_reported_errors(importlib.import_module("mxnet.operator"))

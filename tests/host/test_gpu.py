@@ -6,6 +6,9 @@ import threading
 
 import pytest
 
+from ece408_op import __main__
+from ece408_op.cli import main
+from ece408_op.course.milestone import MILESTONES
 from ece408_op.host import gpu
 
 # A driver of three GPUs.
@@ -26,17 +29,39 @@ def driver(tmp_path, monkeypatch):
     return ctypes.CDLL(str(path))
 
 
-def test_a_thread_starts_the_driver_and_makes_contexts(driver):
+def _joined(start):
+    """What `start` returns, once its threads have ended."""
     before = set(threading.enumerate())
-    assert gpu.start_ahead([0, 2, 3])
+    found = start()
     for thread in set(threading.enumerate()) - before:
         thread.join()
-    assert ctypes.c_int.in_dll(driver, "started").value == 1
-    assert ctypes.c_int.in_dll(driver, "contexts").value == 1 << 10 | 1 << 12
+    return found
+
+
+def _value(driver, name):
+    return ctypes.c_int.in_dll(driver, name).value
+
+
+def test_a_thread_starts_the_driver_and_makes_contexts(driver):
+    assert _joined(lambda: gpu.make_contexts([0, 2, 3]))
+    assert (_value(driver, "started"), _value(driver, "contexts")) == (1, 1 << 10 | 1 << 12)
+
+
+@pytest.mark.parametrize(
+    ("line", "started"),
+    [(["final", "10"], 1), (["m1.2"], 1), (["m4.1", "--help"], 0), (["m2.1"], 0), ([], 0)],
+)
+def test_commands_that_need_a_gpu_start_its_driver_first(driver, monkeypatch, line, started):
+    ran = []
+    monkeypatch.setattr(main, "main", ran.append)
+    _joined(lambda: __main__.main(line))
+    assert ran == [line]
+    assert (_value(driver, "started"), _value(driver, "contexts")) == (started, 0)
+    assert tuple(each.name for each in MILESTONES.values() if each.on_gpu) == __main__.ON_GPU
 
 
 def test_without_a_driver_nothing_is_started(monkeypatch):
     monkeypatch.setattr(gpu, "_LIBRARY", "libcuda-that-is-not-there.so")
     before = threading.active_count()
-    assert not gpu.start_ahead([0])
+    assert not gpu.make_contexts([0])
     assert threading.active_count() == before

@@ -1,0 +1,64 @@
+"""A finder in Python's import system that prepares MXNet and registers `ece408_conv` whenever MXNet
+is imported, by the user's script or by this package.
+
+Help texts and checks of an installation need no MXNet and do not wait for it; nor does who imports
+this package wait for the modules that MXNet makes necessary.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_INSTALL = "ece408_op.operator.install"
+
+
+def register_with_mxnet() -> None:
+    """Register the operator now if MXNet is loaded, else when it is imported."""
+    if sys.modules.get("mxnet") is not None:
+        _install().register()
+    else:
+        sys.meta_path.insert(0, _MXNetFinder())
+
+
+def _install() -> Any:
+    return importlib.import_module(_INSTALL)
+
+
+class _MXNetFinder(MetaPathFinder):
+    """Finds `mxnet` as Python would, and has its loader prepare and register."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "mxnet":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PreparingLoader(spec.loader)
+        return spec
+
+
+class _PreparingLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        install = _install()
+        install.prepare()
+        with install.functions_kept():
+            self._loader.exec_module(module)
+        install.register()
