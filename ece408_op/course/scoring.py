@@ -71,9 +71,7 @@ def _as_float32(params: dict[str, Any]) -> dict[str, Any]:
     NumPy converts them: the first operator that MXNet runs takes it a seventh of a second.
     """
     from_numpy = load_mxnet().nd.from_numpy
-    return {
-        name: from_numpy(array.asnumpy().astype(np.float32)) for name, array in params.items()
-    }
+    return {name: from_numpy(array.asnumpy().astype(np.float32)) for name, array in params.items()}
 
 
 def answers(

@@ -118,7 +118,8 @@ def test_a_complete_machine(machine):
 def test_nothing_is_fetched_or_created(machine, monkeypatch):
     monkeypatch.delenv("ECE408_DATA")
     monkeypatch.setattr(data, "PACKAGE_FOLDER", machine / "package")
-    monkeypatch.setattr(data, "fetch", lambda *_: _raise(AssertionError("fetched")))
+    refuse = lambda *_: _raise(AssertionError("fetched"))  # noqa: E731
+    monkeypatch.setattr("ece408_op.course.dataset.fetch.fetch", refuse)
     found = _finding("Fashion-MNIST")
     assert (found.status, found.detail) == (NOTE, "not here yet")
     assert "`ece408 data fetch`" in found.hint

@@ -9,7 +9,6 @@ import numpy as np
 from ... import settings
 from ...errors import DataMissing, InvalidSize
 from . import distribution, idx, resize
-from .fetch import fetch
 from .idx import IMAGE_SIZE
 
 KINDS = idx.KINDS
@@ -47,6 +46,8 @@ def locate(kind: str) -> Path:
     """
     folder = find(kind)
     if folder is None:
+        from .fetch import fetch  # which imports much
+
         fetch(cache_folder(), (kind,))
         folder = cache_folder()
     return folder

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Callable
 
 import numpy as np
-from tqdm import tqdm
 
 from ... import settings
 from ...errors import CacheUntrusted, DataCorrupt
@@ -130,6 +129,8 @@ def _after(path: Path, offset: int) -> bytes:
 
 def _make(path: Path, images: np.ndarray, kind: str, size: int) -> None:
     """Write the array, and after it the checksum of its pixels."""
+    from tqdm import tqdm  # which imports much
+
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), size, size)}
     label = f"resizing to {size}x{size}"
     seal = hashlib.sha256()

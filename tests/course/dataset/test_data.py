@@ -20,7 +20,7 @@ def no_fetch(monkeypatch):
     def refuse(*_):
         raise AssertionError("nothing must be fetched")
 
-    monkeypatch.setattr(data, "fetch", refuse)
+    monkeypatch.setattr("ece408_op.course.dataset.fetch.fetch", refuse)
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_what_is_nowhere_is_fetched_into_the_cache(fake, monkeypatch):
         fetched.append((folder, kinds))
         write_files(folder, *kinds)
 
-    monkeypatch.setattr(data, "fetch", fetch)
+    monkeypatch.setattr("ece408_op.course.dataset.fetch.fetch", fetch)
     assert len(data.load("t10k")[0]) == 12
     data.load("t10k")
     assert fetched == [(fake / "fashion-mnist", ("t10k",))]
