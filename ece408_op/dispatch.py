@@ -85,7 +85,7 @@ def _cpu_backend(layer: Layer) -> Backend:
 def _staged_backend(layer: Layer) -> Backend:
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
-        from .backends.cuda import StagedBackend
+        from .backends.cuda.backend import StagedBackend
 
         return StagedBackend(_kernel(layer), *_precisions(layer))
     from .backends.cuda.file_backend import StagedFileBackend
@@ -96,7 +96,7 @@ def _staged_backend(layer: Layer) -> Backend:
 def _zero_copy_backend(layer: Layer) -> Backend:
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
-        from .backends.cuda import ZeroCopyBackend
+        from .backends.cuda.backend import ZeroCopyBackend
 
         return ZeroCopyBackend(layer.index, _kernel(layer), *_precisions(layer))
     from .backends.cuda.file_backend import ZeroCopyFileBackend

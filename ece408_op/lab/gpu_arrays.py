@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.cuda import ZeroCopyBackend
+from ..backends.cuda.backend import ZeroCopyBackend
 from ..backends.cuda.plan import ARCHITECTURES, Code, Launch, Plan
 from ..backends.cuda.runtime import launcher
 from ..backends.cuda.runtime.device import Gpu, reported

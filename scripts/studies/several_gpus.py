@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op import settings
-from ece408_op.backends.cuda import StagedBackend
+from ece408_op.backends.cuda.backend import StagedBackend
 from ece408_op.bench import cpu_timer, shapes
 from ece408_op.bench.summary import summary
 from ece408_op.files import markdown

@@ -15,7 +15,7 @@ import numpy as np
 
 from ece408_op import settings
 from ece408_op.backends.cpu import native
-from ece408_op.backends.cuda import StagedBackend
+from ece408_op.backends.cuda.backend import StagedBackend
 from ece408_op.backends.cuda.runtime import device
 from ece408_op.backends.cuda.runtime.device import Gpu
 from ece408_op.bench import shapes

@@ -19,7 +19,7 @@ from ...problem import ConvProblem
 from .. import Done, as_array, kernel_file
 from ..cpu.native import as_struct
 from ..kernel_file import KernelFile
-from . import CudaBackend, StagedBackend, ZeroCopyBackend
+from .backend import CudaBackend, StagedBackend, ZeroCopyBackend
 from .plan import ARCHITECTURES, Capability, architecture
 from .runtime.compiler import LIBRARY_OPTIONS, gencode, nvcc_missing, nvcc_version, require_nvcc
 from .runtime.device import RESTART, Gpu, reported

@@ -16,7 +16,8 @@ from ...errors import KernelFailed
 from ...problem import ConvProblem
 from .. import Backend, Done, as_array, kernel_file
 from ..cpu.native import as_struct
-from ..cuda import CudaBackend, work
+from ..cuda import work
+from ..cuda.backend import CudaBackend
 from ..cuda.work import Work
 from ..kernel_file import KernelFile
 from . import compiler, findings, plans

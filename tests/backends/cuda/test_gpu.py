@@ -19,7 +19,8 @@ import ece408_op
 from ece408_op import errors, settings
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
-from ece408_op.backends.cuda import StagedBackend, ZeroCopyBackend, work
+from ece408_op.backends.cuda import work
+from ece408_op.backends.cuda.backend import StagedBackend, ZeroCopyBackend
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.runtime import device, launcher
 from ece408_op.backends.cuda.staged import staging
@@ -239,7 +240,7 @@ def test_a_kernel_that_does_not_compile(mx, tmp_path, monkeypatch):
 
 _ONE_FORWARD = """
 import numpy as np
-from ece408_op.backends.cuda import StagedBackend
+from ece408_op.backends.cuda.backend import StagedBackend
 from ece408_op.problem import ConvProblem
 p = ConvProblem.parse("b3,c5,h19,w18,m7,k3x5,p1,bias")
 x, w, b = (np.ones(s, "float32") for s in (p.x_shape, p.w_shape, p.bias_shape))
@@ -275,7 +276,7 @@ import numpy as np
 import ece408_op
 import mxnet as mx
 from ece408_op import errors
-from ece408_op.backends.cuda import device
+from ece408_op.backends.cuda.runtime import device
 
 SHAPES = [
     ((4, 3, 20, 18), 8, 3),

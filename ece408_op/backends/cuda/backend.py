@@ -1,0 +1,170 @@
+"""Backends of CUDA kernels, for arrays on the GPU (zero-copy) and for arrays on the host (staged).
+
+Nothing of CUDA is imported, and no GPU looked for, before there is something to compute.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from typing import Any
+
+from ... import settings
+from ...problem import ConvProblem
+from .. import Backend, Done, NativeLaunches
+from . import work, zero_copy
+from .runtime import device, launcher
+from .runtime.device import Gpu
+from .staged import staging
+from .staged.staging import Staging
+from .work import Work
+
+# Of what is free of a GPU's memory, staging uses at most this share unless it is told.
+_SHARE_OF_FREE = 0.5
+
+
+class CudaBackend(Backend):
+    """Every problem in every direction, on one way in.
+
+    `kernel` asks for a forward kernel by name; without it, `precision` says how exact the forward
+    pass must be at least, and `gradient_precision` how exact gradients must be.
+
+    All methods raise `NoUsableGpu`, `KernelCompileFailed`, `GpuFailed`, `NotEnoughMemory`, and
+    `InvalidSetting` for a kernel that there is not, besides what `Backend` says.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        kernel: str | None = None,
+        precision: str = "float32",
+        gradient_precision: str = "float32",
+    ) -> None:
+        self._kernel = kernel
+        self._precision, self._gradient_precision = precision, gradient_precision
+        # What another one like this is made with.
+        self._arguments: tuple[Any, ...] = (kernel, precision, gradient_precision)
+
+    @abstractmethod
+    def gpus(self) -> list[Gpu]:
+        """The GPUs that compute."""
+
+    @abstractmethod
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
+        """Do the work."""
+
+    @abstractmethod
+    def _prepare(self, problem: ConvProblem, direction: str) -> None:
+        """Compile, load, allocate."""
+
+    def prepare(self, problem: ConvProblem, direction: str) -> None:
+        _prepare_once(type(self), self._arguments, problem, direction)
+
+    def supports(self, problem: ConvProblem, direction: str) -> str | None:
+        kernel = self._kernel
+        if kernel is None:
+            return None
+        reasons = (
+            work.rejection(problem, direction, gpu.capability, kernel) for gpu in self.gpus()
+        )
+        return next(filter(None, reasons), None)
+
+    def forward(
+        self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
+    ) -> Done:
+        self.require_bias(problem, bias)
+        asked = work.forward(problem, x, w, bias, y, accumulate, self._kernel, self._precision)
+        return self._run(asked)
+
+    def backward_data(
+        self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
+    ) -> Done:
+        precision = self._gradient_precision
+        return self._run(work.backward_data(problem, w, dy, dx, accumulate, precision))
+
+    def backward_weight(
+        self,
+        problem: ConvProblem,
+        x: int,
+        dy: int,
+        dw: int | None,
+        dbias: int | None,
+        accumulate_w: bool,
+        accumulate_bias: bool,
+    ) -> Done:
+        asked = work.backward_weight(
+            problem, x, dy, dw, dbias, accumulate_w, accumulate_bias, self._gradient_precision
+        )
+        return self._run(asked)
+
+    def _example(self, problem: ConvProblem, direction: str) -> Work:
+        forward = direction == "forward"
+        precision = self._precision if forward else self._gradient_precision
+        return work.example(problem, direction, self._kernel, precision)
+
+    def _run(self, asked: Work) -> Done:
+        return self._compute(asked, self.gpus())
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepare_once(
+    kind: type[CudaBackend], arguments: tuple[Any, ...], problem: ConvProblem, direction: str
+) -> None:
+    kind(*arguments)._prepare(problem, direction)
+
+
+class ZeroCopyBackend(CudaBackend):
+    """For arrays in the memory of the GPU of this number."""
+
+    def __init__(
+        self,
+        index: int,
+        kernel: str | None = None,
+        precision: str = "float32",
+        gradient_precision: str = "float32",
+    ) -> None:
+        super().__init__(kernel, precision, gradient_precision)
+        self._index = index
+        self._arguments = (index, *self._arguments)
+
+    def gpus(self) -> list[Gpu]:
+        return [device.get(self._index)]
+
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
+        return zero_copy.compute(asked, gpus[0])
+
+    def _prepare(self, problem: ConvProblem, direction: str) -> None:
+        zero_copy.prepare(self._example(problem, direction), *self.gpus())
+
+    def native_launches(self, problem: ConvProblem, direction: str) -> NativeLaunches | None:
+        if direction != "forward":
+            return None
+        return zero_copy.native_launches(self._example(problem, direction), *self.gpus())
+
+
+class StagedBackend(CudaBackend):
+    """For arrays in the host's memory, on the GPUs that `settings.devices` names."""
+
+    def gpus(self) -> list[Gpu]:
+        return [device.get(index) for index in settings.devices()]
+
+    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
+        return staging.compute(asked, gpus, _staging(settings.gpu_memory(), settings.threads()))
+
+    def _prepare(self, problem: ConvProblem, direction: str) -> None:
+        how = _staging(settings.gpu_memory(), settings.threads())
+        staging.prepare(self._example(problem, direction), self.gpus(), how)
+
+
+@functools.lru_cache(maxsize=16)
+def _staging(gpu_memory: int | None, threads: int) -> Staging:
+    return Staging(functools.partial(_budget, gpu_memory), threads, launcher.load)
+
+
+def _budget(asked: int | None, gpu: Gpu) -> int:
+    """Bytes of the GPU's memory that staging may use: those asked for, or a share of what is
+    free."""
+    if asked is not None:
+        return asked
+    return int(_SHARE_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes()))
