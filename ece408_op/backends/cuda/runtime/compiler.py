@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ LIBRARY_OPTIONS = (
     # kernels/files/entry.cuh says why.
     "-Xlinker=--wrap=cudaMalloc",
 )
+_asking = threading.Lock()
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
 
@@ -51,8 +53,11 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
     options = _options(defines, architecture)
     if Path(source).is_absolute():
         options += (LINES,)
+    # So that threads that come at the same time do not all ask.
+    with _asking:
+        version = nvcc_version(nvcc)
     key = hashlib.sha256()
-    for part in (nvcc_version(nvcc), *options, *_texts(folder, source)):
+    for part in (version, *options, *_texts(folder, source)):
         key.update(part.encode() + b"\0")
     stem = f"{Path(source).stem}-sm_{architecture}-{key.hexdigest()[:24]}"
     kept = cache_folder / f"{stem}.cubin"
@@ -103,13 +108,22 @@ def _texts(folder: Path, source: str) -> list[str]:
     """The text of a source and of all headers that it includes from its folder or ours."""
     paths, texts = [folder / source], []
     for path in paths:
-        text = path.read_text(encoding="utf-8")
+        status = path.stat()
+        text, includes = _text(path, status.st_mtime_ns, status.st_size)
         texts.append(text)
-        for name in _INCLUDE.findall(text):
+        for name in includes:
             # One that is nowhere is nvcc's to complain about.
             found = [place / name for place in (path.parent, folder) if (place / name).is_file()]
             paths += [header for header in found[:1] if header not in paths]
     return texts
+
+
+# Networks ask for the same few sources with many macros.
+@functools.lru_cache(maxsize=256)
+def _text(path: Path, written: int, size: int) -> tuple[str, list[str]]:
+    """A file's text, as it was `written` at that time, and what it includes."""
+    text = path.read_text(encoding="utf-8")
+    return text, _INCLUDE.findall(text)
 
 
 @dataclass(frozen=True)
