@@ -11,8 +11,9 @@ from fake_gpu import FakeGpu
 
 import ece408_op
 from ece408_op import dispatch, settings
-from ece408_op.backends import Backend, cuda
+from ece408_op.backends import Backend
 from ece408_op.backends.cpu.backend import CpuBackend
+from ece408_op.backends.cuda import backend as cuda_backend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.bench import oracle
@@ -87,7 +88,7 @@ def test_work_is_as_exact_as_it_says():
 def test_the_attribute_wins_over_the_setting(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        cuda, "ZeroCopyBackend", lambda index, kernel, *precisions: asked.append(precisions)
+        cuda_backend, "ZeroCopyBackend", lambda index, kernel, *precisions: asked.append(precisions)
     )
     layers = [dispatch.Layer(device="gpu", precision=name) for name in (None, "float32", "tf32")]
     with settings.override(precision="float16"):
