@@ -66,12 +66,8 @@ def _as_labels(labels: np.ndarray) -> Any:
 
 
 def _as_float32(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters, which files may have in half the size, as a Module takes them.
-
-    NumPy converts them: the first operator that MXNet runs takes it a seventh of a second.
-    """
-    from_numpy = load_mxnet().nd.from_numpy
-    return {name: from_numpy(array.asnumpy().astype(np.float32)) for name, array in params.items()}
+    """Parameters, which files may have in half the size, as a Module takes them."""
+    return {name: array.astype(np.float32) for name, array in params.items()}
 
 
 def answers(

@@ -220,9 +220,7 @@ class _MadeWhole(_Made):
         from ..backends.network import WeightsNeeded
 
         sizes = self.sizes(data)
-        # Of NumPy, so that MXNet runs no operator here.
-        zeros = (np.zeros(sizes.inputs[name], np.float32) for name in self.traced.labels)
-        labels = [nd.from_numpy(each) for each in zeros]
+        labels = [nd.zeros(sizes.inputs[name]) for name in self.traced.labels]
         given = dict(zip([*self.traced.data, *self.traced.labels], [*data, *labels]))
         taken = [given[name] for name in self._names if name in given]
         for array in taken:
