@@ -287,9 +287,13 @@ def _as_floats(arrays: Sequence[Any]) -> list[Any]:
 
 def _stand_ins(arrays: Sequence[Any]) -> list[Any]:
     """As `_as_floats`, for those who look at shapes and types only: pixels are not converted."""
-    from mxnet import nd
+    import mxnet as mx
 
-    return [nd.empty(array.shape) if _is_pixels(array) else array for array in arrays]
+    def stand_in(array: Any) -> Any:
+        empty = mx.nd.empty(array.shape, ctx=array.context)
+        return empty.as_np_ndarray() if isinstance(array, mx.np.ndarray) else empty
+
+    return [stand_in(array) if _is_pixels(array) else array for array in arrays]
 
 
 def _is_pixels(array: Any) -> bool:
