@@ -220,8 +220,12 @@ class Gemm(Family):
             return 1
         slabs = divide_up(depth, layout.depth)
         most = max(1, min(slabs // 2, _SUM_BYTES // (4 * problem.groups * rows * columns)))
-        counts = sorted({divide_up(most, parts) for parts in range(1, most + 1)})
-        return min(counts, key=lambda count: self._microseconds(problem, layout, batch, count))
+        # All that `most` divided by a whole number can be, rounded up: that is each small number.
+        root = math.isqrt(most)
+        counts = {*range(1, root + 1), *(divide_up(most, by) for by in range(1, root + 2))}
+        return min(
+            sorted(counts), key=lambda count: self._microseconds(problem, layout, batch, count)
+        )
 
     def microseconds(self, problem: ConvProblem, layout: Blocks, batch: int) -> float:
         """About how long the launches take."""
