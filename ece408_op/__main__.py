@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from .host import gpu
 
-# NVIDIA's driver takes a third of a second to start, about as long as imports.
+# Commands that start NVIDIA's driver while they import the rest, which takes about as long.
 ON_GPU = ("m1.2", "m3.1", "m4.1", "final")
 
 
@@ -16,7 +16,7 @@ def main(line: Sequence[str] | None = None) -> NoReturn:
     """Run the command line, by default the process's, and end the process with its exit code."""
     words = sys.argv[1:] if line is None else line
     if words and words[0] in ON_GPU and not {"-h", "--help"}.intersection(words):
-        gpu.start_driver()
+        gpu.start_ahead()
     from .cli.main import main as run
 
     run(line)

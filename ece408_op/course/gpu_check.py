@@ -39,7 +39,7 @@ def choose_way(own_operator: bool, whole: bool = False) -> Way:
     GPU with its driver, for our operator PyCUDA and nvcc, for MXNet's own a build of MXNet with
     code for this GPU.
     """
-    if gpu.make_contexts(settings.devices()):
+    if gpu.start_ahead(settings.devices()):
         if whole:
             _import_beside(_OF_WHOLE_NETWORKS)
         load_mxnet()  # which takes about as long

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,25 +47,9 @@ class Driver:
 _LIBRARY = "libcuda.so.1"
 
 
-def start_driver() -> None:
-    """Have a thread start the driver, if there is one, which takes a third of a second."""
-    _start(lambda cuda: None)
-
-
-def make_contexts(devices: Sequence[int]) -> bool:
-    """Have a thread start the driver and make these GPUs' contexts, which takes a third of a second
-    or more; whether there is a driver. What fails there fails again where it is needed."""
-
-    def make(cuda: ctypes.CDLL) -> None:
-        for index in devices:
-            device, context = ctypes.c_int(), ctypes.c_void_p()
-            if not cuda.cuDeviceGet(ctypes.byref(device), index):
-                cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
-    return _start(make)
-
-
-def _start(work: Callable[[ctypes.CDLL], None]) -> bool:
+def start_ahead(devices: Sequence[int] = ()) -> bool:
+    """Have a thread start the driver, which takes a third of a second, and make these GPUs'
+    contexts; whether there is a driver. What fails there fails again where it is needed."""
     try:
         cuda = ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -74,7 +58,10 @@ def _start(work: Callable[[ctypes.CDLL], None]) -> bool:
     def start() -> None:
         # Python's lock is free during these calls, unlike during PyCUDA's.
         cuda.cuInit(0)
-        work(cuda)
+        for index in devices:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            if not cuda.cuDeviceGet(ctypes.byref(device), index):
+                cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
     # The process ends after it, not in the midst of these calls.
     threading.Thread(target=start, daemon=False).start()

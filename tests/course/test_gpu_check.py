@@ -105,7 +105,7 @@ def test_final_on_a_gpu_that_mxnet_cannot_use(monkeypatch, tmp_path):
     (tmp_path / "needed_by_final.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(gpu_check, "_OF_WHOLE_NETWORKS", "needed_by_final")
-    monkeypatch.setattr(gpu, "make_contexts", lambda devices: True)
+    monkeypatch.setattr(gpu, "start_ahead", lambda devices: True)
     monkeypatch.setattr(gpu_check, "load_mxnet", lambda: None)
     before = set(threading.enumerate())
     way = gpu_check.choose_way(own_operator=True, whole=True)

@@ -43,7 +43,7 @@ def _value(driver, name):
 
 
 def test_a_thread_starts_the_driver_and_makes_contexts(driver):
-    assert _joined(lambda: gpu.make_contexts([0, 2, 3]))
+    assert _joined(lambda: gpu.start_ahead([0, 2, 3]))
     assert (_value(driver, "started"), _value(driver, "contexts")) == (1, 1 << 10 | 1 << 12)
 
 
@@ -63,5 +63,5 @@ def test_commands_that_need_a_gpu_start_its_driver_first(driver, monkeypatch, li
 def test_without_a_driver_nothing_is_started(monkeypatch):
     monkeypatch.setattr(gpu, "_LIBRARY", "libcuda-that-is-not-there.so")
     before = threading.active_count()
-    assert not gpu.make_contexts([0])
+    assert not gpu.start_ahead([0])
     assert threading.active_count() == before
