@@ -23,18 +23,16 @@ from . import (
 from .graphs import binding, graph_inference, native_views
 
 
-def prepare() -> None:
-    """Give MXNet the names it expects, and its CUDA build the libraries that it is linked to."""
+@contextlib.contextmanager
+def around_import() -> Iterator[None]:
+    """Have MXNet, imported in the block, find the names it expects, its CUDA build the libraries
+    that it is linked to, and the code of its operators' functions in a file; then `register`."""
     cuda_libraries.preload()
     before_mxnet.prepare()
-
-
-@contextlib.contextmanager
-def functions_kept() -> Iterator[None]:
-    """Have MXNet, imported within the block, take the functions of its operators from a file."""
     with mxnet_functions.kept():
         yield
     recorded.watch(sys.modules["mxnet"].base)
+    register()
 
 
 def register() -> None:

@@ -7,28 +7,22 @@ this package wait for the modules that MXNet makes necessary.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
-
-_INSTALL = "ece408_op.operator.install"
 
 
 def register_with_mxnet() -> None:
     """Register the operator now if MXNet is loaded, else when it is imported."""
     if sys.modules.get("mxnet") is not None:
-        _install().register()
+        from . import install
+
+        install.register()
     else:
         sys.meta_path.insert(0, _MXNetFinder())
-
-
-def _install() -> Any:
-    return importlib.import_module(_INSTALL)
 
 
 class _MXNetFinder(MetaPathFinder):
@@ -57,8 +51,7 @@ class _PreparingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        install = _install()
-        install.prepare()
-        with install.functions_kept():
+        from . import install
+
+        with install.around_import():
             self._loader.exec_module(module)
-        install.register()
