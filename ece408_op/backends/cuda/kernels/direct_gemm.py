@@ -220,7 +220,7 @@ class Gemm(Family):
             return 1
         slabs = divide_up(depth, layout.depth)
         most = max(1, min(slabs // 2, _SUM_BYTES // (4 * problem.groups * rows * columns)))
-        # All that `most` divided by a whole number can be, rounded up: that is each small number.
+        # Each ceil(most / n): all numbers up to the root of `most`, and those of the n up to there.
         root = math.isqrt(most)
         counts = {*range(1, root + 1), *(divide_up(most, by) for by in range(1, root + 2))}
         return min(
