@@ -1,0 +1,24 @@
+// Copies to shared memory that a kernel waits for: here, as on GPUs before Ampere, they are done at
+// once.
+#pragma once
+
+#include "cuda_runtime.h"
+
+// 4, 8 or 16 bytes, of which the last `zeros` are not read but become zero.
+inline void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes, size_t zeros = 0) {
+    unsigned* to = static_cast<unsigned*>(shared);
+    const unsigned char* from = static_cast<const unsigned char*>(global);
+    const size_t read = bytes - zeros;
+    for (size_t i = 0; i < bytes; i += 4) {
+        unsigned word = 0;
+        if (i + 4 <= read) {
+            word = *reinterpret_cast<const unsigned*>(from + i);
+        } else {
+            for (size_t j = i; j < read; j++) word |= static_cast<unsigned>(from[j]) << 8 * (j - i);
+        }
+        to[i / 4] = word;
+    }
+}
+
+inline void __pipeline_commit() {}
+inline void __pipeline_wait_prior(size_t) {}
