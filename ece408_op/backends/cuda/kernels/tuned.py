@@ -32,8 +32,8 @@ from . import catalog
 
 # What is best for a batch says little of one that is more than this many times as large.
 _FARTHEST = 4
-# GPUs that take the results of another one where there are none of their own.
-_ALIKE = {re.compile(r"NVIDIA (H100|H800|GH200)\b"): "NVIDIA H200"}
+# GPUs that take each other's shipped results where there are none of their own; names of files.
+_ALIKE = re.compile(r"nvidia-(h100|h200|h800|gh200)\b")
 _COMMENT = re.compile(r"//[^\n]*")
 _log = logging.getLogger("ece408_op")
 
@@ -96,7 +96,8 @@ def _best(
     precision: str,
     direction: str,
 ) -> Choice:
-    for results in (_kept(_file(_folder(), name), name, capability, driver), _shipped(name)):
+    kept = _kept(_file(_folder(), name), name, capability, driver)
+    for results in (kept, *_shipped(name)):
         for result in _nearest(results, problem, _FARTHEST):
             if (result.precision, result.direction) != (precision, direction):
                 continue
@@ -232,12 +233,14 @@ def _kept(path: Path, name: str, capability: Capability, driver: int) -> _Result
 
 
 @functools.lru_cache(maxsize=16)
-def _shipped(name: str) -> _Results:
+def _shipped(name: str) -> list[_Results]:
+    """What comes with the package for GPUs of this name, and then for those that are alike."""
     folder = kernels_dir() / "tuned"
-    if not _file(folder, name).is_file():
-        name = next((other for kind, other in _ALIKE.items() if kind.match(name)), name)
+    own = _file(folder, name)
+    others = folder.glob("*.json") if _ALIKE.match(own.name) else ()
+    paths = [own, *sorted(path for path in others if path != own and _ALIKE.match(path.name))]
     # They stay of use when a kernel or the driver changes a little.
-    return _by_layer(_read(_file(folder, name), {"gpu": name}))
+    return [_by_layer(_read(path, {})) for path in paths]
 
 
 def _by_layer(results: Iterable[Result]) -> _Results:
@@ -308,7 +311,7 @@ def _result(each: dict[str, Any]) -> Result:
 def _choice(result: Result, problem: ConvProblem, capability: Capability) -> Choice | None:
     """What a result names, unless that cannot, or no longer, be used for the problem."""
     kernel = catalog.find(result.kernel)
-    if kernel is None or not kernel.permitted(result.precision):
+    if kernel is None or not kernel.permitted(result.precision, problem):
         return None
     if kernel.direction != result.direction:
         return None
