@@ -79,7 +79,8 @@ def candidates(task: Task, gpu: Target, precision: str) -> list[Choice]:
     the slower ones of general ones, and are left out where less will do."""
     found: dict[Kernel, Sequence[Layout]] = {}
     for kernel in (task.only,) if task.only else catalog.KERNELS:
-        wanted = kernel.direction == task.direction and kernel.permitted(precision)
+        wanted = kernel.direction == task.direction
+        wanted = wanted and kernel.permitted(precision, task.problem)
         wanted = wanted and (kernel.precision != "strict" or precision == "strict")
         layouts = kernel.layouts(task.problem, gpu.capability) if wanted else ()
         if layouts and not (task.quick and kernel.rank is None):
@@ -140,7 +141,7 @@ def tune(
         close = {
             each.choice.kernel.name
             for precision in precisions
-            for each in _near(found, precision, _WORTH_ALL_TILES)
+            for each in _near(found, precision, task, _WORTH_ALL_TILES)
         }
         rest = [choice for choice in others if choice.kernel.name in close]
         for _ in range(len(others) - len(rest)):
@@ -188,23 +189,23 @@ def _at_length(
     """The candidates with those that may be the best at this precision timed at length."""
     again = {
         id(each): _timed(measure, task, each.choice, _FINAL_SAMPLES)
-        for each in _near(found, precision, _CLOSE)[:_MOST_FINALISTS]
+        for each in _near(found, precision, task, _CLOSE)[:_MOST_FINALISTS]
         if len(each.timing.samples_ms) < _FINAL_SAMPLES
     }
     return [again.get(id(each), each) for each in found]
 
 
-def _near(found: Sequence[Candidate], precision: str, factor: float) -> list[Candidate]:
+def _near(found: Sequence[Candidate], precision: str, task: Task, factor: float) -> list[Candidate]:
     """Those that are right and slower than the best by at most `factor`, in order."""
-    right = sorted(_right(found, precision), key=_order)
+    right = sorted(_right(found, precision, task), key=_order)
     return [each for each in right if each.timing.median_ms <= factor * right[0].timing.median_ms]
 
 
-def _right(found: Sequence[Candidate], precision: str) -> list[Candidate]:
+def _right(found: Sequence[Candidate], precision: str, task: Task) -> list[Candidate]:
     return [
         each
         for each in found
-        if each.timing.failure is None and each.choice.kernel.permitted(precision)
+        if each.timing.failure is None and each.choice.kernel.permitted(precision, task.problem)
     ]
 
 
@@ -214,7 +215,7 @@ def _order(each: Candidate) -> tuple[bool, float]:
 
 def _result(task: Task, precision: str, found: Sequence[Candidate]) -> Result:
     """The best of those timed at length; the order of `found` is by time."""
-    right = _right(found, precision)
+    right = _right(found, precision, task)
     if not right:
         raise TuningFailed(
             f"none of {len(found)} candidates computes {task} right; the first is "
@@ -229,7 +230,7 @@ def _result(task: Task, precision: str, found: Sequence[Candidate]) -> Result:
         tuned.identity(best.choice.kernel),
         best.choice.tunables,
         best.timing.median_ms,
-        sum(each.choice.kernel.permitted(precision) for each in found),
+        sum(each.choice.kernel.permitted(precision, task.problem) for each in found),
         task.direction,
     )
 

@@ -1,6 +1,6 @@
 // Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch: the arrays
-// are read where they are, and each block splits its numbers into halves (halves.cuh) on their way
-// to shared memory. Hopper's tensor cores multiply by wgmma (wgmma.cuh), those of other GPUs by
+// are read where they are, and each block splits its numbers into halves (halves.cuh), or with PARTS
+// 3 into three (thirds.cuh), on their way to shared memory. Hopper's tensor cores multiply by wgmma (wgmma.cuh), those of other GPUs by
 // mma.sync (mma.cuh, BY_WARPS). gemm.cuh does that once for all blocks, in a launch of its own, which
 // costs more memory traffic, but less arithmetic where a number is used by many taps.
 //
@@ -14,20 +14,28 @@
 // Of the gradient for x strides are for single taps without padding only: columns are then positions
 // of dy, and the pixels between them become zeros.
 //
-// A block takes tiles of rows by columns, DEPTH values of k at a time (a slab). Each row and each
-// column has a power of two for each slab. While the tensor cores multiply one slab, the block
+// A block takes tiles of rows by columns, DEPTH values of k at a time (a slab). Of halves each row and
+// each column has a power of two for each slab. While the tensor cores multiply one slab, the block
 // converts the next one, and loads the one after that; it goes on to its next tile without a break.
 // The unit's sums, which it truncates, are added up in float32 registers after each slab.
 //
 // The k of a tile is shared out to a cluster of CLUSTER blocks, which add up their sums in shared
 // memory, and beyond that to `splits` clusters, whose sums `add_up` adds, both in a fixed order.
-// What is not finite, or beyond 2^96 or 2^-96, makes sums NaN; elements that are not finite are
-// computed again in double precision.
+// What is not finite, or beyond the range of the parts, makes sums infinite or NaN; elements that are
+// not finite are computed again in double precision.
 #pragma once
 
 #include <cooperative_groups.h>
 
+#ifndef PARTS  // of a number: two of half precision, or three of bfloat16
+#define PARTS 2
+#endif
+#if PARTS == 3
+#define MULTIPLIED "bf16"
+#include "thirds.cuh"
+#else
 #include "halves.cuh"
+#endif
 #include "output.cuh"
 #include "shape.cuh"
 #ifdef BY_WARPS
@@ -225,12 +233,51 @@ struct Either<false, A, B> {
 using RowSource = Either<DIRECTION == WEIGHT, Gradients, Weights>::Type;
 using ColumnSource = Either<DIRECTION == WEIGHT, Windows, Pixels>::Type;
 
-// Lines of one slab, in two parts of half precision: records of 8 values of k. One record more than
-// there are lines keeps the units of a line in different banks.
+// Lines of one slab, in parts: records of 8 values of k. One record more than there are lines keeps
+// the units of a line in different banks.
 template <int LINES>
 struct Slab {
-    uint4 records[2][kUnits][LINES + 1];
+    uint4 records[PARTS][kUnits][LINES + 1];
+#if PARTS == 2
     float factors[LINES];
+
+    // What a line's numbers are multiplied with before they are split: a power of two by the largest
+    // of them. Lanes of a line differ in the bits from FIRST to below END, and have some each.
+    template <int FIRST, int END, int N>
+    __device__ __forceinline__ float scale(const float (&values)[N], int line, bool writes) {
+        float largest = fabsf(values[0]);
+#pragma unroll
+        for (int i = 1; i < N; i++) largest = larger_or_nan(largest, values[i]);
+        unsigned most = magnitude(largest);
+        if (FIRST == 1 && END == 32) {
+            most = __reduce_max_sync(0xffffffffu, most);
+        } else {
+#pragma unroll
+            for (int lanes = FIRST; lanes < END; lanes *= 2) {
+                most = max(most, __shfl_xor_sync(0xffffffffu, most, lanes));
+            }
+        }
+        float factor;
+        const float scale = scale_for(most, &factor);
+        if (writes) factors[line] = factor;
+        return scale;
+    }
+
+    // What sums of a line are multiplied with, and of this one and the next.
+    __device__ __forceinline__ float factor(int line) const { return factors[line]; }
+    __device__ __forceinline__ float2 two_factors(int line) const {
+        return *(const float2 *)&factors[line];
+    }
+#else
+    template <int FIRST, int END, int N>
+    __device__ __forceinline__ float scale(const float (&)[N], int, bool) {
+        return kUp;
+    }
+    __device__ __forceinline__ float factor(int) const { return 1 / kUp; }
+    __device__ __forceinline__ float2 two_factors(int) const {
+        return make_float2(1 / kUp, 1 / kUp);
+    }
+#endif
 };
 
 // Loads and converts slabs of an array whose neighbours in memory are lines: a thread has part of
@@ -273,23 +320,15 @@ struct AlongLines {
 
     // Converts what has been loaded, and loads the slab from `k` on in its place.
     __device__ __forceinline__ void convert(Slab<LINES> &slab, bool more, unsigned k, int batch) {
-        float largest = 0;
-#pragma unroll
-        for (int i = 0; i < kValues; i++) largest = larger_or_nan(largest, values[i]);
-        unsigned most = magnitude(largest);
-#pragma unroll
-        for (int lanes = 32 / kShare; lanes < 32; lanes *= 2) {
-            most = max(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-        }
-        const int to = own_line(), part = own_part();
-        float factor;
-        const float scale = scale_for(most, &factor);
-        if (part == 0) slab.factors[to] = factor;
+        const int to = own_line(), part_of_line = own_part();
+        const float scale = slab.template scale<32 / kShare, 32>(values, to, part_of_line == 0);
 #pragma unroll
         for (int i = 0; i < kValues; i += 8) {
-            const int unit = (part * kValues + i) / 8;
-            slab.records[0][unit][to] = record(values + i, scale, 0);
-            slab.records[1][unit][to] = record(values + i, scale, 1);
+            const int unit = (part_of_line * kValues + i) / 8;
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                slab.records[part][unit][to] = record(values + i, scale, part);
+            }
             if (more) load_unit(i, k, batch);
         }
     }
@@ -350,22 +389,13 @@ struct AlongK {
         const int unit = own_k() / 8, word = own_k() % 8 / 2;
 #pragma unroll
         for (int turn = 0; turn < kTurns; turn++) {
-            const float a = values[turn][0], b = values[turn][1];
-            unsigned most = magnitude(larger_or_nan(a, b));
-            if (kLanes == 32) {
-                most = __reduce_max_sync(0xffffffffu, most);
-            } else {
-#pragma unroll
-                for (int lanes = 1; lanes < kLanes; lanes *= 2) {
-                    most = max(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-                }
-            }
-            float factor;
-            const float scale = scale_for(most, &factor);
             const int to = own_line(turn);
-            if (own_k() == 0) slab.factors[to] = factor;
-            ((uint32_t *)&slab.records[0][unit][to])[word] = pair_of(a * scale, b * scale, 0);
-            ((uint32_t *)&slab.records[1][unit][to])[word] = pair_of(a * scale, b * scale, 1);
+            const float scale = slab.template scale<1, kLanes>(values[turn], to, own_k() == 0);
+            const float a = values[turn][0] * scale, b = values[turn][1] * scale;
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                ((uint32_t *)&slab.records[part][unit][to])[word] = pair_of(a, b, part);
+            }
             if (more) load_turn(turn, batch);
         }
     }
@@ -524,17 +554,17 @@ struct Worker {
         const uint64_t b = describe(&stage.columns.records[0][0][first_column], kAlongColumns);
         hold(part);
         begin_multiplying();
-        multiply_parts<kUnits>(part, a, b, kAlongRows, kAlongColumns);
+        multiply_parts<PARTS, kUnits>(part, a, b, kAlongRows, kAlongColumns);
         multiplying_begun();
     }
 
     __device__ __forceinline__ void end(const Stage &stage) {
         multiplied<0>();
         hold(part);
-        const float upper = stage.rows.factors[row], lower = stage.rows.factors[row + 8];
+        const float upper = stage.rows.factor(row), lower = stage.rows.factor(row + 8);
 #pragma unroll
         for (int i = 0; i < kSums; i += 4) {
-            const float2 factors = *(const float2 *)&stage.columns.factors[column + 2 * i];
+            const float2 factors = stage.columns.two_factors(column + 2 * i);
             total[i] += part[i] * upper * factors.x;
             total[i + 1] += part[i + 1] * upper * factors.y;
             total[i + 2] += part[i + 2] * lower * factors.x;

@@ -408,7 +408,7 @@ struct Worker {
         hold(part);
         begin_multiplying();
         if constexpr (PARTS == 2) {
-            multiply_parts<kUnits>(part, a, b, kRows, kSpan);
+            multiply_parts<2, kUnits>(part, a, b, kRows, kSpan);
         } else {
             multiply_slab<kUnits>(part, a, b, kRows, kSpan, 0);
         }

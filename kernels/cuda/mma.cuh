@@ -1,8 +1,13 @@
-// Tensor cores by warps (mma.sync), of Ampere and later GPUs: half precision from shared memory, sums
-// in float32. The names are those of wgmma.cuh; here sums are there when a function returns.
+// Tensor cores by warps (mma.sync), of Ampere and later GPUs: half precision, or what MULTIPLIED
+// says, from shared memory, sums in float32. The names are those of wgmma.cuh; here sums are there
+// when a function returns.
 #pragma once
 
 #include <stdint.h>
+
+#ifndef MULTIPLIED  // the type of what is multiplied, as PTX names it
+#define MULTIPLIED "f16"
+#endif
 
 // A matrix in shared memory of records of 16 bytes, 8 values of k each: those of neighbouring rows
 // follow each other. Adding to it goes so many records on.
@@ -22,18 +27,36 @@ __device__ __forceinline__ void load_records(uint32_t (&values)[4], unsigned rec
 // d += a * b: 16 rows x 16 values of k by 8 columns.
 __device__ __forceinline__ void multiply(float *d, const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." MULTIPLIED "." MULTIPLIED ".f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d = a * b for UNITS * 8 values of k, of numbers in two parts: 64 rows, 16 for each of four warps,
+// d += a * b of numbers in COUNT parts: 16 rows x 16 values of k by 16 columns.
+template <int COUNT>
+__device__ __forceinline__ void multiply_both(float *d, const uint32_t (&a)[COUNT][4],
+                                              const uint32_t (&b)[COUNT][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int both = COUNT - 1; both >= 0; both--) {
+#pragma unroll
+            for (int part = both; part >= 0; part--) {
+                const uint32_t(&columns)[4] = b[both - part];
+                multiply(d + 4 * half, a[part], columns[2 * half], columns[2 * half + 1]);
+            }
+        }
+    }
+}
+
+// d = a * b for UNITS * 8 values of k, of numbers in COUNT parts: 64 rows, 16 for each of four warps,
 // by 2 columns for each of a thread's sums, which lie as those of wgmma.cuh do. Units of k lie so
-// many records apart, the second parts behind all first ones; products of two second parts are left
-// out. Those of one second part are not all summed first, as in wgmma.cuh: a warp would read its
-// columns twice, or hold those of all units in registers, and that took a tenth more time.
-template <int UNITS, int N>
+// many records apart, a part behind all units of the one before; products that are smaller than a
+// float's last bit are left out. The small ones are not all summed first, as in wgmma.cuh: a warp
+// would read its columns twice, or hold those of all units in registers, and that took a tenth more
+// time.
+template <int COUNT, int UNITS, int N>
 __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int along_a,
                                                int along_b) {
     static_assert(N % 8 == 0, "16 columns at once");
@@ -44,21 +67,19 @@ __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64
     for (int i = 0; i < N; i++) d[i] = 0;
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit += 2) {
-        uint32_t first[4], second[4];
-        load_records(first, row + unit * along_a);
-        load_records(second, row + (UNITS + unit) * along_a);
+        uint32_t rows[COUNT][4];
+#pragma unroll
+        for (int part = 0; part < COUNT; part++) {
+            load_records(rows[part], row + (part * UNITS + unit) * along_a);
+        }
 #pragma unroll
         for (int i = 0; i < N; i += 8) {
-            uint32_t of_first[4], of_second[4];
-            load_records(of_first, column + 2 * i + unit * along_b);
-            load_records(of_second, column + 2 * i + (UNITS + unit) * along_b);
+            uint32_t columns[COUNT][4];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float *sums = d + i + 4 * half;
-                multiply(sums, second, of_first[2 * half], of_first[2 * half + 1]);
-                multiply(sums, first, of_second[2 * half], of_second[2 * half + 1]);
-                multiply(sums, first, of_first[2 * half], of_first[2 * half + 1]);
+            for (int part = 0; part < COUNT; part++) {
+                load_records(columns[part], column + 2 * i + (part * UNITS + unit) * along_b);
             }
+            multiply_both(d + i, rows, columns);
         }
     }
 }

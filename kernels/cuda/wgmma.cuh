@@ -1,7 +1,12 @@
-// Hopper's asynchronous tensor cores (wgmma): half precision from shared memory, sums in float32.
+// Hopper's asynchronous tensor cores (wgmma): half precision, or what MULTIPLIED says, from shared
+// memory, sums in float32.
 #pragma once
 
 #include <stdint.h>
+
+#ifndef MULTIPLIED  // the type of what is multiplied, as PTX names it
+#define MULTIPLIED "f16"
+#endif
 
 // An address in the block's shared memory, in units of 16 bytes: in a cluster its upper bits say
 // which block's.
@@ -32,7 +37,7 @@ __device__ __forceinline__ uint64_t describe_by_rows(const void *matrix, int alo
 __device__ __forceinline__ void multiply(float (&d)[4], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3}, "
         "%4, %5, p, 1, 1, 0, 0;\n}"
         : SUMS4(0)
@@ -42,7 +47,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], uint64_t a, uint64_t b, 
 __device__ __forceinline__ void multiply(float (&d)[8], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7}, "
         "%8, %9, p, 1, 1, 0, 0;\n}"
         : SUMS4(0), SUMS4(4)
@@ -52,7 +57,7 @@ __device__ __forceinline__ void multiply(float (&d)[8], uint64_t a, uint64_t b, 
 __device__ __forceinline__ void multiply(float (&d)[12], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
         "%12, %13, p, 1, 1, 0, 0;\n}"
         : SUMS4(0), SUMS4(4), SUMS4(8)
@@ -62,7 +67,7 @@ __device__ __forceinline__ void multiply(float (&d)[12], uint64_t a, uint64_t b,
 __device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
         "%16, %17, p, 1, 1, 0, 0;\n}"
         : SUMS16(0)
@@ -72,7 +77,7 @@ __device__ __forceinline__ void multiply(float (&d)[16], uint64_t a, uint64_t b,
 __device__ __forceinline__ void multiply(float (&d)[24], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23}, "
         "%24, %25, p, 1, 1, 0, 0;\n}"
@@ -83,7 +88,7 @@ __device__ __forceinline__ void multiply(float (&d)[24], uint64_t a, uint64_t b,
 __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "%32, %33, p, 1, 1, 0, 0;\n}"
@@ -94,7 +99,7 @@ __device__ __forceinline__ void multiply(float (&d)[32], uint64_t a, uint64_t b,
 __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -114,16 +119,20 @@ __device__ __forceinline__ void multiply_slab(float (&d)[N], uint64_t a, uint64_
     }
 }
 
-// d = a * b of numbers in two parts, of which the second ones lie a slab behind the first ones.
-// Products of a second and a first part are summed first, then those of two first parts; those of
-// two second parts are left out. The unit truncates the sum in each step: that costs little while
-// the sum is small.
-template <int UNITS, int N>
+// d = a * b of numbers in COUNT parts, which lie a slab behind each other. Products of parts that are
+// small come first: the unit truncates the sum in each step, which costs little while the sum is
+// small. Those that are smaller than a float's last bit are left out.
+template <int COUNT, int UNITS, int N>
 __device__ __forceinline__ void multiply_parts(float (&d)[N], uint64_t a, uint64_t b, int along_a,
                                                int along_b) {
-    multiply_slab<UNITS>(d, a + UNITS * along_a, b, along_a, along_b, 0);
-    multiply_slab<UNITS>(d, a, b + UNITS * along_b, along_a, along_b, 1);
-    multiply_slab<UNITS>(d, a, b, along_a, along_b, 1);
+#pragma unroll
+    for (int both = COUNT - 1; both >= 0; both--) {
+#pragma unroll
+        for (int part = both; part >= 0; part--) {
+            multiply_slab<UNITS>(d, a + part * UNITS * along_a, b + (both - part) * UNITS * along_b,
+                                 along_a, along_b, both < COUNT - 1 || part < both);
+        }
+    }
 }
 
 // d = a * b, plus d with `add`, with a from registers: of a warp's 16 rows, row lane / 4 and that
@@ -134,7 +143,7 @@ __device__ __forceinline__ void multiply(float (&d)[8], const uint32_t (&a)[4], 
                                          int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7}, "
         "{%8, %9, %10, %11}, %12, p, 1, 1, 1;\n}"
         : SUMS4(0), SUMS4(4)
@@ -145,7 +154,7 @@ __device__ __forceinline__ void multiply(float (&d)[16], const uint32_t (&a)[4],
                                          int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
         "{%16, %17, %18, %19}, %20, p, 1, 1, 1;\n}"
         : SUMS16(0)
@@ -156,7 +165,7 @@ __device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4],
                                          int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
@@ -168,7 +177,7 @@ __device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4],
                                          int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." MULTIPLIED "." MULTIPLIED " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "

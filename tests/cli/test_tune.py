@@ -132,7 +132,7 @@ def test_candidates_are_all_that_can_compute_it_each_once():
         found += [str(choice) for choice in choices]
         plans = [c.kernel.plan(problem, (9, 0), False, c.layout) for c in choices]
         assert len(set(plans)) == len(plans)
-        assert all(choice.kernel.permitted(precision) for choice in choices)
+        assert all(choice.kernel.permitted(precision, problem) for choice in choices)
     assert set(names["float32"]) < set(names["tf32"]) < set(names["float16"])
     assert "13_column_pairs" not in names["float16"]
 

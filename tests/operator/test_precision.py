@@ -39,8 +39,9 @@ def _attributes(symbol):
 
 
 def test_each_precision_permits_what_the_stricter_ones_do():
+    problem = ConvProblem.parse("b32,c64,h28,w28,m64,k3")
     for kernel in catalog.KERNELS:
-        permitted = [kernel.permitted(name) for name in PRECISIONS]
+        permitted = [kernel.permitted(name, problem) for name in PRECISIONS]
         assert permitted == sorted(permitted)
         assert permitted[0] == (kernel.precision == "strict")
         assert permitted[1] == kernel.float32_accurate
@@ -53,7 +54,7 @@ def test_nothing_less_exact_is_chosen_unless_it_is_permitted(capability):
     for problem in [*SHAPES.values(), *drawn]:
         for name in PRECISIONS:
             chosen = catalog.default(problem, "forward", capability, name)
-            assert chosen.permitted(name), (problem, name)
+            assert chosen.permitted(name, problem), (problem, name)
         assert catalog.default(problem, "forward", capability).float32_accurate
 
 

@@ -152,6 +152,11 @@ class Family(ABC):
         With `accumulate` the result is added to the output, else overwrites it.
         """
 
+    def holds(self, problem: ConvProblem) -> bool:
+        """Whether results are as accurate as plain float32 sums, if these kernels' ever are: sums
+        of few terms may not be."""
+        return True
+
     def activates(self, accumulate: bool) -> bool:
         """Whether these kernels can make something else of results as they are stored: the macro
         ACTIVATE of output.cuh."""
@@ -185,9 +190,13 @@ class Kernel(Code):
             )
         return self.family.why_not(problem)
 
-    def permitted(self, precision: str) -> bool:
-        """Whether it is at least as exact as `precision`, one of `PRECISIONS`, asks for."""
-        return PRECISIONS.index(self.exactness) <= PRECISIONS.index(precision)
+    def permitted(self, precision: str, problem: ConvProblem) -> bool:
+        """Whether it computes the problem at least as exactly as `precision`, one of `PRECISIONS`,
+        asks for."""
+        exactness = self.exactness
+        if exactness == "float32" and not self.family.holds(problem):
+            exactness = "tf32"
+        return PRECISIONS.index(exactness) <= PRECISIONS.index(precision)
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> Sequence[Layout]:
         """What `plan` takes, best first; none for a problem that the kernel cannot compute."""

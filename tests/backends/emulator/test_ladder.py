@@ -70,6 +70,13 @@ MORE_GROUPED = (
     "b2,c21,h26,w17,m9,k3x5,s1x3,p4x3,d3x2,g3",
     "b1,c16,h50,w90,m8,k3x2,s2x1,p0x3,g4,bias",
 )
+# Planes of a multiple of four pixels and not; tiles that hold several images, and parts of one;
+# rows and channels that fill nothing; several blocks of rows.
+POINTWISE = (
+    "b5,c5,h3,w3,m9,k1,bias",
+    "b2,c20,h6,w14,m37,k1",
+    "b1,c33,h9,w11,m150,k1,bias",
+)
 KERNELS = {
     **dict.fromkeys(("1_naive", "2_constant_weights", "3_shared_tiles", "4_im2col"), SMALL),
     **dict.fromkeys(("5_implicit_gemm", "6_register_tiles", "7_channel_tree"), SMALL),
@@ -77,6 +84,7 @@ KERNELS = {
     **dict.fromkeys(("12_one_channel", "13_column_pairs", "15_winograd"), ONE_CHANNEL),
     "depthwise": DEPTHWISE,
     "grouped": GROUPED,
+    "short_sums": POINTWISE,
     "general": GENERAL,
     "general_strict": GENERAL,
 }
@@ -183,6 +191,11 @@ def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
 def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("grouped") for name in names)
+
+
+@pytest.mark.parametrize("text", [*POINTWISE[:2], "b1,c150,h9,w11,m33,k1"])
+def test_gradients_of_few_filters_are_exact_and_have_no_fault(text, rng):
+    assert _check_gradients(ConvProblem.parse(text), rng)[0] == "short_sums_backward_data"
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,13 @@ from . import (
     one_channel,
     register_tiles,
     runtime_shapes,
+    short_sums,
     tensor_cores,
 )
 
 _FAMILIES = (
     *(runtime_shapes, register_tiles, tensor_cores, one_channel, copied_images, half_strips),
-    *(gemm, gemm_backward_weight, direct_gemm, depthwise, general),
+    *(gemm, gemm_backward_weight, direct_gemm, short_sums, depthwise, general),
 )
 
 
@@ -67,7 +68,7 @@ def default(
     """
     reason: str | None = f"there is no kernel for {direction}"
     for kernel in _BY_RANK:
-        if kernel.direction == direction and kernel.permitted(precision):
+        if kernel.direction == direction and kernel.permitted(precision, problem):
             reason = kernel.why_not(problem, capability)
             if reason is None and kernel.family.pays(problem, capability):
                 return kernel

@@ -31,8 +31,8 @@ _THREADS = 256
 # A GPU's, as a rule: only how work is divided depends on it.
 _PROCESSORS = 132
 # Of a thread: besides numbers on their way and sums; more where warps have what they multiply in
-# registers; and the most that there can be.
-_OTHER_REGISTERS, _REGISTERS_OF_WARPS, _MOST_REGISTERS = 37, 20, 255
+# registers, by the parts of a number; and the most that there can be.
+_OTHER_REGISTERS, _REGISTERS_OF_WARPS, _MOST_REGISTERS = 37, {2: 20, 3: 28}, 255
 # Through which warps write what they have multiplied.
 _RESULT_BYTES = 8 * 16 * 40 * 4
 # Memory for the sums of splits.
@@ -124,13 +124,18 @@ class Gemm(Family):
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
         return list(_ordered(self, problem, limits.shared_bytes(capability))[:_MOST_LAYOUTS])
 
+    def parts(self, problem: ConvProblem) -> int:
+        """Of a number: three where sums are too short for two to be as exact as float32."""
+        return 2 if gemm_grid.halves_hold(problem, self.direction) else 3
+
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         if math.prod(problem.kernel) > 1 and not gemm_grid.is_dense(problem):
             return False
         if self.by_warps:
             few = min(self._sizes(problem, problem.batch)) < _LEAST_SIZE
             return limits.sums_at_full_rate(capability) and not few
-        return microseconds(problem, self.direction) < self._other_microseconds(problem)
+        other = self._other_microseconds(problem)
+        return other is None or microseconds(problem, self.direction) < other
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
         splits = self.splits(problem, layout, problem.batch)
@@ -142,6 +147,8 @@ class Gemm(Family):
             "backward_weight": ("dw", "dy", "x", "x"),
         }[self.direction]
         partial = "workspace" if splits > 1 else names[0]
+        parts = self.parts(problem)
+        nbytes = shared_bytes(layout, parts)
         arguments = (*names, partial, problem.batch, splits)
         launches = [
             Launch(
@@ -149,7 +156,7 @@ class Gemm(Family):
                 (self.clusters(problem, layout, problem.batch) * layout.cluster * splits, 1, 1),
                 (_THREADS, 1, 1),
                 arguments,
-                shared_bytes(layout),
+                nbytes,
                 # Of clusters the GPU does not hold whole multiples.
                 layout.blocks if layout.cluster == 1 else 0,
             )
@@ -163,7 +170,8 @@ class Gemm(Family):
             (
                 *self._defines(problem, accumulate),
                 *layout.defines,
-                ("SHARED_BYTES", shared_bytes(layout)),
+                *((("PARTS", parts),) if parts > 2 else ()),
+                ("SHARED_BYTES", nbytes),
             ),
             tuple(launches),
             workspace_bytes=4 * splits * elements if splits > 1 else 0,
@@ -253,11 +261,23 @@ class Gemm(Family):
             time += costs.second + sums / costs.bytes
         return time
 
-    def _other_microseconds(self, problem: ConvProblem) -> float:
-        """Of the kernel that lays numbers out first."""
+    def depths(self, problem: ConvProblem) -> tuple[int, ...]:
+        """Values of k at once that are worth trying: tensor cores add them up."""
+        if not gemm_grid.is_short(problem, self.direction):
+            return 64, 32
+        if self.parts(problem) == 2:
+            return (32,)
+        # Windows at an image's edge have fewer terms of a gradient for w.
+        return (16,) if self.direction == "backward_weight" else (32, 16)
+
+    def _other_microseconds(self, problem: ConvProblem) -> float | None:
+        """Of the kernel that lays numbers out first, if it is exact enough."""
         if self.direction == "backward_weight":
-            return gemm_backward_weight.microseconds(problem)
-        return gemm.microseconds(problem, self.direction == "backward_data")
+            holds = gemm_backward_weight.Gemm().holds(problem)
+            return gemm_backward_weight.microseconds(problem) if holds else None
+        backward = self.direction == "backward_data"
+        holds = gemm.Gemm(backward).holds(problem)
+        return gemm.microseconds(problem, backward) if holds else None
 
 
 def microseconds(problem: ConvProblem, direction: str) -> float:
@@ -275,26 +295,31 @@ def microseconds(problem: ConvProblem, direction: str) -> float:
 def _ordered(family: Gemm, problem: ConvProblem, all_shared_bytes: int) -> tuple[Blocks, ...]:
     """Layouts, those that should take the least time first."""
     batch = gemm_grid.nominal(problem.batch)
+    how = family.parts(problem), family.by_lines(problem), family.by_warps
+    depths = family.depths(problem)
     fitting = (
         each
-        for each in _fitting(family.by_lines(problem), family.by_warps, all_shared_bytes)
+        for each in _fitting(depths, *how, all_shared_bytes)
         if each.cluster == 1
         or family.clusters(problem, each, batch) * each.cluster <= _PROCESSORS * each.blocks
     )
     return tuple(sorted(fitting, key=lambda each: family.microseconds(problem, each, batch)))
 
 
-@functools.lru_cache(maxsize=16)
-def _fitting(by_lines: bool, by_warps: bool, all_shared_bytes: int) -> tuple[Blocks, ...]:
+@functools.lru_cache(maxsize=64)
+def _fitting(
+    depths: tuple[int, ...], parts: int, by_lines: bool, by_warps: bool, all_shared_bytes: int
+) -> tuple[Blocks, ...]:
     """Layouts that fit into a processor's shared memory and registers. Where columns are neighbours
     in memory a thread has 8 values of one of them at least."""
-    sizes = (64, 32), (128, 64, 32, 16), (1, 2), (1,) if by_warps else tuple(_CLUSTERS), (1, 2, 3)
-    other = _OTHER_REGISTERS + (_REGISTERS_OF_WARPS if by_warps else 0)
+    sizes = depths, (128, 64, 32, 16), (1, 2), (1,) if by_warps else tuple(_CLUSTERS), (1, 2, 3)
+    other = _OTHER_REGISTERS + (_REGISTERS_OF_WARPS[parts] if by_warps else 0)
     every = (Blocks(*each) for each in itertools.product(*sizes))
     return tuple(
         each
         for each in every
-        if each.blocks * (shared_bytes(each) + limits.RESERVED_SHARED_BYTES) <= all_shared_bytes
+        if each.blocks * (shared_bytes(each, parts) + limits.RESERVED_SHARED_BYTES)
+        <= all_shared_bytes
         and each.values + each.columns + other <= registers(each)
         and (not by_lines or each.tile[1] * each.depth // _THREADS >= 8)
         and each.tile[1] <= _THREADS
@@ -307,10 +332,13 @@ def registers(layout: Blocks) -> int:
     return min(limits.REGISTERS // _THREADS // layout.blocks, _MOST_REGISTERS)
 
 
-def shared_bytes(layout: Blocks) -> int:
+def shared_bytes(layout: Blocks, parts: int = 2) -> int:
     """The size of the struct Shared, which the source asserts."""
     rows, columns = layout.tile
-    lines = sum(4 * layout.depth * (count + 1) + 4 * count for count in (rows, columns))
+    factors = 4 if parts == 2 else 0
+    lines = sum(
+        2 * parts * layout.depth * (count + 1) + factors * count for count in (rows, columns)
+    )
     sums = 4 * rows * (columns + 8) if layout.cluster > 1 else _RESULT_BYTES
     return 2 * lines + sums
 

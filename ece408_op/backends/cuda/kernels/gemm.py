@@ -28,6 +28,8 @@ from .gemm_grid import (
 
 # Through which warps write what they have multiplied.
 _RESULT_BYTES = 8 * 16 * 40 * 4
+# Channels at once of sums of few terms, at most.
+_SHORT_DEPTH = 32
 # Rows that `add_up` can have, CUDA's limit for a grid.
 _MOST_ROWS = 65535
 # Fitted to some 600 runs on an H200. Microseconds of the launches' beginnings and ends; cycles in
@@ -86,7 +88,12 @@ class Gemm(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        return list(_ordered(self._product(problem), gemm_grid.nominal(problem.batch)))
+        found = _ordered(self._product(problem), gemm_grid.nominal(problem.batch))
+        is_short = self.parts > 1 and gemm_grid.is_short(problem, self._direction)
+        return [each for each in found if each.depth <= _SHORT_DEPTH or not is_short]
+
+    def holds(self, problem: ConvProblem) -> bool:
+        return gemm_grid.halves_hold(problem, self._direction)
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         return gemm_grid.is_dense_product(problem, self._product(problem))
@@ -144,6 +151,10 @@ class Gemm(Family):
         )
         whole = launches("workspace", rows)
         return Plan(kernel, macros, whole, workspace_bytes=nbytes, apart=apart)
+
+    @property
+    def _direction(self) -> str:
+        return "backward_data" if self.backward else "forward"
 
     def _product(self, problem: ConvProblem) -> Product:
         return gemm_grid.product(problem, self.backward, self.parts)

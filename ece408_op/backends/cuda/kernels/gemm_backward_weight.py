@@ -31,8 +31,10 @@ _MOST_TURNS = 8
 _MOST_ROW_TAPS = 5
 # Layouts to choose from.
 _MOST_LAYOUTS = 16
-# Positions of a chunk, and what its registers may be: with more, some are kept in memory.
-_CHUNKS, _MOST_REGISTERS = (48, 64, 80, 96, 112), 200
+# Positions of a chunk, of short sums the first one, and what its registers may be: with more, some
+# are kept in memory.
+_SHORT_CHUNK = 32
+_CHUNKS, _MOST_REGISTERS = (_SHORT_CHUNK, 48, 64, 80, 96, 112), 200
 _SUM_BYTES = 64 << 20
 # Fitted to some 300 runs on an H200; the root mean square of their errors is 10 %. Cycles of an
 # instruction by its columns, and to begin a copy; of a chunk besides its instructions, by whether
@@ -87,7 +89,13 @@ class Gemm(Family):
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
         found = _ordered(self._product(problem), gemm_grid.nominal(problem.batch))
+        # Tensor cores add up a chunk.
+        is_short = self.parts > 1 and gemm_grid.is_short(problem, "backward_weight")
+        found = tuple(each for each in found if is_short == (each.chunk == _SHORT_CHUNK))
         return list(found[:_MOST_LAYOUTS])
+
+    def holds(self, problem: ConvProblem) -> bool:
+        return gemm_grid.halves_hold(problem, "backward_weight")
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         return gemm_grid.is_dense_product(problem, self._product(problem))

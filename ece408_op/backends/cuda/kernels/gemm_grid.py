@@ -37,6 +37,10 @@ _MOST_TAPS, _LONGEST = 1024, 128
 _MOST_ZEROS = 24
 # Channels of a group up to which the taps of a row may be channels as well.
 _FEW_CHANNELS = 8
+# Terms of a sum up to which a plain float32 sum rounds so rarely that numbers in two halves, which
+# keep 23 of their 24 bits, are less exact; and up to which tensor cores, which truncate, may add up
+# 32 at a time only. By simulation and measurement with terms of very different magnitudes.
+_FEW_TERMS, _SHORT_TERMS = 96, 200
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,26 @@ def refused(problem: ConvProblem, parts: int) -> str | None:
 def nominal(batch: int) -> int:
     """The batch that layouts are chosen for: macros, and so compiles, are for one of four."""
     return next((size for below, size in ((4, 1), (16, 8), (64, 32)) if batch < below), 256)
+
+
+def terms(problem: ConvProblem, direction: str) -> int:
+    """Products of which an element of a direction's result is the sum, at most."""
+    if direction == "backward_weight":
+        return nominal(problem.batch) * problem.out_height * problem.out_width
+    if direction == "forward":
+        return problem.channels // problem.groups * math.prod(problem.kernel)
+    reaching = (divide_up(*each) for each in zip(problem.kernel, problem.stride))
+    return problem.filters // problem.groups * math.prod(reaching)
+
+
+def halves_hold(problem: ConvProblem, direction: str) -> bool:
+    """Whether products of numbers in two halves are as exact as plain float32 arithmetic."""
+    return problem.dtype == "float16" or terms(problem, direction) > _FEW_TERMS
+
+
+def is_short(problem: ConvProblem, direction: str) -> bool:
+    """Whether tensor cores may add up 32 terms at most before float32 registers do."""
+    return problem.dtype != "float16" and terms(problem, direction) <= _SHORT_TERMS
 
 
 def is_dense(problem: ConvProblem) -> bool:

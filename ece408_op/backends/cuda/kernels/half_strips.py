@@ -78,6 +78,9 @@ class HalfStrips(Family):
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Strips]:
         return _layouts(dataclasses.replace(problem, batch=1), self.parts)[:16]
 
+    def holds(self, problem: ConvProblem) -> bool:
+        return gemm_grid.halves_hold(problem, "forward")
+
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
         """Whether it should take less time than a kernel without tensor cores, and than `gemm` and
         `direct_gemm`, or `gemm_half`."""

@@ -67,7 +67,7 @@ def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
 
 @every(
     problem=[
-        "b64,c64,h56,w56,m64,k1",
+        "b64,c128,h56,w56,m64,k1",
         "b64,c3,h224,w224,m64,k7,s2x2,p3x3",
         "b10000,c12,h33,w33,m24,k5",
     ]
@@ -140,8 +140,8 @@ def test_strict_is_general_with_sums_in_double(capability, direction):
 @every(
     problem=[
         "b1,c256,h14,w14,m1024,k1",
-        "b1,c256,h56,w56,m64,k1",
-        "b32,c64,h56,w56,m64,k1",
+        "b1,c256,h56,w56,m128,k1",
+        "b32,c128,h56,w56,m128,k1",
         "b1,c2048,h7,w7,m512,k1",
     ]
 )
@@ -154,6 +154,57 @@ def test_few_images_and_single_taps_are_multiplied_without_laying_them_out(probl
         assert (plan.workspace_bytes == 0) == (len(plan.launches) == 1)
     if problem.batch == 1:
         assert catalog.default(problem, "forward", (9, 0)).name == "direct_gemm"
+
+
+FEW_TERMS = [
+    ("b32,c64,h56,w56,m256,k1", "forward", "short_sums"),
+    ("b32,c256,h56,w56,m64,k1", "backward_data", "short_sums_backward_data"),
+    ("b32,c3,h224,w224,m32,k3,s2,p1", "forward", "direct_gemm"),
+    ("b32,c64,h56,w56,m128,k1,s2", "forward", "direct_gemm"),
+    ("b1,c512,h7,w7,m512,k3,p1", "backward_weight", "direct_gemm_backward_weight"),
+]
+
+
+@every(case=FEW_TERMS)
+def test_sums_of_few_terms_are_not_of_numbers_in_halves(case):
+    """Two halves keep 23 bits of 24: many roundings of a plain sum are worse, few are not."""
+    text, direction, expected = case
+    problem = ConvProblem.parse(text)
+    kernel = catalog.default(problem, direction, (9, 0))
+    assert kernel.name == expected
+    if expected.startswith("direct_gemm"):
+        for layout in kernel.layouts(problem, (9, 0)):
+            defines = dict(kernel.plan(problem, (9, 0), False, layout).defines)
+            assert defines["PARTS"] == 3
+            assert defines["DEPTH"] <= 32
+    for name in ("18_split_half", "gemm", "gemm_backward_data", "gemm_backward_weight"):
+        other = catalog.get(name)
+        if other.direction == direction:
+            assert not other.permitted("float32", problem)
+            assert other.permitted("tf32", problem)
+            assert other.permitted("float32", dataclasses.replace(problem, dtype="float16"))
+
+
+@every(
+    case=[
+        ("b8,c128,h56,w56,m256,k1", "forward"),
+        ("b8,c512,h28,w28,m128,k1", "backward_data"),
+        ("b1,c256,h14,w14,m256,k3,p1", "backward_weight"),
+    ]
+)
+def test_tensor_cores_add_up_little_of_a_short_sum(case):
+    """They truncate, which matters until a plain sum has many roundings."""
+    text, direction = case
+    problem = ConvProblem.parse(text)
+    suffix = "" if direction == "forward" else f"_{direction}"
+    for name in ("gemm", "direct_gemm", "mma_gemm"):
+        kernel = catalog.get(name + suffix)
+        for layout in kernel.layouts(problem, (9, 0)):
+            fields = dict(layout.tunables)
+            assert fields.get("depth", fields.get("chunk")) <= 32, (name, layout)
+        longer = dataclasses.replace(problem, batch=256, channels=4096, filters=4096)
+        fields = [dict(each.tunables) for each in kernel.layouts(longer, (9, 0))]
+        assert max(each.get("depth", each.get("chunk")) for each in fields) > 32, name
 
 
 def test_tensor_cores_that_are_not_hoppers_have_a_product_of_their_own():

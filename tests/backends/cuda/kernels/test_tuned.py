@@ -169,7 +169,7 @@ def test_shipped_results_can_be_used_and_are_overruled_by_own_ones(path):
         choice = tuned.best(problem, shipped, each["precision"], direction)
         assert choice.kernel.name == each["kernel"]
         assert dict(choice.tunables) == each["tunables"]
-        assert choice.kernel.permitted(each["precision"])
+        assert choice.kernel.permitted(each["precision"], problem)
     tuned.save([_result("1_naive")], shipped)
     assert _best(shipped).kernel.name == "1_naive"
 

@@ -1,0 +1,26 @@
+// Numbers as sums of three of bfloat16's, which keep all of a float's 24 bits whatever the numbers
+// beside it are. (Two of half precision keep 23, of those that are not too small beside the largest.)
+#pragma once
+
+#include <stdint.h>
+
+// What numbers are multiplied with first, so that the parts of the smallest ones are not too small
+// for bfloat16. Of numbers from 2^104 on, or products from 2^80 on, sums are infinite or NaN.
+constexpr float kUp = 1 << 24;
+
+// One of the three parts of two numbers, the second number's in the upper bits.
+__device__ __forceinline__ uint32_t pair_of(float a, float b, int part) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+    if (part == 0) return pair;
+    const float rest_of_a = a - __uint_as_float(pair << 16);
+    const float rest_of_b = b - __uint_as_float(pair & 0xffff0000u);
+    return pair_of(rest_of_a, rest_of_b, part - 1);
+}
+
+__device__ __forceinline__ uint4 record(const float *values, float scale, int part) {
+    return make_uint4(pair_of(values[0] * scale, values[1] * scale, part),
+                      pair_of(values[2] * scale, values[3] * scale, part),
+                      pair_of(values[4] * scale, values[5] * scale, part),
+                      pair_of(values[6] * scale, values[7] * scale, part));
+}
