@@ -194,10 +194,13 @@ class Gemm(Family):
             *((("ACCUMULATE", 1),) if accumulate else ()),
         )
 
-    def by_lines(self, problem: ConvProblem) -> bool:
-        """Whether columns are neighbours in memory: of gradients for w, where a plane has one."""
-        plane = problem.height * problem.width
-        return self.direction != "backward_weight" or plane == 1
+    def by_lines(self, problem: ConvProblem) -> tuple[bool, bool]:
+        """Whether rows, and columns, are neighbours in memory: weights' channels are, pixels are,
+        and of gradients for w those of planes of one pixel."""
+        if self.direction == "backward_weight":
+            outs = problem.out_height * problem.out_width
+            return outs == 1, problem.height * problem.width == 1
+        return self.direction == "backward_data", True
 
     def _sizes(self, problem: ConvProblem, batch: int) -> tuple[int, int, int]:
         """Of a group's product: rows, columns, and values of k."""
@@ -308,10 +311,14 @@ def _ordered(family: Gemm, problem: ConvProblem, all_shared_bytes: int) -> tuple
 
 @functools.lru_cache(maxsize=64)
 def _fitting(
-    depths: tuple[int, ...], parts: int, by_lines: bool, by_warps: bool, all_shared_bytes: int
+    depths: tuple[int, ...],
+    parts: int,
+    by_lines: tuple[bool, bool],
+    by_warps: bool,
+    all_shared_bytes: int,
 ) -> tuple[Blocks, ...]:
-    """Layouts that fit into a processor's shared memory and registers. Where columns are neighbours
-    in memory a thread has 8 values of one of them at least."""
+    """Layouts that fit into a processor's shared memory and registers. Where lines of the product
+    are neighbours in memory a thread has 8 values of one of them at least."""
     sizes = depths, (128, 64, 32, 16), (1, 2), (1,) if by_warps else tuple(_CLUSTERS), (1, 2, 3)
     other = _OTHER_REGISTERS + (_REGISTERS_OF_WARPS[parts] if by_warps else 0)
     every = (Blocks(*each) for each in itertools.product(*sizes))
@@ -321,7 +328,11 @@ def _fitting(
         if each.blocks * (shared_bytes(each, parts) + limits.RESERVED_SHARED_BYTES)
         <= all_shared_bytes
         and each.values + each.columns + other <= registers(each)
-        and (not by_lines or each.tile[1] * each.depth // _THREADS >= 8)
+        and all(
+            lines * each.depth // _THREADS >= 8
+            for lines, neighbours in zip(each.tile, by_lines)
+            if neighbours
+        )
         and each.tile[1] <= _THREADS
         and each.tile[1] * each.depth >= 2 * _THREADS
     )

@@ -42,6 +42,25 @@ def test_so_they_do_with_numbers_in_three_parts(nvcc, name, architecture):
     _refused_at_another_size(catalog.get(name).plan(problem, (9, 0), False), architecture)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("direct_gemm_backward_data", "b4,c24,h20,w21,m3,k3,p1"),
+        ("direct_gemm_backward_weight", "b30,c9,h4,w5,m111,k4x5"),
+        ("direct_gemm_backward_weight", "b3,c9,h4,w5,m111,k3"),
+    ],
+)
+def test_shallow_layouts_compile(nvcc, name, text):
+    """Threads load eight values at least of what has its rows or columns side by side: weights'
+    channels, and planes of a single pixel."""
+    kernel, problem = catalog.get(name), ConvProblem.parse(text)
+    shallow = [each for each in kernel.layouts(problem, (9, 0)) if each.depth == 16]
+    assert shallow
+    for layout in shallow[:2]:
+        plan = kernel.plan(problem, (9, 0), False, layout)
+        compiler.compile_plan(plan.kernel.source, plan.defines, "90a", CUBINS)
+
+
 @every(
     case=[
         ("b1,c64,h9,w9,m8,k1,s2", "it computes 1x1 kernels without strides"),
