@@ -3,21 +3,23 @@
 // numbers in three parts there to be as exact (direct_gemm.cuh).
 //
 // A block has all weights of its rows (filters, or channels of dx) in shared memory for as long as it
-// runs, and takes one tile of pixels after the other. Their channels come to shared memory a slab
-// at a time, two slabs ahead. A thread computes ROWS rows by PIXELS pixels; lanes have neighbouring pixels,
-// so that a warp reads numbers side by side, and a weight once for all lanes.
+// runs, and takes one tile of pixels after the other. Their channels come to shared memory a slab at
+// a time, two slabs ahead. A thread computes ROWS rows by PIXELS pixels. Lanes have neighbouring
+// pixels: so a warp reads numbers side by side, and a weight once for all lanes.
 #pragma once
 
 #include <cuda_pipeline.h>
 
+#define KERNEL_H 1
+#define KERNEL_W 1
 #include "output.cuh"
 #include "shape.cuh"
 
 #define FORWARD 0
 #define DATA 1
 
-// How blocks work: warps, each with rows of its own; rows of a thread, a multiple of 4, and its pixels;
-// and blocks of a processor.
+// How blocks work: warps, each with rows of its own; rows of a thread, a multiple of 4, and its
+// pixels; and blocks of a processor.
 #ifndef WARPS
 #define WARPS 4
 #define ROWS 8

@@ -108,7 +108,6 @@ class ShortSums(Family):
         axes = ("channels", "height", "width", "filters")
         macros = (
             *((name.upper(), getattr(problem, name)) for name in axes),
-            *(("KERNEL_H", 1), ("KERNEL_W", 1)),
             *((("BIAS", 1),) if problem.bias and forward else ()),
             *((("ACCUMULATE", 1),) if accumulate else ()),
             *layout.defines,
