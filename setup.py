@@ -92,7 +92,9 @@ def mxnet_folder() -> Path | None:
 def operator_objects(mxnet: Path) -> Objects:
     """As `kernel_objects`; MXNet's part shows its functions to MXNet by default."""
     include = ("-isystem", str(mxnet / "include"))
-    own: Objects = {f.stem: (f, include) for f in sorted(OPERATOR_SOURCES.glob("*.cpp"))}
+    # Without errno square roots are taken of several numbers at once.
+    options = ("-fno-math-errno", *include)
+    own: Objects = {f.stem: (f, options) for f in sorted(OPERATOR_SOURCES.glob("*.cpp"))}
     return {**own, "lib_api": (mxnet / "src" / "lib_api.cc", (*include, "-w"))}
 
 

@@ -81,7 +81,10 @@ _DRIVER = (
 )
 
 
-_OTHERS = ("share", "batch_norm_forward", "batch_norm_backward")
+_OTHERS = (
+    *("forward_f32", "forward_finished"),
+    *("share", "batch_norm_forward", "batch_norm_backward"),
+)
 
 
 class _Others(ctypes.Structure):

@@ -21,6 +21,7 @@
 
 #include "buffer.h"
 #include "depthwise_weight.h"
+#include "finish.h"
 #include "lanes.h"
 #include "shape.h"
 #include "team.h"
@@ -51,6 +52,7 @@ struct Tile {
     int64_t width, left, dilate, out_width, apart;
     const float* weights;  // row by row
     float bias;
+    ece408_finish finish;  // from the plane's filter on; without factors: nothing
     float* y;
     bool accumulate;
     bool overwritten;     // what goes beyond a row's end is written again: rows follow each other
@@ -133,6 +135,11 @@ __attribute__((always_inline)) inline void run_columns(const Tile& t, const Vec 
                 sum[r] = multiply_add(tap[q], weight[p * K + q], sum[r]);
         }
     }
+    if (t.finish.factors) {
+        const Finish finish(t.finish);
+        ECE408_UNROLL
+        for (int r = 0; r < R; ++r) sum[r] = finish(0, 0, sum[r]);
+    }
 #if ECE408_STREAMS
     if (t.streams) {
         ECE408_UNROLL
@@ -198,6 +205,7 @@ struct Call {
     Layer layer;
     const float* x;
     const float* bias;
+    ece408_finish finish;
     float* y;
     bool accumulate;
     const float* zeros;  // a row
@@ -242,6 +250,7 @@ void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
         t.weights = turned;
     }
     t.bias = call.bias ? call.bias[filter] : 0.0f;
+    t.finish = finish_from(call.finish, filter, 0);
     t.accumulate = call.accumulate;
     t.overwritten = !call.accumulate && s.dilate_h == 1;
     t.streams = call.streams;
@@ -253,15 +262,15 @@ void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
         }
 }
 
-int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
-              int threads) {
+int run_layer(const Layer& layer, const float* x, const float* bias, const ece408_finish& finish,
+              float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
     const auto zeros = Buffer<float>::zeros(s.width);
     if (!zeros) return ECE408_NO_MEMORY;
     const int64_t dilate = s.dilate_h;
     const int64_t classes = dilate < s.out_height ? dilate : s.out_height;
     const int64_t tiles = divide_up(divide_up(s.out_height, dilate), kMostRows);
-    Call call = {layer, x, bias, y, accumulate, zeros, classes, tiles, false, false};
+    Call call = {layer, x, bias, finish, y, accumulate, zeros, classes, tiles, false, false};
 #if ECE408_STREAMS
     const int64_t outputs = layer.planes() * s.out_height * s.out_width;
     call.streams = !accumulate && exceeds_caches(4 * outputs) && s.out_width % kLanes == 0 &&
@@ -359,11 +368,23 @@ int spread_gradient(const Shape& s, const float* w, const float* dy, float* dx, 
     return ECE408_OK;
 }
 
-int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
-            float* y, bool accumulate, int threads) {
+int run_forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                const ece408_finish& finish, float* y, bool accumulate, int threads) {
     if (!all_finite(w, weights(problem))) return kNotFinite;
     const Layer layer = {derive(problem), problem.pad_h, problem.pad_w, w, false};
-    return run_layer(layer, x, bias, y, accumulate, threads);
+    return run_layer(layer, x, bias, finish, y, accumulate, threads);
+}
+
+int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+            float* y, bool accumulate, int threads) {
+    return run_forward(problem, x, w, bias, {}, y, accumulate, threads);
+}
+
+// Sums with another array do not follow such convolutions in networks.
+int finished(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+             const ece408_finish& finish, float* y, int threads) {
+    if (finish.added) return ECE408_UNSUPPORTED;
+    return run_forward(problem, x, w, bias, finish, y, false, threads);
 }
 
 int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,
@@ -373,7 +394,7 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
     if (s.stride_h > 1) return spread_gradient(s, w, dy, dx, accumulate, threads);
     const Layer layer = {gradient_shape(s), (s.kernel_h - 1) * s.dilate_h - s.pad_h,
                          (s.kernel_w - 1) * s.dilate_w - s.pad_w, w, true};
-    return run_layer(layer, dy, nullptr, dx, accumulate, threads);
+    return run_layer(layer, dy, nullptr, {}, dx, accumulate, threads);
 }
 
 int backward_weight(const ece408_problem& problem, const float* x, const float* dy, float* dw,
@@ -390,6 +411,6 @@ int backward_weight(const ece408_problem& problem, const float* x, const float* 
 }  // namespace
 
 extern const Kernel ECE408_THIS_BUILD(depthwise) = {
-    {forward, backward_data, backward_weight}, {}, {}, {}};
+    {forward, backward_data, backward_weight}, {}, {}, {}, finished};
 
 }  // namespace ece408

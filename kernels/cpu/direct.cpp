@@ -52,6 +52,8 @@ struct Plan {
     Shape shape;  // the layer's
     Tiling tiling;
     const float* bias;
+    ece408_finish finish;  // without factors: nothing
+    float* y;
     Buffer<float> packed;  // null for a single tap
     int64_t chunk;         // tiles of a plane that all filter blocks take before the next ones
     // Where vectors lie in an image whose tiles are laid out one after the other, each as
@@ -83,12 +85,14 @@ void pack_weights(const Plan& plan) {
 }
 
 // Moves the results of vectors from scratch to the output, only the lanes that are their own.
-void put(const Plan& plan, const float* scratch, float* y, int64_t filters, int64_t begin,
-         int64_t end, bool accumulate) {
+void put(const Plan& plan, const ece408_finish& finish, float* scratch, float* y, int64_t filters,
+         int64_t begin, int64_t end, bool accumulate) {
     const Tiling& tiling = plan.tiling;
     for (int64_t m = 0; m < filters; ++m)
         for (int64_t v = begin; v < end; ++v, scratch += kLanes) {
-            float* to = y + m * tiling.plane + tiling.out[v];
+            const int64_t at = m * tiling.plane + tiling.out[v];
+            if (finish.factors) store(scratch, Finish(finish)(m, at, load(scratch)));
+            float* to = y + at;
             const int first = v == tiling.count - 1 ? tiling.first : 0;
             for (int lane = first; lane < kLanes; ++lane)
                 to[lane] = accumulate ? to[lane] + scratch[lane] : scratch[lane];
@@ -115,6 +119,7 @@ struct Stretch {
         args.channels = s.channels, args.height = s.height, args.width = s.width;
         args.kernel_h = s.kernel_h, args.kernel_w = s.kernel_w;
         args.x = x, args.y = y, args.filter_step = plane;
+        args.finish = finish_from(plan.finish, m, y - plan.y);
         args.ahead_lines = 1, args.ahead_step = kLine;
         if (ahead) {
             const int64_t lines = divide_up(s.channels * layer.height * layer.width, kLine);
@@ -173,6 +178,7 @@ struct Stretch {
     // under their vectors.
     void run_apart(int64_t begin, int64_t end, bool accumulate) {
         float scratch[kMaxFilters * 4 * kLanes];
+        const ece408_finish finish = args.finish;
         static const int64_t places[4] = {0, kLanes, 2 * kLanes, 3 * kLanes};
         for (int64_t tile = begin; tile < end; ++tile) {
             const int64_t first = plan.tiling.first_vector(tile);
@@ -181,8 +187,9 @@ struct Stretch {
             args.y = scratch;
             args.out = places;
             args.filter_step = (last - first) * kLanes;
+            args.finish = {};
             pick_strip<false>(last - first)(args);
-            put(plan, scratch, y, filters, first, last, accumulate);
+            put(plan, finish, scratch, y, filters, first, last, accumulate);
         }
     }
 
@@ -310,7 +317,7 @@ void run_part(const Plan& plan, const float* x, const float* ahead, float* y, in
 }
 
 // Whole images are laid out per thread, images in parts once for all. False without memory.
-bool run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
+bool run(const Plan& plan, const float* x, bool accumulate, int threads) {
     const Shape& s = plan.shape;
     const Layer& layer = plan.layer;
     const int64_t pixels = layer.height * layer.width;
@@ -361,7 +368,7 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
             const float* ahead = more ? x + (b + 1) * s.channels * pixels : nullptr;
             const int64_t first = part_start(all, parts, part);
             const int64_t last = part_start(all, parts, part + 1);
-            float* to = y + b * y_image;
+            float* to = plan.y + b * y_image;
             float* const tiles = laid_out ? laid_out + (once ? b : member) * of_chunk : nullptr;
             if (cells)
                 run_cells(plan, image, copies ? nullptr : ahead, to, first, last, tiles, !once,
@@ -389,10 +396,10 @@ bool find_places(Plan* plan) {
     return true;
 }
 
-int run_layer(const Layer& layer, const float* x, const float* bias, float* y, bool accumulate,
-              int threads) {
+int run_layer(const Layer& layer, const float* x, const float* bias, const ece408_finish& finish,
+              float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, s, {}, bias, {}, 1, {}};
+    Plan plan = {layer, s, {}, bias, finish, y, {}, 1, {}};
     if (!make_tiling(s.out_height, s.out_width, s.width, s.filters, &plan.tiling))
         return ECE408_NO_MEMORY;
     if (!plan.single_tap()) {
@@ -413,14 +420,24 @@ int run_layer(const Layer& layer, const float* x, const float* bias, float* y, b
                               s.channels >= least_channels && plan.tiling.blocks >= kLaidOutBlocks;
         if (worth_it && !find_places(&plan)) return ECE408_NO_MEMORY;
     }
-    return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
+    return run(plan, x, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+int run_forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                const ece408_finish& finish, float* y, bool accumulate, int threads) {
+    const bool border = problem.pad_h > 0 || problem.pad_w > 0;
+    if (border && !all_finite(w, weights(problem))) return kNotFinite;
+    return run_layer(forward_layer(problem, w), x, bias, finish, y, accumulate, threads);
 }
 
 int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
             float* y, bool accumulate, int threads) {
-    const bool border = problem.pad_h > 0 || problem.pad_w > 0;
-    if (border && !all_finite(w, weights(problem))) return kNotFinite;
-    return run_layer(forward_layer(problem, w), x, bias, y, accumulate, threads);
+    return run_forward(problem, x, w, bias, {}, y, accumulate, threads);
+}
+
+int finished(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+             const ece408_finish& finish, float* y, int threads) {
+    return run_forward(problem, x, w, bias, finish, y, false, threads);
 }
 
 // A channel of the gradient for pixels that strides pick becomes one for all of them.
@@ -448,7 +465,7 @@ int spread_backward(const ece408_problem& problem, const float* w, const float* 
     ece408_problem some = problem;
     for (int64_t first = 0; first < s.batch; first += together) {
         some.batch = s.batch - first < together ? s.batch - first : together;
-        const int status = run_layer(backward_layer(some, w), dy + first * s.filters * met, nullptr,
+        const int status = run_layer(backward_layer(some, w), dy + first * s.filters * met, nullptr, {},
                                      memory, false, threads);
         if (status != ECE408_OK) return status;
         share(threads, some.batch * s.channels, [&](int64_t c, int) {
@@ -463,12 +480,13 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
     if (is_flat(problem) && (problem.stride_h > 1 || problem.stride_w > 1))
         return spread_backward(problem, w, dy, dx, accumulate, threads);
     if (!is_flat(problem) && !all_finite(w, weights(problem))) return kNotFinite;
-    return run_layer(backward_layer(problem, w), dy, nullptr, dx, accumulate, threads);
+    return run_layer(backward_layer(problem, w), dy, nullptr, {}, dx, accumulate, threads);
 }
 
 }  // namespace
 
 
-extern const Kernel ECE408_THIS_BUILD(direct) = {{forward, backward_data, nullptr}, {}, {}, {}};
+extern const Kernel ECE408_THIS_BUILD(direct) = {
+    {forward, backward_data, nullptr}, {}, {}, {}, finished};
 
 }  // namespace ece408

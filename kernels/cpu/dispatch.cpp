@@ -161,6 +161,22 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
             });                                                                                  \
     }
 
+int ece408_forward_finished(const ece408_problem* problem, const float* x, const float* w,
+                            const float* bias, const ece408_finish* finish, float* y, int threads,
+                            int isa, int kernel) {
+    using namespace ece408;
+    if (!usable(problem, isa) || !x || !w || !y || threads < 1) return ECE408_INVALID;
+    if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
+    const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false);
+    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
+    const auto finished = kKernels[static_cast<int>(name)][isa]->finished;
+    if (!finished || !suits(name, task)) return ECE408_UNSUPPORTED;
+    prepare(*problem, Direction::forward, y, 0);
+    const int useful = useful_threads(*problem, threads);
+    const int status = finished(*problem, x, w, bias, *finish, y, useful);
+    return status == kNotFinite ? ECE408_UNSUPPORTED : status;
+}
+
 namespace ece408 {
 using Float = float;
 using Double = double;

@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 8
+#define ECE408_ABI_VERSION 9
 
 #ifdef __cplusplus
 extern "C" {
@@ -110,6 +110,20 @@ ECE408_ALL(uint16_t, f16)
 /* For floats with all products and sums in double, rounded once; by `pixels_as_lanes`,
  * `filters_as_lanes`, `patches` and `weight_sums`. */
 ECE408_FAST(float, strict)
+
+/* What becomes of each output of a convolution, (output * factor + addend [+ added]) between bounds: a
+ * factor and an addend for each filter, and an array like y, or null. NaN stays NaN. */
+typedef struct ece408_finish {
+    const float *factors, *addends, *added;
+    float lowest, highest;
+} ece408_finish;
+
+/* As ece408_forward_f32 overwrites y, with that done to each output as it is stored. Kernels that leave
+ * it to their caller return ECE408_UNSUPPORTED, and have done nothing. */
+ECE408_EXPORT int ece408_forward_finished(const ece408_problem* problem, const float* x,
+                                          const float* w, const float* bias,
+                                          const ece408_finish* finish, float* y, int threads,
+                                          int isa, int kernel);
 
 /* What a batch is normalised by: the averages of each channel of arrays (images, channels, pixels),
  * its variance with `epsilon` added; with `is_relu` what is below 0 becomes 0 at the end. */

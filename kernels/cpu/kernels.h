@@ -40,6 +40,10 @@ struct Kernel {
     Directions<double> f64;
     Directions<Half> f16;
     Directions<float> strict;  // the same arrays as f32, sums in double
+    // Forward in float32, with what follows done to each output; null where a caller is to do that.
+    int (*finished)(const ece408_problem& problem, const float* x, const float* w,
+                    const float* bias, const ece408_finish& finish, float* y,
+                    int threads) = nullptr;
 };
 
 #define ECE408_DECLARE_KERNEL(name) ECE408_DECLARE_BUILDS(Kernel, name)

@@ -14,6 +14,7 @@
 
 #include <stdint.h>
 
+#include "finish.h"
 #include "vector.h"
 
 namespace ece408 {
@@ -32,6 +33,8 @@ struct StripArgs {
     float* y;             // the first filter's output
     const int64_t* out;   // per vector: where its first lane goes in y
     int64_t filter_step;  // floats from one filter's output to the next
+    // What is done to each output, the arrays those of the first filter, or nothing if factors are null.
+    ece408_finish finish;
     // What will be read later: each tile prefetches some runs of cache lines of it, `ahead_step` apart.
     const float* ahead;
     int64_t ahead_runs, ahead_lines, ahead_step;
@@ -174,6 +177,18 @@ __attribute__((always_inline)) inline void add_single_taps(const StripArgs& args
 }
 
 template <int MT, int VT>
+__attribute__((always_inline)) inline void finish_tile(const StripArgs& args, const int64_t* out,
+                                                       Vec (&sum)[MT][VT]) {
+    const Finish finish(args.finish);
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v)
+            sum[m][v] = finish(m, m * args.filter_step + out[v], sum[m][v]);
+    }
+}
+
+template <int MT, int VT>
 __attribute__((always_inline)) inline void store_tile(const StripArgs& args, const int64_t* out,
                                                       const Vec (&sum)[MT][VT]) {
     ECE408_UNROLL
@@ -256,6 +271,7 @@ struct Strip {
                 add_single_taps(args, in, sum);
             else
                 add_window<KW>(args, in, split, sum);
+            if (args.finish.factors) finish_tile(args, args.out + tile * VT, sum);
 #if ECE408_STREAMS
             if constexpr (Stream) {
                 stream_tile(args, args.out[tile * VT], args.head && tile == 0, sum);

@@ -56,6 +56,11 @@ inline Vec load_over(Vec under, Mask mask, const float* p) {
 inline Vec load_only(Mask mask, const float* p) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
+// NaN stays NaN. By masks of all lanes, as GCC warns of the plain functions' undefined lanes.
+inline Vec bounded(Vec v, Vec lowest, Vec highest) {
+    v = _mm512_mask_max_ps(v, 0xffff, lowest, v);
+    return _mm512_mask_min_ps(v, 0xffff, highest, v);
+}
 inline Vec even_lanes(Vec first, Vec second) {
     const __m512i lane =
         _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -128,6 +133,9 @@ inline Vec load_over(Vec under, Mask mask, const float* p) {
 inline Vec load_only(Mask mask, const float* p) { return _mm256_maskload_ps(p, mask); }
 inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
+inline Vec bounded(Vec v, Vec lowest, Vec highest) {
+    return _mm256_min_ps(highest, _mm256_max_ps(lowest, v));
+}
 inline Vec in_order(Vec quarters) {
     const __m256d pairs = _mm256_castps_pd(quarters);
     return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, _MM_SHUFFLE(3, 1, 2, 0)));
@@ -167,8 +175,9 @@ inline Vec load(const float* p) {
     memcpy(&v, p, sizeof v);
     return v;
 }
+inline Vec one_of(Mask first, Vec a, Vec b) { return (Vec)((first & (Mask)a) | (~first & (Mask)b)); }
 inline Vec load_over(Vec under, Mask mask, const float* p) {
-    return (Vec)((mask & (Mask)load(p)) | (~mask & (Mask)under));
+    return one_of(mask, load(p), under);
 }
 inline Vec load_only(Mask mask, const float* p) {
     Vec v = {};
@@ -178,6 +187,10 @@ inline Vec load_only(Mask mask, const float* p) {
 }
 inline Vec broadcast(float value) { return Vec{value, value, value, value}; }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return sum + a * b; }
+inline Vec bounded(Vec v, Vec lowest, Vec highest) {
+    v = one_of(v < lowest, lowest, v);
+    return one_of(v > highest, highest, v);
+}
 inline Vec even_lanes(Vec first, Vec second) {
     return Vec{first[0], first[2], second[0], second[2]};
 }

@@ -87,6 +87,10 @@ typedef int ece408_report(const char* layer, int direction, int gpu, int type,
 
 /* The functions of ece408.h of these names, which are in another library. */
 typedef struct ece408_others {
+    ece408_function* forward_f32;
+    int (*forward_finished)(const ece408_problem* problem, const float* x, const float* w,
+                            const float* bias, const ece408_finish* finish, float* y, int threads,
+                            int isa, int kernel);
     void (*share)(int threads, int64_t count, ece408_pieces* pieces, const void* work);
     int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,

@@ -123,11 +123,16 @@ public:
         if (gpu_ != ECE408_ON_CPU && !layer.epilogue.is_nothing()) return kRefused;
         const Call call = call_of(layer, (*in)[0].dtype, ECE408_FORWARD);
         const auto plan = plans().plan(call);
-        const MXReturnValue status = compute(layer.problem, call, *plan, arrays, resource);
-        if (status != MX_SUCCESS || layer.epilogue.is_nothing()) return status;
+        if (layer.epilogue.is_nothing())
+            return compute(layer.problem, call, *plan, arrays, resource);
         const int64_t filters = layer.problem.filters;
         const Affine affine = affine_of(layer.epilogue, filters, in, 2 + layer.bias);
         const float* added = layer.epilogue.adds ? in->back().data<float>() : nullptr;
+        ece408::Times times;
+        if (compute_finished(layer, *plan, arrays, affine, added, &times))
+            return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
+        const MXReturnValue status = compute(layer.problem, call, *plan, arrays, resource);
+        if (status != MX_SUCCESS) return status;
         finish(layer, plan->threads, affine, added, static_cast<float*>(arrays[3]));
         return MX_SUCCESS;
     }
@@ -224,6 +229,22 @@ private:
             &p, a[0], a[1], a[2], 0, plan.threads, plan.isa, plan.kernel);
         if (status != ECE408_OK || direction == ECE408_BACKWARD_DATA || !a[3]) return status;
         return plan.bias_gradient(&p, a[1], a[3], 0, plan.threads);
+    }
+
+    // Convolution and epilogue at once; false, and nothing done, if the kernel does not do that.
+    static bool compute_finished(const Layer& layer, const Plan& plan, const Arrays& a,
+                                 const Affine& affine, const float* added, ece408::Times* times) {
+        if (!plan.function || plan.function != reinterpret_cast<void*>(plans().others().forward_f32))
+            return false;
+        const ece408_finish finish{affine.factors.data(), affine.addends.data(), added,
+                                   layer.epilogue.lowest, layer.epilogue.highest};
+        const auto start = ece408::Clock::now();
+        const int status = plans().others().forward_finished(
+            &layer.problem, static_cast<float*>(a[0]), static_cast<float*>(a[1]),
+            static_cast<float*>(a[2]), &finish, static_cast<float*>(a[3]), plan.threads, plan.isa,
+            plan.kernel);
+        times->all = ece408::seconds_since(start);
+        return status == ECE408_OK;
     }
 
     // In float32, on the CPU.

@@ -27,8 +27,17 @@ struct Affine {
     std::vector<float> factors, addends;
 };
 
+// The compiler also makes these functions for vectors of 8 numbers, and the loader chooses. AVX2 alone
+// has no fused products and sums: results are the same.
+#if defined(__x86_64__)
+#define ECE408_WIDER __attribute__((target_clones("avx2", "default")))
+#else
+#define ECE408_WIDER
+#endif
+
 // From gamma, beta, mean and variance, one number for each filter.
-inline Affine affine(const Epilogue& epilogue, int64_t filters, const float* const parameters[4]) {
+ECE408_WIDER inline Affine affine(const Epilogue& epilogue, int64_t filters,
+                                  const float* const parameters[4]) {
     Affine result{std::vector<float>(filters, 1.f), std::vector<float>(filters, 0.f)};
     if (!epilogue.normalizes) return result;
     for (int64_t m = 0; m < filters; m++) {
@@ -44,14 +53,6 @@ inline float bounded(float value, float lowest, float highest) {
     value = value < lowest ? lowest : value;
     return value > highest ? highest : value;
 }
-
-// The compiler also makes it for vectors of 8 numbers, and the loader chooses. AVX2 alone has no fused
-// products and sums: results are the same.
-#if defined(__x86_64__)
-#define ECE408_WIDER __attribute__((target_clones("avx2", "default")))
-#else
-#define ECE408_WIDER
-#endif
 
 // One plane of `pixels` pixels: y from x, which may be the same, and what is added, unless null.
 // NaN stays NaN.

@@ -1,0 +1,96 @@
+"""Convolutions with what follows them done at once, on every instruction set this CPU has."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from ece408_op.backends.cpu import native
+from ece408_op.problem import ConvProblem
+
+SINGLE_TAPS = ("b2,c40,h7,w7,m100,k1", "b1,c600,h5,w9,m13,k1,bias", "b3,c5,h23,w21,m14,k1,s2x2")
+OTHERS = ("b2,c3,h20,w33,m7,k3", "b1,c1,h64,w80,m5,k5,p2x2")
+DEPTHWISE = ("b2,c6,h17,w19,m6,k3,p1x1,g6,bias", "b2,c6,h7,w7,m12,k3,s2x2,p1x1,g6")
+UNSUPPORTED = 2
+
+
+class _Finish(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("factors", "addends", "added")],
+        *[(name, ctypes.c_float) for name in ("lowest", "highest")],
+    ]
+
+
+def _arrays(problem, rng):
+    """x, w, bias, factors and addends, and what is added: small whole numbers."""
+    filters = (problem.filters,)
+    shapes = (problem.x_shape, problem.w_shape, filters, filters, filters, problem.y_shape)
+    x, w, bias, *others = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
+    return x, w, bias if problem.bias else None, *others
+
+
+def _address(array):
+    return None if array is None else ctypes.c_void_p(array.ctypes.data)
+
+
+def _finished(problem, arrays, bounds, threads, isa):
+    """The status, and y."""
+    x, w, bias, *others = arrays
+    y = np.full(problem.y_shape, np.nan, np.float32)
+    status = native.library().ece408_forward_finished(
+        ctypes.byref(native.as_struct(problem)),
+        *map(_address, (x, w, bias)),
+        ctypes.byref(_Finish(*map(_address, others), *bounds)),
+        *(_address(y), threads, native.ISA_CODES[isa], -1),
+    )
+    return status, y
+
+
+def _expected(problem, arrays, bounds):
+    x, w, bias, factors, addends, added = arrays
+    y = np.empty(problem.y_shape, np.float32)
+    addresses = [None if a is None else a.ctypes.data for a in (x, w, bias, y)]
+    native.run("reference_forward", problem, *addresses, accumulate=False, threads=1)
+    each = (None, slice(None), None, None)
+    with np.errstate(invalid="ignore"):
+        y = y * factors[each] + addends[each] + (0 if added is None else added)
+    return np.clip(y, *bounds)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("text", [*SINGLE_TAPS, *OTHERS, *DEPTHWISE])
+@pytest.mark.parametrize("bounds", [(0, 6), (-np.inf, np.inf)])
+def test_whole_numbers_are_exact(isa, text, threads, bounds, rng):
+    problem = ConvProblem.parse(text)
+    arrays = _arrays(problem, rng)
+    for given in (arrays, (*arrays[:-1], None)):
+        status, y = _finished(problem, given, bounds, threads, isa)
+        if text in DEPTHWISE and given[-1] is not None:
+            assert status == UNSUPPORTED
+            assert np.isnan(y).all()
+        else:
+            assert status == 0
+            np.testing.assert_array_equal(y, _expected(problem, given, bounds))
+
+
+@pytest.mark.parametrize("text", [SINGLE_TAPS[0], DEPTHWISE[0]])
+def test_infinities_and_nan_are_in_their_places(isa, text, rng):
+    problem = ConvProblem.parse(text)
+    arrays = (*_arrays(problem, rng)[:-1], None)
+    for value in (np.inf, -np.inf, np.nan):
+        arrays[0].flat[rng.integers(arrays[0].size)] = value
+    for bounds in ((0, np.inf), (-np.inf, np.inf)):
+        status, y = _finished(problem, arrays, bounds, 2, isa)
+        assert status == 0
+        np.testing.assert_array_equal(y, _expected(problem, arrays, bounds))
+
+
+def test_other_kernels_and_weights_leave_it_to_the_caller(isa, rng):
+    problem = ConvProblem.parse(DEPTHWISE[0])
+    arrays = (*_arrays(problem, rng)[:-1], None)
+    arrays[1].flat[0] = np.inf
+    assert _finished(problem, arrays, (0, 6), 2, isa)[0] == UNSUPPORTED
+    problem = ConvProblem.parse("b2,c64,h14,w14,m64,k3,s2x2,p1x1")
+    assert _finished(problem, _arrays(problem, rng), (0, 6), 2, isa)[0] == UNSUPPORTED
