@@ -113,39 +113,35 @@ __attribute__((always_inline)) inline void add_window(const StripArgs& args, con
 }
 
 // Channels [begin, end) of a kernel of a single tap, whose weights are read where they are: packing
-// them would take as long as a small plane's products.
+// them would take as long as a small plane's products. All addresses are of few registers, which few
+// instructions move on: where two threads share a core, instructions are what it is short of.
 template <int MT, int VT>
 __attribute__((always_inline)) inline void add_channels(const StripArgs& args, const int64_t* in,
                                                         int64_t begin, int64_t end,
                                                         Vec (&sum)[MT][VT]) {
-    // One address for three filters: registers are few.
-    constexpr int kThirds = (MT + 2) / 3;
     const int64_t step = args.weight_step, plane = args.height * args.width;
+    const int64_t rows[6] = {0, step, 2 * step, hidden(3 * step), 4 * step, hidden(5 * step)};
     const float* pixel[VT];
-    const float* weight[kThirds];
     ECE408_UNROLL
-    for (int v = 0; v < VT; ++v) pixel[v] = args.x + begin * plane + in[v];
-    ECE408_UNROLL
-    for (int i = 0; i < kThirds; ++i)
-        weight[i] = args.weights + begin * args.channel_step + 3 * i * step;
-    for (int64_t c = begin; c < end; ++c) {
-        // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
-        const int64_t channel_step = hidden(args.channel_step);
+    for (int v = 0; v < VT; ++v) pixel[v] = args.x + in[v];
+    const float* weight = args.weights + begin * args.channel_step;
+    int64_t at = begin * plane;
+    const int64_t all = end * plane;
+    do {
         Vec x[VT];
         ECE408_UNROLL
-        for (int v = 0; v < VT; ++v) {
-            x[v] = load(pixel[v]);
-            pixel[v] += plane;
-        }
+        for (int v = 0; v < VT; ++v) x[v] = load(pixel[v] + at);
+        at += plane;
         ECE408_UNROLL
         for (int m = 0; m < MT; ++m) {
-            const Vec factor = broadcast(weight[m / 3][m % 3 * step]);
+            const float* row = m < 6 ? weight : weight + 6 * step;
+            const Vec factor = broadcast(row[rows[m % 6]]);
             ECE408_UNROLL
             for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
         }
-        ECE408_UNROLL
-        for (int i = 0; i < kThirds; ++i) weight[i] += channel_step;
-    }
+        // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
+        weight += hidden(args.channel_step);
+    } while (at != all);
 }
 
 // All channels, in partial sums of kBlock channels: long sums in one piece lose more to rounding.
@@ -154,22 +150,20 @@ __attribute__((always_inline)) inline void add_single_taps(const StripArgs& args
                                                            const int64_t* in,
                                                            Vec (&sum)[MT][VT]) {
     constexpr int64_t kBlock = 256;
-    const int64_t first = args.channels < kBlock ? args.channels : kBlock;
-    add_channels(args, in, 0, first, sum);
-    for (int64_t c = first; c < args.channels; c += kBlock) {
+    for (int64_t c = 0; c < args.channels; c += kBlock) {
         alignas(64) float before[MT][VT][kLanes];
         ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
+        for (int m = 0; m < MT && c > 0; ++m) {
             ECE408_UNROLL
             for (int v = 0; v < VT; ++v) {
                 store(before[m][v], sum[m][v]);
                 sum[m][v] = broadcast(0.0f);
             }
         }
-        const int64_t left = args.channels - c;
-        add_channels(args, in, c, c + (left < kBlock ? left : kBlock), sum);
+        const int64_t left = args.channels - c, end = c + (left < kBlock ? left : kBlock);
+        add_channels(args, in, c, end, sum);
         ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
+        for (int m = 0; m < MT && c > 0; ++m) {
             ECE408_UNROLL
             for (int v = 0; v < VT; ++v) sum[m][v] = load(before[m][v]) + sum[m][v];
         }
@@ -238,6 +232,16 @@ inline void finish_stream(float* plane, int64_t out, const float* carried) {
 }
 #endif
 
+// A tile's share of the weights of the next block of filters: their rows are too short for processors to
+// fetch ahead by themselves.
+template <int MT>
+inline void ask_for_weights(const StripArgs& args, int64_t tile) {
+    if (args.channel_step != 1) return;
+    const int64_t lines = (MT * args.channels + kLine - 1) / kLine;
+    const float* const next = args.weights + MT * args.channels;
+    for (int64_t line = tile; line < lines; line += args.tiles) prefetch(next + line * kLine);
+}
+
 template <bool Stream, bool SingleTap>
 struct Strip {
     using Function = void(const StripArgs&);
@@ -265,6 +269,7 @@ struct Strip {
                 for (int64_t line = 0; line < args.ahead_lines; ++line)
                     prefetch(args.ahead + (tile * args.ahead_runs + i) * args.ahead_step +
                              line * kLine);
+            if constexpr (SingleTap) ask_for_weights<MT>(args, tile);
             Vec sum[MT][VT];
             start(args, sum);
             if constexpr (SingleTap)
