@@ -6,13 +6,21 @@ import ctypes
 
 import numpy as np
 import pytest
+from studies import guarded
 
 from ece408_op.backends.cpu import native
 from ece408_op.problem import ConvProblem
 
-SINGLE_TAPS = ("b2,c40,h7,w7,m100,k1", "b1,c600,h5,w9,m13,k1,bias", "b3,c5,h23,w21,m14,k1,s2x2")
+# Among them planes of a vector or two.
+SINGLE_TAPS = (
+    *("b2,c40,h7,w7,m100,k1", "b1,c600,h5,w9,m13,k1,bias", "b3,c5,h23,w21,m14,k1,s2x2"),
+    *("b2,c5,h4,w4,m9,k1", "b1,c7,h1,w17,m5,k1,bias"),
+)
 OTHERS = ("b2,c3,h20,w33,m7,k3", "b1,c1,h64,w80,m5,k5,p2x2")
-DEPTHWISE = ("b2,c6,h17,w19,m6,k3,p1x1,g6,bias", "b2,c6,h7,w7,m12,k3,s2x2,p1x1,g6")
+DEPTHWISE = (
+    *("b2,c6,h17,w19,m6,k3,p1x1,g6,bias", "b2,c6,h7,w7,m12,k3,s2x2,p1x1,g6"),
+    "b1,c3,h3,w4,m3,k3,g3",
+)
 UNSUPPORTED = 2
 
 
@@ -36,9 +44,11 @@ def _address(array):
 
 
 def _finished(problem, arrays, bounds, threads, isa):
-    """The status, and y."""
-    x, w, bias, *others = arrays
-    y = np.full(problem.y_shape, np.nan, np.float32)
+    """The status, and y. Arrays end where memory does."""
+    x, w, bias, *others = [
+        None if array is None else guarded.place(array, "end", read_only=True) for array in arrays
+    ]
+    y = guarded.place(np.full(problem.y_shape, np.nan, np.float32), "end")
     status = native.library().ece408_forward_finished(
         ctypes.byref(native.as_struct(problem)),
         *map(_address, (x, w, bias)),
