@@ -13,6 +13,9 @@
 // caches, a tile asks for the rows of the one below it, and outputs go past the caches if their rows
 // are whole lines.
 //
+// Such a tile has more weights and sums than 16 registers hold. There, while the arrays are in the
+// caches, kernels of 3x3 go down a column of vectors instead, with the sums of three rows at a time.
+//
 // An output is its bias and then its products, row by row of the kernel, whichever tile computes
 // it. The gradient for x of stride 1 is such a convolution of dy with the kernel turned round. Of stride
 // 2, even and odd rows and columns of x have taps of their own: a tile is two rows by two vectors of
@@ -213,6 +216,7 @@ struct Call {
     int64_t tiles;       // of a class
     bool streams;        // outputs past the caches
     bool fetches;        // tiles ask for the next one's rows
+    bool goes_down;      // planes are taken in bands
 };
 
 // `count` rows from row `first` of a plane on.
@@ -231,6 +235,141 @@ void run_rows(const Call& call, const float* image, int64_t first, int64_t count
         t->ahead_lines = divide_up(lines, divide_up(s.out_width, kLanes));
     }
     pick_tile(s.kernel_h, s.stride_h, count)(*t);
+}
+
+// ---- 3x3 kernels down the columns, a few rows of outputs at a time
+
+constexpr bool kGoesDown = kLanes <= 8;
+constexpr int64_t kBandRows = 16;
+
+// Rows [first, end) of an output plane.
+struct Band {
+    const float* image;
+    int64_t width, height, top, left, out_width, first, end;
+    const float* weights;
+    float bias;
+    bool finishes;
+    float factor, addend, lowest, highest;
+    float* y;
+    bool accumulate;
+};
+
+// Stores the sums of a vector of row `r` at `to`, column j.
+template <Columns C>
+__attribute__((always_inline)) inline void put(const Band& b, int64_t r, int64_t j, float* to,
+                                               Vec sum) {
+    if (b.finishes)
+        sum = bounded(multiply_add(sum, broadcast(b.factor), broadcast(b.addend)),
+                      broadcast(b.lowest), broadcast(b.highest));
+    if (C != kTail)
+        put_lanes(0, kLanes, to, sum, b.accumulate);
+    else if (!b.accumulate && (b.end - r) * b.out_width - j >= kLanes)
+        store(to, sum);  // what goes beyond the row's end is written again with the next rows
+    else
+        put_lanes(0, clamp_lane(b.out_width - j), to, sum, b.accumulate);
+}
+
+// N vectors of each row, from column j on.
+template <int S, Columns C, int N>
+__attribute__((noinline)) void run_down(const Band& b, int64_t j) {
+    Vec weight[9];
+    ECE408_UNROLL
+    for (int k = 0; k < 9; ++k) weight[k] = broadcast(b.weights[k]);
+    const int64_t at = j * S - b.left;
+    Mask inside[N][kLoads<3, S>];
+    if constexpr (C != kInside) {
+        ECE408_UNROLL
+        for (int v = 0; v < N; ++v) {
+            ECE408_UNROLL
+            for (int n = 0; n < kLoads<3, S>; ++n)
+                inside[v][n] = lanes_in(b.width, at + v * S * kLanes + load_column<S>(n, 1));
+        }
+    }
+    const Vec bias = broadcast(b.bias);
+    // Sums of three rows, the first of which lacks only the last row of its windows; with a stride of
+    // two rows there are no sums between the first and the last.
+    Vec first[N], second[N], third[N];
+    ECE408_UNROLL
+    for (int v = 0; v < N; ++v) first[v] = second[v] = bias;
+    const int64_t begin = b.first - (S == 1 ? 2 : 1);
+    int64_t from = begin * S - b.top + 2;
+    const float* row = b.image + from * b.width + at;
+    float* to = b.y + begin * b.out_width + j;
+    for (int64_t r = begin; r < b.end; ++r, from += S, row += S * b.width, to += b.out_width) {
+        const bool there = from >= 0 && from < b.height;
+        ECE408_UNROLL
+        for (int v = 0; v < N; ++v) {
+            third[v] = bias;
+            if (!there) continue;
+            Vec tap[3];
+            load_taps<3, S, C == kInside>(row, v * S * kLanes, 1, inside[v], tap);
+            ECE408_UNROLL
+            for (int q = 0; q < 3; ++q) {
+                first[v] = multiply_add(tap[q], weight[6 + q], first[v]);
+                if (S == 1) second[v] = multiply_add(tap[q], weight[3 + q], second[v]);
+                third[v] = multiply_add(tap[q], weight[q], third[v]);
+            }
+        }
+        if (r >= b.first) {
+            ECE408_UNROLL
+            for (int v = 0; v < N; ++v) put<C>(b, r, j, to + v * kLanes, first[v]);
+        }
+        if (S == 2 && from + 1 >= 0 && from + 1 < b.height) {
+            ECE408_UNROLL
+            for (int v = 0; v < N; ++v) {
+                Vec tap[3];
+                load_taps<3, S, C == kInside>(row + b.width, v * S * kLanes, 1, inside[v], tap);
+                ECE408_UNROLL
+                for (int q = 0; q < 3; ++q)
+                    third[v] = multiply_add(tap[q], weight[3 + q], third[v]);
+            }
+        }
+        ECE408_UNROLL
+        for (int v = 0; v < N; ++v) {
+            first[v] = S == 1 ? second[v] : third[v];
+            second[v] = third[v];
+        }
+    }
+}
+
+template <int S>
+void run_band(const Band& b) {
+    const int64_t whole = b.out_width / kLanes * kLanes;
+    const int64_t reach = load_column<S>(kLoads<3, S> - 1, 1) + kLanes;
+    const auto is_inside = [&](int64_t j) {
+        return j * S >= b.left && j * S - b.left + reach <= b.width;
+    };
+    // The end first, as above. Two vectors together wait less for their own sums.
+    if (whole < b.out_width) run_down<S, kTail, 1>(b, whole);
+    for (int64_t j = 0; j < whole;) {
+        const bool two = j + 2 * kLanes <= whole && is_inside(j) && is_inside(j + kLanes);
+        if (two)
+            run_down<S, kInside, 2>(b, j);
+        else if (is_inside(j))
+            run_down<S, kInside, 1>(b, j);
+        else
+            run_down<S, kBorder, 1>(b, j);
+        j += (two ? 2 : 1) * kLanes;
+    }
+}
+
+// Tiles [begin, end) of a plane that is like those of `t`.
+void run_bands(const Call& call, const float* image, const Tile& t, float* y, int64_t begin,
+               int64_t end) {
+    const Layer& layer = call.layer;
+    const Shape& s = layer.shape;
+    Band b = {};
+    b.image = image, b.width = s.width, b.height = s.height, b.top = layer.top, b.left = layer.left;
+    b.out_width = s.out_width, b.weights = t.weights, b.bias = t.bias;
+    b.finishes = t.finish.factors != nullptr;
+    if (b.finishes) b.factor = *t.finish.factors, b.addend = *t.finish.addends;
+    b.lowest = t.finish.lowest, b.highest = t.finish.highest;
+    b.y = y, b.accumulate = call.accumulate;
+    const int64_t rows = end * kMostRows, last = rows < s.out_height ? rows : s.out_height;
+    for (int64_t r = begin * kMostRows; r < last; r += kBandRows) {
+        b.first = r, b.end = r + kBandRows < last ? r + kBandRows : last;
+        s.stride_h == 1 ? run_band<1>(b) : run_band<2>(b);
+    }
 }
 
 // Tiles [begin, end) of every class of rows of an output plane.
@@ -254,6 +393,7 @@ void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
     t.accumulate = call.accumulate;
     t.overwritten = !call.accumulate && s.dilate_h == 1;
     t.streams = call.streams;
+    if (call.goes_down) return run_bands(call, image, t, y, begin, end);
     for (int64_t row = 0; row < call.classes; ++row)
         for (int64_t tile = begin; tile < end; ++tile) {
             const int64_t first = row + tile * kMostRows * s.dilate_h;
@@ -270,7 +410,7 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
     const int64_t dilate = s.dilate_h;
     const int64_t classes = dilate < s.out_height ? dilate : s.out_height;
     const int64_t tiles = divide_up(divide_up(s.out_height, dilate), kMostRows);
-    Call call = {layer, x, bias, finish, y, accumulate, zeros, classes, tiles, false, false};
+    Call call = {layer, x, bias, finish, y, accumulate, zeros, classes, tiles, false, false, false};
 #if ECE408_STREAMS
     const int64_t outputs = layer.planes() * s.out_height * s.out_width;
     call.streams = !accumulate && exceeds_caches(4 * outputs) && s.out_width % kLanes == 0 &&
@@ -278,6 +418,9 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
 #endif
     const int64_t inputs = layer.planes() * s.height * s.width;
     call.fetches = dilate == 1 && exceeds_caches(4 * inputs);
+    // Bands read an image in an order in which processors do not fetch it from memory by themselves.
+    call.goes_down = kGoesDown && !call.fetches && !call.streams && s.kernel_h == 3 && dilate == 1 &&
+                     s.dilate_w == 1;
     // Of few planes threads share each.
     const int64_t parts = layer.planes() < 4 * threads ? tiles : 1;
     share_runs(threads, layer.planes() * parts, [&](int64_t begin, int64_t end, int) {
