@@ -53,9 +53,4 @@ __device__ __forceinline__ float larger_or_nan(float a, float b) {
 // Of an infinity or a NaN larger than of all others.
 __device__ __forceinline__ unsigned magnitude(float v) { return __float_as_uint(v) & 0x7fffffffu; }
 
-__device__ __forceinline__ uint4 record(const float *values, float scale, int part) {
-    return make_uint4(pair_of(values[0] * scale, values[1] * scale, part),
-                      pair_of(values[2] * scale, values[3] * scale, part),
-                      pair_of(values[4] * scale, values[5] * scale, part),
-                      pair_of(values[6] * scale, values[7] * scale, part));
-}
+#include "record.cuh"

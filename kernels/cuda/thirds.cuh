@@ -18,9 +18,4 @@ __device__ __forceinline__ uint32_t pair_of(float a, float b, int part) {
     return pair_of(rest_of_a, rest_of_b, part - 1);
 }
 
-__device__ __forceinline__ uint4 record(const float *values, float scale, int part) {
-    return make_uint4(pair_of(values[0] * scale, values[1] * scale, part),
-                      pair_of(values[2] * scale, values[3] * scale, part),
-                      pair_of(values[4] * scale, values[5] * scale, part),
-                      pair_of(values[6] * scale, values[7] * scale, part));
-}
+#include "record.cuh"

@@ -269,9 +269,9 @@ class Gemm(Family):
         if not gemm_grid.is_short(problem, self.direction):
             return 64, 32
         if self.parts(problem) == 2:
-            return (32,)
+            return (gemm_grid.SHORT_STEP,)
         # Windows at an image's edge have fewer terms of a gradient for w.
-        return (16,) if self.direction == "backward_weight" else (32, 16)
+        return (16,) if self.direction == "backward_weight" else (gemm_grid.SHORT_STEP, 16)
 
     def _other_microseconds(self, problem: ConvProblem) -> float | None:
         """Of the kernel that lays numbers out first, if it is exact enough."""
@@ -298,11 +298,10 @@ def microseconds(problem: ConvProblem, direction: str) -> float:
 def _ordered(family: Gemm, problem: ConvProblem, all_shared_bytes: int) -> tuple[Blocks, ...]:
     """Layouts, those that should take the least time first."""
     batch = gemm_grid.nominal(problem.batch)
-    how = family.parts(problem), family.by_lines(problem), family.by_warps
-    depths = family.depths(problem)
+    how = family.depths(problem), family.parts(problem), family.by_lines(problem), family.by_warps
     fitting = (
         each
-        for each in _fitting(depths, *how, all_shared_bytes)
+        for each in _fitting(*how, all_shared_bytes)
         if each.cluster == 1
         or family.clusters(problem, each, batch) * each.cluster <= _PROCESSORS * each.blocks
     )

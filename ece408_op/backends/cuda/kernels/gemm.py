@@ -28,8 +28,6 @@ from .gemm_grid import (
 
 # Through which warps write what they have multiplied.
 _RESULT_BYTES = 8 * 16 * 40 * 4
-# Channels at once of sums of few terms, at most.
-_SHORT_DEPTH = 32
 # Rows that `add_up` can have, CUDA's limit for a grid.
 _MOST_ROWS = 65535
 # Fitted to some 600 runs on an H200. Microseconds of the launches' beginnings and ends; cycles in
@@ -90,7 +88,7 @@ class Gemm(Family):
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
         found = _ordered(self._product(problem), gemm_grid.nominal(problem.batch))
         is_short = self.parts > 1 and gemm_grid.is_short(problem, self._direction)
-        return [each for each in found if each.depth <= _SHORT_DEPTH or not is_short]
+        return [each for each in found if each.depth <= gemm_grid.SHORT_STEP or not is_short]
 
     def holds(self, problem: ConvProblem) -> bool:
         return gemm_grid.halves_hold(problem, self._direction)

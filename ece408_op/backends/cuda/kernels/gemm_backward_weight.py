@@ -33,8 +33,7 @@ _MOST_ROW_TAPS = 5
 _MOST_LAYOUTS = 16
 # Positions of a chunk, of short sums the first one, and what its registers may be: with more, some
 # are kept in memory.
-_SHORT_CHUNK = 32
-_CHUNKS, _MOST_REGISTERS = (_SHORT_CHUNK, 48, 64, 80, 96, 112), 200
+_CHUNKS, _MOST_REGISTERS = (gemm_grid.SHORT_STEP, 48, 64, 80, 96, 112), 200
 _SUM_BYTES = 64 << 20
 # Fitted to some 300 runs on an H200; the root mean square of their errors is 10 %. Cycles of an
 # instruction by its columns, and to begin a copy; of a chunk besides its instructions, by whether
@@ -91,7 +90,7 @@ class Gemm(Family):
         found = _ordered(self._product(problem), gemm_grid.nominal(problem.batch))
         # Tensor cores add up a chunk.
         is_short = self.parts > 1 and gemm_grid.is_short(problem, "backward_weight")
-        found = tuple(each for each in found if is_short == (each.chunk == _SHORT_CHUNK))
+        found = tuple(each for each in found if is_short == (each.chunk == _CHUNKS[0]))
         return list(found[:_MOST_LAYOUTS])
 
     def holds(self, problem: ConvProblem) -> bool:

@@ -39,8 +39,8 @@ _MOST_ZEROS = 24
 _FEW_CHANNELS = 8
 # Terms of a sum up to which a plain float32 sum rounds so rarely that numbers in two halves, which
 # keep 23 of their 24 bits, are less exact; and up to which tensor cores, which truncate, may add up
-# 32 at a time only. By simulation and measurement with terms of very different magnitudes.
-_FEW_TERMS, _SHORT_TERMS = 96, 200
+# SHORT_STEP at a time only. By simulation and measurement with terms of very different magnitudes.
+_FEW_TERMS, _SHORT_TERMS, SHORT_STEP = 96, 200, 32
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def halves_hold(problem: ConvProblem, direction: str) -> bool:
 
 
 def is_short(problem: ConvProblem, direction: str) -> bool:
-    """Whether tensor cores may add up 32 terms at most before float32 registers do."""
+    """Whether tensor cores may add up SHORT_STEP terms at most before float32 registers do."""
     return problem.dtype != "float16" and terms(problem, direction) <= _SHORT_TERMS
 
 

@@ -96,8 +96,8 @@ def _best(
     precision: str,
     direction: str,
 ) -> Choice:
-    kept = _kept(_file(_folder(), name), name, capability, driver)
-    for results in (kept, *_shipped(name)):
+    own = _kept(_file(_folder(), name), name, capability, driver)
+    for results in (own, *_shipped(name)):
         for result in _nearest(results, problem, _FARTHEST):
             if (result.precision, result.direction) != (precision, direction):
                 continue
