@@ -308,20 +308,30 @@ def immortal(made: Any) -> Any:
     return made
 
 
-@contextlib.contextmanager
-def reported(what: str) -> Iterator[None]:
-    """Turn PyCUDA's errors in the block into `NotEnoughMemory` and `GpuFailed`, naming `what`."""
-    cuda: Any = importlib.import_module("pycuda.driver")
-    try:
-        yield
-    except cuda.MemoryError as error:
-        raise NotEnoughMemory(
-            f"{what} failed for want of memory; close other programs, use a smaller batch, or for "
-            "arrays on the CPU set ECE408_GPU_MEMORY to less"
-        ) from error
-    except cuda.Error as error:
-        reason = str(error).splitlines()[0]
-        raise GpuFailed(f"{what} failed: {reason}{RESTART}") from error
+class reported:
+    """Turns PyCUDA's errors in the block into `NotEnoughMemory` and `GpuFailed`, naming `what`.
+
+    A class, as a staged call enters several for each chunk, and a generator takes 3 us more.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        cuda: Any = importlib.import_module("pycuda.driver")
+        if isinstance(error, cuda.MemoryError):
+            raise NotEnoughMemory(
+                f"{self._what} failed for want of memory; close other programs, use a smaller "
+                "batch, or for arrays on the CPU set ECE408_GPU_MEMORY to less"
+            ) from error
+        if isinstance(error, cuda.Error):
+            reason = str(error).splitlines()[0]
+            raise GpuFailed(f"{self._what} failed: {reason}{RESTART}") from error
 
 
 def _open(index: int) -> Gpu:
