@@ -21,12 +21,14 @@ run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer 
 	@echo "Next: $(VENV)/bin/ece408 m2.1 1000 --backend reference (the textbook loop),"
 	@echo "      $(VENV)/bin/ece408 --help, and README.md on using the operator in your own model."
 
-# Files of tests side by side; one test alone rarely keeps a core busy.
+# Files of tests side by side, one more than there are cores: tests wait for programs that they start.
+BESIDE := --numprocesses $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile
+
 test: lint  ## set up, check style and types, run the tests
-	$(PY) -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(PY) -m pytest -q $(BESIDE)
 
 emulate: $(VENV)/.installed-test  ## CUDA kernels on the CPU: this package's own, and planted mistakes
-	$(PY) -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadfile \
+	$(PY) -m pytest -q $(BESIDE) \
 	    tests/emulator tests/backends/emulator tests/lab/test_emulated.py
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes

@@ -66,7 +66,8 @@ def _fail(options: argparse.Namespace, text: str, code: int) -> int:
 
 
 def _parser(first: str = "") -> argparse.ArgumentParser:
-    """Knows the command that a line begins with, or all if it begins with something else."""
+    """Knows the command that a line begins with, or all if it begins with something else; none of
+    them is needed for the version."""
     parser = arguments.Parser(
         prog="ece408",
         description="Hand-written convolution kernels in MXNet: the milestones of the course.",
@@ -76,7 +77,7 @@ def _parser(first: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ece408_op {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     arguments.show_help_by_default(parser)
-    wanted = [_MODULES[first]] if first in _MODULES else dict.fromkeys(_MODULES.values())
-    for module in wanted:
+    every = [] if first == "--version" else [*dict.fromkeys(_MODULES.values())]
+    for module in [_MODULES[first]] if first in _MODULES else every:
         importlib.import_module(f".{module}", __package__).add(commands)
     return parser
