@@ -1,15 +1,16 @@
-// Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, and of single
-// taps with any stride, forward and the gradient for x: what surrounds the register tile of tile.h. It is compiled once per instruction set, with ECE408_ISA its name and
-// ECE408_LANES the floats in one of its vectors, and only the constant at the end is not local.
+// Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, and of
+// single taps with any stride, forward and the gradient for x: what surrounds the register tile of
+// tile.h. It is compiled once per instruction set, with ECE408_ISA its name and ECE408_LANES the floats
+// in one of its vectors, and only the constant at the end is not local.
 //
 // Weights are packed for the tile, but for kernels of a single tap, for which that would take as
 // long as a small plane's products. Those see an image without a border as one row.
 //
 // The tile knows no padding: an image that has some is copied with its border first; of an image
 // that a single tap strides over, the pixels that it meets are, and gradients for those are put among
-// zeros. The gradient for x is such a
-// convolution of dy, with the kernel turned round and channels and filters swapped. A border's
-// zeros are multiplied like pixels, so other kernels compute with weights that are not all finite.
+// zeros. The gradient for x is such a convolution of dy, with the kernel turned round and channels and
+// filters swapped. A border's zeros are multiplied like pixels, so other kernels compute with weights
+// that are not all finite.
 //
 // An image's work is a list of tiles, filter block by filter block, and within one along the flat
 // output plane; for a single tap, whose images have many channels, a chunk of pixels after the other,
@@ -484,7 +485,6 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
 }
 
 }  // namespace
-
 
 extern const Kernel ECE408_THIS_BUILD(direct) = {
     {forward, backward_data, nullptr}, {}, {}, {}, finished};
