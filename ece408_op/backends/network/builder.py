@@ -177,8 +177,9 @@ class Builder:
     ) -> Value:
         """Have a plan compute "y" from the arrays that it reads; returns y. It is for the node that
         is at hand, unless another one is named."""
-        constant = all(value.constant for value in read.values())
-        steps = self.steps.for_weights if constant else self.steps.for_images
+        # By where y lies: a result, or a part of one, is written in every call, also if all that it
+        # is made of is weights.
+        steps = self.steps.for_weights if y.constant else self.steps.for_images
         steps.append(Step(node or self.node, plan, {"y": y, **read}, problem))
         for value in read.values():
             self.drop(value)

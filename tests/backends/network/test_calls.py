@@ -165,6 +165,22 @@ def test_an_array_that_is_still_to_be_read_is_not_computed_onto(mx):
         assert error(found, expected) < BELOW
 
 
+def test_results_that_are_made_of_weights_alone_are_there_in_every_call(mx):
+    """As are parts of results, beside others, although other networks use the same memory."""
+    sym = mx.sym
+    image, kernel = sym.Variable("w", shape=(1, 2, 7, 8)), sym.Variable("v", shape=(2, 2, 3, 3))
+    made = sym.Convolution(image, kernel, kernel=(3, 3), num_filter=2, no_bias=True)
+    x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=4, name="a")
+    both = sym.Concat(x, sym.relu(made + 1), 2 * x, dim=1)
+    case, other = Case(sym.Group([both, made, x]), data=(1, 3, 7, 8)), small(mx, "lenet")
+    network, another = case.network(), other.network()
+    for _ in range(3):
+        for found, expected in zip(case.run(network), case.expected()):
+            assert error(found, expected) < BELOW
+        other.run(another)
+        case.arrays["data"] += 1
+
+
 def test_inputs_of_several_first_sizes_are_computed_as_a_whole(mx):
     sym = mx.sym
     case = Case(

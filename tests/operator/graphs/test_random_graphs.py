@@ -62,19 +62,25 @@ def _wrong_on_gpu(mx, seed):
         states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
         optimized = symbol.optimize_for("ece408", arguments, states)
 
-        def executors(_):
+        def executors(graph):
             simple = bool(seed % 2)
-            return random_graphs.executors(mx, program, values, optimized, simple, ())
+            return lambda _: random_graphs.executors(mx, program, values, graph, simple, ())
 
-        def blocks(convolution):
-            options = {"backend": "ece408"}
-            return random_graphs.blocks(mx, program, values, convolution, options, seed % 3)[0]
+        def blocks(options):
+            def run(convolution):
+                return random_graphs.blocks(mx, program, values, convolution, options, seed % 3)[0]
 
-        wrong = [
-            f"graph {seed}: {line}"
-            for run in (executors, blocks)
-            for line in expected.failures(run, native)
-        ]
+            return run
+
+        wrong = []
+        for run, own in (
+            (executors(optimized), executors(symbol)),
+            (blocks({"backend": "ece408"}), blocks({})),
+        ):
+            lines = expected.failures(run, native)
+            # MXNet's own recurrent layers and control flow are not always right.
+            known = expected.failures(own, native) if lines else []
+            wrong += [f"graph {seed}: {line}" for line in lines if line not in known]
     return wrong, optimized.tojson().count('"ece408_network"')
 
 
