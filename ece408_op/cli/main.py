@@ -77,7 +77,10 @@ def _parser(first: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ece408_op {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     arguments.show_help_by_default(parser)
-    every = [] if first == "--version" else [*dict.fromkeys(_MODULES.values())]
-    for module in [_MODULES[first]] if first in _MODULES else every:
+    if first in _MODULES:
+        wanted = [_MODULES[first]]
+    else:
+        wanted = [] if first == "--version" else list(dict.fromkeys(_MODULES.values()))
+    for module in wanted:
         importlib.import_module(f".{module}", __package__).add(commands)
     return parser

@@ -78,7 +78,7 @@ def _wrong_on_gpu(mx, seed):
             (blocks({"backend": "ece408"}), blocks({})),
         ):
             lines = expected.failures(run, native)
-            # MXNet's own recurrent layers and control flow are not always right.
+            # MXNet's own recurrent layers and control flow are wrong in some graphs.
             known = expected.failures(own, native) if lines else []
             wrong += [f"graph {seed}: {line}" for line in lines if line not in known]
     return wrong, optimized.tojson().count('"ece408_network"')

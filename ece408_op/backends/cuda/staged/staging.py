@@ -117,7 +117,7 @@ def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
 def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[Outcome]:
     """Do the work on as many of the GPUs as is best."""
     batch = work.problem.batch
-    # An image is one GPU's.
+    # One image is computed by one GPU.
     cut = staging.cut(work, gpus) if min(len(gpus), batch) > 1 else None
     if cut is None or cut.shares is None:
         return [_compute_part(work, gpus[0], range(batch), staging, staging.threads, None)]
