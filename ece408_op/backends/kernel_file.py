@@ -35,6 +35,9 @@ _FORMS = {
         "declared": r"^\s*//\s*ece408:",
     },
 }
+# Makes a library. A compiler may link its C++ library statically; what another one of the process
+# shares with it, such as the numbers of a locale's parts, would then be of the wrong one.
+_SHARED = ("-shared", "-Xlinker", "--exclude-libs=ALL")
 # Runs a compiler's command, and returns what it prints.
 Run = Callable[[Sequence[str]], str]
 # The parameters of a method that has a stride: ten, where others have nine.
@@ -187,7 +190,7 @@ def message(library: ctypes.CDLL) -> str:
 def _compile(command: Sequence[str], run: Run) -> bytes:
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
         out = Path(folder) / "kernel.so"
-        run([*command, "-shared", "-o", str(out)])
+        run([*command, *_SHARED, "-o", str(out)])
         return out.read_bytes()
 
 

@@ -156,7 +156,13 @@ def test_what_is_wrong_with_a_file_is_one_line(write, monkeypatch):
         _backend(write("other.cc", COURSE_2020 + "\n")).prepare(problem, "forward")
 
 
-def test_what_its_code_throws_is_said(mx, write, rng):
+@pytest.mark.parametrize("linked", ["", "-static-libstdc++"])
+def test_what_its_code_throws_is_said(mx, write, rng, tmp_path, monkeypatch, linked):
+    if linked:
+        compiler = tmp_path / "compiler"
+        compiler.write_text(f'#!/bin/sh\nexec {compiled_file.compiler()} {linked} "$@"\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
     path = write(
         "new-forward.h", COURSE_2019.replace('<< "rows"', '<< "rows"; CHECK_EQ(0, 1) << "not done"')
     )
