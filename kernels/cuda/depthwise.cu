@@ -1,12 +1,13 @@
 // Depthwise: convolutions whose groups have one channel and one filter.
 //
 // Each pixel is needed for few outputs, so memory limits it. A block copies rows of a plane, or
-// several small planes, into shared memory, and its threads take columns of them.
+// several small planes, into shared memory, and its threads take columns of them. With strides, and
+// in small planes, threads read their pixels from global memory instead.
 //
 // Measured: not yet.
 #include "depthwise_gather.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {
-    gather(y, x, w, bias, unsigned(batch) * GROUPS);
+    GATHER(y, x, w, bias, unsigned(batch) * GROUPS);
 }

@@ -11,5 +11,5 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_data(float *dx, const float *w, const float *dy, int batch) {
-    gather(dx, dy, w, nullptr, unsigned(batch) * GROUPS);
+    GATHER(dx, dy, w, nullptr, unsigned(batch) * GROUPS);
 }

@@ -1,9 +1,12 @@
 // Outputs of groups of one channel or few, each the sum of what it reads times its weights: y from x,
 // or dx from dy.
 //
-// Narrow outputs, and those that a thread has several columns of, go through shared memory, too, so
-// that each 32 bytes of global memory are written once. Others are written straight away: a row's
-// neighbouring threads fill whole sectors.
+// Blocks copy what they read to shared memory (`gather`), or with 0 PLANES each thread reads its
+// pixels itself (`gather_directly`): faster where strides or small planes leave little to share.
+//
+// In `gather`, narrow outputs, and those that a thread has several columns of, go through shared
+// memory, too, so that each 32 bytes of global memory are written once. Others are written straight
+// away: a row's neighbouring threads fill whole sectors.
 #pragma once
 
 #include "depthwise.cuh"
@@ -67,7 +70,8 @@ __device__ __forceinline__ void copy_weights(Weights (*to)[kTaps], const float *
 }
 
 // Adds to a thread's outputs what the rows of its window give, each of which is read once.
-__device__ __forceinline__ void add_up(Sums &sums, const Window &window,
+template <class Pixels>
+__device__ __forceinline__ void add_up(Sums &sums, const Pixels &window,
                                        const Weights (&weights)[kTaps]) {
 #pragma unroll
     for (int h = kLeast; h <= kMost; h++) {
@@ -199,3 +203,61 @@ __device__ __forceinline__ void gather(float *out, const float *in, const float 
         }
     }
 }
+
+// What a thread's outputs read of a plane in global memory.
+struct PlaneWindow {
+    const float *pixels;
+    int row, column;
+
+    __device__ PlaneWindow(const float *plane, int out_row, int out_column)
+        : row(Down::begin(out_row)), column(Across::begin(out_column)) {
+        pixels = plane + row * kInW + column;
+    }
+
+    // As `Window` reads.
+    __device__ __forceinline__ void read(float (&found)[kColumns][KERNEL_W], int h) const {
+        const bool inside = kWithinRows || unsigned(row + h) < kInH;
+#pragma unroll
+        for (int c = 0; c < kColumns; c++) {
+#pragma unroll
+            for (int q = 0; q < KERNEL_W; q++) {
+                if (!Across::reads(c, q)) continue;
+                const int offset = Across::offset(c, q);
+                const bool always = offset >= 0 && kLastUnit + offset < kInW;
+                const bool there = inside && (always || unsigned(column + offset) < kInW);
+                found[c][q] = there ? __ldg(pixels + h * kInW + offset) : 0;
+            }
+        }
+    }
+};
+
+// All outputs, read without shared memory: of pixels that several threads read, all but the first
+// find them in the multiprocessor's cache. A block's threads may have outputs of different groups.
+__device__ __forceinline__ void gather_directly(float *out, const float *in, const float *w,
+                                                const float *bias, unsigned groups) {
+    const unsigned number = blockIdx.x * THREADS + threadIdx.x, plane = number / kPlaneItems;
+    if (plane >= groups) return;
+    const int row = number % kPlaneItems / kUnits * ROWS, column = number % kUnits * kColumns;
+    const unsigned group = plane % GROUPS;
+    Weights weights[kTaps];
+#pragma unroll
+    for (int tap = 0; tap < kTaps; tap++) weights[tap].of[0] = __ldg(w + group * kTaps + tap);
+    const float start = BIAS ? __ldg(bias + group) : 0;
+    Sums sums = {};
+    add_up(sums, PlaneWindow(in + size_t(plane) * kInPlane, row, column), weights);
+    out += size_t(plane) * kOutPlane + row * kOutW + column;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int c = 0; c < kColumns; c++) {
+            if (!kEven && (row + r >= kOutH || column + c >= kOutW)) continue;
+            put(out + r * kOutW + c, sums[0][r][c] + start);
+        }
+    }
+}
+
+#if PLANES == 0
+#define GATHER gather_directly
+#else
+#define GATHER gather
+#endif

@@ -8,6 +8,7 @@ from harness import forward, inputs
 
 from ece408_op import settings
 from ece408_op.backends.cpu.reference import ReferenceBackend
+from ece408_op.backends.cuda.kernels import depthwise
 from ece408_op.backends.emulator import findings
 from ece408_op.backends.emulator.backend import EmulatedBackend
 from ece408_op.errors import KernelCompileFailed
@@ -106,6 +107,18 @@ def _faults(backend, problem):
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_forward_kernel_is_exact_and_has_no_fault(name, rng):
     _check_forward(name, KERNELS[name], rng)
+
+
+def test_depthwise_is_exact_and_has_no_fault_with_shared_memory_and_without(rng, monkeypatch):
+    """The way that is not the first choice of these layers."""
+    layouts = depthwise.Forward.layouts
+
+    def others(*given):
+        found = layouts(*given)
+        return [each for each in found if (each.planes == 0) != (found[0].planes == 0)]
+
+    monkeypatch.setattr(depthwise.Forward, "layouts", others)
+    _check_forward("depthwise", DEPTHWISE[:3], rng)
 
 
 @pytest.mark.slow

@@ -377,7 +377,7 @@ def test_one_compile_serves_every_batch(kernel):
         ("grouped_backward_weight", "b1,c18,h20,w20,m4,k3,g2", "up to 8 channels and filters only"),
         ("depthwise", "b1,c2,h20,w20,m2,k3,g2,float16", "float32 only, not float16"),
         ("depthwise", "b1,c2,h20,w20,m2,k9,g2", "at most 7x7 over 64 rows, not 9x9 over 9"),
-        ("depthwise", "b1,c2,h20,w9000,m2,k3,g2", "do not fit into 48 KiB"),
+        ("depthwise_backward_weight", "b1,c2,h20,w9000,m2,k3,g2", "do not fit into 48 KiB"),
         ("depthwise_backward_data", "b1,c2,h20,w20,m2,k3,s5x1,g2", r"at most 4, not \(5, 1\)"),
         ("19_more_registers", "b1,c1,h20,w21,m2,k3", "in pieces of 16 bytes"),
         ("19_more_registers", "b1,c1,h200,w200,m2,k3", "more threads, registers or shared memory"),
