@@ -10,6 +10,9 @@ from typing import Callable, TypeVar
 
 Result = TypeVar("Result")
 
+# A signal that arrives as a thread begins to wait is handled when it next wakes up.
+_WAKES_UP_S = 0.5
+
 
 def run_interruptibly(work: Callable[[], Result]) -> Result:
     """Call `work` on another thread and wait for it here; returns or raises what it does.
@@ -29,7 +32,8 @@ def run_interruptibly(work: Callable[[], Result]) -> Result:
 
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
-    thread.join()
+    while thread.is_alive():
+        thread.join(_WAKES_UP_S)
     if failures:
         raise failures[0]
     return results[0]
