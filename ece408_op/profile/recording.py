@@ -38,7 +38,7 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
     recorders += [operators, OpRecorder(origin_ns)]
     for recorder in recorders:
         recorder.start()
-    begin = time.perf_counter()
+    begin_ns, begin = time.time_ns(), time.perf_counter()
     failure: BaseException | None = None
     try:
         program()
@@ -48,7 +48,12 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
     except BaseException as error:
         failure = error
     elapsed_s = time.perf_counter() - begin
-    activities = [activity for recorder in recorders for activity in recorder.stop()]
+    recorded = (activity for recorder in recorders for activity in recorder.stop())
+    # Starting the recorders is no part of the program's time.
+    early_ns = begin_ns - origin_ns
+    activities = [
+        dataclasses.replace(each, start_ns=each.start_ns - early_ns) for each in recorded
+    ]
     profile = Profile(
         with_layers(activities),
         tuple(command),
