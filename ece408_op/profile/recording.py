@@ -51,9 +51,7 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
     recorded = (activity for recorder in recorders for activity in recorder.stop())
     # Starting the recorders is no part of the program's time.
     early_ns = begin_ns - origin_ns
-    activities = [
-        dataclasses.replace(each, start_ns=each.start_ns - early_ns) for each in recorded
-    ]
+    activities = [dataclasses.replace(each, start_ns=each.start_ns - early_ns) for each in recorded]
     profile = Profile(
         with_layers(activities),
         tuple(command),
