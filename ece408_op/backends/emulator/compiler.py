@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ... import settings
@@ -154,19 +155,25 @@ def _runtime(found: str) -> tuple[str, bytes]:
     """Its name, by which libraries find it among those that are loaded, and its content."""
     sources = sorted(_sources().glob("*.cpp"))
     headers = sorted([*_sources().glob("*.h"), *(_sources() / "include").glob("*.h")])
-    command = [found, *_COMMON, *_LINK, *map(str, sources)]
+    command = [found, *_COMMON]
     key = hashlib.sha256()
-    for part in (*compiler_versions(found), *command):
+    for part in (*compiler_versions(found), *command, *_LINK, *map(str, sources)):
         key.update(part.encode() + b"\0")
     for path in (*sources, *headers):
         key.update(path.read_bytes() + b"\0")
     name = f"libece408-emulator-{key.hexdigest()[:24]}.so"
+    run = functools.partial(
+        kernel_file.run_compiler, path=sources[0], missing=compiler_missing(found)
+    )
 
     def build() -> bytes:
         with tempfile.TemporaryDirectory(prefix="ece408-emulator-") as folder:
+            objects = [f"{folder}/{source.stem}.o" for source in sources]
+            each = [[*command, "-c", str(s), "-o", o] for s, o in zip(sources, objects)]
+            with ThreadPoolExecutor(len(each)) as pool:
+                list(pool.map(run, each))
             made = Path(folder) / name
-            named = [*command, f"-Wl,-soname,{name}", "-o", str(made)]
-            kernel_file.run_compiler(named, sources[0], compiler_missing(found))
+            run([*command, *_LINK, *objects, f"-Wl,-soname,{name}", "-o", str(made)])
             return made.read_bytes()
 
     return name, kept_or_compiled(_folder() / name, "the emulator", build)
