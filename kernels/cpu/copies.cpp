@@ -71,14 +71,21 @@ void copy_part(char* to, const char* from, int64_t nbytes) {
 }  // namespace
 }  // namespace ece408
 
-void ece408_copy(void* to, const void* from, int64_t nbytes, int threads) {
+void ece408_copy(const ece408_copied* copies, int count, int threads) {
     using namespace ece408;
-    char* target = static_cast<char*>(to);
-    const char* source = static_cast<const char*>(from);
-    share_runs(threads, (nbytes + kPart - 1) / kPart, [&](int64_t first, int64_t last, int) {
-        const int64_t begin = first * kPart;
-        const int64_t end = last * kPart < nbytes ? last * kPart : nbytes;
-        copy_part(target + begin, source + begin, end - begin);
+    const auto parts_of = [&](int i) { return (copies[i].nbytes + kPart - 1) / kPart; };
+    int64_t parts = 0;
+    for (int i = 0; i < count; ++i) parts += parts_of(i);
+    share_runs(threads, parts, [&](int64_t first, int64_t last, int) {
+        // Parts are numbered through all copies.
+        for (int i = 0; i < count; first -= parts_of(i), last -= parts_of(i), ++i) {
+            const ece408_copied& copy = copies[i];
+            const int64_t begin = (first < 0 ? 0 : first) * kPart;
+            const int64_t end = last * kPart < copy.nbytes ? last * kPart : copy.nbytes;
+            if (begin < end)
+                copy_part(static_cast<char*>(copy.to) + begin,
+                          static_cast<const char*>(copy.from) + begin, end - begin);
+        }
     });
 }
 

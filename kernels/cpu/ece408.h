@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 9
+#define ECE408_ABI_VERSION 10
 
 #ifdef __cplusplus
 extern "C" {
@@ -169,8 +169,16 @@ typedef void ece408_pieces(const void* work, int64_t begin, int64_t end, int mem
 ECE408_EXPORT void ece408_share(int threads, int64_t count, ece408_pieces* pieces,
                                 const void* work);
 
-/* Copies bytes by at most `threads` threads, past the caches; the two must not overlap. */
-ECE408_EXPORT void ece408_copy(void* to, const void* from, int64_t nbytes, int threads);
+/* Bytes to be copied. */
+typedef struct {
+    void* to;
+    const void* from;
+    int64_t nbytes;
+} ece408_copied;
+
+/* Makes `count` copies by at most `threads` threads together, past the caches; no memory that is
+ * written may be part of another copy. */
+ECE408_EXPORT void ece408_copy(const ece408_copied* copies, int count, int threads);
 
 /* Makes the memory of a fresh array, page by page, where the system can do so; what is in an array
  * stays. */

@@ -97,7 +97,7 @@ def _copies(gpu: Gpu) -> Iterator[Host]:
 
             def once(threads: int = threads) -> None:
                 for at in range(0, _WHOLE, _PART):
-                    native.copy(target.ctypes.data + at, lane.host, _PART, threads)
+                    native.copy([(target.ctypes.data + at, lane.host, _PART)], threads)
 
             yield _rates(f"copies on the host, {threads} threads", _WHOLE, once)
 

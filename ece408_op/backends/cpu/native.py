@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import (
@@ -25,7 +26,7 @@ SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 # Of the fast functions for float32 arrays with products and sums in float64.
 STRICT = "strict"
 
-_ABI_VERSION = 9
+_ABI_VERSION = 10
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {
@@ -39,6 +40,16 @@ _FIELDS = (
     *("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w"),
     *("stride_h", "stride_w", "pad_h", "pad_w", "dilate_h", "dilate_w", "groups"),
 )
+
+
+# To an address, from an address, so many bytes.
+Copy = tuple[int, int, int]
+
+
+class _Copied(ctypes.Structure):
+    """The header's `ece408_copied`."""
+
+    _fields_ = [("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("nbytes", ctypes.c_int64)]
 
 
 class _Problem(ctypes.Structure):
@@ -78,7 +89,7 @@ def _declare_all(library: ctypes.CDLL) -> None:
     library.ece408_half_to_float.restype = ctypes.c_float
     library.ece408_float_to_half.argtypes = [ctypes.c_float]
     library.ece408_float_to_half.restype = ctypes.c_uint16
-    library.ece408_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    library.ece408_copy.argtypes = [ctypes.POINTER(_Copied), ctypes.c_int, ctypes.c_int]
     library.ece408_copy.restype = None
     library.ece408_populate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.ece408_populate.restype = None
@@ -157,9 +168,11 @@ def _name(function: str, dtype: str, strict: bool) -> str:
     return f"ece408_{function}_{STRICT if is_own else SUFFIXES[dtype]}"
 
 
-def copy(to: int, source: int, nbytes: int, threads: int) -> None:
-    """Copy bytes from one address to another on `threads` threads. Raises `KernelsMissing`."""
-    library().ece408_copy(to, source, nbytes, threads)
+def copy(copies: Sequence[Copy], threads: int) -> None:
+    """Make copies on `threads` threads together; no memory that is written may be part of another
+    copy. One call wakes all threads once. Raises `KernelsMissing`."""
+    made = (_Copied * len(copies))(*(_Copied(*each) for each in copies))
+    library().ece408_copy(made, len(copies), threads)
 
 
 def populate(address: int, nbytes: int, threads: int) -> None:

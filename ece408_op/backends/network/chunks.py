@@ -202,7 +202,7 @@ class Pass:
 
     def _copy(self, to: int, source: int, nbytes: int) -> None:
         with self._watched.adding("copying"):
-            copy(to, source, nbytes, self._threads)
+            copy([(to, source, nbytes)], self._threads)
 
 
 def _move(made: Program, value: Value, array: Array) -> _Move:

@@ -30,10 +30,22 @@ def test_every_byte_arrives_and_no_other_is_touched(rng, threads):
     ):
         target = np.zeros(nbytes + 256, np.uint8)
         begin = 64 + to_offset
-        native.copy(target.ctypes.data + begin, source.ctypes.data + from_offset, nbytes, threads)
+        copied = (target.ctypes.data + begin, source.ctypes.data + from_offset, nbytes)
+        native.copy([copied], threads)
         expected = np.zeros_like(target)
         expected[begin : begin + nbytes] = source[from_offset : from_offset + nbytes]
         np.testing.assert_array_equal(target, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_copies_are_made_at_once(rng, threads):
+    sources = [rng.integers(0, 256, nbytes, dtype=np.uint8) for nbytes in SIZES]
+    targets = [np.zeros(nbytes + 7, np.uint8) for nbytes in SIZES]
+    copies = [(t.ctypes.data + 3, s.ctypes.data, s.nbytes) for t, s in zip(targets, sources)]
+    native.copy(copies, threads)
+    for target, source in zip(targets, sources):
+        np.testing.assert_array_equal(target, np.pad(source, (3, 4)))
+    native.copy([], threads)
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cpu.native import copy, populate
+from ...cpu.native import Copy, copy, populate
 from ..plan import Plan
 from ..runtime.device import BEGIN, COMPUTED, COPIED_IN, COPIED_OUT, Gpu, Lane
 from ..work import OVER_BATCH, Work, shape_of
@@ -64,13 +64,13 @@ class _Move:
     def at(self, image: int) -> int:
         return self.address + image * self.stride
 
-    def fill(self, lane: Lane, first: int, threads: int) -> None:
-        """Copy the chunk that begins with image `first` into page-locked memory."""
-        copy(lane.host + self.offset, self.at(first), self.nbytes, threads)
+    def filling(self, lane: Lane, first: int) -> Copy:
+        """The copy of the chunk that begins with image `first` to page-locked memory."""
+        return lane.host + self.offset, self.at(first), self.nbytes
 
-    def empty(self, lane: Lane, first: int, threads: int) -> None:
-        """Copy a chunk of results from page-locked memory to the caller's array."""
-        copy(self.at(first), lane.host + self.offset, self.nbytes, threads)
+    def emptying(self, lane: Lane, first: int) -> Copy:
+        """The copy of a chunk of results from page-locked memory to the caller's array."""
+        return self.at(first), lane.host + self.offset, self.nbytes
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,20 @@ class _Size:
     inputs: tuple[_Move, ...]
     outputs: tuple[_Move, ...]
     loaded: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk that begins with image `first`, in its lane."""
+
+    lane: Lane
+    size: _Size
+    first: int
+
+    @property
+    def results(self) -> list[_Move]:
+        """What goes to the caller's arrays as it is."""
+        return [move for move in self.size.outputs if move.stride]
 
 
 class Ring:
@@ -100,31 +114,47 @@ class Ring:
         # Behind the last image of the part.
         self._end = 0
         self._summed = [role for role in work.outputs if role not in OVER_BATCH]
+        self._adds = any(role in work.inputs for role in work.outputs)
 
     def run(self, chunks: Sequence[tuple[int, int]]) -> Outcome:
         """Do these chunks, which follow each other, given as first image and number of images."""
         self._end = sum(chunks[-1])
         sizes = {images: self._size(images) for images in dict.fromkeys(n for _, n in chunks)}
         outcome = Outcome(plans=[each.plan for s in sizes.values() for each in s.loaded])
-        under_way: deque[tuple[Lane, _Size, int]] = deque()
+        under_way: deque[_Chunk] = deque()
         with _held(sizes.values()):
             self._lanes[0].start_clock()
             for lane in self._lanes:
                 self._send_constants(lane)
             for number, (first, images) in enumerate(chunks):
-                if len(under_way) == len(self._lanes):
-                    self._finish(*under_way.popleft(), outcome)
-                lane = self._lanes[number % len(self._lanes)]
-                self._begin(lane, sizes[images], first)
-                under_way.append((lane, sizes[images], first))
+                ended = under_way.popleft() if number >= len(self._lanes) else None
+                begun = _Chunk(self._lanes[number % len(self._lanes)], sizes[images], first)
+                self._turn(ended, begun, outcome)
+                under_way.append(begun)
             while under_way:
-                self._finish(*under_way.popleft(), outcome)
+                self._turn(under_way.popleft(), None, outcome)
         return outcome
 
-    def _begin(self, lane: Lane, size: _Size, first: int) -> None:
-        """Bring a chunk on its way."""
-        for move in size.inputs:
-            move.fill(lane, first, self._threads)
+    def _turn(self, ended: _Chunk | None, begun: _Chunk | None, outcome: Outcome) -> None:
+        """Wait for a chunk and take its results, and bring another one on its way in the same lane.
+        The host copies of both are one call, since each call wakes all threads; unless results are
+        added to, as then both are of the same page-locked memory."""
+        results: list[Copy] = []
+        inputs: list[Copy] = []
+        if ended:
+            self._wait(ended)
+            results = [move.emptying(ended.lane, ended.first) for move in ended.results]
+        if begun:
+            inputs = [move.filling(begun.lane, begun.first) for move in begun.size.inputs]
+        for copies in (results, inputs) if self._adds else ([*results, *inputs],):
+            copy(copies, self._threads)
+        if ended:
+            self._account(ended.lane, outcome)
+        if begun:
+            self._begin(begun.lane, begun.size)
+
+    def _begin(self, lane: Lane, size: _Size) -> None:
+        """Enqueue a chunk's work on the GPU; its inputs are in page-locked memory."""
         pointers = {role: lane.device + at for role, at in self._layout.offsets.items()}
         lane.mark(BEGIN)
         for move in size.inputs:
@@ -137,14 +167,14 @@ class Ring:
             lane.copy_out(move.offset, move.nbytes)
         lane.mark(COPIED_OUT)
 
-    def _finish(self, lane: Lane, size: _Size, first: int, outcome: Outcome) -> None:
-        """Wait for a chunk, making use of the time, and take its results."""
-        taken = [move for move in size.outputs if move.stride]
-        for move in taken:
-            self._make(move, first)
-        lane.rest()
-        for move in taken:
-            move.empty(lane, first, self._threads)
+    def _wait(self, chunk: _Chunk) -> None:
+        """Wait for a chunk, making use of the time."""
+        for move in chunk.results:
+            self._make(move, chunk.first)
+        chunk.lane.rest()
+
+    def _account(self, lane: Lane, outcome: Outcome) -> None:
+        """Take the sums and the times of the chunk that has ended in a lane."""
         for role in self._summed:
             address = lane.host + self._layout.offsets[role]
             outcome.add_sum(role, array_at(self._work, role, address).astype(np.float64))
@@ -168,7 +198,7 @@ class Ring:
         for role in self._work.inputs:
             if role not in OVER_BATCH:
                 move = self._move(role, 1)
-                move.fill(lane, 0, self._threads)
+                copy([move.filling(lane, 0)], self._threads)
                 lane.copy_in(move.offset, move.nbytes)
 
     def _size(self, images: int) -> _Size:
