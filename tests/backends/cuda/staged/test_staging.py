@@ -216,7 +216,8 @@ def test_less_memory_than_budgeted_makes_chunks_smaller(plans, rng):
 
 
 def test_not_enough_for_one_image(plans, rng):
-    asked = work.forward(SMALL, *_addresses(_arrays(SMALL, rng)), False, None)
+    arrays = _arrays(SMALL, rng)
+    asked = work.forward(SMALL, *_addresses(arrays), False, None)
     message = r"one image of b37,c4,.* takes \d+ bytes on the GPU, and 100 may be used; .*GPU_MEM"
     with pytest.raises(NotEnoughMemory, match=message):
         staging.compute(asked, [FakeGpu()], _staging(plans, budget=100))
@@ -229,7 +230,8 @@ def test_a_failing_kernel_ends_the_call(plans, rng):
         def launch(self, pointers, stream):
             raise ZeroDivisionError("in a kernel")
 
-    asked = work.forward(SMALL, *_addresses(_arrays(SMALL, rng)), False, None)
+    arrays = _arrays(SMALL, rng)
+    asked = work.forward(SMALL, *_addresses(arrays), False, None)
     how = Staging(lambda gpu: 20_000, 4, lambda gpu, plan: Failing(plan, *plans[plan]))
     gpu = FakeGpu()
     with pytest.raises(ZeroDivisionError, match="in a kernel"):
