@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 
 from .mxnet_recorder import MXNetRecorder
@@ -17,7 +16,7 @@ _CONVOLUTIONS = ("Convolution", "_sg_mkldnn_conv")
 def told() -> Iterator[None]:
     """Record MXNet's operators within the block, and afterwards print to stderr the wall seconds of
     each call of a convolution, in the order of the calls. MXNet must not have been imported."""
-    recorder = MXNetRecorder(time.time_ns())
+    recorder = MXNetRecorder()
     recorder.start()
     try:
         yield

@@ -32,15 +32,11 @@ _OLDEST_PYTHON = (3, 10)
 
 
 class CuptiRecorder:
-    """Kernels, copies, fills and API calls of this process between `start` and `stop`.
+    """Kernels, copies, fills and API calls of this process between `start` and `stop`, by the
+    system's clock. `notes` says after `stop` what is missing."""
 
-    `origin_ns` is when the time line begins, in nanoseconds of the system's clock. `notes` says
-    after `stop` what is missing.
-    """
-
-    def __init__(self, origin_ns: int) -> None:
+    def __init__(self) -> None:
         self._cupti = load()
-        self._origin_ns = origin_ns
         self._lock = threading.Lock()
         self._pending: list[Any] = []
         self._activities: list[Activity] = []
@@ -63,7 +59,7 @@ class CuptiRecorder:
             self._cupti.activity_register_callbacks(_buffer, self._completed)
             for kind in self._kinds:
                 self._cupti.activity_enable(kind)
-            self._offset_ns = self._clock_offset() - self._origin_ns
+            self._offset_ns = self._clock_offset()
         except Exception as error:
             # The module raises errors other than cuptiError that it does not name.
             raise _refusal(error) from error

@@ -14,14 +14,10 @@ from .activities import OPERATOR, Activity
 
 
 class MXNetRecorder:
-    """Every operator from MXNet's import on, or `start` if that is later, to `stop`.
+    """Every operator from MXNet's import on, or `start` if that is later, to `stop`, by the
+    system's clock. `notes` says after `stop` what is missing."""
 
-    `origin_ns` is when the time line begins, in nanoseconds of the system's clock. `notes` says
-    after `stop` what is missing.
-    """
-
-    def __init__(self, origin_ns: int) -> None:
-        self._origin_ns = origin_ns
+    def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._mxnet: Any = None
         self._over = False
@@ -46,7 +42,7 @@ class MXNetRecorder:
         try:
             # From its second file on, MXNet begins the list of events with a comma.
             text = re.sub(r"\[\s*,", "[", file.read_text(encoding="utf-8"), count=1)
-            return parse(json.loads(text), self._origin_ns)
+            return parse(json.loads(text))
         except (OSError, ValueError):
             self.notes.append("MXNet's operators are not recorded: mx.profiler was used besides")
             return []
@@ -82,7 +78,7 @@ class MXNetRecorder:
         return Path(self._folder.name) / "operators.json"
 
 
-def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
+def parse(document: dict[str, Any]) -> list[Activity]:
     """The operators that MXNet's profiler wrote, except our compiled one: pairs of events "B" and
     "E", nested within a thread, in microseconds of the system's clock."""
     devices: dict[int, str] = {}
@@ -107,7 +103,7 @@ def parse(document: dict[str, Any], origin_ns: int) -> list[Activity]:
                 Activity(
                     OPERATOR,
                     begin["name"],
-                    1000 * begin["ts"] - origin_ns,
+                    1000 * begin["ts"],
                     1000 * (event["ts"] - begin["ts"]),
                     f"MXNet {device} thread {thread}",
                     {"context": device},

@@ -13,11 +13,9 @@ from .activities import OP_CALL, Activity
 
 
 class OpRecorder:
-    """Every call of a backend between `start` and `stop`; `origin_ns` is when the time line begins,
-    in nanoseconds of the system's clock."""
+    """Every call of a backend between `start` and `stop`, by the system's clock."""
 
-    def __init__(self, origin_ns: int) -> None:
-        self._origin_ns = origin_ns
+    def __init__(self) -> None:
         self._activities: list[Activity] = []
         self._log = contextlib.ExitStack()
 
@@ -46,7 +44,7 @@ class OpRecorder:
             Activity(
                 OP_CALL,
                 f"{entry.layer or OP_TYPE} {entry.direction} by {entry.backend} {entry.kernel}",
-                time.time_ns() - self._origin_ns - duration_ns,
+                time.time_ns() - duration_ns,
                 duration_ns,
                 thread_track(threading.get_ident()),
                 details,

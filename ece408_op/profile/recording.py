@@ -32,10 +32,9 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
     What the program raises, `SystemExit` too, comes back in the outcome; only `KeyboardInterrupt`
     passes. Raises `ProfilerMissing` and `ProfilingNotPermitted` before the program begins.
     """
-    origin_ns = time.time_ns()
-    operators = MXNetRecorder(origin_ns)
-    recorders: list[Any] = [CuptiRecorder(origin_ns)] if gpu else []
-    recorders += [operators, OpRecorder(origin_ns)]
+    operators = MXNetRecorder()
+    recorders: list[Any] = [CuptiRecorder()] if gpu else []
+    recorders += [operators, OpRecorder()]
     for recorder in recorders:
         recorder.start()
     begin_ns, begin = time.time_ns(), time.perf_counter()
@@ -49,9 +48,8 @@ def record(program: Callable[[], object], command: Sequence[str], gpu: bool) -> 
         failure = error
     elapsed_s = time.perf_counter() - begin
     recorded = (activity for recorder in recorders for activity in recorder.stop())
-    # Starting the recorders is no part of the program's time.
-    early_ns = begin_ns - origin_ns
-    activities = [dataclasses.replace(each, start_ns=each.start_ns - early_ns) for each in recorded]
+    # Recorders have times of the system's clock, a profile those from the program's start.
+    activities = [dataclasses.replace(each, start_ns=each.start_ns - begin_ns) for each in recorded]
     profile = Profile(
         with_layers(activities),
         tuple(command),

@@ -192,7 +192,7 @@ def _cells(profile_ms: float, others: Sequence[float | None]) -> list[str]:
 
 
 def _recorded(shape: str, before: Times) -> Timed:
-    recorder = CuptiRecorder(time.time_ns())
+    recorder = CuptiRecorder()
     recorder.start()
     events, clocks_mhz = by_events(shape)
     profile = of_launches(_launches_ms(recorder.stop(), _plan(shape)))

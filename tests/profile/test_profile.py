@@ -308,11 +308,11 @@ def test_mxnets_events_are_paired_thread_by_thread():
             event("E", "from before", 20),
         ]
     }
-    found = mxnet_recorder.parse(document, origin_ns=5_000)
+    found = mxnet_recorder.parse(document)
     assert [(a.name, a.start_ns, a.duration_ns, a.track) for a in found] == [
-        ("inner", 7_000, 2_000, "MXNet cpu/0 thread 1"),
-        ("other", 6_000, 7_000, "MXNet cpu/0 thread 2"),
-        ("outer", 5_000, 9_000, "MXNet cpu/0 thread 1"),
+        ("inner", 12_000, 2_000, "MXNet cpu/0 thread 1"),
+        ("other", 11_000, 7_000, "MXNet cpu/0 thread 2"),
+        ("outer", 10_000, 9_000, "MXNet cpu/0 thread 1"),
     ]
 
 
@@ -394,22 +394,22 @@ def test_cuptis_records_become_activities(cupti, monkeypatch):
         )
     )  # fmt: skip
     monkeypatch.setattr(cupti_recorder.time, "time_ns", lambda: 51_000)
-    recorder = cupti_recorder.CuptiRecorder(origin_ns=50_000)
+    recorder = cupti_recorder.CuptiRecorder()
     recorder.start()
     assert len(fake.enabled) == 6
     found = recorder.stop()
     assert not fake.enabled
     assert [(a.kind, a.name, a.start_ns, a.duration_ns, a.track) for a in found] == [
-        ("api", "runtime_5", 1_100, 100, "thread 00000002"),
-        ("memcpy", "[CUDA memcpy HtoD]", 1_200, 100, "GPU 0 stream 7"),
-        ("memset", "[CUDA memset]", 1_210, 10, "GPU 0 stream 7"),
-        ("api", "driver_5", 1_300, 100, "thread 00000002"),
-        ("kernel", "k()", 1_500, 200, "GPU 0 stream 7"),
+        ("api", "runtime_5", 51_100, 100, "thread 00000002"),
+        ("memcpy", "[CUDA memcpy HtoD]", 51_200, 100, "GPU 0 stream 7"),
+        ("memset", "[CUDA memset]", 51_210, 10, "GPU 0 stream 7"),
+        ("api", "driver_5", 51_300, 100, "thread 00000002"),
+        ("kernel", "k()", 51_500, 200, "GPU 0 stream 7"),
     ]
     assert found[-1].details["registers"] == 40
     # At most _MOST_PENDING records wait to be read.
     monkeypatch.setattr(cupti_recorder, "_MOST_PENDING", 2)
-    again = cupti_recorder.CuptiRecorder(origin_ns=50_000)
+    again = cupti_recorder.CuptiRecorder()
     again.start()
     assert again.stop() == found
 
@@ -423,7 +423,7 @@ def test_cuptis_records_become_activities(cupti, monkeypatch):
 )
 def test_cuptis_refusals_are_one_line(cupti, failure, error, message):
     cupti(FakeCupti(failure=FakeCupti.cuptiError(failure)))
-    recorder = cupti_recorder.CuptiRecorder(0)
+    recorder = cupti_recorder.CuptiRecorder()
     with pytest.raises(error, match=message) as caught:
         recorder.start()
     assert len(str(caught.value).splitlines()) == 1
@@ -434,13 +434,13 @@ def test_without_cupti_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupti", None)
     monkeypatch.setitem(sys.modules, "cupti.cupti", None)
     with pytest.raises(errors.ProfilerMissing, match=r"pip install 'ece408_op\[profile\]'"):
-        cupti_recorder.CuptiRecorder(0)
+        cupti_recorder.CuptiRecorder()
 
 
 def test_python_3_9_is_told_so(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 9, 18))
     with pytest.raises(errors.ProfilerMissing, match=r"needs Python 3\.10 or later"):
-        cupti_recorder.CuptiRecorder(0)
+        cupti_recorder.CuptiRecorder()
 
 
 def test_one_process_may_record_several_times(mx):
