@@ -175,8 +175,9 @@ def _check_gradients(problem, rng, precision="float32"):
 @pytest.mark.parametrize("text", [*GENERAL[:2], *STRIDED, "b2,c8,h9,w9,m16,k3"])
 def test_gradients_are_exact_and_have_no_fault(text, rng):
     problem = ConvProblem.parse(text)
-    names = _check_gradients(problem, rng)
-    assert all(name.startswith("general") for name in names)
+    of_x, of_w = _check_gradients(problem, rng)
+    assert of_x.startswith("general")
+    assert of_w.startswith(("general", "short_sums"))
     names = _check_gradients(problem, rng, "strict")
     assert all(name.startswith("general_strict") for name in names)
 
@@ -209,6 +210,20 @@ def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
 @pytest.mark.parametrize("text", [*POINTWISE[:2], "b1,c150,h9,w11,m33,k1"])
 def test_gradients_of_few_filters_are_exact_and_have_no_fault(text, rng):
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "short_sums_backward_data"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "b2,c20,h6,w14,m37,k1",
+        "b3,c9,h5,w5,m33,k3,p1",
+        "b1,c33,h9,w11,m70,k3x2,s2x1,p1x0,d1x2",
+        "b1,c5,h20,w21,m9,k1",
+    ],
+)
+def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
+    """All at once and in several parts; four neighbours at a time and by themselves."""
+    assert _check_gradients(ConvProblem.parse(text), rng)[1] == "short_sums_backward_weight"
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,14 @@ from . import (
     register_tiles,
     runtime_shapes,
     short_sums,
+    short_sums_backward_weight,
     tensor_cores,
 )
 
 _FAMILIES = (
     *(runtime_shapes, register_tiles, tensor_cores, one_channel, copied_images, half_strips),
-    *(gemm, gemm_backward_weight, direct_gemm, short_sums, depthwise, general),
+    *(gemm, gemm_backward_weight, direct_gemm),
+    *(short_sums, short_sums_backward_weight, depthwise, general),
 )
 
 

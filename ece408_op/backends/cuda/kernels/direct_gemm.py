@@ -134,7 +134,7 @@ class Gemm(Family):
         if self.by_warps:
             few = min(self._sizes(problem, problem.batch)) < _LEAST_SIZE
             return limits.sums_at_full_rate(capability) and not few
-        other = self._other_microseconds(problem)
+        other = self.other_microseconds(problem)
         return other is None or microseconds(problem, self.direction) < other
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
@@ -273,7 +273,7 @@ class Gemm(Family):
         # Windows at an image's edge have fewer terms of a gradient for w.
         return (16,) if self.direction == "backward_weight" else (gemm_grid.SHORT_STEP, 16)
 
-    def _other_microseconds(self, problem: ConvProblem) -> float | None:
+    def other_microseconds(self, problem: ConvProblem) -> float | None:
         """Of the kernel that lays numbers out first, if it is exact enough."""
         if self.direction == "backward_weight":
             holds = gemm_backward_weight.Gemm().holds(problem)

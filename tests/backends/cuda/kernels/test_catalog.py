@@ -139,10 +139,8 @@ def test_strict_is_general_with_sums_in_double(capability, direction):
 
 @every(
     problem=[
-        "b1,c256,h14,w14,m1024,k1",
         "b1,c256,h56,w56,m128,k1",
         "b32,c128,h56,w56,m128,k1",
-        "b1,c2048,h7,w7,m512,k1",
     ]
 )
 def test_few_images_and_single_taps_are_multiplied_without_laying_them_out(problem):
@@ -156,12 +154,31 @@ def test_few_images_and_single_taps_are_multiplied_without_laying_them_out(probl
         assert catalog.default(problem, "forward", (9, 0)).name == "direct_gemm"
 
 
+@every(
+    case=[
+        ("b1,c256,h14,w14,m1024,k1", True),
+        ("b1,c256,h14,w14,m256,k3,p1", True),
+        ("b1,c160,h7,w7,m960,k1", True),
+        ("b32,c960,h1,w1,m240,k1", True),
+        ("b1,c128,h28,w28,m128,k3,p1", False),
+        ("b1,c512,h14,w14,m512,k3,p1", False),
+        ("b4,c2048,h7,w7,m512,k1", False),
+        ("b32,c512,h7,w7,m512,k3,p1", False),
+    ]
+)
+def test_gradients_for_w_of_few_pixels_are_plain_sums(case):
+    text, few = case
+    name = catalog.default(ConvProblem.parse(text), "backward_weight", (9, 0)).name
+    assert (name == "short_sums_backward_weight") == few
+
+
 FEW_TERMS = [
     ("b32,c64,h56,w56,m256,k1", "forward", "short_sums"),
     ("b32,c256,h56,w56,m64,k1", "backward_data", "short_sums_backward_data"),
     ("b32,c3,h224,w224,m32,k3,s2,p1", "forward", "direct_gemm"),
     ("b32,c64,h56,w56,m128,k1,s2", "forward", "direct_gemm"),
-    ("b1,c512,h7,w7,m512,k3,p1", "backward_weight", "direct_gemm_backward_weight"),
+    ("b1,c448,h8,w8,m384,k3,p1", "backward_weight", "direct_gemm_backward_weight"),
+    ("b1,c512,h7,w7,m512,k3,p1", "backward_weight", "short_sums_backward_weight"),
 ]
 
 
@@ -333,7 +350,8 @@ def _check_plan(plan, capability):
 
 @every(kernel=catalog.KERNELS)
 def test_one_compile_serves_every_batch(kernel):
-    """Tensor cores' products have four at most: for one image, few, dozens and more."""
+    """Products that are cut up by their size have four at most: for one image, few, dozens and
+    more."""
     (case,) = random_cases(kernel, 1)
     classes = [(1, 2, 3), (4, 7, 15), (16, 50, 63), (64, 100, 1000)]
     defines = [
@@ -344,7 +362,8 @@ def test_one_compile_serves_every_batch(kernel):
         for batches in classes
     ]
     assert all(len(each) == 1 for each in defines)
-    assert "gemm" in kernel.name.split("_") or len(set.union(*defines)) == 1
+    cut_up = "gemm" in kernel.name.split("_") or kernel.name == "short_sums_backward_weight"
+    assert cut_up or len(set.union(*defines)) == 1
 
 
 @every(

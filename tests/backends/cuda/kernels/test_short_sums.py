@@ -17,7 +17,7 @@ from ece408_op.bench.gpu_arrays import run
 from ece408_op.errors import KernelCompileFailed
 from ece408_op.problem import ConvProblem
 
-NAMES = ("short_sums", "short_sums_backward_data")
+NAMES = ("short_sums", "short_sums_backward_data", "short_sums_backward_weight")
 
 
 def _refused_at_another_size(plan, architecture):
@@ -76,6 +76,27 @@ def test_it_says_what_it_does_not_compute(case):
     assert catalog.get(NAMES[0]).why_not(ConvProblem.parse(text), (9, 0)).startswith(reason)
 
 
+@every(
+    case=[
+        ("b1,c64,h9,w9,m8,k1,g2", "it computes groups 1 only, not 2"),
+        ("b1,c64,h9,w9,m8,k3,float16", "it computes float32 only, not float16"),
+    ]
+)
+def test_the_gradient_for_w_says_what_it_does_not_compute(case):
+    text, reason = case
+    assert catalog.get(NAMES[2]).why_not(ConvProblem.parse(text), (9, 0)).startswith(reason)
+
+
+@pytest.mark.parametrize("text", ["b1,c96,h14,w14,m64,k1", "b1,c24,h7,w7,m48,k3,p1"])
+def test_layouts_of_the_gradient_for_w_compile(nvcc, text):
+    kernel, problem = catalog.get(NAMES[2]), ConvProblem.parse(text)
+    layouts = kernel.layouts(problem, (9, 0))
+    assert len({each.shares for each in layouts}) > 1
+    for layout in layouts[::4]:
+        plan = kernel.plan(problem, (9, 0), False, layout)
+        compiler.compile_plan(plan.kernel.source, plan.defines, "90", CUBINS)
+
+
 def test_a_small_layer_is_for_many_blocks_and_a_large_one_for_large_tiles():
     kernel = catalog.get("short_sums")
     large = ConvProblem.parse("b256,c64,h56,w56,m64,k1")
@@ -121,6 +142,7 @@ def _shapes(problem):
         ("b2,c3,h64,w64,m32,k3,s2,p1", "forward"),
         ("b1,c64,h28,w28,m128,k1,s2", "forward"),
         ("b1,c64,h7,w7,m96,k3,p1", "backward_weight"),
+        ("b1,c448,h8,w8,m384,k3,p1", "backward_weight"),
     ]
 )
 def test_each_element_is_as_exact_as_a_plain_sum_whatever_the_magnitudes(gpu, case):
