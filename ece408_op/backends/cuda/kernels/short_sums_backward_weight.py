@@ -39,10 +39,10 @@ _MOST_DEPTH, _PARTS = 256, (1, 2)
 # they are made of.
 _MOST_BUSY, _OTHER_REGISTERS = 32, 48
 _MOST_LAYOUTS = 16
-# Fitted to some 1100 runs on an H200: the layouts they pick take 1 % longer than the best, at most
-# 6.
-# Microseconds of the launch, and in one, cycles. Instructions of a product, of a thread for four
-# positions besides, and of a number that comes to shared memory: by itself or with three others.
+# Fitted to some 1100 runs on an H200, of which they pick layouts that take 1 % longer than the
+# best, at most 6. Microseconds of the launch, and in one, cycles. Instructions of a product, of a
+# thread for four positions besides, and of a number that comes to shared memory: by itself or with
+# three others.
 _LAUNCH, _CYCLES = 3.5, 1755
 _PRODUCT, _STEP, _COPY, _COPY_OF_FOUR = 1.36, 8, 25, 10.4
 # Of a sum that a thread has for itself; of one that it shares, and for each part of that.
