@@ -252,3 +252,12 @@ def architecture(names: tuple[str, ...], capability: Capability) -> str | None:
 def divide_up(count: int, size: int) -> int:
     """How many parts of `size` cover `count`."""
     return -(-count // size)
+
+
+def window_defines(problem: ConvProblem) -> Defines:
+    """The macros for kernel, strides, padding and dilation, such as KERNEL_H and KERNEL_W."""
+    return tuple(
+        (f"{name.upper()}_{axis}", value)
+        for name in ("kernel", "stride", "pad", "dilate")
+        for axis, value in zip("HW", getattr(problem, name))
+    )

@@ -12,7 +12,18 @@ from functools import partial
 
 from ....problem import ConvProblem
 from .. import limits
-from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from ..plan import (
+    Capability,
+    Code,
+    Defines,
+    Family,
+    Launch,
+    Layout,
+    Plan,
+    divide_up,
+    entry,
+    window_defines,
+)
 
 _MOST_TAPS = 7  # of an axis
 _MOST_REACH = 64  # rows from a window's first to its last
@@ -242,17 +253,12 @@ class _Planes(Family):
 
     def _defines(self, problem: ConvProblem, layout: Bands, accumulate: bool) -> Defines:
         sizes = [(name.upper(), getattr(problem, name)) for name in ("groups", "height", "width")]
-        pairs = [
-            (f"{name.upper()}_{axis}", value)
-            for name in ("kernel", "stride", "pad", "dilate")
-            for axis, value in zip("HW", getattr(problem, name))
-        ]
         of_group = (
             *zip(("GROUP_IN", "GROUP_OUT"), self._shape(problem).of_group),
             ("HELD", self._held(problem, layout)),
         )
         return (
-            *(*sizes, *pairs),
+            *(*sizes, *window_defines(problem)),
             *(of_group if self.few else ()),
             *((("ACCUMULATE", 1),) if accumulate else ()),
             *layout.defines,

@@ -24,6 +24,7 @@ from ..plan import (
     Plan,
     divide_up,
     entry,
+    window_defines,
 )
 from . import gemm, gemm_backward_weight, gemm_grid
 
@@ -182,14 +183,9 @@ class Gemm(Family):
             (name.upper(), getattr(problem, name))
             for name in ("channels", "height", "width", "filters", "groups")
         ]
-        pairs = [
-            (f"{name.upper()}_{axis}", value)
-            for name in ("kernel", "stride", "pad", "dilate")
-            for axis, value in zip("HW", getattr(problem, name))
-        ]
         bias = problem.bias and self.direction == "forward"
         return (
-            *(*axes, *pairs),
+            *(*axes, *window_defines(problem)),
             *((("BIAS", 1),) if bias else ()),
             *((("ACCUMULATE", 1),) if accumulate else ()),
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ....problem import ConvProblem
 from .. import limits
-from ..plan import Defines, divide_up
+from ..plan import Defines, divide_up, window_defines
 
 SHARED_BYTES = limits.shared_bytes((9, 0)) - limits.RESERVED_SHARED_BYTES
 RECORD_BYTES = 16
@@ -276,18 +276,13 @@ def defines(problem: ConvProblem, made: Product, accumulate: bool, bias: bool) -
         for name, values in sizes.items()
         for axis, value in zip(("CHANNELS", "H", "W"), values)
     ]
-    pairs = [
-        (f"{name.upper()}_{axis}", value)
-        for name in ("kernel", "stride", "pad", "dilate")
-        for axis, value in zip("HW", getattr(problem, name))
-    ]
     grid = [
         (f"{name.upper()}_{letter}", getattr(axis, name))
         for letter, axis in zip("HW", made.axes)
         for name in ("grid", "in_first", "in_step", "out_first", "out_step", "valid", "last")
     ]
     return (
-        *(*layer, *pairs, ("GROUPS", problem.groups), *grid),
+        *(*layer, *window_defines(problem), ("GROUPS", problem.groups), *grid),
         *(("SETS", made.sets), ("FOLD", int(made.folded))),
         ("FOLD_TAPS", int(made.folded_taps)),
         *((("ELEMENT", "__half"), ("PARTS", 1)) if problem.dtype == "float16" else ()),

@@ -7,7 +7,18 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ITEM_BYTES, ConvProblem
-from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from ..plan import (
+    Capability,
+    Code,
+    Defines,
+    Family,
+    Launch,
+    Layout,
+    Plan,
+    divide_up,
+    entry,
+    window_defines,
+)
 
 _TYPES = {
     "float16": ("__half", "float"),
@@ -166,13 +177,14 @@ def _launch(
 def _defines(problem: ConvProblem, layout: Tile, accumulate: bool) -> Defines:
     element, total = _TYPES[problem.dtype]
     axes = [(name.upper(), getattr(problem, name)) for name in ("channels", "height", "width")]
-    pairs = [
-        (f"{name.upper()}_{axis}", value)
-        for name in ("kernel", "stride", "pad", "dilate")
-        for axis, value in zip("HW", getattr(problem, name))
-    ]
     return (
-        *(("ELEMENT", element), ("SUM", total), *axes, ("FILTERS", problem.filters), *pairs),
+        *(
+            ("ELEMENT", element),
+            ("SUM", total),
+            *axes,
+            ("FILTERS", problem.filters),
+            *window_defines(problem),
+        ),
         ("GROUPS", problem.groups),
         *((("ACCUMULATE", 1),) if accumulate else ()),
         *layout.defines,

@@ -23,6 +23,7 @@ from ..plan import (
     Plan,
     divide_up,
     entry,
+    window_defines,
 )
 from . import direct_gemm, gemm_grid
 
@@ -112,13 +113,8 @@ class ShortSums(Family):
             (name.upper(), getattr(problem, name))
             for name in ("channels", "height", "width", "filters")
         ]
-        pairs = [
-            (f"{name.upper()}_{axis}", value)
-            for name in ("kernel", "stride", "pad", "dilate")
-            for axis, value in zip("HW", getattr(problem, name))
-        ]
         macros = (
-            *(*axes, *pairs),
+            *(*axes, *window_defines(problem)),
             *((("ACCUMULATE", 1),) if accumulate else ()),
             *layout.defines,
             ("SHARED_BYTES", nbytes),
