@@ -24,6 +24,16 @@ public:
     }
     ~Buffer() { free(first_); }
 
+    // The first element at the start of a cache line.
+    static Buffer aligned(int64_t count) {
+        constexpr size_t kLineBytes = 64;
+        const size_t bytes = static_cast<size_t>(count) * sizeof(T) + 1;
+        Buffer buffer;
+        buffer.first_ = static_cast<T*>(
+            aligned_alloc(kLineBytes, (bytes + kLineBytes - 1) / kLineBytes * kLineBytes));
+        return buffer;
+    }
+
     static Buffer zeros(int64_t count) {
         Buffer buffer;
         buffer.first_ = static_cast<T*>(calloc(static_cast<size_t>(count), sizeof(T)));

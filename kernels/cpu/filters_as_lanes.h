@@ -17,6 +17,7 @@
 
 #include "buffer.h"
 #include "flat_image.h"
+#include "interleave.h"
 #include "lanes.h"
 #include "team.h"
 #include "textbook.h"
@@ -221,42 +222,6 @@ struct DeepWeights {
     const T* first;
     int64_t group_step, filter_step, channel_step, kernel_w;
 };
-
-// out[k * wide + m] = rows[m * step + k] for k < count, zeros where m >= filters.
-template <class T, class Sum>
-void interleave(const T* rows, int64_t step, int64_t filters, int64_t wide, int64_t count,
-                Sum* out) {
-    for (int64_t m = 0; m < wide; ++m)
-        for (int64_t k = 0; k < count; ++k)
-            out[k * wide + m] = m < filters ? widen(rows[m * step + k]) : Sum(0);
-}
-
-#if defined(__SSE2__)
-inline void interleave(const float* rows, int64_t step, int64_t filters, int64_t wide,
-                       int64_t count, float* out) {
-    if (count == 1 && step == 1) {  // a single tap's weights, for the gradient for x
-        memcpy(out, rows, static_cast<size_t>(filters) * sizeof(float));
-        memset(out + filters, 0, static_cast<size_t>(wide - filters) * sizeof(float));
-        return;
-    }
-    const int64_t square_filters = filters / 4 * 4, square_count = count / 4 * 4;
-    for (int64_t k = 0; k < square_count; k += 4)
-        for (int64_t m = 0; m < square_filters; m += 4) {
-            const float* from = rows + m * step + k;
-            __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + step);
-            __m128 c = _mm_loadu_ps(from + 2 * step), d = _mm_loadu_ps(from + 3 * step);
-            _MM_TRANSPOSE4_PS(a, b, c, d);
-            float* to = out + k * wide + m;
-            _mm_storeu_ps(to, a);
-            _mm_storeu_ps(to + wide, b);
-            _mm_storeu_ps(to + 2 * wide, c);
-            _mm_storeu_ps(to + 3 * wide, d);
-        }
-    for (int64_t k = 0; k < count; ++k)
-        for (int64_t m = k < square_count ? square_filters : 0; m < wide; ++m)
-            out[k * wide + m] = m < filters ? rows[m * step + k] : 0.0f;
-}
-#endif
 
 // The reverse, for `count` pixels: out[m * step + k * spread] becomes rows[k * wide + m] plus the
 // filter's start, if there are any, or has that added.

@@ -94,11 +94,27 @@ inline int64_t choose_blocks(int64_t filters) {
     return best;
 }
 
+// Filters in blocks of almost one size, the larger ones first.
+struct FilterBlocks {
+    int64_t filters, blocks;
+
+    explicit FilterBlocks(int64_t filters) : filters(filters), blocks(choose_blocks(filters)) {}
+
+    int64_t large_blocks() const { return filters % blocks; }
+    int64_t first_filter(int64_t block) const {
+        const int64_t large = large_blocks();
+        return block * (filters / blocks) + (block < large ? block : large);
+    }
+    int64_t filters_of(int64_t block) const {
+        return filters / blocks + (block < large_blocks() ? 1 : 0);
+    }
+};
+
 // The output planes of an image as register tiles: blocks of filters, and in each of these the
 // plane, one flat run, cut into vectors. The last vector is moved back to end with the plane, so
 // its first `first` lanes are its neighbour's.
-struct Tiling {
-    int64_t plane, blocks, filters;
+struct Tiling : FilterBlocks {
+    int64_t plane;
     // The tiles of a block: `wide` of `size` + 1 vectors, then the others of `size`.
     int64_t tiles, size, wide;
     int64_t count;  // vectors
@@ -108,26 +124,23 @@ struct Tiling {
     Buffer<int> split;    // its first lane in the next row, or kLanes
     int first;
 
+    explicit Tiling(int64_t filters) : FilterBlocks(filters) {}
+
     int64_t all() const { return blocks * tiles; }
     int64_t first_vector(int64_t tile) const {
         return tile * size + (tile < wide ? tile : wide);
     }
-    int64_t first_filter(int64_t block) const { return part_start(filters, blocks, block); }
 };
 
 // For rows of out_width outputs over an image with rows of `width`. False if there is no memory.
-inline bool make_tiling(int64_t out_height, int64_t out_width, int64_t width, int64_t filters,
-                        Tiling* t) {
+inline bool make_tiling(int64_t out_height, int64_t out_width, int64_t width, Tiling* t) {
     t->plane = out_height * out_width;
-    t->filters = filters;
     t->count = divide_up(t->plane, kLanes);
     t->in = Buffer<int64_t>(t->count);
     t->out = Buffer<int64_t>(t->count);
     t->split = Buffer<int>(t->count);
     if (!t->in || !t->out || !t->split) return false;
-    t->blocks = choose_blocks(filters);
-    t->tiles =
-        divide_up(t->count, most_vectors(static_cast<int>(divide_up(filters, t->blocks))));
+    t->tiles = divide_up(t->count, most_vectors(static_cast<int>(t->filters_of(0))));
     t->size = t->count / t->tiles;
     t->wide = t->count % t->tiles;
     t->first = static_cast<int>(t->count * kLanes - t->plane);

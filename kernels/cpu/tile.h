@@ -15,6 +15,9 @@
 #include <stdint.h>
 
 #include "finish.h"
+#include "interleave.h"
+#include "plane.h"
+#include "team.h"
 #include "vector.h"
 
 namespace ece408 {
@@ -23,10 +26,7 @@ namespace {
 struct StripArgs {
     int64_t channels, height, width, kernel_h, kernel_w;
     const float* x;       // one image
-    const float* packed;  // MT biases, then the weights as [c][p][q][MT];
-    const float* bias;    // for a single tap instead the first filter's, or null,
-    const float* weights;  // and the weights,
-    int64_t weight_step, channel_step;  // with these floats from filter to filter and channel
+    const float* packed;  // MT biases, then the weights as [c][p][q][MT]
     int64_t tiles;        // of VT vectors each, one after the other
     const int64_t* in;    // per vector: where its first lane's window starts in a channel of x
     const int* split;     // per vector: its first lane in the next row, or kLanes
@@ -35,13 +35,39 @@ struct StripArgs {
     int64_t filter_step;  // floats from one filter's output to the next
     // What is done to each output, the arrays those of the first filter, or nothing if factors are null.
     ece408_finish finish;
-    // What will be read later: each tile prefetches some runs of cache lines of it, `ahead_step` apart.
+    // What will be read later: each tile prefetches some cache lines of it.
     const float* ahead;
-    int64_t ahead_runs, ahead_lines, ahead_step;
+    int64_t ahead_lines;
     // Of a streamed strip only: whether it starts the plane, and the last vector of each filter.
     bool head;
     float* carried;
 };
+
+// Weights as tiles take them, with the biases.
+inline int64_t packed_floats(const Shape& s) {
+    return s.filters * (1 + s.channels * s.kernel_h * s.kernel_w);
+}
+
+// Weights from which on threads share the packing.
+constexpr int64_t kManyWeights = 1 << 15;
+
+// Block after block of filters: their biases, or zeros, then their weights as [c][p][q][filter].
+inline void pack_weights(const Layer& layer, const float* bias, float* packed, int threads) {
+    const Shape& s = layer.shape;
+    const FilterBlocks blocks(s.filters);
+    const int64_t window = s.kernel_h * s.kernel_w, taps = s.channels * window;
+    share(s.filters * taps < kManyWeights ? 1 : threads, blocks.blocks, [&](int64_t block, int) {
+        const int64_t first = blocks.first_filter(block), filters = blocks.filters_of(block);
+        float* to = packed + first * (1 + taps);
+        for (int64_t m = 0; m < filters; ++m) *to++ = bias ? bias[first + m] : 0.0f;
+        if (!layer.turned) return interleave(layer.taps(first, 0), taps, filters, filters, taps, to);
+        for (int64_t c = 0; c < s.channels; ++c)
+            for (int64_t t = 0; t < window; ++t, to += filters) {
+                const float* from = layer.taps(first, c) - t;
+                for (int64_t m = 0; m < filters; ++m) to[m] = from[m * window];
+            }
+    });
+}
 
 // One tap: a vector of input pixels each, times one weight per filter.
 template <bool Straddle, int MT, int VT>
@@ -112,64 +138,6 @@ __attribute__((always_inline)) inline void add_window(const StripArgs& args, con
         add_taps<false, KW>(args, in, split, sum);
 }
 
-// Channels [begin, end) of a kernel of a single tap, whose weights are read where they are: packing
-// them would take as long as a small plane's products. All addresses are of few registers, which few
-// instructions move on: where two threads share a core, instructions are what it is short of.
-template <int MT, int VT>
-__attribute__((always_inline)) inline void add_channels(const StripArgs& args, const int64_t* in,
-                                                        int64_t begin, int64_t end,
-                                                        Vec (&sum)[MT][VT]) {
-    const int64_t step = args.weight_step, plane = args.height * args.width;
-    const int64_t rows[6] = {0, step, 2 * step, hidden(3 * step), 4 * step, hidden(5 * step)};
-    const float* pixel[VT];
-    ECE408_UNROLL
-    for (int v = 0; v < VT; ++v) pixel[v] = args.x + in[v];
-    const float* weight = args.weights + begin * args.channel_step;
-    int64_t at = begin * plane;
-    const int64_t all = end * plane;
-    do {
-        Vec x[VT];
-        ECE408_UNROLL
-        for (int v = 0; v < VT; ++v) x[v] = load(pixel[v] + at);
-        at += plane;
-        ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
-            const float* row = m < 6 ? weight : weight + 6 * step;
-            const Vec factor = broadcast(row[rows[m % 6]]);
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
-        }
-        // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
-        weight += hidden(args.channel_step);
-    } while (at != all);
-}
-
-// All channels, in partial sums of kBlock channels: long sums in one piece lose more to rounding.
-template <int MT, int VT>
-__attribute__((always_inline)) inline void add_single_taps(const StripArgs& args,
-                                                           const int64_t* in,
-                                                           Vec (&sum)[MT][VT]) {
-    constexpr int64_t kBlock = 256;
-    for (int64_t c = 0; c < args.channels; c += kBlock) {
-        alignas(64) float before[MT][VT][kLanes];
-        ECE408_UNROLL
-        for (int m = 0; m < MT && c > 0; ++m) {
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) {
-                store(before[m][v], sum[m][v]);
-                sum[m][v] = broadcast(0.0f);
-            }
-        }
-        const int64_t left = args.channels - c, end = c + (left < kBlock ? left : kBlock);
-        add_channels(args, in, c, end, sum);
-        ECE408_UNROLL
-        for (int m = 0; m < MT && c > 0; ++m) {
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) sum[m][v] = load(before[m][v]) + sum[m][v];
-        }
-    }
-}
-
 template <int MT, int VT>
 __attribute__((always_inline)) inline void finish_tile(const StripArgs& args, const int64_t* out,
                                                        Vec (&sum)[MT][VT]) {
@@ -232,50 +200,24 @@ inline void finish_stream(float* plane, int64_t out, const float* carried) {
 }
 #endif
 
-// A tile's share of the weights of the next block of filters: their rows are too short for processors to
-// fetch ahead by themselves.
-template <int MT>
-inline void ask_for_weights(const StripArgs& args, int64_t tile) {
-    if (args.channel_step != 1) return;
-    const int64_t lines = (MT * args.channels + kLine - 1) / kLine;
-    const float* const next = args.weights + MT * args.channels;
-    for (int64_t line = tile; line < lines; line += args.tiles) prefetch(next + line * kLine);
-}
-
-template <bool Stream, bool SingleTap>
+template <bool Stream>
 struct Strip {
     using Function = void(const StripArgs&);
-
-    template <int MT, int VT>
-    __attribute__((always_inline)) static void start(const StripArgs& args, Vec (&sum)[MT][VT]) {
-        ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
-            float first = 0;
-            if (!SingleTap)
-                first = args.packed[m];
-            else if (args.bias)
-                first = args.bias[m];
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) sum[m][v] = broadcast(first);
-        }
-    }
 
     template <int KW, int MT, int VT>
     __attribute__((noinline)) static void run(const StripArgs& args) {
         for (int64_t tile = 0; tile < args.tiles; ++tile) {
             const int64_t* in = args.in + tile * VT;
             const int* split = args.split + tile * VT;
-            for (int64_t i = 0; i < args.ahead_runs; ++i)
-                for (int64_t line = 0; line < args.ahead_lines; ++line)
-                    prefetch(args.ahead + (tile * args.ahead_runs + i) * args.ahead_step +
-                             line * kLine);
-            if constexpr (SingleTap) ask_for_weights<MT>(args, tile);
+            for (int64_t line = 0; line < args.ahead_lines; ++line)
+                prefetch(args.ahead + (tile * args.ahead_lines + line) * kLine);
             Vec sum[MT][VT];
-            start(args, sum);
-            if constexpr (SingleTap)
-                add_single_taps(args, in, sum);
-            else
-                add_window<KW>(args, in, split, sum);
+            ECE408_UNROLL
+            for (int m = 0; m < MT; ++m) {
+                ECE408_UNROLL
+                for (int v = 0; v < VT; ++v) sum[m][v] = broadcast(args.packed[m]);
+            }
+            add_window<KW>(args, in, split, sum);
             if (args.finish.factors) finish_tile(args, args.out + tile * VT, sum);
 #if ECE408_STREAMS
             if constexpr (Stream) {
@@ -287,6 +229,24 @@ struct Strip {
         }
     }
 };
+
+// Moves the results of vectors [begin, end) from scratch, as [filter][vector][lane], to the output, only
+// the lanes that are their own.
+inline void put(const Tiling& tiling, const ece408_finish& finish, float* scratch, float* y,
+                int64_t filters, int64_t begin, int64_t end, bool accumulate) {
+    for (int64_t m = 0; m < filters; ++m)
+        for (int64_t v = begin; v < end; ++v, scratch += kLanes) {
+            const int64_t at = m * tiling.plane + tiling.out[v];
+            if (finish.factors) store(scratch, Finish(finish)(m, at, load(scratch)));
+            float* to = y + at;
+            const int first = v == tiling.count - 1 ? tiling.first : 0;
+            for (int lane = first; lane < kLanes; ++lane)
+                to[lane] = accumulate ? to[lane] + scratch[lane] : scratch[lane];
+        }
+}
+
+// Where the vectors of a tile go in such a scratch array.
+constexpr int64_t kInScratch[] = {0, kLanes, 2 * kLanes, 3 * kLanes};
 
 template <class Family, int KW, int MT, int VT>
 typename Family::Function* pick_vectors(int vectors) {

@@ -1,0 +1,307 @@
+// Convolutions of a single tap, which are matrix products: filters by channels times channels by
+// pixels.
+//
+// A tile's pixels are laid out channel after channel, once for all blocks of filters, so that they
+// are read in order, as packed weights are, whatever a plane's size. Pixels that few blocks take stay
+// where they are.
+//
+// The work of an image is a list of cells, each a tile of pixels and a block of filters, tile after
+// tile. Threads take whole images, or, of few images, stretches of that list. Weights come from the
+// second or third cache for each tile anew: multiplying each by all pixels of a tile takes longer.
+#pragma once
+
+#include <stdint.h>
+
+#include "buffer.h"
+#include "finish.h"
+#include "plane.h"
+#include "team.h"
+#include "tile.h"
+
+namespace ece408 {
+namespace {
+
+// Blocks of filters from which on a tile's pixels are laid out.
+constexpr int64_t kLaidOutBlocks = 9;
+
+// What a tile of pixels does with consecutive blocks of filters.
+struct Column {
+    int64_t channels, blocks;
+    const float* x;       // a channel's vectors lie at `in`, the next one's `step` floats further on
+    const int64_t* in;
+    int64_t step;
+    const float* packed;  // of each block its biases, then its weights as [c][filter]
+    float* y;             // of the first filter
+    const int64_t* out;   // where vectors go there
+    int64_t filter_step;
+    ece408_finish finish;  // as in StripArgs
+    // What will be read later: each block asks for some lines, `ahead_step` floats apart.
+    const float* ahead;
+    int64_t ahead_lines, ahead_step;
+};
+
+// Channels [begin, end): addresses are of few registers, which few instructions move on: where two
+// threads share a core, instructions are what it is short of.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void add_channels(const Column& column, const float* weight,
+                                                        int64_t begin, int64_t end,
+                                                        Vec (&sum)[MT][VT]) {
+    const float* pixel[VT];
+    ECE408_UNROLL
+    for (int v = 0; v < VT; ++v) pixel[v] = column.x + column.in[v];
+    int64_t at = begin * column.step;
+    const int64_t all = end * column.step;
+    do {
+        Vec x[VT];
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) x[v] = load(pixel[v] + at);
+        at += column.step;
+        ECE408_UNROLL
+        for (int m = 0; m < MT; ++m) {
+            const Vec factor = broadcast(weight[m]);
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
+        }
+        weight += MT;
+    } while (at != all);
+}
+
+// All channels, in partial sums of kBlock channels: long sums in one piece lose more to rounding.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void add_all_channels(const Column& column,
+                                                            const float* weights,
+                                                            Vec (&sum)[MT][VT]) {
+    constexpr int64_t kBlock = 256;
+    for (int64_t c = 0; c < column.channels; c += kBlock) {
+        alignas(64) float before[MT][VT][kLanes];
+        ECE408_UNROLL
+        for (int m = 0; m < MT && c > 0; ++m) {
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) {
+                store(before[m][v], sum[m][v]);
+                sum[m][v] = broadcast(0.0f);
+            }
+        }
+        const int64_t left = column.channels - c, end = c + (left < kBlock ? left : kBlock);
+        add_channels(column, weights + c * MT, c, end, sum);
+        ECE408_UNROLL
+        for (int m = 0; m < MT && c > 0; ++m) {
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) sum[m][v] = load(before[m][v]) + sum[m][v];
+        }
+    }
+}
+
+template <int MT, int VT>
+__attribute__((always_inline)) inline void finish_sums(const Column& column, int64_t first,
+                                                       Vec (&sum)[MT][VT]) {
+    const Finish finish(column.finish);
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        const int64_t plane = (first + m) * column.filter_step;
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v)
+            sum[m][v] = finish(first + m, plane + column.out[v], sum[m][v]);
+    }
+}
+
+struct Columns {
+    using Function = void(const Column&);
+
+    template <int, int MT, int VT>
+    __attribute__((noinline)) static void run(const Column& given) {
+        const Column column = given;  // which no store to y can change
+        const float* packed = column.packed;
+        const float* ahead = column.ahead;
+        float* y[VT];
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) y[v] = column.y + column.out[v];
+        for (int64_t first = 0; first < column.blocks * MT; first += MT) {
+            for (int64_t line = 0; line < column.ahead_lines; ++line, ahead += column.ahead_step)
+                prefetch(ahead);
+            Vec sum[MT][VT];
+            ECE408_UNROLL
+            for (int m = 0; m < MT; ++m) {
+                ECE408_UNROLL
+                for (int v = 0; v < VT; ++v) sum[m][v] = broadcast(packed[m]);
+            }
+            add_all_channels(column, packed + MT, sum);
+            packed += MT * (1 + column.channels);
+            if (column.finish.factors) finish_sums(column, first, sum);
+            ECE408_UNROLL
+            for (int m = 0; m < MT; ++m) {
+                ECE408_UNROLL
+                for (int v = 0; v < VT; ++v) {
+                    store(y[v], sum[m][v]);
+                    y[v] += column.filter_step;
+                }
+            }
+        }
+    }
+};
+
+struct TapPlan {
+    Layer layer;
+    Tiling tiling;
+    const float* packed;
+    ece408_finish finish;
+    float* y;
+
+    int64_t channels() const { return layer.shape.channels; }
+    int64_t plane() const { return layer.shape.height * layer.shape.width; }
+    int64_t tile_floats() const { return channels() * (tiling.size + 1) * kLanes; }
+};
+
+// A tile of an image as [c][vector][lane].
+void lay_out_tile(const TapPlan& plan, const float* x, int64_t tile, float* to) {
+    const int64_t first = plan.tiling.first_vector(tile), end = plan.tiling.first_vector(tile + 1);
+    for (int64_t c = 0; c < plan.channels(); ++c, x += plan.plane())
+        for (int64_t v = first; v < end; ++v, to += kLanes) store(to, load(x + plan.tiling.in[v]));
+}
+
+// A tile of an image, of which blocks of filters can be computed.
+struct TapTile {
+    const TapPlan& plan;
+    int64_t first, vectors;
+    Column column;
+
+    // `laid_out`: its pixels, or null.
+    TapTile(const TapPlan& plan, int64_t tile, const float* x, const float* laid_out)
+        : plan(plan), first(plan.tiling.first_vector(tile)),
+          vectors(plan.tiling.first_vector(tile + 1) - first), column() {
+        column.channels = plan.channels();
+        column.x = laid_out ? laid_out : x;
+        column.in = laid_out ? kInScratch : &plan.tiling.in[first];
+        column.step = laid_out ? vectors * kLanes : plan.plane();
+    }
+
+    // `blocks` blocks together ask for the pixels of another tile of an image.
+    void ask_for(const float* x, int64_t tile, int64_t blocks) {
+        column.ahead = x + plan.tiling.in[plan.tiling.first_vector(tile)];
+        column.ahead_step = plan.plane();
+        column.ahead_lines = divide_up(plan.channels(), blocks);
+    }
+
+    // Blocks [begin, end), which are of one size, to `y`, where the filter `first_filter(begin)` begins.
+    void compute(int64_t begin, int64_t end, float* y, const int64_t* out, int64_t filter_step,
+                 const ece408_finish& finish) {
+        column.packed = plan.packed + plan.tiling.first_filter(begin) * (1 + plan.channels());
+        column.blocks = end - begin;
+        column.y = y, column.out = out, column.filter_step = filter_step;
+        column.finish = finish;
+        const auto filters = static_cast<int>(plan.tiling.filters_of(begin));
+        pick_filters<Columns, 0>(filters, static_cast<int>(vectors))(column);
+        column.ahead += column.ahead_step * column.ahead_lines * column.blocks;
+    }
+
+    // Blocks [begin, end) of the image whose output is `image_y`.
+    void run(int64_t begin, int64_t end, float* image_y) {
+        const Tiling& tiling = plan.tiling;
+        const int64_t large = tiling.large_blocks();
+        const int64_t turn = large < begin ? begin : large < end ? large : end;
+        const auto run_some = [&](int64_t some_begin, int64_t some_end) {
+            if (some_begin >= some_end) return;
+            const int64_t m = tiling.first_filter(some_begin);
+            float* const y = image_y + m * tiling.plane;
+            compute(some_begin, some_end, y, &tiling.out[first], tiling.plane,
+                    finish_from(plan.finish, m, y - plan.y));
+        };
+        run_some(begin, turn);
+        run_some(turn, end);
+    }
+
+    // The same by way of a scratch array: where vectors may not overwrite what lies under them.
+    void run_apart(int64_t begin, int64_t end, float* image_y, bool accumulate) {
+        const Tiling& tiling = plan.tiling;
+        float scratch[kMaxFilters * 4 * kLanes];
+        for (int64_t block = begin; block < end; ++block) {
+            compute(block, block + 1, scratch, kInScratch, vectors * kLanes, {});
+            const int64_t m = tiling.first_filter(block);
+            float* const y = image_y + m * tiling.plane;
+            put(tiling, finish_from(plan.finish, m, y - plan.y), scratch, y,
+                tiling.filters_of(block), first, first + vectors, accumulate);
+        }
+    }
+};
+
+// Cells [begin, end) of an image. `scratch`: room for a tile, or null. `next`: the image that this
+// thread is likely to read next, or null. `whole`: the image is one thread's.
+void run_cells(const TapPlan& plan, const float* x, const float* next, float* y, float* scratch,
+               int64_t begin, int64_t end, bool accumulate, bool whole) {
+    const Tiling& tiling = plan.tiling;
+    while (begin < end) {
+        const int64_t number = begin / tiling.blocks, block = begin % tiling.blocks;
+        const int64_t left = end - begin, all = tiling.blocks - block;
+        const int64_t last = block + (left < all ? left : all);
+        begin += last - block;
+        if (scratch) lay_out_tile(plan, x, number, scratch);
+        TapTile tile(plan, number, x, scratch);
+        if (begin < end)
+            tile.ask_for(x, number + 1, last - block);
+        else if (next)
+            tile.ask_for(next, 0, last - block);
+        // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
+        if (accumulate || (!whole && number == tiling.tiles - 1 && tiling.first > 0))
+            tile.run_apart(block, last, y, accumulate);
+        else
+            tile.run(block, last, y);
+    }
+}
+
+// The pixels of a channel that the strides pick, one after the other.
+void pick_channel(const Layer& layer, const float* from, float* to) {
+    const int64_t step = layer.stride_w, columns = divide_up(layer.width, step);
+    for (int64_t y = 0; y < layer.height; y += layer.stride_h, to += columns) {
+        const float* row = from + y * layer.width;
+        if (step == 2)  // as the compiler has vectors for
+            for (int64_t x = 0; x < columns; ++x) to[x] = row[2 * x];
+        else
+            for (int64_t x = 0; x < columns; ++x) to[x] = row[step * x];
+    }
+}
+
+// False without memory.
+bool run_single_tap(const Layer& layer, const float* x, const float* packed,
+                    const ece408_finish& finish, float* y, bool accumulate, int threads) {
+    const Shape& s = layer.shape;
+    TapPlan plan = {layer, Tiling(s.filters), packed, finish, y};
+    if (!make_tiling(s.out_height, s.out_width, s.width, &plan.tiling)) return false;
+    const int64_t all = plan.tiling.all(), parts = count_parts(s.batch, all, threads);
+    const int64_t units = s.batch * parts;
+    const int team = static_cast<int>(threads < units ? threads : units);
+    const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks, picks = !layer.as_it_is();
+    const int64_t pixels = layer.height * layer.width, image = s.channels * plan.plane();
+    Buffer<float> tiles, picked;
+    if (lays_out) tiles = Buffer<float>::aligned(team * plan.tile_floats());
+    if (picks) picked = Buffer<float>((parts == 1 ? team : s.batch) * image);
+    if ((lays_out && !tiles) || (picks && !picked)) return false;
+    const auto pick = [&](int64_t b, int64_t c, float* to) {
+        pick_channel(layer, x + (b * s.channels + c) * pixels, to + c * plan.plane());
+    };
+    if (picks && parts > 1)
+        share(team, s.batch * s.channels, [&](int64_t number, int) {
+            const int64_t b = number / s.channels;
+            pick(b, number % s.channels, picked + b * image);
+        });
+    share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
+        for (int64_t unit = begin; unit < end; ++unit) {
+            const int64_t b = unit / parts, part = unit % parts;
+            const float* from = x + b * s.channels * pixels;
+            const bool more = !picks && parts == 1 && unit + 1 < end;
+            const float* const next = more ? from + image : nullptr;
+            if (picks) {
+                float* const own = picked + (parts == 1 ? member : b) * image;
+                for (int64_t c = 0; c < s.channels && parts == 1; ++c) pick(b, c, own);
+                from = own;
+            }
+            run_cells(plan, from, next, y + b * s.filters * plan.tiling.plane,
+                      lays_out ? tiles + member * plan.tile_floats() : nullptr,
+                      part_start(all, parts, part), part_start(all, parts, part + 1), accumulate,
+                      parts == 1);
+        }
+    });
+    return true;
+}
+
+}  // namespace
+}  // namespace ece408
