@@ -16,6 +16,7 @@ from . import (
     loading,
     mxnet_functions,
     networks,
+    owners,
     python_calls,
     recorded,
     variables,
@@ -44,6 +45,7 @@ def register() -> None:
     fork_safety.install(mxnet)
     python_calls.install(mxnet)
     importlib.import_module("ece408_op.operator.compiled_operator").install(mxnet)
+    owners.install(mxnet)
     networks.install()
     graph_inference.install(mxnet)
     binding.install(mxnet)

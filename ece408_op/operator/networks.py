@@ -11,7 +11,6 @@ import ctypes
 import itertools
 import json
 import operator
-import secrets
 import sys
 import weakref
 from collections import deque
@@ -22,7 +21,7 @@ import numpy as np
 
 from .. import errors, settings
 from ..errors import UnsupportedProblem
-from . import compiled_operator
+from . import compiled_operator, owners
 from .memory import make_plain
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ _Compute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *_ARRAYS, *_ARRAYS, *_AR
 _Close = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 _Seen = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *_ARRAYS)
 
-_library: Any = None
 _opened: dict[int, Opened] = {}
 _watched: weakref.WeakValueDictionary[int, Parameters] = weakref.WeakValueDictionary()
 _retired: deque[Opened] = deque()
@@ -65,35 +63,14 @@ _numbers = itertools.count(1)
 
 def install() -> None:
     """Have the operator call the functions of this module, if MXNet has loaded it."""
-    global _library
     if compiled_operator.missing() is None:
-        _library = ctypes.CDLL(str(compiled_operator.LIBRARY))
-        _library.ece408_network_use(_open, _compute, _close)
-        _library.ece408_parameters_use(_seen)
+        owners.library().ece408_network_use(_open, _compute, _close)
+        owners.library().ece408_parameters_use(_seen)
 
 
 def missing() -> str | None:
     """Why there is no such operator, in one line, or `None` if there is."""
     return compiled_operator.missing()
-
-
-class Owner:
-    """Parts that have one of `names` as their attribute have one network each while this lives.
-
-    Otherwise a network is made each time that MXNet makes a node's operator, which it may do for
-    every call. Whoever makes one keeps the parameters' arrays alive: MXNet could put others where
-    they are, which would be taken for them.
-    """
-
-    def __init__(self, parts: int) -> None:
-        token = secrets.token_hex(16)
-        self.names = [f"{token}.{part}" for part in range(parts)]
-        for name in self.names:
-            _library.ece408_network_own(name.encode())
-
-    def __del__(self) -> None:
-        for name in self.names:
-            _library.ece408_network_release(name.encode())
 
 
 class Opened:

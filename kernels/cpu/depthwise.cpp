@@ -523,8 +523,8 @@ int forward(const ece408_problem& problem, const float* x, const float* w, const
 }
 
 // Sums with another array do not follow such convolutions in networks.
-int finished(const ece408_problem& problem, const float* x, const float* w, const float* bias,
-             const ece408_finish& finish, float* y, int threads) {
+int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                   const float*, const ece408_finish& finish, float* y, int threads) {
     if (finish.added) return ECE408_UNSUPPORTED;
     return run_forward(problem, x, w, bias, finish, y, false, threads);
 }
@@ -553,6 +553,7 @@ int backward_weight(const ece408_problem& problem, const float* x, const float* 
 }  // namespace
 
 extern const Kernel ECE408_THIS_BUILD(depthwise) = {
-    {forward, backward_data, backward_weight}, {}, {}, {}, finished};
+    {forward, backward_data, backward_weight}, {}, {}, {},
+    nullptr, nullptr, forward_packed};
 
 }  // namespace ece408

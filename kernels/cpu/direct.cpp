@@ -149,15 +149,6 @@ void run_tiles(Stretch* stretch, int64_t begin, int64_t end, bool accumulate, bo
     if (apart) stretch->run_apart(end - 1, end, false);
 }
 
-// A channel of an image into the middle of zeros.
-void pad_channel(const Layer& layer, const float* from, float* to) {
-    const int64_t row = layer.shape.width;
-    memset(to, 0, static_cast<size_t>(layer.shape.height * row) * sizeof(float));
-    for (int64_t y = 0; y < layer.height; ++y)
-        memcpy(to + (layer.top + y) * row + layer.left, from + y * layer.width,
-               static_cast<size_t>(layer.width) * sizeof(float));
-}
-
 // The tiles [begin, end) of an image, numbered through its filter blocks.
 void run_part(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
               int64_t end, bool accumulate, bool streams, bool whole) {
@@ -232,11 +223,9 @@ bool run_windows(const Layer& layer, const float* x, const float* packed,
            run(plan, x, streams, accumulate, threads);
 }
 
-int run_layer(const Layer& layer, const float* x, const float* bias, const ece408_finish& finish,
-              float* y, bool accumulate, int threads) {
-    const auto packed = Buffer<float>::aligned(packed_floats(layer.shape));
-    if (!packed) return ECE408_NO_MEMORY;
-    pack_weights(layer, bias, packed, threads);
+// `packed`: of the layer's weights.
+int run_packed(const Layer& layer, const float* x, const float* packed, const ece408_finish& finish,
+               float* y, bool accumulate, int threads) {
     const bool streams = is_streamed(layer.shape, accumulate, threads);
     const bool single_tap = layer.shape.kernel_h * layer.shape.kernel_w == 1;
     const bool has_memory =
@@ -246,21 +235,42 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
     return has_memory ? ECE408_OK : ECE408_NO_MEMORY;
 }
 
-int run_forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
-                const ece408_finish& finish, float* y, bool accumulate, int threads) {
+int run_layer(const Layer& layer, const float* x, const float* bias, const ece408_finish& finish,
+              float* y, bool accumulate, int threads) {
+    const auto packed = Buffer<float>::aligned(packed_floats(layer.shape));
+    if (!packed) return ECE408_NO_MEMORY;
+    pack_weights(layer, bias, packed, threads);
+    return run_packed(layer, x, packed, finish, y, accumulate, threads);
+}
+
+bool can_take(const ece408_problem& problem, const float* w) {
     const bool border = problem.pad_h > 0 || problem.pad_w > 0;
-    if (border && !all_finite(w, weights(problem))) return kNotFinite;
-    return run_layer(forward_layer(problem, w), x, bias, finish, y, accumulate, threads);
+    return !border || all_finite(w, weights(problem));
 }
 
 int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
             float* y, bool accumulate, int threads) {
-    return run_forward(problem, x, w, bias, {}, y, accumulate, threads);
+    if (!can_take(problem, w)) return kNotFinite;
+    return run_layer(forward_layer(problem, w), x, bias, {}, y, accumulate, threads);
 }
 
-int finished(const ece408_problem& problem, const float* x, const float* w, const float* bias,
-             const ece408_finish& finish, float* y, int threads) {
-    return run_forward(problem, x, w, bias, finish, y, false, threads);
+int64_t forward_packed_floats(const ece408_problem& problem) {
+    return packed_floats(forward_layer(problem, nullptr).shape);
+}
+
+int pack(const ece408_problem& problem, const float* w, const float* bias, float* packed,
+         int threads) {
+    if (!can_take(problem, w)) return kNotFinite;
+    pack_weights(forward_layer(problem, w), bias, packed, threads);
+    return ECE408_OK;
+}
+
+int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                   const float* packed, const ece408_finish& finish, float* y, int threads) {
+    const Layer layer = forward_layer(problem, w);
+    if (packed) return run_packed(layer, x, packed, finish, y, false, threads);
+    if (!can_take(problem, w)) return kNotFinite;
+    return run_layer(layer, x, bias, finish, y, false, threads);
 }
 
 // A channel of the gradient for pixels that strides pick becomes one for all of them.
@@ -309,6 +319,7 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
 }  // namespace
 
 extern const Kernel ECE408_THIS_BUILD(direct) = {
-    {forward, backward_data, nullptr}, {}, {}, {}, finished};
+    {forward, backward_data, nullptr}, {}, {}, {},
+    forward_packed_floats, pack, forward_packed};
 
 }  // namespace ece408

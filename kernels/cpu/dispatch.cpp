@@ -83,6 +83,15 @@ int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel
     return status == kNotFinite ? run_one(choose_for_any(task)) : status;
 }
 
+// The kernel of this number, or the chosen one, for the forward pass in float32; null where it cannot
+// compute.
+const Kernel* forward_kernel(const ece408_problem* problem, int isa, int kernel) {
+    if (!usable(problem, isa) || !cpu_has(isa)) return nullptr;
+    const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false);
+    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
+    return suits(name, task) ? kKernels[static_cast<int>(name)][isa] : nullptr;
+}
+
 int64_t outputs(const ece408_problem& problem, Direction direction) {
     const Shape s = derive(problem);
     if (direction == Direction::forward) return s.batch * s.filters * s.out_height * s.out_width;
@@ -161,19 +170,33 @@ int ece408_choose(const ece408_problem* problem, int direction, int element_byte
             });                                                                                  \
     }
 
-int ece408_forward_finished(const ece408_problem* problem, const float* x, const float* w,
-                            const float* bias, const ece408_finish* finish, float* y, int threads,
-                            int isa, int kernel) {
+int64_t ece408_packed_floats(const ece408_problem* problem, int isa, int kernel) {
+    using namespace ece408;
+    const Kernel* const found = forward_kernel(problem, isa, kernel);
+    return found && found->packed_floats ? found->packed_floats(*problem) : 0;
+}
+
+int ece408_pack(const ece408_problem* problem, const float* w, const float* bias, float* packed,
+                int threads, int isa, int kernel) {
+    using namespace ece408;
+    if (!usable(problem, isa) || !w || !packed || threads < 1) return ECE408_INVALID;
+    const Kernel* const found = forward_kernel(problem, isa, kernel);
+    if (!found || !found->pack) return ECE408_UNSUPPORTED;
+    const int status = found->pack(*problem, w, bias, packed, threads);
+    return status == kNotFinite ? ECE408_UNSUPPORTED : status;
+}
+
+int ece408_forward_packed(const ece408_problem* problem, const float* x, const float* w,
+                          const float* bias, const float* packed, const ece408_finish* finish,
+                          float* y, int threads, int isa, int kernel) {
     using namespace ece408;
     if (!usable(problem, isa) || !x || !w || !y || threads < 1) return ECE408_INVALID;
-    if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
-    const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false);
-    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
-    const auto finished = kKernels[static_cast<int>(name)][isa]->finished;
-    if (!finished || !suits(name, task)) return ECE408_UNSUPPORTED;
+    const Kernel* const found = forward_kernel(problem, isa, kernel);
+    if (!found || !found->forward_packed) return ECE408_UNSUPPORTED;
     prepare(*problem, Direction::forward, y, 0);
     const int useful = useful_threads(*problem, threads);
-    const int status = finished(*problem, x, w, bias, *finish, y, useful);
+    const int status = found->forward_packed(*problem, x, w, bias, packed,
+                                             finish ? *finish : ece408_finish{}, y, useful);
     return status == kNotFinite ? ECE408_UNSUPPORTED : status;
 }
 

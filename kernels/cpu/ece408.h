@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 10
+#define ECE408_ABI_VERSION 11
 
 #ifdef __cplusplus
 extern "C" {
@@ -118,12 +118,22 @@ typedef struct ece408_finish {
     float lowest, highest;
 } ece408_finish;
 
-/* As ece408_forward_f32 overwrites y, with that done to each output as it is stored. Kernels that leave
- * it to their caller return ECE408_UNSUPPORTED, and have done nothing. */
-ECE408_EXPORT int ece408_forward_finished(const ece408_problem* problem, const float* x,
-                                          const float* w, const float* bias,
-                                          const ece408_finish* finish, float* y, int threads,
-                                          int isa, int kernel);
+/* Floats of a layer's weights and biases in the order in which a kernel's forward pass reads them, the
+ * same for images of any number and size; 0 if it reads them as they are. */
+ECE408_EXPORT int64_t ece408_packed_floats(const ece408_problem* problem, int isa, int kernel);
+
+/* Makes it: `packed` has room for so many. ECE408_UNSUPPORTED if the kernel packs nothing, or cannot
+ * compute with these weights, as some are not finite. `bias` may be null. */
+ECE408_EXPORT int ece408_pack(const ece408_problem* problem, const float* w, const float* bias,
+                              float* packed, int threads, int isa, int kernel);
+
+/* As ece408_forward_f32 overwrites y. `packed`, unless null, is what ece408_pack has made of these
+ * weights and biases for this kernel. `finish`, unless null, is done to each output as it is stored;
+ * kernels that leave it to their caller return ECE408_UNSUPPORTED, and have done nothing. */
+ECE408_EXPORT int ece408_forward_packed(const ece408_problem* problem, const float* x,
+                                        const float* w, const float* bias, const float* packed,
+                                        const ece408_finish* finish, float* y, int threads,
+                                        int isa, int kernel);
 
 /* What a batch is normalised by: the averages of each channel of arrays (images, channels, pixels),
  * its variance with `epsilon` added; with `is_relu` what is below 0 becomes 0 at the end. */

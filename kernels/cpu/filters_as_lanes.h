@@ -279,6 +279,13 @@ struct DeepPlan {
     // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source.
     Buffer<int64_t> offset;
 
+    DeepPlan(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book)
+        : deep(deep), weights(weights), book(book) {
+        const int64_t most = kDeepVectors * Lanes<Sum>::count;
+        blocks = (deep.group_filters + most - 1) / most;
+    }
+
+    int64_t units() const { return deep.groups * blocks; }
     int64_t channel() const { return deep.rows * deep.row; }
     int64_t image() const { return deep.groups * deep.group_channels * channel(); }
     int64_t first(int64_t block) const { return block * kDeepVectors * Lanes<Sum>::count; }
@@ -549,39 +556,45 @@ struct DeepShares {
     }
 };
 
-// Returns false if there is no memory, and then has written nothing.
+// The weights of all units, where `packed` has room for them.
 template <class T, class Sum>
-bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book,
-              const T* source, const T* bias, T* out, bool accumulate, int threads) {
-    DeepPlan<T, Sum> plan = {deep, weights, book, 0, {}};
-    const int64_t most = kDeepVectors * Lanes<Sum>::count;
-    plan.blocks = (deep.group_filters + most - 1) / most;
+void pack_deep(const DeepPlan<T, Sum>& plan, Sum* packed, int threads) {
+    share(threads, plan.units(),
+          [&](int64_t unit, int) { plan.pack(unit, packed + unit * plan.packed()); });
+}
+
+// `kept`: the weights of all units, packed, or null. Returns false if there is no memory, and then has
+// written nothing.
+template <class T, class Sum>
+bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T* bias, T* out,
+              bool accumulate, int threads) {
+    DeepPlan<T, Sum>& plan = *made;
+    const Deep& deep = plan.deep;
     const int64_t channels = deep.groups * deep.group_channels, pixels = deep.height * deep.width;
     const int64_t out_image =
         deep.groups * deep.group_filters * deep.out_height * deep.out_width;
-    const int64_t units = deep.groups * plan.blocks;
+    const int64_t units = plan.units();
     const DeepShares shares(deep.batch, units, plan.image(), plan.packed(), threads);
     const int64_t images = shares.by_image ? threads : shares.together;
+    const int64_t packings = kept ? 0 : shares.by_unit ? threads : units;
     const Buffer<Sum> memory(images * plan.image() + threads * plan.sums() +
-                             (shares.by_unit ? threads : units) * plan.packed());
+                             packings * plan.packed());
     plan.offset = Buffer<int64_t>(deep.group_channels * deep.window);
     if (!memory || !plan.offset) return false;
     plan.fill_offsets();
     Sum* scratch = memory + images * plan.image();
-    Sum* packed = scratch + threads * plan.sums();
+    Sum* const own = scratch + threads * plan.sums();
+    const Sum* const packed = kept ? kept : own;
     const auto pad = [&](int64_t b, int64_t c, Sum* image) {
         plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
     };
-    const auto pack = [&](int64_t unit, int) {
-        plan.pack(unit, packed + unit * plan.packed());
-    };
     const auto compute = [&](int64_t b, const Sum* image, int64_t unit, int64_t slice,
-                             const Sum* own, int member) {
-        plan.run_block(image, unit, slice, shares.slices, own, bias, accumulate,
+                             const Sum* weights, int member) {
+        plan.run_block(image, unit, slice, shares.slices, weights, bias, accumulate,
                        scratch + member * plan.sums(), out + b * out_image);
     };
     if (shares.by_image) {
-        share(threads, units, pack);
+        if (!kept) pack_deep(plan, own, threads);
         share(threads, deep.batch, [&](int64_t b, int member) {
             Sum* image = memory + member * plan.image();
             for (int64_t c = 0; c < channels; ++c) pad(b, c, image);
@@ -593,18 +606,18 @@ bool run_deep(const Deep& deep, const DeepWeights<T>& weights, const Textbook& b
     for (int64_t first = 0; first < deep.batch; first += shares.together) {
         const int64_t left = deep.batch - first;
         const int64_t count = left < shares.together ? left : shares.together;
-        const int64_t packing = first == 0 && !shares.by_unit ? units : 0;
-        share(threads, packing + count * channels, [&](int64_t at, int member) {
-            if (at < packing) return pack(at, member);
+        const int64_t packing = first == 0 && !kept && !shares.by_unit ? units : 0;
+        share(threads, packing + count * channels, [&](int64_t at, int) {
+            if (at < packing) return plan.pack(at, own + at * plan.packed());
             const int64_t b = (at - packing) / channels;
             pad(first + b, (at - packing) % channels, memory + b * plan.image());
         });
         if (shares.by_unit) {
             share(threads, units, [&](int64_t unit, int member) {
-                Sum* own = packed + member * plan.packed();
-                plan.pack(unit, own);
+                if (!kept) plan.pack(unit, own + member * plan.packed());
+                const Sum* const weights = packed + (kept ? unit : member) * plan.packed();
                 for (int64_t b = 0; b < count; ++b)
-                    compute(first + b, memory + b * plan.image(), unit, 0, own, member);
+                    compute(first + b, memory + b * plan.image(), unit, 0, weights, member);
             });
             continue;
         }

@@ -41,33 +41,79 @@ int pixels_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, b
         run_sweep<Sum>(backward_sweep(s), weight_at, book, dy, no_bias, dx, accumulate, threads));
 }
 
+template <bool Pairs>
+bool forward_deep(const Shape& s, Deep* deep) {
+    const Sweep sweep = forward_sweep(s);
+    return Pairs ? deep_by_pairs(sweep, false, deep) : deep_forward(sweep, deep);
+}
+
+// Where the forward pass finds a filter's weights.
+template <class T>
+DeepWeights<T> forward_weights(const Shape& s, const T* w) {
+    const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
+    return {w, s.group_filters * filter, filter, window, s.kernel_w};
+}
+
+// `packed`: the weights as `filters_pack` leaves them, or null.
+template <class T, bool Pairs, class Sum>
+int filters_by(const ece408_problem& problem, const T* x, const T* w, const T* bias,
+               const Sum* packed, T* y, bool accumulate, int threads) {
+    const Shape s = derive(problem);
+    Deep deep;
+    if (!forward_deep<Pairs>(s, &deep)) return ECE408_NO_MEMORY;
+    DeepPlan<T, Sum> plan(deep, forward_weights(s, w), {s, x, w, y, forward_element<T>});
+    return status(run_deep(&plan, packed, x, bias, y, accumulate, threads));
+}
+
 template <class T, bool Pairs, class Sum = SumOf<T>>
 int filters_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                     bool accumulate, int threads) {
+    const Sum* const packed = nullptr;
+    return filters_by<T, Pairs>(problem, x, w, bias, packed, y, accumulate, threads);
+}
+
+template <bool Pairs>
+int filters_forward_packed(const ece408_problem& problem, const float* x, const float* w,
+                           const float* bias, const float* packed, const ece408_finish& finish,
+                           float* y, int threads) {
+    if (finish.factors) return ECE408_UNSUPPORTED;
+    return filters_by<float, Pairs>(problem, x, w, bias, packed, y, false, threads);
+}
+
+template <bool Pairs>
+int64_t filters_packed_floats(const ece408_problem& problem) {
     const Shape s = derive(problem);
-    const Textbook book = {s, x, w, y, forward_element<T>};
-    const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
-    const DeepWeights<T> weights = {w, s.group_filters * filter, filter, window, s.kernel_w};
-    const Sweep sweep = forward_sweep(s);
     Deep deep;
-    const bool ready = Pairs ? deep_by_pairs(sweep, false, &deep) : deep_forward(sweep, &deep);
-    return status(
-        ready && run_deep<T, Sum>(deep, weights, book, x, bias, y, accumulate, threads));
+    if (!forward_deep<Pairs>(s, &deep)) return 0;
+    const DeepPlan<float, float> plan(deep, {}, {});
+    return plan.units() * plan.packed();
+}
+
+template <bool Pairs>
+int filters_pack(const ece408_problem& problem, const float* w, const float*, float* packed,
+                 int threads) {
+    const Shape s = derive(problem);
+    Deep deep;
+    if (!forward_deep<Pairs>(s, &deep)) return ECE408_NO_MEMORY;
+    const DeepPlan<float, float> plan(deep, forward_weights(s, w), {});
+    pack_deep(plan, packed, threads);
+    return ECE408_OK;
 }
 
 template <class T, bool Pairs, class Sum = SumOf<T>>
 int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                  int threads) {
     const Shape s = derive(problem);
-    const Textbook book = {s, w, dy, dx, data_element<T>};
     const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
     const DeepWeights<T> weights = {w, s.group_filters * filter, window, filter, s.kernel_w};
     const T* const no_bias = nullptr;
+    const Sum* const no_packed = nullptr;
     Deep deep;
     const bool ready = Pairs ? deep_by_pairs(backward_sweep(s), true, &deep)
                              : deep_backward(forward_sweep(s), &deep);
-    return status(
-        ready && run_deep<T, Sum>(deep, weights, book, dy, no_bias, dx, accumulate, threads));
+    if (!ready) return ECE408_NO_MEMORY;
+    DeepPlan<T, Sum> plan(deep, weights, {s, w, dy, dx, data_element<T>});
+    return status(run_deep(&plan, no_packed, dy, no_bias, dx, accumulate, threads));
 }
 
 template <class T, class Sum = SumOf<T>>
@@ -116,12 +162,14 @@ extern const Kernel ECE408_THIS_BUILD(filters_as_lanes) = {
     {filters_forward<double, false>, filters_data<double, false>, nullptr},
     {filters_forward<Half, false>, filters_data<Half, false>, nullptr},
     {filters_forward<float, false, double>, filters_data<float, false, double>, nullptr},
+    filters_packed_floats<false>, filters_pack<false>, filters_forward_packed<false>,
 };
 extern const Kernel ECE408_THIS_BUILD(filters_as_lanes_pairs) = {
     {filters_forward<float, true>, filters_data<float, true>, nullptr},
     {filters_forward<double, true>, filters_data<double, true>, nullptr},
     {filters_forward<Half, true>, filters_data<Half, true>, nullptr},
     {},
+    filters_packed_floats<true>, filters_pack<true>, filters_forward_packed<true>,
 };
 extern const Kernel ECE408_THIS_BUILD(patches) = {
     {patches_forward<float>, patches_data<float>, patches_weight<float>},

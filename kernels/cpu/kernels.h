@@ -40,10 +40,18 @@ struct Kernel {
     Directions<double> f64;
     Directions<Half> f16;
     Directions<float> strict;  // the same arrays as f32, sums in double
-    // Forward in float32, with what follows done to each output; null where a caller is to do that.
-    int (*finished)(const ece408_problem& problem, const float* x, const float* w,
-                    const float* bias, const ece408_finish& finish, float* y,
-                    int threads) = nullptr;
+    // Floats of what the forward pass in float32 reads in the place of weights and biases, the same for
+    // images of any number and size; and what makes it, which may also return kNotFinite. Null where
+    // weights are read as they are.
+    int64_t (*packed_floats)(const ece408_problem& problem) = nullptr;
+    int (*pack)(const ece408_problem& problem, const float* w, const float* bias, float* packed,
+                int threads) = nullptr;
+    // That pass, with `packed`, unless null, of this problem's layer, and with what follows done to
+    // each output, unless `finish` has no factors: ECE408_UNSUPPORTED where it cannot do that. Null
+    // where there is neither.
+    int (*forward_packed)(const ece408_problem& problem, const float* x, const float* w,
+                          const float* bias, const float* packed, const ece408_finish& finish,
+                          float* y, int threads) = nullptr;
 };
 
 #define ECE408_DECLARE_KERNEL(name) ECE408_DECLARE_BUILDS(Kernel, name)

@@ -2,6 +2,8 @@
 // output plane cut into vectors, these into register tiles.
 #pragma once
 
+#include <string.h>
+
 #include "buffer.h"
 #include "shape.h"
 #include "vector.h"
@@ -66,6 +68,15 @@ inline Layer backward_layer(const ece408_problem& problem, const float* w) {
     layer.shape.height = s.height + s.kernel_h - 1;
     layer.shape.width = s.width + s.kernel_w - 1;
     return layer;
+}
+
+// A channel of an image into the middle of zeros.
+inline void pad_channel(const Layer& layer, const float* from, float* to) {
+    const int64_t row = layer.shape.width;
+    memset(to, 0, static_cast<size_t>(layer.shape.height * row) * sizeof(float));
+    for (int64_t y = 0; y < layer.height; ++y)
+        memcpy(to + (layer.top + y) * row + layer.left, from + y * layer.width,
+               static_cast<size_t>(layer.width) * sizeof(float));
 }
 
 // Cycles of a tile for one tap, as multiply-adds that keep one unit busy: at least what loads its

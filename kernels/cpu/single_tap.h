@@ -260,6 +260,14 @@ void pick_channel(const Layer& layer, const float* from, float* to) {
     }
 }
 
+// A channel of an image with a border, or that strides pick pixels from.
+void copy_channel(const Layer& layer, const float* from, float* to) {
+    if (layer.stride_h > 1 || layer.stride_w > 1)
+        pick_channel(layer, from, to);
+    else
+        pad_channel(layer, from, to);
+}
+
 // False without memory.
 bool run_single_tap(const Layer& layer, const float* x, const float* packed,
                     const ece408_finish& finish, float* y, bool accumulate, int threads) {
@@ -269,29 +277,29 @@ bool run_single_tap(const Layer& layer, const float* x, const float* packed,
     const int64_t all = plan.tiling.all(), parts = count_parts(s.batch, all, threads);
     const int64_t units = s.batch * parts;
     const int team = static_cast<int>(threads < units ? threads : units);
-    const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks, picks = !layer.as_it_is();
+    const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks, copies = !layer.as_it_is();
     const int64_t pixels = layer.height * layer.width, image = s.channels * plan.plane();
-    Buffer<float> tiles, picked;
+    Buffer<float> tiles, copied;
     if (lays_out) tiles = Buffer<float>::aligned(team * plan.tile_floats());
-    if (picks) picked = Buffer<float>((parts == 1 ? team : s.batch) * image);
-    if ((lays_out && !tiles) || (picks && !picked)) return false;
-    const auto pick = [&](int64_t b, int64_t c, float* to) {
-        pick_channel(layer, x + (b * s.channels + c) * pixels, to + c * plan.plane());
+    if (copies) copied = Buffer<float>((parts == 1 ? team : s.batch) * image);
+    if ((lays_out && !tiles) || (copies && !copied)) return false;
+    const auto copy = [&](int64_t b, int64_t c, float* to) {
+        copy_channel(layer, x + (b * s.channels + c) * pixels, to + c * plan.plane());
     };
-    if (picks && parts > 1)
+    if (copies && parts > 1)
         share(team, s.batch * s.channels, [&](int64_t number, int) {
             const int64_t b = number / s.channels;
-            pick(b, number % s.channels, picked + b * image);
+            copy(b, number % s.channels, copied + b * image);
         });
     share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
         for (int64_t unit = begin; unit < end; ++unit) {
             const int64_t b = unit / parts, part = unit % parts;
             const float* from = x + b * s.channels * pixels;
-            const bool more = !picks && parts == 1 && unit + 1 < end;
+            const bool more = !copies && parts == 1 && unit + 1 < end;
             const float* const next = more ? from + image : nullptr;
-            if (picks) {
-                float* const own = picked + (parts == 1 ? member : b) * image;
-                for (int64_t c = 0; c < s.channels && parts == 1; ++c) pick(b, c, own);
+            if (copies) {
+                float* const own = copied + (parts == 1 ? member : b) * image;
+                for (int64_t c = 0; c < s.channels && parts == 1; ++c) copy(b, c, own);
                 from = own;
             }
             run_cells(plan, from, next, y + b * s.filters * plan.tiling.plane,

@@ -42,7 +42,7 @@ struct Plan {
     int64_t domain;   // floats of a channel's domain of a stretch
     int64_t sums;     // floats of a filter's sums of a stretch, for one pixel of a square
     int64_t blocks;   // of filters
-    Buffer<float> packed;
+    const float* packed;
     const float* bias;
     Textbook book;  // of the output
 
@@ -53,6 +53,7 @@ struct Plan {
     int64_t filter_floats() const {
         return 1 + layer.shape.channels * rows.taps() * columns.taps();
     }
+    int64_t packed_floats() const { return layer.shape.filters * filter_floats(); }
     // Vectors that hold the sums of `pairs` pairs of rows, with the unused lanes between rows.
     int64_t vectors(int64_t pairs) const {
         return divide_up((pairs - 1) * pitch + columns.pairs, kLanes);
@@ -69,10 +70,21 @@ struct Plan {
     }
 };
 
+// Of a layer, without the sizes that threads share its work by.
+Plan plan_of(const Layer& layer, const float* bias) {
+    const Shape& s = layer.shape;
+    Plan plan = {};
+    plan.layer = layer;
+    plan.bias = bias;
+    plan.rows = pairs_of(s.kernel_h, s.out_height);
+    plan.columns = pairs_of(s.kernel_w, s.out_width);
+    plan.blocks = s.filters <= kMostFilters ? 1 : divide_up(s.filters, kBlockFilters);
+    return plan;
+}
+
 void choose_sizes(Plan* plan, int threads) {
     const Shape& s = plan->layer.shape;
     plan->pitch = plan->columns.starts();
-    plan->blocks = s.filters <= kMostFilters ? 1 : divide_up(s.filters, kBlockFilters);
     const int64_t row_bytes = kDomains * kDomains * s.channels * plan->pitch *
                               static_cast<int64_t>(sizeof(float));
     int64_t rows = kNearBytes / row_bytes - plan->rows.groups + 1;
@@ -152,14 +164,14 @@ void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
 // Filter block after filter block: the biases or zeros, then for each domain of rows, in kOrder,
 // what both columns take and what one takes, as [c][group of rows][group of columns][domain of
 // columns][filter of block].
-void pack_weights(const Plan& plan, int threads) {
+void pack_weights(const Plan& plan, float* packed, int threads) {
     const int64_t channels = plan.layer.shape.channels, groups = plan.columns.groups;
     const bool many = channels * plan.layer.shape.filters >= kManyWeights;
     const bool of_three = plan.rows.kernel == 3 && plan.columns.kernel == 3;
     share(many ? threads : 1, plan.blocks, [&](int64_t block, int) {
         const int64_t first = plan.first_filter(block);
         const int64_t filters = plan.first_filter(block + 1) - first;
-        float* at = plan.packed + first * plan.filter_floats();
+        float* at = packed + first * plan.filter_floats();
         for (int64_t m = 0; m < filters; ++m) *at++ = plan.bias ? plan.bias[first + m] : 0.0f;
         float* next[kDomains][2];
         for (int tr : kOrder) {
@@ -398,36 +410,58 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     return true;
 }
 
-int run_layer(const Layer& layer, const Textbook& book, const float* x, const float* bias, float* y,
-              bool accumulate, int threads) {
-    const Shape& s = layer.shape;
-    Plan plan = {};
-    plan.layer = layer;
+// `packed`: of the layer's weights, or null.
+int run_layer(const Layer& layer, const Textbook& book, const float* x, const float* bias,
+              const float* packed, float* y, bool accumulate, int threads) {
+    Plan plan = plan_of(layer, bias);
     plan.book = book;
-    plan.bias = bias;
-    plan.rows = pairs_of(s.kernel_h, s.out_height);
-    plan.columns = pairs_of(s.kernel_w, s.out_width);
     choose_sizes(&plan, threads);
-    plan.packed = Buffer<float>(s.filters * plan.filter_floats());
-    if (!plan.packed) return ECE408_NO_MEMORY;
-    pack_weights(plan, threads);
+    Buffer<float> own;
+    if (!packed) {
+        own = Buffer<float>(plan.packed_floats());
+        if (!own) return ECE408_NO_MEMORY;
+        pack_weights(plan, own, threads);
+    }
+    plan.packed = packed ? packed : own;
     return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+int run_forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                const float* packed, float* y, bool accumulate, int threads) {
+    const Textbook book = {derive(problem), x, w, y, forward_element<float>};
+    return run_layer(forward_layer(problem, w), book, x, bias, packed, y, accumulate, threads);
 }
 
 int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
             float* y, bool accumulate, int threads) {
-    const Textbook book = {derive(problem), x, w, y, forward_element<float>};
-    return run_layer(forward_layer(problem, w), book, x, bias, y, accumulate, threads);
+    return run_forward(problem, x, w, bias, nullptr, y, accumulate, threads);
+}
+
+int64_t packed_floats(const ece408_problem& problem) {
+    return plan_of(forward_layer(problem, nullptr), nullptr).packed_floats();
+}
+
+int pack(const ece408_problem& problem, const float* w, const float* bias, float* packed,
+         int threads) {
+    pack_weights(plan_of(forward_layer(problem, w), bias), packed, threads);
+    return ECE408_OK;
+}
+
+int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                   const float* packed, const ece408_finish& finish, float* y, int threads) {
+    if (finish.factors) return ECE408_UNSUPPORTED;
+    return run_forward(problem, x, w, bias, packed, y, false, threads);
 }
 
 int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,
                   bool accumulate, int threads) {
     const Textbook book = {derive(problem), w, dy, dx, data_element<float>};
-    return run_layer(backward_layer(problem, w), book, dy, nullptr, dx, accumulate, threads);
+    return run_layer(backward_layer(problem, w), book, dy, nullptr, nullptr, dx, accumulate, threads);
 }
 
 }  // namespace
 
-extern const Kernel ECE408_THIS_BUILD(winograd) = {{forward, backward_data, nullptr}, {}, {}, {}};
+extern const Kernel ECE408_THIS_BUILD(winograd) = {
+    {forward, backward_data, nullptr}, {}, {}, {}, packed_floats, pack, forward_packed};
 
 }  // namespace ece408

@@ -68,6 +68,15 @@ ECE408_EXPORT void ece408_forward_drive(const ece408_driver* driver);
 /* The number of the GPU that arrays are on, or this one. */
 #define ECE408_ON_CPU -1
 
+/* Nodes whose attribute `keeps` is this owner keep their weights packed from call to call, until it is
+ * released. Whoever calls these keeps the arrays of weights and biases alive, or those of the next call
+ * from before that call on. */
+ECE408_EXPORT void ece408_weights_own(const char* owner);
+ECE408_EXPORT void ece408_weights_release(const char* owner);
+
+/* From now on nothing is kept: arrays may be in memory that others write to. */
+ECE408_EXPORT void ece408_weights_are_shared(void);
+
 /* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads and the
  * instruction set for anything else, in a direction of ece408.h's on data of MXNet's type number `type` and of batch,
  * channels, height and width `sizes`. */
@@ -88,9 +97,12 @@ typedef int ece408_report(const char* layer, int direction, int gpu, int type,
 /* The functions of ece408.h of these names, which are in another library. */
 typedef struct ece408_others {
     ece408_function* forward_f32;
-    int (*forward_finished)(const ece408_problem* problem, const float* x, const float* w,
-                            const float* bias, const ece408_finish* finish, float* y, int threads,
-                            int isa, int kernel);
+    int64_t (*packed_floats)(const ece408_problem* problem, int isa, int kernel);
+    int (*pack)(const ece408_problem* problem, const float* w, const float* bias, float* packed,
+                int threads, int isa, int kernel);
+    int (*forward_packed)(const ece408_problem* problem, const float* x, const float* w,
+                          const float* bias, const float* packed, const ece408_finish* finish,
+                          float* y, int threads, int isa, int kernel);
     void (*share)(int threads, int64_t count, ece408_pieces* pieces, const void* work);
     int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,

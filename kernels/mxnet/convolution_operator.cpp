@@ -9,16 +9,21 @@
 // What computes a call is asked of Python once for each layer, shape and type, and remembered
 // until the settings change; a call without an answer that is a kernel is handed to Python whole.
 // On a GPU the answer is launches, which are enqueued on MXNet's stream.
+//
+// Of graphs that are only run, weights that are variables are packed once, and again when they have
+// changed (kept_weights.h).
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "../cpu/shape.h"
 #include "epilogue.h"
+#include "kept_weights.h"
 #include "library.h"
 #include "plans.h"
 
@@ -35,6 +40,7 @@ struct Layer {
     std::string description;
     int spatial = 2, bias = 0;
     bool for_data = true, for_weight = true;  // the gradients that are wanted; the bias's with w's
+    std::string keeps;  // who owns the weights that are kept packed, if anybody
     Epilogue epilogue;
     ece408_problem problem{};  // batch, channels, height and width are the data's
 
@@ -68,6 +74,8 @@ bool Layer::read(const Attributes& attributes) {
         for_data = gradients->second.find("data") != std::string::npos;
         for_weight = gradients->second.find("weight") != std::string::npos;
     }
+    const auto owner = attributes.find("keeps");
+    if (owner != attributes.end()) keeps = owner->second;
     return parse_epilogue(attributes, &epilogue);
 }
 
@@ -109,7 +117,8 @@ public:
     // Python is asked here already: for a GPU it makes ready what the first call would wait for.
     Convolution(const Layer& layer, const std::vector<Shape>& shapes, const std::vector<int>& types,
                 const mxnet::ext::MXContext& context)
-        : layer_(layer), gpu_(context.dev_type == "gpu" ? context.dev_id : ECE408_ON_CPU) {
+        : layer_(layer), kept_(ece408::kept_weights().find(layer.keeps)),
+          gpu_(context.dev_type == "gpu" ? context.dev_id : ECE408_ON_CPU) {
         Layer first = layer;
         if (set_data(shapes[0], &first)) plans().plan(call_of(first, types[0], ECE408_FORWARD));
     }
@@ -123,16 +132,26 @@ public:
         if (gpu_ != ECE408_ON_CPU && !layer.epilogue.is_nothing()) return kRefused;
         const Call call = call_of(layer, (*in)[0].dtype, ECE408_FORWARD);
         const auto plan = plans().plan(call);
-        if (layer.epilogue.is_nothing())
+        const auto packed = packed_weights(layer, *plan, *in);
+        ece408::Times times;
+        if (layer.epilogue.is_nothing()) {
+            if (packed && compute_packed(layer, *plan, arrays, packed.get(), nullptr, &times))
+                return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
             return compute(layer.problem, call, *plan, arrays, resource);
+        }
         const int64_t filters = layer.problem.filters;
         const Affine affine = affine_of(layer.epilogue, filters, in, 2 + layer.bias);
         const float* added = layer.epilogue.adds ? in->back().data<float>() : nullptr;
-        ece408::Times times;
-        if (compute_finished(layer, *plan, arrays, affine, added, &times))
+        const ece408_finish all{affine.factors.data(), affine.addends.data(), added,
+                                layer.epilogue.lowest, layer.epilogue.highest};
+        if (compute_packed(layer, *plan, arrays, packed.get(), &all, &times))
             return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
-        const MXReturnValue status = compute(layer.problem, call, *plan, arrays, resource);
-        if (status != MX_SUCCESS) return status;
+        if (packed && compute_packed(layer, *plan, arrays, packed.get(), nullptr, &times)) {
+            if (!plans().report(call, *plan, times)) return kRefused;
+        } else {
+            const MXReturnValue status = compute(layer.problem, call, *plan, arrays, resource);
+            if (status != MX_SUCCESS) return status;
+        }
         finish(layer, plan->threads, affine, added, static_cast<float*>(arrays[3]));
         return MX_SUCCESS;
     }
@@ -231,18 +250,29 @@ private:
         return plan.bias_gradient(&p, a[1], a[3], 0, plan.threads);
     }
 
-    // Convolution and epilogue at once; false, and nothing done, if the kernel does not do that.
-    static bool compute_finished(const Layer& layer, const Plan& plan, const Arrays& a,
-                                 const Affine& affine, const float* added, ece408::Times* times) {
-        if (!plan.function || plan.function != reinterpret_cast<void*>(plans().others().forward_f32))
-            return false;
-        const ece408_finish finish{affine.factors.data(), affine.addends.data(), added,
-                                   layer.epilogue.lowest, layer.epilogue.highest};
+    static bool is_in_float32(const Plan& plan) {
+        return plan.function &&
+               plan.function == reinterpret_cast<void*>(plans().others().forward_f32);
+    }
+
+    // Null where none are kept.
+    std::shared_ptr<const float> packed_weights(const Layer& layer, const Plan& plan,
+                                                const std::vector<MXTensor>& in) const {
+        if (!kept_ || !is_in_float32(plan)) return nullptr;
+        return kept_->packed(layer.problem, plan, in[1], layer.bias ? &in[2] : nullptr);
+    }
+
+    // With weights that are kept, unless null, and what follows at once, unless null; false, and
+    // nothing done, if the kernel does not do that.
+    static bool compute_packed(const Layer& layer, const Plan& plan, const Arrays& a,
+                               const float* packed, const ece408_finish* finish,
+                               ece408::Times* times) {
+        if (!is_in_float32(plan)) return false;
         const auto start = ece408::Clock::now();
-        const int status = plans().others().forward_finished(
+        const int status = plans().others().forward_packed(
             &layer.problem, static_cast<float*>(a[0]), static_cast<float*>(a[1]),
-            static_cast<float*>(a[2]), &finish, static_cast<float*>(a[3]), plan.threads, plan.isa,
-            plan.kernel);
+            static_cast<float*>(a[2]), packed, finish, static_cast<float*>(a[3]), plan.threads,
+            plan.isa, plan.kernel);
         times->all = ece408::seconds_since(start);
         return status == ECE408_OK;
     }
@@ -262,6 +292,7 @@ private:
     }
 
     Layer layer_;
+    std::shared_ptr<ece408::KeptWeights> kept_;
     int gpu_;
 };
 
@@ -273,3 +304,17 @@ REGISTER_OP(ece408_convolution)
     .setCreateOpState(create<Convolution>, "gpu");
 
 }  // namespace
+
+// Never destroyed: MXNet's threads may still be running when the process ends.
+ece408::Owners<ece408::KeptWeights>& ece408::kept_weights() {
+    static auto* const all = new Owners<KeptWeights>;
+    return *all;
+}
+
+void ece408_weights_own(const char* owner) {
+    ece408::kept_weights().own(owner, std::make_shared<ece408::KeptWeights>());
+}
+
+void ece408_weights_release(const char* owner) { ece408::kept_weights().release(owner); }
+
+void ece408_weights_are_shared(void) { ece408::KeptWeights::are_shared = true; }

@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "array_versions.h"
 #include "callbacks.h"
 #include "library.h"
+#include "owners.h"
 #include "python_calls.h"
 
 namespace {
@@ -62,46 +61,9 @@ private:
     ArrayVersions versions_;
 };
 
-// A hybridized block's operator may be made anew for every call: its network is not.
-class Owners {
-public:
-    void own(const std::string& owner) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        networks_[owner];
-    }
-
-    void release(const std::string& owner) {
-        std::shared_ptr<Network> last;  // ended without the lock, which Python may wait for
-        const std::lock_guard<std::mutex> lock(mutex_);
-        last.swap(networks_[owner]);
-        networks_.erase(owner);
-    }
-
-    // The owner's network, or null if it has none yet.
-    std::shared_ptr<Network> find(const std::string& owner) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto found = networks_.find(owner);
-        return found == networks_.end() ? nullptr : found->second;
-    }
-
-    // The owner's network from now on: this one, unless another came first. One without an owner is
-    // its node's.
-    std::shared_ptr<Network> keep(const std::string& owner, std::shared_ptr<Network> network) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto found = networks_.find(owner);
-        if (found == networks_.end()) return network;
-        if (!found->second) found->second = network;
-        return found->second;
-    }
-
-private:
-    std::mutex mutex_;
-    std::map<std::string, std::shared_ptr<Network>> networks_;
-};
-
 // Never destroyed: MXNet's threads may still be running when the process ends.
-Owners& owners() {
-    static Owners* const all = new Owners;
+ece408::Owners<Network>& owners() {
+    static auto* const all = new ece408::Owners<Network>;
     return *all;
 }
 

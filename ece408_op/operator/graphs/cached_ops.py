@@ -14,6 +14,7 @@ from typing import Any, Callable
 import numpy as np
 
 from .. import compiled_operator, memory, recorded
+from ..owners import Owner
 from . import compiled_graphs, fusion, graph_inference, graph_json, guards, training
 from .graph_json import Graph
 
@@ -89,6 +90,10 @@ class _DualCachedOp:
         self._compiled: dict[tuple[bool, bool], _Call | None] = {}
         self._last: _Call | None = None
         self._is_monitored = False
+        # Those of the last call, as packed weights' owners need them.
+        kept = compiled_graphs.weights(graph)
+        self._weights = [n for n, name in enumerate(self._names) if name in kept]
+        self._held: list[Any] = []
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         from mxnet import autograd
@@ -106,6 +111,7 @@ class _DualCachedOp:
             self._last = compiled
         if compiled is None:
             return self._guarded.__call__(*arrays, **keywords)
+        self._held = [arrays[n] for n in self._weights]
         try:
             return compiled(*arrays, **keywords)
         except compiled_graphs.failures():
@@ -137,6 +143,7 @@ class _DualCachedOp:
         inputs = dict(zip(self._names, arrays))
         only_float32 = all(array.dtype == np.float32 for array in arrays)
         shapes = {name: array.shape for name, array in inputs.items()}
+        owner = None
         if trains:
             without = {self._names[number] for number in self._without}
             wanted = set(self._names) - without - set(self._symbol.list_auxiliary_states())
@@ -147,7 +154,11 @@ class _DualCachedOp:
             )
         else:
             fuse = fusion.fuse if only_float32 and not on_gpu else None
-            compiled = compiled_graphs.compiled(self._symbol, self._graph, shapes, fuse)
+            if not on_gpu:
+                owner = compiled_graphs.owner_of_weights(self._graph)
+            compiled = compiled_graphs.compiled(
+                self._symbol, self._graph, shapes, fuse, owner=owner
+            )
         if compiled is None:
             return None
         parameters = {name: array for name, array in inputs.items() if name not in self._data}
@@ -158,8 +169,17 @@ class _DualCachedOp:
         data = [number for number, name in enumerate(names) if name in self._data]
         others = [number for number, name in enumerate(names) if name not in self._data]
         indices = [("data_indices", data), ("param_indices", others)]
-        made = self._plain(compiled, [*indices, *self._flags])
-        return lambda *given, **keywords: made(*(given[number] for number in order), **keywords)
+        return _Compiled(self._plain(compiled, [*indices, *self._flags]), order, owner)
+
+
+class _Compiled:
+    """A CachedOp that takes its inputs in another order, and the owner of its packed weights."""
+
+    def __init__(self, op: Any, order: Sequence[int], owner: Owner | None) -> None:
+        self._op, self._order, self._owner = op, order, owner
+
+    def __call__(self, *given: Any, **keywords: Any) -> Any:
+        return self._op(*(given[number] for number in self._order), **keywords)
 
 
 class _ByShapes:

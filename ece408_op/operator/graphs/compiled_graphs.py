@@ -11,6 +11,7 @@ from typing import Any, Callable
 from ...errors import Ece408Error
 from .. import compiled_operator
 from ..attributes import ConvAttributes
+from ..owners import KEEPS, Owner
 from . import graph_json
 from .graph_json import Entry, Graph, Node
 
@@ -44,12 +45,14 @@ def compiled(
     shapes: Mapping[str, Sequence[int]],
     fuse: Fuse | None = None,
     gradients: Mapping[int, str] | None = None,
+    owner: Owner | None = None,
 ) -> Any:
     """The graph of `symbol` as a Symbol with `ece408_convolution` for our operator, or `None`.
 
     `fuse`, such as `fusion.fuse`, also has nodes of ours compute what follows a convolution; then
     arguments may come in another order, and moving averages become arguments. `gradients` says by
-    the numbers of our nodes which gradients they compute; all, if it is not given.
+    the numbers of our nodes which gradients they compute; all, if it is not given. `owner`, from
+    `owner_of_weights`, owns weights that are kept packed: those that are variables.
 
     `shapes` are those of the symbol's arguments: MXNet does not tell a library's operator unknown
     shapes, so they are written to the weights' nodes. Also `None` if a shape is missing, if two
@@ -74,12 +77,30 @@ def compiled(
         else dict(node)
         for number, node in enumerate(nodes)
     ]
+    if owner is not None:
+        _keep_weights(graph["nodes"], nodes, owner)
     result = {**graph, "nodes": nodes}
     if fuse is not None:
         result = _without(result, fuse(nodes, graph["heads"]))
     found = graph_json.write(result, symbol)
     taken, outputs = Counter(found.list_inputs()), found.list_outputs()
     return found if taken == Counter(inputs) and outputs == symbol.list_outputs() else None
+
+
+def owner_of_weights(graph: Graph) -> Owner | None:
+    """What owns the packed weights of the graph's convolutions of ours; `None` without the compiled
+    operator. Keep it as long as the compiled graph."""
+    if compiled_operator.missing() is not None:
+        return None
+    return Owner("weights", sum(map(graph_json.is_ours, graph["nodes"])))
+
+
+def _keep_weights(given: Sequence[Node], compiled: Sequence[Node], owner: Owner) -> None:
+    ours = (number for number, node in enumerate(given) if graph_json.is_ours(node))
+    for name, number in zip(owner.names, ours):
+        sources = [entry[0] for entry in given[number]["inputs"][1:]]
+        if all(given[each]["op"] == "null" for each in sources):
+            compiled[number]["attrs"][KEEPS] = name
 
 
 def weights(graph: Graph) -> set[str]:

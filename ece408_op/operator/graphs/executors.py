@@ -17,12 +17,15 @@ import numpy as np
 
 from ...problem import ITEM_BYTES
 from .. import compiled_operator, memory, variables
+from ..owners import Owner
 from . import compiled_graphs, fusion, graph_inference, graph_json, guards, training
 from .graph_inference import Shapes
 from .graph_json import Graph
 
 # The attribute of an executor of ours on the CPU that holds what may run in its place.
 _SECONDS = "_ece408_seconds"
+# And the one of an executor whose nodes keep weights packed: their owner.
+_OWNER = "_ece408_owner"
 
 
 def install(mxnet: Any) -> None:
@@ -91,11 +94,14 @@ def _compiled_executor(
     if not shapes or not _only_forward(given) or not _has_floats(symbol, given):
         return None
     try:
-        compiled = compiled_graphs.compiled(symbol, graph, shapes)
+        on_cpu = _is_on_cpu(given)
+        owner = compiled_graphs.owner_of_weights(graph) if on_cpu else None
+        compiled = compiled_graphs.compiled(symbol, graph, shapes, owner=owner)
         if compiled is None or compiled.list_inputs() != symbol.list_inputs():
             return None
         executor = method(compiled, *arguments, **keywords)
-        if _is_on_cpu(given):
+        if on_cpu:
+            setattr(executor, _OWNER, owner)
             guards.make_plain(compiled_graphs.weights(graph), executor.arg_dict)
             setattr(executor, _SECONDS, _Seconds(is_compiled=True))
     except compiled_graphs.failures():
@@ -110,6 +116,7 @@ class _Seconds:
     def __init__(self, is_compiled: bool) -> None:
         self._is_compiled = is_compiled
         self._made: dict[bool, Any] = {}
+        self._owner: Owner | None = None  # of the packed weights of the one that predicts
         # Which one ran last, if not the executor itself, and whether that was to train.
         self.last: Any = None
         self.was_training = False
@@ -154,10 +161,11 @@ class _Seconds:
         return found.bind(executor._ctx, arguments, gradients, requests, states)
 
     def _to_predict(self, symbol: Any, graph: Graph, shapes: Shapes, only_float32: bool) -> Any:
-        plain = compiled_graphs.compiled(symbol, graph, shapes)
+        self._owner = owner = compiled_graphs.owner_of_weights(graph)
+        plain = compiled_graphs.compiled(symbol, graph, shapes, owner=owner)
         if plain is None or not only_float32:
             return None if self._is_compiled else plain
-        fused = compiled_graphs.compiled(symbol, graph, shapes, fusion.fuse)
+        fused = compiled_graphs.compiled(symbol, graph, shapes, fusion.fuse, owner=owner)
         # One that is compiled already may be as good.
         return None if self._is_compiled and fused.tojson() == plain.tojson() else fused
 
@@ -252,8 +260,14 @@ def _reshaping(method: Any) -> Any:
     ) -> Any:
         from mxnet import MXNetError
 
+        owner = vars(self).get(_OWNER)
+        if owner is not None:
+            # Each executor has weights of its own, which are there as long as it is.
+            owner.renew()
         try:
             reshaped = method(self, partial_shaping, allow_up_sizing, **shapes)
+            if owner is not None:
+                setattr(reshaped, _OWNER, owner)
             if _SECONDS in vars(self):
                 setattr(reshaped, _SECONDS, getattr(self, _SECONDS).fresh())
             return reshaped

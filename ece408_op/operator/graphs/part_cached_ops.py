@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..memory import make_plain
-from ..networks import Owner
+from ..owners import Owner
 from . import graph_json, parts
 from .graph_json import Graph
 
@@ -110,7 +110,7 @@ class _PartsOp:
     def _make(self, held: list[Any]) -> tuple[list[Any], Any, Owner]:
         make_plain(held)
         count = sum(map(graph_json.is_part, self._graph["nodes"]))
-        owner = Owner(count)
+        owner = Owner("network", count)
         graph = parts.with_attributes(
             self._graph, lambda node, part: {parts.OWNER: owner.names[part]}
         )

@@ -1,8 +1,10 @@
-"""Convolutions with what follows them done at once, on every instruction set this CPU has."""
+"""Convolutions with weights packed before, and with what follows done at once, on every instruction
+set this CPU has."""
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 
 import numpy as np
 import pytest
@@ -44,18 +46,38 @@ def _address(array):
 
 
 def _finished(problem, arrays, bounds, threads, isa):
-    """The status, and y. Arrays end where memory does."""
+    """The status, and y, with the weights packed before if the chosen kernel can. Arrays end where
+    memory does."""
     x, w, bias, *others = [
         None if array is None else guarded.place(array, "end", read_only=True) for array in arrays
     ]
     y = guarded.place(np.full(problem.y_shape, np.nan, np.float32), "end")
-    status = native.library().ece408_forward_finished(
+    finish = _Finish(*map(_address, others), *bounds)
+    packed = _packed(problem, w, bias, isa)
+    return _forward(problem, x, w, bias, packed, finish, y, threads, isa), y
+
+
+def _packed(problem, w, bias, isa, kernel=-1):
+    """The weights and biases packed; `None` if the kernel, or the chosen one, packs none."""
+    library, code = native.library(), native.ISA_CODES[isa]
+    library.ece408_packed_floats.restype = ctypes.c_int64
+    given = ctypes.byref(native.as_struct(problem))
+    floats = library.ece408_packed_floats(given, code, kernel)
+    packed = guarded.place(np.full(max(floats, 1), np.nan, np.float32), "end")
+    arrays = map(_address, (w, bias, packed))
+    status = library.ece408_pack(given, *arrays, 2, code, kernel)
+    assert status in (0, UNSUPPORTED)
+    assert floats > 0 or status == UNSUPPORTED
+    return None if status else packed
+
+
+def _forward(problem, x, w, bias, packed, finish, y, threads, isa, kernel=-1):
+    return native.library().ece408_forward_packed(
         ctypes.byref(native.as_struct(problem)),
-        *map(_address, (x, w, bias)),
-        ctypes.byref(_Finish(*map(_address, others), *bounds)),
-        *(_address(y), threads, native.ISA_CODES[isa], -1),
+        *map(_address, (x, w, bias, packed)),
+        ctypes.byref(finish) if finish else None,
+        *(_address(y), threads, native.ISA_CODES[isa], kernel),
     )
-    return status, y
 
 
 def _expected(problem, arrays, bounds):
@@ -104,3 +126,54 @@ def test_other_kernels_and_weights_leave_it_to_the_caller(isa, rng):
     assert _finished(problem, arrays, (0, 6), 2, isa)[0] == UNSUPPORTED
     problem = ConvProblem.parse("b2,c64,h14,w14,m64,k3,s2x2,p1x1")
     assert _finished(problem, _arrays(problem, rng), (0, 6), 2, isa)[0] == UNSUPPORTED
+
+
+# For each kernel that packs weights, layers that it can compute.
+PACKED = [
+    *[("direct", text) for text in (*SINGLE_TAPS, *OTHERS)],
+    ("winograd", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
+    ("winograd", "b1,c3,h12,w9,m5,k5"),
+    ("filters_as_lanes", "b2,c9,h13,w20,m23,k3,s2x2,p1x1,bias"),
+    ("filters_as_lanes", "b1,c8,h7,w7,m64,k3,p1x1,d2x2,g2"),
+    ("filters_as_lanes_pairs", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
+    ("filters_as_lanes_pairs", "b3,c40,h7,w7,m40,k5x3,p2x1"),
+]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("kernel", "text"), PACKED)
+def test_packed_weights_give_the_same_bits(isa, kernel, text, threads, rng):
+    """Packed for other images: of another number and size."""
+    problem = ConvProblem.parse(text)
+    number = native.kernels().index(kernel)
+    arrays = (rng.standard_normal(shape) for shape in (problem.x_shape, problem.w_shape))
+    x, w = (guarded.place(a.astype(np.float32), "end", read_only=True) for a in arrays)
+    bias = rng.standard_normal(problem.filters).astype(np.float32) if problem.bias else None
+    expected, found = np.empty((2, *problem.y_shape), np.float32)
+    addresses = [None if a is None else a.ctypes.data for a in (x, w, bias, expected)]
+    code = native.ISA_CODES[isa]
+    status = native.library().ece408_forward_f32(
+        ctypes.byref(native.as_struct(problem)), *addresses, 0, threads, code, number
+    )
+    if status == UNSUPPORTED:
+        pytest.skip(f"{kernel} does not compute {text} with {isa}")
+    other = dataclasses.replace(
+        problem, batch=problem.batch + 3, height=problem.height + 4, width=problem.width + 8
+    )
+    packed = _packed(other, w, bias, isa, number)
+    assert packed is not None
+    assert _forward(problem, x, w, bias, packed, None, found, threads, isa, number) == 0
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_weights_that_are_not_packed(isa, rng):
+    for text, value in (
+        (DEPTHWISE[0], 1),
+        ("b1,c3,h9,w9,m2,k3,s3x3", 1),
+        # Whose zeros of the border `direct` would multiply.
+        ("b1,c1,h64,w80,m5,k5,p2x2", np.inf),
+    ):
+        problem = ConvProblem.parse(text)
+        w = np.full(problem.w_shape, value, np.float32)
+        number = -1 if value == 1 else native.kernels().index("direct")
+        assert _packed(problem, w, None, isa, number) is None

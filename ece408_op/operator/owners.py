@@ -1,0 +1,70 @@
+"""Things that the compiled library keeps for nodes of a graph while somebody in Python owns them.
+
+MXNet may make a node's operator anew for every call; what it keeps is found by a name, one of the
+node's attributes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import secrets
+from typing import Any
+
+from . import compiled_operator
+
+# A node's attribute with the name of its packed weights' owner.
+KEEPS = "keeps"
+
+
+class Owner:
+    """`names` for `count` nodes, which keep something of a kind, "network" or "weights", until this
+    is gone.
+
+    Whoever makes one keeps the arrays of parameters or weights alive, or replaces them by others
+    that are there already: MXNet could put others where they are, which would be taken for them.
+    """
+
+    def __init__(self, kind: str, count: int) -> None:
+        token = secrets.token_hex(16)
+        self.names = [f"{token}.{number}" for number in range(count)]
+        self._own, self._release = (
+            getattr(library(), f"ece408_{kind}_{verb}") for verb in ("own", "release")
+        )
+        self.renew()
+
+    def renew(self) -> None:
+        """Have operators that are made from now on keep something of their own."""
+        for name in self.names:
+            self._own(name.encode())
+
+    def __del__(self) -> None:
+        for name in self.names:
+            self._release(name.encode())
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> Any:
+    """The compiled library, which is there (see `compiled_operator.missing`)."""
+    return ctypes.CDLL(str(compiled_operator.LIBRARY))
+
+
+def install(mxnet: Any) -> None:
+    """Have nothing kept of weights from the moment that an array shares its memory with another
+    library by DLPack: MXNet does not count what that writes. (The memory of `from_numpy` is made
+    read-only.)"""
+    if compiled_operator.missing() is not None:
+        return
+    functions = mxnet.base._LIB
+    give, take = functions.MXNDArrayToDLPack, functions.MXNDArrayFromDLPackEx
+
+    def given(*arguments: Any) -> Any:
+        library().ece408_weights_are_shared()
+        return give(*arguments)
+
+    def taken(tensor: Any, is_read_only: Any, array: Any) -> Any:
+        if not is_read_only:
+            library().ece408_weights_are_shared()
+        return take(tensor, is_read_only, array)
+
+    functions.MXNDArrayToDLPack, functions.MXNDArrayFromDLPackEx = given, taken

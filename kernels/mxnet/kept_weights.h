@@ -1,0 +1,73 @@
+// A layer's weights as its kernel reads them, made once and kept from call to call until they change.
+#pragma once
+
+#include <mxnet/lib_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+
+#include "array_versions.h"
+#include "owners.h"
+#include "plans.h"
+
+namespace ece408 {
+
+class KeptWeights {
+public:
+    // Whether arrays may be in memory that others write to, which MXNet does not count.
+    static inline std::atomic<bool> are_shared{false};
+
+    // For a call by `plan`, whose function is forward_f32; null if its kernel reads weights as they are,
+    // or cannot take these. `bias` may be null. The caller keeps both arrays alive as long as others
+    // could come in their place: `ArrayVersions` says why.
+    std::shared_ptr<const float> packed(const ece408_problem& problem, const Plan& plan,
+                                        const mxnet::ext::MXTensor& weights,
+                                        const mxnet::ext::MXTensor* bias) {
+        if (are_shared) return nullptr;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const uint64_t of_weights = versions_.of(0, weights);
+        const uint64_t of_bias = bias ? versions_.of(1, *bias) : 0;
+        if (of_weights == of_weights_ && of_bias == of_bias_ && plan.isa == isa_ &&
+            plan.kernel == kernel_ && is_same_layer(problem))
+            return packed_;
+        problem_ = problem, isa_ = plan.isa, kernel_ = plan.kernel;
+        of_weights_ = of_weights, of_bias_ = of_bias;
+        return packed_ = pack(plan, weights.data_ptr, bias ? bias->data_ptr : nullptr);
+    }
+
+private:
+    bool is_same_layer(ece408_problem problem) const {
+        problem.batch = problem_.batch;
+        return std::memcmp(&problem, &problem_, sizeof problem) == 0;
+    }
+
+    std::shared_ptr<const float> pack(const Plan& plan, const void* weights,
+                                      const void* bias) const {
+        constexpr size_t kLine = 64;
+        const int64_t floats = plans().others().packed_floats(&problem_, plan.isa, plan.kernel);
+        if (floats == 0) return nullptr;
+        const size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + kLine - 1) / kLine * kLine;
+        const std::shared_ptr<float> made(static_cast<float*>(std::aligned_alloc(kLine, bytes)),
+                                          std::free);
+        if (!made) return nullptr;
+        const int status = plans().others().pack(
+            &problem_, static_cast<const float*>(weights), static_cast<const float*>(bias),
+            made.get(), plan.threads, plan.isa, plan.kernel);
+        return status == ECE408_OK ? made : nullptr;
+    }
+
+    std::mutex mutex_;
+    ArrayVersions versions_{2};
+    ece408_problem problem_{};
+    int isa_ = 0, kernel_ = 0;
+    uint64_t of_weights_ = 0, of_bias_ = 0;
+    std::shared_ptr<const float> packed_;
+};
+
+// Of all nodes that keep theirs.
+Owners<KeptWeights>& kept_weights();
+
+}  // namespace ece408

@@ -1,0 +1,231 @@
+"""Weights that the compiled operator keeps packed from call to call: every change is noticed."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op.operator import compiled_operator, memory
+
+SHAPE = (2, 8, 18, 16)
+# 1x1 with and without a stride, windows of stride 1, of stride 2, and in groups.
+LAYERS = (
+    {"channels": 24, "kernel_size": 1, "in_channels": 8},
+    {"channels": 40, "kernel_size": 3, "in_channels": 24, "padding": 1},
+    {"channels": 40, "kernel_size": 3, "in_channels": 40, "padding": 1, "strides": 2},
+    {"channels": 40, "kernel_size": 5, "in_channels": 40, "padding": 2, "use_bias": False},
+    {"channels": 36, "kernel_size": 1, "in_channels": 40, "strides": 2},
+    {"channels": 36, "kernel_size": 3, "in_channels": 36, "padding": 1, "groups": 4},
+)
+FLAGS = ({}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True})
+
+
+@pytest.fixture(autouse=True)
+def _operator_is_there(mx):
+    assert compiled_operator.missing() is None
+
+
+def make_net(mx, seed=1):
+    mx.random.seed(seed)
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    for layer in LAYERS:
+        net.add(mx.gluon.nn.Conv2D(**layer, bias_initializer=mx.init.Uniform(1)))
+    net.initialize(mx.init.Xavier(magnitude=3))
+    return net
+
+
+def of_mxnet(mx, net, x):
+    """What MXNet's own convolutions make of x with the net's parameters."""
+    plain = make_net(mx)
+    for its, ours in zip(plain.collect_params().values(), net.collect_params().values()):
+        its.set_data(ours.data())
+    return plain(x).asnumpy()
+
+
+def expect(found, expected):
+    np.testing.assert_allclose(
+        found.asnumpy(), expected, rtol=0, atol=2e-6 * np.abs(expected).max()
+    )
+
+
+@pytest.fixture
+def x(mx, rng):
+    return mx.nd.array(rng.uniform(-1, 1, SHAPE))
+
+
+def changes(mx, net, tmp_path):
+    weight, bias = net[0].weight, net[1].bias
+    seeds = itertools.count(10)
+
+    def set_data():
+        weight.set_data(weight.data() * 0.5)
+
+    def in_place():
+        weight.data()[:] *= 1.5
+
+    def one_value():
+        weight.data()[1, 1, 0, 0] = 3
+
+    def of_bias():
+        bias.data()[:] += 1
+
+    def from_numpy():
+        net[3].weight.data()[:] = np.ones(net[3].weight.shape, np.float32)
+
+    def load():
+        other = make_net(mx, seed=9)
+        other.save_parameters(str(tmp_path / "other.params"))
+        net.load_parameters(str(tmp_path / "other.params"))
+
+    def train():
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        with mx.autograd.record():
+            loss = net(mx.nd.ones(SHAPE)).sum()
+        loss.backward()
+        trainer.step(1)
+
+    def again():
+        # Twice, so that arrays may come to lie where the first ones were.
+        for _ in range(2):
+            mx.random.seed(next(seeds))
+            net.initialize(mx.init.Xavier(magnitude=2), force_reinit=True)
+
+    return [set_data, in_place, one_value, of_bias, from_numpy, load, train, again, again]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_changes_of_a_block_are_noticed(mx, x, flags, tmp_path):
+    net = make_net(mx)
+    ece408_op.swap(net)
+    net.hybridize(**flags)
+    for _ in range(3):
+        expect(net(x), of_mxnet(mx, net, x))
+    for change in changes(mx, net, tmp_path):
+        before = net(x).asnumpy()
+        change()
+        found = net(x)
+        assert not np.allclose(found.asnumpy(), before, rtol=1e-4), change.__name__
+        expect(found, of_mxnet(mx, net, x))
+        expect(net(x), of_mxnet(mx, net, x))
+
+
+def _convolution(x, w, **more):
+    return ece408_op.Convolution(x, w, kernel=(3, 3), num_filter=16, no_bias=True, **more)
+
+
+def _expected(mx, x, w):
+    # Of a copy: MXNet may put these weights into a layout of its own.
+    return mx.nd.Convolution(x, w.copy(), kernel=(3, 3), num_filter=16, no_bias=True).asnumpy()
+
+
+@pytest.fixture
+def block(mx):
+    """A hybridized block without parameters: its weights are inputs."""
+
+    class Block(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, w):
+            return _convolution(x, w)
+
+    return Block()
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_other_weights_in_their_place_are_noticed(mx, x, rng, block, flags):
+    """Each array is gone when the next one is made, in its place and with as many writes."""
+    block.hybridize(**flags)
+    addresses = set()
+    for _ in range(20):
+        w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 3, 3)))
+        addresses.add(memory.pointer(w))
+        expect(block(x, w), _expected(mx, x, w))
+        del w
+        gc.collect()
+    assert len(addresses) < 20
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_weights_that_are_computed_are_noticed(mx, x, rng, flags):
+    class Block(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, w):
+            return _convolution(x, F.sin(w))
+
+    block = Block()
+    block.hybridize(**flags)
+    for _ in range(8):
+        w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 3, 3)))
+        expect(block(x, w), _expected(mx, x, mx.nd.sin(w)))
+
+
+def _executor(mx, x, w):
+    symbol = _convolution(mx.sym.Variable("x"), mx.sym.Variable("w"))
+    return symbol.bind(mx.cpu(), {"x": x, "w": w}, grad_req="null")
+
+
+def test_changes_in_executors_are_noticed(mx, x, rng):
+    w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 3, 3)))
+    executor = _executor(mx, x, w)
+    for _ in range(3):
+        expect(executor.forward()[0], _expected(mx, x, w))
+        w[:] = mx.nd.array(rng.uniform(-1, 1, w.shape))
+        expect(executor.forward()[0], _expected(mx, x, w))
+        executor.copy_params_from({"w": mx.nd.array(rng.uniform(-1, 1, w.shape))})
+        expect(executor.forward()[0], _expected(mx, x, w))
+
+
+def test_executors_of_one_graph_have_weights_of_their_own(mx, x, rng):
+    w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 3, 3)))
+    executor = _executor(mx, x, w)
+    expected = _expected(mx, x, w)
+    expect(executor.forward()[0], expected)
+    reshaped = executor.reshape(x=(1, *SHAPE[1:]))
+    first, second = x.copy(), x[1:].copy()  # which share their memory in the executors
+    for _ in range(2):
+        expect(reshaped.forward(x=second)[0], _expected(mx, second, w))
+        expect(executor.forward(x=first)[0], expected)
+    for _ in range(8):
+        w = mx.nd.array(rng.uniform(-1, 1, w.shape))
+        executor = _executor(mx, x, w)
+        expect(executor.forward()[0], _expected(mx, x, w))
+
+
+def test_weights_are_packed_once(mx, x, rng, block):
+    """What is written behind MXNet's back is not seen before it counts a write."""
+    block.hybridize()
+    # Written by MXNet, which does not count what comes from NumPy.
+    w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 3, 3))) * 1
+    before = _expected(mx, x, w)
+    expect(block(x, w), before)
+    ctypes.memset(memory.pointer(w), 0, w.size * 4)
+    expect(block(x, w), before)
+    w[:] = w * 1
+    assert not block(x, w).asnumpy().any()
+
+
+SHARED = """
+import ctypes
+import ece408_op
+import mxnet as mx
+from ece408_op.operator import memory
+
+class Block(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, x, w):
+        return ece408_op.Convolution(x, w, kernel=(3, 3), num_filter=16, no_bias=True)
+
+block = Block()
+block.hybridize()
+x, w = mx.nd.ones((1, 8, 9, 9)), mx.nd.ones((16, 8, 3, 3))
+assert (block(x, w).asnumpy() == 72).all()
+given = mx.nd.from_dlpack(w.to_dlpack_for_write())
+ctypes.memset(memory.pointer(given), 0, given.size * 4)
+assert not block(x, w).asnumpy().any()
+"""
+
+
+def test_weights_in_shared_memory_are_not_kept(run_python):
+    result = run_python(SHARED)
+    assert result.returncode == 0, result.stderr
