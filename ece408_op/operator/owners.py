@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from . import compiled_operator
@@ -25,22 +26,26 @@ class Owner:
     that are there already: MXNet could put others where they are, which would be taken for them.
     """
 
+    names: Sequence[str] = ()  # also of one that an interrupt keeps from being made
+
     def __init__(self, kind: str, count: int) -> None:
+        self._kind = kind
         token = secrets.token_hex(16)
         self.names = [f"{token}.{number}" for number in range(count)]
-        self._own, self._release = (
-            getattr(library(), f"ece408_{kind}_{verb}") for verb in ("own", "release")
-        )
         self.renew()
 
     def renew(self) -> None:
         """Have operators that are made from now on keep something of their own."""
+        self._each("own")
+
+    def _each(self, verb: str) -> None:
+        function = getattr(library(), f"ece408_{self._kind}_{verb}")
         for name in self.names:
-            self._own(name.encode())
+            function(name.encode())
 
     def __del__(self) -> None:
-        for name in self.names:
-            self._release(name.encode())
+        if self.names:
+            self._each("release")
 
 
 @functools.lru_cache(maxsize=1)

@@ -223,24 +223,23 @@ bool run_windows(const Layer& layer, const float* x, const float* packed,
            run(plan, x, streams, accumulate, threads);
 }
 
-// `packed`: of the layer's weights.
-int run_packed(const Layer& layer, const float* x, const float* packed, const ece408_finish& finish,
-               float* y, bool accumulate, int threads) {
+// `packed`: the layer's weights, or null.
+int run_layer(const Layer& layer, const float* x, const float* bias, const float* packed,
+              const ece408_finish& finish, float* y, bool accumulate, int threads) {
     const bool streams = is_streamed(layer.shape, accumulate, threads);
-    const bool single_tap = layer.shape.kernel_h * layer.shape.kernel_w == 1;
+    const bool single_tap = layer.shape.kernel_h * layer.shape.kernel_w == 1 &&
+                            !(streams && layer.as_it_is());
+    Buffer<float> own;
+    if (!packed && (!single_tap || is_worth_packing(layer.shape, threads))) {
+        own = Buffer<float>::aligned(packed_floats(layer.shape));
+        if (!own) return ECE408_NO_MEMORY;
+        pack_weights(layer, bias, own, threads);
+        packed = own;
+    }
     const bool has_memory =
-        single_tap && !(streams && layer.as_it_is())
-            ? run_single_tap(layer, x, packed, finish, y, accumulate, threads)
-            : run_windows(layer, x, packed, finish, y, streams, accumulate, threads);
+        single_tap ? run_single_tap(layer, x, bias, packed, finish, y, accumulate, threads)
+                   : run_windows(layer, x, packed, finish, y, streams, accumulate, threads);
     return has_memory ? ECE408_OK : ECE408_NO_MEMORY;
-}
-
-int run_layer(const Layer& layer, const float* x, const float* bias, const ece408_finish& finish,
-              float* y, bool accumulate, int threads) {
-    const auto packed = Buffer<float>::aligned(packed_floats(layer.shape));
-    if (!packed) return ECE408_NO_MEMORY;
-    pack_weights(layer, bias, packed, threads);
-    return run_packed(layer, x, packed, finish, y, accumulate, threads);
 }
 
 bool can_take(const ece408_problem& problem, const float* w) {
@@ -251,7 +250,7 @@ bool can_take(const ece408_problem& problem, const float* w) {
 int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
             float* y, bool accumulate, int threads) {
     if (!can_take(problem, w)) return kNotFinite;
-    return run_layer(forward_layer(problem, w), x, bias, {}, y, accumulate, threads);
+    return run_layer(forward_layer(problem, w), x, bias, nullptr, {}, y, accumulate, threads);
 }
 
 int64_t forward_packed_floats(const ece408_problem& problem) {
@@ -267,10 +266,8 @@ int pack(const ece408_problem& problem, const float* w, const float* bias, float
 
 int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
                    const float* packed, const ece408_finish& finish, float* y, int threads) {
-    const Layer layer = forward_layer(problem, w);
-    if (packed) return run_packed(layer, x, packed, finish, y, false, threads);
-    if (!can_take(problem, w)) return kNotFinite;
-    return run_layer(layer, x, bias, finish, y, false, threads);
+    if (!packed && !can_take(problem, w)) return kNotFinite;
+    return run_layer(forward_layer(problem, w), x, bias, packed, finish, y, false, threads);
 }
 
 // A channel of the gradient for pixels that strides pick becomes one for all of them.
@@ -298,7 +295,8 @@ int spread_backward(const ece408_problem& problem, const float* w, const float* 
     ece408_problem some = problem;
     for (int64_t first = 0; first < s.batch; first += together) {
         some.batch = s.batch - first < together ? s.batch - first : together;
-        const int status = run_layer(backward_layer(some, w), dy + first * s.filters * met, nullptr, {},
+        const int status = run_layer(backward_layer(some, w), dy + first * s.filters * met, nullptr,
+                                     nullptr, {},
                                      memory, false, threads);
         if (status != ECE408_OK) return status;
         share(threads, some.batch * s.channels, [&](int64_t c, int) {
@@ -313,7 +311,7 @@ int backward_data(const ece408_problem& problem, const float* w, const float* dy
     if (is_flat(problem) && (problem.stride_h > 1 || problem.stride_w > 1))
         return spread_backward(problem, w, dy, dx, accumulate, threads);
     if (!is_flat(problem) && !all_finite(w, weights(problem))) return kNotFinite;
-    return run_layer(backward_layer(problem, w), dy, nullptr, {}, dx, accumulate, threads);
+    return run_layer(backward_layer(problem, w), dy, nullptr, nullptr, {}, dx, accumulate, threads);
 }
 
 }  // namespace

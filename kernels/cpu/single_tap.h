@@ -5,9 +5,12 @@
 // are read in order, as packed weights are, whatever a plane's size. Pixels that few blocks take stay
 // where they are.
 //
-// The work of an image is a list of cells, each a tile of pixels and a block of filters, tile after
-// tile. Threads take whole images, or, of few images, stretches of that list. Weights come from the
-// second or third cache for each tile anew: multiplying each by all pixels of a tile takes longer.
+// The work of an image is a list of cells, each a tile of pixels and a block of filters: tile after tile of
+// a group of blocks, then those of the next group. Threads take whole images, or, of few images, stretches
+// of the list.
+//
+// Weights that few pixels take are read where they are: packing them would take as long as a part of
+// their products.
 #pragma once
 
 #include <stdint.h>
@@ -24,13 +27,23 @@ namespace {
 // Blocks of filters from which on a tile's pixels are laid out.
 constexpr int64_t kLaidOutBlocks = 9;
 
+// Pixels for each thread from which on weights are packed for a call.
+constexpr int64_t kPackedPixels = 300;
+
+inline bool is_worth_packing(const Shape& s, int threads) {
+    return s.batch * s.out_height * s.out_width >= kPackedPixels * threads;
+}
+
 // What a tile of pixels does with consecutive blocks of filters.
 struct Column {
     int64_t channels, blocks;
     const float* x;       // a channel's vectors lie at `in`, the next one's `step` floats further on
     const int64_t* in;
     int64_t step;
-    const float* packed;  // of each block its biases, then its weights as [c][filter]
+    const float* packed;  // of each block its biases, then its weights as [c][filter];
+    const float* bias;    // or the first filter's bias, unless null,
+    const float* weights;  // and its weights, with so many floats to the next filter's and channel's
+    int64_t weight_step, channel_step;
     float* y;             // of the first filter
     const int64_t* out;   // where vectors go there
     int64_t filter_step;
@@ -38,14 +51,17 @@ struct Column {
     // What will be read later: each block asks for some lines, `ahead_step` floats apart.
     const float* ahead;
     int64_t ahead_lines, ahead_step;
+    bool asks;  // for weights that are not packed
 };
 
-// Channels [begin, end): addresses are of few registers, which few instructions move on: where two
-// threads share a core, instructions are what it is short of.
-template <int MT, int VT>
+// Channels [begin, end), whose weights begin at `weight`. All addresses are of few registers, which few
+// instructions move on: where two threads share a core, instructions are what it is short of.
+template <bool Packed, int MT, int VT>
 __attribute__((always_inline)) inline void add_channels(const Column& column, const float* weight,
                                                         int64_t begin, int64_t end,
                                                         Vec (&sum)[MT][VT]) {
+    const int64_t row = Packed ? 0 : column.weight_step;
+    const int64_t rows[6] = {0, row, 2 * row, hidden(3 * row), 4 * row, hidden(5 * row)};
     const float* pixel[VT];
     ECE408_UNROLL
     for (int v = 0; v < VT; ++v) pixel[v] = column.x + column.in[v];
@@ -58,20 +74,23 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
         at += column.step;
         ECE408_UNROLL
         for (int m = 0; m < MT; ++m) {
-            const Vec factor = broadcast(weight[m]);
+            const float* some = m < 6 ? weight : weight + 6 * row;
+            const Vec factor = broadcast(Packed ? weight[m] : some[rows[m % 6]]);
             ECE408_UNROLL
             for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
         }
-        weight += MT;
+        // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
+        weight += Packed ? MT : hidden(column.channel_step);
     } while (at != all);
 }
 
 // All channels, in partial sums of kBlock channels: long sums in one piece lose more to rounding.
-template <int MT, int VT>
+template <bool Packed, int MT, int VT>
 __attribute__((always_inline)) inline void add_all_channels(const Column& column,
                                                             const float* weights,
                                                             Vec (&sum)[MT][VT]) {
     constexpr int64_t kBlock = 256;
+    const int64_t step = Packed ? MT : column.channel_step;
     for (int64_t c = 0; c < column.channels; c += kBlock) {
         alignas(64) float before[MT][VT][kLanes];
         ECE408_UNROLL
@@ -83,7 +102,7 @@ __attribute__((always_inline)) inline void add_all_channels(const Column& column
             }
         }
         const int64_t left = column.channels - c, end = c + (left < kBlock ? left : kBlock);
-        add_channels(column, weights + c * MT, c, end, sum);
+        add_channels<Packed>(column, weights + c * step, c, end, sum);
         ECE408_UNROLL
         for (int m = 0; m < MT && c > 0; ++m) {
             ECE408_UNROLL
@@ -105,8 +124,26 @@ __attribute__((always_inline)) inline void finish_sums(const Column& column, int
     }
 }
 
+// What another tile will read for the first time: weights of the block behind this one, rows too short for
+// processors to fetch ahead by themselves.
+template <int MT>
+inline void ask_for_weights(const Column& column, int64_t first) {
+    const float* const next = column.weights + (first + MT) * column.weight_step;
+    for (int64_t line = 0; line < MT * column.channels; line += kLine) prefetch(next + line);
+}
+
+template <bool Packed>
 struct Columns {
     using Function = void(const Column&);
+
+    template <int MT, int VT>
+    __attribute__((always_inline)) static void start(const float* bias, Vec (&sum)[MT][VT]) {
+        ECE408_UNROLL
+        for (int m = 0; m < MT; ++m) {
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) sum[m][v] = broadcast(bias[m]);
+        }
+    }
 
     template <int, int MT, int VT>
     __attribute__((noinline)) static void run(const Column& given) {
@@ -120,13 +157,16 @@ struct Columns {
             for (int64_t line = 0; line < column.ahead_lines; ++line, ahead += column.ahead_step)
                 prefetch(ahead);
             Vec sum[MT][VT];
-            ECE408_UNROLL
-            for (int m = 0; m < MT; ++m) {
-                ECE408_UNROLL
-                for (int v = 0; v < VT; ++v) sum[m][v] = broadcast(packed[m]);
+            if constexpr (Packed) {
+                start(packed, sum);
+                add_all_channels<true>(column, packed + MT, sum);
+                packed += MT * (1 + column.channels);
+            } else {
+                if (column.asks) ask_for_weights<MT>(column, first);
+                const float zeros[MT] = {};
+                start(column.bias ? column.bias + first : zeros, sum);
+                add_all_channels<false>(column, column.weights + first * column.weight_step, sum);
             }
-            add_all_channels(column, packed + MT, sum);
-            packed += MT * (1 + column.channels);
             if (column.finish.factors) finish_sums(column, first, sum);
             ECE408_UNROLL
             for (int m = 0; m < MT; ++m) {
@@ -143,13 +183,16 @@ struct Columns {
 struct TapPlan {
     Layer layer;
     Tiling tiling;
-    const float* packed;
+    const float* packed;  // or null
+    const float* bias;    // for weights that are not packed
     ece408_finish finish;
     float* y;
+    int64_t groups;
 
     int64_t channels() const { return layer.shape.channels; }
     int64_t plane() const { return layer.shape.height * layer.shape.width; }
     int64_t tile_floats() const { return channels() * (tiling.size + 1) * kLanes; }
+    int64_t first_block(int64_t group) const { return part_start(tiling.blocks, groups, group); }
 };
 
 // A tile of an image as [c][vector][lane].
@@ -185,12 +228,20 @@ struct TapTile {
     // Blocks [begin, end), which are of one size, to `y`, where the filter `first_filter(begin)` begins.
     void compute(int64_t begin, int64_t end, float* y, const int64_t* out, int64_t filter_step,
                  const ece408_finish& finish) {
-        column.packed = plan.packed + plan.tiling.first_filter(begin) * (1 + plan.channels());
+        const int64_t m = plan.tiling.first_filter(begin);
+        const Layer& layer = plan.layer;
+        if (plan.packed) column.packed = plan.packed + m * (1 + plan.channels());
+        column.bias = plan.bias ? plan.bias + m : nullptr;
+        column.weight_step = layer.turned ? 1 : plan.channels();
+        column.channel_step = layer.turned ? layer.shape.filters : 1;
+        column.weights = layer.weights + m * column.weight_step;
         column.blocks = end - begin;
         column.y = y, column.out = out, column.filter_step = filter_step;
         column.finish = finish;
         const auto filters = static_cast<int>(plan.tiling.filters_of(begin));
-        pick_filters<Columns, 0>(filters, static_cast<int>(vectors))(column);
+        const auto wide = static_cast<int>(vectors);
+        (plan.packed ? pick_filters<Columns<true>, 0>(filters, wide)
+                     : pick_filters<Columns<false>, 0>(filters, wide))(column);
         column.ahead += column.ahead_step * column.ahead_lines * column.blocks;
     }
 
@@ -229,16 +280,22 @@ struct TapTile {
 void run_cells(const TapPlan& plan, const float* x, const float* next, float* y, float* scratch,
                int64_t begin, int64_t end, bool accumulate, bool whole) {
     const Tiling& tiling = plan.tiling;
+    int64_t group = 0, known = -1;
     while (begin < end) {
-        const int64_t number = begin / tiling.blocks, block = begin % tiling.blocks;
-        const int64_t left = end - begin, all = tiling.blocks - block;
+        while (begin >= plan.first_block(group + 1) * tiling.tiles) ++group;
+        const int64_t first = plan.first_block(group), blocks = plan.first_block(group + 1) - first;
+        const int64_t number = (begin - first * tiling.tiles) / blocks;
+        const int64_t block = first + (begin - first * tiling.tiles) % blocks;
+        const int64_t left = end - begin, all = first + blocks - block;
         const int64_t last = block + (left < all ? left : all);
         begin += last - block;
         if (scratch) lay_out_tile(plan, x, number, scratch);
         TapTile tile(plan, number, x, scratch);
-        if (begin < end)
+        tile.column.asks = known != group && !plan.layer.turned;
+        known = group;
+        if (number + 1 < tiling.tiles && begin < end)
             tile.ask_for(x, number + 1, last - block);
-        else if (next)
+        else if (next && begin == end)
             tile.ask_for(next, 0, last - block);
         // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
         if (accumulate || (!whole && number == tiling.tiles - 1 && tiling.first > 0))
@@ -260,6 +317,17 @@ void pick_channel(const Layer& layer, const float* from, float* to) {
     }
 }
 
+// Groups of blocks. Weights are read from the last cache once for each tile of a group and each thread
+// at it, and pixels are laid out once for each group. Few threads are not held up by that cache.
+int64_t count_groups(const TapPlan& plan, int team) {
+    const Shape& s = plan.layer.shape;
+    const int64_t weights = s.filters * s.channels, pixels = s.channels * plan.plane();
+    const int64_t held_up = s.batch < team ? team / 4 : 0, most = plan.tiling.blocks / 2;
+    int64_t groups = 1;
+    while (groups < most && 2 * pixels * groups * (groups + 1) < held_up * weights) ++groups;
+    return groups;
+}
+
 // A channel of an image with a border, or that strides pick pixels from.
 void copy_channel(const Layer& layer, const float* from, float* to) {
     if (layer.stride_h > 1 || layer.stride_w > 1)
@@ -269,16 +337,18 @@ void copy_channel(const Layer& layer, const float* from, float* to) {
 }
 
 // False without memory.
-bool run_single_tap(const Layer& layer, const float* x, const float* packed,
+bool run_single_tap(const Layer& layer, const float* x, const float* bias, const float* packed,
                     const ece408_finish& finish, float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
-    TapPlan plan = {layer, Tiling(s.filters), packed, finish, y};
+    TapPlan plan = {layer, Tiling(s.filters), packed, bias, finish, y, 1};
     if (!make_tiling(s.out_height, s.out_width, s.width, &plan.tiling)) return false;
     const int64_t all = plan.tiling.all(), parts = count_parts(s.batch, all, threads);
     const int64_t units = s.batch * parts;
     const int team = static_cast<int>(threads < units ? threads : units);
-    const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks, copies = !layer.as_it_is();
     const int64_t pixels = layer.height * layer.width, image = s.channels * plan.plane();
+    plan.groups = count_groups(plan, team);
+    const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks * plan.groups;
+    const bool copies = !layer.as_it_is();
     Buffer<float> tiles, copied;
     if (lays_out) tiles = Buffer<float>::aligned(team * plan.tile_floats());
     if (copies) copied = Buffer<float>((parts == 1 ? team : s.batch) * image);
