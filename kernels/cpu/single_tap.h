@@ -5,9 +5,9 @@
 // are read in order, as packed weights are, whatever a plane's size. Pixels that few blocks take stay
 // where they are.
 //
-// The work of an image is a list of cells, each a tile of pixels and a block of filters: tile after tile of
-// a group of blocks, then those of the next group. Threads take whole images, or, of few images, stretches
-// of the list.
+// The work of an image is a list of cells, each a tile of pixels and a block of filters: tile after
+// tile of a group of blocks, then those of the next group. Threads take whole images, or, of few
+// images, stretches of the list.
 //
 // Weights that few pixels take are read where they are: packing them would take as long as a part of
 // their products.
@@ -48,10 +48,10 @@ struct Column {
     const int64_t* out;   // where vectors go there
     int64_t filter_step;
     ece408_finish finish;  // as in StripArgs
-    // What will be read later: each block asks for some lines, `ahead_step` floats apart.
+    // Pixels of another tile, which each block asks for some channels of, `ahead_step` floats apart.
     const float* ahead;
-    int64_t ahead_lines, ahead_step;
-    bool asks;  // for weights that are not packed
+    int64_t ahead_channels, ahead_step;
+    bool asks;  // whether each block asks for the next one's weights, if they are not packed
 };
 
 // Channels [begin, end), whose weights begin at `weight`. All addresses are of few registers, which few
@@ -124,8 +124,7 @@ __attribute__((always_inline)) inline void finish_sums(const Column& column, int
     }
 }
 
-// What another tile will read for the first time: weights of the block behind this one, rows too short for
-// processors to fetch ahead by themselves.
+// The next block's weights, whose rows are too short for processors to fetch ahead by themselves.
 template <int MT>
 inline void ask_for_weights(const Column& column, int64_t first) {
     const float* const next = column.weights + (first + MT) * column.weight_step;
@@ -154,8 +153,8 @@ struct Columns {
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) y[v] = column.y + column.out[v];
         for (int64_t first = 0; first < column.blocks * MT; first += MT) {
-            for (int64_t line = 0; line < column.ahead_lines; ++line, ahead += column.ahead_step)
-                prefetch(ahead);
+            for (int64_t c = 0; c < column.ahead_channels; ++c, ahead += column.ahead_step)
+                for (int lane = 0; lane < VT * kLanes; lane += kLine) prefetch(ahead + lane);
             Vec sum[MT][VT];
             if constexpr (Packed) {
                 start(packed, sum);
@@ -222,7 +221,7 @@ struct TapTile {
     void ask_for(const float* x, int64_t tile, int64_t blocks) {
         column.ahead = x + plan.tiling.in[plan.tiling.first_vector(tile)];
         column.ahead_step = plan.plane();
-        column.ahead_lines = divide_up(plan.channels(), blocks);
+        column.ahead_channels = divide_up(plan.channels(), blocks);
     }
 
     // Blocks [begin, end), which are of one size, to `y`, where the filter `first_filter(begin)` begins.
@@ -242,7 +241,7 @@ struct TapTile {
         const auto wide = static_cast<int>(vectors);
         (plan.packed ? pick_filters<Columns<true>, 0>(filters, wide)
                      : pick_filters<Columns<false>, 0>(filters, wide))(column);
-        column.ahead += column.ahead_step * column.ahead_lines * column.blocks;
+        column.ahead += column.ahead_step * column.ahead_channels * column.blocks;
     }
 
     // Blocks [begin, end) of the image whose output is `image_y`.
