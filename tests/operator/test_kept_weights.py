@@ -152,6 +152,25 @@ def test_other_weights_in_their_place_are_noticed(mx, x, rng, block, flags):
 
 
 @pytest.mark.parametrize("flags", FLAGS)
+def test_weights_after_training_with_others_are_noticed(mx, x, rng, block, flags):
+    """What is trained in between is another graph, and may let go of other arrays."""
+    block.hybridize(**flags)
+    last, again = None, 0
+    for _ in range(40):
+        w = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
+        again += memory.pointer(w) == last
+        last = memory.pointer(w)
+        expect(block(x, w), _expected(mx, x, w))
+        other = mx.nd.array(rng.uniform(-1, 1, (16, 8, 1, 1)))
+        other.attach_grad()
+        with mx.autograd.record():
+            block(x, other).wait_to_read()
+        del w, other
+        gc.collect()
+    assert again == 0  # the last one is still held
+
+
+@pytest.mark.parametrize("flags", FLAGS)
 def test_weights_that_are_computed_are_noticed(mx, x, rng, flags):
     class Block(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x, w):

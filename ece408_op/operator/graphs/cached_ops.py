@@ -90,10 +90,6 @@ class _DualCachedOp:
         self._compiled: dict[tuple[bool, bool], _Call | None] = {}
         self._last: _Call | None = None
         self._is_monitored = False
-        # Those of the last call, as packed weights' owners need them.
-        kept = compiled_graphs.weights(graph)
-        self._weights = [n for n, name in enumerate(self._names) if name in kept]
-        self._held: list[Any] = []
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         from mxnet import autograd
@@ -111,7 +107,6 @@ class _DualCachedOp:
             self._last = compiled
         if compiled is None:
             return self._guarded.__call__(*arrays, **keywords)
-        self._held = [arrays[n] for n in self._weights]
         try:
             return compiled(*arrays, **keywords)
         except compiled_graphs.failures():
@@ -169,17 +164,25 @@ class _DualCachedOp:
         data = [number for number, name in enumerate(names) if name in self._data]
         others = [number for number, name in enumerate(names) if name not in self._data]
         indices = [("data_indices", data), ("param_indices", others)]
-        return _Compiled(self._plain(compiled, [*indices, *self._flags]), order, owner)
+        weights = compiled_graphs.weights(self._graph)
+        kept = [n for n, name in enumerate(self._names) if owner and name in weights]
+        return _Compiled(self._plain(compiled, [*indices, *self._flags]), order, owner, kept)
 
 
 class _Compiled:
-    """A CachedOp that takes its inputs in another order, and the owner of its packed weights."""
+    """A CachedOp that takes its inputs in another order, the owner of its packed weights, and the
+    arrays that these were last packed from: inputs `kept` of its own last call, whatever else has
+    run since."""
 
-    def __init__(self, op: Any, order: Sequence[int], owner: Owner | None) -> None:
-        self._op, self._order, self._owner = op, order, owner
+    def __init__(self, op: Any, order: Sequence[int], owner: Owner | None, kept: list[int]) -> None:
+        self._op, self._order, self._owner, self._kept = op, order, owner, kept
+        self._held: list[Any] = []
 
     def __call__(self, *given: Any, **keywords: Any) -> Any:
-        return self._op(*(given[number] for number in self._order), **keywords)
+        outputs = self._op(*(given[number] for number in self._order), **keywords)
+        # Not before: a call that is refused has packed nothing.
+        self._held = [given[number] for number in self._kept]
+        return outputs
 
 
 class _ByShapes:
