@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .operator.checkpoint import load_checkpoint
     from .operator.convolution import Convolution
     from .operator.gpu_network import gpu_report, to_gpu
+    from .operator.lent_memory import page_locked
     from .operator.net_comparison import NetComparison, compare
     from .operator.swap import swap, swap_checkpoint, unswap
     from .problem import ConvProblem
@@ -31,6 +32,7 @@ __all__ = [
     "gpu_report",
     "load_checkpoint",
     "op_times",
+    "page_locked",
     "register_backend",
     "settings",
     "swap",
@@ -50,6 +52,7 @@ _MODULES = {
     "gpu_report": "operator.gpu_network",
     "load_checkpoint": "operator.checkpoint",
     "op_times": "op_log",
+    "page_locked": "operator.lent_memory",
     "register_backend": "dispatch",
     "swap": "operator.swap",
     "swap_checkpoint": "operator.swap",

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
+from fake_driver import FakeDriver
 from places import SCRIPTS
 
 from ece408_op import errors
 from ece408_op.backends.cpu import native
-from ece408_op.backends.cuda.runtime import device
+from ece408_op.backends.cuda.runtime import device, page_locked
 from ece408_op.cli.main import execute
 from ece408_op.errors import DownloadFailed, NoUsableGpu
 from ece408_op.operator import compiled_operator
@@ -52,6 +53,28 @@ def rng():
 def without_compiled_operator(mx, monkeypatch):
     """Has the operator in Python compute, as where its compiled form is missing."""
     monkeypatch.setattr(compiled_operator, "_missing", "this test does without it")
+
+
+@pytest.fixture
+def fake_driver(monkeypatch):
+    """Stands for CUDA's driver where page-locked memory is made."""
+    # What tests on a GPU have left.
+    page_locked.pool.unlock_all()
+    fake = FakeDriver()
+    monkeypatch.setattr(page_locked, "driver", fake)
+    return fake
+
+
+@pytest.fixture
+def pool(fake_driver, monkeypatch):
+    """The pool of page-locked memory, an empty one of the fake driver's."""
+    made = page_locked.Pool()
+    monkeypatch.setattr(page_locked, "pool", made)
+    yield made
+    for block in made._blocks:
+        block.memory.busy.value = 0
+    made.unlock_all()
+    assert not fake_driver.locked
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +66,17 @@ class NativeLaunches(NamedTuple):
     launches: tuple[NativeLaunch, ...]
     workspace_bytes: int
     done: Done
+
+
+class HostMemory(NamedTuple):
+    """`nbytes` of memory at an address, lent: whoever has it sets `busy` to 0 when nothing uses it
+    any more, from any thread, also one without Python, and calls `before_fork`, when nothing is
+    being computed, before the process forks."""
+
+    address: int
+    nbytes: int
+    busy: ctypes.c_int
+    before_fork: Callable[[], None]
 
 
 def as_array(address: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
@@ -128,6 +140,11 @@ class Backend(ABC):
 
         Raises what `prepare` raises.
         """
+        return None
+
+    def result_memory(self, problem: ConvProblem) -> HostMemory | None:
+        """Memory for y to which this backend writes faster than to an array like any other, or
+        `None`: then take an array like any other. Raises what `prepare` raises."""
         return None
 
     def require(self, problem: ConvProblem, direction: str) -> None:

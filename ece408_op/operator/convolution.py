@@ -8,9 +8,10 @@ from typing import Any
 import numpy
 
 from .. import dispatch, settings
+from ..backends import Backend
 from ..errors import InvalidProblem
 from ..problem import ConvProblem
-from . import compiled_operator
+from . import compiled_operator, lent_memory
 from .attributes import ConvAttributes, is_of_mxnet
 from .graphs import guards
 from .graphs.graph_json import OP_TYPE
@@ -115,12 +116,12 @@ def _ndarray(
             raise InvalidProblem(f"{role} is a {type(array).__name__}; expected an NDArray")
     roles = [role for role, _ in inputs]
     infer_storage(roles, [array.stype for _, array in inputs])
-    shapes, _ = infer_shapes(parsed, [array.shape for _, array in inputs])
+    shapes, shape = infer_shapes(parsed, [array.shape for _, array in inputs])
     types = [numpy.dtype(array.dtype).name for _, array in inputs]
     dtype = infer_types(roles, types)
     problem = parsed.problem(shapes[0], dtype or "float32")
     data, *parameters = (array for _, array in inputs)
-    _check_backend(problem, parsed, data.context)
+    backend = _requested_backend(problem, parsed, data.context)
     # Only CPU arrays have blocked layouts; MXNet may have no GPU code for the guards.
     guarded = data.context.device_type != "gpu"
     is_compiled = guarded and compiled_operator.missing() is None
@@ -128,6 +129,8 @@ def _ndarray(
         compiled_operator.runs_on_gpu(data.context) and not mx.autograd.is_recording()
     ):
         layer = dataclasses.replace(parsed, layer=name or "")
+        if out is None and backend is not None and not mx.autograd.is_recording():
+            out = lent_memory.result(mx, backend, problem, shape)
         return compiled_operator.call(mx, layer, [data, *parameters], out)
     if guarded:
         data = guards.plain_data(mx.nd, data)
@@ -145,12 +148,16 @@ def _ndarray(
     return result
 
 
-def _check_backend(problem: ConvProblem, parsed: ConvAttributes, context: Any) -> None:
-    """Raise why the requested backend cannot compute; MXNet would lose the reason later."""
-    if parsed.backend or settings.backend():
-        on_gpu = context.device_type == "gpu"
-        device, index = ("gpu", context.device_id) if on_gpu else ("cpu", 0)
-        dispatch.prepare(problem, parsed.layer_on(device, index))
+def _requested_backend(
+    problem: ConvProblem, parsed: ConvAttributes, context: Any
+) -> Backend | None:
+    """The backend that is asked for, if one is. Raises why it cannot compute, a reason that MXNet
+    would lose later."""
+    if not (parsed.backend or settings.backend()):
+        return None
+    on_gpu = context.device_type == "gpu"
+    device, index = ("gpu", context.device_id) if on_gpu else ("cpu", 0)
+    return dispatch.prepare(problem, parsed.layer_on(device, index))
 
 
 def _symbol(

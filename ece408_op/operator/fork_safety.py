@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from . import python_calls
@@ -18,12 +19,18 @@ _QUIET_S = 0.03
 _GLANCE_S = 0.003
 
 _in_use = False
+_actions: set[Callable[[], None]] = set()
 
 
 def note_use() -> None:
     """Call when an operator in Python is created or runs: before the next fork it is deleted."""
     global _in_use
     _in_use = True
+
+
+def do_before_forks(action: Callable[[], None]) -> None:
+    """Have `action` called, once, before each fork from now on, when no operator runs."""
+    _actions.add(action)
 
 
 def install(mxnet: Any) -> None:
@@ -38,6 +45,8 @@ def install(mxnet: Any) -> None:
         if _in_use:
             _in_use = False
             _wait_for_deletions(mxnet.operator._registry.ref_holder)
+        for action in _actions:
+            action()
 
     python_calls.before_forks(wait)
 

@@ -77,6 +77,9 @@ ECE408_EXPORT void ece408_weights_release(const char* owner);
 /* From now on nothing is kept: arrays may be in memory that others write to. */
 ECE408_EXPORT void ece408_weights_are_shared(void);
 
+// The deleter of a tensor of DLPack whose manager is the `int` that is to become 0.
+ECE408_EXPORT void ece408_memory_is_free(void* tensor);
+
 /* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads and the
  * instruction set for anything else, in a direction of ece408.h's on data of MXNet's type number `type` and of batch,
  * channels, height and width `sizes`. */

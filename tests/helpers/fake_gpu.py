@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from ece408_op.backends import as_array
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.plan import Family, Layout
@@ -59,11 +60,17 @@ class FakeLane:
         self._marks = {}
         self._started = 0.0
 
-    def copy_in(self, offset, nbytes):
-        self._device[offset : offset + nbytes] = self._host[offset : offset + nbytes]
+    def copy_in(self, offset, nbytes, address=None):
+        self._device[offset : offset + nbytes] = self._part(offset, nbytes, address)
 
-    def copy_out(self, offset, nbytes):
-        self._host[offset : offset + nbytes] = self._device[offset : offset + nbytes]
+    def copy_out(self, offset, nbytes, address=None):
+        self._part(offset, nbytes, address)[:] = self._device[offset : offset + nbytes]
+
+    def _part(self, offset, nbytes, address):
+        if address is None:
+            return self._host[offset : offset + nbytes]
+        self.gpu.reached += nbytes
+        return as_array(address, (nbytes,), "uint8")
 
     def launch(self, loaded, pointers):
         time.sleep(self.gpu.pause)
@@ -93,13 +100,13 @@ class FakeLane:
 
 class FakeGpu:
     """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked. Each
-    of its `launches` takes `pause` seconds more."""
+    of its `launches` takes `pause` seconds more. `reached` are bytes copied without its lanes'."""
 
     name, capability, driver, index, processors = "a fake GPU", (9, 0), 13000, 0, 132
 
     def __init__(self, memory=1 << 40, pause=0.0):
         self.memory, self.pause = memory, pause
-        self.launches = 0
+        self.launches = self.reached = 0
         self.staging = threading.Lock()
         self.cores = frozenset(os.sched_getaffinity(0))
         self.requests = []

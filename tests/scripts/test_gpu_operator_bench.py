@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import math
 from subprocess import CompletedProcess
 
 import pytest
+from fake_gpu import FakeGpu
 from studies import several_gpus, staged_milestones, staging_limits
 from studies.staging_limits import Host, Layer
 from studies.zero_copy_bench import Row, document, table
@@ -121,9 +123,10 @@ def test_several_gpus_take_turns_with_one(monkeypatch):
     is_wrong_from = 1000
     (calls,) = several_gpus.measure((2, 3), 2, lambda *_: ticks.append(1), batches=[4])
     # Both onto outputs used before and onto fresh ones.
-    rounds = several_gpus._LEARNING + 2 * (2 + cpu_timer.WARM_UP)
+    rounds = 2 * (several_gpus._LEARNING + 2 + cpu_timer.WARM_UP)
     assert sorted(used) == [(2,)] * rounds + [(2, 3)] * rounds
-    assert [len(calls.ms[2]), len(calls.fresh[2])] == [2, 2]
+    kinds = ["y used before", "y fresh"]
+    assert {kind: len(times[2]) for kind, times in calls.ms.items()} == dict.fromkeys(kinds, 2)
     assert calls.are_equal
     assert calls.batch == 4
     used.clear()
@@ -131,10 +134,38 @@ def test_several_gpus_take_turns_with_one(monkeypatch):
     (calls,) = several_gpus.measure((2, 3), 1, lambda *_: None, batches=[4])
     assert not calls.are_equal
     times = {1: [3.0, 2.0, 4.0], 2: [2.0, 2.0, 9.0]}
-    calls = several_gpus.Calls("fa19_1", 100, times, {1: [7.0], 2: [6.0]}, True)
-    line = "| fa19_1 | 100 | 3.00 | 2.00 | 1.50x | 7.00 | 6.00 | yes |"
+    calls = several_gpus.Calls("fa19_1", 100, {"y fresh": times}, True)
+    line = "| fa19_1 | 100 | y fresh | 3.00 | 2.00 | 1.50x | yes |"
     assert several_gpus.table([calls]).endswith(line)
-    assert several_gpus.document([calls])["calls"][0]["ms"]["2"]["median"] == 2.0
+    kept = several_gpus.document([calls])["calls"][0]
+    assert kept["ms"]["y fresh"]["2"]["median"] == 2.0
+
+
+def test_page_locked_arrays_are_timed_beside_ordinary_ones(pool, monkeypatch):
+    class Backend(ReferenceBackend):
+        def result_memory(self, problem):
+            return pool.lend(4 * math.prod(problem.y_shape), FakeGpu(), 2)
+
+        def forward(self, problem, x, w, bias, y, accumulate):
+            done = super().forward(problem, x, w, bias, y, accumulate)
+            reached.append((pool.covers(x, 4), pool.covers(y, 4)))
+            return done
+
+    reached = []
+    monkeypatch.setattr(several_gpus, "StagedBackend", Backend)
+    monkeypatch.setattr(several_gpus.device, "get", lambda index: FakeGpu())
+    monkeypatch.setattr(several_gpus, "SHAPES", ("b1,c1,h200,w200,m3,k1",))
+    monkeypatch.setattr(several_gpus, "_LEARNING", 1)
+    (calls,) = several_gpus.measure((0, 1), 1, lambda *_: None, batches=[20])
+    assert list(calls.ms) == ["both page-locked", "y page-locked", "y used before", "y fresh"]
+    calls_each = len(reached) // 4
+    assert sorted(reached) == [
+        *[(False, False)] * (2 * calls_each), *[(False, True)] * calls_each,
+        *[(True, True)] * calls_each,
+    ]  # fmt: skip
+    assert calls.are_equal
+    # All memory is free again.
+    assert pool.lend(4 * 20 * 3 * 200 * 200, FakeGpu(), 2) is not None
 
 
 def test_limits_are_set_beside_the_floor():

@@ -6,14 +6,15 @@ Nothing of CUDA is imported, and no GPU looked for, before there is something to
 from __future__ import annotations
 
 import functools
+import math
 from abc import abstractmethod
 from typing import Any
 
 from ... import settings
-from ...problem import ConvProblem
-from .. import Backend, Done, NativeLaunches
+from ...problem import ITEM_BYTES, ConvProblem
+from .. import Backend, Done, HostMemory, NativeLaunches
 from . import work, zero_copy
-from .runtime import device, launcher
+from .runtime import device, launcher, page_locked
 from .runtime.device import Gpu
 from .staged import staging
 from .staged.staging import Staging
@@ -148,6 +149,10 @@ class StagedBackend(CudaBackend):
 
     def gpus(self) -> list[Gpu]:
         return [device.get(index) for index in settings.devices()]
+
+    def result_memory(self, problem: ConvProblem) -> HostMemory | None:
+        nbytes = math.prod(problem.y_shape) * ITEM_BYTES[problem.dtype]
+        return page_locked.pool.lend(nbytes, self.gpus()[0], settings.threads())
 
     def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
         return staging.compute(asked, gpus, _staging(settings.gpu_memory(), settings.threads()))

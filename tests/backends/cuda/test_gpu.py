@@ -22,12 +22,13 @@ from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.backend import StagedBackend, ZeroCopyBackend
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.runtime import device, launcher
+from ece408_op.backends.cuda.runtime import device, launcher, page_locked
 from ece408_op.backends.cuda.staged import staging
 from ece408_op.backends.cuda.staged.staging import Staging
 from ece408_op.bench import cuda_timer
 from ece408_op.bench.compiling import compile_all
 from ece408_op.files import resources
+from ece408_op.operator.memory import pointer
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
@@ -390,6 +391,48 @@ def test_m3_and_m4_score_as_m2(run_ece408, fashion_mnist, term):
 
 def test_the_reference_agrees_too(rng):
     _check_forward(ConvProblem.parse("b4,c3,h30,w31,m8,k5"), rng, ReferenceBackend())
+
+
+def test_page_locked_arrays_are_used_in_place(mx, rng):
+    """Of a chain of two layers; ordinary arrays have the same results."""
+    x = rng.integers(-2, 3, (600, 6, 40, 40))
+    weights = [mx.nd.array(rng.integers(-2, 3, shape)) for shape in ((9, 6, 3, 3), (7, 9, 3, 3))]
+    ordinary, locked = mx.nd.array(x), ece408_op.page_locked(mx.nd.array(x))
+
+    def chain(data, backend):
+        for w in weights:
+            given = {"kernel": (3, 3), "num_filter": w.shape[0], "no_bias": True}
+            data = ece408_op.Convolution(data, w, backend=backend, **given)
+        return data
+
+    expected = chain(ordinary, "cpu").asnumpy()
+    addresses = set()
+    for call in range(12):
+        y = chain(ordinary if call % 3 else locked, "cuda")
+        np.testing.assert_array_equal(y.asnumpy(), expected)
+        covered = page_locked.pool.covers(pointer(y), y.size * 4)
+        assert covered == (call > 0)
+        addresses.add(pointer(y))
+        y += 1
+    assert len(addresses) <= 4
+
+
+def test_a_fork_leaves_ordinary_memory(mx, rng):
+    x, w = (mx.nd.array(rng.integers(-2, 3, s)) for s in ((600, 6, 40, 40), (9, 6, 3, 3)))
+    given = {"kernel": (3, 3), "num_filter": 9, "no_bias": True, "backend": "cuda"}
+    y = [ece408_op.Convolution(x, w, **given) for _ in range(3)][2]
+    expected = y.asnumpy()
+    locked = page_locked.pool.covers(pointer(y), y.size * 4)
+    child = os.fork()
+    if child == 0:
+        os._exit(int(np.array_equal(y.asnumpy(), expected)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert locked
+    assert not page_locked.pool.covers(pointer(y), y.size * 4)
+    y += 1
+    z = ece408_op.Convolution(2 * x, w, **given)
+    np.testing.assert_array_equal(z.asnumpy(), 2 * expected)
+    np.testing.assert_array_equal(y.asnumpy(), expected + 1)
 
 
 def test_a_call_ends_when_its_result_is_complete(rng):

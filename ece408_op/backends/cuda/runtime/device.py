@@ -46,9 +46,10 @@ class Lane:
     host_bytes: int = 0
     _blocks: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def copy_in(self, offset: int, nbytes: int) -> None:
-        """Enqueue the copy of `nbytes` at `offset` from page-locked memory to the GPU."""
-        part = self._blocks["host"][offset : offset + nbytes]
+    def copy_in(self, offset: int, nbytes: int, address: int | None = None) -> None:
+        """Enqueue the copy of `nbytes` to `offset` on the GPU: from the same offset in the lane's
+        page-locked memory, or from other page-locked memory at `address`."""
+        part = self._host_part(offset, nbytes, address)
         with reported("a copy to the GPU"):
             self.gpu.cuda.memcpy_htod_async(self.device + offset, part, self.stream)
 
@@ -68,9 +69,9 @@ class Lane:
         """Have what is enqueued from now on wait for another lane's kernels, as COMPUTED says."""
         self.stream.wait_for_event(other.events[COMPUTED])
 
-    def copy_out(self, offset: int, nbytes: int) -> None:
-        """Enqueue the copy of `nbytes` at `offset` from the GPU to page-locked memory."""
-        part = self._blocks["host"][offset : offset + nbytes]
+    def copy_out(self, offset: int, nbytes: int, address: int | None = None) -> None:
+        """Enqueue the copy of `nbytes` from `offset` on the GPU, to where `copy_in` copies from."""
+        part = self._host_part(offset, nbytes, address)
         with reported("a copy from the GPU"):
             self.gpu.cuda.memcpy_dtoh_async(part, self.device + offset, self.stream)
 
@@ -125,6 +126,11 @@ class Lane:
         """Give the lane's memory back; its stream and events stay."""
         self._free("device")
         self._free("host")
+
+    def _host_part(self, offset: int, nbytes: int, address: int | None) -> Any:
+        if address is None:
+            return self._blocks["host"][offset : offset + nbytes]
+        return (ctypes.c_ubyte * nbytes).from_address(address)
 
     def _allocate(self, kind: str, nbytes: int) -> Any:
         with reported(f"allocating {_mib(nbytes)} on {self.gpu}"):

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...cpu.native import Copy, copy, populate
 from ..plan import Plan
+from ..runtime import page_locked
 from ..runtime.device import BEGIN, COMPUTED, COPIED_IN, COPIED_OUT, Gpu, Lane
 from ..work import OVER_BATCH, Work, shape_of
 from .chunks import Layout
@@ -54,12 +55,14 @@ class Outcome:
 @dataclass(frozen=True)
 class _Move:
     """One array's way between the caller and a lane: the caller's address for image 0 and bytes
-    from image to image, the offset in the lane's memory, and the bytes of a chunk."""
+    from image to image, the offset in the lane's memory, the bytes of a chunk, and whether the bus
+    reaches the caller's array, as it is page-locked."""
 
     address: int
     stride: int
     offset: int
     nbytes: int
+    is_reached: bool
 
     def at(self, image: int) -> int:
         return self.address + image * self.stride
@@ -92,8 +95,17 @@ class _Chunk:
 
     @property
     def results(self) -> list[_Move]:
-        """What goes to the caller's arrays as it is."""
-        return [move for move in self.size.outputs if move.stride]
+        """What the host copies to the caller's arrays as it is."""
+        return [move for move in self.size.outputs if move.stride and not move.is_reached]
+
+    @property
+    def copied(self) -> list[_Move]:
+        """What the host copies from the caller's arrays."""
+        return [move for move in self.size.inputs if not move.is_reached]
+
+    def reached(self, move: _Move) -> int | None:
+        """The caller's address of the chunk, for the bus, or `None` where it does not reach it."""
+        return move.at(self.first) if move.is_reached else None
 
 
 class Ring:
@@ -145,26 +157,28 @@ class Ring:
             self._wait(ended)
             results = [move.emptying(ended.lane, ended.first) for move in ended.results]
         if begun:
-            inputs = [move.filling(begun.lane, begun.first) for move in begun.size.inputs]
+            inputs = [move.filling(begun.lane, begun.first) for move in begun.copied]
         for copies in (results, inputs) if self._adds else ([*results, *inputs],):
-            copy(copies, self._threads)
+            if copies:
+                copy(copies, self._threads)
         if ended:
             self._account(ended.lane, outcome)
         if begun:
-            self._begin(begun.lane, begun.size)
+            self._begin(begun)
 
-    def _begin(self, lane: Lane, size: _Size) -> None:
+    def _begin(self, chunk: _Chunk) -> None:
         """Enqueue a chunk's work on the GPU; its inputs are in page-locked memory."""
+        lane, size = chunk.lane, chunk.size
         pointers = {role: lane.device + at for role, at in self._layout.offsets.items()}
         lane.mark(BEGIN)
         for move in size.inputs:
-            lane.copy_in(move.offset, move.nbytes)
+            lane.copy_in(move.offset, move.nbytes, chunk.reached(move))
         lane.mark(COPIED_IN)
         for each in size.loaded:
             lane.launch(each, pointers)
         lane.mark(COMPUTED)
         for move in size.outputs:
-            lane.copy_out(move.offset, move.nbytes)
+            lane.copy_out(move.offset, move.nbytes, chunk.reached(move))
         lane.mark(COPIED_OUT)
 
     def _wait(self, chunk: _Chunk) -> None:
@@ -212,8 +226,15 @@ class Ring:
     def _move(self, role: str, images: int) -> _Move:
         work = self._work
         stride = work.nbytes(role, 1) if role in OVER_BATCH else 0
-        offset = self._layout.offsets[role]
-        return _Move(work.addresses[role], stride, offset, work.nbytes(role, images))
+        address, offset = work.addresses[role], self._layout.offsets[role]
+        return _Move(address, stride, offset, work.nbytes(role, images), is_reached(work, role))
+
+
+def is_reached(work: Work, role: str) -> bool:
+    """Whether the bus reaches the caller's array of a role, one that is cut along the batch."""
+    if role not in OVER_BATCH or role not in work.addresses:
+        return False
+    return page_locked.pool.covers(work.addresses[role], work.nbytes(role, work.problem.batch))
 
 
 @contextlib.contextmanager

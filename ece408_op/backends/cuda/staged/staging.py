@@ -9,20 +9,22 @@ are the same, and are finished in a fixed order, so no result depends on which G
 over the batch are added up in float64, where an order shows in float64 results only: for these
 shares are equal.
 
-The caller's arrays are not page-locked in place: how long they live is not known, and a driver
-that still thinks it knows where freed memory lies would copy to and from the wrong place.
+The bus reads and writes the caller's arrays in place where they lie in page-locked memory of this
+package's (`runtime/page_locked.py`). Other arrays are not page-locked: how long they live is not
+known, and a driver that still thinks it knows where freed memory lies would copy to and from the
+wrong place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from ....errors import NotEnoughMemory
 from ....op_log import GpuTime
@@ -33,7 +35,7 @@ from ..runtime.device import Gpu, Lane
 from ..sharing import Shares, numbers, ranges
 from ..work import OVER_BATCH, Step, Work, done
 from .chunks import Division, divide
-from .ring import Interval, Loader, Outcome, Ring, array_at
+from .ring import Interval, Loader, Outcome, Ring, array_at, is_reached
 
 # One being filled, one being emptied, and the rest on the bus and the GPU.
 _MOST_LANES = 4
@@ -64,7 +66,9 @@ class Staging:
 
     def cut(self, work: Work, gpus: Sequence[Gpu]) -> _Cut:
         """How calls like this one are cut. Raises `NotEnoughMemory`."""
-        key = (work.problem, work.steps, work.outputs, work.kernel, work.precision, *gpus)
+        asked = (work.problem, work.steps, work.outputs, work.kernel, work.precision)
+        # Where the bus reaches the caller's arrays, more GPUs may be faster.
+        key = (*asked, *map(functools.partial(is_reached, work), sorted(OVER_BATCH)), *gpus)
         with self._lock:
             if key not in self._cuts:
                 if len(self._cuts) == _MOST_KNOWN:
@@ -127,7 +131,7 @@ def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[O
     start = time.perf_counter()
     outcomes = crew.run_all(
         [
-            (gpu, partial(_compute_part, work, gpu, part, staging, threads, cut.images))
+            (gpu, functools.partial(_compute_part, work, gpu, part, staging, threads, cut.images))
             for gpu, part in zip(gpus, parts)
         ]
     )

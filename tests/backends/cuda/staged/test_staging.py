@@ -11,6 +11,7 @@ from cases import every
 from fake_gpu import FakeGpu, FakeLoaded
 
 from ece408_op import settings
+from ece408_op.backends import as_array
 from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cuda import work
 from ece408_op.backends.cuda.kernels import tuned
@@ -80,6 +81,56 @@ def test_every_direction_in_small_chunks_equals_the_cpu(plans, rng, dtype, gpus,
     # The first call of a shape is on all of them.
     assert all(len(gpu.requests) == 3 for gpu in fakes)
     assert all(count * size <= 20_000 for gpu in fakes for count, size in gpu.requests)
+
+
+@every(accumulate=[False, True], gpus=[1, 2])
+def test_lent_memory_is_written_and_read_in_place(plans, pool, rng, gpus, accumulate):
+    problem = ConvProblem.parse("b180,c8,h40,w40,m8,k3,p1")
+    x, w, _, dy = _arrays(problem, rng)
+    expected = [dy.copy(), x.copy()]
+    lent = [_lent(pool, array) for array in (dy, x)]
+    fakes = [FakeGpu() for _ in range(gpus)]
+    how = _staging(plans, budget=6 << 20)
+    py, px = _addresses(lent)
+    pw = w.ctypes.data
+    cpu = CpuBackend()
+    cpu.forward(problem, x.ctypes.data, pw, None, expected[0].ctypes.data, accumulate)
+    cpu.backward_data(problem, pw, expected[0].ctypes.data, expected[1].ctypes.data, accumulate)
+    staging.compute(work.forward(problem, px, pw, None, py, accumulate, None), fakes, how)
+    np.testing.assert_array_equal(lent[0], expected[0])
+    np.testing.assert_array_equal(lent[1], x)
+    staging.compute(work.backward_data(problem, pw, py, px, accumulate), fakes, how)
+    np.testing.assert_array_equal(lent[1], expected[1])
+    moved = 2 * (x.nbytes + dy.nbytes)
+    assert sum(gpu.reached for gpu in fakes) == moved * (3 if accumulate else 2) // 2
+
+
+def _lent(pool, array):
+    """A copy of an array in memory of the pool."""
+    memory = pool.take(array.nbytes, FakeGpu(), 2)
+    copy = as_array(memory.address, array.shape, array.dtype.name)
+    copy[:] = array
+    return copy
+
+
+def test_ordinary_memory_is_not_reached(plans, pool, rng):
+    x, w, bias, y = _arrays(SMALL, rng)
+    gpu = FakeGpu()
+    asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
+    staging.compute(asked, [gpu], _staging(plans, budget=20_000))
+    assert gpu.reached == 0
+
+
+def test_shares_are_learnt_apart_for_memory_that_is_reached(plans, pool, rng):
+    """There, two GPUs may be faster where one is otherwise."""
+    problem = ConvProblem.parse("b180,c8,h40,w40,m8,k3,p1")
+    x, w, _, y = _arrays(problem, rng)
+    gpus, how = [FakeGpu(), FakeGpu()], _staging(plans, budget=6 << 20)
+    cuts = {
+        id(how.cut(work.forward(problem, *_addresses((x, w)), None, to, False, None), gpus))
+        for to in [y.ctypes.data, _lent(pool, y).ctypes.data] * 2
+    }
+    assert len(cuts) == 2
 
 
 def _launches(gpus):

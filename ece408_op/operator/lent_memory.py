@@ -1,0 +1,101 @@
+"""NDArrays in page-locked memory, which is free again when MXNet's last array there is gone.
+
+Results of calls on arrays lie there, if the backend lends memory for them, and what users put
+there. What lies between a graph's nodes is in memory that MXNet plans.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import settings
+from ..backends import Backend, HostMemory
+from ..errors import InvalidProblem
+from ..problem import ITEM_BYTES, ConvProblem
+from . import fork_safety, owners
+from .loading import load_mxnet
+
+_ON_CPU = 1
+_FLOAT = 2
+
+
+class _Tensor(ctypes.Structure):
+    """DLPack's `DLManagedTensor`."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *[(name, ctypes.c_int) for name in ("device", "device_id", "ndim")],
+        *[("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)],
+        *[(name, ctypes.POINTER(ctypes.c_int64)) for name in ("shape", "strides")],
+        ("byte_offset", ctypes.c_uint64),
+        *[(name, ctypes.c_void_p) for name in ("manager", "deleter")],
+    ]
+
+
+# By address: MXNet has the tensor as long as the memory is busy.
+_tensors: dict[int, tuple[_Tensor, HostMemory]] = {}
+
+
+def page_locked(array: Any) -> Any:
+    """A copy of an NDArray, or of a NumPy array, of float32, float64 or float16 on the CPU, in
+    memory that GPUs read and write in place: staged calls copy it faster.
+
+    Shapes and types are the array's; the memory is free again when the copy is gone. Raises
+    `InvalidProblem` for an array of another type or on a GPU, `NoUsableGpu`, `NotEnoughMemory` for
+    more than a quarter of the memory that is free, and `GpuFailed` where the machine locks none.
+    """
+    mx = load_mxnet()
+    dtype = np.dtype(array.dtype).name
+    if dtype not in ITEM_BYTES:
+        raise InvalidProblem(f"dtype {dtype} is not supported; use one of {', '.join(ITEM_BYTES)}")
+    context = getattr(array, "context", None)
+    if context is not None and context.device_type != "cpu":
+        raise InvalidProblem(f"the array is on {context}; copy it to mx.cpu() first")
+    # Imported where it is needed, as all that is for GPUs.
+    from ..backends.cuda.runtime import device
+    from ..backends.cuda.runtime import page_locked as memory_of
+
+    nbytes = math.prod(array.shape) * ITEM_BYTES[dtype]
+    gpu = device.get(settings.devices()[0])
+    memory = memory_of.pool.take(nbytes, gpu, settings.threads())
+    made = _array(mx, memory, tuple(array.shape), dtype)
+    if isinstance(array, mx.np.ndarray):
+        made[:] = array.as_nd_ndarray()
+        return made.as_np_ndarray()
+    made[:] = array
+    return made
+
+
+def result(mxnet: Any, backend: Backend, problem: ConvProblem, shape: Sequence[int]) -> Any:
+    """An NDArray for a result of this shape in memory that the backend lends, or `None` where it
+    lends none. Raises what its `prepare` raises."""
+    memory = backend.result_memory(problem)
+    return None if memory is None else _array(mxnet, memory, shape, problem.dtype)
+
+
+def _array(mxnet: Any, memory: HostMemory, shape: Sequence[int], dtype: str) -> Any:
+    fork_safety.do_before_forks(memory.before_fork)
+    # There is more memory than the array takes, so the array is a view: MXNet keeps no layout of
+    # oneDNN's in a view, and never replaces its memory to have room for one.
+    return _whole(mxnet, memory, dtype)[: math.prod(shape)].reshape(tuple(shape))
+
+
+def _whole(mxnet: Any, memory: HostMemory, dtype: str) -> Any:
+    itemsize = ITEM_BYTES[dtype]
+    shape = (ctypes.c_int64 * 1)(memory.nbytes // itemsize)
+    deleter = ctypes.cast(owners.library().ece408_memory_is_free, ctypes.c_void_p)
+    tensor = _Tensor(
+        *(memory.address, _ON_CPU, 0, 1, _FLOAT, 8 * itemsize, 1, shape, None, 0),
+        *(ctypes.addressof(memory.busy), deleter),
+    )
+    _tensors[memory.address] = tensor, memory
+    base, handle = mxnet.base, mxnet.base.NDArrayHandle()
+    # Not the attribute of this name, by which weights are no longer kept (see `owners`).
+    take = base._LIB["MXNDArrayFromDLPackEx"]
+    base.check_call(take(ctypes.byref(tensor), False, ctypes.byref(handle)))
+    return mxnet.nd.NDArray(handle)
