@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-import statistics
+import operator
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,11 @@ class _Way:
     def deal(self) -> list[int]:
         """How many pieces each GPU gets: at least one, so that its speed stays known, and then each
         piece goes to the GPU that is done with it first."""
-        costs = self._costs_now()
+        return self._dealt(self._costs_now())
+
+    def _dealt(self, costs: Sequence[float]) -> list[int]:
+        if len(costs) == 1:
+            return [self._pieces]
         dealt = [1] * len(costs)
         done_at = [(2 * cost, number) for number, cost in enumerate(costs)]
         heapq.heapify(done_at)
@@ -43,8 +47,8 @@ class _Way:
 
     def expected(self) -> float:
         """The seconds that the next call will take."""
-        parts = (pieces * cost for pieces, cost in zip(self.deal(), self._costs_now()))
-        return max(parts) + _usual(self._extra)
+        costs = self._costs_now()
+        return max(map(operator.mul, self._dealt(costs), costs)) + _usual(self._extra)
 
     def took(self, dealt: Sequence[int], parts: Sequence[float], seconds: float) -> None:
         """Remember the seconds of each GPU's part, and those of the call."""
@@ -63,7 +67,7 @@ class _Way:
 def _usual(seconds: Sequence[float]) -> float:
     """The median; of no more than the first calls' times the least, as those may have to compile,
     to allocate, or to make pages."""
-    return min(seconds) if len(seconds) <= _TRIALS else statistics.median_low(seconds)
+    return min(seconds) if len(seconds) <= _TRIALS else sorted(seconds)[(len(seconds) - 1) // 2]
 
 
 class Shares:

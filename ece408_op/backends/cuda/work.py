@@ -65,9 +65,7 @@ class Work:
 
         Raises `InvalidSetting` and `UnsupportedProblem`.
         """
-        problem = self.problem
-        if images != problem.batch:
-            problem = dataclasses.replace(problem, batch=images)
+        problem = _of_images(self.problem, images)
         return [self._plan(problem, step, gpu) for step in self.steps]
 
     def _plan(self, problem: ConvProblem, step: Step, gpu: Target) -> Plan:
@@ -85,6 +83,12 @@ class Work:
             return self.kernel, layout
         best = tuned.best(problem, gpu, self.precision, direction)
         return best.kernel.name, best.layout
+
+
+# Making a problem, which is checked, takes 25 us, and each call asks for several.
+@functools.lru_cache(maxsize=4096)
+def _of_images(problem: ConvProblem, images: int) -> ConvProblem:
+    return dataclasses.replace(problem, batch=images)
 
 
 def done(time: GpuTime | None, plans: Iterable[Plan]) -> Done:

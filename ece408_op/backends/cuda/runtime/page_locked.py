@@ -94,6 +94,11 @@ class Pool:
         self._calls = 0
         self._is_refused = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no blocks at all."""
+        return not self._blocks
+
     def lend(self, nbytes: int, gpu: Gpu, threads: int) -> HostMemory | None:
         """More than so many bytes for a result, as `take` has them; `None` where ordinary memory is
         better: for less than `SMALLEST`, for a size that is asked for the first time, and where

@@ -136,11 +136,13 @@ class Ring:
         under_way: deque[_Chunk] = deque()
         with _held(sizes.values()):
             self._lanes[0].start_clock()
-            for lane in self._lanes:
-                self._send_constants(lane)
             for number, (first, images) in enumerate(chunks):
-                ended = under_way.popleft() if number >= len(self._lanes) else None
-                begun = _Chunk(self._lanes[number % len(self._lanes)], sizes[images], first)
+                lane = self._lanes[number % len(self._lanes)]
+                is_new = number < len(self._lanes)
+                if is_new:
+                    self._send_constants(lane)
+                ended = None if is_new else under_way.popleft()
+                begun = _Chunk(lane, sizes[images], first)
                 self._turn(ended, begun, outcome)
                 under_way.append(begun)
             while under_way:
@@ -232,7 +234,7 @@ class Ring:
 
 def is_reached(work: Work, role: str) -> bool:
     """Whether the bus reaches the caller's array of a role, one that is cut along the batch."""
-    if role not in OVER_BATCH or role not in work.addresses:
+    if page_locked.pool.is_empty or role not in OVER_BATCH or role not in work.addresses:
         return False
     return page_locked.pool.covers(work.addresses[role], work.nbytes(role, work.problem.batch))
 
