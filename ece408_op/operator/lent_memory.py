@@ -45,7 +45,8 @@ def page_locked(array: Any) -> Any:
     """A copy of an NDArray, or of a NumPy array, of float32, float64 or float16 on the CPU, in
     memory that GPUs read and write in place: staged calls copy it faster.
 
-    Shapes and types are the array's; the memory is free again when the copy is gone. Raises
+    Shapes and types are the array's; the memory is free again when the copy is gone. From a fork of
+    the process on it is ordinary memory. Raises
     `InvalidProblem` for an array of another type or on a GPU, `NoUsableGpu`, `NotEnoughMemory` for
     more than a quarter of the memory that is free, and `GpuFailed` where the machine locks none.
     """

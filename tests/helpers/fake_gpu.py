@@ -81,9 +81,10 @@ class FakeLane:
         self._marks[event] = time.perf_counter()
 
     def wait(self):
-        pass
+        self.gpu.waits += 1
 
-    rest = wait
+    def rest(self):
+        pass
 
     def start_clock(self):
         self._started = time.perf_counter()
@@ -100,13 +101,14 @@ class FakeLane:
 
 class FakeGpu:
     """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked. Each
-    of its `launches` takes `pause` seconds more. `reached` are bytes copied without its lanes'."""
+    of its `launches` takes `pause` seconds more. `reached` are bytes copied without its lanes',
+    `waits` how often a lane was waited for to its end."""
 
     name, capability, driver, index, processors = "a fake GPU", (9, 0), 13000, 0, 132
 
     def __init__(self, memory=1 << 40, pause=0.0):
         self.memory, self.pause = memory, pause
-        self.launches = self.reached = 0
+        self.launches = self.reached = self.waits = 0
         self.staging = threading.Lock()
         self.cores = frozenset(os.sched_getaffinity(0))
         self.requests = []

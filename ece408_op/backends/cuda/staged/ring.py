@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ....errors import GpuFailed
 from ...cpu.native import Copy, copy, populate
 from ..plan import Plan
 from ..runtime import page_locked
@@ -134,7 +135,7 @@ class Ring:
         sizes = {images: self._size(images) for images in dict.fromkeys(n for _, n in chunks)}
         outcome = Outcome(plans=[each.plan for s in sizes.values() for each in s.loaded])
         under_way: deque[_Chunk] = deque()
-        with _held(sizes.values()):
+        with _held(sizes.values()), self._ended():
             self._lanes[0].start_clock()
             for number, (first, images) in enumerate(chunks):
                 lane = self._lanes[number % len(self._lanes)]
@@ -148,6 +149,17 @@ class Ring:
             while under_way:
                 self._turn(under_way.popleft(), None, outcome)
         return outcome
+
+    @contextlib.contextmanager
+    def _ended(self) -> Iterator[None]:
+        """Wait for all that is enqueued if the block fails: it may write to the caller's arrays."""
+        try:
+            yield
+        except BaseException:
+            for lane in self._lanes:
+                with contextlib.suppress(GpuFailed):
+                    lane.wait()
+            raise
 
     def _turn(self, ended: _Chunk | None, begun: _Chunk | None, outcome: Outcome) -> None:
         """Wait for a chunk and take its results, and bring another one on its way in the same lane.
