@@ -45,31 +45,36 @@ def page_locked(array: Any) -> Any:
     """A copy of an NDArray, or of a NumPy array, of float32, float64 or float16 on the CPU, in
     memory that GPUs read and write in place: staged calls copy it faster.
 
-    Shapes and types are the array's; the memory is free again when the copy is gone. From a fork of
-    the process on it is ordinary memory. Raises
-    `InvalidProblem` for an array of another type or on a GPU, `NoUsableGpu`, `NotEnoughMemory` for
-    more than a quarter of the memory that is free, and `GpuFailed` where the machine locks none.
+    Shape and type are the array's; the memory is free again when the copy is gone. From a fork of
+    the process on it is ordinary memory. Raises `InvalidProblem` for an array of another type,
+    without elements or on a GPU, `NoUsableGpu`, `NotEnoughMemory` for more than a quarter of the
+    memory that is free, and `GpuFailed` where the machine locks none.
     """
     mx = load_mxnet()
-    dtype = np.dtype(array.dtype).name
-    if dtype not in ITEM_BYTES:
-        raise InvalidProblem(f"dtype {dtype} is not supported; use one of {', '.join(ITEM_BYTES)}")
-    context = getattr(array, "context", None)
-    if context is not None and context.device_type != "cpu":
-        raise InvalidProblem(f"the array is on {context}; copy it to mx.cpu() first")
+    _check(array)
     # Imported where it is needed, as all that is for GPUs.
     from ..backends.cuda.runtime import device
     from ..backends.cuda.runtime import page_locked as memory_of
 
-    nbytes = math.prod(array.shape) * ITEM_BYTES[dtype]
+    shape, dtype = tuple(array.shape), np.dtype(array.dtype).name
     gpu = device.get(settings.devices()[0])
-    memory = memory_of.pool.take(nbytes, gpu, settings.threads())
-    made = _array(mx, memory, tuple(array.shape), dtype)
+    nbytes = math.prod(shape) * ITEM_BYTES[dtype]
+    made = _array(mx, memory_of.pool.take(nbytes, gpu, settings.threads()), shape, dtype)
     if isinstance(array, mx.np.ndarray):
         made[:] = array.as_nd_ndarray()
         return made.as_np_ndarray()
     made[:] = array
     return made
+
+
+def _check(array: Any) -> None:
+    dtype, context = np.dtype(array.dtype).name, getattr(array, "context", None)
+    if dtype not in ITEM_BYTES:
+        raise InvalidProblem(f"dtype {dtype} is not supported; use one of {', '.join(ITEM_BYTES)}")
+    if not array.shape or 0 in array.shape:
+        raise InvalidProblem(f"an array of shape {array.shape} holds no images; give a larger one")
+    if context is not None and context.device_type != "cpu":
+        raise InvalidProblem(f"the array is on {context}; copy it to mx.cpu() first")
 
 
 def result(mxnet: Any, backend: Backend, problem: ConvProblem, shape: Sequence[int]) -> Any:
@@ -80,18 +85,12 @@ def result(mxnet: Any, backend: Backend, problem: ConvProblem, shape: Sequence[i
 
 
 def _array(mxnet: Any, memory: HostMemory, shape: Sequence[int], dtype: str) -> Any:
+    # As the whole tensor, not a view of one: MXNet's gradient of max pooling is wrong for views.
     fork_safety.do_before_forks(memory.before_fork)
-    # There is more memory than the array takes, so the array is a view: MXNet keeps no layout of
-    # oneDNN's in a view, and never replaces its memory to have room for one.
-    return _whole(mxnet, memory, dtype)[: math.prod(shape)].reshape(tuple(shape))
-
-
-def _whole(mxnet: Any, memory: HostMemory, dtype: str) -> Any:
-    itemsize = ITEM_BYTES[dtype]
-    shape = (ctypes.c_int64 * 1)(memory.nbytes // itemsize)
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
     deleter = ctypes.cast(owners.library().ece408_memory_is_free, ctypes.c_void_p)
     tensor = _Tensor(
-        *(memory.address, _ON_CPU, 0, 1, _FLOAT, 8 * itemsize, 1, shape, None, 0),
+        *(memory.address, _ON_CPU, 0, len(shape), _FLOAT, 8 * ITEM_BYTES[dtype], 1, sizes, None, 0),
         *(ctypes.addressof(memory.busy), deleter),
     )
     _tensors[memory.address] = tensor, memory

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
+import pickle
+import re
 
 import numpy as np
 import pytest
@@ -185,6 +188,9 @@ def test_arrays_of_ones_own(mx, pool, arrays, rng, dtype, shape):
 def test_arrays_that_cannot_be_page_locked(mx, pool, arrays):
     with pytest.raises(InvalidProblem, match=r"^dtype int32 is not supported; use one of"):
         ece408_op.page_locked(np.zeros(3, np.int32))
+    for shape in ((), (3, 0)):
+        with pytest.raises(InvalidProblem, match=rf"^an array of shape {re.escape(str(shape))} "):
+            ece408_op.page_locked(np.zeros(shape, np.float32))
 
 
 def test_a_gpu_that_is_not_there_locks_nothing(mx):
@@ -199,3 +205,77 @@ def test_weights_are_kept_beside_page_locked_arrays(mx, pool, arrays, monkeypatc
 
     monkeypatch.setattr(owners.library(), "ece408_weights_are_shared", pytest.fail, raising=False)
     ece408_op.page_locked(arrays[0])
+
+
+def _pooled(mx, a):
+    return mx.nd.Pooling(a, kernel=(3, 3), stride=(2, 2), pool_type="max")
+
+
+def _normalised(mx, a):
+    vectors = [mx.nd.arange(1, 31) * factor for factor in (0.1, 0.2, 0.3, 0.4)]
+    return mx.nd.BatchNorm(a, *vectors, fix_gamma=False)
+
+
+def _convolved(mx, a):
+    w = mx.nd.arange(5 * 30 * 9).reshape((5, 30, 3, 3)) * 1e-3
+    return mx.nd.Convolution(a, w, kernel=(3, 3), num_filter=5, no_bias=True)
+
+
+def _ours(mx, a):
+    w = mx.nd.arange(5 * 30 * 9).reshape((5, 30, 3, 3)) * 1e-3
+    return ece408_op.Convolution(a, w, kernel=(3, 3), num_filter=5, no_bias=True)
+
+
+OPERATORS = {
+    "pooling": _pooled,
+    "normalisation": _normalised,
+    "convolution": _convolved,
+    "ours": _ours,
+    "dense": lambda mx, a: mx.nd.FullyConnected(
+        a, mx.nd.ones((3, 30 * 64 * 64)), no_bias=True, num_hidden=3
+    ),
+    "concatenation": lambda mx, a: mx.nd.concat(a, 2 * a, dim=1),
+    "transposition": lambda mx, a: mx.nd.transpose(a, (1, 0, 3, 2)),
+    "softmax": lambda mx, a: mx.nd.softmax(a, axis=1),
+    "relu": lambda mx, a: mx.nd.relu(a),
+    "a part": lambda mx, a: a[3:7, :, 5:9].copy() + a.slice_axis(0, 0, 1).sum(),
+    "a product": lambda mx, a: mx.nd.dot(a.reshape((600, -1)), mx.nd.ones((4096, 2))),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_of_mxnet_take_such_an_array_like_any_other(mx, pool, arrays, rng, name):
+    """And its gradient; once more after oneDNN may have put the array into a layout of its own."""
+    ece408_op.Convolution(*arrays, **OURS)
+    lent = ece408_op.Convolution(*arrays, **OURS)
+    # Of numbers that are alike any one may be the largest.
+    lent[:] = plain = mx.nd.array(rng.standard_normal(lent.shape))
+    assert _is_lent(pool, lent)
+    for _ in range(2):
+        found = []
+        for array in (lent, plain):
+            array.attach_grad()
+            with mx.autograd.record():
+                result = OPERATORS[name](mx, array)
+            result.backward()
+            found.append((result.asnumpy(), array.grad.asnumpy(), array.asnumpy()))
+        for ours, others in zip(*found):
+            np.testing.assert_allclose(ours, others, rtol=1e-5, atol=1e-4)
+
+
+def test_such_an_array_is_copied_saved_and_shared(mx, pool, arrays, tmp_path):
+    ece408_op.Convolution(*arrays, **OURS)
+    y = ece408_op.Convolution(*arrays, **OURS)
+    expected = _expected(mx, *arrays)
+    mx.nd.save(str(tmp_path / "y"), {"y": y})
+    copies = [
+        *(y.copy(), copy.deepcopy(y), pickle.loads(pickle.dumps(y))),
+        *(y.astype("float64"), mx.nd.load(str(tmp_path / "y"))["y"], y.as_np_ndarray()),
+        mx.nd.from_dlpack(y.to_dlpack_for_read()),
+    ]
+    address = _address(y)
+    del y
+    # The last two share its memory.
+    assert _address(ece408_op.Convolution(2 * arrays[0], arrays[1], **OURS)) != address
+    for each in copies:
+        np.testing.assert_array_equal(each.asnumpy(), expected)

@@ -100,7 +100,7 @@ class Pool:
         return not self._blocks
 
     def lend(self, nbytes: int, gpu: Gpu, threads: int) -> HostMemory | None:
-        """More than so many bytes for a result, as `take` has them; `None` where ordinary memory is
+        """At least so many bytes for a result, as `take` has them; `None` where ordinary memory is
         better: for less than `SMALLEST`, for a size that is asked for the first time, and where
         `take` would raise."""
         if nbytes < SMALLEST:
@@ -117,7 +117,7 @@ class Pool:
                 return None
 
     def take(self, nbytes: int, gpu: Gpu, threads: int) -> HostMemory:
-        """More than so many bytes, locked by way of `gpu` for all, the pages made by so many
+        """At least so many bytes, locked by way of `gpu` for all, the pages made by so many
         threads. Raises `NotEnoughMemory`, and `GpuFailed` where CUDA locks none."""
         with self._mutex:
             return self._take(nbytes, gpu, threads)
@@ -185,8 +185,7 @@ class Pool:
 
 
 def _rounded(nbytes: int) -> int:
-    """The least size of a block that is larger."""
-    return (nbytes // _HUGE_PAGE + 1) * _HUGE_PAGE
+    return -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
 
 
 pool = Pool()

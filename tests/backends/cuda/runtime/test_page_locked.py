@@ -38,7 +38,7 @@ def test_memory_is_lent_from_the_second_time_on(pool, fake_driver):
 @pytest.mark.parametrize("nbytes", [SIZE, SIZE + 4, SIZE + (2 << 20)])
 def test_there_is_enough_of_it(pool, fake_driver, nbytes):
     memory = _lent(pool, nbytes)
-    assert nbytes < memory.nbytes <= nbytes + (2 << 20)
+    assert nbytes <= memory.nbytes < nbytes + (2 << 20)
     assert pool.covers(memory.address, nbytes)
     assert pool.covers(memory.address + 4, nbytes - 4)
     assert not pool.covers(memory.address - 4, nbytes)
