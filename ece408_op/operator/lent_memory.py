@@ -37,10 +37,6 @@ class _Tensor(ctypes.Structure):
     ]
 
 
-# By address: MXNet has the tensor as long as the memory is busy.
-_tensors: dict[int, tuple[_Tensor, HostMemory]] = {}
-
-
 def page_locked(array: Any) -> Any:
     """A copy of an NDArray, or of a NumPy array, of float32, float64 or float16 on the CPU, in
     memory that GPUs read and write in place: staged calls copy it faster.
@@ -93,9 +89,9 @@ def _array(mxnet: Any, memory: HostMemory, shape: Sequence[int], dtype: str) -> 
         *(memory.address, _ON_CPU, 0, len(shape), _FLOAT, 8 * ITEM_BYTES[dtype], 1, sizes, None, 0),
         *(ctypes.addressof(memory.busy), deleter),
     )
-    _tensors[memory.address] = tensor, memory
     base, handle = mxnet.base, mxnet.base.NDArrayHandle()
     # Not the attribute of this name, by which weights are no longer kept (see `owners`).
     take = base._LIB["MXNDArrayFromDLPackEx"]
-    base.check_call(take(ctypes.byref(tensor), False, ctypes.byref(handle)))
+    is_copied = True  # what describes the tensor, which MXNet may need until after Python's end
+    base.check_call(take(ctypes.byref(tensor), is_copied, ctypes.byref(handle)))
     return mxnet.nd.NDArray(handle)

@@ -7,7 +7,9 @@ import gc
 import multiprocessing
 import pickle
 import re
+from pathlib import Path
 
+import fake_gpu
 import numpy as np
 import pytest
 from fake_gpu import FakeGpu
@@ -279,3 +281,22 @@ def test_such_an_array_is_copied_saved_and_shared(mx, pool, arrays, tmp_path):
     assert _address(ece408_op.Convolution(2 * arrays[0], arrays[1], **OURS)) != address
     for each in copies:
         np.testing.assert_array_equal(each.asnumpy(), expected)
+
+
+HELD = """
+from fake_driver import FakeDriver
+from fake_gpu import FakeGpu
+from ece408_op.backends.cuda.runtime import device, page_locked
+page_locked.driver, device.get = FakeDriver(), lambda index: FakeGpu()
+import builtins
+import ece408_op, mxnet as mx, numpy as np
+held = [ece408_op.page_locked(np.ones((300, 1000 * n), np.float32)) for n in range(1, 9)]
+builtins.held = held, [mx.nd.sin(2 * each) for each in held]
+"""
+
+
+def test_a_program_ends_while_it_has_such_arrays(run_python):
+    """MXNet lets go of them after Python has ended."""
+    for _ in range(3):
+        ended = run_python(HELD, PYTHONPATH=str(Path(fake_gpu.__file__).parent))
+        assert (ended.returncode, ended.stderr) == (0, "")
