@@ -77,7 +77,7 @@ ECE408_EXPORT void ece408_weights_release(const char* owner);
 /* From now on nothing is kept: arrays may be in memory that others write to. */
 ECE408_EXPORT void ece408_weights_are_shared(void);
 
-// The deleter of a tensor of DLPack whose manager is the `int` that is to become 0.
+/* The deleter of a tensor of DLPack whose manager is the `int` that is to become 0. */
 ECE408_EXPORT void ece408_memory_is_free(void* tensor);
 
 /* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads and the

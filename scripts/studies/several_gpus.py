@@ -96,8 +96,7 @@ def _calls(
 
 def _lent(backend: StagedBackend, problem: ConvProblem) -> HostMemory | None:
     """Memory for y, which the backend lends from the second time on that it is asked."""
-    backend.result_memory(problem)
-    return backend.result_memory(problem)
+    return backend.result_memory(problem) or backend.result_memory(problem)
 
 
 def _copy_in_page_locked(array: np.ndarray, gpu: int) -> HostMemory:

@@ -23,3 +23,5 @@ class FakeDriver:
         else:
             assert name == "cuMemHostUnregister"
             del self.locked[address.value]
+            if self.refuses:
+                raise GpuFailed("cuMemHostUnregister failed with CUDA error 700")

@@ -164,8 +164,8 @@ def test_page_locked_arrays_are_timed_beside_ordinary_ones(pool, monkeypatch):
         *[(True, True)] * calls_each,
     ]  # fmt: skip
     assert calls.are_equal
-    # All memory is free again.
-    assert pool.lend(4 * 20 * 3 * 200 * 200, FakeGpu(), 2) is not None
+    # All memory is free again, and it was no more than that of y for each and of x.
+    assert [block.is_free for block in pool._blocks] == [True] * 3
 
 
 def test_limits_are_set_beside_the_floor():

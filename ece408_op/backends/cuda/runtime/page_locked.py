@@ -11,6 +11,7 @@ a size that is asked for the first time.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import threading
@@ -71,15 +72,16 @@ class _Block:
         self.is_locked = True
 
     def unlock(self) -> None:
-        """Make this ordinary memory. Raises `GpuFailed`."""
+        """Make this ordinary memory."""
         if self.is_locked:
-            with self._gpu.active():
+            # After a failed kernel CUDA refuses all that comes, and writes nothing any more.
+            with contextlib.suppress(GpuFailed), self._gpu.active():
                 driver.call("cuMemHostUnregister", ctypes.c_void_p(self.memory.address))
             self._made.madvise(mmap.MADV_DOFORK)
         self.is_locked = False
 
     def close(self) -> None:
-        """Give the memory back to the system. Raises `GpuFailed`."""
+        """Give the memory back to the system."""
         self.unlock()
         self._made.close()
 
@@ -129,7 +131,7 @@ class Pool:
 
     def unlock_all(self) -> None:
         """Make all blocks ordinary memory, while no call uses them; those that are free go back to
-        the system. Raises `GpuFailed`."""
+        the system."""
         with self._mutex:
             for block in self._blocks:
                 block.unlock()
@@ -165,8 +167,14 @@ class Pool:
                 f"of the {available / (1 << 30):.1f} GiB that are free; use ordinary arrays, or "
                 "close other programs"
             )
-        # Python's end would take the memory from arrays that MXNet still has.
-        block = immortal(_Block(_rounded(nbytes), gpu, self.unlock_all))
+        try:
+            # Python's end would take the memory from arrays that MXNet still has.
+            block = immortal(_Block(_rounded(nbytes), gpu, self.unlock_all))
+        except OSError as error:
+            raise NotEnoughMemory(
+                f"{nbytes / (1 << 30):.1f} GiB of page-locked memory cannot be had ({error}); use "
+                "ordinary arrays, or raise the process's limit (ulimit -v)"
+            ) from error
         try:
             block.lock(threads)
         except GpuFailed:

@@ -90,6 +90,23 @@ def test_a_driver_that_refuses_is_asked_once(pool, fake_driver):
     assert not fake_driver.locked
 
 
+def test_a_process_without_room_is_lent_none(pool, fake_driver, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(page_locked.mmap, "mmap", refuse)
+    assert _lent(pool) is None
+    with pytest.raises(NotEnoughMemory, match=r"cannot be had \(.*Cannot allocate memory\)"):
+        pool.take(SIZE, GPU, 2)
+
+
+def test_a_failed_gpu_does_not_keep_memory_from_children(pool, fake_driver):
+    memory = _lent(pool)
+    fake_driver.refuses = True
+    memory.before_fork()
+    assert not pool.covers(memory.address, SIZE)
+
+
 def test_memory_that_is_asked_for_is_there_at_once(pool, fake_driver):
     small, large = pool.take(1000, GPU, 2), pool.take(2 * SIZE, GPU, 2)
     assert fake_driver.locked.keys() == {small.address, large.address}
