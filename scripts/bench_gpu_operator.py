@@ -9,7 +9,6 @@ from tqdm import tqdm
 
 from ece408_op import settings
 from ece408_op.bench import shapes
-from ece408_op.bench.cpu_timer import WARM_UP
 from ece408_op.cli import program
 from ece408_op.course import models
 from ece408_op.errors import InvalidSetting
@@ -66,8 +65,8 @@ def several(options):
     gpus = settings.devices()
     if len(gpus) < 2:
         raise InvalidSetting("this is about several GPUs; set ECE408_DEVICES=0,1")
-    count = len(several_gpus.SHAPES) * len(several_gpus.BATCHES)
-    with tqdm(unit="round", total=count * (options.repeat + WARM_UP), disable=None) as bar:
+    total = several_gpus.rounds(options.repeat)
+    with tqdm(unit="round", total=total, disable=None) as bar:
         calls = several_gpus.measure(gpus, options.repeat, bar.update)
     title = f"Staged calls on up to {len(gpus)} GPUs"
     return title, several_gpus.table(calls), several_gpus.document(calls)

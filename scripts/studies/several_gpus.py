@@ -22,8 +22,10 @@ from ece408_op.problem import ConvProblem
 
 SHAPES = ("fa19_1", "fa19_2")
 BATCHES = (1, 10, 100, 1000, 10000)
+# In the first calls different numbers of GPUs are tried.
 _LEARNING = 12
-
+# Calls of up to so many images are timed so many times as often: a few milliseconds vary more.
+_SHORT, _OFTENER = 1000, 5
 
 # What x and y are: in page-locked memory (for large arrays only), or ordinary arrays; y's pages
 # were made before, or not.
@@ -50,12 +52,21 @@ class Calls:
 def measure(
     gpus: Sequence[int], repeat: int, tick: Callable[[], object], batches: Sequence[int] = BATCHES
 ) -> list[Calls]:
-    """Measure each shape at each batch; `tick` is called after each round. Raises `NoUsableGpu`,
-    and what a staged call raises."""
+    """Measure each shape at each batch, small ones more often; `tick` is called after each round,
+    of which `rounds` has the number. Raises `NoUsableGpu`, and what a staged call raises."""
     return [
         _calls(name, shapes.find(name, batch), gpus, repeat, tick)
         for name, batch in itertools.product(SHAPES, batches)
     ]
+
+
+def rounds(repeat: int, batches: Sequence[int] = BATCHES) -> int:
+    """How many rounds `measure` takes."""
+    return len(SHAPES) * sum(cpu_timer.WARM_UP + _rounds(repeat, each) for each in batches)
+
+
+def _rounds(repeat: int, batch: int) -> int:
+    return repeat * (_OFTENER if batch <= _SHORT else 1)
 
 
 def _calls(
@@ -82,11 +93,10 @@ def _calls(
 
     contenders = {}
     for kind, count in itertools.product(kinds, counts):
-        # In the first calls different numbers of GPUs are tried.
         for _ in range(_LEARNING):
             sample(kind, count)
         contenders[f"{kind} {count}"] = functools.partial(sample, kind, count)
-    found = cpu_timer.interleaved(contenders, repeat, tick)
+    found = cpu_timer.interleaved(contenders, _rounds(repeat, problem.batch), tick)
     ms = {kind: {n: found[f"{kind} {n}"] for n in counts} for kind in kinds}
     are_equal = all(np.array_equal(used[0], each) for each in [*used, *locked])
     for memory in filter(None, [*lent, *held]):

@@ -123,10 +123,12 @@ def test_several_gpus_take_turns_with_one(monkeypatch):
     is_wrong_from = 1000
     (calls,) = several_gpus.measure((2, 3), 2, lambda *_: ticks.append(1), batches=[4])
     # Both onto outputs used before and onto fresh ones.
-    rounds = 2 * (several_gpus._LEARNING + 2 + cpu_timer.WARM_UP)
+    timed = 2 * several_gpus._OFTENER
+    rounds = 2 * (several_gpus._LEARNING + timed + cpu_timer.WARM_UP)
     assert sorted(used) == [(2,)] * rounds + [(2, 3)] * rounds
     kinds = ["y used before", "y fresh"]
-    assert {kind: len(times[2]) for kind, times in calls.ms.items()} == dict.fromkeys(kinds, 2)
+    assert {kind: len(times[2]) for kind, times in calls.ms.items()} == dict.fromkeys(kinds, timed)
+    assert len(ticks) == several_gpus.rounds(2, [4])
     assert calls.are_equal
     assert calls.batch == 4
     used.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import operator
 import threading
 from collections import deque
@@ -15,6 +16,9 @@ _REMEMBERED = 5
 _TRIALS = 3
 # After so many calls another number of GPUs is tried again.
 _AGAIN = 100
+# More GPUs compute where they are expected to take at most this part of the time of fewer: for
+# less, the expected times are too uncertain, and the other GPUs stay free.
+_WORTH = 0.9
 
 
 class _Way:
@@ -74,12 +78,12 @@ class Shares:
     """For calls of one shape: how many GPUs compute the next one, and how many pieces of it each.
     `pieces` has how many there are by the number of GPUs, of which there are at least as many.
 
-    At first each number of GPUs is tried, with equal shares; later that one is taken which is
-    expected to end first. May be used by several threads at once.
+    At first each number of GPUs is tried, with equal shares; later the one that is expected to end
+    first, unless fewer GPUs take hardly longer. May be used by several threads at once.
     """
 
     def __init__(self, pieces: Mapping[int, int]) -> None:
-        self._ways = {gpus: _Way(gpus, count) for gpus, count in pieces.items()}
+        self._ways = {gpus: _Way(gpus, count) for gpus, count in sorted(pieces.items())}
         self._calls = 0
         self._lock = threading.Lock()
 
@@ -103,7 +107,12 @@ class Shares:
         oldest = min(self._ways, key=lambda gpus: self._ways[gpus].last_tried)
         if self._calls - self._ways[oldest].last_tried >= _AGAIN:
             return oldest
-        return min(self._ways, key=lambda gpus: self._ways[gpus].expected())
+        best, least = 0, math.inf
+        for gpus, way in self._ways.items():
+            expected = way.expected()
+            if expected <= _WORTH * least:
+                best, least = gpus, expected
+        return best
 
 
 def numbers(most: int) -> list[int]:

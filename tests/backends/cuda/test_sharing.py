@@ -66,6 +66,12 @@ def test_what_one_gpu_does_faster_stays_there():
     assert played.calls(90) == [[4]] * 90
 
 
+@pytest.mark.parametrize(("start", "kept"), [(1.7, [4]), (1.5, [2, 2])])
+def test_several_compute_where_that_is_worth_it(start, kept):
+    played = Played([1.0, 1.0], pieces=4, start=start)
+    assert played.calls(20)[-1] == kept
+
+
 def test_the_slower_way_is_tried_again_now_and_then():
     played = Played([1.0, 1.0], pieces=4, start=3.0)
     played.calls(6)
