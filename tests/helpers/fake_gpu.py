@@ -14,7 +14,7 @@ from ece408_op.backends import as_array
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda.kernels import catalog
 from ece408_op.backends.cuda.plan import Family, Layout
-from ece408_op.backends.cuda.runtime.device import BEGIN, COPIED_OUT
+from ece408_op.backends.cuda.runtime.device import BEGIN, COPIED_IN, COPIED_OUT
 from ece408_op.errors import NotEnoughMemory
 
 MARGIN = 4096
@@ -63,6 +63,8 @@ class FakeLane:
     def copy_in(self, offset, nbytes, address=None):
         self._device[offset : offset + nbytes] = self._part(offset, nbytes, address)
 
+    bring = copy_in
+
     def copy_out(self, offset, nbytes, address=None):
         self._part(offset, nbytes, address)[:] = self._device[offset : offset + nbytes]
 
@@ -79,6 +81,15 @@ class FakeLane:
 
     def mark(self, event):
         self._marks[event] = time.perf_counter()
+
+    def mark_bringing(self):
+        self.mark(BEGIN)
+
+    def brought(self):
+        self.mark(COPIED_IN)
+
+    def drain(self):
+        self.gpu.waits += 1
 
     def wait(self):
         self.gpu.waits += 1

@@ -32,6 +32,10 @@ class Lane:
     """Two streams with events and memory of their own: one thread at a time works with it. All is
     enqueued on the first one, but for what `bring` copies.
 
+    On one stream, copies to the GPU would wait for other lanes' copies from it: CUDA puts an event
+    that is recorded after a copy into the queue of that direction, behind copies of other streams
+    that are there already.
+
     `device` and `host` are the addresses of `device_bytes` on the GPU and `host_bytes` of
     page-locked memory, 0 as long as there are none.
     """
@@ -53,9 +57,9 @@ class Lane:
         with reported("a copy to the GPU"):
             self.gpu.cuda.memcpy_htod_async(self.device + offset, part, self.stream)
 
-    def bring(self, offset: int, nbytes: int) -> None:
+    def bring(self, offset: int, nbytes: int, address: int | None = None) -> None:
         """As `copy_in`, on the second stream: beside what the first one does."""
-        part = self._blocks["host"][offset : offset + nbytes]
+        part = self._host_part(offset, nbytes, address)
         with reported("a copy to the GPU"):
             self.gpu.cuda.memcpy_htod_async(self.device + offset, part, self.second)
 
@@ -84,10 +88,20 @@ class Lane:
         """Note the time at which the work enqueued so far ends, as BEGIN and the others."""
         self.events[event].record(self.stream)
 
+    def mark_bringing(self) -> None:
+        """Note the time at which what `bring` was told so far is copied, as BEGIN."""
+        self.events[BEGIN].record(self.second)
+
     def wait(self) -> None:
         """Return when everything enqueued has ended. Raises `GpuFailed` if any of it failed."""
         with reported("a kernel"):
             self.stream.synchronize()
+
+    def drain(self) -> None:
+        """As `wait`, for both streams."""
+        with reported("a copy to the GPU"):
+            self.second.synchronize()
+        self.wait()
 
     def rest(self) -> None:
         """As `wait`, up to COPIED_OUT, and without keeping a core busy: a little later."""

@@ -20,7 +20,7 @@ from ....errors import GpuFailed
 from ...cpu.native import Copy, copy, populate
 from ..plan import Plan
 from ..runtime import page_locked
-from ..runtime.device import BEGIN, COMPUTED, COPIED_IN, COPIED_OUT, Gpu, Lane
+from ..runtime.device import COMPUTED, COPIED_OUT, Gpu, Lane
 from ..work import OVER_BATCH, Work, shape_of
 from .chunks import Layout
 
@@ -158,7 +158,7 @@ class Ring:
         except BaseException:
             for lane in self._lanes:
                 with contextlib.suppress(GpuFailed):
-                    lane.wait()
+                    lane.drain()
             raise
 
     def _turn(self, ended: _Chunk | None, begun: _Chunk | None, outcome: Outcome) -> None:
@@ -184,10 +184,10 @@ class Ring:
         """Enqueue a chunk's work on the GPU; its inputs are in page-locked memory."""
         lane, size = chunk.lane, chunk.size
         pointers = {role: lane.device + at for role, at in self._layout.offsets.items()}
-        lane.mark(BEGIN)
+        lane.mark_bringing()
         for move in size.inputs:
-            lane.copy_in(move.offset, move.nbytes, chunk.reached(move))
-        lane.mark(COPIED_IN)
+            lane.bring(move.offset, move.nbytes, chunk.reached(move))
+        lane.brought()
         for each in size.loaded:
             lane.launch(each, pointers)
         lane.mark(COMPUTED)
