@@ -75,7 +75,8 @@ class FakeLane:
         return as_array(address, (nbytes,), "uint8")
 
     def launch(self, loaded, pointers):
-        time.sleep(self.gpu.pause)
+        if self.gpu.pause:
+            time.sleep(self.gpu.pause)
         self.gpu.launches += 1
         loaded.launch(pointers, None)
 

@@ -44,7 +44,7 @@ class Work:
     kernel: str | None = None
     precision: str = "float32"
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[str, ...]:
         """The roles that are read: also an output that is added to image by image."""
         added = any(step.accumulate for step in self.steps)
@@ -56,9 +56,16 @@ class Work:
 
     def nbytes(self, role: str, images: int) -> int:
         """Size of an array in bytes, for a batch of `images`."""
-        shape = shape_of(self.problem, role)
-        count = images * math.prod(shape[1:]) if role in OVER_BATCH else math.prod(shape)
-        return count * ITEM_BYTES[self.problem.dtype]
+        return images * self._sizes[role] if role in OVER_BATCH else self._sizes[role]
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each array, of those that are cut along the batch those of an image."""
+        item = ITEM_BYTES[self.problem.dtype]
+        return {
+            role: item * math.prod(shape_of(self.problem, role)[role in OVER_BATCH :])
+            for role in self.addresses
+        }
 
     def plans(self, gpu: Target, images: int) -> list[Plan]:
         """How to compute each step for a batch of `images` on this GPU.

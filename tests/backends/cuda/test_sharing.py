@@ -72,6 +72,13 @@ def test_several_compute_where_that_is_worth_it(start, kept):
     assert played.calls(20)[-1] == kept
 
 
+def test_one_that_becomes_slower_is_noticed_though_not_every_call_counts():
+    played = Played([1.0, 1.0], pieces=4, start=3.0)
+    played.calls(20)
+    played.costs = [5.0, 1.0]
+    assert played.calls(60)[-1] == [1, 3]
+
+
 def test_the_slower_way_is_tried_again_now_and_then():
     played = Played([1.0, 1.0], pieces=4, start=3.0)
     played.calls(6)
