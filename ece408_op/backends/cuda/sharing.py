@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 _REMEMBERED = 5
 # Calls in which each number of GPUs is tried.
 _TRIALS = 3
-# After so many calls another number of GPUs is tried again.
-_AGAIN = 100
+# After so many calls another number of GPUs is tried again: soon at first, as the first calls of a
+# program may not be like its later ones, then half as often each time.
+_AGAIN_SOON, _AGAIN = 16, 128
 # Where one GPU is best, it computes so many calls more before that is asked again: the answer takes
 # a hundredth of a small call's time.
 _HELD = 10
@@ -88,6 +89,7 @@ class Shares:
     def __init__(self, pieces: Mapping[int, int]) -> None:
         self._ways = {gpus: _Way(gpus, count) for gpus, count in sorted(pieces.items())}
         self._calls = 0
+        self._again = _AGAIN_SOON
         # Whether one GPU is best, and for how many calls more it computes without a question.
         self._is_one_best = False
         self._held = 0
@@ -115,7 +117,8 @@ class Shares:
         if untried:
             return max(untried)
         oldest = min(self._ways, key=lambda gpus: self._ways[gpus].last_tried)
-        if self._calls - self._ways[oldest].last_tried >= _AGAIN:
+        if self._calls - self._ways[oldest].last_tried >= self._again:
+            self._again = min(2 * self._again, _AGAIN)
             return oldest
         best, least = 0, math.inf
         for gpus, way in self._ways.items():

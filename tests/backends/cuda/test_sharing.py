@@ -63,7 +63,9 @@ def test_what_one_gpu_does_faster_stays_there():
     played = Played([1.0, 1.0], pieces=4, start=3.0)
     trials = played.calls(6)
     assert sorted(trials) == [[2, 2]] * 3 + [[4]] * 3
-    assert played.calls(90) == [[4]] * 90
+    calls = played.calls(90)
+    assert calls[:10] == calls[-10:] == [[4]] * 10
+    assert calls.count([2, 2]) <= 3
 
 
 @pytest.mark.parametrize(("start", "kept"), [(1.7, [4]), (1.5, [2, 2])])
@@ -76,16 +78,15 @@ def test_one_that_becomes_slower_is_noticed_though_not_every_call_counts():
     played = Played([1.0, 1.0], pieces=4, start=3.0)
     played.calls(20)
     played.costs = [5.0, 1.0]
-    assert played.calls(60)[-1] == [1, 3]
+    assert played.calls(100)[-5:].count([1, 3]) >= 4
 
 
-def test_the_slower_way_is_tried_again_now_and_then():
+def test_the_slower_way_is_tried_again_soon_and_then_seldom():
     played = Played([1.0, 1.0], pieces=4, start=3.0)
     played.calls(6)
+    assert [played.calls(200).count([2, 2]) for _ in range(3)] == [3, 2, 1]
     played.start = 0.0
-    calls = played.calls(450)
-    assert 1 <= calls[:200].count([2, 2]) <= 3
-    assert calls[-40:] == [[2, 2]] * 40
+    assert played.calls(500)[-40:] == [[2, 2]] * 40
 
 
 def test_of_many_gpus_as_many_compute_as_is_best():
