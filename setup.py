@@ -37,7 +37,8 @@ FIXED = {
     **{"reference": ("-ffp-contract=off",), "choice": ("-ffp-contract=off",)},
     **{"dispatch": (), "copies": (), "team": ()},
 }
-AVX2 = ("-mavx2", "-mfma", "-mf16c")
+# Processors with AVX2 have prefetchw, or do nothing for it.
+AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mprfchw")
 AVX512 = (
     *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", *AVX2),
     "-mprefer-vector-width=512",

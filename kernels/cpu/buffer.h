@@ -7,14 +7,18 @@
 namespace ece408 {
 namespace {
 
-// Memory for `count` elements, or a null pointer where there is none.
+// Memory for `count` elements from the start of a cache line on, or a null pointer where there is none.
 template <class T>
 class Buffer {
 public:
     Buffer() = default;
-    explicit Buffer(int64_t count)
+    explicit Buffer(int64_t count) {
+        constexpr size_t kLineBytes = 64;
         // One byte more: no elements are no reason for a null pointer.
-        : first_(static_cast<T*>(malloc(static_cast<size_t>(count) * sizeof(T) + 1))) {}
+        const size_t bytes = static_cast<size_t>(count) * sizeof(T) + 1;
+        first_ = static_cast<T*>(
+            aligned_alloc(kLineBytes, (bytes + kLineBytes - 1) / kLineBytes * kLineBytes));
+    }
     Buffer(Buffer&& other) : first_(other.first_) { other.first_ = nullptr; }
     Buffer& operator=(Buffer&& other) {
         T* const own = first_;
@@ -23,16 +27,6 @@ public:
         return *this;
     }
     ~Buffer() { free(first_); }
-
-    // The first element at the start of a cache line.
-    static Buffer aligned(int64_t count) {
-        constexpr size_t kLineBytes = 64;
-        const size_t bytes = static_cast<size_t>(count) * sizeof(T) + 1;
-        Buffer buffer;
-        buffer.first_ = static_cast<T*>(
-            aligned_alloc(kLineBytes, (bytes + kLineBytes - 1) / kLineBytes * kLineBytes));
-        return buffer;
-    }
 
     static Buffer zeros(int64_t count) {
         Buffer buffer;

@@ -231,7 +231,7 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const float
                             !(streams && layer.as_it_is());
     Buffer<float> own;
     if (!packed && (!single_tap || is_worth_packing(layer.shape, threads))) {
-        own = Buffer<float>::aligned(packed_floats(layer.shape));
+        own = Buffer<float>(packed_floats(layer.shape));
         if (!own) return ECE408_NO_MEMORY;
         pack_weights(layer, bias, own, threads);
         packed = own;

@@ -52,6 +52,9 @@ struct Column {
     const float* ahead;
     int64_t ahead_channels, ahead_step;
     bool asks;  // whether each block asks for the next one's weights, if they are not packed
+    // Whether the tile is the first or the last one that a thread computes with these blocks, one after
+    // the other: each one asks for the next one's outputs.
+    bool is_first, is_last;
 };
 
 // Channels [begin, end), whose weights begin at `weight`. All addresses are of few registers, which few
@@ -131,6 +134,16 @@ inline void ask_for_weights(const Column& column, int64_t first) {
     for (int64_t line = 0; line < MT * column.channels; line += kLine) prefetch(next + line);
 }
 
+// The lines of a block's outputs, `ahead` floats further on: too few of each plane for processors to
+// fetch them ahead by themselves.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void ask_for_outputs(float* const (&y)[VT], int64_t filter_step,
+                                                           int64_t ahead) {
+    constexpr int kVectors = kLine / kLanes;
+    for (int m = 0; m < MT; ++m)
+        for (int v = 0; v < VT; v += kVectors) prefetch_output(y[v] + m * filter_step + ahead);
+}
+
 template <bool Packed>
 struct Columns {
     using Function = void(const Column&);
@@ -155,6 +168,8 @@ struct Columns {
         for (int64_t first = 0; first < column.blocks * MT; first += MT) {
             for (int64_t c = 0; c < column.ahead_channels; ++c, ahead += column.ahead_step)
                 for (int lane = 0; lane < VT * kLanes; lane += kLine) prefetch(ahead + lane);
+            if (column.is_first) ask_for_outputs<MT>(y, column.filter_step, 0);
+            if (!column.is_last) ask_for_outputs<MT>(y, column.filter_step, VT * kLanes);
             Vec sum[MT][VT];
             if constexpr (Packed) {
                 start(packed, sum);
@@ -291,8 +306,10 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         if (scratch) lay_out_tile(plan, x, number, scratch);
         TapTile tile(plan, number, x, scratch);
         tile.column.asks = known != group && !plan.layer.turned;
+        tile.column.is_first = known != group;
+        tile.column.is_last = number + 1 == tiling.tiles || begin == end;
         known = group;
-        if (number + 1 < tiling.tiles && begin < end)
+        if (!tile.column.is_last)
             tile.ask_for(x, number + 1, last - block);
         else if (next && begin == end)
             tile.ask_for(next, 0, last - block);
@@ -349,7 +366,7 @@ bool run_single_tap(const Layer& layer, const float* x, const float* bias, const
     const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks * plan.groups;
     const bool copies = !layer.as_it_is();
     Buffer<float> tiles, copied;
-    if (lays_out) tiles = Buffer<float>::aligned(team * plan.tile_floats());
+    if (lays_out) tiles = Buffer<float>(team * plan.tile_floats());
     if (copies) copied = Buffer<float>((parts == 1 ? team : s.batch) * image);
     if ((lays_out && !tiles) || (copies && !copied)) return false;
     const auto copy = [&](int64_t b, int64_t c, float* to) {

@@ -32,6 +32,8 @@ inline int64_t hidden(int64_t number) {
 
 // Into the second cache: the first has the weights and what is being read.
 inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
+// For a line that will be written: no other core may keep it.
+inline void prefetch_output(const float* line) { __builtin_prefetch(line, 1, 3); }
 
 #if ECE408_LANES == 16
 
