@@ -216,14 +216,15 @@ struct Costs {
         const double lost = static_cast<double>(dilate * taps * (taps + 1));
         return lost < all / 2 ? 1 - lost / all : 0.5;
     }
-    // Only products with pixels, of x and dy transposed, and totals that are kept and put.
+    // Only products with pixels, of x and dy transposed, and totals that are kept and put. The other
+    // kernels share one image worse among threads.
     double weight_channels() const {
         const double met = inside(s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h) *
                            inside(s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w);
         const double products = all_pixels * met * filters * taps / channels * vectors(channels);
         const double chunks = all_pixels / kSummedPixels + 1;
         const double x = is_flat(s) ? all_pixels * channels * (s.stride_w > 1 ? 2 : 1) : batch * source;
-        return 1.1 * products + 3 * (x + all_pixels * filters) + weights * (6 + 0.3 * chunks);
+        return (batch > 1 ? 0.9 : 0.8) * products + 3 * (x + all_pixels * filters) + weights * (6 + 0.3 * chunks);
     }
 
     bool patches_are_faster(Direction direction) const {
