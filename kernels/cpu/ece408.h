@@ -76,7 +76,7 @@ ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, in
  * it cannot do: choice.cpp says what that is. Where weights are not all finite another one may
  * compute in the place of `direct` and `depthwise`. With `winograd` and `filters_as_lanes_pairs`
  * whole numbers are exact while the products of a sum times the largest |x| and |w| stay below
- * 2^18 and 2^21. */
+ * 2^18. */
 #define ECE408_FAST(T, suffix)                                                                   \
     ECE408_EXPORT int ece408_forward_##suffix(const ece408_problem* problem, const T* x,         \
                                               const T* w, const T* bias, T* y, int accumulate,   \

@@ -4,11 +4,14 @@
 // lane is used whatever the size of the plane and its stride, for the price of a transposition at
 // the end, so this is for sums long enough to pay for it; pixels_as_lanes.h has pixels as lanes.
 //
-// The source is padded once per image; a tap is a displacement in it. The gradient for x of a
-// strided convolution is one such sum for each residue of x's rows and columns modulo the stride,
-// with only the taps that reach it, so that no zeros are multiplied. Without strides, higher
-// kernels take two output rows at a time with fewer products, as winograd_f23.h explains: then the
-// source is four domains instead, and there is one such sum for each.
+// The source is padded once per image, columns of each residue modulo the stride side by side; a tap is a
+// displacement in it. The gradient for x of a strided convolution is one such sum for each residue of x's
+// rows and columns modulo the stride, with only the taps that reach it, so that no zeros are multiplied.
+//
+// Without strides, higher kernels take two output rows at a time with fewer products, wider ones squares
+// of 2x2 outputs, as winograd_f23.h explains: there is one such sum for each of 4 or 16 domains of the source.
+// These are made of a few pixels at a time, as tiles that are read in order, for many filters; so a tile can
+// reach from row to row, and small planes without domains are laid out like that as well.
 #pragma once
 
 #if defined(__SSE2__)
@@ -31,10 +34,20 @@ constexpr int kDeepVectors = 2;
 constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 // Products after which a partial sum ends, so that long sums lose less to rounding.
 constexpr int64_t kDeepBlock = 256;
-// Pixels that a thread computes at a time, for one block of filters.
-constexpr int64_t kDeepStretch = 256;
-// Pieces for each thread, where they do not come out even; those that a block of filters is cut into.
-constexpr int64_t kDeepPieces = 8, kDeepSlices = 2;
+// Blocks of filters that a thread computes with the same pixels, laid out for all of them.
+constexpr int64_t kDeepTogether = 8;
+// Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept.
+constexpr int64_t kDeepStretch = 256, kDeepFactors = 3 << 15, kDeepSums = 4096;
+// Pixels are laid out for so many blocks, where windows have few pixels side by side, or tiles that end with
+// rows would be less than two thirds of the largest ones.
+constexpr int64_t kDeepLaidOutBlocks = 8;
+// What a tile's laying out, and reading a block's weights, cost beside a tile's products with a block.
+constexpr double kDeepLayingOut = 0.6, kDeepReading = 1;
+// The most pieces for each thread.
+constexpr int64_t kDeepPieces = 8;
+// Pixels of a batch from which on weights that are not kept are packed before any are read. With fewer,
+// threads pack a block's weights when they come to it, and these stay in a core's cache.
+constexpr int64_t kDeepPackedPixels = 400;
 
 // The output pixels (row + i * row_step, column + j * column_step), and the taps they sum.
 struct Phase {
@@ -51,12 +64,13 @@ struct DeepTap {
 struct Deep : Shape {
     int64_t step_h, step_w;          // of the source from output pixel to output pixel
     int64_t out_step_h, out_step_w;  // of the output from pixel to pixel of a phase
-    int64_t top, left, rows, row;    // the padded source: its border and its size
+    int64_t top, left, rows, row;    // the padded source: its border and its size; of each residue
+                                     // of columns modulo the step, a row has so many
     int64_t window;                  // taps of all phases
     int64_t phases;
-    bool by_pairs;
-    Pairs pairs;        // then: how rows are taken,
-    int64_t direction;  // and the step from a tap's row of the weights to the next tap's
+    bool by_pairs, by_squares;  // of rows, and of columns as well
+    Pairs pairs, across;        // then: how rows and columns are taken,
+    int64_t direction;          // and the step from a tap of the weights to the next one
     Buffer<Phase> phase;
     Buffer<DeepTap> tap;
 };
@@ -68,7 +82,7 @@ inline bool begin(const Shape& shape, int64_t phases, int64_t window, Deep* deep
     deep->tap = Buffer<DeepTap>(window);
     deep->phases = phases;
     deep->window = 0;
-    deep->by_pairs = false;
+    deep->by_pairs = deep->by_squares = false;
     return deep->phase && deep->tap;
 }
 
@@ -90,7 +104,7 @@ inline void pad_source(Deep* d) {
     d->top = -low_h;
     d->left = -low_w;
     d->rows = high_h - low_h + 1;
-    d->row = high_w - low_w + 1;
+    d->row = (high_w - low_w) / d->step_w + 1;
 }
 
 inline bool deep_forward(const Sweep& s, Deep* d) {
@@ -134,54 +148,51 @@ inline bool deep_backward(const Sweep& s, Deep* d) {
     return true;
 }
 
-// Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains.
+// Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains, whose taps
+// are groups of rows and, of squares, groups of columns. Its source is the image with a border.
 inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
-    const Pairs pairs = pairs_of(s.kernel_h, s.out_height);
-    if (!begin(s, kDomains, pairs.taps() * s.kernel_w, d)) return false;
-    d->by_pairs = true;
-    d->pairs = pairs;
+    const Pairs pairs = pairs_of(s.kernel_h, s.out_height), across = pairs_of(s.kernel_w, s.out_width);
+    const bool by_squares = has_pairs(s.kernel_w) && s.dilate_w == 1;
+    if (!begin(s, by_squares ? kDomains * kDomains : kDomains, 0, d)) return false;
+    d->by_pairs = true, d->by_squares = by_squares;
+    d->pairs = pairs, d->across = across;
     d->direction = turned ? -1 : 1;
-    d->step_h = d->step_w = d->out_step_h = d->out_step_w = 1;
+    d->step_h = 2, d->step_w = by_squares ? 2 : 1;
+    d->out_step_h = d->out_step_w = 1;
     d->top = s.pad_h, d->left = s.pad_w;
-    d->rows = kDomains * pairs.starts();
-    d->row = s.out_width + (s.kernel_w - 1) * s.dilate_w;
-    for (int t = 0; t < kDomains; ++t) {
-        Phase& phase = d->phase[t];
-        phase = {0, 0, pairs.pairs, s.out_width, 0, d->window};
-        for (int64_t g = pairs.first_group(t); g < pairs.groups; ++g)
-            for (int64_t q = 0; q < s.kernel_w; ++q)
-                d->tap[d->window++] = {turned ? s.kernel_h - 1 - 2 * g : 2 * g,
-                                       turned ? s.kernel_w - 1 - q : q, t * pairs.starts() + g,
-                                       q * s.dilate_w};
-        phase.taps = d->window - phase.first_tap;
+    d->rows = 2 * (pairs.pairs + pairs.groups);
+    d->row = by_squares ? across.pairs + across.groups
+                        : s.out_width + (s.kernel_w - 1) * s.dilate_w;
+    for (int n = 0; n < d->phases; ++n) {
+        const int64_t groups = pairs.groups - pairs.first_group(by_squares ? n / kDomains : n);
+        const int64_t taps = by_squares ? across.groups - across.first_group(n % kDomains) : s.kernel_w;
+        d->phase[n] = {0, 0, pairs.pairs, by_squares ? across.pairs : s.out_width, groups * taps,
+                       d->window};
+        d->window += groups * taps;
     }
     return true;
 }
 
-// R rows of P pixels, `row` and `step` apart.
-template <class Sum, int MV, int R, int P, int STEP>
-__attribute__((noinline)) void deep_tile(const Sum* pixel, int64_t row, int64_t step,
-                                         const int64_t* taps, int64_t count, const Sum* weight,
-                                         bool add, Sum* out) {
+// Sums of `count` products for P pixels that lie side by side, in all places that `taps` says.
+template <class Sum, int MV, int P>
+__attribute__((noinline)) void deep_tile(const Sum* pixels, const int64_t* taps,
+                                         int64_t count, const Sum* weight, bool add, Sum* out) {
     using L = Lanes<Sum>;
-    const int64_t next = STEP ? STEP : step;
-    typename L::Vec sum[R * P][MV] = {};
+    typename L::Vec sum[P][MV] = {};
     for (int64_t t = 0; t < count; ++t) {
-        const Sum* at = pixel + taps[t];
+        const Sum* at = pixels + taps[t];
         typename L::Vec w[MV];
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) w[v] = L::load(weight + (t * MV + v) * L::count);
-#pragma GCC unroll 2
-        for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-            for (int p = 0; p < P; ++p) {
-                const typename L::Vec x = L::broadcast(at[r * row + p * next]);
+        for (int p = 0; p < P; ++p) {
+            const typename L::Vec x = L::broadcast(at[p]);
 #pragma GCC unroll 2
-                for (int v = 0; v < MV; ++v) sum[r * P + p][v] += w[v] * x;
-            }
+            for (int v = 0; v < MV; ++v) sum[p][v] += w[v] * x;
+        }
     }
 #pragma GCC unroll 16
-    for (int p = 0; p < R * P; ++p)
+    for (int p = 0; p < P; ++p)
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) {
             Sum* place = out + (p * MV + v) * L::count;
@@ -190,29 +201,97 @@ __attribute__((noinline)) void deep_tile(const Sum* pixel, int64_t row, int64_t 
 }
 
 template <class Sum>
-using DeepTile = void (*)(const Sum*, int64_t, int64_t, const int64_t*, int64_t, const Sum*, bool,
-                          Sum*);
+using DeepTile = void (*)(const Sum*, const int64_t*, int64_t, const Sum*, bool, Sum*);
 
-template <class Sum, int MV, int STEP, int R = 1, int P = kDeepPixels / R>
+template <class Sum, int MV, int P = kDeepPixels>
 DeepTile<Sum> pick_deep_pixels(int64_t pixels) {
     if constexpr (P > 1) {
-        if (pixels < P) return pick_deep_pixels<Sum, MV, STEP, R, P - 1>(pixels);
+        if (pixels < P) return pick_deep_pixels<Sum, MV, P - 1>(pixels);
     }
-    return deep_tile<Sum, MV, R, P, STEP>;
+    return deep_tile<Sum, MV, P>;
 }
 
 template <class Sum>
-DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t step, int64_t pixels) {
-    if (vectors == 1) return pick_deep_pixels<Sum, 1, 0>(pixels);
-    if (step == 1) return pick_deep_pixels<Sum, 2, 1>(pixels);
-    return pick_deep_pixels<Sum, 2, 0>(pixels);
+DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t pixels) {
+    return vectors == 1 ? pick_deep_pixels<Sum, 1>(pixels) : pick_deep_pixels<Sum, 2>(pixels);
 }
 
-// Two short rows of pixels side by side, by which weights are read half as often.
+// Vectors that hold a tile's pixels.
 template <class Sum>
-DeepTile<Sum> pick_deep_rows(int64_t vectors, int64_t pixels) {
-    return vectors == 1 ? pick_deep_pixels<Sum, 1, 1, 2>(pixels)
-                        : pick_deep_pixels<Sum, 2, 1, 2>(pixels);
+constexpr int64_t kDeepRun = (kDeepPixels + Lanes<Sum>::count - 1) / Lanes<Sum>::count;
+
+// Pixels that lie side by side in a row, from the place of the source's first tap on.
+struct DeepRun {
+    int64_t at, count;
+};
+
+// A tile's pixels as [product][pixel], from each product's place in the source. RUNS: of the pixels, or 0
+// for any number. Whole vectors are copied, of which the next ones overwrite what is no pixel.
+template <int RUNS, class Sum>
+void lay_out_pixels(const Sum* source, const int64_t* offsets, int64_t count, const DeepRun* run,
+                    int64_t runs, Sum* out) {
+    using L = Lanes<Sum>;
+    for (int64_t t = 0; t < count; ++t, out += kDeepPixels) {
+        const Sum* from = source + offsets[t];
+        Sum* to = out;
+        for (int64_t r = 0; r < (RUNS ? RUNS : runs); to += run[r++].count)
+#pragma GCC unroll 4
+            for (int64_t v = 0; v < kDeepRun<Sum>; ++v)
+                L::store(to + v * L::count, L::load(from + run[r].at + v * L::count));
+    }
+}
+
+// Some pairs or squares in a row of the source, whose rows lie `row` apart, as vectors of each domain
+// to `to`, of which the last ones are left out that have no third tap. The odd columns of squares lie
+// `odd` behind the even ones.
+template <bool Squares, class Sum>
+__attribute__((always_inline)) inline void store_domains(const Sum* at, int64_t row, int64_t odd,
+                                                         int down, int across, int64_t begin,
+                                                         Sum* const* to) {
+    using L = Lanes<Sum>;
+    constexpr int kAcross = Squares ? kDomains : 1;
+    for (int64_t v = 0; v < kDeepRun<Sum> * L::count; v += L::count) {
+        typename L::Vec part[4][kAcross];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const Sum* from = at + i * row + v;
+            if constexpr (Squares)
+                to_domains(L::load(from), L::load(from + odd), L::load(from + 1),
+                           L::load(from + odd + 1), part[i], 1);
+            else
+                part[i][0] = L::load(from);
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < kAcross; ++t) {
+            typename L::Vec z[kDomains];
+            to_domains(part[0][t], part[1][t], part[2][t], part[3][t], z, 1);
+#pragma GCC unroll 4
+            for (int d = 0; d < kDomains; ++d)
+                if (d < down && t < across) L::store(to[d * kAcross + t] + begin + v, z[d]);
+        }
+    }
+}
+
+// A tile's pairs or squares as [product][pixel] of each domain, whose places are `to`, for `count`
+// channels of the source, `channel` apart.
+template <bool Squares, bool OneTap, class Sum>
+void lay_out_domains(const Deep& deep, const Sum* source, int64_t channel, int64_t row, int64_t count,
+                     const DeepRun* run, int64_t runs, Sum** to) {
+    constexpr int kAcross = Squares ? kDomains : 1;
+    const int64_t groups = OneTap ? 1 : deep.pairs.groups, step = Squares ? 1 : deep.dilate_w;
+    const int64_t taps = OneTap ? 1 : Squares ? deep.across.groups : deep.kernel_w;
+    for (int64_t c = 0; c < count; ++c, source += channel)
+        for (int64_t g = 0; g < groups; ++g)
+            for (int64_t k = 0; k < taps; ++k) {
+                const int down = kDomains - !(OneTap || deep.pairs.has_third(g));
+                const int across = kAcross - !(OneTap || !Squares || deep.across.has_third(k));
+                const Sum* at = source + 2 * g * row + k * step;
+                int64_t begin = 0;
+                for (int64_t r = 0; r < runs; begin += run[r++].count)
+                    store_domains<Squares>(at + run[r].at, row, deep.row, down, across, begin, to);
+                for (int d = 0; d < down; ++d)
+                    for (int t = 0; t < across; ++t) to[d * kAcross + t] += kDeepPixels;
+            }
 }
 
 // Where the weight for filter m (a lane) and channel c of a group lies: first + group * group_step
@@ -276,17 +355,20 @@ struct DeepPlan {
     DeepWeights<T> weights;
     Textbook book;    // of the output
     int64_t blocks;   // of filters, in a group
-    // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source.
+    bool packs_each;  // whether threads pack a block's weights when they come to it
+    // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source; then those in a tile that
+    // is laid out.
     Buffer<int64_t> offset;
 
     DeepPlan(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book)
-        : deep(deep), weights(weights), book(book) {
+        : deep(deep), weights(weights), book(book), packs_each(false) {
         const int64_t most = kDeepVectors * Lanes<Sum>::count;
         blocks = (deep.group_filters + most - 1) / most;
     }
 
     int64_t units() const { return deep.groups * blocks; }
-    int64_t channel() const { return deep.rows * deep.row; }
+    int64_t row() const { return deep.step_w * deep.row; }
+    int64_t channel() const { return deep.rows * row(); }
     int64_t image() const { return deep.groups * deep.group_channels * channel(); }
     int64_t first(int64_t block) const { return block * kDeepVectors * Lanes<Sum>::count; }
     int64_t filters(int64_t block) const {
@@ -301,28 +383,58 @@ struct DeepPlan {
     int64_t packed() const {
         return deep.group_channels * deep.window * kDeepVectors * Lanes<Sum>::count;
     }
-    int64_t stretch_rows(const Phase& phase) const {
-        const int64_t rows = kDeepStretch / (phase.columns > 0 ? phase.columns : 1);
-        return rows < 1 ? 1 : rows;
+    // What sums are taken over: channels of domains, or products of a phase; as many as one sum has.
+    int64_t summed(const Phase& phase) const {
+        return deep.group_channels * (deep.by_pairs ? 1 : phase.taps);
     }
-    int64_t sums() const {
-        return (deep.by_pairs ? kDomains : 1) * phase_sums();
+    int64_t most_summed() const {
+        if (!deep.by_pairs) return kDeepBlock;
+        const int64_t taps = deep.phase[0].taps;
+        return taps < kDeepBlock ? kDeepBlock / taps : 1;
     }
-    int64_t phase_sums() const {
-        const int64_t pixels = deep.out_width > kDeepStretch ? deep.out_width : kDeepStretch;
-        return pixels * kDeepVectors * Lanes<Sum>::count;
+    int64_t domains() const { return deep.by_pairs ? deep.phases : 1; }
+    // Whether pixels are laid out as tiles, which may then reach from row to row; others end with a row.
+    bool lays_out() const {
+        const int64_t columns = deep.phase[0].columns;
+        const int64_t tiles = (columns + kDeepPixels - 1) / kDeepPixels;
+        const bool is_better = deep.step_w > 1 || 3 * columns < 2 * kDeepPixels * tiles;
+        return deep.by_pairs || (!packs_each && blocks >= kDeepLaidOutBlocks && is_better);
     }
+    // Numbers that are laid out for a pixel.
+    int64_t pixel_factors() const {
+        const int64_t most = most_summed();
+        if (!deep.by_pairs) return lays_out() ? most : 0;
+        return deep.window * (deep.group_channels < most ? deep.group_channels : most);
+    }
+    // The most pixels of a stretch for so many blocks.
+    int64_t most_pixels(int64_t blocks) const {
+        const int64_t kept = deep.by_pairs && deep.group_channels <= most_summed() ? 1 : blocks;
+        const int64_t sums = kDeepSums / (domains() * kept);
+        const int64_t factors = lays_out() ? kDeepFactors / pixel_factors() : sums;
+        const int64_t most = sums < factors ? sums : factors;
+        return most < kDeepPixels ? kDeepPixels : most < kDeepStretch ? most : kDeepStretch;
+    }
+    // A thread's: factors, sums, and what these of domains become. Vectors are copied to factors, and from
+    // images, whose last lanes are no pixels.
+    int64_t factors() const {
+        return (most_pixels(1) + kDeepPixels) * pixel_factors() + domains() * beyond();
+    }
+    int64_t sums() const { return kDeepSums * kDeepVectors * Lanes<Sum>::count; }
+    int64_t scratch() const { return factors() + sums() + (deep.by_pairs ? sums() / 2 : 0); }
+    int64_t beyond() const { return kDeepRun<Sum> * Lanes<Sum>::count + 1; }
 
+    int64_t offsets() const { return deep.group_channels * deep.window; }
     void fill_offsets() {
-        for (int64_t n = 0; n < deep.phases; ++n) {
+        for (int64_t t = 0; t < kDeepBlock; ++t) offset[offsets() + t] = t * kDeepPixels;
+        for (int64_t n = 0; n < (deep.by_pairs ? 0 : deep.phases); ++n) {
             const Phase& phase = deep.phase[n];
             int64_t* next = offset + deep.group_channels * phase.first_tap;
             for (int64_t c = 0; c < deep.group_channels; ++c)
                 for (int64_t t = 0; t < phase.taps; ++t) {
                     const DeepTap& tap = deep.tap[phase.first_tap + t];
-                    const int64_t border =
-                        deep.by_pairs ? 0 : deep.top * deep.row + deep.left;
-                    *next++ = c * channel() + border + tap.down * deep.row + tap.across;
+                    const int64_t x = deep.left + tap.across, y = deep.top + tap.down;
+                    *next++ = c * channel() + y * row() + x % deep.step_w * deep.row +
+                              x / deep.step_w;
                 }
         }
     }
@@ -375,184 +487,344 @@ struct DeepPlan {
 
     // One channel's weights for all domains, from its taps as [p][q][filter].
     void combine_taps(int64_t c, const Sum* taps, int64_t wide, Sum* out) const {
-        for (int t = 0; t < kDomains; ++t) {
-            const Phase& phase = deep.phase[t];
-            Sum* to = out + (deep.group_channels * phase.first_tap + c * phase.taps) * wide;
-            for (int64_t k = 0; k < phase.taps; ++k, to += wide) {
-                const DeepTap& tap = deep.tap[phase.first_tap + k];
-                const Sum* g0 = taps + (tap.p * weights.kernel_w + tap.q) * wide;
-                const int64_t next = deep.direction * weights.kernel_w * wide;
-                const int64_t group = tap.down - t * deep.pairs.starts();
-                if (deep.pairs.has_third(group))
-                    for (int64_t m = 0; m < wide; ++m)
-                        to[m] = domain_weight<Sum>(t, g0[m], g0[next + m], g0[2 * next + m]);
-                else
-                    for (int64_t m = 0; m < wide; ++m)
-                        to[m] = domain_weight<Sum>(t, g0[m], g0[next + m], Sum(0));
+        Sum half[kMostPairTaps * kDeepVectors * Lanes<Sum>::count];
+        const int64_t wide_row = weights.kernel_w * wide, next = deep.direction * wide_row;
+        const auto combine = [&](int t, const Sum* g, int64_t step, bool has_third, int64_t count,
+                                 Sum* to) {
+            using L = Lanes<Sum>;
+            for (int64_t m = 0; m < count; m += L::count) {
+                const auto third = has_third ? L::load(g + 2 * step + m) : typename L::Vec{};
+                L::store(to + m, domain_weight(t, L::load(g + m), L::load(g + step + m), third));
             }
-        }
+        };
+        // A tap's place, with the kernel turned round or not.
+        const auto place = [&](int64_t tap, int64_t kernel) {
+            return deep.direction < 0 ? kernel - 1 - tap : tap;
+        };
+        const int across = deep.by_squares ? kDomains : 1;
+        for (int t = 0; t < kDomains; ++t)
+            for (int64_t g = deep.pairs.first_group(t); g < deep.pairs.groups; ++g) {
+                combine(t, taps + place(2 * g, deep.pairs.kernel) * wide_row, next,
+                        deep.pairs.has_third(g), wide_row, half);
+                for (int u = 0; u < across; ++u) {
+                    const Phase& phase = deep.phase[t * across + u];
+                    const int64_t first = deep.by_squares ? deep.across.first_group(u) : 0;
+                    const int64_t end = deep.by_squares ? deep.across.groups : weights.kernel_w;
+                    const int64_t before = (g - deep.pairs.first_group(t)) * (end - first);
+                    Sum* to = out + (deep.group_channels * phase.first_tap + c * phase.taps + before) *
+                                        wide;
+                    for (int64_t k = first; k < end; ++k, to += wide)
+                        if (deep.by_squares)
+                            combine(u, half + place(2 * k, deep.across.kernel) * wide,
+                                    deep.direction * wide, deep.across.has_third(k), wide, to);
+                        else
+                            memcpy(to, half + place(k, weights.kernel_w) * wide,
+                                   static_cast<size_t>(wide) * sizeof(Sum));
+                }
+            }
     }
 
-    // A channel's domains, one under the other.
-    void transform(const T* source, Sum* out) const {
-        const int64_t starts = deep.pairs.starts(), step = starts * deep.row;
-        memset(out, 0, static_cast<size_t>(channel()) * sizeof(Sum));
-        for (int64_t start = 0; start < starts; ++start, out += deep.row) {
-            const T* d[4];
-            bool inside = true;
-            for (int64_t r = 0; r < 4; ++r) {
-                const int64_t from = 2 * start + r - deep.top;
-                const bool there = from >= 0 && from < deep.height;
-                d[r] = there ? source + from * deep.width : nullptr;
-                inside = inside && there;
-            }
-            Sum* to = out + deep.left;
-            if (inside)
-                for (int64_t x = 0; x < deep.width; ++x)
-                    to_domains<Sum>(widen(d[0][x]), widen(d[1][x]), widen(d[2][x]),
-                                    widen(d[3][x]), to + x, step);
-            else
-                for (int64_t x = 0; x < deep.width; ++x)
-                    to_domains(value(d[0], x), value(d[1], x), value(d[2], x), value(d[3], x),
-                               to + x, step);
-        }
-    }
-
-    static Sum value(const T* row, int64_t x) { return row ? widen(row[x]) : Sum(0); }
-
+    // A channel with its border; of each row, one residue of columns after the other.
     void pad(const T* source, Sum* out) const {
-        if (deep.by_pairs) return transform(source, out);
-        const size_t border = static_cast<size_t>(deep.row) * sizeof(Sum);
-        for (int64_t y = 0; y < deep.rows; ++y, out += deep.row) {
-            memset(out, 0, border);
+        const int64_t step = deep.step_w, first = (deep.left + step - 1) / step;
+        const int64_t each = deep.width / step, rest = deep.width % step;
+        for (int64_t y = 0; y < deep.rows; ++y, out += row()) {
+            memset(out, 0, static_cast<size_t>(row()) * sizeof(Sum));
             const int64_t from = y - deep.top;
             if (from < 0 || from >= deep.height) continue;
-            for (int64_t x = 0; x < deep.width; ++x)
-                out[deep.left + x] = widen(source[from * deep.width + x]);
+            for (int64_t n = 0, border = first; n < step; ++n) {
+                if (border > 0 && n + (border - 1) * step >= deep.left) --border;
+                const int64_t x = n + border * step - deep.left;
+                pick(source + from * deep.width + x, each + (x < rest ? 1 : 0), step,
+                     out + n * deep.row + border);
+            }
         }
     }
 
-    // The sums of rows [begin, end) of a phase for one block of filters, as [row][pixel][filter].
-    void sum_rows(const Sum* image, int64_t group, int64_t block, const Phase& phase,
-                  int64_t begin, int64_t end, const Sum* packed, Sum* sums) const {
-        const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
-        const int64_t tiles = (phase.columns + kDeepPixels - 1) / kDeepPixels;
-        const int64_t products = deep.group_channels * phase.taps;
-        const Sum* weights = packed + deep.group_channels * phase.first_tap * wide;
-        const int64_t* offsets = offset + deep.group_channels * phase.first_tap;
-        image += group * deep.group_channels * channel();
-        int64_t done = 0;
-        do {
-            const int64_t left = products - done;
-            const int64_t count = left < kDeepBlock ? left : kDeepBlock;
-            Sum* out = sums;
-            int64_t i = begin;
-            if (deep.step_w == 1 && 2 * phase.columns <= kDeepPixels)
-                for (const auto two_rows = pick_deep_rows<Sum>(vectors, phase.columns); i + 1 < end;
-                     i += 2, out += 2 * phase.columns * wide)
-                    two_rows(image + i * deep.step_h * deep.row, deep.step_h * deep.row, 1,
-                             offsets + done, count, weights + done * wide, done > 0, out);
-            for (; i < end; ++i)
-                for (int64_t tile = 0; tile < tiles; ++tile) {
-                    const int64_t j = phase.columns * tile / tiles;
-                    const int64_t pixels = phase.columns * (tile + 1) / tiles - j;
-                    const Sum* at = image + i * deep.step_h * deep.row + j * deep.step_w;
-                    pick_deep_tile<Sum>(vectors, deep.step_w, pixels)(
-                        at, 0, deep.step_w, offsets + done, count, weights + done * wide,
-                        done > 0, out);
-                    out += pixels * wide;
-                }
-            done += count;
-        } while (done < products);
+    static void pick(const T* from, int64_t count, int64_t step, Sum* to) {
+        if (step == 1)
+            for (int64_t k = 0; k < count; ++k) to[k] = widen(from[k]);
+        else if (step == 2)  // as the compiler has vectors for
+            for (int64_t k = 0; k < count; ++k) to[k] = widen(from[2 * k]);
+        else
+            for (int64_t k = 0; k < count; ++k) to[k] = widen(from[k * step]);
     }
 
-    // They become rows [begin, end) of a phase of the output.
-    void write_rows(int64_t group, int64_t block, const Phase& phase, int64_t begin, int64_t end,
-                    const T* bias, bool accumulate, Sum* sums, T* y) const {
+    // Some pixels of a phase, numbered through the rows of some images, cut into tiles, and what of their
+    // sums' terms is being added.
+    struct Stretch {
+        const Phase& phase;
+        int64_t begin, end, tiles, done, count;
+        int64_t first[kDeepStretch + 1];  // pixel of each tile, from `begin` on,
+        int64_t at[kDeepStretch];         // and its place in the images, if none are laid out
+
+        Stretch(const Phase& phase, int64_t begin, int64_t end)
+            : phase(phase), begin(begin), end(end), tiles(0), done(0), count(0) {}
+
+        int64_t pixels() const { return end - begin; }
+        int64_t pixels(int64_t tile) const { return first[tile + 1] - first[tile]; }
+    };
+
+    // A pixel's place in the padded images, and how many of its row follow up to pixel `end`.
+    DeepRun run_of(const Phase& phase, int64_t n, int64_t end) const {
+        const int64_t i = n / phase.columns, j = n % phase.columns, left = phase.columns - j;
+        return {i / phase.rows * image() + i % phase.rows * deep.step_h * row() + j,
+                left < end - n ? left : end - n};
+    }
+
+    void cut(Stretch* s) const {
+        s->tiles = 0;
+        for (int64_t n = s->begin, count; n < s->end; n += count) {
+            const DeepRun run = run_of(s->phase, n, s->end);
+            count = lays_out() ? s->pixels() : run.count;
+            const int64_t tiles = (count + kDeepPixels - 1) / kDeepPixels;
+            for (int64_t tile = 0; tile < tiles; ++tile, ++s->tiles) {
+                s->first[s->tiles] = n - s->begin + count * tile / tiles;
+                s->at[s->tiles] = run.at + count * tile / tiles;
+            }
+        }
+        s->first[s->tiles] = s->pixels();
+    }
+
+    // Domain n's phase, and its taps for each of the terms of a sum.
+    const Phase& phase_of(const Stretch& s, int64_t n) const {
+        return deep.by_pairs ? deep.phase[n] : s.phase;
+    }
+    int64_t each(int64_t n) const { return deep.by_pairs ? deep.phase[n].taps : 1; }
+    // Where its factors of a tile begin.
+    int64_t place(const Stretch& s, int64_t n, int64_t tile) const {
+        if (!deep.by_pairs) return tile * s.count * kDeepPixels;
+        const Phase& phase = deep.phase[n];
+        return (phase.first_tap * s.tiles + tile * phase.taps) * s.count * kDeepPixels +
+               n * beyond();
+    }
+
+    void lay_out(const Sum* images, const Stretch& s, Sum* factors) const {
+        for (int64_t tile = 0; tile < s.tiles; ++tile) {
+            DeepRun run[kDeepPixels];
+            int64_t runs = 0;
+            const int64_t end = s.begin + s.first[tile + 1];
+            for (int64_t n = s.begin + s.first[tile]; n < end; n += run[runs++].count)
+                run[runs] = run_of(s.phase, n, end);
+            if (!deep.by_pairs) {
+                (runs == 1   ? lay_out_pixels<1, Sum>
+                 : runs == 2 ? lay_out_pixels<2, Sum>
+                             : lay_out_pixels<0, Sum>)(
+                    images, offset + deep.group_channels * s.phase.first_tap + s.done, s.count, run,
+                    runs, factors + place(s, 0, tile));
+                continue;
+            }
+            Sum* to[kDomains * kDomains];
+            for (int64_t n = 0; n < deep.phases; ++n) to[n] = factors + place(s, n, tile);
+            const bool one_tap = deep.phase[0].taps == 1;
+            (!deep.by_squares ? lay_out_domains<false, false, Sum>
+             : one_tap        ? lay_out_domains<true, true, Sum>
+                              : lay_out_domains<true, false, Sum>)(
+                deep, images + s.done * channel(), channel(), row(), s.count, run, runs, to);
+        }
+    }
+
+    // Asks for memory. Where there is none, nothing happens.
+    static void fetch(const Sum* begin, const Sum* end) {
+        for (; begin < end; begin += 64 / sizeof(Sum)) __builtin_prefetch(begin);
+    }
+
+    int64_t block_sums(int64_t pixels) const { return pixels * kDeepVectors * Lanes<Sum>::count; }
+
+    // Adds products to a block's sums, as [domain][pixel][filter]. `weights(n)`: domain n's. `ahead`: what
+    // is read after them, of which each tile asks for a share, or null.
+    template <class Weights>
+    void add_products(const Sum* images, const Stretch& s, int64_t block, const Weights& weights,
+                      const Sum* ahead, const Sum* factors, Sum* sums) const {
+        const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
+        const bool laid_out = lays_out();
+        const int64_t* const taps =
+            offset + (laid_out ? offsets() : deep.group_channels * s.phase.first_tap + s.done);
+        for (int64_t n = 0; n < domains(); ++n, sums += block_sums(s.pixels())) {
+            const int64_t count = s.count * each(n), all = count * wide;
+            for (int64_t tile = 0; tile < s.tiles; ++tile) {
+                if (ahead)
+                    fetch(ahead + all * tile / s.tiles, ahead + all * (tile + 1) / s.tiles);
+                const Sum* const pixels =
+                    laid_out ? factors + place(s, n, tile) : images + s.at[tile];
+                pick_deep_tile<Sum>(vectors, s.pixels(tile))(
+                    pixels, taps, count, weights(n), s.done > 0, sums + s.first[tile] * wide);
+            }
+        }
+    }
+
+    // Domains' sums of `count` pairs or squares become rows of pixels: all even ones, then the odd ones.
+    template <bool Squares>
+    void join(const Sum* sums, int64_t step, int64_t count, int64_t wide, Sum* rows) const {
+        using L = Lanes<Sum>;
+        constexpr int kAcross = Squares ? kDomains : 1, kColumns = Squares ? 2 : 1;
+        const int64_t all = count * kColumns * wide;
+        for (int64_t k = 0; k < count; ++k, rows += (kColumns - 1) * wide)
+            for (int64_t v = 0; v < wide; v += L::count, sums += L::count, rows += L::count) {
+                typename L::Vec half[2][kAcross];
+#pragma GCC unroll 4
+                for (int t = 0; t < kAcross; ++t) {
+                    typename L::Vec z[kDomains];
+#pragma GCC unroll 4
+                    for (int d = 0; d < kDomains; ++d) z[d] = L::load(sums + (d * kAcross + t) * step);
+                    to_rows(z, 1);
+                    half[0][t] = z[0], half[1][t] = z[1];
+                }
+#pragma GCC unroll 2
+                for (int odd = 0; odd < 2; ++odd) {
+                    if constexpr (Squares) to_rows(half[odd], 1);
+#pragma GCC unroll 2
+                    for (int b = 0; b < kColumns; ++b)
+                        L::store(rows + odd * all + b * wide, half[odd][b]);
+                }
+            }
+    }
+
+    // Sums of `count` pixels of a row, from (row, column) on, become a block's outputs there.
+    void write_run(int64_t group, int64_t block, int64_t image, int64_t row, int64_t column,
+                   int64_t count, bool finite, const T* bias, bool accumulate, Sum* sums, T* y) const {
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
-        const bool finite = all_finite(sums, (end - begin) * phase.columns * wide);
         const int64_t filter = group * deep.group_filters + first(block);
         const int64_t plane = deep.out_height * deep.out_width;
-        for (int64_t i = begin; i < end; ++i, sums += phase.columns * wide) {
-            const int64_t row = phase.row + i * (deep.by_pairs ? 2 : deep.out_step_h);
-            T* to = y + filter * plane + row * deep.out_width + phase.column;
-            const T* start = bias ? bias + filter : nullptr;
-            for (int64_t m = 0; m < (finite ? 0 : filters(block)); ++m)
-                settle(book, sums + m, wide, phase.columns, to + m * plane, deep.out_step_w);
-            if (deep.out_step_w == 1)
-                part(sums, wide, phase.columns, start, accumulate, to, plane, filters(block));
-            else
-                part_spread(sums, wide, phase.columns, start, accumulate, to, plane,
-                            filters(block), deep.out_step_w);
+        T* to = y + (image * deep.groups * deep.group_filters + filter) * plane +
+                row * deep.out_width + column;
+        const T* start = bias ? bias + filter : nullptr;
+        for (int64_t m = 0; m < (finite ? 0 : filters(block)); ++m)
+            settle(book, sums + m, wide, count, to + m * plane, deep.out_step_w);
+        if (deep.out_step_w == 1)
+            part(sums, wide, count, start, accumulate, to, plane, filters(block));
+        else
+            part_spread(sums, wide, count, start, accumulate, to, plane, filters(block),
+                        deep.out_step_w);
+    }
+
+    // A block's sums of a stretch become outputs. `rows`: room for what domains' sums become.
+    void write_block(const Stretch& s, int64_t group, int64_t block, const T* bias, bool accumulate,
+                     Sum* sums, Sum* rows, T* y) const {
+        const int64_t wide = vectors(block) * Lanes<Sum>::count, pixels = s.pixels();
+        const Phase& phase = s.phase;
+        const int64_t across = deep.by_squares ? 2 : 1, down = deep.by_pairs ? 2 : 1;
+        if (deep.by_squares)
+            join<true>(sums, block_sums(pixels), pixels, wide, rows);
+        else if (deep.by_pairs)
+            join<false>(sums, block_sums(pixels), pixels, wide, rows);
+        else
+            rows = sums;
+        const bool finite = all_finite(rows, down * across * pixels * wide);
+        // Rows that follow each other in the output are one.
+        const bool whole = !deep.by_pairs && deep.phases == 1;
+        const int64_t columns = whole ? phase.rows * phase.columns : phase.columns;
+        const int64_t height = whole ? 1 : phase.rows;
+        for (int64_t n = s.begin, count; n < s.end; n += count) {
+            const int64_t i = n / columns, j = n % columns * across;
+            count = columns - n % columns < s.end - n ? columns - n % columns : s.end - n;
+            for (int64_t odd = 0; odd < down; ++odd) {
+                const int64_t row = phase.row + i % height * down * deep.out_step_h + odd;
+                // The last pair of a row may have one pixel.
+                const bool lacks = !whole && j + count * across > deep.out_width;
+                if (row < deep.out_height)
+                    write_run(group, block, i / height, row, phase.column + j * deep.out_step_w,
+                              count * across - lacks, finite, bias, accumulate,
+                              rows + (odd * pixels + n - s.begin) * across * wide, y);
+            }
         }
     }
 
-    void run_rows(const Sum* image, int64_t group, int64_t block, const Phase& phase,
-                  int64_t begin, int64_t end, const Sum* packed, const T* bias, bool accumulate,
-                  Sum* sums, T* y) const {
-        sum_rows(image, group, block, phase, begin, end, packed, sums);
-        write_rows(group, block, phase, begin, end, bias, accumulate, sums, y);
+    // A stretch of pixels for some blocks of filters. Phase 0 stands for the domains of pairs.
+    void run_stretch(const Sum* images, int64_t group, int64_t first_block, int64_t end_block,
+                     const Phase& phase, int64_t begin, int64_t end, const Sum* packed,
+                     const T* bias, bool accumulate, Sum* scratch, T* y) const {
+        Sum* const sums = scratch + factors();
+        Stretch s(phase, begin, end);
+        cut(&s);
+        const int64_t all = summed(phase), most = most_summed();
+        images += group * deep.group_channels * channel();
+        do {
+            s.count = all - s.done < most ? all - s.done : most;
+            if (lays_out()) lay_out(images, s, scratch);
+            for (int64_t block = first_block; block < end_block; ++block) {
+                const auto weights_of = [&](int64_t block, int64_t n, int64_t done) {
+                    return packed + (block - first_block) * this->packed() +
+                           (deep.group_channels * phase_of(s, n).first_tap + done * each(n)) *
+                               vectors(block) * Lanes<Sum>::count;
+                };
+                const bool ends = s.done + s.count == all, whole = all <= most;
+                Sum* const own =
+                    sums + (whole ? 0 : block - first_block) * domains() * block_sums(s.pixels());
+                // Blocks' weights follow each other, if all are read.
+                const Sum* const ahead =
+                    whole || deep.by_pairs  ? nullptr
+                    : block + 1 < end_block ? weights_of(block + 1, 0, s.done)
+                                            : weights_of(first_block, 0, s.done + s.count);
+                add_products(
+                    images, s, block, [&](int64_t n) { return weights_of(block, n, s.done); }, ahead,
+                    scratch, own);
+                if (ends)
+                    write_block(s, group, block, bias, accumulate, own, sums + this->sums(), y);
+            }
+            s.done += s.count;
+        } while (s.done < all);
     }
 
-    // Pairs [begin, end) of output rows.
-    void run_pairs(const Sum* image, int64_t group, int64_t block, int64_t begin, int64_t end,
-                   const Sum* packed, const T* bias, bool accumulate, Sum* sums, T* y) const {
-        const int64_t wide = vectors(block) * Lanes<Sum>::count, step = phase_sums();
-        for (int t = 0; t < kDomains; ++t)
-            sum_rows(image, group, block, deep.phase[t], begin, end, packed, sums + t * step);
-        for (int64_t i = 0; i < (end - begin) * deep.out_width * wide; ++i)
-            to_rows(sums + i, step);
-        for (int64_t odd = 0; odd < 2; ++odd) {
-            // Every second row of the output, as many as there are.
-            const Phase rows = {odd, 0, (deep.out_height + 1 - odd) / 2, deep.out_width, 0, 0};
-            write_rows(group, block, rows, begin, end < rows.rows ? end : rows.rows, bias,
-                       accumulate, sums + odd * step, y);
-        }
-    }
-
-    // Slice `slice` of `slices` of a block's output rows.
-    void run_block(const Sum* image, int64_t unit, int64_t slice, int64_t slices,
-                   const Sum* packed, const T* bias, bool accumulate, Sum* sums, T* y) const {
-        const int64_t group = unit / blocks, block = unit % blocks;
+    // Slice `slice` of `slices` of the pixels of `count` images, for some blocks of a group.
+    void run_blocks(const Sum* images, int64_t count, int64_t group, int64_t first_block,
+                    int64_t end_block, int64_t slice, int64_t slices, const Sum* packed,
+                    const T* bias, bool accumulate, Sum* scratch, T* y) const {
+        const int64_t parts = (end_block - first_block + kDeepTogether - 1) / kDeepTogether;
+        const int64_t blocks = (end_block - first_block + parts - 1) / parts;
+        const int64_t most = most_pixels(blocks);
         for (int64_t n = 0; n < (deep.by_pairs ? 1 : deep.phases); ++n) {
             const Phase& phase = deep.phase[n];
-            const int64_t rows = stretch_rows(phase), end = phase.rows * (slice + 1) / slices;
-            if (phase.columns == 0) continue;
-            for (int64_t i = phase.rows * slice / slices; i < end; i += rows) {
-                const int64_t next = i + rows < end ? i + rows : end;
-                if (deep.by_pairs)
-                    run_pairs(image, group, block, i, next, packed, bias, accumulate, sums, y);
-                else
-                    run_rows(image, group, block, phase, i, next, packed, bias, accumulate, sums,
-                             y);
-            }
+            const int64_t pixels = count * phase.rows * phase.columns;
+            const int64_t begin = pixels * slice / slices, all = pixels * (slice + 1) / slices - begin;
+            const int64_t stretches = (all + most - 1) / most;
+            for (int64_t k = 0; k < stretches; ++k)
+                for (int64_t part = 0; part < parts; ++part) {
+                    const int64_t from = (end_block - first_block) * part / parts;
+                    const int64_t to = (end_block - first_block) * (part + 1) / parts;
+                    run_stretch(images, group, first_block + from, first_block + to, phase,
+                                begin + all * k / stretches, begin + all * (k + 1) / stretches,
+                                packed + from * this->packed(), bias, accumulate, scratch, y);
+                }
         }
     }
 };
 
-// Whether threads share so many pieces evenly, or almost.
-inline bool are_shared_evenly(int64_t pieces, int threads) {
-    return pieces % threads == 0 ? pieces > threads : pieces >= kDeepPieces * threads;
-}
-
 // How the work of a call is cut into pieces.
 struct DeepShares {
     bool by_image;     // a thread pads an image and computes all of it
-    bool by_unit;      // else: a thread packs a unit's weights and computes all images with them
     int64_t together;  // images that are padded before any is computed
-    int64_t slices;    // of an image's rows
+    int64_t slices;    // of their pixels,
+    int64_t parts;     // and of a group's blocks of filters
 
-    // `image` and `packed`: numbers of a padded image, and of a unit's weights. What is larger
-    // stays in a thread's own cache.
-    DeepShares(int64_t batch, int64_t units, int64_t image, int64_t packed, int threads) {
-        by_image = threads == 1 || (batch >= 2 * threads && image >= packed);
-        by_unit = !by_image && are_shared_evenly(units, threads);
-        together = by_image ? 1 : images_together(batch, image);
-        const int64_t pieces = units * together;
-        slices = 1;
-        if (by_image || by_unit || are_shared_evenly(pieces, threads)) return;
-        const int64_t wanted = (kDeepPieces * threads + pieces - 1) / pieces;
-        slices = wanted < kDeepSlices * threads ? wanted : kDeepSlices * threads;
+    // `image` and `packed`: numbers of a padded image, and of a block's weights. What is larger
+    // stays in a thread's own cache. `pixels`: of an image's phase. `each`: pieces are blocks.
+    DeepShares(const Shape& s, int64_t blocks, int64_t image, int64_t packed, int64_t pixels,
+               bool lays_out, bool each, int threads) {
+        by_image = !each && (threads == 1 || (s.batch >= 2 * threads && image >= packed));
+        together = by_image ? 1 : images_together(s.batch, image);
+        slices = parts = 1;
+        if (each) parts = blocks;
+        if (by_image || each) return;
+        const int64_t tiles = (together * pixels + kDeepPixels - 1) / kDeepPixels;
+        const int64_t most = kDeepPieces * threads;
+        double least = 0;
+        for (int64_t p = 1; p <= blocks && p <= most; p *= 2)
+            for (int64_t n = 1; n <= tiles && n <= most; n *= 2) {
+                const double time = this->time(s.groups * n * p, (tiles + n - 1) / n,
+                                               (blocks + p - 1) / p, lays_out, threads);
+                if (least > 0 && time >= least) continue;
+                least = time, slices = n, parts = p;
+            }
+    }
+
+private:
+    // Of so many pieces; a quarter of one is lost where threads are not equally fast.
+    static double time(int64_t pieces, int64_t tiles, int64_t blocks, bool lays_out, int threads) {
+        const double rounds = static_cast<double>((pieces + threads - 1) / threads) + 0.25;
+        const double all = static_cast<double>(blocks);
+        const double laid_out = lays_out ? kDeepLayingOut : 0;
+        return rounds * (static_cast<double>(tiles) * (all + laid_out) + kDeepReading * all);
     }
 };
 
@@ -573,59 +845,60 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T*
     const int64_t channels = deep.groups * deep.group_channels, pixels = deep.height * deep.width;
     const int64_t out_image =
         deep.groups * deep.group_filters * deep.out_height * deep.out_width;
-    const int64_t units = plan.units();
-    const DeepShares shares(deep.batch, units, plan.image(), plan.packed(), threads);
+    const int64_t units = plan.units(), blocks = plan.blocks;
+    plan.packs_each = !kept && !deep.by_pairs && threads > 1 && units > 1 &&
+                      images_together(deep.batch, plan.image()) == deep.batch &&
+                      deep.batch * deep.out_height * deep.out_width < kDeepPackedPixels;
+    const DeepShares shares(deep, blocks, plan.image(), plan.packed(),
+                            deep.phase[0].rows * deep.phase[0].columns, plan.lays_out(),
+                            plan.packs_each, threads);
     const int64_t images = shares.by_image ? threads : shares.together;
-    const int64_t packings = kept ? 0 : shares.by_unit ? threads : units;
-    const Buffer<Sum> memory(images * plan.image() + threads * plan.sums() +
+    const int64_t packings = kept ? 0 : plan.packs_each ? threads : units;
+    const int64_t own_scratch = plan.scratch();
+    const Buffer<Sum> memory(images * plan.image() + plan.beyond() + threads * own_scratch +
                              packings * plan.packed());
-    plan.offset = Buffer<int64_t>(deep.group_channels * deep.window);
+    plan.offset = Buffer<int64_t>(plan.offsets() + kDeepBlock);
     if (!memory || !plan.offset) return false;
     plan.fill_offsets();
-    Sum* scratch = memory + images * plan.image();
-    Sum* const own = scratch + threads * plan.sums();
+    Sum* scratch = memory + images * plan.image() + plan.beyond();
+    Sum* const own = scratch + threads * own_scratch;
     const Sum* const packed = kept ? kept : own;
     const auto pad = [&](int64_t b, int64_t c, Sum* image) {
         plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
     };
-    const auto compute = [&](int64_t b, const Sum* image, int64_t unit, int64_t slice,
-                             const Sum* weights, int member) {
-        plan.run_block(image, unit, slice, shares.slices, weights, bias, accumulate,
-                       scratch + member * plan.sums(), out + b * out_image);
+    const auto compute = [&](int64_t first, int64_t count, const Sum* image, int64_t group,
+                             int64_t part, int64_t slice, int member) {
+        const int64_t begin = blocks * part / shares.parts, end = blocks * (part + 1) / shares.parts;
+        const int64_t unit = plan.packs_each ? member : group * blocks + begin;
+        if (plan.packs_each) plan.pack(group * blocks + begin, own + unit * plan.packed());
+        plan.run_blocks(image, count, group, begin, end, slice, shares.slices,
+                        packed + unit * plan.packed(), bias, accumulate,
+                        scratch + member * own_scratch, out + first * out_image);
     };
     if (shares.by_image) {
         if (!kept) pack_deep(plan, own, threads);
         share(threads, deep.batch, [&](int64_t b, int member) {
             Sum* image = memory + member * plan.image();
             for (int64_t c = 0; c < channels; ++c) pad(b, c, image);
-            for (int64_t unit = 0; unit < units; ++unit)
-                compute(b, image, unit, 0, packed + unit * plan.packed(), member);
+            for (int64_t group = 0; group < deep.groups; ++group)
+                compute(b, 1, image, group, 0, 0, member);
         });
         return true;
     }
     for (int64_t first = 0; first < deep.batch; first += shares.together) {
         const int64_t left = deep.batch - first;
         const int64_t count = left < shares.together ? left : shares.together;
-        const int64_t packing = first == 0 && !kept && !shares.by_unit ? units : 0;
+        const int64_t packing = first == 0 && !plan.packs_each ? packings : 0;
         share(threads, packing + count * channels, [&](int64_t at, int) {
             if (at < packing) return plan.pack(at, own + at * plan.packed());
             const int64_t b = (at - packing) / channels;
             pad(first + b, (at - packing) % channels, memory + b * plan.image());
         });
-        if (shares.by_unit) {
-            share(threads, units, [&](int64_t unit, int member) {
-                if (!kept) plan.pack(unit, own + member * plan.packed());
-                const Sum* const weights = packed + (kept ? unit : member) * plan.packed();
-                for (int64_t b = 0; b < count; ++b)
-                    compute(first + b, memory + b * plan.image(), unit, 0, weights, member);
-            });
-            continue;
-        }
-        // A unit's images one after the other, for which its weights stay in a cache.
-        share(threads, units * count * shares.slices, [&](int64_t at, int member) {
-            const int64_t b = at / shares.slices % count, unit = at / shares.slices / count;
-            compute(first + b, memory + b * plan.image(), unit, at % shares.slices,
-                    packed + unit * plan.packed(), member);
+        // A part's slices one after the other, for which its weights stay in a cache.
+        share(threads, deep.groups * shares.parts * shares.slices, [&](int64_t at, int member) {
+            const int64_t part = at / shares.slices;
+            compute(first, count, memory, part / shares.parts, part % shares.parts,
+                    at % shares.slices, member);
         });
     }
     return true;

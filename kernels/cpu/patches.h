@@ -97,9 +97,9 @@ void copy_run(const Sweep& s, const T* image, const TapRun& run, int64_t i, int6
 template <class Sum>
 void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, const Sum* panel,
                int64_t vectors, const int64_t* offsets, Sum* sums) {
-    const auto tile = pick_deep_tile<Sum>(vectors, 1, tall);
+    const auto tile = pick_deep_tile<Sum>(vectors, tall);
     for (int64_t done = 0; done < count; done += kDeepBlock)
-        tile(factors + done * step, 0, 1, offsets, at_most(count - done, kDeepBlock),
+        tile(factors + done * step, offsets, at_most(count - done, kDeepBlock),
              panel + done * vectors * Lanes<Sum>::count, done > 0, sums);
 }
 

@@ -39,7 +39,7 @@ struct Pairs {
     int64_t taps() const { return 3 * groups + 1; }
 };
 
-// The largest window, in taps, that filters_as_lanes.h takes by pairs of rows.
+// The largest window, in taps, that filters_as_lanes.h takes by pairs or squares.
 constexpr int64_t kMostPairTaps = 25;
 
 inline bool has_pairs(int64_t kernel) { return kernel >= 3 && kernel % 2 == 1; }
@@ -53,8 +53,8 @@ inline Pairs pairs_of(int64_t kernel, int64_t outputs) {
 template <class Sum>
 inline Sum domain_weight(int t, Sum g0, Sum g1, Sum g2) {
     if (t == 0) return g0;
-    if (t == 1) return Sum(0.5) * ((g0 + g2) + g1);
-    if (t == 2) return Sum(0.5) * ((g0 + g2) - g1);
+    if (t == 1) return 0.5f * ((g0 + g2) + g1);
+    if (t == 2) return 0.5f * ((g0 + g2) - g1);
     return -g2;
 }
 
