@@ -101,8 +101,9 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 // stride, that pay for the transposition of the result; with a stride pixels as lanes must be laid
 // out first. With vectors of 8 lanes sums of 4 products pay already.
 constexpr int64_t kLongSum = 128, kLongStridedSum = 48, kLongStridedSumOf8 = 4;
-// Pixels of a batch from which on pairs of rows pay for a third more weights.
-constexpr int64_t kPairPixels = 100;
+// Pixels of a batch from which on pairs of rows and columns pay for more weights, and channels of the output,
+// in a group, for sums of domains.
+constexpr int64_t kPairPixels = 100, kPairFilters = 32;
 // Pixels after which weight_sums.cpp adds lanes up, and channels_as_lanes.h adds sums to totals.
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
 // Pixels of dy that weight_sums.cpp lays out images for.
@@ -246,13 +247,15 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
     if (task.direction == Direction::backward_weight)
         return Costs(s, false, task).fastest_for_weight();
-    const bool deep = is_deep(forward ? s : gradient_shape(s), strided, task.lanes);
+    const Shape layer = forward ? s : gradient_shape(s);
+    const bool deep = is_deep(layer, strided, task.lanes);
     if (suits(KernelName::patches, task, s) &&
         Costs(s, deep, task).patches_are_faster(task.direction))
         return KernelName::patches;
     if (!deep) return KernelName::pixels_as_lanes;
     const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
-                       s.batch * s.out_height * s.out_width >= kPairPixels;
+                       s.batch * s.out_height * s.out_width >= kPairPixels &&
+                       layer.group_filters >= kPairFilters;
     return pairs ? KernelName::filters_as_lanes_pairs : KernelName::filters_as_lanes;
 }
 
@@ -278,9 +281,8 @@ constexpr int64_t kGradientChannels = 3;
 // vectors of sums of a filter, over all images, that pay for the packing of its weights.
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
-// With vectors of 8 lanes, pixels of a plane up to which, and channels from which on, pairs of rows are
-// faster than `winograd` where rows are no whole vectors: 1.02 to 1.87 times on 15 such shapes.
-constexpr int64_t kPairsPlane = 36 * 36, kPairsChannels = 32;
+// With vectors of 8 lanes, channels from which on squares with filters as lanes are faster than `winograd`.
+constexpr int64_t kPairChannels = 16;
 
 // Filters from which on threads have enough of them to share the gradient for w of small planes.
 constexpr int64_t kPlaneFilters = 32;
@@ -327,8 +329,7 @@ struct UnitCosts {
 };
 
 bool pairs_beat_winograd(const Task& task, const Shape& s, const Shape& layer) {
-    return task.lanes == 8 && layer.out_width % task.lanes != 0 &&
-           layer.out_height * layer.out_width < kPairsPlane && layer.channels >= kPairsChannels &&
+    return task.lanes == 8 && layer.channels >= kPairChannels &&
            choose_for_any(task, s) == KernelName::filters_as_lanes_pairs;
 }
 
