@@ -9,9 +9,9 @@
 // rows and columns modulo the stride, with only the taps that reach it, so that no zeros are multiplied.
 //
 // Without strides, higher kernels take two output rows at a time with fewer products, wider ones squares
-// of 2x2 outputs, as winograd_f23.h explains: there is one such sum for each of 4 or 16 domains of the source.
-// These are made of a few pixels at a time, as tiles that are read in order, for many filters; so a tile can
-// reach from row to row, and small planes without domains are laid out like that as well.
+// of 2x2 outputs, as winograd_f23.h explains: there is one such sum for each of 4 or 16 domains of the
+// source. These are made of a few pixels at a time, as tiles that are read in order, for many filters; so a
+// tile can reach from row to row, and small planes without domains are laid out like that as well.
 #pragma once
 
 #if defined(__SSE2__)
@@ -272,12 +272,14 @@ __attribute__((always_inline)) inline void store_domains(const Sum* at, int64_t 
     }
 }
 
-// A tile's pairs or squares as [product][pixel] of each domain, whose places are `to`, for `count`
+// A tile's pairs or squares as [product][pixel] of each domain, at `places`, for `count`
 // channels of the source, `channel` apart.
 template <bool Squares, bool OneTap, class Sum>
 void lay_out_domains(const Deep& deep, const Sum* source, int64_t channel, int64_t row, int64_t count,
-                     const DeepRun* run, int64_t runs, Sum** to) {
+                     const DeepRun* run, int64_t runs, Sum* const* places) {
     constexpr int kAcross = Squares ? kDomains : 1;
+    Sum* to[kDomains * kAcross];  // which no store changes
+    for (int n = 0; n < kDomains * kAcross; ++n) to[n] = places[n];
     const int64_t groups = OneTap ? 1 : deep.pairs.groups, step = Squares ? 1 : deep.dilate_w;
     const int64_t taps = OneTap ? 1 : Squares ? deep.across.groups : deep.kernel_w;
     for (int64_t c = 0; c < count; ++c, source += channel)
@@ -289,8 +291,9 @@ void lay_out_domains(const Deep& deep, const Sum* source, int64_t channel, int64
                 int64_t begin = 0;
                 for (int64_t r = 0; r < runs; begin += run[r++].count)
                     store_domains<Squares>(at + run[r].at, row, deep.row, down, across, begin, to);
-                for (int d = 0; d < down; ++d)
-                    for (int t = 0; t < across; ++t) to[d * kAcross + t] += kDeepPixels;
+#pragma GCC unroll 16
+                for (int n = 0; n < kDomains * kAcross; ++n)
+                    to[n] += n / kAcross < down && n % kAcross < across ? kDeepPixels : 0;
             }
 }
 
