@@ -101,8 +101,8 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 // stride, that pay for the transposition of the result; with a stride pixels as lanes must be laid
 // out first. With vectors of 8 lanes sums of 4 products pay already.
 constexpr int64_t kLongSum = 128, kLongStridedSum = 48, kLongStridedSumOf8 = 4;
-// Pixels of a batch from which on pairs of rows and columns pay for more weights, and channels of the output,
-// in a group, for sums of domains.
+// Pixels of a batch from which on pairs of rows and columns pay for more weights, and, with less than 16
+// lanes, channels of the output, in a group, for sums of domains.
 constexpr int64_t kPairPixels = 100, kPairFilters = 32;
 // Pixels after which weight_sums.cpp adds lanes up, and channels_as_lanes.h adds sums to totals.
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
@@ -255,7 +255,7 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
     if (!deep) return KernelName::pixels_as_lanes;
     const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
                        s.batch * s.out_height * s.out_width >= kPairPixels &&
-                       layer.group_filters >= kPairFilters;
+                       (task.lanes == 16 || layer.group_filters >= kPairFilters);
     return pairs ? KernelName::filters_as_lanes_pairs : KernelName::filters_as_lanes;
 }
 

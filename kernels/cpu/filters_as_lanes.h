@@ -43,6 +43,12 @@ constexpr int64_t kDeepStretch = 256, kDeepFactors = 3 << 15, kDeepSums = 4096;
 constexpr int64_t kDeepLaidOutBlocks = 8;
 // What a tile's laying out, and reading a block's weights, cost beside a tile's products with a block.
 constexpr double kDeepLayingOut = 0.6, kDeepReading = 1;
+// Outputs of a plane from which on squares pay with vectors of 16 lanes.
+constexpr int64_t kSquaresPlane = 512;
+// Numbers that fill whole lines of a cache, of any type.
+constexpr int64_t kDeepLine = 16;
+// Threads up to which all are likely to be equally fast.
+constexpr int kDeepFewThreads = 4;
 // The most pieces for each thread.
 constexpr int64_t kDeepPieces = 8;
 // Pixels of a batch from which on weights that are not kept are packed before any are read. With fewer,
@@ -148,11 +154,18 @@ inline bool deep_backward(const Sweep& s, Deep* d) {
     return true;
 }
 
+// Whether squares are worth a third more weights than pairs of rows. With vectors of 16 lanes products are
+// fast, and weights of small planes, or of large kernels, take longer to read.
+inline bool squares_pay(const Sweep& s) {
+    const bool is_large = s.out_height * s.out_width >= kSquaresPlane;
+    return ECE408_LANES < 16 || (is_large && s.kernel_h == 3 && s.kernel_w == 3);
+}
+
 // Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains, whose taps
 // are groups of rows and, of squares, groups of columns. Its source is the image with a border.
 inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
     const Pairs pairs = pairs_of(s.kernel_h, s.out_height), across = pairs_of(s.kernel_w, s.out_width);
-    const bool by_squares = has_pairs(s.kernel_w) && s.dilate_w == 1;
+    const bool by_squares = has_pairs(s.kernel_w) && s.dilate_w == 1 && squares_pay(s);
     if (!begin(s, by_squares ? kDomains * kDomains : kDomains, 0, d)) return false;
     d->by_pairs = true, d->by_squares = by_squares;
     d->pairs = pairs, d->across = across;
@@ -420,7 +433,8 @@ struct DeepPlan {
     // A thread's: factors, sums, and what these of domains become. Vectors are copied to factors, and from
     // images, whose last lanes are no pixels.
     int64_t factors() const {
-        return (most_pixels(1) + kDeepPixels) * pixel_factors() + domains() * beyond();
+        const int64_t all = (most_pixels(1) + kDeepPixels) * pixel_factors() + domains() * beyond();
+        return (all + kDeepLine - 1) / kDeepLine * kDeepLine;  // sums begin with a line
     }
     int64_t sums() const { return kDeepSums * kDeepVectors * Lanes<Sum>::count; }
     int64_t scratch() const { return factors() + sums() + (deep.by_pairs ? sums() / 2 : 0); }
@@ -490,41 +504,62 @@ struct DeepPlan {
 
     // One channel's weights for all domains, from its taps as [p][q][filter].
     void combine_taps(int64_t c, const Sum* taps, int64_t wide, Sum* out) const {
-        Sum half[kMostPairTaps * kDeepVectors * Lanes<Sum>::count];
+        using L = Lanes<Sum>;
+        Sum half[kDomains][kMostPairTaps * kDeepVectors * L::count];
         const int64_t wide_row = weights.kernel_w * wide, next = deep.direction * wide_row;
-        const auto combine = [&](int t, const Sum* g, int64_t step, bool has_third, int64_t count,
-                                 Sum* to) {
-            using L = Lanes<Sum>;
-            for (int64_t m = 0; m < count; m += L::count) {
-                const auto third = has_third ? L::load(g + 2 * step + m) : typename L::Vec{};
-                L::store(to + m, domain_weight(t, L::load(g + m), L::load(g + step + m), third));
-            }
-        };
-        // A tap's place, with the kernel turned round or not.
-        const auto place = [&](int64_t tap, int64_t kernel) {
-            return deep.direction < 0 ? kernel - 1 - tap : tap;
-        };
+        for (int64_t g = 0; g < deep.pairs.groups; ++g) {
+            const Sum* row = taps + tap_place(2 * g, deep.pairs.kernel) * wide_row;
+            const bool has_third = deep.pairs.has_third(g);
+            for (int64_t m = 0; m < wide_row; m += L::count)
+                expand(row + m, next, has_third,
+                       [&](int t, typename L::Vec v) { L::store(half[t] + m, v); });
+            for (int t = 0; t < kDomains; ++t)
+                if (g >= deep.pairs.first_group(t)) combine_row(c, g, t, half[t], wide, out);
+        }
+    }
+
+    // The weights of group `g` of rows in domain `t` of rows, from its columns as [q][filter].
+    void combine_row(int64_t c, int64_t g, int t, const Sum* columns, int64_t wide, Sum* out) const {
+        using L = Lanes<Sum>;
         const int across = deep.by_squares ? kDomains : 1;
-        for (int t = 0; t < kDomains; ++t)
-            for (int64_t g = deep.pairs.first_group(t); g < deep.pairs.groups; ++g) {
-                combine(t, taps + place(2 * g, deep.pairs.kernel) * wide_row, next,
-                        deep.pairs.has_third(g), wide_row, half);
-                for (int u = 0; u < across; ++u) {
-                    const Phase& phase = deep.phase[t * across + u];
-                    const int64_t first = deep.by_squares ? deep.across.first_group(u) : 0;
-                    const int64_t end = deep.by_squares ? deep.across.groups : weights.kernel_w;
-                    const int64_t before = (g - deep.pairs.first_group(t)) * (end - first);
-                    Sum* to = out + (deep.group_channels * phase.first_tap + c * phase.taps + before) *
-                                        wide;
-                    for (int64_t k = first; k < end; ++k, to += wide)
-                        if (deep.by_squares)
-                            combine(u, half + place(2 * k, deep.across.kernel) * wide,
-                                    deep.direction * wide, deep.across.has_third(k), wide, to);
-                        else
-                            memcpy(to, half + place(k, weights.kernel_w) * wide,
-                                   static_cast<size_t>(wide) * sizeof(Sum));
-                }
-            }
+        Sum* to[kDomains];
+        for (int u = 0; u < across; ++u) {
+            const Phase& phase = deep.phase[t * across + u];
+            const int64_t first = deep.by_squares ? deep.across.first_group(u) : 0;
+            const int64_t taps = deep.by_squares ? deep.across.groups - first : weights.kernel_w;
+            const int64_t before = c * phase.taps + (g - deep.pairs.first_group(t)) * taps - first;
+            to[u] = out + (deep.group_channels * phase.first_tap + before) * wide;
+        }
+        if (!deep.by_squares) {
+            for (int64_t k = 0; k < weights.kernel_w; ++k)
+                memcpy(to[0] + k * wide, columns + tap_place(k, weights.kernel_w) * wide,
+                       static_cast<size_t>(wide) * sizeof(Sum));
+            return;
+        }
+        for (int64_t k = 0; k < deep.across.groups; ++k) {
+            const Sum* from = columns + tap_place(2 * k, deep.across.kernel) * wide;
+            for (int64_t m = 0; m < wide; m += L::count)
+                expand(from + m, deep.direction * wide, deep.across.has_third(k),
+                       [&](int u, typename L::Vec v) {
+                           if (k >= deep.across.first_group(u)) L::store(to[u] + k * wide + m, v);
+                       });
+        }
+    }
+
+    // A tap's place, with the kernel turned round or not.
+    int64_t tap_place(int64_t tap, int64_t kernel) const {
+        return deep.direction < 0 ? kernel - 1 - tap : tap;
+    }
+
+    // Hands on a vector of weights in each domain, from two or three that lie `step` apart.
+    template <class Store>
+    __attribute__((always_inline)) static void expand(const Sum* g, int64_t step, bool has_third,
+                                                      const Store& store) {
+        using L = Lanes<Sum>;
+        const typename L::Vec first = L::load(g), second = L::load(g + step);
+        const auto third = has_third ? L::load(g + 2 * step) : typename L::Vec{};
+#pragma GCC unroll 4
+        for (int t = 0; t < kDomains; ++t) store(t, domain_weight(t, first, second, third));
     }
 
     // A channel with its border; of each row, one residue of columns after the other.
@@ -629,7 +664,9 @@ struct DeepPlan {
 
     // Asks for memory. Where there is none, nothing happens.
     static void fetch(const Sum* begin, const Sum* end) {
-        for (; begin < end; begin += 64 / sizeof(Sum)) __builtin_prefetch(begin);
+        // With vectors of 16 lanes the first cache is full of the block that is read.
+        for (; begin < end; begin += 64 / sizeof(Sum))
+            __builtin_prefetch(begin, 0, ECE408_LANES == 16 ? 2 : 3);
     }
 
     int64_t block_sums(int64_t pixels) const { return pixels * kDeepVectors * Lanes<Sum>::count; }
@@ -793,6 +830,11 @@ struct DeepPlan {
     }
 };
 
+// Whether threads share so many pieces evenly, or almost.
+inline bool are_shared_evenly(int64_t pieces, int threads) {
+    return pieces % threads == 0 || pieces >= kDeepPieces * threads;
+}
+
 // How the work of a call is cut into pieces.
 struct DeepShares {
     bool by_image;     // a thread pads an image and computes all of it
@@ -822,9 +864,10 @@ struct DeepShares {
     }
 
 private:
-    // Of so many pieces; a quarter of one is lost where threads are not equally fast.
+    // Of so many pieces; some of one is lost where threads are not equally fast, as one of many often is.
     static double time(int64_t pieces, int64_t tiles, int64_t blocks, bool lays_out, int threads) {
-        const double rounds = static_cast<double>((pieces + threads - 1) / threads) + 0.25;
+        const double lost = threads > kDeepFewThreads ? 1 : 0.25;
+        const double rounds = static_cast<double>((pieces + threads - 1) / threads) + lost;
         const double all = static_cast<double>(blocks);
         const double laid_out = lays_out ? kDeepLayingOut : 0;
         return rounds * (static_cast<double>(tiles) * (all + laid_out) + kDeepReading * all);
@@ -849,7 +892,7 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T*
     const int64_t out_image =
         deep.groups * deep.group_filters * deep.out_height * deep.out_width;
     const int64_t units = plan.units(), blocks = plan.blocks;
-    plan.packs_each = !kept && !deep.by_pairs && threads > 1 && units > 1 &&
+    plan.packs_each = !kept && !deep.by_pairs && threads > 1 && are_shared_evenly(units, threads) &&
                       images_together(deep.batch, plan.image()) == deep.batch &&
                       deep.batch * deep.out_height * deep.out_width < kDeepPackedPixels;
     const DeepShares shares(deep, blocks, plan.image(), plan.packed(),
@@ -858,13 +901,12 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T*
     const int64_t images = shares.by_image ? threads : shares.together;
     const int64_t packings = kept ? 0 : plan.packs_each ? threads : units;
     const int64_t own_scratch = plan.scratch();
-    const Buffer<Sum> memory(images * plan.image() + plan.beyond() + threads * own_scratch +
-                             packings * plan.packed());
+    // Each by itself: what is larger than 32 MiB is new memory in each call, with pages to be made.
+    const Buffer<Sum> own(packings * plan.packed()), scratch(threads * own_scratch);
+    const Buffer<Sum> padded(images * plan.image() + plan.beyond());
     plan.offset = Buffer<int64_t>(plan.offsets() + kDeepBlock);
-    if (!memory || !plan.offset) return false;
+    if (!own || !scratch || !padded || !plan.offset) return false;
     plan.fill_offsets();
-    Sum* scratch = memory + images * plan.image() + plan.beyond();
-    Sum* const own = scratch + threads * own_scratch;
     const Sum* const packed = kept ? kept : own;
     const auto pad = [&](int64_t b, int64_t c, Sum* image) {
         plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
@@ -879,9 +921,9 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T*
                         scratch + member * own_scratch, out + first * out_image);
     };
     if (shares.by_image) {
-        if (!kept) pack_deep(plan, own, threads);
+        if (!kept) pack_deep<T, Sum>(plan, own, threads);
         share(threads, deep.batch, [&](int64_t b, int member) {
-            Sum* image = memory + member * plan.image();
+            Sum* image = padded + member * plan.image();
             for (int64_t c = 0; c < channels; ++c) pad(b, c, image);
             for (int64_t group = 0; group < deep.groups; ++group)
                 compute(b, 1, image, group, 0, 0, member);
@@ -895,12 +937,12 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T*
         share(threads, packing + count * channels, [&](int64_t at, int) {
             if (at < packing) return plan.pack(at, own + at * plan.packed());
             const int64_t b = (at - packing) / channels;
-            pad(first + b, (at - packing) % channels, memory + b * plan.image());
+            pad(first + b, (at - packing) % channels, padded + b * plan.image());
         });
         // A part's slices one after the other, for which its weights stay in a cache.
         share(threads, deep.groups * shares.parts * shares.slices, [&](int64_t at, int member) {
             const int64_t part = at / shares.slices;
-            compute(first, count, memory, part / shares.parts, part % shares.parts,
+            compute(first, count, padded, part / shares.parts, part % shares.parts,
                     at % shares.slices, member);
         });
     }
