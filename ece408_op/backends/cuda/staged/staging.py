@@ -1,6 +1,6 @@
 """Host arrays computed on the GPU: chunks through page-locked memory, copies beside kernels.
 
-The batch is cut into chunks of images, which go round a ring of lanes, each a stream with memory of
+The batch is cut into chunks of images, which go round a ring of lanes, each with streams and memory of
 its own (`ring.py`): a chunk's inputs are copied to page-locked memory, copy, kernels and copy back
 are enqueued, and when they are done the results are copied to where they belong.
 
