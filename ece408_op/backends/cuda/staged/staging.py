@@ -1,8 +1,8 @@
 """Host arrays computed on the GPU: chunks through page-locked memory, copies beside kernels.
 
-The batch is cut into chunks of images, which go round a ring of lanes, each with streams and memory of
-its own (`ring.py`): a chunk's inputs are copied to page-locked memory, copy, kernels and copy back
-are enqueued, and when they are done the results are copied to where they belong.
+The batch is cut into chunks of images, which go round a ring of lanes, each with streams and memory
+of its own (`ring.py`): a chunk's inputs are copied to page-locked memory, copy, kernels and copy
+back are enqueued, and when they are done the results are copied to where they belong.
 
 Several GPUs share the chunks that one would have, by their measured speed (`sharing.py`). Chunks
 are the same, and are finished in a fixed order, so no result depends on which GPU is faster. Sums
