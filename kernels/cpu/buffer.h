@@ -28,12 +28,6 @@ public:
     }
     ~Buffer() { free(first_); }
 
-    static Buffer zeros(int64_t count) {
-        Buffer buffer;
-        buffer.first_ = static_cast<T*>(calloc(static_cast<size_t>(count), sizeof(T)));
-        return buffer;
-    }
-
     operator T*() const { return first_; }
 
 private:

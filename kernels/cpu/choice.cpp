@@ -225,7 +225,8 @@ struct Costs {
         const double products = all_pixels * met * filters * taps / channels * vectors(channels);
         const double chunks = all_pixels / kSummedPixels + 1;
         const double x = is_flat(s) ? all_pixels * channels * (s.stride_w > 1 ? 2 : 1) : batch * source;
-        return (batch > 1 ? 0.9 : 0.8) * products + 3 * (x + all_pixels * filters) + weights * (6 + 0.3 * chunks);
+        return (batch > 1 ? 0.9 : 0.8) * products + 3 * (x + all_pixels * filters) +
+               weights * (6 + 0.3 * chunks);
     }
 
     bool patches_are_faster(Direction direction) const {

@@ -404,7 +404,7 @@ void run_plane(const Call& call, int64_t plane, int64_t begin, int64_t end) {
 int run_layer(const Layer& layer, const float* x, const float* bias, const ece408_finish& finish,
               float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
-    const auto zeros = Buffer<float>::zeros(s.width);
+    const auto zeros = shared_zeros<float>(1, s.width);
     if (!zeros) return ECE408_NO_MEMORY;
     const int64_t dilate = s.dilate_h;
     const int64_t classes = dilate < s.out_height ? dilate : s.out_height;
@@ -499,7 +499,7 @@ void spread_plane(const Shape& s, const float* w, const float* dy, const float* 
 
 int spread_gradient(const Shape& s, const float* w, const float* dy, float* dx, bool accumulate,
                     int threads) {
-    const auto zeros = Buffer<float>::zeros(s.out_width);
+    const auto zeros = shared_zeros<float>(1, s.out_width);
     if (!zeros) return ECE408_NO_MEMORY;
     const auto spread = s.kernel_h == 3 ? spread_plane<3> : spread_plane<5>;
     share(threads, s.batch * s.channels, [&](int64_t plane, int) {

@@ -52,7 +52,7 @@ struct Column {
     const float* ahead;
     int64_t ahead_channels, ahead_step;
     bool asks;  // whether each block asks for the next one's weights, if they are not packed
-    // Whether the tile is the first or the last one that a thread computes with these blocks, one after
+    // Whether this is the first or the last one that a thread computes with these blocks, one after
     // the other: each one asks for the next one's outputs.
     bool is_first, is_last;
 };

@@ -50,15 +50,6 @@ constexpr int64_t kStretchBytes = 2 << 20;
 // Domains of rows taken in pairs.
 constexpr int64_t kDomains = 4;
 
-// The first element from `first` on that begins a line of the caches; it is less than kLine elements
-// on.
-template <class Sum>
-Sum* line_start(Sum* first) {
-    constexpr uintptr_t kBytes = kLine * sizeof(float);
-    const uintptr_t past = reinterpret_cast<uintptr_t>(first) % kBytes;
-    return first + (past == 0 ? 0 : kBytes - past) / sizeof(Sum);
-}
-
 struct Span {
     int64_t begin, end;
 
@@ -701,13 +692,9 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
     const bool one = plan.stretches == 1;
     const Buffer<double> totals((one ? team : pieces) * size);
     // Zeros: vectors reach beyond what is laid out, and meet zeros of dy there.
-    const auto x_memory = shared_zeros<Sum>(team, team * call.x_size() + kLine);
-    const Buffer<Sum> dy_memory(team * call.dy_size() + kLine);
-    if (!totals || !x_memory || !dy_memory) return ECE408_NO_MEMORY;
-    const Buffer<Sum> scratch(team * call.scratch_size());
-    if (!scratch) return ECE408_NO_MEMORY;
-    Sum* const x_chunks = line_start(static_cast<Sum*>(x_memory));
-    Sum* const dy_chunks = line_start(static_cast<Sum*>(dy_memory));
+    const auto x_chunks = shared_zeros<Sum>(team, team * call.x_size());
+    const Buffer<Sum> dy_chunks(team * call.dy_size()), scratch(team * call.scratch_size());
+    if (!totals || !x_chunks || !dy_chunks || !scratch) return ECE408_NO_MEMORY;
     share(team, pieces, [&](int64_t piece, int member) {
         const WeightPlace place = place_of(plan, piece / plan.stretches);
         const Span chunks = span_of(plan.chunks(), plan.stretches, piece % plan.stretches);

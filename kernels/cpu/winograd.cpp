@@ -309,18 +309,14 @@ struct Scratch {
 struct Scratches {
     int64_t step;  // bytes
     Buffer<char> memory;
-    char* first;
 
     Scratches(const Plan& plan, int threads)
         : step(round_up(plan.scratch_floats() * static_cast<int64_t>(sizeof(float)) +
                             plan.image_rows() * static_cast<int64_t>(sizeof(float*)),
                         kLineBytes)),
-          memory(shared_zeros<char>(threads, threads * step + kLineBytes)),
-          first(memory) {
-        first += kLineBytes - reinterpret_cast<uintptr_t>(first) % kLineBytes;
-    }
+          memory(shared_zeros<char>(threads, threads * step)) {}
     Scratch of(const Plan& plan, int member) const {
-        float* domains = reinterpret_cast<float*>(first + member * step);
+        float* domains = reinterpret_cast<float*>(memory + member * step);
         float* sums = domains + plan.domain_floats();
         float* rows = sums + plan.sum_floats();
         return {domains, sums, rows,
