@@ -63,16 +63,22 @@ class FakeLane:
     def copy_in(self, offset, nbytes, address=None):
         self._device[offset : offset + nbytes] = self._part(offset, nbytes, address)
 
-    bring = copy_in
+    def bring(self, offset, nbytes, address=None):
+        self.copy_in(offset, nbytes, address)
+        self._count(nbytes, address)
 
     def copy_out(self, offset, nbytes, address=None):
         self._part(offset, nbytes, address)[:] = self._device[offset : offset + nbytes]
+        self._count(nbytes, address)
 
     def _part(self, offset, nbytes, address):
         if address is None:
             return self._host[offset : offset + nbytes]
-        self.gpu.reached += nbytes
         return as_array(address, (nbytes,), "uint8")
+
+    def _count(self, nbytes, address):
+        if address is not None:
+            self.gpu.reached += nbytes
 
     def launch(self, loaded, pointers):
         if self.gpu.pause:
@@ -113,8 +119,9 @@ class FakeLane:
 
 class FakeGpu:
     """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked. Each
-    of its `launches` takes `pause` seconds more. `reached` are bytes copied without its lanes',
-    `waits` how often a lane was waited for to its end."""
+    of its `launches` takes `pause` seconds more. `reached` are bytes of chunks copied without its
+    lanes', `waits` how often a lane was waited for to its end. Lanes of the last request are ready
+    for the next one if that is the same."""
 
     name, capability, driver, index, processors = "a fake GPU", (9, 0), 13000, 0, 132
 
@@ -124,10 +131,25 @@ class FakeGpu:
         self.staging = threading.Lock()
         self.cores = frozenset(os.sched_getaffinity(0))
         self.requests = []
+        self._idle, self._sizes = [], None
+
+    @property
+    def memory_bytes(self):
+        return self.memory
 
     @contextlib.contextmanager
     def active(self):
         yield
+
+    @contextlib.contextmanager
+    def ready_lanes(self, count, device_bytes, host_bytes, limit):
+        fit = (count, device_bytes, host_bytes) == self._sizes and count * device_bytes <= limit
+        if not fit:
+            yield []
+            return
+        self.requests.append((count, device_bytes))
+        yield self._idle
+        assert all(lane.intact(device_bytes, host_bytes) for lane in self._idle)
 
     @contextlib.contextmanager
     def lanes(self, count, device_bytes, host_bytes, limit):
@@ -135,9 +157,10 @@ class FakeGpu:
         self.requests.append((count, device_bytes))
         if count * device_bytes > self.memory:
             raise NotEnoughMemory("the fake GPU is full")
-        lanes = [FakeLane(self, device_bytes, host_bytes) for _ in range(count)]
-        yield lanes
-        assert all(lane.intact(device_bytes, host_bytes) for lane in lanes)
+        self._idle = [FakeLane(self, device_bytes, host_bytes) for _ in range(count)]
+        self._sizes = (count, device_bytes, host_bytes)
+        yield self._idle
+        assert all(lane.intact(device_bytes, host_bytes) for lane in self._idle)
 
 
 class FakeLoaded:

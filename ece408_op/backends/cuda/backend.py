@@ -20,9 +20,6 @@ from .staged import staging
 from .staged.staging import Staging
 from .work import Work
 
-# Of what is free of a GPU's memory, staging uses at most this share unless it is told.
-_SHARE_OF_FREE = 0.5
-
 
 class CudaBackend(Backend):
     """Every problem in every direction, on one way in.
@@ -164,12 +161,4 @@ class StagedBackend(CudaBackend):
 
 @functools.lru_cache(maxsize=16)
 def _staging(gpu_memory: int | None, threads: int) -> Staging:
-    return Staging(functools.partial(_budget, gpu_memory), threads, launcher.load)
-
-
-def _budget(asked: int | None, gpu: Gpu) -> int:
-    """Bytes of the GPU's memory that staging may use: those asked for, or a share of what is
-    free."""
-    if asked is not None:
-        return asked
-    return int(_SHARE_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes()))
+    return Staging(gpu_memory, threads, launcher.load)

@@ -72,8 +72,16 @@ class Work:
 
         Raises `InvalidSetting` and `UnsupportedProblem`.
         """
-        problem = _of_images(self.problem, images)
-        return [self._plan(problem, step, gpu) for step in self.steps]
+        key = (id(gpu), images)
+        if key not in self._plans:
+            problem = _of_images(self.problem, images)
+            self._plans[key] = [self._plan(problem, step, gpu) for step in self.steps]
+        return self._plans[key]
+
+    @functools.cached_property
+    def _plans(self) -> dict[tuple[int, int], list[Plan]]:
+        """By GPU and images: a call asks more than once."""
+        return {}
 
     def _plan(self, problem: ConvProblem, step: Step, gpu: Target) -> Plan:
         name, layout = self._choice(problem, step.direction, gpu)

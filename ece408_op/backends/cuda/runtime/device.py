@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -246,6 +247,31 @@ class Gpu:
             raise
         finally:
             self._give(lanes)
+
+    @contextlib.contextmanager
+    def ready_lanes(
+        self, count: int, device_bytes: int, host_bytes: int, limit: int
+    ) -> Iterator[list[Lane]]:
+        """As `lanes`, of those that have so much memory already, all lanes' on the GPU within
+        `limit` bytes; none where they are too few."""
+        with self._lock:
+            found = self._ready(count, device_bytes, host_bytes, limit)
+            self._idle = [lane for lane in self._idle if not any(lane is one for one in found)]
+        try:
+            yield found
+        finally:
+            self._give(found)
+
+    def _ready(self, count: int, device_bytes: int, host_bytes: int, limit: int) -> list[Lane]:
+        if sum(lane.device_bytes for lane in self._lanes) > limit:
+            return []
+        ready = (
+            lane
+            for lane in self._idle
+            if lane.device_bytes >= device_bytes and lane.host_bytes >= host_bytes
+        )
+        found = list(itertools.islice(ready, count))
+        return found if len(found) == count else []
 
     def reserved_bytes(self) -> int:
         """Memory on the GPU that all lanes have together."""

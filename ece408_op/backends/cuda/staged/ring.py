@@ -137,11 +137,12 @@ class Ring:
         under_way: deque[_Chunk] = deque()
         with _held(sizes.values()), self._ended():
             self._lanes[0].start_clock()
+            constants = self._constants()
             for number, (first, images) in enumerate(chunks):
                 lane = self._lanes[number % len(self._lanes)]
                 is_new = number < len(self._lanes)
                 if is_new:
-                    self._send_constants(lane)
+                    self._send(constants, lane)
                 ended = None if is_new else under_way.popleft()
                 begun = _Chunk(lane, sizes[images], first)
                 self._turn(ended, begun, outcome)
@@ -221,13 +222,16 @@ class Ring:
             populate(move.at(made), (end - made) * move.stride, self._threads)
             self._made[move.address] = end
 
-    def _send_constants(self, lane: Lane) -> None:
-        """Bring to the GPU what all chunks share."""
-        for role in self._work.inputs:
-            if role not in OVER_BATCH:
-                move = self._move(role, 1)
-                copy([move.filling(lane, 0)], self._threads)
-                lane.copy_in(move.offset, move.nbytes)
+    def _constants(self) -> list[_Move]:
+        """What all chunks share, brought to the first lane's page-locked memory."""
+        shared = [self._move(role, 1) for role in self._work.inputs if role not in OVER_BATCH]
+        copy([move.filling(self._lanes[0], 0) for move in shared], self._threads)
+        return shared
+
+    def _send(self, constants: Sequence[_Move], lane: Lane) -> None:
+        """Enqueue the copies of what all chunks share to a lane's memory on the GPU."""
+        for move in constants:
+            lane.copy_in(move.offset, move.nbytes, self._lanes[0].host + move.offset)
 
     def _size(self, images: int) -> _Size:
         work = self._work

@@ -23,7 +23,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ....errors import NotEnoughMemory
@@ -41,6 +41,10 @@ from .ring import Interval, Loader, Outcome, Ring, array_at, is_reached
 _MOST_LANES = 4
 # Shapes whose shares are remembered.
 _MOST_KNOWN = 1024
+# Calls that copy less are one GPU's: before others have begun, it is nearly done.
+_SHARED_FROM_BYTES = 32 << 20
+# Of what is free of a GPU's memory, staging uses at most this share unless it is told.
+_SHARE_OF_FREE = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,21 @@ class _Cut:
 
 @dataclass(frozen=True)
 class Staging:
-    """How to stage, and what was learnt of it. `budget` gives the bytes that may be used of a GPU's
-    memory, `threads` is the number of cores to copy with, and `load` makes a plan ready on the GPU
-    that is active."""
+    """How to stage, and what was learnt of it. `most_bytes` may be used of a GPU's memory, or half
+    of what is free if it is `None`; `threads` is the number of cores to copy with, and `load` makes
+    a plan ready on the GPU that is active."""
 
-    budget: Callable[[Gpu], int]
+    most_bytes: int | None
     threads: int
     load: Loader
     _cuts: dict[Hashable, _Cut] = field(default_factory=dict, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def budget(self, gpu: Gpu) -> int:
+        """Bytes of the GPU's memory that may be used."""
+        if self.most_bytes is not None:
+            return self.most_bytes
+        return int(_SHARE_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes()))
 
     def cut(self, work: Work, gpus: Sequence[Gpu]) -> _Cut:
         """How calls like this one are cut. Raises `NotEnoughMemory`."""
@@ -109,8 +119,9 @@ def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
 def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
     """Compile, load and allocate what `compute` will need. Raises what it raises."""
     whole = _without_sums(work)
-    most = staging.cut(whole, gpus).images if len(gpus) > 1 else None
-    for gpu in gpus:
+    is_shared = _can_be_shared(whole, gpus)
+    most = staging.cut(whole, gpus).images if is_shared else None
+    for gpu in gpus if is_shared else gpus[:1]:
         with contextlib.ExitStack() as stack:
             division, _ = _reserve(stack, whole, gpu, staging, most)
             for images in {size for _, size in division.chunks(range(work.problem.batch))}:
@@ -121,8 +132,7 @@ def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
 def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[Outcome]:
     """Do the work on as many of the GPUs as is best."""
     batch = work.problem.batch
-    # One image is computed by one GPU.
-    cut = staging.cut(work, gpus) if min(len(gpus), batch) > 1 else None
+    cut = staging.cut(work, gpus) if _can_be_shared(work, gpus) else None
     if cut is None or cut.shares is None:
         return [_compute_part(work, gpus[0], range(batch), staging, staging.threads, None)]
     dealt = cut.shares.deal()
@@ -139,6 +149,13 @@ def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[O
     if not _must_be_equal(work):
         cut.shares.took(dealt, [outcome.seconds for outcome in outcomes], seconds)
     return outcomes
+
+
+def _can_be_shared(work: Work, gpus: Sequence[Gpu]) -> bool:
+    if min(len(gpus), work.problem.batch) == 1:
+        return False
+    copied = sum(work.nbytes(role, work.problem.batch) for role in work.addresses)
+    return copied >= _SHARED_FROM_BYTES
 
 
 def _must_be_equal(work: Work) -> bool:
@@ -174,6 +191,13 @@ def _reserve(
     """A division and lanes for it, held until the stack is closed, as is the active GPU."""
     stack.enter_context(gpu.staging)
     stack.enter_context(gpu.active())
+    most = staging.most_bytes or gpu.memory_bytes
+    # To ask for free memory takes as long as a small call's kernel and copies.
+    wanted = divide(work, gpu, most, _MOST_LANES, most_images)
+    sizes = (wanted.layout.device_bytes, wanted.layout.host_bytes)
+    ready = stack.enter_context(gpu.ready_lanes(wanted.lanes, *sizes, most))
+    if ready:
+        return wanted, ready
     budget = staging.budget(gpu)
     while True:
         division = divide(work, gpu, budget, _MOST_LANES, most_images)

@@ -42,8 +42,14 @@ def plans(monkeypatch):
     return known
 
 
+@pytest.fixture
+def sharing(monkeypatch):
+    """GPUs share calls however small."""
+    monkeypatch.setattr(staging, "_SHARED_FROM_BYTES", 0)
+
+
 def _staging(plans, budget=1 << 30, threads=4):
-    return Staging(lambda gpu: budget, threads, lambda gpu, plan: FakeLoaded(plan, *plans[plan]))
+    return Staging(budget, threads, lambda gpu, plan: FakeLoaded(plan, *plans[plan]))
 
 
 def _arrays(problem, rng):
@@ -56,7 +62,7 @@ def _addresses(arrays):
 
 
 @every(accumulate=[False, True], gpus=[1, 2, 3], dtype=["float32", "float64", "float16"])
-def test_every_direction_in_small_chunks_equals_the_cpu(plans, rng, dtype, gpus, accumulate):
+def test_every_direction_in_small_chunks_equals_the_cpu(plans, sharing, rng, dtype, gpus, accumulate):
     problem = dataclasses.replace(SMALL, dtype=dtype)
     x, w, bias, dy = _arrays(problem, rng)
     found = [a.copy() for a in (dy, x, w, bias)]
@@ -84,7 +90,7 @@ def test_every_direction_in_small_chunks_equals_the_cpu(plans, rng, dtype, gpus,
 
 
 @every(accumulate=[False, True], gpus=[1, 2])
-def test_lent_memory_is_written_and_read_in_place(plans, pool, rng, gpus, accumulate):
+def test_lent_memory_is_written_and_read_in_place(plans, sharing, pool, rng, gpus, accumulate):
     problem = ConvProblem.parse("b180,c8,h40,w40,m8,k3,p1")
     x, w, _, dy = _arrays(problem, rng)
     expected = [dy.copy(), x.copy()]
@@ -141,7 +147,7 @@ def _launches(gpus):
     return found
 
 
-def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, rng):
+def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, sharing, rng):
     problem = ConvProblem.parse("b48,c1,h9,w8,m2,k3")
     x, w, _, y = _arrays(problem, rng)
     asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
@@ -162,7 +168,7 @@ def test_a_gpu_that_is_twice_as_slow_gets_a_third(plans, rng):
     assert 1.5 < fast / slow < 3
 
 
-def test_small_batches_stay_on_the_gpu_that_is_faster_alone(plans, rng):
+def test_small_batches_stay_on_the_gpu_that_is_faster_alone(plans, sharing, rng):
     problem = ConvProblem.parse("b8,c1,h9,w8,m2,k3")
     x, w, _, y = _arrays(problem, rng)
     asked = work.forward(problem, *_addresses((x, w)), None, y.ctypes.data, False, None)
@@ -194,7 +200,16 @@ def test_sums_over_the_batch_do_not_depend_on_shares(plans, rng, dtype):
         assert (dw.tobytes(), dbias.tobytes()) in found
 
 
-def test_each_gpus_threads_make_the_memory_of_its_own_results(plans, rng, monkeypatch):
+def test_a_call_that_copies_little_is_one_gpus(plans, rng):
+    x, w, bias, y = _arrays(SMALL, rng)
+    gpus = [FakeGpu(), FakeGpu()]
+    asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
+    staging.prepare(asked, gpus, _staging(plans))
+    staging.compute(asked, gpus, _staging(plans))
+    assert [len(gpu.requests) for gpu in gpus] == [2, 0]
+
+
+def test_each_gpus_threads_make_the_memory_of_its_own_results(plans, sharing, rng, monkeypatch):
     x, w, bias, y = _arrays(SMALL, rng)
     made = []
 
@@ -266,6 +281,22 @@ def test_less_memory_than_budgeted_makes_chunks_smaller(plans, rng):
     assert sizes[-1] <= 9_000
 
 
+def test_the_next_call_asks_for_no_memory(plans, rng, monkeypatch):
+    """Nor for how much is free, which takes long."""
+    gpu, how = FakeGpu(), _staging(plans, budget=None)
+    free = [1 << 30]
+    monkeypatch.setattr(FakeGpu, "free_bytes", lambda gpu: free.pop(), raising=False)
+    monkeypatch.setattr(FakeGpu, "reserved_bytes", lambda gpu: 0, raising=False)
+    for _ in range(2):
+        x, w, bias, y = _arrays(SMALL, rng)
+        expected = y.copy()
+        asked = work.forward(SMALL, *_addresses((x, w, bias, y)), False, None)
+        staging.compute(asked, [gpu], how)
+        CpuBackend().forward(SMALL, *_addresses((x, w, bias, expected)), False)
+        np.testing.assert_array_equal(y, expected)
+    assert not free
+
+
 def test_not_enough_for_one_image(plans, rng):
     arrays = _arrays(SMALL, rng)
     asked = work.forward(SMALL, *_addresses(arrays), False, None)
@@ -284,7 +315,7 @@ def test_a_failing_kernel_ends_the_call(plans, rng):
 
     arrays = _arrays(SMALL, rng)
     asked = work.forward(SMALL, *_addresses(arrays), False, None)
-    how = Staging(lambda gpu: 20_000, 4, lambda gpu, plan: Failing(plan, *plans[plan]))
+    how = Staging(20_000, 4, lambda gpu, plan: Failing(plan, *plans[plan]))
     gpu = FakeGpu()
     with pytest.raises(ZeroDivisionError, match="in a kernel"):
         staging.compute(asked, [gpu], how)
