@@ -10,8 +10,9 @@
 //
 // Without strides, higher kernels take two output rows at a time with fewer products, wider ones squares
 // of 2x2 outputs, as winograd_f23.h explains: there is one such sum for each of 4 or 16 domains of the
-// source. These are made of a few pixels at a time, as tiles that are read in order, for many filters; so a
-// tile can reach from row to row, and small planes without domains are laid out like that as well.
+// source. The 4 are made of an image at once. The 16 are made of a few pixels at a time, as tiles that are
+// read in order, for many filters; so a tile can reach from row to row, and small planes without domains are
+// laid out like that as well.
 #pragma once
 
 #if defined(__SSE2__)
@@ -38,11 +39,13 @@ constexpr int64_t kDeepBlock = 256;
 constexpr int64_t kDeepTogether = 8;
 // Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept.
 constexpr int64_t kDeepStretch = 256, kDeepFactors = 3 << 15, kDeepSums = 4096;
-// Pixels are laid out for so many blocks, where windows have few pixels side by side, or tiles that end with
-// rows would be less than two thirds of the largest ones.
+// Without domains, and with vectors of less than 16 lanes, pixels are laid out for so many of a thread's
+// blocks, where windows have few pixels side by side, or tiles that end with rows would be less than two
+// thirds of the largest ones.
 constexpr int64_t kDeepLaidOutBlocks = 8;
 // What a tile's laying out, and reading a block's weights, cost beside a tile's products with a block.
 constexpr double kDeepLayingOut = 0.6, kDeepReading = 1;
+constexpr int kSquareDomains = kDomains * kDomains;
 // Outputs of a plane from which on squares pay with vectors of 16 lanes.
 constexpr int64_t kSquaresPlane = 512;
 // Numbers that fill whole lines of a cache, of any type.
@@ -162,18 +165,19 @@ inline bool squares_pay(const Sweep& s) {
 }
 
 // Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains, whose taps
-// are groups of rows and, of squares, groups of columns. Its source is the image with a border.
+// are groups of rows and, of squares, groups of columns. The source of squares is the image with a border,
+// that of pairs its domains, one under the other.
 inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
     const Pairs pairs = pairs_of(s.kernel_h, s.out_height), across = pairs_of(s.kernel_w, s.out_width);
     const bool by_squares = has_pairs(s.kernel_w) && s.dilate_w == 1 && squares_pay(s);
-    if (!begin(s, by_squares ? kDomains * kDomains : kDomains, 0, d)) return false;
+    if (!begin(s, by_squares ? kSquareDomains : kDomains, 0, d)) return false;
     d->by_pairs = true, d->by_squares = by_squares;
     d->pairs = pairs, d->across = across;
     d->direction = turned ? -1 : 1;
-    d->step_h = 2, d->step_w = by_squares ? 2 : 1;
+    d->step_h = d->step_w = by_squares ? 2 : 1;
     d->out_step_h = d->out_step_w = 1;
     d->top = s.pad_h, d->left = s.pad_w;
-    d->rows = 2 * (pairs.pairs + pairs.groups);
+    d->rows = by_squares ? 2 * (pairs.pairs + pairs.groups) : kDomains * pairs.starts();
     d->row = by_squares ? across.pairs + across.groups
                         : s.out_width + (s.kernel_w - 1) * s.dilate_w;
     for (int n = 0; n < d->phases; ++n) {
@@ -254,59 +258,52 @@ void lay_out_pixels(const Sum* source, const int64_t* offsets, int64_t count, co
     }
 }
 
-// Some pairs or squares in a row of the source, whose rows lie `row` apart, as vectors of each domain
-// to `to`, of which the last ones are left out that have no third tap. The odd columns of squares lie
-// `odd` behind the even ones.
-template <bool Squares, class Sum>
+// Some squares in a row of the source, whose rows lie `row` apart, as vectors of each domain to `to`, of
+// which the last ones are left out that have no third tap. Odd columns lie `odd` behind the even ones.
+template <class Sum>
 __attribute__((always_inline)) inline void store_domains(const Sum* at, int64_t row, int64_t odd,
                                                          int down, int across, int64_t begin,
                                                          Sum* const* to) {
     using L = Lanes<Sum>;
-    constexpr int kAcross = Squares ? kDomains : 1;
     for (int64_t v = 0; v < kDeepRun<Sum> * L::count; v += L::count) {
-        typename L::Vec part[4][kAcross];
+        typename L::Vec part[4][kDomains];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const Sum* from = at + i * row + v;
-            if constexpr (Squares)
-                to_domains(L::load(from), L::load(from + odd), L::load(from + 1),
-                           L::load(from + odd + 1), part[i], 1);
-            else
-                part[i][0] = L::load(from);
+            to_domains(L::load(from), L::load(from + odd), L::load(from + 1),
+                       L::load(from + odd + 1), part[i], 1);
         }
 #pragma GCC unroll 4
-        for (int t = 0; t < kAcross; ++t) {
+        for (int t = 0; t < kDomains; ++t) {
             typename L::Vec z[kDomains];
             to_domains(part[0][t], part[1][t], part[2][t], part[3][t], z, 1);
 #pragma GCC unroll 4
             for (int d = 0; d < kDomains; ++d)
-                if (d < down && t < across) L::store(to[d * kAcross + t] + begin + v, z[d]);
+                if (d < down && t < across) L::store(to[d * kDomains + t] + begin + v, z[d]);
         }
     }
 }
 
-// A tile's pairs or squares as [product][pixel] of each domain, at `places`, for `count`
-// channels of the source, `channel` apart.
-template <bool Squares, bool OneTap, class Sum>
-void lay_out_domains(const Deep& deep, const Sum* source, int64_t channel, int64_t row, int64_t count,
+// A tile's squares as [product][pixel] of each domain, at `places`, for `count` channels of the source,
+// `channel` apart.
+template <bool OneTap, class Sum>
+void lay_out_squares(const Deep& deep, const Sum* source, int64_t channel, int64_t row, int64_t count,
                      const DeepRun* run, int64_t runs, Sum* const* places) {
-    constexpr int kAcross = Squares ? kDomains : 1;
-    Sum* to[kDomains * kAcross];  // which no store changes
-    for (int n = 0; n < kDomains * kAcross; ++n) to[n] = places[n];
-    const int64_t groups = OneTap ? 1 : deep.pairs.groups, step = Squares ? 1 : deep.dilate_w;
-    const int64_t taps = OneTap ? 1 : Squares ? deep.across.groups : deep.kernel_w;
+    Sum* to[kSquareDomains];  // which no store changes
+    for (int n = 0; n < kSquareDomains; ++n) to[n] = places[n];
+    const int64_t groups = OneTap ? 1 : deep.pairs.groups, taps = OneTap ? 1 : deep.across.groups;
     for (int64_t c = 0; c < count; ++c, source += channel)
         for (int64_t g = 0; g < groups; ++g)
             for (int64_t k = 0; k < taps; ++k) {
                 const int down = kDomains - !(OneTap || deep.pairs.has_third(g));
-                const int across = kAcross - !(OneTap || !Squares || deep.across.has_third(k));
-                const Sum* at = source + 2 * g * row + k * step;
+                const int across = kDomains - !(OneTap || deep.across.has_third(k));
+                const Sum* at = source + 2 * g * row + k;
                 int64_t begin = 0;
                 for (int64_t r = 0; r < runs; begin += run[r++].count)
-                    store_domains<Squares>(at + run[r].at, row, deep.row, down, across, begin, to);
+                    store_domains(at + run[r].at, row, deep.row, down, across, begin, to);
 #pragma GCC unroll 16
-                for (int n = 0; n < kDomains * kAcross; ++n)
-                    to[n] += n / kAcross < down && n % kAcross < across ? kDeepPixels : 0;
+                for (int n = 0; n < kSquareDomains; ++n)
+                    to[n] += n / kDomains < down && n % kDomains < across ? kDeepPixels : 0;
             }
 }
 
@@ -372,12 +369,14 @@ struct DeepPlan {
     Textbook book;    // of the output
     int64_t blocks;   // of filters, in a group
     bool packs_each;  // whether threads pack a block's weights when they come to it
+    bool lays_out;    // whether pixels are laid out as tiles, which may then reach from row to row; others
+                      // end with a row
     // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source; then those in a tile that
     // is laid out.
     Buffer<int64_t> offset;
 
     DeepPlan(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book)
-        : deep(deep), weights(weights), book(book), packs_each(false) {
+        : deep(deep), weights(weights), book(book), packs_each(false), lays_out(false) {
         const int64_t most = kDeepVectors * Lanes<Sum>::count;
         blocks = (deep.group_filters + most - 1) / most;
     }
@@ -399,6 +398,14 @@ struct DeepPlan {
     int64_t packed() const {
         return deep.group_channels * deep.window * kDeepVectors * Lanes<Sum>::count;
     }
+    // Whether tiles of any row would be better, for a thread with so many blocks.
+    bool should_lay_out(int64_t own_blocks) const {
+        const int64_t columns = deep.phase[0].columns;
+        const int64_t tiles = (columns + kDeepPixels - 1) / kDeepPixels;
+        const bool is_better = deep.step_w > 1 || 3 * columns < 2 * kDeepPixels * tiles;
+        return deep.by_squares || (ECE408_LANES < 16 && !deep.by_pairs && !packs_each && is_better &&
+                                   own_blocks >= kDeepLaidOutBlocks);
+    }
     // What sums are taken over: channels of domains, or products of a phase; as many as one sum has.
     int64_t summed(const Phase& phase) const {
         return deep.group_channels * (deep.by_pairs ? 1 : phase.taps);
@@ -409,26 +416,23 @@ struct DeepPlan {
         return taps < kDeepBlock ? kDeepBlock / taps : 1;
     }
     int64_t domains() const { return deep.by_pairs ? deep.phases : 1; }
-    // Whether pixels are laid out as tiles, which may then reach from row to row; others end with a row.
-    bool lays_out() const {
-        const int64_t columns = deep.phase[0].columns;
-        const int64_t tiles = (columns + kDeepPixels - 1) / kDeepPixels;
-        const bool is_better = deep.step_w > 1 || 3 * columns < 2 * kDeepPixels * tiles;
-        return deep.by_pairs || (!packs_each && blocks >= kDeepLaidOutBlocks && is_better);
-    }
     // Numbers that are laid out for a pixel.
     int64_t pixel_factors() const {
         const int64_t most = most_summed();
-        if (!deep.by_pairs) return lays_out() ? most : 0;
+        if (!deep.by_squares) return lays_out ? most : 0;
         return deep.window * (deep.group_channels < most ? deep.group_channels : most);
     }
     // The most pixels of a stretch for so many blocks.
     int64_t most_pixels(int64_t blocks) const {
         const int64_t kept = deep.by_pairs && deep.group_channels <= most_summed() ? 1 : blocks;
         const int64_t sums = kDeepSums / (domains() * kept);
-        const int64_t factors = lays_out() ? kDeepFactors / pixel_factors() : sums;
+        const int64_t factors = lays_out ? kDeepFactors / pixel_factors() : sums;
         const int64_t most = sums < factors ? sums : factors;
         return most < kDeepPixels ? kDeepPixels : most < kDeepStretch ? most : kDeepStretch;
+    }
+    // Pixels of a phase that stay together: of a tile, or of a row, with which its tiles end.
+    int64_t together(const Phase& phase) const {
+        return lays_out || phase.columns > most_pixels(1) ? kDeepPixels : phase.columns;
     }
     // A thread's: factors, sums, and what these of domains become. Vectors are copied to factors, and from
     // images, whose last lanes are no pixels.
@@ -443,17 +447,24 @@ struct DeepPlan {
     int64_t offsets() const { return deep.group_channels * deep.window; }
     void fill_offsets() {
         for (int64_t t = 0; t < kDeepBlock; ++t) offset[offsets() + t] = t * kDeepPixels;
-        for (int64_t n = 0; n < (deep.by_pairs ? 0 : deep.phases); ++n) {
+        for (int64_t n = 0; n < (deep.by_squares ? 0 : deep.phases); ++n) {
             const Phase& phase = deep.phase[n];
             int64_t* next = offset + deep.group_channels * phase.first_tap;
             for (int64_t c = 0; c < deep.group_channels; ++c)
-                for (int64_t t = 0; t < phase.taps; ++t) {
-                    const DeepTap& tap = deep.tap[phase.first_tap + t];
-                    const int64_t x = deep.left + tap.across, y = deep.top + tap.down;
-                    *next++ = c * channel() + y * row() + x % deep.step_w * deep.row +
-                              x / deep.step_w;
-                }
+                for (int64_t t = 0; t < phase.taps; ++t)
+                    *next++ = c * channel() +
+                              (deep.by_pairs ? pairs_offset(n, t) : tap_offset(phase.first_tap + t));
         }
+    }
+    // From a channel of the source on.
+    int64_t tap_offset(int64_t tap) const {
+        const int64_t x = deep.left + deep.tap[tap].across, y = deep.top + deep.tap[tap].down;
+        return y * row() + x % deep.step_w * deep.row + x / deep.step_w;
+    }
+    // The same for domain n of rows, whose taps are columns of groups.
+    int64_t pairs_offset(int64_t n, int64_t tap) const {
+        const int64_t group = deep.pairs.first_group(static_cast<int>(n)) + tap / deep.kernel_w;
+        return (n * deep.pairs.starts() + group) * deep.row + tap % deep.kernel_w * deep.dilate_w;
     }
 
     // A block's weights as [phase][channel][tap][filter], zeros for filters that do not exist.
@@ -562,8 +573,35 @@ struct DeepPlan {
         for (int t = 0; t < kDomains; ++t) store(t, domain_weight(t, first, second, third));
     }
 
+    // A channel's domains of rows, one under the other.
+    void transform(const T* source, Sum* out) const {
+        const int64_t starts = deep.pairs.starts(), step = starts * deep.row;
+        memset(out, 0, static_cast<size_t>(channel()) * sizeof(Sum));
+        for (int64_t start = 0; start < starts; ++start, out += deep.row) {
+            const T* d[4];
+            bool is_inside = true;
+            for (int64_t r = 0; r < 4; ++r) {
+                const int64_t from = 2 * start + r - deep.top;
+                const bool is_there = from >= 0 && from < deep.height;
+                d[r] = is_there ? source + from * deep.width : nullptr;
+                is_inside = is_inside && is_there;
+            }
+            Sum* to = out + deep.left;
+            if (is_inside)
+                for (int64_t x = 0; x < deep.width; ++x)
+                    to_domains<Sum>(widen(d[0][x]), widen(d[1][x]), widen(d[2][x]), widen(d[3][x]),
+                                    to + x, step);
+            else
+                for (int64_t x = 0; x < deep.width; ++x)
+                    to_domains(value(d[0], x), value(d[1], x), value(d[2], x), value(d[3], x),
+                               to + x, step);
+        }
+    }
+    static Sum value(const T* row, int64_t x) { return row ? widen(row[x]) : Sum(0); }
+
     // A channel with its border; of each row, one residue of columns after the other.
     void pad(const T* source, Sum* out) const {
+        if (deep.by_pairs && !deep.by_squares) return transform(source, out);
         const int64_t step = deep.step_w, first = (deep.left + step - 1) / step;
         const int64_t each = deep.width / step, rest = deep.width % step;
         for (int64_t y = 0; y < deep.rows; ++y, out += row()) {
@@ -614,7 +652,7 @@ struct DeepPlan {
         s->tiles = 0;
         for (int64_t n = s->begin, count; n < s->end; n += count) {
             const DeepRun run = run_of(s->phase, n, s->end);
-            count = lays_out() ? s->pixels() : run.count;
+            count = lays_out ? s->pixels() : run.count;
             const int64_t tiles = (count + kDeepPixels - 1) / kDeepPixels;
             for (int64_t tile = 0; tile < tiles; ++tile, ++s->tiles) {
                 s->first[s->tiles] = n - s->begin + count * tile / tiles;
@@ -631,7 +669,7 @@ struct DeepPlan {
     int64_t each(int64_t n) const { return deep.by_pairs ? deep.phase[n].taps : 1; }
     // Where its factors of a tile begin.
     int64_t place(const Stretch& s, int64_t n, int64_t tile) const {
-        if (!deep.by_pairs) return tile * s.count * kDeepPixels;
+        if (!deep.by_squares) return tile * s.count * kDeepPixels;
         const Phase& phase = deep.phase[n];
         return (phase.first_tap * s.tiles + tile * phase.taps) * s.count * kDeepPixels +
                n * beyond();
@@ -644,7 +682,7 @@ struct DeepPlan {
             const int64_t end = s.begin + s.first[tile + 1];
             for (int64_t n = s.begin + s.first[tile]; n < end; n += run[runs++].count)
                 run[runs] = run_of(s.phase, n, end);
-            if (!deep.by_pairs) {
+            if (!deep.by_squares) {
                 (runs == 1   ? lay_out_pixels<1, Sum>
                  : runs == 2 ? lay_out_pixels<2, Sum>
                              : lay_out_pixels<0, Sum>)(
@@ -652,12 +690,9 @@ struct DeepPlan {
                     runs, factors + place(s, 0, tile));
                 continue;
             }
-            Sum* to[kDomains * kDomains];
-            for (int64_t n = 0; n < deep.phases; ++n) to[n] = factors + place(s, n, tile);
-            const bool one_tap = deep.phase[0].taps == 1;
-            (!deep.by_squares ? lay_out_domains<false, false, Sum>
-             : one_tap        ? lay_out_domains<true, true, Sum>
-                              : lay_out_domains<true, false, Sum>)(
+            Sum* to[kSquareDomains];
+            for (int64_t n = 0; n < kSquareDomains; ++n) to[n] = factors + place(s, n, tile);
+            (deep.phase[0].taps == 1 ? lay_out_squares<true, Sum> : lay_out_squares<false, Sum>)(
                 deep, images + s.done * channel(), channel(), row(), s.count, run, runs, to);
         }
     }
@@ -677,16 +712,15 @@ struct DeepPlan {
     void add_products(const Sum* images, const Stretch& s, int64_t block, const Weights& weights,
                       const Sum* ahead, const Sum* factors, Sum* sums) const {
         const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
-        const bool laid_out = lays_out();
-        const int64_t* const taps =
-            offset + (laid_out ? offsets() : deep.group_channels * s.phase.first_tap + s.done);
         for (int64_t n = 0; n < domains(); ++n, sums += block_sums(s.pixels())) {
             const int64_t count = s.count * each(n), all = count * wide;
+            const int64_t first = deep.group_channels * phase_of(s, n).first_tap + s.done * each(n);
+            const int64_t* const taps = offset + (lays_out ? offsets() : first);
             for (int64_t tile = 0; tile < s.tiles; ++tile) {
                 if (ahead)
                     fetch(ahead + all * tile / s.tiles, ahead + all * (tile + 1) / s.tiles);
                 const Sum* const pixels =
-                    laid_out ? factors + place(s, n, tile) : images + s.at[tile];
+                    lays_out ? factors + place(s, n, tile) : images + s.at[tile];
                 pick_deep_tile<Sum>(vectors, s.pixels(tile))(
                     pixels, taps, count, weights(n), s.done > 0, sums + s.first[tile] * wide);
             }
@@ -781,7 +815,7 @@ struct DeepPlan {
         images += group * deep.group_channels * channel();
         do {
             s.count = all - s.done < most ? all - s.done : most;
-            if (lays_out()) lay_out(images, s, scratch);
+            if (lays_out) lay_out(images, s, scratch);
             for (int64_t block = first_block; block < end_block; ++block) {
                 const auto weights_of = [&](int64_t block, int64_t n, int64_t done) {
                     return packed + (block - first_block) * this->packed() +
@@ -810,22 +844,27 @@ struct DeepPlan {
     void run_blocks(const Sum* images, int64_t count, int64_t group, int64_t first_block,
                     int64_t end_block, int64_t slice, int64_t slices, const Sum* packed,
                     const T* bias, bool accumulate, Sum* scratch, T* y) const {
-        const int64_t parts = (end_block - first_block + kDeepTogether - 1) / kDeepTogether;
+        const int64_t most_blocks = lays_out ? kDeepTogether : 1;
+        const int64_t parts = (end_block - first_block + most_blocks - 1) / most_blocks;
         const int64_t blocks = (end_block - first_block + parts - 1) / parts;
-        const int64_t most = most_pixels(blocks);
         for (int64_t n = 0; n < (deep.by_pairs ? 1 : deep.phases); ++n) {
             const Phase& phase = deep.phase[n];
-            const int64_t pixels = count * phase.rows * phase.columns;
-            const int64_t begin = pixels * slice / slices, all = pixels * (slice + 1) / slices - begin;
+            const int64_t pixels = count * phase.rows * phase.columns, unit = together(phase);
+            if (pixels == 0) continue;
+            const int64_t units = (pixels + unit - 1) / unit, most = most_pixels(blocks) / unit;
+            const int64_t begin = units * slice / slices, all = units * (slice + 1) / slices - begin;
             const int64_t stretches = (all + most - 1) / most;
-            for (int64_t k = 0; k < stretches; ++k)
-                for (int64_t part = 0; part < parts; ++part) {
-                    const int64_t from = (end_block - first_block) * part / parts;
-                    const int64_t to = (end_block - first_block) * (part + 1) / parts;
-                    run_stretch(images, group, first_block + from, first_block + to, phase,
-                                begin + all * k / stretches, begin + all * (k + 1) / stretches,
-                                packed + from * this->packed(), bias, accumulate, scratch, y);
-                }
+            // A stretch's blocks one after the other if these share its tiles, else a block's stretches.
+            for (int64_t at = 0; at < stretches * parts; ++at) {
+                const int64_t k = lays_out ? at / parts : at % stretches;
+                const int64_t part = lays_out ? at % parts : at / stretches;
+                const int64_t from = (end_block - first_block) * part / parts;
+                const int64_t to = (end_block - first_block) * (part + 1) / parts;
+                const int64_t end = (begin + all * (k + 1) / stretches) * unit;
+                run_stretch(images, group, first_block + from, first_block + to, phase,
+                            (begin + all * k / stretches) * unit, end < pixels ? end : pixels,
+                            packed + from * this->packed(), bias, accumulate, scratch, y);
+            }
         }
     }
 };
@@ -833,6 +872,12 @@ struct DeepPlan {
 // Whether threads share so many pieces evenly, or almost.
 inline bool are_shared_evenly(int64_t pieces, int threads) {
     return pieces % threads == 0 || pieces >= kDeepPieces * threads;
+}
+
+// The next larger number of parts of which the largest one is smaller; more than `all` if there is none.
+inline int64_t finer(int64_t all, int64_t parts) {
+    const int64_t largest = (all + parts - 1) / parts;
+    return largest > 1 ? (all + largest - 2) / (largest - 1) : all + 1;
 }
 
 // How the work of a call is cut into pieces.
@@ -843,20 +888,22 @@ struct DeepShares {
     int64_t parts;     // and of a group's blocks of filters
 
     // `image` and `packed`: numbers of a padded image, and of a block's weights. What is larger
-    // stays in a thread's own cache. `pixels`: of an image's phase. `each`: pieces are blocks.
+    // stays in a thread's own cache. `pixels`: of an image's phase, of which `unit` stay together. `each`:
+    // pieces are blocks.
     DeepShares(const Shape& s, int64_t blocks, int64_t image, int64_t packed, int64_t pixels,
-               bool lays_out, bool each, int threads) {
+               int64_t unit, bool lays_out, bool each, int threads) {
         by_image = !each && (threads == 1 || (s.batch >= 2 * threads && image >= packed));
         together = by_image ? 1 : images_together(s.batch, image);
         slices = parts = 1;
         if (each) parts = blocks;
         if (by_image || each) return;
-        const int64_t tiles = (together * pixels + kDeepPixels - 1) / kDeepPixels;
-        const int64_t most = kDeepPieces * threads;
+        if (pixels == 0) return;
+        const int64_t units = (together * pixels + unit - 1) / unit, most = kDeepPieces * threads;
+        const int64_t tiles = (unit + kDeepPixels - 1) / kDeepPixels;
         double least = 0;
-        for (int64_t p = 1; p <= blocks && p <= most; p *= 2)
-            for (int64_t n = 1; n <= tiles && n <= most; n *= 2) {
-                const double time = this->time(s.groups * n * p, (tiles + n - 1) / n,
+        for (int64_t p = 1; p <= blocks && p <= most; p = finer(blocks, p))
+            for (int64_t n = 1; n <= units && n * p <= most; n = finer(units, n)) {
+                const double time = this->time(s.groups * n * p, (units + n - 1) / n * tiles,
                                                (blocks + p - 1) / p, lays_out, threads);
                 if (least > 0 && time >= least) continue;
                 least = time, slices = n, parts = p;
@@ -892,12 +939,14 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T*
     const int64_t out_image =
         deep.groups * deep.group_filters * deep.out_height * deep.out_width;
     const int64_t units = plan.units(), blocks = plan.blocks;
-    plan.packs_each = !kept && !deep.by_pairs && threads > 1 && are_shared_evenly(units, threads) &&
+    plan.packs_each = !kept && !deep.by_squares && threads > 1 && are_shared_evenly(units, threads) &&
                       images_together(deep.batch, plan.image()) == deep.batch &&
                       deep.batch * deep.out_height * deep.out_width < kDeepPackedPixels;
+    // Each of many images is computed by one thread, of few ones some blocks.
+    plan.lays_out = plan.should_lay_out(deep.batch >= threads ? blocks : blocks * deep.batch / threads);
     const DeepShares shares(deep, blocks, plan.image(), plan.packed(),
-                            deep.phase[0].rows * deep.phase[0].columns, plan.lays_out(),
-                            plan.packs_each, threads);
+                            deep.phase[0].rows * deep.phase[0].columns, plan.together(deep.phase[0]),
+                            plan.lays_out, plan.packs_each, threads);
     const int64_t images = shares.by_image ? threads : shares.together;
     const int64_t packings = kept ? 0 : plan.packs_each ? threads : units;
     const int64_t own_scratch = plan.scratch();
