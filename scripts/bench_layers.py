@@ -141,13 +141,14 @@ def on_cpu(options):
     set_environment(settings.threads())
     samples = options.repeat or 5
     problems = problems_of(options.layers or layers.LAYERS, options.batch_size or "1,16")
-    turns = len(problems) * len(DIRECTIONS) * (samples + WARM_UP)
+    directions = options.directions.split(",")
+    turns = len(problems) * len(directions) * (samples + WARM_UP)
     found = []
     with shared.torch(options) as peer, tqdm(total=turns, unit="turn", disable=None) as progress:
         versions = peer and peer.versions
         for text, batch, problem in problems:
             progress.set_description(f"b{batch},{text}")
-            measured = layers.measure(problem, peer, samples, progress.update)
+            measured = layers.measure(problem, peer, samples, progress.update, directions)
             found.append({"layer": text, "batch": batch, **measured})
     content = {
         **{"threads": settings.threads(), "samples": samples},

@@ -282,8 +282,9 @@ constexpr int64_t kGradientChannels = 3;
 // vectors of sums of a filter, over all images, that pay for the packing of its weights.
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
-// With vectors of 8 lanes, channels from which on squares with filters as lanes are faster than `winograd`.
-constexpr int64_t kPairChannels = 16;
+// Channels from which on squares with filters as lanes are faster than `winograd`, with 8 lanes and with 16.
+// With 16, layers of fewer channels were not measured.
+constexpr int64_t kPairChannels[] = {16, 64};
 
 // Filters from which on threads have enough of them to share the gradient for w of small planes.
 constexpr int64_t kPlaneFilters = 32;
@@ -330,7 +331,8 @@ struct UnitCosts {
 };
 
 bool pairs_beat_winograd(const Task& task, const Shape& s, const Shape& layer) {
-    return task.lanes == 8 && layer.channels >= kPairChannels &&
+    return task.lanes >= 8 && layer.channels >= kPairChannels[task.lanes == 16] &&
+           squares_pay(task.lanes, s.kernel_h, s.kernel_w, layer.out_height * layer.out_width) &&
            choose_for_any(task, s) == KernelName::filters_as_lanes_pairs;
 }
 

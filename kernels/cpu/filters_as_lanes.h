@@ -35,7 +35,7 @@ constexpr int kDeepVectors = 2;
 constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 // Products after which a partial sum ends, so that long sums lose less to rounding.
 constexpr int64_t kDeepBlock = 256;
-// Blocks of filters that a thread computes with the same pixels, laid out for all of them.
+// Blocks of filters that a thread computes with the same pixels, as long as these are in the first cache.
 constexpr int64_t kDeepTogether = 8;
 // Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept.
 constexpr int64_t kDeepStretch = 256, kDeepFactors = 3 << 15, kDeepSums = 4096;
@@ -46,8 +46,6 @@ constexpr int64_t kDeepLaidOutBlocks = 8;
 // What a tile's laying out, and reading a block's weights, cost beside a tile's products with a block.
 constexpr double kDeepLayingOut = 0.6, kDeepReading = 1;
 constexpr int kSquareDomains = kDomains * kDomains;
-// Outputs of a plane from which on squares pay with vectors of 16 lanes.
-constexpr int64_t kSquaresPlane = 512;
 // Numbers that fill whole lines of a cache, of any type.
 constexpr int64_t kDeepLine = 16;
 // Threads up to which all are likely to be equally fast.
@@ -157,19 +155,14 @@ inline bool deep_backward(const Sweep& s, Deep* d) {
     return true;
 }
 
-// Whether squares are worth a third more weights than pairs of rows. With vectors of 16 lanes products are
-// fast, and weights of small planes, or of large kernels, take longer to read.
-inline bool squares_pay(const Sweep& s) {
-    const bool is_large = s.out_height * s.out_width >= kSquaresPlane;
-    return ECE408_LANES < 16 || (is_large && s.kernel_h == 3 && s.kernel_w == 3);
-}
-
 // Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains, whose taps
 // are groups of rows and, of squares, groups of columns. The source of squares is the image with a border,
 // that of pairs its domains, one under the other.
 inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
     const Pairs pairs = pairs_of(s.kernel_h, s.out_height), across = pairs_of(s.kernel_w, s.out_width);
-    const bool by_squares = has_pairs(s.kernel_w) && s.dilate_w == 1 && squares_pay(s);
+    const bool by_squares =
+        has_pairs(s.kernel_w) && s.dilate_w == 1 &&
+        squares_pay(ECE408_LANES, s.kernel_h, s.kernel_w, s.out_height * s.out_width);
     if (!begin(s, by_squares ? kSquareDomains : kDomains, 0, d)) return false;
     d->by_pairs = true, d->by_squares = by_squares;
     d->pairs = pairs, d->across = across;
@@ -844,7 +837,8 @@ struct DeepPlan {
     void run_blocks(const Sum* images, int64_t count, int64_t group, int64_t first_block,
                     int64_t end_block, int64_t slice, int64_t slices, const Sum* packed,
                     const T* bias, bool accumulate, Sum* scratch, T* y) const {
-        const int64_t most_blocks = lays_out ? kDeepTogether : 1;
+        const bool share_pixels = lays_out || (ECE408_LANES < 16 && !deep.by_pairs);
+        const int64_t most_blocks = share_pixels ? kDeepTogether : 1;
         const int64_t parts = (end_block - first_block + most_blocks - 1) / most_blocks;
         const int64_t blocks = (end_block - first_block + parts - 1) / parts;
         for (int64_t n = 0; n < (deep.by_pairs ? 1 : deep.phases); ++n) {
@@ -854,10 +848,11 @@ struct DeepPlan {
             const int64_t units = (pixels + unit - 1) / unit, most = most_pixels(blocks) / unit;
             const int64_t begin = units * slice / slices, all = units * (slice + 1) / slices - begin;
             const int64_t stretches = (all + most - 1) / most;
-            // A stretch's blocks one after the other if these share its tiles, else a block's stretches.
+            // A stretch's blocks one after the other if these read its pixels in turns, else a block's
+            // stretches.
             for (int64_t at = 0; at < stretches * parts; ++at) {
-                const int64_t k = lays_out ? at / parts : at % stretches;
-                const int64_t part = lays_out ? at % parts : at / stretches;
+                const int64_t k = share_pixels ? at / parts : at % stretches;
+                const int64_t part = share_pixels ? at % parts : at / stretches;
                 const int64_t from = (end_block - first_block) * part / parts;
                 const int64_t to = (end_block - first_block) * (part + 1) / parts;
                 const int64_t end = (begin + all * (k + 1) / stretches) * unit;

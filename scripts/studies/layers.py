@@ -57,7 +57,11 @@ _TOLERANCE = 1e-5
 
 
 def measure(
-    problem: ConvProblem, peer: TorchPeer | None, samples: int, on_sample: Callable[[], None]
+    problem: ConvProblem,
+    peer: TorchPeer | None,
+    samples: int,
+    on_sample: Callable[[], None],
+    directions: Sequence[str] = DIRECTIONS,
 ) -> dict[str, Any]:
     """By direction: the chosen kernel, and a summary of milliseconds for each kernel and layout.
 
@@ -68,7 +72,7 @@ def measure(
     shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
     arrays = {name: rng.random(shape, "f") - np.float32(0.5) for name, shape in shapes.items()}
     found = {}
-    for direction in DIRECTIONS:
+    for direction in directions:
         chosen = native.choose(problem, direction, native.isas()[0])
         ours = _kernels(problem, direction, arrays, chosen)
         with torch_contenders(peer, problem, direction) as others:
@@ -120,7 +124,7 @@ def _kernels(
 def tables(layers: Sequence[dict[str, Any]]) -> str:
     """Everything as Markdown: a table for each direction and batch, and its geometric means."""
     parts = []
-    for direction in DIRECTIONS:
+    for direction in (each for each in DIRECTIONS if each in layers[0]):
         for batch in dict.fromkeys(each["batch"] for each in layers):
             rows = [(e["layer"], e[direction]) for e in layers if e["batch"] == batch]
             parts += [f"## {direction}, batch {batch}", *_table(rows)]
