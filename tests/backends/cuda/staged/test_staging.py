@@ -62,7 +62,9 @@ def _addresses(arrays):
 
 
 @every(accumulate=[False, True], gpus=[1, 2, 3], dtype=["float32", "float64", "float16"])
-def test_every_direction_in_small_chunks_equals_the_cpu(plans, sharing, rng, dtype, gpus, accumulate):
+def test_every_direction_in_small_chunks_equals_the_cpu(
+    plans, sharing, rng, dtype, gpus, accumulate
+):
     problem = dataclasses.replace(SMALL, dtype=dtype)
     x, w, bias, dy = _arrays(problem, rng)
     found = [a.copy() for a in (dy, x, w, bias)]
