@@ -424,7 +424,7 @@ struct DeepPlan {
         return most < kDeepPixels ? kDeepPixels : most < kDeepStretch ? most : kDeepStretch;
     }
     // Pixels of a phase that stay together: of a tile, or of a row, with which its tiles end.
-    int64_t together(const Phase& phase) const {
+    int64_t grain(const Phase& phase) const {
         return lays_out || phase.columns > most_pixels(1) ? kDeepPixels : phase.columns;
     }
     // A thread's: factors, sums, and what these of domains become. Vectors are copied to factors, and from
@@ -843,10 +843,10 @@ struct DeepPlan {
         const int64_t blocks = (end_block - first_block + parts - 1) / parts;
         for (int64_t n = 0; n < (deep.by_pairs ? 1 : deep.phases); ++n) {
             const Phase& phase = deep.phase[n];
-            const int64_t pixels = count * phase.rows * phase.columns, unit = together(phase);
+            const int64_t pixels = count * phase.rows * phase.columns, grain = this->grain(phase);
             if (pixels == 0) continue;
-            const int64_t units = (pixels + unit - 1) / unit, most = most_pixels(blocks) / unit;
-            const int64_t begin = units * slice / slices, all = units * (slice + 1) / slices - begin;
+            const int64_t grains = (pixels + grain - 1) / grain, most = most_pixels(blocks) / grain;
+            const int64_t begin = grains * slice / slices, all = grains * (slice + 1) / slices - begin;
             const int64_t stretches = (all + most - 1) / most;
             // A stretch's blocks one after the other if these read its pixels in turns, else a block's
             // stretches.
@@ -855,9 +855,9 @@ struct DeepPlan {
                 const int64_t part = share_pixels ? at % parts : at / stretches;
                 const int64_t from = (end_block - first_block) * part / parts;
                 const int64_t to = (end_block - first_block) * (part + 1) / parts;
-                const int64_t end = (begin + all * (k + 1) / stretches) * unit;
+                const int64_t end = (begin + all * (k + 1) / stretches) * grain;
                 run_stretch(images, group, first_block + from, first_block + to, phase,
-                            (begin + all * k / stretches) * unit, end < pixels ? end : pixels,
+                            (begin + all * k / stretches) * grain, end < pixels ? end : pixels,
                             packed + from * this->packed(), bias, accumulate, scratch, y);
             }
         }
@@ -883,22 +883,22 @@ struct DeepShares {
     int64_t parts;     // and of a group's blocks of filters
 
     // `image` and `packed`: numbers of a padded image, and of a block's weights. What is larger
-    // stays in a thread's own cache. `pixels`: of an image's phase, of which `unit` stay together. `each`:
+    // stays in a thread's own cache. `pixels`: of an image's phase, of which `grain` stay together. `each`:
     // pieces are blocks.
     DeepShares(const Shape& s, int64_t blocks, int64_t image, int64_t packed, int64_t pixels,
-               int64_t unit, bool lays_out, bool each, int threads) {
+               int64_t grain, bool lays_out, bool each, int threads) {
         by_image = !each && (threads == 1 || (s.batch >= 2 * threads && image >= packed));
         together = by_image ? 1 : images_together(s.batch, image);
         slices = parts = 1;
         if (each) parts = blocks;
         if (by_image || each) return;
         if (pixels == 0) return;
-        const int64_t units = (together * pixels + unit - 1) / unit, most = kDeepPieces * threads;
-        const int64_t tiles = (unit + kDeepPixels - 1) / kDeepPixels;
+        const int64_t grains = (together * pixels + grain - 1) / grain, most = kDeepPieces * threads;
+        const int64_t tiles = (grain + kDeepPixels - 1) / kDeepPixels;
         double least = 0;
         for (int64_t p = 1; p <= blocks && p <= most; p = finer(blocks, p))
-            for (int64_t n = 1; n <= units && n * p <= most; n = finer(units, n)) {
-                const double time = this->time(s.groups * n * p, (units + n - 1) / n * tiles,
+            for (int64_t n = 1; n <= grains && n * p <= most; n = finer(grains, n)) {
+                const double time = this->time(s.groups * n * p, (grains + n - 1) / n * tiles,
                                                (blocks + p - 1) / p, lays_out, threads);
                 if (least > 0 && time >= least) continue;
                 least = time, slices = n, parts = p;
@@ -940,7 +940,7 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T*
     // Each of many images is computed by one thread, of few ones some blocks.
     plan.lays_out = plan.should_lay_out(deep.batch >= threads ? blocks : blocks * deep.batch / threads);
     const DeepShares shares(deep, blocks, plan.image(), plan.packed(),
-                            deep.phase[0].rows * deep.phase[0].columns, plan.together(deep.phase[0]),
+                            deep.phase[0].rows * deep.phase[0].columns, plan.grain(deep.phase[0]),
                             plan.lays_out, plan.packs_each, threads);
     const int64_t images = shares.by_image ? threads : shares.together;
     const int64_t packings = kept ? 0 : plan.packs_each ? threads : units;

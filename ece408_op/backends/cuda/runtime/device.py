@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -254,24 +253,12 @@ class Gpu:
     ) -> Iterator[list[Lane]]:
         """As `lanes`, of those that have so much memory already, all lanes' on the GPU within
         `limit` bytes; none where they are too few."""
-        with self._lock:
-            found = self._ready(count, device_bytes, host_bytes, limit)
-            self._idle = [lane for lane in self._idle if not any(lane is one for one in found)]
+        within = self.reserved_bytes() <= limit
+        lanes = self._take_ready(count, device_bytes, host_bytes) if within else []
         try:
-            yield found
+            yield lanes
         finally:
-            self._give(found)
-
-    def _ready(self, count: int, device_bytes: int, host_bytes: int, limit: int) -> list[Lane]:
-        if sum(lane.device_bytes for lane in self._lanes) > limit:
-            return []
-        ready = (
-            lane
-            for lane in self._idle
-            if lane.device_bytes >= device_bytes and lane.host_bytes >= host_bytes
-        )
-        found = list(itertools.islice(ready, count))
-        return found if len(found) == count else []
+            self._give(lanes)
 
     def reserved_bytes(self) -> int:
         """Memory on the GPU that all lanes have together."""
@@ -309,6 +296,16 @@ class Gpu:
                 self._lanes += new
             taken += new
         return taken
+
+    def _take_ready(self, count: int, device_bytes: int, host_bytes: int) -> list[Lane]:
+        with self._lock:
+            ready = [
+                number
+                for number, lane in enumerate(self._idle)
+                if lane.device_bytes >= device_bytes and lane.host_bytes >= host_bytes
+            ][:count]
+            # The last ones first, which moves none of the others.
+            return [self._idle.pop(number) for number in ready[::-1]] if len(ready) == count else []
 
     def _give(self, lanes: list[Lane]) -> None:
         with self._lock:

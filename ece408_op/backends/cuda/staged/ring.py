@@ -225,7 +225,8 @@ class Ring:
     def _constants(self) -> list[_Move]:
         """What all chunks share, brought to the first lane's page-locked memory."""
         shared = [self._move(role, 1) for role in self._work.inputs if role not in OVER_BATCH]
-        copy([move.filling(self._lanes[0], 0) for move in shared], self._threads)
+        if shared:
+            copy([move.filling(self._lanes[0], 0) for move in shared], self._threads)
         return shared
 
     def _send(self, constants: Sequence[_Move], lane: Lane) -> None:

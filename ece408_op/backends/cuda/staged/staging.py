@@ -152,6 +152,7 @@ def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[O
 
 
 def _can_be_shared(work: Work, gpus: Sequence[Gpu]) -> bool:
+    """Whether there are several GPUs and images, and enough to copy for more than one of them."""
     if min(len(gpus), work.problem.batch) == 1:
         return False
     copied = sum(work.nbytes(role, work.problem.batch) for role in work.addresses)
@@ -192,7 +193,7 @@ def _reserve(
     stack.enter_context(gpu.staging)
     stack.enter_context(gpu.active())
     most = staging.most_bytes or gpu.memory_bytes
-    # To ask for free memory takes as long as a small call's kernel and copies.
+    # Where no memory has to be made, nobody asks how much is free: that takes 65 us.
     wanted = divide(work, gpu, most, _MOST_LANES, most_images)
     sizes = (wanted.layout.device_bytes, wanted.layout.host_bytes)
     ready = stack.enter_context(gpu.ready_lanes(wanted.lanes, *sizes, most))
