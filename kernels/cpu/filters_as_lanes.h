@@ -20,6 +20,7 @@
 #endif
 
 #include "buffer.h"
+#include "finish.h"
 #include "flat_image.h"
 #include "interleave.h"
 #include "lanes.h"
@@ -308,49 +309,111 @@ struct DeepWeights {
     int64_t group_step, filter_step, channel_step, kernel_w;
 };
 
-// The reverse, for `count` pixels: out[m * step + k * spread] becomes rows[k * wide + m] plus the
-// filter's start, if there are any, or has that added.
+// What becomes of sums on their way to the output.
+template <class T>
+struct DeepEnd {
+    const T* bias;         // or null
+    bool accumulate;       // to what is there
+    ece408_finish finish;  // of floats; without factors: nothing
+
+    // The same from filter `m` and element `at` of the output on.
+    DeepEnd from(int64_t m, int64_t at) const {
+        return {bias ? bias + m : nullptr, accumulate, finish_from(finish, m, at)};
+    }
+};
+
+// A number, or a vector, between bounds; NaN stays NaN.
+template <class V>
+V between(V value, V lowest, V highest) {
+    value = value < lowest ? lowest : value;
+    return value > highest ? highest : value;
+}
+
+// Sums of `filters` filters for `count` pixels are finished, but for what is added and bounds after that.
 template <class T, class Sum>
-void part_spread(const Sum* rows, int64_t wide, int64_t count, const T* start, bool accumulate,
-                 T* out, int64_t step, int64_t filters, int64_t spread) {
+void finish_rows(const DeepEnd<T>& end, int64_t filters, int64_t wide, int64_t count, Sum* rows) {
+    using L = Lanes<Sum>;
+    const ece408_finish& finish = end.finish;
+    if (!end.bias && !finish.factors) return;
+    Sum factors[kDeepVectors * L::count] = {}, addends[kDeepVectors * L::count] = {};
     for (int64_t m = 0; m < filters; ++m) {
-        const Sum first = start ? static_cast<Sum>(widen(start[m])) : Sum(0);
+        factors[m] = finish.factors ? finish.factors[m] : 1;
+        const Sum bias = end.bias ? static_cast<Sum>(widen(end.bias[m])) : Sum(0);
+        addends[m] = finish.factors ? bias * factors[m] + finish.addends[m] : bias;
+    }
+    const bool is_bounded = finish.factors && !finish.added;
+    const auto lowest = L::broadcast(finish.lowest), highest = L::broadcast(finish.highest);
+    for (int64_t m = 0; m < wide; m += L::count) {
+        const auto factor = L::load(factors + m), addend = L::load(addends + m);
+        for (Sum* at = rows + m; at < rows + count * wide; at += wide) {
+            const auto value = L::load(at) * factor + addend;
+            L::store(at, is_bounded ? between(value, lowest, highest) : value);
+        }
+    }
+}
+
+// The reverse, for `count` pixels: rows[k * wide + m] becomes out[m * step + k * spread], with what is
+// added and its bounds, or is added to that.
+template <class T, class Sum>
+void part_spread(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out,
+                 int64_t step, int64_t filters, int64_t spread) {
+    const ece408_finish& finish = end.finish;
+    for (int64_t m = 0; m < filters; ++m) {
         T* to = out + m * step;
         for (int64_t k = 0; k < count; ++k, to += spread) {
-            const Sum value = rows[k * wide + m] + first;
-            narrow(accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
+            Sum value = rows[k * wide + m];
+            if (finish.added)
+                value = between<Sum>(value + finish.added[to - out], finish.lowest, finish.highest);
+            narrow(end.accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
         }
     }
 }
 
 template <class T, class Sum>
-void part(const Sum* rows, int64_t wide, int64_t count, const T* start, bool accumulate, T* out,
-          int64_t step, int64_t filters) {
-    part_spread(rows, wide, count, start, accumulate, out, step, filters, 1);
+void part(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out, int64_t step,
+          int64_t filters) {
+    part_spread(rows, wide, count, end, out, step, filters, 1);
 }
 
 #if defined(__SSE2__)
-inline void part(const float* rows, int64_t wide, int64_t count, const float* start,
-                 bool accumulate, float* out, int64_t step, int64_t filters) {
-    const int64_t square_filters = filters / 4 * 4, square_count = count / 4 * 4;
-    for (int64_t m = 0; m < square_filters; m += 4)
-        for (int64_t k = 0; k < square_count; k += 4) {
+// Four pixels by four filters at a time are handed on as put(place in the output, vector).
+template <class Put>
+__attribute__((always_inline)) inline void part_squares(const float* rows, int64_t wide, int64_t count,
+                                                        int64_t step, int64_t filters, const Put& put) {
+    for (int64_t m = 0; m < filters; m += 4)
+        for (int64_t k = 0; k < count; k += 4) {
             const float* from = rows + k * wide + m;
             __m128 value[4] = {_mm_loadu_ps(from), _mm_loadu_ps(from + wide),
                                _mm_loadu_ps(from + 2 * wide), _mm_loadu_ps(from + 3 * wide)};
             _MM_TRANSPOSE4_PS(value[0], value[1], value[2], value[3]);
-            for (int64_t i = 0; i < 4; ++i) {
-                float* to = out + (m + i) * step + k;
-                __m128 sum = start ? _mm_add_ps(value[i], _mm_set1_ps(start[m + i])) : value[i];
-                if (accumulate) sum = _mm_add_ps(_mm_loadu_ps(to), sum);
-                _mm_storeu_ps(to, sum);
-            }
+            for (int64_t i = 0; i < 4; ++i) put((m + i) * step + k, value[i]);
         }
+}
+
+inline void part(const float* rows, int64_t wide, int64_t count, const DeepEnd<float>& end, float* out,
+                 int64_t step, int64_t filters) {
+    const int64_t square_filters = filters / 4 * 4, square_count = count / 4 * 4;
+    const float* const added = end.finish.added;
+    const __m128 lowest = _mm_set1_ps(end.finish.lowest), highest = _mm_set1_ps(end.finish.highest);
+    if (added)
+        part_squares(rows, wide, square_count, step, square_filters, [=](int64_t at, __m128 sum) {
+            sum = _mm_add_ps(sum, _mm_loadu_ps(added + at));
+            // The second one if either is NaN.
+            _mm_storeu_ps(out + at, _mm_min_ps(highest, _mm_max_ps(lowest, sum)));
+        });
+    else if (end.accumulate)
+        part_squares(rows, wide, square_count, step, square_filters, [=](int64_t at, __m128 sum) {
+            _mm_storeu_ps(out + at, _mm_add_ps(_mm_loadu_ps(out + at), sum));
+        });
+    else
+        part_squares(rows, wide, square_count, step, square_filters,
+                     [=](int64_t at, __m128 sum) { _mm_storeu_ps(out + at, sum); });
     // What is left: the last pixels of these filters, and all of the last filters'.
-    part_spread(rows + square_count * wide, wide, count - square_count, start, accumulate,
+    part_spread(rows + square_count * wide, wide, count - square_count, end.from(0, square_count),
                 out + square_count, step, square_filters, 1);
-    part_spread(rows + square_filters, wide, count, start ? start + square_filters : nullptr,
-                accumulate, out + square_filters * step, step, filters - square_filters, 1);
+    const int64_t last = square_filters * step;
+    part_spread(rows + square_filters, wide, count, end.from(square_filters, last), out + last, step,
+                filters - square_filters, 1);
 }
 #endif
 
@@ -749,25 +812,26 @@ struct DeepPlan {
 
     // Sums of `count` pixels of a row, from (row, column) on, become a block's outputs there.
     void write_run(int64_t group, int64_t block, int64_t image, int64_t row, int64_t column,
-                   int64_t count, bool finite, const T* bias, bool accumulate, Sum* sums, T* y) const {
+                   int64_t count, bool finite, const DeepEnd<T>& end, Sum* sums, T* y) const {
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
         const int64_t filter = group * deep.group_filters + first(block);
         const int64_t plane = deep.out_height * deep.out_width;
-        T* to = y + (image * deep.groups * deep.group_filters + filter) * plane +
-                row * deep.out_width + column;
-        const T* start = bias ? bias + filter : nullptr;
+        const int64_t at = (image * deep.groups * deep.group_filters + filter) * plane +
+                           row * deep.out_width + column;
+        T* const to = y + at;
+        const DeepEnd<T> own = end.from(filter, at);
         for (int64_t m = 0; m < (finite ? 0 : filters(block)); ++m)
             settle(book, sums + m, wide, count, to + m * plane, deep.out_step_w);
+        finish_rows(own, filters(block), wide, count, sums);
         if (deep.out_step_w == 1)
-            part(sums, wide, count, start, accumulate, to, plane, filters(block));
+            part(sums, wide, count, own, to, plane, filters(block));
         else
-            part_spread(sums, wide, count, start, accumulate, to, plane, filters(block),
-                        deep.out_step_w);
+            part_spread(sums, wide, count, own, to, plane, filters(block), deep.out_step_w);
     }
 
     // A block's sums of a stretch become outputs. `rows`: room for what domains' sums become.
-    void write_block(const Stretch& s, int64_t group, int64_t block, const T* bias, bool accumulate,
-                     Sum* sums, Sum* rows, T* y) const {
+    void write_block(const Stretch& s, int64_t group, int64_t block, const DeepEnd<T>& end, Sum* sums,
+                     Sum* rows, T* y) const {
         const int64_t wide = vectors(block) * Lanes<Sum>::count, pixels = s.pixels();
         const Phase& phase = s.phase;
         const int64_t across = deep.by_squares ? 2 : 1, down = deep.by_pairs ? 2 : 1;
@@ -791,7 +855,7 @@ struct DeepPlan {
                 const bool lacks = !whole && j + count * across > deep.out_width;
                 if (row < deep.out_height)
                     write_run(group, block, i / height, row, phase.column + j * deep.out_step_w,
-                              count * across - lacks, finite, bias, accumulate,
+                              count * across - lacks, finite, end,
                               rows + (odd * pixels + n - s.begin) * across * wide, y);
             }
         }
@@ -800,7 +864,7 @@ struct DeepPlan {
     // A stretch of pixels for some blocks of filters. Phase 0 stands for the domains of pairs.
     void run_stretch(const Sum* images, int64_t group, int64_t first_block, int64_t end_block,
                      const Phase& phase, int64_t begin, int64_t end, const Sum* packed,
-                     const T* bias, bool accumulate, Sum* scratch, T* y) const {
+                     const DeepEnd<T>& last, Sum* scratch, T* y) const {
         Sum* const sums = scratch + factors();
         Stretch s(phase, begin, end);
         cut(&s);
@@ -827,7 +891,7 @@ struct DeepPlan {
                     images, s, block, [&](int64_t n) { return weights_of(block, n, s.done); }, ahead,
                     scratch, own);
                 if (ends)
-                    write_block(s, group, block, bias, accumulate, own, sums + this->sums(), y);
+                    write_block(s, group, block, last, own, sums + this->sums(), y);
             }
             s.done += s.count;
         } while (s.done < all);
@@ -836,7 +900,7 @@ struct DeepPlan {
     // Slice `slice` of `slices` of the pixels of `count` images, for some blocks of a group.
     void run_blocks(const Sum* images, int64_t count, int64_t group, int64_t first_block,
                     int64_t end_block, int64_t slice, int64_t slices, const Sum* packed,
-                    const T* bias, bool accumulate, Sum* scratch, T* y) const {
+                    const DeepEnd<T>& last, Sum* scratch, T* y) const {
         const bool share_pixels = lays_out || (ECE408_LANES < 16 && !deep.by_pairs);
         const int64_t most_blocks = share_pixels ? kDeepTogether : 1;
         const int64_t parts = (end_block - first_block + most_blocks - 1) / most_blocks;
@@ -858,7 +922,7 @@ struct DeepPlan {
                 const int64_t end = (begin + all * (k + 1) / stretches) * grain;
                 run_stretch(images, group, first_block + from, first_block + to, phase,
                             (begin + all * k / stretches) * grain, end < pixels ? end : pixels,
-                            packed + from * this->packed(), bias, accumulate, scratch, y);
+                            packed + from * this->packed(), last, scratch, y);
             }
         }
     }
@@ -926,8 +990,8 @@ void pack_deep(const DeepPlan<T, Sum>& plan, Sum* packed, int threads) {
 // `kept`: the weights of all units, packed, or null. Returns false if there is no memory, and then has
 // written nothing.
 template <class T, class Sum>
-bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T* bias, T* out,
-              bool accumulate, int threads) {
+bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const DeepEnd<T>& end, T* out,
+              int threads) {
     DeepPlan<T, Sum>& plan = *made;
     const Deep& deep = plan.deep;
     const int64_t channels = deep.groups * deep.group_channels, pixels = deep.height * deep.width;
@@ -957,11 +1021,11 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const T*
     };
     const auto compute = [&](int64_t first, int64_t count, const Sum* image, int64_t group,
                              int64_t part, int64_t slice, int member) {
-        const int64_t begin = blocks * part / shares.parts, end = blocks * (part + 1) / shares.parts;
+        const int64_t begin = blocks * part / shares.parts, after = blocks * (part + 1) / shares.parts;
         const int64_t unit = plan.packs_each ? member : group * blocks + begin;
         if (plan.packs_each) plan.pack(group * blocks + begin, own + unit * plan.packed());
-        plan.run_blocks(image, count, group, begin, end, slice, shares.slices,
-                        packed + unit * plan.packed(), bias, accumulate,
+        plan.run_blocks(image, count, group, begin, after, slice, shares.slices,
+                        packed + unit * plan.packed(), end.from(0, first * out_image),
                         scratch + member * own_scratch, out + first * out_image);
     };
     if (shares.by_image) {

@@ -56,28 +56,27 @@ DeepWeights<T> forward_weights(const Shape& s, const T* w) {
 
 // `packed`: the weights as `filters_pack` leaves them, or null.
 template <class T, bool Pairs, class Sum>
-int filters_by(const ece408_problem& problem, const T* x, const T* w, const T* bias,
-               const Sum* packed, T* y, bool accumulate, int threads) {
+int filters_by(const ece408_problem& problem, const T* x, const T* w, const Sum* packed,
+               const DeepEnd<T>& end, T* y, int threads) {
     const Shape s = derive(problem);
     Deep deep;
     if (!forward_deep<Pairs>(s, &deep)) return ECE408_NO_MEMORY;
     DeepPlan<T, Sum> plan(deep, forward_weights(s, w), {s, x, w, y, forward_element<T>});
-    return status(run_deep(&plan, packed, x, bias, y, accumulate, threads));
+    return status(run_deep(&plan, packed, x, end, y, threads));
 }
 
 template <class T, bool Pairs, class Sum = SumOf<T>>
 int filters_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                     bool accumulate, int threads) {
     const Sum* const packed = nullptr;
-    return filters_by<T, Pairs>(problem, x, w, bias, packed, y, accumulate, threads);
+    return filters_by<T, Pairs>(problem, x, w, packed, {bias, accumulate, {}}, y, threads);
 }
 
 template <bool Pairs>
 int filters_forward_packed(const ece408_problem& problem, const float* x, const float* w,
                            const float* bias, const float* packed, const ece408_finish& finish,
                            float* y, int threads) {
-    if (finish.factors) return ECE408_UNSUPPORTED;
-    return filters_by<float, Pairs>(problem, x, w, bias, packed, y, false, threads);
+    return filters_by<float, Pairs>(problem, x, w, packed, {bias, false, finish}, y, threads);
 }
 
 template <bool Pairs>
@@ -106,14 +105,13 @@ int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, 
     const Shape s = derive(problem);
     const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
     const DeepWeights<T> weights = {w, s.group_filters * filter, window, filter, s.kernel_w};
-    const T* const no_bias = nullptr;
     const Sum* const no_packed = nullptr;
     Deep deep;
     const bool ready = Pairs ? deep_by_pairs(backward_sweep(s), true, &deep)
                              : deep_backward(forward_sweep(s), &deep);
     if (!ready) return ECE408_NO_MEMORY;
     DeepPlan<T, Sum> plan(deep, weights, {s, w, dy, dx, data_element<T>});
-    return status(run_deep(&plan, no_packed, dy, no_bias, dx, accumulate, threads));
+    return status(run_deep(&plan, no_packed, dy, {nullptr, accumulate, {}}, dx, threads));
 }
 
 template <class T, class Sum = SumOf<T>>

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import compiled_operator, memory, recorded
 from ..owners import Owner
-from . import compiled_graphs, fusion, graph_inference, graph_json, guards, training
+from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
 from .graph_json import Graph
 
 
@@ -148,7 +148,7 @@ class _DualCachedOp:
                 self._symbol, self._graph, shapes, wanted, added, only_float32
             )
         else:
-            fuse = fusion.fuse if only_float32 and not on_gpu else None
+            fuse = sequences.fused if only_float32 and not on_gpu else None
             if not on_gpu:
                 owner = compiled_graphs.owner_of_weights(self._graph)
             compiled = compiled_graphs.compiled(

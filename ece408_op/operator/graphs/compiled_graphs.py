@@ -13,10 +13,10 @@ from .. import compiled_operator
 from ..attributes import ConvAttributes
 from ..owners import KEEPS, Owner
 from . import graph_json
-from .graph_json import Entry, Graph, Node
+from .graph_json import Graph, Node
 
-# What changes nodes in place, given the heads as well, and says which node has the outputs of each.
-Fuse = Callable[[list[Node], list[Entry]], list[int]]
+# What has fewer nodes do what the nodes of a graph do, which it may change.
+Fuse = Callable[[Graph], Graph]
 
 # Threads that bind one Symbol, or copies of it, or infer its shapes, at the same time corrupt
 # MXNet's memory.
@@ -49,10 +49,10 @@ def compiled(
 ) -> Any:
     """The graph of `symbol` as a Symbol with `ece408_convolution` for our operator, or `None`.
 
-    `fuse`, such as `fusion.fuse`, also has nodes of ours compute what follows a convolution; then
-    arguments may come in another order, and moving averages become arguments. `gradients` says by
-    the numbers of our nodes which gradients they compute; all, if it is not given. `owner`, from
-    `owner_of_weights`, owns weights that are kept packed: those that are variables.
+    `fuse`, such as `sequences.fused`, also has nodes of ours compute what follows a convolution;
+    then arguments may come in another order, and moving averages become arguments. `gradients`
+    says by the numbers of our nodes which gradients they compute; all, if it is not given. `owner`,
+    from `owner_of_weights`, owns weights that are kept packed: those that are variables.
 
     `shapes` are those of the symbol's arguments: MXNet does not tell a library's operator unknown
     shapes, so they are written to the weights' nodes. Also `None` if a shape is missing, if two
@@ -81,7 +81,7 @@ def compiled(
         _keep_weights(graph["nodes"], nodes, owner)
     result = {**graph, "nodes": nodes}
     if fuse is not None:
-        result = _without(result, fuse(nodes, graph["heads"]))
+        result = fuse(result)
     found = graph_json.write(result, symbol)
     taken, outputs = Counter(found.list_inputs()), found.list_outputs()
     return found if taken == Counter(inputs) and outputs == symbol.list_outputs() else None
@@ -120,16 +120,3 @@ def _compiled_node(node: Node, gradients: str | None) -> Node:
     if gradients is not None:
         attributes["gradients"] = gradients
     return {**node, "op": compiled_operator.NAME, "attrs": attributes}
-
-
-def _without(graph: Graph, stands_for: Sequence[int]) -> Graph:
-    """The graph without nodes that another node replaces.
-
-    `stands_for[n]` is the node that has the outputs of node n, often the same, and comes before
-    everything that uses them.
-    """
-    kept = [number for number, place in enumerate(stands_for) if place == number]
-    numbers = {number: place for place, number in enumerate(kept)}
-    moved = [numbers[place] for place in stands_for]
-    nodes = [graph_json.inputs_moved(graph["nodes"][number], moved) for number in kept]
-    return graph_json.rebuilt(graph, nodes, moved)

@@ -18,7 +18,7 @@ import numpy as np
 from ...problem import ITEM_BYTES
 from .. import compiled_operator, memory, variables
 from ..owners import Owner
-from . import compiled_graphs, fusion, graph_inference, graph_json, guards, training
+from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
 from .graph_inference import Shapes
 from .graph_json import Graph
 
@@ -165,7 +165,7 @@ class _Seconds:
         plain = compiled_graphs.compiled(symbol, graph, shapes, owner=owner)
         if plain is None or not only_float32:
             return None if self._is_compiled else plain
-        fused = compiled_graphs.compiled(symbol, graph, shapes, fusion.fuse, owner=owner)
+        fused = compiled_graphs.compiled(symbol, graph, shapes, sequences.fused, owner=owner)
         # One that is compiled already may be as good.
         return None if self._is_compiled and fused.tojson() == plain.tojson() else fused
 

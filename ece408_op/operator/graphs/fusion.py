@@ -23,7 +23,8 @@ import struct
 
 from .. import compiled_operator
 from ..attributes import literal
-from .graph_json import Entry, Node
+from . import graph_json
+from .graph_json import Entry, Graph, Node
 
 # What a chain begins with; all that leaves its arrays in plain layout; and what does so if it gets
 # them so.
@@ -35,12 +36,16 @@ _ELEMENTWISE = (
 )
 
 
-def fuse(nodes: list[Node], heads: list[Entry]) -> list[int]:
-    """Fuse every such chain in a graph's nodes, in place.
+def fuse(graph: Graph) -> Graph:
+    """The graph with one node for every such chain; its nodes are changed in place.
 
-    Returns for each node the number of the node that now has its output. A node of which another
-    output than the first is used stays as it is.
+    A node of which another output than the first is used stays as it is.
     """
+    return graph_json.without(graph, _chained(graph["nodes"], graph["heads"]))
+
+
+def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
+    """For each node the number of the node that now has its output."""
     entries = [*(entry for node in nodes for entry in node["inputs"]), *heads]
     used = [0] * len(nodes)
     for number, *_ in entries:

@@ -94,6 +94,19 @@ def rebuilt(graph: Graph, nodes: list[Node], moved: Sequence[Place]) -> Graph:
     return result
 
 
+def without(graph: Graph, stands_for: Sequence[int]) -> Graph:
+    """The graph without nodes that another node replaces.
+
+    `stands_for[n]` is the node that has the outputs of node n, often the same, and comes before
+    everything that uses them.
+    """
+    kept = [number for number, place in enumerate(stands_for) if place == number]
+    numbers = {number: place for place, number in enumerate(kept)}
+    moved = [numbers[place] for place in stands_for]
+    nodes = [inputs_moved(graph["nodes"][number], moved) for number in kept]
+    return rebuilt(graph, nodes, moved)
+
+
 def inside(node: Node, change: Callable[[Graph], Graph]) -> Node:
     """The node with the graphs inside it changed, unless it is a part."""
     if "subgraphs" not in node or is_part(node):

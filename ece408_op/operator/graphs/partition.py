@@ -16,7 +16,7 @@ from ... import settings
 from ...errors import Ece408Error, NoUsableGpu
 from ...host import gpu
 from .. import networks
-from . import graph_inference, graph_json, parts
+from . import graph_inference, graph_json, groups, parts
 from .graph_json import Graph, Node
 
 BACKEND = "ece408"
@@ -109,13 +109,9 @@ def choose(symbol: Any, data: Collection[str] | None = None) -> Choice:
     if reason is not None:
         reasons = [reason] * len(nodes)
     goes = [node["op"] != "null" and not reason for node, reason in zip(nodes, reasons)]
-    by_level: dict[int, list[int]] = {}
-    for number, level in enumerate(parts.levels(graph, goes)):
-        if goes[number]:
-            by_level.setdefault(level, []).append(number)
     parameters = _parameters(graph, symbol, data)
     choice = Choice(symbol, graph, [], {}, parameters)
-    for group in by_level.values():
+    for group in groups.by_level(graph, goes):
         reason = _why_not_together(graph, group, parameters)
         if reason is None:
             choice.groups.append(group)

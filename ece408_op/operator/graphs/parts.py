@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from graphlib import TopologicalSorter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
-from . import graph_json
+from . import graph_json, groups
 from .graph_json import PART, Entry, Graph, Node, is_part
 
 # Attributes of such a node: what its inputs are (see `networks`), and who shares its network.
@@ -48,64 +47,20 @@ def with_attributes(graph: Graph, attributes: Callable[[Node, int], dict[str, st
     return {**graph, "nodes": nodes}
 
 
-def levels(graph: Graph, goes: Sequence[bool]) -> list[int]:
-    """A number for each node, so that all nodes that go and have the same one can be one node.
-
-    No way from one of them to another leads past a node that does not go. There are as few numbers
-    on any way as possible, and a node has the one of what uses it rather than an earlier one.
-    Variables have the number 0 and are in no part.
-    """
-    nodes = graph["nodes"]
-
-    def is_variable(number: int) -> bool:
-        return bool(nodes[number]["op"] == "null")
-
-    found = [0] * len(nodes)
-    for number, node in enumerate(nodes):
-        for source, *_ in node["inputs"]:
-            if not is_variable(source):
-                step = int(goes[source] != goes[number])
-                found[number] = max(found[number], found[source] + step)
-    latest: dict[int, int] = {}
-    for number in reversed(range(len(nodes))):
-        if goes[number]:
-            found[number] = max(found[number], latest.get(number, found[number]))
-        for source, *_ in nodes[number]["inputs"]:
-            last = found[number] - int(goes[source] != goes[number])
-            latest[source] = min(latest.get(source, last), last)
-    return found
-
-
 def moved_into_parts(
-    graph: Graph, groups: Sequence[Sequence[int]], parameters: Collection[tuple[int, int]]
+    graph: Graph, of_nodes: Sequence[Sequence[int]], parameters: Collection[tuple[int, int]]
 ) -> Graph:
     """The graph with one node for each group of its nodes, the numbers in ascending order.
 
     No way from a node of a group to another may lead past a node that is not of it. `parameters`
     are the arrays, by node and output, that are the same for all images.
     """
-    nodes = graph["nodes"]
-    part_of = {number: part for part, group in enumerate(groups) for number in group}
-    outputs = _outputs(graph, part_of)
-    made = [
-        _part(graph, group, outputs[part], parameters, _name(graph, outputs[part], part))
-        for part, group in enumerate(groups)
-    ]
-    # Nodes by their old numbers, and parts by those from `first` on.
-    first = len(nodes)
+    parts = itertools.count()
 
-    def place(entry: Entry) -> Entry:
-        part = part_of.get(entry[0])
-        return entry if part is None else [first + part, outputs[part].index(entry[:2]), 0]
+    def part(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
+        return _part(graph, group, outputs, parameters, _name(graph, outputs, next(parts)))
 
-    every = {number: node for number, node in enumerate(nodes) if number not in part_of}
-    every.update((first + part, node) for part, node in enumerate(made))
-    every = {
-        number: {**node, "inputs": [place(entry) for entry in node["inputs"]]}
-        for number, node in every.items()
-    }
-    heads = [place(head) for head in graph["heads"]]
-    return _sorted({**graph, "heads": heads}, every)
+    return groups.replaced(graph, of_nodes, part)
 
 
 def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
@@ -155,7 +110,7 @@ def put_back(graph: Graph) -> Graph:
             free += 1
         moved[number] = [_inside(head, inner, places) for head in inner["heads"]]
     heads = [_follow(head, moved) for head in graph["heads"]]
-    return _sorted({**graph, "heads": heads}, every)
+    return groups.in_order({**graph, "heads": heads}, every)
 
 
 def _follow(entry: Entry, moved: Mapping[int, list[Entry]]) -> Entry:
@@ -165,23 +120,6 @@ def _follow(entry: Entry, moved: Mapping[int, list[Entry]]) -> Entry:
 def _inside(entry: Entry, inner: Graph, places: Sequence[Entry]) -> Entry:
     place = places[entry[0]]
     return place if inner["nodes"][entry[0]]["op"] == "null" else [place[0], *entry[1:]]
-
-
-def _outputs(graph: Graph, part_of: Mapping[int, int]) -> dict[int, list[Entry]]:
-    """Of each part the arrays that are used outside of it, once each."""
-    found: dict[int, dict[tuple[int, int], None]] = {part: {} for part in part_of.values()}
-    for entry, user in _uses(graph):
-        part = part_of.get(entry[0])
-        if part is not None and part != part_of.get(user):
-            found[part][entry[0], entry[1]] = None
-    return {part: [list(entry) for entry in entries] for part, entries in found.items()}
-
-
-def _uses(graph: Graph) -> Iterator[tuple[Entry, int]]:
-    """Every use of an array, and the node that uses it, or -1 for whoever runs the graph."""
-    for number, node in enumerate(graph["nodes"]):
-        yield from ((entry, number) for entry in node["inputs"])
-    yield from ((head, -1) for head in graph["heads"])
 
 
 def _name(graph: Graph, outputs: Sequence[Entry], part: int) -> str:
@@ -247,16 +185,3 @@ def _new_name(source: Node, output: int, taken: Mapping[str, Any]) -> str:
     base = source["name"] if source["op"] == "null" else f"{source['name']}_output{output}"
     names = itertools.chain([base], (f"{base}_{k}" for k in itertools.count(1)))
     return next(name for name in names if name not in taken)
-
-
-def _sorted(graph: Graph, every: Mapping[int, Node]) -> Graph:
-    """The graph of these nodes, each after what it takes."""
-    sorter = TopologicalSorter(
-        {number: [e[0] for e in node["inputs"]] for number, node in every.items()}
-    )
-    order = list(sorter.static_order())
-    moved = [-1] * (max(order, default=-1) + 1)
-    for place, number in enumerate(order):
-        moved[number] = place
-    nodes = [graph_json.inputs_moved(every[number], moved) for number in order]
-    return graph_json.rebuilt(graph, nodes, moved)

@@ -50,7 +50,7 @@ def compiled(
         return None
     graph = _with_copies(graph, added)
     gradients = _gradients(graph["nodes"], wanted)
-    fuse = fuse_normalisation if only_float32 else None
+    fuse = _fuse if only_float32 else None
     return compiled_graphs.compiled(symbol, graph, shapes, fuse, gradients)
 
 
@@ -100,8 +100,13 @@ def _gradients(nodes: list[Node], wanted: Collection[str]) -> dict[int, str]:
     return found
 
 
-def fuse_normalisation(nodes: list[Node], heads: list[Entry]) -> list[int]:
-    """Fuse every such chain in a graph's nodes, in place; returns what `fusion.fuse` returns."""
+def _fuse(graph: Graph) -> Graph:
+    """The graph with one node for every such chain; its nodes are changed in place."""
+    return graph_json.without(graph, _chained(graph["nodes"], graph["heads"]))
+
+
+def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
+    """For each node the number of the node that now has its output."""
     entries = [*(entry for node in nodes for entry in node["inputs"]), *heads]
     used = Counter(entry[0] for entry in entries)
     # Our node has its averages as outputs, so a head would be named otherwise.

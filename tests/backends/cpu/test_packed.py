@@ -23,6 +23,16 @@ DEPTHWISE = (
     *("b2,c6,h17,w19,m6,k3,p1x1,g6,bias", "b2,c6,h7,w7,m12,k3,s2x2,p1x1,g6"),
     "b1,c3,h3,w4,m3,k3,g3",
 )
+FILTERS = (
+    ("filters_as_lanes", "b2,c9,h13,w20,m23,k3,s2x2,p1x1,bias"),
+    ("filters_as_lanes", "b1,c8,h7,w7,m66,k3,p1x1,d2x2,g2"),
+    ("filters_as_lanes", "b5,c16,h5,w6,m64,k3,p1x1"),
+    ("filters_as_lanes_pairs", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
+    ("filters_as_lanes_pairs", "b3,c40,h7,w7,m40,k5x3,p2x1"),
+    ("filters_as_lanes_pairs", "b1,c64,h24,w25,m64,k3,p1x1"),
+)
+# For each kernel that finishes outputs, layers that it computes; the chosen one for `None`.
+FINISHED = (*((None, text) for text in (*SINGLE_TAPS, *OTHERS, *DEPTHWISE)), *FILTERS)
 UNSUPPORTED = 2
 
 
@@ -45,16 +55,21 @@ def _address(array):
     return None if array is None else ctypes.c_void_p(array.ctypes.data)
 
 
-def _finished(problem, arrays, bounds, threads, isa):
-    """The status, and y, with the weights packed before if the chosen kernel can. Arrays end where
-    memory does."""
+def _number(kernel):
+    return -1 if kernel is None else native.kernels().index(kernel)
+
+
+def _finished(problem, arrays, bounds, threads, isa, kernel=None):
+    """The status, and y, with the weights packed before if the kernel, or the chosen one, can.
+    Arrays end where memory does."""
     x, w, bias, *others = [
         None if array is None else guarded.place(array, "end", read_only=True) for array in arrays
     ]
     y = guarded.place(np.full(problem.y_shape, np.nan, np.float32), "end")
     finish = _Finish(*map(_address, others), *bounds)
-    packed = _packed(problem, w, bias, isa)
-    return _forward(problem, x, w, bias, packed, finish, y, threads, isa), y
+    number = _number(kernel)
+    packed = _packed(problem, w, bias, isa, number)
+    return _forward(problem, x, w, bias, packed, finish, y, threads, isa, number), y
 
 
 def _packed(problem, w, bias, isa, kernel=-1):
@@ -92,13 +107,13 @@ def _expected(problem, arrays, bounds):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("text", [*SINGLE_TAPS, *OTHERS, *DEPTHWISE])
+@pytest.mark.parametrize(("kernel", "text"), FINISHED)
 @pytest.mark.parametrize("bounds", [(0, 6), (-np.inf, np.inf)])
-def test_whole_numbers_are_exact(isa, text, threads, bounds, rng):
+def test_whole_numbers_are_exact(isa, kernel, text, threads, bounds, rng):
     problem = ConvProblem.parse(text)
     arrays = _arrays(problem, rng)
     for given in (arrays, (*arrays[:-1], None)):
-        status, y = _finished(problem, given, bounds, threads, isa)
+        status, y = _finished(problem, given, bounds, threads, isa, kernel)
         if text in DEPTHWISE and given[-1] is not None:
             assert status == UNSUPPORTED
             assert np.isnan(y).all()
@@ -107,16 +122,20 @@ def test_whole_numbers_are_exact(isa, text, threads, bounds, rng):
             np.testing.assert_array_equal(y, _expected(problem, given, bounds))
 
 
-@pytest.mark.parametrize("text", [SINGLE_TAPS[0], DEPTHWISE[0]])
-def test_infinities_and_nan_are_in_their_places(isa, text, rng):
+@pytest.mark.parametrize(
+    ("kernel", "text"), [(None, SINGLE_TAPS[0]), (None, DEPTHWISE[0]), *FILTERS]
+)
+def test_infinities_and_nan_are_in_their_places(isa, kernel, text, rng):
     problem = ConvProblem.parse(text)
-    arrays = (*_arrays(problem, rng)[:-1], None)
+    arrays = _arrays(problem, rng)
     for value in (np.inf, -np.inf, np.nan):
         arrays[0].flat[rng.integers(arrays[0].size)] = value
-    for bounds in ((0, np.inf), (-np.inf, np.inf)):
-        status, y = _finished(problem, arrays, bounds, 2, isa)
-        assert status == 0
-        np.testing.assert_array_equal(y, _expected(problem, arrays, bounds))
+    for given in (arrays, (*arrays[:-1], None)):
+        for bounds in ((0, np.inf), (-np.inf, np.inf)):
+            status, y = _finished(problem, given, bounds, 2, isa, kernel)
+            if text not in DEPTHWISE or given[-1] is None:
+                assert status == 0
+                np.testing.assert_array_equal(y, _expected(problem, given, bounds))
 
 
 def test_other_kernels_and_weights_leave_it_to_the_caller(isa, rng):
@@ -124,8 +143,9 @@ def test_other_kernels_and_weights_leave_it_to_the_caller(isa, rng):
     arrays = (*_arrays(problem, rng)[:-1], None)
     arrays[1].flat[0] = np.inf
     assert _finished(problem, arrays, (0, 6), 2, isa)[0] == UNSUPPORTED
-    problem = ConvProblem.parse("b2,c64,h14,w14,m64,k3,s2x2,p1x1")
-    assert _finished(problem, _arrays(problem, rng), (0, 6), 2, isa)[0] == UNSUPPORTED
+    problem = ConvProblem.parse("b1,c3,h12,w9,m5,k5")
+    arrays = _arrays(problem, rng)
+    assert _finished(problem, arrays, (0, 6), 2, isa, "winograd")[0] == UNSUPPORTED
 
 
 # For each kernel that packs weights, layers that it can compute.
@@ -133,10 +153,7 @@ PACKED = [
     *[("direct", text) for text in (*SINGLE_TAPS, *OTHERS)],
     ("winograd", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
     ("winograd", "b1,c3,h12,w9,m5,k5"),
-    ("filters_as_lanes", "b2,c9,h13,w20,m23,k3,s2x2,p1x1,bias"),
-    ("filters_as_lanes", "b1,c8,h7,w7,m64,k3,p1x1,d2x2,g2"),
-    ("filters_as_lanes_pairs", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
-    ("filters_as_lanes_pairs", "b3,c40,h7,w7,m40,k5x3,p2x1"),
+    *FILTERS,
 ]
 
 
@@ -145,7 +162,7 @@ PACKED = [
 def test_packed_weights_give_the_same_bits(isa, kernel, text, threads, rng):
     """Packed for other images: of another number and size."""
     problem = ConvProblem.parse(text)
-    number = native.kernels().index(kernel)
+    number = _number(kernel)
     arrays = (rng.standard_normal(shape) for shape in (problem.x_shape, problem.w_shape))
     x, w = (guarded.place(a.astype(np.float32), "end", read_only=True) for a in arrays)
     bias = rng.standard_normal(problem.filters).astype(np.float32) if problem.bias else None
@@ -175,5 +192,5 @@ def test_weights_that_are_not_packed(isa, rng):
     ):
         problem = ConvProblem.parse(text)
         w = np.full(problem.w_shape, value, np.float32)
-        number = -1 if value == 1 else native.kernels().index("direct")
+        number = _number(None if value == 1 else "direct")
         assert _packed(problem, w, None, isa, number) is None

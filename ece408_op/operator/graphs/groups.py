@@ -1,0 +1,105 @@
+"""Groups of a graph's nodes that can be one node each, and such a node in the place of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
+
+from . import graph_json
+from .graph_json import Entry, Graph, Node
+
+# A group's node, of the numbers of its nodes in ascending order, and the entries that it gives.
+Make = Callable[[Sequence[int], Sequence[Entry]], Node]
+
+
+def by_level(graph: Graph, goes: Sequence[bool]) -> list[list[int]]:
+    """The nodes that go, by their numbers, in as few groups as can be one node each."""
+    found: dict[int, list[int]] = {}
+    for number, level in enumerate(_levels(graph, goes)):
+        if goes[number]:
+            found.setdefault(level, []).append(number)
+    return list(found.values())
+
+
+def _levels(graph: Graph, goes: Sequence[bool]) -> list[int]:
+    """A number for each node, so that all nodes that go and have the same one can be one node.
+
+    No way from one of them to another leads past a node that does not go. There are as few numbers
+    on any way as possible, and a node has the one of what uses it rather than an earlier one.
+    Variables have the number 0 and are in no group.
+    """
+    nodes = graph["nodes"]
+
+    def is_variable(number: int) -> bool:
+        return bool(nodes[number]["op"] == "null")
+
+    found = [0] * len(nodes)
+    for number, node in enumerate(nodes):
+        for source, *_ in node["inputs"]:
+            if not is_variable(source):
+                step = int(goes[source] != goes[number])
+                found[number] = max(found[number], found[source] + step)
+    latest: dict[int, int] = {}
+    for number in reversed(range(len(nodes))):
+        if goes[number]:
+            found[number] = max(found[number], latest.get(number, found[number]))
+        for source, *_ in nodes[number]["inputs"]:
+            last = found[number] - int(goes[source] != goes[number])
+            latest[source] = min(latest.get(source, last), last)
+    return found
+
+
+def replaced(graph: Graph, groups: Sequence[Sequence[int]], make: Make) -> Graph:
+    """The graph with one node for each group of its nodes, the numbers in ascending order.
+
+    No way from a node of a group to another may lead past a node that is not of it.
+    """
+    nodes = graph["nodes"]
+    group_of = {number: place for place, group in enumerate(groups) for number in group}
+    outputs = _outputs(graph, group_of)
+    made = [make(group, outputs[place]) for place, group in enumerate(groups)]
+    # Nodes by their old numbers, and groups by those from `first` on.
+    first = len(nodes)
+
+    def moved(entry: Entry) -> Entry:
+        place = group_of.get(entry[0])
+        return entry if place is None else [first + place, outputs[place].index(entry[:2]), 0]
+
+    every = {number: node for number, node in enumerate(nodes) if number not in group_of}
+    every.update((first + place, node) for place, node in enumerate(made))
+    every = {
+        number: {**node, "inputs": [moved(entry) for entry in node["inputs"]]}
+        for number, node in every.items()
+    }
+    heads = [moved(head) for head in graph["heads"]]
+    return in_order({**graph, "heads": heads}, every)
+
+
+def _outputs(graph: Graph, group_of: Mapping[int, int]) -> dict[int, list[Entry]]:
+    """Of each group the arrays that are used outside of it, once each."""
+    found: dict[int, dict[tuple[int, int], None]] = {place: {} for place in group_of.values()}
+    for entry, user in _uses(graph):
+        place = group_of.get(entry[0])
+        if place is not None and place != group_of.get(user):
+            found[place][entry[0], entry[1]] = None
+    return {place: [list(entry) for entry in entries] for place, entries in found.items()}
+
+
+def _uses(graph: Graph) -> Iterator[tuple[Entry, int]]:
+    """Every use of an array, and the node that uses it, or -1 for whoever runs the graph."""
+    for number, node in enumerate(graph["nodes"]):
+        yield from ((entry, number) for entry in node["inputs"])
+    yield from ((head, -1) for head in graph["heads"])
+
+
+def in_order(graph: Graph, every: Mapping[int, Node]) -> Graph:
+    """The graph of these nodes, by numbers that their inputs name, each after what it takes."""
+    sorter = TopologicalSorter(
+        {number: [e[0] for e in node["inputs"]] for number, node in every.items()}
+    )
+    order = list(sorter.static_order())
+    moved = [-1] * (max(order, default=-1) + 1)
+    for place, number in enumerate(order):
+        moved[number] = place
+    nodes = [graph_json.inputs_moved(every[number], moved) for number in order]
+    return graph_json.rebuilt(graph, nodes, moved)

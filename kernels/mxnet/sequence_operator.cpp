@@ -1,0 +1,402 @@
+// The operator `ece408_sequence`: several nodes of this library's operators as one node of MXNet's. They
+// compute one after the other, and what they hand on lies in one workspace. For each node of a library
+// MXNet takes about 30 us before and after it computes, which is a tenth or more of what a network of
+// small layers takes for one image.
+//
+// The attribute "counts" says how many inputs and outputs there are: MXNet asks for these several times
+// in each call. "nodes" has words, each its length in bytes, ":" and the word: how many nodes; of each
+// its operator, its attributes (how many; keys and values) and what it takes (how many; numbers); and
+// what the sequence gives, numbers. Numbers count the inputs and then the nodes, each of which gives one
+// array.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../cpu/buffer.h"
+#include "library.h"
+
+namespace {
+
+using mxnet::ext::CustomOp;
+using mxnet::ext::CustomStatefulOp;
+using mxnet::ext::MXContext;
+using mxnet::ext::OpResource;
+
+class Words {
+public:
+    explicit Words(const std::string& text) : text_(text) {}
+
+    std::string word() {
+        const size_t colon = text_.find(':', at_);
+        if (colon == std::string::npos) return fail();
+        const size_t length = std::strtoull(text_.c_str() + at_, nullptr, 10);
+        if (length > text_.size() - colon - 1) return fail();
+        at_ = colon + 1 + length;
+        return text_.substr(colon + 1, length);
+    }
+
+    // At most `most`.
+    size_t number(size_t most) {
+        const size_t number = std::strtoull(word().c_str(), nullptr, 10);
+        if (number > most) fail();
+        return is_read_ ? number : 0;
+    }
+
+    // Of words that follow.
+    size_t count() { return number(text_.size()); }
+
+    std::vector<size_t> numbers(size_t count, size_t most) {
+        std::vector<size_t> found(count);
+        for (size_t& each : found) each = number(most);
+        return found;
+    }
+
+    bool is_read() const { return is_read_ && at_ == text_.size(); }
+
+private:
+    std::string fail() {
+        is_read_ = false;
+        at_ = text_.size();
+        return {};
+    }
+
+    const std::string& text_;
+    size_t at_ = 0;
+    bool is_read_ = true;
+};
+
+// One of this library's own operators, or null.
+const CustomOp* operator_named(const std::string& name) {
+    auto* const all = mxnet::ext::Registry<CustomOp>::get();
+    for (int i = 0; i < all->size(); i++)
+        if (name == all->get(i).name) return &all->get(i);
+    return nullptr;
+}
+
+struct Member {
+    const CustomOp* op = nullptr;
+    Attributes attributes;
+    std::vector<size_t> takes;
+
+    // Whether it lays arrays side by side and does nothing else.
+    bool is_concat() const {
+        return std::strcmp(op->name, "ece408_concat") == 0 && !attributes.count("normalize") &&
+               !attributes.count("bounds");
+    }
+};
+
+struct Sequence {
+    size_t inputs = 0;
+    std::vector<Member> members;
+    std::vector<size_t> gives;
+
+    bool read_counts(const Attributes& attributes);
+    bool read(const Attributes& attributes);
+    bool is_given(size_t array) const {
+        return std::find(gives.begin(), gives.end(), array) != gives.end();
+    }
+
+    // Of all arrays; completes those of the inputs.
+    bool infer(std::vector<Shape>* shapes) const;
+};
+
+bool Sequence::read_counts(const Attributes& attributes) {
+    const auto counts = attributes.find("counts");
+    unsigned int in = 0, out = 0;
+    if (counts == attributes.end() || !made_here(attributes) ||
+        std::sscanf(counts->second.c_str(), "%u %u", &in, &out) != 2)
+        return false;
+    inputs = in;
+    gives.resize(out);
+    return true;
+}
+
+bool Sequence::read(const Attributes& attributes) {
+    const auto nodes = attributes.find("nodes");
+    if (nodes == attributes.end() || !read_counts(attributes)) return false;
+    Words words(nodes->second);
+    members.resize(words.count());
+    size_t known = inputs;
+    for (Member& member : members) {
+        member.op = operator_named(words.word());
+        for (size_t left = words.count(); left > 0; left--) {
+            const std::string key = words.word();
+            member.attributes[key] = words.word();
+        }
+        if (!member.op || known == 0) return false;
+        member.takes = words.numbers(words.count(), known++ - 1);
+    }
+    if (members.empty()) return false;
+    gives = words.numbers(gives.size(), known - 1);
+    return words.is_read() &&
+           std::all_of(gives.begin(), gives.end(), [&](size_t each) { return each >= inputs; });
+}
+
+bool Sequence::infer(std::vector<Shape>* shapes) const {
+    shapes->resize(inputs);
+    for (const Member& member : members) {
+        std::vector<Shape> in, out(1);
+        for (size_t each : member.takes) in.push_back((*shapes)[each]);
+        if (in.empty() || member.op->infer_shape(member.attributes, &in, &out) != MX_SUCCESS)
+            return false;
+        for (size_t i = 0; i < in.size(); i++) {
+            Shape& known = (*shapes)[member.takes[i]];
+            if (!known.empty() && are_sizes(known) && known != in[i]) return false;
+            known = in[i];
+        }
+        shapes->push_back(out[0]);
+    }
+    return true;
+}
+
+// Where each array lies that only the sequence itself uses. Of one image, arrays that are laid side by
+// side lie there from the start, so that nothing is left to copy.
+class Workspace {
+public:
+    // `array` itself, or the one that it is a part of, and where in it.
+    struct Place {
+        size_t whole = 0, offset = 0;
+    };
+
+    size_t bytes() const { return bytes_; }
+    const Place& place(size_t array) const { return places_[array]; }
+    size_t offset(size_t whole) const { return spans_[whole].begin; }
+
+    void lay_out(const Sequence& sequence, const std::vector<Shape>& shapes) {
+        places_.resize(shapes.size());
+        for (size_t i = 0; i < shapes.size(); i++) places_[i] = {i, 0};
+        for (size_t m = sequence.members.size(); m-- > 0;)
+            if (sequence.members[m].is_concat()) join(sequence, m, shapes);
+        spans_.assign(shapes.size(), {});
+        bytes_ = 0;
+        for (size_t m = 0; m < sequence.members.size(); m++) {
+            spans_[places_[sequence.inputs + m].whole].last = m;
+            for (size_t each : sequence.members[m].takes) spans_[places_[each].whole].last = m;
+        }
+        for (size_t m = 0; m < sequence.members.size(); m++) {
+            const size_t whole = places_[sequence.inputs + m].whole;
+            if (spans_[whole].end == 0 && !sequence.is_given(whole))
+                put(m, bytes_of(shapes[whole]), &spans_[whole]);
+        }
+    }
+
+    // Where arrays begin.
+    static constexpr size_t kLine = 64;
+
+private:
+    // `last`: of the nodes that use it.
+    struct Span {
+        size_t begin = 0, end = 0, last = 0;
+    };
+
+    static size_t bytes_of(const Shape& shape) {
+        size_t bytes = sizeof(float);
+        for (unsigned int size : shape) bytes *= size;
+        return bytes;
+    }
+
+    // Has what node m lays side by side lie there, as far as that lies nowhere else. Later nodes have
+    // been joined.
+    void join(const Sequence& sequence, size_t m, const std::vector<Shape>& shapes) {
+        const size_t array = sequence.inputs + m;
+        if (shapes[array][0] != 1) return;
+        Place next = places_[array];
+        for (size_t each : sequence.members[m].takes) {
+            const bool is_free = places_[each].whole == each && each >= sequence.inputs;
+            if (is_free && !sequence.is_given(each)) places_[each] = next;
+            next.offset += bytes_of(shapes[each]);
+        }
+    }
+
+    // The lowest place that is free while node m computes.
+    void put(size_t m, size_t bytes, Span* own) {
+        std::vector<Span> taken;
+        for (const Span& each : spans_)
+            if (each.end > 0 && each.last >= m) taken.push_back(each);
+        std::sort(taken.begin(), taken.end(),
+                  [](const Span& a, const Span& b) { return a.begin < b.begin; });
+        size_t begin = 0;
+        const size_t lines = (bytes + kLine - 1) / kLine * kLine;
+        for (const Span& each : taken) {
+            if (begin + lines <= each.begin) break;
+            begin = std::max(begin, each.end);
+        }
+        own->begin = begin, own->end = begin + lines;
+        bytes_ = std::max(bytes_, own->end);
+    }
+
+    std::vector<Place> places_;
+    std::vector<Span> spans_;  // of wholes
+    size_t bytes_ = 0;
+};
+
+class Run : public CustomStatefulOp {
+public:
+    Run(const Sequence& sequence, const MXContext& context) : sequence_(sequence), context_(context) {}
+
+    // Makes the nodes' operators, for inputs of these shapes.
+    bool start(const std::vector<Shape>& shapes) {
+        std::vector<Shape> all = shapes;
+        if (!sequence_.infer(&all)) return false;
+        for (const Member& member : sequence_.members) {
+            std::vector<Shape> in;
+            for (size_t each : member.takes) in.push_back(all[each]);
+            CustomStatefulOp* made = nullptr;
+            const auto& names = member.op->create_op_ctx_cstr;
+            const std::vector<int> types(in.size(), mxnet::ext::kFloat32);
+            for (size_t i = 0; i < names.size() && !made; i++)
+                if (context_.dev_type == names[i] &&
+                    member.op->create_op_fp[i](member.attributes, context_, in, types, &made) !=
+                        MX_SUCCESS)
+                    return false;
+            if (!made) return false;
+            steps_.push_back({std::unique_ptr<CustomStatefulOp>(made), {}, {}});
+        }
+        lay_out(all);
+        return true;
+    }
+
+    MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
+                          const OpResource& resource) override {
+        if (!fits(*in)) {
+            std::vector<Shape> shapes;
+            for (const MXTensor& each : *in)
+                shapes.emplace_back(each.shape.begin(), each.shape.end());
+            if (!sequence_.infer(&shapes)) return kRefused;
+            lay_out(shapes);
+        }
+        ece408::Buffer<char> own;
+        char* const memory = workspace(resource, &own);
+        if (!memory) return kRefused;
+        for (size_t m = 0; m < steps_.size(); m++) {
+            Step& step = steps_[m];
+            const std::vector<size_t>& takes = sequence_.members[m].takes;
+            for (size_t i = 0; i < takes.size(); i++) {
+                step.in[i].data_ptr = address(takes[i], *in, *out, memory);
+                if (takes[i] < sequence_.inputs) step.in[i].verID = (*in)[takes[i]].verID;
+            }
+            step.out[0].data_ptr = address(sequence_.inputs + m, *in, *out, memory);
+            if (step.op->Forward(&step.in, &step.out, resource) != MX_SUCCESS) return kRefused;
+        }
+        return MX_SUCCESS;
+    }
+
+private:
+    // A node's operator, and the arrays that it takes and gives.
+    struct Step {
+        std::unique_ptr<CustomStatefulOp> op;
+        std::vector<MXTensor> in, out;
+    };
+
+    void lay_out(const std::vector<Shape>& shapes) {
+        const auto tensor = [&](size_t array) {
+            const Shape& shape = shapes[array];
+            return MXTensor(nullptr, {shape.begin(), shape.end()}, mxnet::ext::kFloat32, 0, context_);
+        };
+        shapes_.assign(shapes.begin(), shapes.begin() + sequence_.inputs);
+        workspace_.lay_out(sequence_, shapes);
+        for (size_t m = 0; m < steps_.size(); m++) {
+            steps_[m].in.clear();
+            for (size_t each : sequence_.members[m].takes) steps_[m].in.push_back(tensor(each));
+            steps_[m].out.assign(1, tensor(sequence_.inputs + m));
+        }
+    }
+
+    bool fits(const std::vector<MXTensor>& in) const {
+        const auto same = [](const Shape& a, const MXTensor& b) {
+            return std::equal(a.begin(), a.end(), b.shape.begin(), b.shape.end());
+        };
+        return std::equal(shapes_.begin(), shapes_.end(), in.begin(), in.end(), same);
+    }
+
+    // MXNet's memory, which it keeps for later calls; it gives at most 2 GiB. The nodes ask it for none
+    // themselves: that would move this one.
+    char* workspace(const OpResource& resource, ece408::Buffer<char>* own) const {
+        const size_t bytes = workspace_.bytes() + Workspace::kLine;
+        if (bytes > INT32_MAX) {
+            *own = ece408::Buffer<char>(bytes);
+            return *own;
+        }
+        try {
+            const auto given = reinterpret_cast<uintptr_t>(resource.alloc_cpu(static_cast<int>(bytes)));
+            return reinterpret_cast<char*>((given + Workspace::kLine - 1) / Workspace::kLine *
+                                           Workspace::kLine);
+        } catch (...) {
+            return nullptr;
+        }
+    }
+
+    void* address(size_t array, const std::vector<MXTensor>& in, const std::vector<MXTensor>& out,
+                  char* memory) const {
+        if (array < sequence_.inputs) return in[array].data_ptr;
+        const Workspace::Place& place = workspace_.place(array);
+        const auto& gives = sequence_.gives;
+        const auto found = std::find(gives.begin(), gives.end(), place.whole);
+        char* const whole = found == gives.end()
+                                ? memory + workspace_.offset(place.whole)
+                                : static_cast<char*>(out[found - gives.begin()].data_ptr);
+        return whole + place.offset;
+    }
+
+    Sequence sequence_;
+    MXContext context_;
+    std::vector<Step> steps_;
+    std::vector<Shape> shapes_;  // of the inputs
+    Workspace workspace_;
+};
+
+MXReturnValue parse_sequence(const Attributes& attributes, int* inputs, int* outputs) {
+    Sequence sequence;
+    if (!sequence.read_counts(attributes)) return kRefused;
+    *inputs = static_cast<int>(sequence.inputs);
+    *outputs = static_cast<int>(sequence.gives.size());
+    return MX_SUCCESS;
+}
+
+// All are of float32.
+MXReturnValue infer_sequence_types(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
+    for (int type : *in)
+        if (type != kUnknownType && type != mxnet::ext::kFloat32) return kRefused;
+    in->assign(in->size(), mxnet::ext::kFloat32);
+    out->assign(out->size(), mxnet::ext::kFloat32);
+    return MX_SUCCESS;
+}
+
+MXReturnValue infer_sequence_shapes(const Attributes& attributes, std::vector<Shape>* in,
+                                    std::vector<Shape>* out) {
+    Sequence sequence;
+    if (!sequence.read(attributes) || sequence.inputs != in->size()) return kRefused;
+    std::vector<Shape> all = *in;
+    if (!sequence.infer(&all)) return kRefused;
+    std::copy_n(all.begin(), in->size(), in->begin());
+    for (size_t i = 0; i < sequence.gives.size(); i++) (*out)[i] = all[sequence.gives[i]];
+    return MX_SUCCESS;
+}
+
+MXReturnValue create_sequence(const Attributes& attributes, const MXContext& context,
+                              const std::vector<Shape>& shapes, const std::vector<int> types,
+                              CustomStatefulOp** made) {
+    Sequence sequence;
+    const bool is_float32 = std::all_of(types.begin(), types.end(),
+                                        [](int type) { return type == mxnet::ext::kFloat32; });
+    if (!sequence.read(attributes) || sequence.inputs != shapes.size() || !is_float32)
+        return kRefused;
+    std::unique_ptr<CustomStatefulOp> run(CustomStatefulOp::create<Run>(sequence, context));
+    if (!static_cast<Run*>(run.get())->start(shapes)) return kRefused;
+    *made = run.release();
+    return MX_SUCCESS;
+}
+
+REGISTER_OP(ece408_sequence)
+    .setParseAttrs(parse_sequence)
+    .setInferType(infer_sequence_types)
+    .setInferShape(infer_sequence_shapes)
+    .setCreateOpState(create_sequence, "cpu");
+
+}  // namespace
