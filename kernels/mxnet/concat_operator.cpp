@@ -51,7 +51,7 @@ bool Concat::infer(std::vector<Shape>* in, Shape* out) const {
     whole[1] = static_cast<unsigned int>(channels);
     for (size_t i = count; i < inputs(); i++) (*in)[i] = {whole[1]};
     *out = whole;
-    return true;
+    return !epilogue.is_flat || flatten(out);
 }
 
 class Concatenation : public mxnet::ext::CustomStatefulOp {
@@ -64,7 +64,8 @@ public:
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {
-        const std::vector<int64_t>& shape = (*out)[0].shape;
+        std::vector<int64_t> shape = (*in)[0].shape;
+        for (int i = 1; i < concat_.count; i++) shape[1] += (*in)[i].shape[1];
         const int64_t channels = shape[1];
         const int64_t pixels =
             std::accumulate(shape.begin() + 2, shape.end(), int64_t{1}, std::multiplies<int64_t>());

@@ -107,7 +107,7 @@ bool Layer::infer(std::vector<Shape>* in, Shape* out) const {
     for (size_t i = 2; i < vectors_end(); i++) (*in)[i] = {static_cast<unsigned int>(s.filters)};
     *out = shape_of(layer, s.batch, s.filters, s.out_height, s.out_width);
     if (epilogue.adds) in->back() = *out;
-    return true;
+    return !epilogue.is_flat || flatten(out);
 }
 
 class Convolution : public mxnet::ext::CustomStatefulOp {
@@ -139,10 +139,9 @@ public:
                 return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
             return compute(layer.problem, call, *plan, arrays, resource);
         }
-        const int64_t filters = layer.problem.filters;
-        const Affine affine = affine_of(layer.epilogue, filters, in, 2 + layer.bias);
+        const auto affine = affine_of(layer, in);
         const float* added = layer.epilogue.adds ? in->back().data<float>() : nullptr;
-        const ece408_finish all{affine.factors.data(), affine.addends.data(), added,
+        const ece408_finish all{affine->factors.data(), affine->addends.data(), added,
                                 layer.epilogue.lowest, layer.epilogue.highest};
         if (compute_packed(layer, *plan, arrays, packed.get(), &all, &times))
             return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
@@ -152,7 +151,7 @@ public:
             const MXReturnValue status = compute(layer.problem, call, *plan, arrays, resource);
             if (status != MX_SUCCESS) return status;
         }
-        finish(layer, plan->threads, affine, added, static_cast<float*>(arrays[3]));
+        finish(layer, plan->threads, *affine, added, static_cast<float*>(arrays[3]));
         return MX_SUCCESS;
     }
 
@@ -260,6 +259,14 @@ private:
                                                 const std::vector<MXTensor>& in) const {
         if (!kept_ || !is_in_float32(plan)) return nullptr;
         return kept_->packed(layer.problem, plan, in[1], layer.bias ? &in[2] : nullptr);
+    }
+
+    std::shared_ptr<const Affine> affine_of(const Layer& layer, std::vector<MXTensor>* in) const {
+        const int64_t filters = layer.problem.filters;
+        const size_t first = 2 + layer.bias;
+        if (kept_ && layer.epilogue.is_kept)
+            return kept_->affine(layer.epilogue, filters, in->data() + first);
+        return std::make_shared<Affine>(::affine_of(layer.epilogue, filters, in, first));
     }
 
     // With weights that are kept, unless null, and what follows at once, unless null; false, and

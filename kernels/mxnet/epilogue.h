@@ -1,6 +1,6 @@
 // What follows a convolution and is done as it ends: a factor and an addend for each filter, as
 // MXNet's BatchNorm with moving averages is, the sum with another array, and bounds, as relu and
-// clip are.
+// clip are. Then MXNet's Flatten, which is another shape.
 #pragma once
 
 #include <cmath>
@@ -8,11 +8,13 @@
 #include <limits>
 #include <vector>
 
-namespace {
+namespace ece408 {
 
 struct Epilogue {
     bool normalizes = false, scaled = false;  // scaled: by gamma, else by 1
+    bool is_kept = false;  // whether gamma and the others are variables of a graph that keeps weights
     bool adds = false;
+    bool is_flat = false;  // whether the output is (images, everything else)
     double epsilon = 0;
     float lowest = -std::numeric_limits<float>::infinity();
     float highest = std::numeric_limits<float>::infinity();
@@ -26,6 +28,13 @@ struct Epilogue {
 struct Affine {
     std::vector<float> factors, addends;
 };
+
+}  // namespace ece408
+
+namespace {
+
+using ece408::Affine;
+using ece408::Epilogue;
 
 // The compiler also makes these functions for vectors of 8 numbers, and the loader chooses. AVX2 alone
 // has no fused products and sums: results are the same.

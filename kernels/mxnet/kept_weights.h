@@ -1,8 +1,10 @@
-// A layer's weights as its kernel reads them, made once and kept from call to call until they change.
+// A layer's weights as its kernel reads them, and the factors and addends of what follows it, made once and
+// kept from call to call until they change.
 #pragma once
 
 #include <mxnet/lib_api.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +12,7 @@
 #include <mutex>
 
 #include "array_versions.h"
+#include "epilogue.h"
 #include "owners.h"
 #include "plans.h"
 
@@ -38,6 +41,22 @@ public:
         return packed_ = pack(plan, weights.data_ptr, bias ? bias->data_ptr : nullptr);
     }
 
+    // Of `filters` filters, from gamma, beta, mean and variance, four arrays from `parameters` on.
+    std::shared_ptr<const Affine> affine(const Epilogue& epilogue, int64_t filters,
+                                         const mxnet::ext::MXTensor* parameters) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        std::array<uint64_t, 4> versions{};
+        const float* arrays[4] = {};
+        for (size_t i = 0; i < 4; i++) {
+            versions[i] = are_shared ? ArrayVersions::next() : versions_.of(2 + i, parameters[i]);
+            arrays[i] = static_cast<const float*>(parameters[i].data_ptr);
+        }
+        if (!affine_ || versions != of_affine_)
+            affine_ = std::make_shared<Affine>(::affine(epilogue, filters, arrays));
+        of_affine_ = versions;
+        return affine_;
+    }
+
 private:
     bool is_same_layer(ece408_problem problem) const {
         problem.batch = problem_.batch;
@@ -60,11 +79,13 @@ private:
     }
 
     std::mutex mutex_;
-    ArrayVersions versions_{2};
+    ArrayVersions versions_{6};  // of weights, bias, and what the affine is made of
     ece408_problem problem_{};
     int isa_ = 0, kernel_ = 0;
     uint64_t of_weights_ = 0, of_bias_ = 0;
     std::shared_ptr<const float> packed_;
+    std::array<uint64_t, 4> of_affine_{};
+    std::shared_ptr<const Affine> affine_;
 };
 
 // Of all nodes that keep theirs.

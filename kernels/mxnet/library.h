@@ -43,14 +43,18 @@ inline bool made_here(const Attributes& attributes) {
     return key != attributes.end() && ece408::plans().made(key->second);
 }
 
+inline bool is_flat(const Attributes& attributes) { return attributes.count("flat") != 0; }
+
 inline bool parse_epilogue(const Attributes& attributes, Epilogue* epilogue) {
     const auto normalize = attributes.find("normalize"), bounds = attributes.find("bounds");
     epilogue->adds = attributes.count("adds") != 0;
+    epilogue->is_flat = is_flat(attributes);
     if (normalize != attributes.end()) {
         int scaled = 0;
         unsigned long long bits = 0;
         if (std::sscanf(normalize->second.c_str(), "%d %llu", &scaled, &bits) != 2) return false;
         epilogue->normalizes = true;
+        epilogue->is_kept = attributes.count("of_variables") != 0;
         epilogue->scaled = scaled != 0;
         epilogue->epsilon = from_bits<double>(static_cast<uint64_t>(bits));
     }
@@ -80,6 +84,17 @@ inline bool is_size(int64_t size) { return size > 0 && size <= INT32_MAX; }
 inline bool are_sizes(const Shape& shape) {
     for (unsigned int size : shape)
         if (!is_size(size)) return false;
+    return true;
+}
+
+// The shape as MXNet's Flatten makes it; false if it is too large for that.
+inline bool flatten(Shape* shape) {
+    int64_t rest = 1;
+    for (size_t i = 1; i < shape->size(); i++) {
+        rest *= (*shape)[i];
+        if (!is_size(rest)) return false;
+    }
+    *shape = {(*shape)[0], static_cast<unsigned int>(rest)};
     return true;
 }
 

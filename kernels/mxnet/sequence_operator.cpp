@@ -1,7 +1,6 @@
 // The operator `ece408_sequence`: several nodes of this library's operators as one node of MXNet's. They
-// compute one after the other, and what they hand on lies in one workspace. For each node of a library
-// MXNet takes about 30 us before and after it computes, which is a tenth or more of what a network of
-// small layers takes for one image.
+// compute one after the other, and what they hand on lies in one workspace. MXNet takes some microseconds
+// for each node of a library, beside what the node computes.
 //
 // The attribute "counts" says how many inputs and outputs there are: MXNet asks for these several times
 // in each call. "nodes" has words, each its length in bytes, ":" and the word: how many nodes; of each

@@ -164,15 +164,15 @@ class _DualCachedOp:
         data = [number for number, name in enumerate(names) if name in self._data]
         others = [number for number, name in enumerate(names) if name not in self._data]
         indices = [("data_indices", data), ("param_indices", others)]
-        weights = compiled_graphs.weights(self._graph)
-        kept = [n for n, name in enumerate(self._names) if owner and name in weights]
+        held = compiled_graphs.kept(self._graph) if owner else set()
+        kept = [n for n, name in enumerate(self._names) if name in held]
         return _Compiled(self._plain(compiled, [*indices, *self._flags]), order, owner, kept)
 
 
 class _Compiled:
     """A CachedOp that takes its inputs in another order, the owner of its packed weights, and the
-    arrays that these were last packed from: inputs `kept` of its own last call, whatever else has
-    run since."""
+    arrays that what its nodes keep was last made of: inputs `kept` of its own last call, whatever
+    else has run since."""
 
     def __init__(self, op: Any, order: Sequence[int], owner: Owner | None, kept: list[int]) -> None:
         self._op, self._order, self._owner, self._kept = op, order, owner, kept

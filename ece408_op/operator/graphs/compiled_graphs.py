@@ -12,7 +12,7 @@ from ...errors import Ece408Error
 from .. import compiled_operator
 from ..attributes import ConvAttributes
 from ..owners import KEEPS, Owner
-from . import graph_json
+from . import fusion, graph_json
 from .graph_json import Graph, Node
 
 # What has fewer nodes do what the nodes of a graph do, which it may change.
@@ -105,8 +105,18 @@ def _keep_weights(given: Sequence[Node], compiled: Sequence[Node], owner: Owner)
 
 def weights(graph: Graph) -> set[str]:
     """Names of the variables that the graph's convolutions of ours take besides their data."""
+    return _parameters(graph, graph_json.is_ours)
+
+
+def kept(graph: Graph) -> set[str]:
+    """Names of the variables of which nodes may keep something: weights, and what normalisation
+    takes."""
+    return weights(graph) | _parameters(graph, fusion.is_normalisation)
+
+
+def _parameters(graph: Graph, takes: Callable[[Node], bool]) -> set[str]:
     nodes = graph["nodes"]
-    sources = {e[0] for node in nodes if graph_json.is_ours(node) for e in node["inputs"][1:]}
+    sources = {entry[0] for node in nodes if takes(node) for entry in node["inputs"][1:]}
     return {nodes[number]["name"] for number in sources if nodes[number]["op"] == "null"}
 
 

@@ -13,8 +13,9 @@ chain of
     [Concat of channels] [-> BatchNorm] [-> relu, Activation relu, or clip]
 
 that follows such nodes becomes one of `ece408_concat`. Pooling of largest values or averages that
-follows any of these becomes a node of `ece408_pool`. Operators that take each element by itself may
-lie between.
+follows any of these becomes a node of `ece408_pool`. Flatten after one of ours is another shape of
+its output. Operators that take each element by itself may lie between; Dropout, which does nothing
+in a graph that is only run, is left out.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def fuse(graph: Graph) -> Graph:
 def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
     """For each node the number of the node that now has its output."""
     entries = [*(entry for node in nodes for entry in node["inputs"]), *heads]
+    named = {head[0] for head in heads}
     used = [0] * len(nodes)
     for number, *_ in entries:
         used[number] += 1
@@ -57,11 +59,15 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
         if number in with_several:
             continue
         sources = [stands_for[entry[0]] for entry in node["inputs"]]
+        if _does_nothing(node) and number not in named:
+            stands_for[number], plain[number] = sources[0], plain[sources[0]]
+            used[number] += used[node["inputs"][0][0]] - 1
+            continue
         # If two convolutions are added, the later one adds.
         for entry in sorted(node["inputs"][:2], reverse=True):
             source = stands_for[entry[0]]
-            chained = nodes[source]["op"] in _CHAINED and used[entry[0]] == 1
-            if chained and _takes(nodes[source], node, entry):
+            chained = nodes[source]["op"] in _OURS and used[entry[0]] == 1
+            if chained and _takes(nodes[source], node, entry, nodes):
                 # In the last one's place and under its name, after all that the chain needs.
                 nodes[number] = {**nodes[source], "name": node["name"]}
                 stands_for = [number if place == source else place for place in stands_for]
@@ -73,12 +79,17 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
     return stands_for
 
 
-def _takes(ours: Node, node: Node, entry: Entry) -> bool:
+def _takes(ours: Node, node: Node, entry: Entry, nodes: list[Node]) -> bool:
     """Whether our node, whose output `entry` goes into `node`, has taken over its work."""
     attributes = ours["attrs"]
     place = node["inputs"].index(entry)
     others = [each for number, each in enumerate(node["inputs"]) if number != place]
-    if "bounds" in attributes:
+    if "flat" in attributes:
+        return False
+    if node["op"] == "Flatten":
+        attributes["flat"] = "1"
+        return True
+    if "bounds" in attributes or ours["op"] not in _CHAINED:
         return False
     bounds = bounds_of(node)
     if bounds is not None:
@@ -89,10 +100,18 @@ def _takes(ours: Node, node: Node, entry: Entry) -> bool:
         attributes["adds"] = "1"
     elif is_normalisation(node) and place == 0 and "normalize" not in attributes:
         attributes["normalize"] = normalisation(node)
+        if all(nodes[other[0]]["op"] == "null" for other in others):
+            attributes["of_variables"] = "1"
     else:
         return False
     ours["inputs"] = [*ours["inputs"], *others]
     return True
+
+
+def _does_nothing(node: Node) -> bool:
+    """Whether it is a Dropout that hands its first input on in a graph that is only run."""
+    is_dropout = node["op"] == "Dropout" and node.get("attrs", {}).get("mode") != "always"
+    return is_dropout and node["inputs"][0][1] == 0
 
 
 def _replace(node: Node, plain: list[bool]) -> None:

@@ -56,8 +56,8 @@ def replaced(graph: Graph, groups: Sequence[Sequence[int]], make: Make) -> Graph
     """
     nodes = graph["nodes"]
     group_of = {number: place for place, group in enumerate(groups) for number in group}
-    outputs = _outputs(graph, group_of)
-    made = [make(group, outputs[place]) for place, group in enumerate(groups)]
+    outputs = _outputs(graph, group_of, len(groups))
+    made = [make(group, given) for group, given in zip(groups, outputs)]
     # Nodes by their old numbers, and groups by those from `first` on.
     first = len(nodes)
 
@@ -75,14 +75,14 @@ def replaced(graph: Graph, groups: Sequence[Sequence[int]], make: Make) -> Graph
     return in_order({**graph, "heads": heads}, every)
 
 
-def _outputs(graph: Graph, group_of: Mapping[int, int]) -> dict[int, list[Entry]]:
-    """Of each group the arrays that are used outside of it, once each."""
-    found: dict[int, dict[tuple[int, int], None]] = {place: {} for place in group_of.values()}
+def _outputs(graph: Graph, group_of: Mapping[int, int], count: int) -> list[list[Entry]]:
+    """Of each of so many groups the arrays that are used outside of it, once each."""
+    found: list[dict[tuple[int, int], None]] = [{} for _ in range(count)]
     for entry, user in _uses(graph):
         place = group_of.get(entry[0])
         if place is not None and place != group_of.get(user):
             found[place][entry[0], entry[1]] = None
-    return {place: [list(entry) for entry in entries] for place, entries in found.items()}
+    return [[list(entry) for entry in entries] for entries in found]
 
 
 def _uses(graph: Graph) -> Iterator[tuple[Entry, int]]:

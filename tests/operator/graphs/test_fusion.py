@@ -200,7 +200,7 @@ class _Kinds:
             def __init__(self, number):
                 super().__init__(prefix=f"block{number}_")
                 self.kind = rng.choice(
-                    ["chain", "residual", "concat", "two", "preactivated", "pooled"]
+                    ["chain", "residual", "concat", "two", "preactivated", "pooled", "dropped"]
                 )
                 self.bounds = rng.choice(["relu", "relu6", "none"])
                 with self.name_scope():
@@ -228,6 +228,8 @@ class _Kinds:
                 if self.kind == "pooled":
                     y = F.Pooling(self.bounded(F, y), kernel=(3, 3), pad=(1, 1), pool_type="avg")
                     return self.second(y)
+                if self.kind == "dropped":
+                    return self.bounded(F, F.Dropout(y, p=0.5)) + self.second(y)
                 if self.kind == "two":
                     return self.bounded(F, y) + self.second(y)
                 concatenated = F.concat(y, self.second(x), dim=1)

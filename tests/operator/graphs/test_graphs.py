@@ -338,6 +338,7 @@ def _graph(operator, attributes, names):
     [
         ("ece408_concat", {"count": "2"}, 2),
         ("ece408_pool", {"window": "1 0 0 1 2 2 2 2 0 0"}, 1),
+        ("ece408_sequence", {"counts": "1 1", "nodes": ""}, 1),
         ("ece408_convolution", {"layer": "-1", "geometry": "2 1 4 1 3 3 1 1 0 0 1 1"}, 3),
         ("ece408_convolution", {"layer": "2 1 4 1 3 3 1 1 0 0 1 1 {}", "key": "0" * 32}, 3),
     ],
