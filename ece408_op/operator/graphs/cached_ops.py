@@ -170,9 +170,9 @@ class _DualCachedOp:
 
 
 class _Compiled:
-    """A CachedOp that takes its inputs in another order, the owner of its packed weights, and the
-    arrays that what its nodes keep was last made of: inputs `kept` of its own last call, whatever
-    else has run since."""
+    """A CachedOp that takes its inputs in another order, and the owner of what its nodes keep:
+    packed weights, factors and addends. It holds the parameters that these were made of, inputs
+    `kept` of its own last call, whatever else has run since."""
 
     def __init__(self, op: Any, order: Sequence[int], owner: Owner | None, kept: list[int]) -> None:
         self._op, self._order, self._owner, self._kept = op, order, owner, kept

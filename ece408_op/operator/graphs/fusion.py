@@ -30,7 +30,7 @@ from .graph_json import Entry, Graph, Node
 # What a chain begins with; all that leaves its arrays in plain layout; and what does so if it gets
 # them so.
 _CHAINED = (compiled_operator.NAME, compiled_operator.CONCAT)
-_OURS = (*_CHAINED, compiled_operator.POOL)
+OURS = (*_CHAINED, compiled_operator.POOL)
 _ELEMENTWISE = (
     *("Activation", "LeakyReLU", "Dropout", "clip"),
     *("relu", "tanh", "sigmoid", "softsign", "hard_sigmoid"),
@@ -66,7 +66,7 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
         # If two convolutions are added, the later one adds.
         for entry in sorted(node["inputs"][:2], reverse=True):
             source = stands_for[entry[0]]
-            chained = nodes[source]["op"] in _OURS and used[entry[0]] == 1
+            chained = nodes[source]["op"] in OURS and used[entry[0]] == 1
             if chained and _takes(nodes[source], node, entry, nodes):
                 # In the last one's place and under its name, after all that the chain needs.
                 nodes[number] = {**nodes[source], "name": node["name"]}
@@ -75,7 +75,7 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
         else:
             _replace(node, [plain[source] for source in sources])
         op = nodes[number]["op"]
-        plain[number] = op in _OURS or (op in _ELEMENTWISE and plain[sources[0]])
+        plain[number] = op in OURS or (op in _ELEMENTWISE and plain[sources[0]])
     return stands_for
 
 

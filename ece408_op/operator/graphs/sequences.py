@@ -14,7 +14,6 @@ from .graph_json import Entry, Graph, Node
 
 # A profile of MXNet's names a sequence, and not its nodes: two are not worth that.
 _LEAST = 3
-_MEMBERS = (compiled_operator.NAME, compiled_operator.CONCAT, compiled_operator.POOL)
 
 
 def fused(graph: Graph) -> Graph:
@@ -27,7 +26,7 @@ def fused(graph: Graph) -> Graph:
     nodes, heads = graph["nodes"], {head[0] for head in graph["heads"]}
     if any(node.get("control_deps") for node in nodes):
         return graph
-    goes = [node["op"] in _MEMBERS and number not in heads for number, node in enumerate(nodes)]
+    goes = [node["op"] in fusion.OURS and number not in heads for number, node in enumerate(nodes)]
     long = [group for group in groups.by_level(graph, goes) if len(group) >= _LEAST]
     return groups.replaced(graph, long, lambda *given: _sequence(nodes, *given))
 
