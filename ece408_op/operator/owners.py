@@ -22,8 +22,8 @@ class Owner:
     """`names` for `count` nodes, which keep something of a kind, "network" or "weights", until this
     is gone.
 
-    Whoever makes one keeps the arrays of parameters or weights alive, or replaces them by others
-    that are there already: MXNet could put others where they are, which would be taken for them.
+    Whoever makes one keeps the arrays of parameters or weights alive: MXNet could put others where
+    they are, which would be taken for them.
     """
 
     names: Sequence[str] = ()  # also of one that an interrupt keeps from being made
@@ -37,6 +37,11 @@ class Owner:
     def renew(self) -> None:
         """Have operators that are made from now on keep something of their own."""
         self._each("own")
+
+    def forget(self) -> None:
+        """Have nodes make again what they keep: their next arrays are others, which MXNet may put
+        where the last ones were. No call of the nodes may be under way."""
+        self._each("forget")
 
     def _each(self, verb: str) -> None:
         function = getattr(library(), f"ece408_{self._kind}_{verb}")

@@ -69,9 +69,10 @@ ECE408_EXPORT void ece408_forward_drive(const ece408_driver* driver);
 #define ECE408_ON_CPU -1
 
 /* Nodes whose attribute `keeps` is this owner keep their weights packed from call to call, until it is
- * released. Whoever calls these keeps the arrays of weights and biases alive, or those of the next call
- * from before that call on. */
+ * released. Whoever calls these keeps the arrays alive that the nodes were given last. Before a call with
+ * other arrays, and with no call under way, the nodes forget. */
 ECE408_EXPORT void ece408_weights_own(const char* owner);
+ECE408_EXPORT void ece408_weights_forget(const char* owner);
 ECE408_EXPORT void ece408_weights_release(const char* owner);
 
 /* From now on nothing is kept: arrays may be in memory that others write to. */

@@ -322,6 +322,10 @@ void ece408_weights_own(const char* owner) {
     ece408::kept_weights().own(owner, std::make_shared<ece408::KeptWeights>());
 }
 
+void ece408_weights_forget(const char* owner) {
+    if (const auto kept = ece408::kept_weights().find(owner)) kept->forget();
+}
+
 void ece408_weights_release(const char* owner) { ece408::kept_weights().release(owner); }
 
 void ece408_weights_are_shared(void) { ece408::KeptWeights::are_shared = true; }

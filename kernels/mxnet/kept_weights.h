@@ -24,8 +24,7 @@ public:
     static inline std::atomic<bool> are_shared{false};
 
     // For a call by `plan`, whose function is forward_f32; null if its kernel reads weights as they are,
-    // or cannot take these. `bias` may be null. The caller keeps both arrays alive as long as others
-    // could come in their place: `ArrayVersions` says why.
+    // or cannot take these. `bias` may be null.
     std::shared_ptr<const float> packed(const ece408_problem& problem, const Plan& plan,
                                         const mxnet::ext::MXTensor& weights,
                                         const mxnet::ext::MXTensor* bias) {
@@ -55,6 +54,14 @@ public:
             affine_ = std::make_shared<Affine>(::affine(epilogue, filters, arrays));
         of_affine_ = versions;
         return affine_;
+    }
+
+    // Has everything made again. Call it before other arrays take the place of those that it was made of:
+    // they may lie at the same addresses, with as many writes.
+    void forget() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        of_weights_ = of_bias_ = 0;
+        of_affine_ = {};
     }
 
 private:

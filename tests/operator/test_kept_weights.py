@@ -113,6 +113,29 @@ def test_changes_of_a_block_are_noticed(mx, x, flags, tmp_path):
         expect(net(x), of_mxnet(mx, net, x))
 
 
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("moves", [False, True])
+def test_weights_made_anew_are_noticed(mx, x, flags, moves):
+    """MXNet gives new weights memory when it writes them, which the former ones may have left by
+    then. Those leave theirs as well when MXNet's own convolution puts them into another layout."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(96, 5, in_channels=8, use_bias=False))
+    ece408_op.swap(net)
+    net.hybridize(**flags)
+    weight = net[0].weight
+    for seed in range(60):
+        mx.random.seed(seed)
+        net.initialize(mx.init.Uniform(1), force_reinit=True)
+        found = net(x)
+        if moves:
+            _of_mxnet(mx, x, weight.data())
+        expect(found, _of_mxnet(mx, x, weight.data().copy()))
+
+
+def _of_mxnet(mx, x, w):
+    return mx.nd.Convolution(x, w, kernel=(5, 5), num_filter=96, no_bias=True).asnumpy()
+
+
 def _convolution(x, w, **more):
     return ece408_op.Convolution(x, w, kernel=(1, 1), num_filter=16, no_bias=True, **more)
 

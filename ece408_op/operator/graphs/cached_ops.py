@@ -8,8 +8,9 @@ operator with its gradients. On a GPU they get the compiled operator outside of 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -60,10 +61,6 @@ def _cached_op_class(plain: Any) -> Any:
     return CachedOp
 
 
-# Takes all arrays of a graph, in the order of its inputs.
-_Call = Callable[..., Any]
-
-
 class _DualCachedOp:
     """A CachedOp of a graph of ours: compiled on the CPU, to be trained within `autograd.record()`,
     and on a GPU outside of it; guarded where that cannot be, where it is monitored, and in other
@@ -87,8 +84,8 @@ class _DualCachedOp:
         self._adds = recorded.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
         # By whether they are on a GPU and whether they are to be trained; `None` if there is none.
-        self._compiled: dict[tuple[bool, bool], _Call | None] = {}
-        self._last: _Call | None = None
+        self._compiled: dict[tuple[bool, bool], _Compiled | None] = {}
+        self._last: _Compiled | None = None
         self._is_monitored = False
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
@@ -107,6 +104,7 @@ class _DualCachedOp:
             self._last = compiled
         if compiled is None:
             return self._guarded.__call__(*arrays, **keywords)
+        compiled.hold(arrays)
         try:
             return compiled(*arrays, **keywords)
         except compiled_graphs.failures():
@@ -118,7 +116,7 @@ class _DualCachedOp:
         heard = guards.unheard(callback) if callback else callback
         self._guarded._register_op_hook(heard, monitor_all)
 
-    def _compiled_for(self, arrays: tuple[Any, ...], trains: bool, on_gpu: bool) -> _Call | None:
+    def _compiled_for(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
         """The compiled operator, if there is one; tries to make it when it is first needed, and
         when gradients are wanted that were not before."""
         if trains:
@@ -134,7 +132,7 @@ class _DualCachedOp:
             self._compiled[key] = found
         return self._compiled[key]
 
-    def _compile(self, arrays: tuple[Any, ...], trains: bool, on_gpu: bool) -> _Call | None:
+    def _compile(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
         inputs = dict(zip(self._names, arrays))
         only_float32 = all(array.dtype == np.float32 for array in arrays)
         shapes = {name: array.shape for name, array in inputs.items()}
@@ -172,17 +170,23 @@ class _DualCachedOp:
 class _Compiled:
     """A CachedOp that takes its inputs in another order, and the owner of what its nodes keep:
     packed weights, factors and addends. It holds the parameters that these were made of, inputs
-    `kept` of its own last call, whatever else has run since."""
+    `kept` of its own last call; `hold` comes before each call."""
 
     def __init__(self, op: Any, order: Sequence[int], owner: Owner | None, kept: list[int]) -> None:
         self._op, self._order, self._owner, self._kept = op, order, owner, kept
         self._held: list[Any] = []
 
     def __call__(self, *given: Any, **keywords: Any) -> Any:
-        outputs = self._op(*(given[number] for number in self._order), **keywords)
-        # Not before: a call that is refused has packed nothing.
-        self._held = [given[number] for number in self._kept]
-        return outputs
+        return self._op(*(given[number] for number in self._order), **keywords)
+
+    def hold(self, given: Sequence[Any]) -> None:
+        """Hold the parameters of the call that comes next. Waits for the last call if they are
+        others: that call may still have to read what it was given."""
+        held = [given[number] for number in self._kept]
+        if self._owner is not None and any(map(operator.is_not, held, self._held)):
+            memory.wait_for_uses(self._held)
+            self._owner.forget()
+        self._held = held
 
 
 class _ByShapes:
