@@ -101,9 +101,9 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 // stride, that pay for the transposition of the result; with a stride pixels as lanes must be laid
 // out first. With vectors of 8 lanes sums of 4 products pay already.
 constexpr int64_t kLongSum = 128, kLongStridedSum = 48, kLongStridedSumOf8 = 4;
-// Pixels of a batch from which on pairs of rows and columns pay for more weights, and, with less than 16
-// lanes, channels of the output, in a group, for sums of domains.
-constexpr int64_t kPairPixels = 100, kPairFilters = 32;
+// Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
+// image, with less channels of the output, in a group, from which on they pay for sums of domains.
+constexpr int64_t kPairPixels = 100, kPairPlane = 64, kPairFilters = 32;
 // Pixels after which weight_sums.cpp adds lanes up, and channels_as_lanes.h adds sums to totals.
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
 // Pixels of dy that weight_sums.cpp lays out images for.
@@ -203,7 +203,8 @@ struct Costs {
         // Images are laid out for each block of filters, in the end from a cache.
         const double chunk = places < kChunkPixels ? places : kChunkPixels;
         const double blocks = filters * chunk / kFilterBlock + 1;
-        return weights * (batch * vectors(places) * (taps > 1 ? taps / 2 : 1) + 5 * chunks * taps + 4) +
+        const double products = taps > 1 ? lanes == 16 ? 0.58 * taps : taps / 2 : 1;
+        return weights * (batch * vectors(places) * products + 5 * chunks * taps + 4) +
                laid_out() * (1 + blocks) / 2;
     }
     double weight_patches() const {
@@ -256,7 +257,8 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
     if (!deep) return KernelName::pixels_as_lanes;
     const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
                        s.batch * s.out_height * s.out_width >= kPairPixels &&
-                       (task.lanes == 16 || layer.group_filters >= kPairFilters);
+                       (task.lanes == 16 ? s.out_height * s.out_width >= kPairPlane
+                                         : layer.group_filters >= kPairFilters);
     return pairs ? KernelName::filters_as_lanes_pairs : KernelName::filters_as_lanes;
 }
 
@@ -267,6 +269,8 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
 // with 1024 channels and filters 33.8 ms in place of 38.7, of 4x5 with 512 3.8 in place of 4.8.
 constexpr int64_t kPacksImages = 8, kPacksChannels = 128;
 constexpr double kFullLanes = 0.8;
+// Pixels of a batch up to which the gradient for x of a single tap has filters as lanes, with 16 lanes.
+constexpr int64_t kShortRows = 64;
 // Products of a sum up to which `direct` is faster than `filters_as_lanes` for padded images.
 constexpr int64_t kDirectPadded = 128;
 // Products of a sum from which on the kernels for any problem, which take it in blocks, lose less
@@ -360,12 +364,19 @@ bool is_packed(const Shape& s, int64_t lanes) {
            s.channels >= kPacksChannels && s.filters >= kPacksChannels;
 }
 
+// Whether filters are the better lanes for a row of so few pixels. For x, weights are packed as they lie.
+bool is_short_row(const Task& task, const Shape& s) {
+    return task.lanes == 16 && task.direction == Direction::backward_data &&
+           s.batch * s.out_height * s.out_width <= kShortRows && is_deep(gradient_shape(s), false, 16);
+}
+
 KernelName choose(const Task& task, const Shape& s) {
     const bool weight = task.direction == Direction::backward_weight;
     if (s.groups > 1 && suits(KernelName::depthwise, task, s) &&
         (!weight || s.filters >= kPlaneFilters))
         return KernelName::depthwise;
-    if (is_row(s) && suits(KernelName::direct, task, s) && !is_packed(s, task.lanes))
+    if (is_row(s) && suits(KernelName::direct, task, s) && !is_packed(s, task.lanes) &&
+        !is_short_row(task, s))
         return KernelName::direct;
     if (weight || !is_float32(task) || !has_unit_steps(s)) return choose_for_any(task, s);
     const bool forward = task.direction == Direction::forward;

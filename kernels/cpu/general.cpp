@@ -41,9 +41,14 @@ int pixels_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, b
         run_sweep<Sum>(backward_sweep(s), weight_at, book, dy, no_bias, dx, accumulate, threads));
 }
 
+// Where images are rows that lie in memory as such, tiles of pixels can cut these evenly.
+Sweep forward_rows(const ece408_problem& p) {
+    return forward_sweep(derive(p.stride_h == 1 && p.stride_w == 1 ? flattened(p) : p));
+}
+
 template <bool Pairs>
-bool forward_deep(const Shape& s, Deep* deep) {
-    const Sweep sweep = forward_sweep(s);
+bool forward_deep(const ece408_problem& problem, Deep* deep) {
+    const Sweep sweep = forward_rows(problem);
     return Pairs ? deep_by_pairs(sweep, false, deep) : deep_forward(sweep, deep);
 }
 
@@ -60,7 +65,7 @@ int filters_by(const ece408_problem& problem, const T* x, const T* w, const Sum*
                const DeepEnd<T>& end, T* y, int threads) {
     const Shape s = derive(problem);
     Deep deep;
-    if (!forward_deep<Pairs>(s, &deep)) return ECE408_NO_MEMORY;
+    if (!forward_deep<Pairs>(problem, &deep)) return ECE408_NO_MEMORY;
     DeepPlan<T, Sum> plan(deep, forward_weights(s, w), {s, x, w, y, forward_element<T>});
     return status(run_deep(&plan, packed, x, end, y, threads));
 }
@@ -81,9 +86,8 @@ int filters_forward_packed(const ece408_problem& problem, const float* x, const 
 
 template <bool Pairs>
 int64_t filters_packed_floats(const ece408_problem& problem) {
-    const Shape s = derive(problem);
     Deep deep;
-    if (!forward_deep<Pairs>(s, &deep)) return 0;
+    if (!forward_deep<Pairs>(problem, &deep)) return 0;
     const DeepPlan<float, float> plan(deep, {}, {});
     return plan.units() * plan.packed();
 }
@@ -93,7 +97,7 @@ int filters_pack(const ece408_problem& problem, const float* w, const float*, fl
                  int threads) {
     const Shape s = derive(problem);
     Deep deep;
-    if (!forward_deep<Pairs>(s, &deep)) return ECE408_NO_MEMORY;
+    if (!forward_deep<Pairs>(problem, &deep)) return ECE408_NO_MEMORY;
     const DeepPlan<float, float> plan(deep, forward_weights(s, w), {});
     pack_deep(plan, packed, threads);
     return ECE408_OK;
@@ -108,7 +112,7 @@ int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, 
     const Sum* const no_packed = nullptr;
     Deep deep;
     const bool ready = Pairs ? deep_by_pairs(backward_sweep(s), true, &deep)
-                             : deep_backward(forward_sweep(s), &deep);
+                             : deep_backward(forward_rows(problem), &deep);
     if (!ready) return ECE408_NO_MEMORY;
     DeepPlan<T, Sum> plan(deep, weights, {s, w, dy, dx, data_element<T>});
     return status(run_deep(&plan, no_packed, dy, {nullptr, accumulate, {}}, dx, threads));

@@ -39,16 +39,6 @@ struct Layer {
     }
 };
 
-// Without a window to slide, an image is one row of pixels.
-inline ece408_problem flattened(ece408_problem p) {
-    if (is_flat(p)) {
-        const Shape s = derive(p);
-        p.width = s.out_height * s.out_width;
-        p.height = p.stride_h = p.stride_w = 1;
-    }
-    return p;
-}
-
 inline Layer forward_layer(const ece408_problem& problem, const float* w) {
     const ece408_problem p = flattened(problem);
     const bool picked = problem.stride_h > 1 || problem.stride_w > 1;
