@@ -39,8 +39,9 @@ public:
 
     // Equal for two calls only if the input's values are.
     //
-    // MXNet counts the writes to an array. An array of which the count is to be trusted is kept alive
-    // by the caller: another one could lie where it was, and have as many writes.
+    // MXNet counts the writes to an array. Another array could lie where this one was, and have as many
+    // writes, even while this one is alive: MXNet may have moved it into a layout of oneDNN's. So while
+    // a count is trusted, the input stays the same array; before another one, callers forget what they keep.
     uint64_t of(size_t input, const mxnet::ext::MXTensor& array, bool trusts_count = true) {
         const std::lock_guard<std::mutex> lock(mutex_);
         Seen& seen = seen_[input];
