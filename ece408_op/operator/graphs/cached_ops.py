@@ -104,6 +104,7 @@ class _DualCachedOp:
             self._last = compiled
         if compiled is None:
             return self._guarded.__call__(*arrays, **keywords)
+        # An error of an array that it waits for is raised only once: not here to be caught.
         compiled.hold(arrays)
         try:
             return compiled(*arrays, **keywords)
