@@ -41,8 +41,8 @@ struct BatchNorm {
                         &momentum_bits) != 3)
             return false;
         scaled = is_scaled != 0;
-        epsilon = from_bits<double>(static_cast<uint64_t>(epsilon_bits));
-        momentum = from_bits<float>(uint32_t{momentum_bits});
+        epsilon = with_bits_of<double>(static_cast<uint64_t>(epsilon_bits));
+        momentum = with_bits_of<float>(uint32_t{momentum_bits});
         adds = attributes.count("adds") != 0;
         is_relu = attributes.count("relu") != 0;
         return true;

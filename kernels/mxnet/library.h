@@ -29,11 +29,11 @@ constexpr MXReturnValue kRefused = mxnet::ext::MX_FAIL;
 
 // Numbers that are not whole are written as their bits: printed ones are read by the rules of the
 // locale that the process has set, some of which have a comma for the point.
-template <typename Float, typename Bits>
-Float from_bits(Bits bits) {
-    static_assert(sizeof(Float) == sizeof(Bits), "as many bits");
-    Float value;
-    std::memcpy(&value, &bits, sizeof value);
+template <typename To, typename From>
+To with_bits_of(From from) {
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To value;
+    std::memcpy(&value, &from, sizeof value);
     return value;
 }
 
@@ -56,13 +56,13 @@ inline bool parse_epilogue(const Attributes& attributes, Epilogue* epilogue) {
         epilogue->normalizes = true;
         epilogue->is_kept = attributes.count("of_variables") != 0;
         epilogue->scaled = scaled != 0;
-        epilogue->epsilon = from_bits<double>(static_cast<uint64_t>(bits));
+        epilogue->epsilon = with_bits_of<double>(static_cast<uint64_t>(bits));
     }
     unsigned int lowest = 0, highest = 0;
     if (bounds == attributes.end()) return true;
     if (std::sscanf(bounds->second.c_str(), "%u %u", &lowest, &highest) != 2) return false;
-    epilogue->lowest = from_bits<float>(uint32_t{lowest});
-    epilogue->highest = from_bits<float>(uint32_t{highest});
+    epilogue->lowest = with_bits_of<float>(uint32_t{lowest});
+    epilogue->highest = with_bits_of<float>(uint32_t{highest});
     return true;
 }
 

@@ -1,7 +1,7 @@
 // The operator `ece408_pool`: the largest value or the average of windows of arrays (images,
-// channels, height, width) in float32, with the windows and borders of MXNet's Pooling. On arrays
-// in plain layout, as convolutions of this package leave them, MXNet's own takes up to thirty times
-// what it takes on oneDNN's blocked ones.
+// channels, height, width) in float32, with the windows and borders of MXNet's Pooling, and its
+// gradient. On arrays in plain layout, as convolutions of this package leave them, MXNet's own takes
+// up to thirty times what it takes on oneDNN's blocked ones.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -29,6 +29,11 @@ struct Windows : Axis {
     // Where a window begins and ends, the part of it that is on the array.
     int64_t begin(int64_t i) const { return std::max(i * stride - pad, int64_t{0}); }
     int64_t end(int64_t i) const { return std::min(i * stride - pad + kernel, size); }
+    // The windows whose element number n is on the array.
+    int64_t first_with(int64_t n) const { return n < pad ? (pad - n + stride - 1) / stride : 0; }
+    int64_t last_with(int64_t n) const {
+        return std::clamp((size + pad - n + stride - 1) / stride, int64_t{0}, count);
+    }
     // What the last window reaches, border included.
     int64_t reach() const { return std::max((count - 1) * stride + kernel, size + 2 * pad); }
     // Its length, as far as the border, which counts or not.
@@ -138,6 +143,36 @@ void reduce_row(const Windows& columns, const float* x, int64_t rows, float* buf
         reduce<Reduction, 0>(buffer, terms, 1, stride, count, y);
 }
 
+// Of windows `STRIDE` apart, elements `x` and the gradient that they still have to give, `left`: that
+// of each goes to dx, `TO` apart, if x is the window's largest, y.
+template <int64_t STRIDE, int64_t TO>
+ECE408_WIDER void give_largest(const float* __restrict x, const float* __restrict y, int64_t stride,
+                               int64_t count, float* __restrict left, float* __restrict dx) {
+    const int64_t from = STRIDE ? STRIDE : stride, to = TO ? TO : stride;
+    for (int64_t j = 0; j < count; j++) {
+        const uint32_t takes = x[j * from] == y[j] ? ~uint32_t{0} : 0;
+        const auto gradient = with_bits_of<uint32_t>(left[j]);
+        dx[j * to] += with_bits_of<float>(gradient & takes);
+        left[j] = with_bits_of<float>(gradient & ~takes);
+    }
+}
+
+// dx plus rows of its even and of its odd elements, from element number `first` of both on.
+ECE408_WIDER void add_by_twos(const float* __restrict even, const float* __restrict odd,
+                              int64_t first, int64_t count, float* __restrict dx) {
+    if (first % 2 && count > 0) {
+        *dx++ += odd[first / 2];
+        first++, count--;
+    }
+    even += first / 2, odd += first / 2;
+    const int64_t pairs = count / 2;
+    for (int64_t j = 0; j < pairs; j++) {
+        dx[2 * j] += even[j];
+        dx[2 * j + 1] += odd[j];
+    }
+    if (count % 2 && count > 0) dx[count - 1] += even[pairs];
+}
+
 class Pooling : public mxnet::ext::CustomStatefulOp {
 public:
     using Node = Pool;
@@ -148,39 +183,134 @@ public:
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {
+        const Planes planes = planes_of((*in)[0]);
         if (pool_.is_max)
-            pool<Largest>((*in)[0], &(*out)[0]);
+            pool<Largest>(planes, (*in)[0].data<float>(), (*out)[0].data<float>());
         else
-            pool<Sum>((*in)[0], &(*out)[0]);
+            pool<Sum>(planes, (*in)[0].data<float>(), (*out)[0].data<float>());
+        return MX_SUCCESS;
+    }
+
+    // From the gradient for y, x and y.
+    MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
+                           const mxnet::ext::OpResource&) override {
+        const Planes planes = planes_of((*in)[1]);
+        const float *const dy = (*in)[0].data<float>(), *const x = (*in)[1].data<float>();
+        const float* const y = (*in)[2].data<float>();
+        float* const dx = (*out)[0].data<float>();
+        const std::vector<float> widths = widths_of(planes);
+        const auto one = [&](int64_t plane, float* row, float* to) {
+            std::fill_n(to, planes.pixels(), 0.f);
+            for (int64_t i = 0; i < planes.rows.count; i++) {
+                const int64_t at = plane * planes.windows() + i * planes.columns.count;
+                if (pool_.is_max)
+                    give_to_largest(planes, i, x + plane * planes.pixels(), y + at, dy + at, row, to);
+                else
+                    give_average(planes, i, widths.data(), dy + at, row, to);
+            }
+        };
+        each_plane(planes, dx, planes.pixels(), one);
         return MX_SUCCESS;
     }
 
 private:
-    template <class Reduction>
-    void pool(const MXTensor& in, MXTensor* out) const {
-        const std::vector<int64_t>& shape = in.shape;
-        const Windows rows = pool_.windows(pool_.rows, shape[2]);
-        const Windows columns = pool_.windows(pool_.columns, shape[3]);
-        const float* const x = static_cast<const float*>(in.data_ptr);
-        float* const y = out->data<float>();
-        ask_for_huge_pages(y, shape[0] * shape[1] * rows.count * columns.count * int64_t{4});
+    // An array as planes, all alike.
+    struct Planes {
+        int64_t count;
+        Windows rows, columns;
+
+        int64_t pixels() const { return rows.size * columns.size; }
+        int64_t windows() const { return rows.count * columns.count; }
+    };
+
+    Planes planes_of(const MXTensor& x) const {
+        return {x.shape[0] * x.shape[1], pool_.windows(pool_.rows, x.shape[2]),
+                pool_.windows(pool_.columns, x.shape[3])};
+    }
+
+    std::vector<float> widths_of(const Planes& planes) const {
+        std::vector<float> widths(planes.columns.count);
+        for (int64_t j = 0; j < planes.columns.count; j++)
+            widths[j] = static_cast<float>(planes.columns.length(j, pool_.counts_border));
+        return widths;
+    }
+
+    // Calls work(plane, buffer, where `to` has it) by the threads of the kernels. A thread's buffer,
+    // for three rows with their borders, is filled with `value` before its first plane.
+    template <class Work>
+    static void each_plane(const Planes& planes, float* to, int64_t size, const Work& work,
+                           float value = 0) {
+        ask_for_huge_pages(to, planes.count * size * int64_t{4});
         const int threads = ece408::plans().threads();
-        std::vector<float> widths(columns.count);
-        for (int64_t j = 0; j < columns.count; j++)
-            widths[j] = static_cast<float>(columns.length(j, pool_.counts_border));
-        ece408::plans().share(threads, shape[0] * shape[1], [&](int64_t begin, int64_t end) {
-            std::vector<float> buffer(columns.reach(), Reduction::kNone);
+        ece408::plans().share(threads, planes.count, [&](int64_t begin, int64_t end) {
+            std::vector<float> buffer(3 * planes.columns.reach() + 2, value);
             for (int64_t plane = begin; plane < end; plane++)
-                for (int64_t i = 0; i < rows.count; i++) {
-                    const int64_t first = rows.begin(i), count = rows.end(i) - first;
-                    float* const to = y + (plane * rows.count + i) * columns.count;
-                    reduce_row<Reduction>(columns, x + (plane * shape[2] + first) * shape[3],
-                                          count, buffer.data(), to);
-                    if (pool_.is_max) continue;
-                    const auto height = static_cast<float>(rows.length(i, pool_.counts_border));
-                    for (int64_t j = 0; j < columns.count; j++) to[j] /= height * widths[j];
-                }
+                work(plane, buffer.data(), to + plane * size);
         });
+    }
+
+    template <class Reduction>
+    void pool(const Planes& planes, const float* x, float* y) const {
+        const Windows &rows = planes.rows, &columns = planes.columns;
+        const std::vector<float> widths = widths_of(planes);
+        const auto one = [&](int64_t plane, float* buffer, float* to) {
+            for (int64_t i = 0; i < rows.count; i++, to += columns.count) {
+                const int64_t first = rows.begin(i), count = rows.end(i) - first;
+                reduce_row<Reduction>(columns, x + plane * planes.pixels() + first * columns.size,
+                                      count, buffer, to);
+                if (pool_.is_max) continue;
+                const auto height = static_cast<float>(rows.length(i, pool_.counts_border));
+                for (int64_t j = 0; j < columns.count; j++) to[j] /= height * widths[j];
+            }
+        };
+        each_plane(planes, y, planes.windows(), one, Reduction::kNone);
+    }
+
+    // A row of windows adds its gradient to the plane `dx`.
+    static void give_to_largest(const Planes& planes, int64_t i, const float* x, const float* y,
+                                const float* dy, float* buffer, float* dx) {
+        const Windows& columns = planes.columns;
+        const int64_t width = columns.size, first = planes.rows.begin(i);
+        std::copy_n(dy, columns.count, buffer);
+        for (int64_t r = first; r < planes.rows.end(i); r++)
+            give_terms(columns, x + r * width, y, buffer, dx + r * width);
+        // Where no element is y, which is NaN or less infinite than all, the first one takes the rest.
+        for (int64_t j = 0; j < columns.count; j++)
+            if (buffer[j] != 0) dx[first * width + columns.begin(j)] += buffer[j];
+    }
+
+    // What is left of the windows' gradient, the first `count` floats of the buffer, to one row: of
+    // every window the first element, then of every window the second, and so on. Vectors can be
+    // written to every other element if even and odd ones are in rows of their own.
+    static void give_terms(const Windows& columns, const float* x, const float* y, float* buffer,
+                           float* dx) {
+        const int64_t stride = columns.stride, half = (columns.reach() + 1) / 2;
+        const auto give = stride == 1   ? give_largest<1, 1>
+                          : stride == 2 ? give_largest<2, 1>
+                                        : give_largest<0, 0>;
+        float* const halves = buffer + columns.count;
+        if (stride == 2) std::fill_n(halves, 2 * half, 0.f);
+        for (int64_t n = 0; n < columns.kernel; n++) {
+            const int64_t begin = columns.first_with(n), end = columns.last_with(n);
+            const int64_t at = begin * stride + n - columns.pad;
+            float* const to = stride == 2 ? halves + n % 2 * half + n / 2 + begin : dx + at;
+            if (begin < end) give(x + at, y + begin, stride, end - begin, buffer + begin, to);
+        }
+        if (stride == 2) add_by_twos(halves, halves + half, columns.pad, columns.size, dx);
+    }
+
+    void give_average(const Planes& planes, int64_t i, const float* widths, const float* dy,
+                      float* row, float* dx) const {
+        const Windows& columns = planes.columns;
+        const auto height = static_cast<float>(planes.rows.length(i, pool_.counts_border));
+        std::fill_n(row, columns.reach(), 0.f);
+        for (int64_t j = 0; j < columns.count; j++) {
+            const float share = dy[j] / (height * widths[j]);
+            for (int64_t n = 0; n < columns.kernel; n++) row[j * columns.stride + n] += share;
+        }
+        for (int64_t r = planes.rows.begin(i); r < planes.rows.end(i); r++)
+            for (int64_t c = 0; c < columns.size; c++)
+                dx[r * columns.size + c] += row[columns.pad + c];
     }
 
     Pool pool_;

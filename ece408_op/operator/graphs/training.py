@@ -6,6 +6,7 @@ them, as on oneDNN's blocked ones. So where one follows ours a chain of
     BatchNorm [-> elemwise_add] [-> relu, or Activation relu]
 
 whose intermediate results have no other use becomes one node of `ece408_batch_norm`, in float32.
+Pooling of arrays in plain layout becomes a node of `ece408_pool`, as `fusion` has it.
 
 MXNet never tells a library's operator that a gradient is to be added to what an array holds
 (grad_req "add", or a long sum that MXNet takes in place), and these would overwrite it. So a copy
@@ -128,8 +129,10 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
                 stands_for = [number if place == source else place for place in stands_for]
                 break
         else:
-            if sources and is_plain[node["inputs"][0][0]] and _by_batch(node):
-                nodes[number] = {**node, "op": compiled_operator.BATCH_NORM, "attrs": _batch(node)}
+            if sources and is_plain[node["inputs"][0][0]]:
+                nodes[number] = _replaced(node)
+                if used[node["inputs"][0][0]] == 1:
+                    fusion.pool_first(nodes, sources[0], number)
     return stands_for
 
 
@@ -147,6 +150,23 @@ def _takes(ours: Node, node: Node, entry: Entry) -> bool:
     place = node["inputs"].index(entry)
     ours["inputs"] = [*ours["inputs"], node["inputs"][1 - place]]
     return True
+
+
+def _replaced(node: Node) -> Node:
+    """A node that gets an array in plain layout, or ours in its place."""
+    window = fusion.window(node)
+    if window is not None and not _may_be_cut(node):
+        return {**node, "op": compiled_operator.POOL, "attrs": fusion.made({"window": window})}
+    if _by_batch(node):
+        return {**node, "op": compiled_operator.BATCH_NORM, "attrs": _batch(node)}
+    return node
+
+
+def _may_be_cut(node: Node) -> bool:
+    """Whether it takes averages of windows that the array may end in: of a window cut so, MXNet's
+    gradient is not that of its average, and users have that gradient."""
+    given = node.get("attrs", {})
+    return given.get("pool_type") == "avg" and given.get("pooling_convention") == "full"
 
 
 def _by_batch(node: Node) -> bool:

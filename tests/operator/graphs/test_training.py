@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from cases import every
 
 import ece408_op
 from ece408_op.operator import compiled_operator, recorded
@@ -107,6 +108,99 @@ def test_executors(mx, rng, requests, fix_gamma):
         _agree(_results(mx, ours), _results(mx, native))
         assert "ece408_batch_norm" in vars(ours)["_ece408_seconds"].of(ours, True).debug_str()
         assert "ece408_batch_norm" not in ours.debug_str()
+
+
+def _operators(executor):
+    taken = vars(executor)["_ece408_seconds"].of(executor, True)
+    return [node["op"] for node in json.loads(taken._symbol.tojson())["nodes"]]
+
+
+def _pooling(mx, ours, between=lambda x: x, **window):
+    """Pooling, and a function before it, between convolutions that change nothing."""
+    convolution = ece408_op.Convolution if ours else mx.sym.Convolution
+    alike = {"kernel": (1, 1), "num_filter": 4, "num_group": 4, "no_bias": True}
+    x = between(convolution(mx.sym.Variable("data"), name="first", **alike))
+    return convolution(mx.sym.Pooling(x, name="pool", **window), name="last", **alike)
+
+
+def _gradients_of_pooling(mx, rng, x, **given):
+    """The gradient for `x` and the output, MXNet's and ours, and the executor of ours."""
+    found, gradient = [], None
+    for ours in (False, True):
+        symbol = _pooling(mx, ours, **given)
+        values = dict.fromkeys(("first_weight", "last_weight"), np.ones((4, 1, 1, 1)))
+        executor = _bound(mx, symbol, {"data": x, **values}, "write")
+        y = executor.forward(True)[0]
+        if gradient is None:
+            gradient = mx.nd.array(rng.integers(-9, 10, y.shape))
+        executor.backward(gradient)
+        found.append((executor.grad_dict["data"].asnumpy(), y.asnumpy()))
+    return (*found, executor)
+
+
+@every(
+    window=[
+        *(((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)), ((3, 3), (1, 1), (1, 1))),
+        *(((3, 2), (2, 3), (1, 0)), ((5, 4), (3, 1), (2, 1)), ((1, 7), (1, 1), (0, 3))),
+        *(((4, 1), (4, 1), (1, 0)), ((2, 5), (1, 2), (0, 2)), ((3, 4), (3, 4), (0, 0))),
+    ],
+    kind=["max", "avg"],
+    convention=["valid", "full"],
+)
+def test_pooling_agrees_with_mxnets_own(mx, kind, convention, window, rng):
+    kernel, stride, pad = window
+    given = {"kernel": kernel, "stride": stride, "pad": pad, "pool_type": kind}
+    given["pooling_convention"] = convention
+    for height, width in ((9, 11), (8, 7), (13, 20)):
+        # Small whole numbers: windows have their largest several times.
+        x = rng.integers(-2, 3, (2, 4, height, width))
+        for counts in (True, False) if kind == "avg" else (True,):
+            given["count_include_pad"] = counts
+            native, ours, executor = _gradients_of_pooling(mx, rng, x, **given)
+            # Averages of windows that are cut have another gradient in MXNet.
+            is_ours = (kind, convention) != ("avg", "full")
+            assert (compiled_operator.POOL in _operators(executor)) == is_ours
+            for found, expected in zip(ours, native):
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+                if kind == "max":
+                    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_pooling_of_whole_planes(mx, rng, kind):
+    x = rng.integers(-9, 10, (3, 4, 7, 9))
+    given = {"kernel": (1, 1), "global_pool": True, "pool_type": kind}
+    native, ours, executor = _gradients_of_pooling(mx, rng, x, **given)
+    assert compiled_operator.POOL in _operators(executor)
+    for found, expected in zip(ours, native):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_of_infinite_and_undefined_numbers(mx, rng):
+    x = rng.integers(-9, 10, (2, 4, 8, 8)).astype(np.float32)
+    x[0, 0, :4, :4], x[0, 1, 3, 3], x[1, 2, 2, 4] = -np.inf, np.inf, -np.inf
+    window = {"kernel": (2, 2), "stride": (2, 2), "pool_type": "max"}
+    native, ours, _ = _gradients_of_pooling(mx, rng, x, **window)
+    np.testing.assert_array_equal(ours[0], native[0])
+    # Ours may take NaN for the largest, as PyTorch does; no gradient is lost.
+    x[1, 3, 4, 4] = x[0, 2, 1, 1] = np.nan
+    native, ours, _ = _gradients_of_pooling(mx, rng, x, **window)
+    np.testing.assert_array_equal(ours[0].sum(axis=(2, 3)), native[0].sum(axis=(2, 3)))
+
+
+@pytest.mark.parametrize("kind", ["tanh", "sigmoid", "relu", "softrelu"])
+def test_increasing_functions_come_after_pooling(mx, rng, kind):
+    def between(x):
+        return mx.sym.Activation(x, act_type=kind, name="function")
+
+    window = {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1)}
+    x = rng.normal(0, 1, (3, 4, 9, 11))
+    native, ours, executor = _gradients_of_pooling(mx, rng, x, between=between, **window)
+    operators = _operators(executor)
+    first, second = (operators.index(op) for op in (compiled_operator.POOL, "Activation"))
+    assert (first < second) == (kind != "softrelu")
+    for found, expected in zip(ours, native):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_averages_move_in_the_backward_pass(mx, rng):
