@@ -34,6 +34,9 @@ inline bool is_worth_packing(const Shape& s, int threads) {
     return s.batch * s.out_height * s.out_width >= kPackedPixels * threads;
 }
 
+// Floats of the pixels that are asked for together: they stay in a core's second cache.
+constexpr int64_t kRunFloats = 1 << 15;
+
 // What a tile of pixels does with consecutive blocks of filters.
 struct Column {
     int64_t channels, blocks;
@@ -48,9 +51,10 @@ struct Column {
     const int64_t* out;   // where vectors go there
     int64_t filter_step;
     ece408_finish finish;  // as in StripArgs
-    // Pixels of another tile, which each block asks for some channels of, `ahead_step` floats apart.
+    // Pixels further on, of which each block asks for so many channels, `ahead_step` floats apart, and
+    // so many floats of each.
     const float* ahead;
-    int64_t ahead_channels, ahead_step;
+    int64_t ahead_channels, ahead_floats, ahead_step;
     bool asks;  // whether each block asks for the next one's weights, if they are not packed
     // Whether this is the first or the last one that a thread computes with these blocks, one after
     // the other: each one asks for the next one's outputs.
@@ -127,6 +131,15 @@ __attribute__((always_inline)) inline void finish_sums(const Column& column, int
     }
 }
 
+// `floats` pixels of each of some channels, `step` floats apart. Not inline: it would take registers from
+// the sums.
+__attribute__((noinline)) void ask_for_pixels(const float* x, int64_t channels, int64_t step,
+                                              int64_t floats) {
+    asm volatile("");  // GCC leaves out calls of functions that only prefetch
+    for (int64_t c = 0; c < channels; ++c, x += step)
+        for (int64_t i = 0; i < floats; i += kLine) prefetch(x + i);
+}
+
 // The next block's weights, whose rows are too short for processors to fetch ahead by themselves.
 template <int MT>
 inline void ask_for_weights(const Column& column, int64_t first) {
@@ -166,8 +179,10 @@ struct Columns {
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) y[v] = column.y + column.out[v];
         for (int64_t first = 0; first < column.blocks * MT; first += MT) {
-            for (int64_t c = 0; c < column.ahead_channels; ++c, ahead += column.ahead_step)
-                for (int lane = 0; lane < VT * kLanes; lane += kLine) prefetch(ahead + lane);
+            if (ahead) {
+                ask_for_pixels(ahead, column.ahead_channels, column.ahead_step, column.ahead_floats);
+                ahead += column.ahead_channels * column.ahead_step;
+            }
             if (column.is_first) ask_for_outputs<MT>(y, column.filter_step, 0);
             if (!column.is_last) ask_for_outputs<MT>(y, column.filter_step, VT * kLanes);
             Vec sum[MT][VT];
@@ -202,6 +217,7 @@ struct TapPlan {
     ece408_finish finish;
     float* y;
     int64_t groups;
+    int64_t run;  // tiles whose pixels are asked for together
 
     int64_t channels() const { return layer.shape.channels; }
     int64_t plane() const { return layer.shape.height * layer.shape.width; }
@@ -232,11 +248,29 @@ struct TapTile {
         column.step = laid_out ? vectors * kLanes : plan.plane();
     }
 
-    // `blocks` blocks together ask for the pixels of another tile of an image.
-    void ask_for(const float* x, int64_t tile, int64_t blocks) {
-        column.ahead = x + plan.tiling.in[plan.tiling.first_vector(tile)];
+    // `blocks` blocks together ask for channels [begin, end) of a run of tiles of an image.
+    void ask_for(const float* x, int64_t tile, int64_t begin, int64_t end, int64_t blocks) {
+        const Tiling& tiling = plan.tiling;
+        const int64_t vector = tiling.first_vector(tile), stop = tile + plan.run;
+        const int64_t last = tiling.first_vector(stop < tiling.tiles ? stop : tiling.tiles);
+        column.ahead = x + begin * plan.plane() + tiling.in[vector];
+        column.ahead_floats = (last - vector) * kLanes;
         column.ahead_step = plan.plane();
-        column.ahead_channels = divide_up(plan.channels(), blocks);
+        column.ahead_channels = divide_up(end - begin, blocks);
+    }
+
+    // The tiles of this one's run together ask for the next run, or for the first one of the image
+    // `next`, unless null. So a channel's pixels are asked for in long rows, as memory gives them
+    // fastest.
+    void ask_for_run_after(int64_t tile, const float* x, const float* next, int64_t blocks) {
+        const int64_t place = tile % plan.run, start = tile - place;
+        const int64_t left = plan.tiling.tiles - start, some = left < plan.run ? left : plan.run;
+        const int64_t begin = part_start(plan.channels(), some, place);
+        const int64_t end = part_start(plan.channels(), some, place + 1);
+        if (left > plan.run)
+            ask_for(x, start + plan.run, begin, end, blocks);
+        else if (next)
+            ask_for(next, 0, begin, end, blocks);
     }
 
     // Blocks [begin, end), which are of one size, to `y`, where the filter `first_filter(begin)` begins.
@@ -256,7 +290,7 @@ struct TapTile {
         const auto wide = static_cast<int>(vectors);
         (plan.packed ? pick_filters<Columns<true>, 0>(filters, wide)
                      : pick_filters<Columns<false>, 0>(filters, wide))(column);
-        column.ahead += column.ahead_step * column.ahead_channels * column.blocks;
+        if (column.ahead) column.ahead += column.ahead_step * column.ahead_channels * column.blocks;
     }
 
     // Blocks [begin, end) of the image whose output is `image_y`.
@@ -309,10 +343,9 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         tile.column.is_first = known != group;
         tile.column.is_last = number + 1 == tiling.tiles || begin == end;
         known = group;
-        if (!tile.column.is_last)
-            tile.ask_for(x, number + 1, last - block);
-        else if (next && begin == end)
-            tile.ask_for(next, 0, last - block);
+        const bool of_last_group = first + blocks == tiling.blocks;
+        // The parts of an image that several threads share come from the caches.
+        if (whole) tile.ask_for_run_after(number, x, of_last_group ? next : nullptr, last - block);
         // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
         if (accumulate || (!whole && number == tiling.tiles - 1 && tiling.first > 0))
             tile.run_apart(block, last, y, accumulate);
@@ -356,13 +389,14 @@ void copy_channel(const Layer& layer, const float* from, float* to) {
 bool run_single_tap(const Layer& layer, const float* x, const float* bias, const float* packed,
                     const ece408_finish& finish, float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
-    TapPlan plan = {layer, Tiling(s.filters), packed, bias, finish, y, 1};
+    TapPlan plan = {layer, Tiling(s.filters), packed, bias, finish, y, 1, 1};
     if (!make_tiling(s.out_height, s.out_width, s.width, &plan.tiling)) return false;
     const int64_t all = plan.tiling.all(), parts = count_parts(s.batch, all, threads);
     const int64_t units = s.batch * parts;
     const int team = static_cast<int>(threads < units ? threads : units);
     const int64_t pixels = layer.height * layer.width, image = s.channels * plan.plane();
     plan.groups = count_groups(plan, team);
+    while (2 * plan.run * plan.tile_floats() <= kRunFloats) plan.run *= 2;
     const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks * plan.groups;
     const bool copies = !layer.as_it_is();
     Buffer<float> tiles, copied;
