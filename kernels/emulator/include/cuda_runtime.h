@@ -3,7 +3,6 @@
 // programs of a few kernels call.
 #pragma once
 
-#include <algorithm>
 #include <cassert>
 #include <cfloat>
 #include <climits>
