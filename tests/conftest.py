@@ -114,7 +114,7 @@ def fashion_mnist():
         pytest.skip(str(error))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_python():
     """Run a program in a Python of its own; its result has stdout, stderr and returncode."""
 
