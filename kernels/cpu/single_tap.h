@@ -259,9 +259,9 @@ struct TapTile {
         column.ahead_channels = divide_up(end - begin, blocks);
     }
 
-    // The tiles of this one's run together ask for the next run, or for the first one of the image
-    // `next`, unless null. So a channel's pixels are asked for in long rows, as memory gives them
-    // fastest.
+    // The tiles of a run together ask for the next run, or, at the image's end, for the first run of
+    // the image `next`, unless null. So each channel's pixels are asked for in long rows, which memory
+    // gives fastest.
     void ask_for_run_after(int64_t tile, const float* x, const float* next, int64_t blocks) {
         const int64_t place = tile % plan.run, start = tile - place;
         const int64_t left = plan.tiling.tiles - start, some = left < plan.run ? left : plan.run;

@@ -143,8 +143,8 @@ void reduce_row(const Windows& columns, const float* x, int64_t rows, float* buf
         reduce<Reduction, 0>(buffer, terms, 1, stride, count, y);
 }
 
-// Of windows `STRIDE` apart, elements `x` and the gradient that they still have to give, `left`: that
-// of each goes to dx, `TO` apart, if x is the window's largest, y.
+// One element of each of `count` windows, at x, `STRIDE` apart. If it is the window's largest, y, it
+// takes the window's gradient, which moves from `left` to dx, where elements are `TO` apart.
 template <int64_t STRIDE, int64_t TO>
 ECE408_WIDER void give_largest(const float* __restrict x, const float* __restrict y, int64_t stride,
                                int64_t count, float* __restrict left, float* __restrict dx) {
@@ -274,14 +274,14 @@ private:
         std::copy_n(dy, columns.count, buffer);
         for (int64_t r = first; r < planes.rows.end(i); r++)
             give_terms(columns, x + r * width, y, buffer, dx + r * width);
-        // Where no element is y, which is NaN or less infinite than all, the first one takes the rest.
+        // Where no element equals y, because y is NaN or all elements are -inf, the first one takes it.
         for (int64_t j = 0; j < columns.count; j++)
             if (buffer[j] != 0) dx[first * width + columns.begin(j)] += buffer[j];
     }
 
-    // What is left of the windows' gradient, the first `count` floats of the buffer, to one row: of
-    // every window the first element, then of every window the second, and so on. Vectors can be
-    // written to every other element if even and odd ones are in rows of their own.
+    // Gives one row of elements what they take of the windows' gradients, the first `count` floats of
+    // the buffer: first the first element of every window, then the second one, and so on. With strides
+    // of 2, even and odd elements are in rows of their own, so that the compiler has vectors for them.
     static void give_terms(const Windows& columns, const float* x, const float* y, float* buffer,
                            float* dx) {
         const int64_t stride = columns.stride, half = (columns.reach() + 1) / 2;

@@ -35,7 +35,7 @@ _ELEMENTWISE = (
     *("Activation", "LeakyReLU", "Dropout", "clip"),
     *("relu", "tanh", "sigmoid", "softsign", "hard_sigmoid"),
 )
-# Functions of MXNet's Activation that never fall.
+# Functions of MXNet's Activation that increase or stay.
 _INCREASING = ("relu", "sigmoid", "tanh")
 
 
@@ -137,8 +137,8 @@ def pool_first(nodes: list[Node], before: int, number: int) -> None:
     """Swap `ece408_pool` of largest values, if that is node `number`, and the function before it,
     whose result has no other use.
 
-    A function that never falls has the largest result for the largest element, and has a quarter of
-    the work after pooling. MXNet's tanh falls at 3196 of all floats, by its last bit.
+    An increasing function has the largest result for the largest element, and after pooling it has
+    fewer elements. MXNet's tanh decreases at 3196 of all floats, by its last bit.
     """
     function, pool = nodes[before], nodes[number]
     is_pool = pool["op"] == compiled_operator.POOL and pool["attrs"]["window"].startswith("1")
