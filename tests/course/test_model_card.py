@@ -32,6 +32,7 @@ def test_every_recipe_is_stated():
     assert "python scripts/train.py 2017fa --model ece408-low\n" in TEXT
 
 
+@pytest.mark.slow
 def test_the_weak_model_is_as_weak_and_sensitive_as_stated(mx, fashion_mnist):
     weak, strong = (
         model_card.measure(TERMS["2017fa"], model) for model in ("ece408-low", "ece408-high")

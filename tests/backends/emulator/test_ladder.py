@@ -46,11 +46,11 @@ DEPTHWISE = (
     "b5,c9,h7,w7,m9,k3,p1x1,g9,bias",
     "b2,c3,h37,w45,m3,k3,p1x1,g3",
     "b2,c5,h19,w40,m5,k5x3,s3x2,p2x1,d1x2,g5",
-    "b1,c2,h23,w41,m2,k7,p3x3,g2,bias",
-    "b4,c1,h9,w70,m1,k1,s2x3,g1",
     "b3,c7,h2,w3,m7,k3,p2x2,g7",
 )
 MORE_DEPTHWISE = (
+    "b4,c1,h9,w70,m1,k1,s2x3,g1",
+    "b1,c2,h23,w41,m2,k7,p3x3,g2,bias",
     "b1,c8,h7,w7,m8,k3,p1x1,g8",
     "b3,c4,h30,w29,m4,k3,s2x2,p1x1,g4,bias",
     "b2,c3,h26,w17,m3,k3x5,s1x3,p4x3,d3x2,g3",
@@ -60,10 +60,10 @@ MORE_DEPTHWISE = (
 GROUPED = (
     "b3,c12,h7,w7,m12,k3,p1x1,g3,bias",
     "b1,c6,h19,w40,m10,k5x3,s3x2,p2x1,d1x2,g2,bias",
-    "b5,c24,h3,w4,m3,k3,p2x2,g3",
     "b2,c12,h20,w37,m3,k3,p1x1,bias",
 )
 MORE_GROUPED = (
+    "b5,c24,h3,w4,m3,k3,p2x2,g3",
     "b2,c8,h37,w45,m8,k3,p1x1,g2",
     "b2,c2,h9,w35,m6,k3,s2x2,p1x1,g2",
     "b2,c16,h14,w14,m16,k3,p1x1,g2",
