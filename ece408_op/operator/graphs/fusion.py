@@ -142,7 +142,7 @@ def pool_first(nodes: list[Node], before: int, number: int) -> None:
     """
     function, pool = nodes[before], nodes[number]
     is_pool = pool["op"] == compiled_operator.POOL and pool["attrs"]["window"].startswith("1")
-    if is_pool and function.get("attrs", {}).get("act_type") in _INCREASING:
+    if is_pool and function["op"] == "Activation" and function["attrs"]["act_type"] in _INCREASING:
         nodes[before] = {**pool, "name": function["name"], "inputs": function["inputs"]}
         nodes[number] = {**function, "name": pool["name"], "inputs": [[before, 0, 0]]}
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pooling
 import pytest
 from cases import every
 
@@ -138,32 +139,19 @@ def _gradients_of_pooling(mx, rng, x, **given):
     return (*found, executor)
 
 
-@every(
-    window=[
-        *(((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)), ((3, 3), (1, 1), (1, 1))),
-        *(((3, 2), (2, 3), (1, 0)), ((5, 4), (3, 1), (2, 1)), ((1, 7), (1, 1), (0, 3))),
-        *(((4, 1), (4, 1), (1, 0)), ((2, 5), (1, 2), (0, 2)), ((3, 4), (3, 4), (0, 0))),
-    ],
-    kind=["max", "avg"],
-    convention=["valid", "full"],
-)
+@every(**pooling.AXES)
 def test_pooling_agrees_with_mxnets_own(mx, kind, convention, window, rng):
-    kernel, stride, pad = window
-    given = {"kernel": kernel, "stride": stride, "pad": pad, "pool_type": kind}
-    given["pooling_convention"] = convention
-    for height, width in ((9, 11), (8, 7), (13, 20)):
+    # Averages of windows that are cut have another gradient in MXNet.
+    is_ours = (kind, convention) != ("avg", "full")
+    for height, width, given in pooling.layers(window, kind, convention):
         # Small whole numbers: windows have their largest several times.
         x = rng.integers(-2, 3, (2, 4, height, width))
-        for counts in (True, False) if kind == "avg" else (True,):
-            given["count_include_pad"] = counts
-            native, ours, executor = _gradients_of_pooling(mx, rng, x, **given)
-            # Averages of windows that are cut have another gradient in MXNet.
-            is_ours = (kind, convention) != ("avg", "full")
-            assert (compiled_operator.POOL in _operators(executor)) == is_ours
-            for found, expected in zip(ours, native):
-                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-                if kind == "max":
-                    np.testing.assert_array_equal(found, expected)
+        native, ours, executor = _gradients_of_pooling(mx, rng, x, **given)
+        assert (compiled_operator.POOL in _operators(executor)) == is_ours
+        for found, expected in zip(ours, native):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+            if kind == "max":
+                np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["max", "avg"])
@@ -201,6 +189,36 @@ def test_increasing_functions_come_after_pooling(mx, rng, kind):
     assert (first < second) == (kind != "softrelu")
     for found, expected in zip(ours, native):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_users_operator_stays_before_pooling(mx, rng):
+    """Whatever its attributes are called."""
+
+    class Negative(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            self.assign(out_data[0], req[0], -in_data[0])
+
+        def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+            self.assign(in_grad[0], req[0], -out_grad[0])
+
+    @mx.operator.register("ece408_test_negative")
+    class _NegativeProp(mx.operator.CustomOpProp):
+        def __init__(self, act_type):
+            super().__init__(need_top_grad=True)
+
+        def create_operator(self, ctx, shapes, dtypes):
+            return Negative()
+
+    def between(x):
+        return mx.sym.Custom(x, op_type="ece408_test_negative", act_type="tanh")
+
+    x = rng.integers(-9, 10, (2, 4, 6, 8))
+    native, ours, executor = _gradients_of_pooling(
+        mx, rng, x, between=between, kernel=(2, 2), stride=(2, 2)
+    )
+    assert compiled_operator.POOL in _operators(executor)
+    for found, expected in zip(ours, native):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_averages_move_in_the_backward_pass(mx, rng):
