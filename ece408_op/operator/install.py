@@ -18,6 +18,7 @@ from . import (
     networks,
     owners,
     python_calls,
+    rarely_used,
     recorded,
     variables,
 )
@@ -27,10 +28,11 @@ from .graphs import binding, graph_inference, native_views
 @contextlib.contextmanager
 def around_import() -> Iterator[None]:
     """Have MXNet, imported in the block, find the names it expects, its CUDA build the libraries
-    that it is linked to, and the code of its operators' functions in a file; then `register`."""
+    that it is linked to, and the code of its operators' functions in a file, and import what few
+    programs use when it is used; then `register`."""
     cuda_libraries.preload()
     before_mxnet.prepare()
-    with mxnet_functions.kept():
+    with mxnet_functions.kept(), rarely_used.imported_when_used():
         yield
     recorded.watch(sys.modules["mxnet"].base)
     register()
