@@ -53,9 +53,13 @@ constexpr int64_t kDeepLine = 16;
 constexpr int kDeepFewThreads = 4;
 // The most pieces for each thread.
 constexpr int64_t kDeepPieces = 8;
-// Pixels of a batch from which on weights that are not kept are packed before any are read. With fewer,
-// threads pack a block's weights when they come to it, and these stay in a core's cache.
-constexpr int64_t kDeepPackedPixels = 400;
+// Pixels of a batch up to which threads pack weights that are not kept when they come to them, so that these
+// stay in a core's cache: those of a partial sum, for all pixels, or those of a block. With more pixels all
+// are packed before any are read.
+constexpr int64_t kDeepPartPixels = 1024, kDeepBlockPixels = 400;
+// The most numbers of the padded source for each tap where parts are packed: each thread reads all pixels for
+// each of its blocks, and with several taps computes longer with what it reads.
+constexpr int64_t kDeepPartSource = 1 << 19;
 
 // The output pixels (row + i * row_step, column + j * column_step), and the taps they sum.
 struct Phase {
@@ -422,17 +426,23 @@ template <class T, class Sum>
 struct DeepPlan {
     const Deep& deep;
     DeepWeights<T> weights;
-    Textbook book;    // of the output
-    int64_t blocks;   // of filters, in a group
-    bool packs_each;  // whether threads pack a block's weights when they come to it
-    bool lays_out;    // whether pixels are laid out as tiles, which may then reach from row to row; others
-                      // end with a row
+    Textbook book;     // of the output
+    int64_t blocks;    // of filters, in a group
+    bool packs_each;   // whether threads pack a block's weights when they come to it,
+    bool packs_parts;  // then: those of one partial sum at a time
+    bool lays_out;     // whether pixels are laid out as tiles, which may then reach from row to row; others
+                       // end with a row
     // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source; then those in a tile that
     // is laid out.
     Buffer<int64_t> offset;
 
     DeepPlan(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book)
-        : deep(deep), weights(weights), book(book), packs_each(false), lays_out(false) {
+        : deep(deep),
+          weights(weights),
+          book(book),
+          packs_each(false),
+          packs_parts(false),
+          lays_out(false) {
         const int64_t most = kDeepVectors * Lanes<Sum>::count;
         blocks = (deep.group_filters + most - 1) / most;
     }
@@ -484,7 +494,8 @@ struct DeepPlan {
         const int64_t sums = kDeepSums / (domains() * kept);
         const int64_t factors = lays_out ? kDeepFactors / pixel_factors() : sums;
         const int64_t most = sums < factors ? sums : factors;
-        return most < kDeepPixels ? kDeepPixels : most < kDeepStretch ? most : kDeepStretch;
+        const int64_t longest = packs_parts ? kDeepPartPixels : kDeepStretch;
+        return most < kDeepPixels ? kDeepPixels : most < longest ? most : longest;
     }
     // Pixels of a phase that stay together: of a tile, or of a row, with which its tiles end.
     int64_t grain(const Phase& phase) const {
@@ -497,7 +508,10 @@ struct DeepPlan {
         return (all + kDeepLine - 1) / kDeepLine * kDeepLine;  // sums begin with a line
     }
     int64_t sums() const { return kDeepSums * kDeepVectors * Lanes<Sum>::count; }
-    int64_t scratch() const { return factors() + sums() + (deep.by_pairs ? sums() / 2 : 0); }
+    int64_t part_weights() const { return kDeepBlock * kDeepVectors * Lanes<Sum>::count; }
+    int64_t scratch() const {
+        return factors() + sums() + (deep.by_pairs ? sums() / 2 : packs_parts ? part_weights() : 0);
+    }
     int64_t beyond() const { return kDeepRun<Sum> * Lanes<Sum>::count + 1; }
 
     int64_t offsets() const { return deep.group_channels * deep.window; }
@@ -550,6 +564,21 @@ struct DeepPlan {
             }
         }
     }
+
+    // Weights of `count` products from `done` on, of the only phase, as [product][filter].
+    void pack_part(int64_t unit, int64_t done, int64_t count, Sum* out) const {
+        const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
+        const T* first = weights.first + unit / blocks * weights.group_step +
+                         this->first(block) * weights.filter_step;
+        const int64_t taps = weights.channel_step == deep.window ? all_products() : deep.window;
+        for (int64_t t = done, some; t < done + count; t += some, out += some * wide) {
+            const int64_t left = taps - t % taps;
+            some = left < done + count - t ? left : done + count - t;
+            interleave(first + t / taps * weights.channel_step + t % taps, weights.filter_step,
+                       filters(block), wide, some, out);
+        }
+    }
+    int64_t all_products() const { return deep.group_channels * deep.window; }
 
     // The same for domains, whose weights are sums of up to three taps. A few channels at a time.
     void pack_pairs(int64_t block, const T* first, Sum* out) const {
@@ -687,8 +716,8 @@ struct DeepPlan {
     struct Stretch {
         const Phase& phase;
         int64_t begin, end, tiles, done, count;
-        int64_t first[kDeepStretch + 1];  // pixel of each tile, from `begin` on,
-        int64_t at[kDeepStretch];         // and its place in the images, if none are laid out
+        int64_t first[kDeepPartPixels + 1];  // pixel of each tile, from `begin` on,
+        int64_t at[kDeepPartPixels];         // and its place in the images, if none are laid out
 
         Stretch(const Phase& phase, int64_t begin, int64_t end)
             : phase(phase), begin(begin), end(end), tiles(0), done(0), count(0) {}
@@ -861,11 +890,13 @@ struct DeepPlan {
         }
     }
 
-    // A stretch of pixels for some blocks of filters. Phase 0 stands for the domains of pairs.
+    // A stretch of pixels for some blocks of filters, one if parts of weights are packed. Phase 0 stands for
+    // the domains of pairs.
     void run_stretch(const Sum* images, int64_t group, int64_t first_block, int64_t end_block,
                      const Phase& phase, int64_t begin, int64_t end, const Sum* packed,
                      const DeepEnd<T>& last, Sum* scratch, T* y) const {
         Sum* const sums = scratch + factors();
+        Sum* const part = sums + this->sums();
         Stretch s(phase, begin, end);
         cut(&s);
         const int64_t all = summed(phase), most = most_summed();
@@ -873,8 +904,10 @@ struct DeepPlan {
         do {
             s.count = all - s.done < most ? all - s.done : most;
             if (lays_out) lay_out(images, s, scratch);
+            if (packs_parts) pack_part(group * blocks + first_block, s.done, s.count, part);
             for (int64_t block = first_block; block < end_block; ++block) {
-                const auto weights_of = [&](int64_t block, int64_t n, int64_t done) {
+                const auto weights_of = [&](int64_t block, int64_t n, int64_t done) -> const Sum* {
+                    if (packs_parts) return part;
                     return packed + (block - first_block) * this->packed() +
                            (deep.group_channels * phase_of(s, n).first_tap + done * each(n)) *
                                vectors(block) * Lanes<Sum>::count;
@@ -884,7 +917,7 @@ struct DeepPlan {
                     sums + (whole ? 0 : block - first_block) * domains() * block_sums(s.pixels());
                 // Blocks' weights follow each other, if all are read.
                 const Sum* const ahead =
-                    whole || deep.by_pairs  ? nullptr
+                    whole || deep.by_pairs || packs_parts ? nullptr
                     : block + 1 < end_block ? weights_of(block + 1, 0, s.done)
                                             : weights_of(first_block, 0, s.done + s.count);
                 add_products(
@@ -998,16 +1031,20 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const De
     const int64_t out_image =
         deep.groups * deep.group_filters * deep.out_height * deep.out_width;
     const int64_t units = plan.units(), blocks = plan.blocks;
+    const int64_t out_pixels = deep.batch * deep.out_height * deep.out_width;
     plan.packs_each = !kept && !deep.by_squares && threads > 1 && are_shared_evenly(units, threads) &&
-                      images_together(deep.batch, plan.image()) == deep.batch &&
-                      deep.batch * deep.out_height * deep.out_width < kDeepPackedPixels;
+                      images_together(deep.batch, plan.image()) == deep.batch;
+    const bool stays = deep.batch * plan.image() <= kDeepPartSource * deep.window || units <= threads;
+    plan.packs_parts = plan.packs_each && !deep.by_pairs && deep.phases == 1 && stays &&
+                       out_pixels <= kDeepPartPixels;
+    plan.packs_each = plan.packs_parts || (plan.packs_each && out_pixels < kDeepBlockPixels);
     // Each of many images is computed by one thread, of few ones some blocks.
     plan.lays_out = plan.should_lay_out(deep.batch >= threads ? blocks : blocks * deep.batch / threads);
     const DeepShares shares(deep, blocks, plan.image(), plan.packed(),
                             deep.phase[0].rows * deep.phase[0].columns, plan.grain(deep.phase[0]),
                             plan.lays_out, plan.packs_each, threads);
     const int64_t images = shares.by_image ? threads : shares.together;
-    const int64_t packings = kept ? 0 : plan.packs_each ? threads : units;
+    const int64_t packings = kept || plan.packs_parts ? 0 : plan.packs_each ? threads : units;
     const int64_t own_scratch = plan.scratch();
     // Each by itself: what is larger than 32 MiB is new memory in each call, with pages to be made.
     const Buffer<Sum> own(packings * plan.packed()), scratch(threads * own_scratch);
@@ -1022,8 +1059,9 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const De
     const auto compute = [&](int64_t first, int64_t count, const Sum* image, int64_t group,
                              int64_t part, int64_t slice, int member) {
         const int64_t begin = blocks * part / shares.parts, after = blocks * (part + 1) / shares.parts;
-        const int64_t unit = plan.packs_each ? member : group * blocks + begin;
-        if (plan.packs_each) plan.pack(group * blocks + begin, own + unit * plan.packed());
+        const int64_t unit = plan.packs_parts ? 0 : plan.packs_each ? member : group * blocks + begin;
+        if (plan.packs_each && !plan.packs_parts)
+            plan.pack(group * blocks + begin, own + unit * plan.packed());
         plan.run_blocks(image, count, group, begin, after, slice, shares.slices,
                         packed + unit * plan.packed(), end.from(0, first * out_image),
                         scratch + member * own_scratch, out + first * out_image);

@@ -196,6 +196,8 @@ def _real(problem, rng):
         *("b5,c3,h35,w42,m20,k7,s7x7", "b30,c3,h9,w11,m20,k9x10", "b1,c6,h50,w50,m7,k9,s4x4"),
         *("b9,c40,h17,w15,m30,k1x7,p0x3", "b1,c3,h97,w41,m20,k5,s3x3,p2x2"),
         *("b5,c40,h24,w26,m33,k1,s2x2", "b9,c70,h7,w7,m40,k3,p1x1"),
+        # Two threads and three pack parts of weights that end within a channel.
+        *("b5,c74,h9,w7,m128,k3,p2x2,d2x2,g2", "b7,c70,h11,w12,m64,k1x5,p0x2"),
     ],
 )
 def test_no_result_depends_on_threads(isa, text, dtype, rng):
