@@ -156,7 +156,8 @@ def on_cpu(options):
     }
     about = (
         f"{settings.threads()} threads, medians of {samples} runs; "
-        "PyTorch: the better of NCHW and NHWC. Above 1, ours is faster."
+        "PyTorch: the better of NCHW and NHWC. Above 1, ours is faster.\n\n"
+        "Weights are packed or read where they are in each call, as outside of networks."
     )
     text = f"{about}\n\n{layers.tables(found)}"
     results.show(options.output, "Layers of networks on the CPU", text, content)
