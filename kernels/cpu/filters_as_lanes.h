@@ -60,6 +60,8 @@ constexpr int64_t kDeepPartPixels = 1024, kDeepBlockPixels = 400;
 // The most numbers of the padded source for each tap where parts are packed: each thread reads all pixels for
 // each of its blocks, and with several taps computes longer with what it reads.
 constexpr int64_t kDeepPartSource = 1 << 19;
+// A block's weights for pairs, from which on they are packed in parts: fewer stay in a core's cache.
+constexpr int64_t kDeepPartPairs = 1 << 17;
 
 // The output pixels (row + i * row_step, column + j * column_step), and the taps they sum.
 struct Phase {
@@ -508,9 +510,12 @@ struct DeepPlan {
         return (all + kDeepLine - 1) / kDeepLine * kDeepLine;  // sums begin with a line
     }
     int64_t sums() const { return kDeepSums * kDeepVectors * Lanes<Sum>::count; }
-    int64_t part_weights() const { return kDeepBlock * kDeepVectors * Lanes<Sum>::count; }
+    int64_t joined() const { return deep.by_pairs ? sums() / 2 : 0; }
+    int64_t part_weights() const {
+        return most_summed() * (deep.by_pairs ? deep.window : 1) * kDeepVectors * Lanes<Sum>::count;
+    }
     int64_t scratch() const {
-        return factors() + sums() + (deep.by_pairs ? sums() / 2 : packs_parts ? part_weights() : 0);
+        return factors() + sums() + joined() + (packs_parts ? part_weights() : 0);
     }
     int64_t beyond() const { return kDeepRun<Sum> * Lanes<Sum>::count + 1; }
 
@@ -542,7 +547,7 @@ struct DeepPlan {
         const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
         const T* first = weights.first + unit / blocks * weights.group_step +
                          this->first(block) * weights.filter_step;
-        if (deep.by_pairs) return pack_pairs(block, first, out);
+        if (deep.by_pairs) return pack_pairs(block, first, deep.group_channels, out);
         const bool whole = deep.phases == 1;
         if (whole && weights.channel_step == deep.window) {
             interleave(first, weights.filter_step, filters(block), wide,
@@ -565,11 +570,14 @@ struct DeepPlan {
         }
     }
 
-    // Weights of `count` products from `done` on, of the only phase, as [product][filter].
+    // Weights of `count` products from `done` on, of the only phase, as [product][filter]; of pairs those of
+    // so many channels.
     void pack_part(int64_t unit, int64_t done, int64_t count, Sum* out) const {
         const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
         const T* first = weights.first + unit / blocks * weights.group_step +
                          this->first(block) * weights.filter_step;
+        if (deep.by_pairs)
+            return pack_pairs(block, first + done * weights.channel_step, count, out);
         const int64_t taps = weights.channel_step == deep.window ? all_products() : deep.window;
         for (int64_t t = done, some; t < done + count; t += some, out += some * wide) {
             const int64_t left = taps - t % taps;
@@ -580,26 +588,27 @@ struct DeepPlan {
     }
     int64_t all_products() const { return deep.group_channels * deep.window; }
 
-    // The same for domains, whose weights are sums of up to three taps. A few channels at a time.
-    void pack_pairs(int64_t block, const T* first, Sum* out) const {
+    // A block's weights of some channels as [domain][channel][tap][filter], each the sum of up to three taps.
+    // A few channels at a time.
+    void pack_pairs(int64_t block, const T* first, int64_t channels, Sum* out) const {
         constexpr int64_t kChannels = 4;
         Sum taps[kChannels * kMostPairTaps * kDeepVectors * Lanes<Sum>::count];
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
         const int64_t window = deep.pairs.kernel * weights.kernel_w;
         const bool together = weights.channel_step == window;
-        for (int64_t c = 0; c < deep.group_channels; c += kChannels) {
-            const int64_t left = deep.group_channels - c, count = left < kChannels ? left : kChannels;
+        for (int64_t c = 0; c < channels; c += kChannels) {
+            const int64_t left = channels - c, count = left < kChannels ? left : kChannels;
             const T* from = first + c * weights.channel_step;
             for (int64_t i = 0; i < (together ? 1 : count); ++i)
                 interleave(from + i * weights.channel_step, weights.filter_step, filters(block),
                            wide, together ? count * window : window, taps + i * window * wide);
             for (int64_t i = 0; i < count; ++i)
-                combine_taps(c + i, taps + i * window * wide, wide, out);
+                combine_taps(c + i, channels, taps + i * window * wide, wide, out);
         }
     }
 
-    // One channel's weights for all domains, from its taps as [p][q][filter].
-    void combine_taps(int64_t c, const Sum* taps, int64_t wide, Sum* out) const {
+    // The weights of one of `channels` channels for all domains, from its taps as [p][q][filter].
+    void combine_taps(int64_t c, int64_t channels, const Sum* taps, int64_t wide, Sum* out) const {
         using L = Lanes<Sum>;
         Sum half[kDomains][kMostPairTaps * kDeepVectors * L::count];
         const int64_t wide_row = weights.kernel_w * wide, next = deep.direction * wide_row;
@@ -610,12 +619,14 @@ struct DeepPlan {
                 expand(row + m, next, has_third,
                        [&](int t, typename L::Vec v) { L::store(half[t] + m, v); });
             for (int t = 0; t < kDomains; ++t)
-                if (g >= deep.pairs.first_group(t)) combine_row(c, g, t, half[t], wide, out);
+                if (g >= deep.pairs.first_group(t))
+                    combine_row(c, channels, g, t, half[t], wide, out);
         }
     }
 
     // The weights of group `g` of rows in domain `t` of rows, from its columns as [q][filter].
-    void combine_row(int64_t c, int64_t g, int t, const Sum* columns, int64_t wide, Sum* out) const {
+    void combine_row(int64_t c, int64_t channels, int64_t g, int t, const Sum* columns, int64_t wide,
+                     Sum* out) const {
         using L = Lanes<Sum>;
         const int across = deep.by_squares ? kDomains : 1;
         Sum* to[kDomains];
@@ -624,7 +635,7 @@ struct DeepPlan {
             const int64_t first = deep.by_squares ? deep.across.first_group(u) : 0;
             const int64_t taps = deep.by_squares ? deep.across.groups - first : weights.kernel_w;
             const int64_t before = c * phase.taps + (g - deep.pairs.first_group(t)) * taps - first;
-            to[u] = out + (deep.group_channels * phase.first_tap + before) * wide;
+            to[u] = out + (channels * phase.first_tap + before) * wide;
         }
         if (!deep.by_squares) {
             for (int64_t k = 0; k < weights.kernel_w; ++k)
@@ -896,7 +907,7 @@ struct DeepPlan {
                      const Phase& phase, int64_t begin, int64_t end, const Sum* packed,
                      const DeepEnd<T>& last, Sum* scratch, T* y) const {
         Sum* const sums = scratch + factors();
-        Sum* const part = sums + this->sums();
+        Sum* const part = sums + this->sums() + joined();
         Stretch s(phase, begin, end);
         cut(&s);
         const int64_t all = summed(phase), most = most_summed();
@@ -907,10 +918,11 @@ struct DeepPlan {
             if (packs_parts) pack_part(group * blocks + first_block, s.done, s.count, part);
             for (int64_t block = first_block; block < end_block; ++block) {
                 const auto weights_of = [&](int64_t block, int64_t n, int64_t done) -> const Sum* {
-                    if (packs_parts) return part;
+                    const int64_t first_tap = phase_of(s, n).first_tap;
+                    const int64_t wide = vectors(block) * Lanes<Sum>::count;
+                    if (packs_parts) return part + s.count * first_tap * wide;
                     return packed + (block - first_block) * this->packed() +
-                           (deep.group_channels * phase_of(s, n).first_tap + done * each(n)) *
-                               vectors(block) * Lanes<Sum>::count;
+                           (deep.group_channels * first_tap + done * each(n)) * wide;
                 };
                 const bool ends = s.done + s.count == all, whole = all <= most;
                 Sum* const own =
@@ -1035,8 +1047,8 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const De
     plan.packs_each = !kept && !deep.by_squares && threads > 1 && are_shared_evenly(units, threads) &&
                       images_together(deep.batch, plan.image()) == deep.batch;
     const bool stays = deep.batch * plan.image() <= kDeepPartSource * deep.window || units <= threads;
-    plan.packs_parts = plan.packs_each && !deep.by_pairs && deep.phases == 1 && stays &&
-                       out_pixels <= kDeepPartPixels;
+    const bool has_parts = deep.by_pairs ? plan.packed() >= kDeepPartPairs : deep.phases == 1;
+    plan.packs_parts = plan.packs_each && has_parts && stays && out_pixels <= kDeepPartPixels;
     plan.packs_each = plan.packs_parts || (plan.packs_each && out_pixels < kDeepBlockPixels);
     // Each of many images is computed by one thread, of few ones some blocks.
     plan.lays_out = plan.should_lay_out(deep.batch >= threads ? blocks : blocks * deep.batch / threads);

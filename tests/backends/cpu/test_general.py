@@ -213,6 +213,19 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
                 np.testing.assert_array_equal(other, found[0], err_msg=direction)
 
 
+@every(text=["b1,c700,h12,w9,m64,k3,p1x2,d1x2", "b1,c64,h12,w9,m700,k3,p1x2,d1x2"])
+def test_two_threads_pack_parts_of_pairs(isa, text, rng):
+    """Of so many channels; one thread packs all of them first."""
+    problem = ConvProblem.parse(text)
+    x, w, dy = _real(problem, rng)
+    for direction in ("forward", "backward_data"):
+        found = []
+        for threads in (1, 2):
+            with settings.override(threads=threads):
+                found.append(run(problem, direction, x, w, None, dy, None))
+        np.testing.assert_array_equal(*found, err_msg=direction)
+
+
 @every(
     text=[
         "b2,c64,h14,w14,m16,k3,p1x1",
