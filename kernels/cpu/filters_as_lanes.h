@@ -542,27 +542,22 @@ struct DeepPlan {
         return (n * deep.pairs.starts() + group) * deep.row + tap % deep.kernel_w * deep.dilate_w;
     }
 
+    // Of a block: its first filter's first weight.
+    const T* first_weight(int64_t unit) const {
+        return weights.first + unit / blocks * weights.group_step +
+               first(unit % blocks) * weights.filter_step;
+    }
+
     // A block's weights as [phase][channel][tap][filter], zeros for filters that do not exist.
     void pack(int64_t unit, Sum* out) const {
+        if (deep.by_pairs || deep.phases == 1)
+            return pack_part(unit, 0, summed(deep.phase[0]), out);
         const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
-        const T* first = weights.first + unit / blocks * weights.group_step +
-                         this->first(block) * weights.filter_step;
-        if (deep.by_pairs) return pack_pairs(block, first, deep.group_channels, out);
-        const bool whole = deep.phases == 1;
-        if (whole && weights.channel_step == deep.window) {
-            interleave(first, weights.filter_step, filters(block), wide,
-                       deep.group_channels * deep.window, out);
-            return;
-        }
         for (int64_t n = 0; n < deep.phases; ++n) {
             const Phase& phase = deep.phase[n];
             const DeepTap* taps = deep.tap + phase.first_tap;
             for (int64_t c = 0; c < deep.group_channels; ++c, out += phase.taps * wide) {
-                const T* from = first + c * weights.channel_step;
-                if (whole) {
-                    interleave(from, weights.filter_step, filters(block), wide, phase.taps, out);
-                    continue;
-                }
+                const T* from = first_weight(unit) + c * weights.channel_step;
                 for (int64_t t = 0; t < phase.taps; ++t)
                     interleave(from + taps[t].p * weights.kernel_w + taps[t].q,
                                weights.filter_step, filters(block), wide, 1, out + t * wide);
@@ -570,23 +565,21 @@ struct DeepPlan {
         }
     }
 
-    // Weights of `count` products from `done` on, of the only phase, as [product][filter]; of pairs those of
-    // so many channels.
+    // Weights of `count` terms of a sum from `done` on: products of the only phase, as [product][filter], or
+    // channels of pairs.
     void pack_part(int64_t unit, int64_t done, int64_t count, Sum* out) const {
         const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
-        const T* first = weights.first + unit / blocks * weights.group_step +
-                         this->first(block) * weights.filter_step;
+        const T* const first = first_weight(unit);
         if (deep.by_pairs)
             return pack_pairs(block, first + done * weights.channel_step, count, out);
-        const int64_t taps = weights.channel_step == deep.window ? all_products() : deep.window;
+        const int64_t together = weights.channel_step == deep.window ? offsets() : deep.window;
         for (int64_t t = done, some; t < done + count; t += some, out += some * wide) {
-            const int64_t left = taps - t % taps;
+            const int64_t left = together - t % together;
             some = left < done + count - t ? left : done + count - t;
-            interleave(first + t / taps * weights.channel_step + t % taps, weights.filter_step,
-                       filters(block), wide, some, out);
+            interleave(first + t / together * weights.channel_step + t % together,
+                       weights.filter_step, filters(block), wide, some, out);
         }
     }
-    int64_t all_products() const { return deep.group_channels * deep.window; }
 
     // A block's weights of some channels as [domain][channel][tap][filter], each the sum of up to three taps.
     // A few channels at a time.
