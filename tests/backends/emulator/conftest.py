@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 
 from ece408_op import settings
 from ece408_op.backends.emulator import compiler, findings
+from ece408_op.backends.emulator.library import Emulation, begin
 from ece408_op.backends.emulator.library import load as load_library
 
 
@@ -19,9 +18,9 @@ def load(tmp_path, kept):
         with settings.override(cache=kept):
             content = compiler.program(path)
             library = load_library(content)
-        # What another test has left.
+        # What another test of this process has left: findings, and an error that stays.
         findings.take()
-        library.ece408_emulator_set(2, 1, 0, ctypes.c_uint64(0))
+        begin(library, Emulation(threads=2))
         return library, content
 
     return loaded

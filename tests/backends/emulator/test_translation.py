@@ -188,7 +188,6 @@ extern "C" int run(float *host) {
 def test_shared_variables_outside_of_functions(load):
     library, content = load(OUTSIDE)
     numbers = (ctypes.c_float * 8)()
-    library.ece408_emulator_set(2, 1, 0, ctypes.c_uint64(0))
     assert library.run(numbers) == 0
     assert list(numbers) == [17, 16, 15, 14] * 2
     assert findings.located(findings.take(), content) == []
