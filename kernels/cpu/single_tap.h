@@ -1,9 +1,9 @@
 // Convolutions of a single tap, which are matrix products: filters by channels times channels by
 // pixels.
 //
-// A tile's pixels are laid out channel after channel, once for all blocks of filters, so that they
-// are read in order, as packed weights are, whatever a plane's size. Pixels that few blocks take stay
-// where they are.
+// The first block of filters lays a tile's pixels out channel after channel while it computes, so that the
+// other blocks read them in order, as packed weights are, whatever a plane's size. Pixels that few blocks
+// take stay where they are.
 //
 // The work of an image is a list of cells, each a tile of pixels and a block of filters: tile after
 // tile of a group of blocks, then those of the next group. Threads take whole images, or, of few
@@ -43,6 +43,7 @@ struct Column {
     const float* x;       // a channel's vectors lie at `in`, the next one's `step` floats further on
     const int64_t* in;
     int64_t step;
+    float* laid_out;      // where a function that lays them out has the pixels for later blocks
     const float* packed;  // of each block its biases, then its weights as [c][filter];
     const float* bias;    // or the first filter's bias, unless null,
     const float* weights;  // and its weights, with so many floats to the next filter's and channel's
@@ -63,7 +64,7 @@ struct Column {
 
 // Channels [begin, end), whose weights begin at `weight`. All addresses are of few registers, which few
 // instructions move on: where two threads share a core, instructions are what it is short of.
-template <bool Packed, int MT, int VT>
+template <bool Packed, bool LaysOut, int MT, int VT>
 __attribute__((always_inline)) inline void add_channels(const Column& column, const float* weight,
                                                         int64_t begin, int64_t end,
                                                         Vec (&sum)[MT][VT]) {
@@ -74,11 +75,16 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
     for (int v = 0; v < VT; ++v) pixel[v] = column.x + column.in[v];
     int64_t at = begin * column.step;
     const int64_t all = end * column.step;
+    float* to = LaysOut ? column.laid_out + begin * VT * kLanes : nullptr;
     do {
         Vec x[VT];
         ECE408_UNROLL
-        for (int v = 0; v < VT; ++v) x[v] = load(pixel[v] + at);
+        for (int v = 0; v < VT; ++v) {
+            x[v] = load(pixel[v] + at);
+            if (LaysOut) store(to + v * kLanes, x[v]);
+        }
         at += column.step;
+        if (LaysOut) to += VT * kLanes;
         ECE408_UNROLL
         for (int m = 0; m < MT; ++m) {
             const float* some = m < 6 ? weight : weight + 6 * row;
@@ -92,7 +98,7 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
 }
 
 // All channels, in partial sums of kBlock channels: long sums in one piece lose more to rounding.
-template <bool Packed, int MT, int VT>
+template <bool Packed, bool LaysOut, int MT, int VT>
 __attribute__((always_inline)) inline void add_all_channels(const Column& column,
                                                             const float* weights,
                                                             Vec (&sum)[MT][VT]) {
@@ -109,7 +115,7 @@ __attribute__((always_inline)) inline void add_all_channels(const Column& column
             }
         }
         const int64_t left = column.channels - c, end = c + (left < kBlock ? left : kBlock);
-        add_channels<Packed>(column, weights + c * step, c, end, sum);
+        add_channels<Packed, LaysOut>(column, weights + c * step, c, end, sum);
         ECE408_UNROLL
         for (int m = 0; m < MT && c > 0; ++m) {
             ECE408_UNROLL
@@ -157,7 +163,8 @@ __attribute__((always_inline)) inline void ask_for_outputs(float* const (&y)[VT]
         for (int v = 0; v < VT; v += kVectors) prefetch_output(y[v] + m * filter_step + ahead);
 }
 
-template <bool Packed>
+// Those that lay pixels out are functions of their own: in one function GCC keeps sums in memory.
+template <bool Packed, bool LaysOut>
 struct Columns {
     using Function = void(const Column&);
 
@@ -188,13 +195,14 @@ struct Columns {
             Vec sum[MT][VT];
             if constexpr (Packed) {
                 start(packed, sum);
-                add_all_channels<true>(column, packed + MT, sum);
+                add_all_channels<true, LaysOut>(column, packed + MT, sum);
                 packed += MT * (1 + column.channels);
             } else {
                 if (column.asks) ask_for_weights<MT>(column, first);
                 const float zeros[MT] = {};
                 start(column.bias ? column.bias + first : zeros, sum);
-                add_all_channels<false>(column, column.weights + first * column.weight_step, sum);
+                add_all_channels<false, LaysOut>(column, column.weights + first * column.weight_step,
+                                                 sum);
             }
             if (column.finish.factors) finish_sums(column, first, sum);
             ECE408_UNROLL
@@ -225,27 +233,19 @@ struct TapPlan {
     int64_t first_block(int64_t group) const { return part_start(tiling.blocks, groups, group); }
 };
 
-// A tile of an image as [c][vector][lane].
-void lay_out_tile(const TapPlan& plan, const float* x, int64_t tile, float* to) {
-    const int64_t first = plan.tiling.first_vector(tile), end = plan.tiling.first_vector(tile + 1);
-    for (int64_t c = 0; c < plan.channels(); ++c, x += plan.plane())
-        for (int64_t v = first; v < end; ++v, to += kLanes) store(to, load(x + plan.tiling.in[v]));
-}
-
 // A tile of an image, of which blocks of filters can be computed.
 struct TapTile {
     const TapPlan& plan;
     int64_t first, vectors;
     Column column;
 
-    // `laid_out`: its pixels, or null.
-    TapTile(const TapPlan& plan, int64_t tile, const float* x, const float* laid_out)
+    // `laid_out`: room for its pixels as [c][vector][lane], or null.
+    TapTile(const TapPlan& plan, int64_t tile, const float* x, float* laid_out)
         : plan(plan), first(plan.tiling.first_vector(tile)),
           vectors(plan.tiling.first_vector(tile + 1) - first), column() {
         column.channels = plan.channels();
-        column.x = laid_out ? laid_out : x;
-        column.in = laid_out ? kInScratch : &plan.tiling.in[first];
-        column.step = laid_out ? vectors * kLanes : plan.plane();
+        column.x = x, column.in = &plan.tiling.in[first], column.step = plan.plane();
+        column.laid_out = laid_out;
     }
 
     // `blocks` blocks together ask for channels [begin, end) of a run of tiles of an image.
@@ -273,6 +273,12 @@ struct TapTile {
             ask_for(next, 0, begin, end, blocks);
     }
 
+    template <bool LaysOut>
+    void (*pick(int filters, int wide) const)(const Column&) {
+        return plan.packed ? pick_filters<Columns<true, LaysOut>, 0>(filters, wide)
+                           : pick_filters<Columns<false, LaysOut>, 0>(filters, wide);
+    }
+
     // Blocks [begin, end), which are of one size, to `y`, where the filter `first_filter(begin)` begins.
     void compute(int64_t begin, int64_t end, float* y, const int64_t* out, int64_t filter_step,
                  const ece408_finish& finish) {
@@ -288,8 +294,11 @@ struct TapTile {
         column.finish = finish;
         const auto filters = static_cast<int>(plan.tiling.filters_of(begin));
         const auto wide = static_cast<int>(vectors);
-        (plan.packed ? pick_filters<Columns<true>, 0>(filters, wide)
-                     : pick_filters<Columns<false>, 0>(filters, wide))(column);
+        (column.laid_out ? pick<true>(filters, wide) : pick<false>(filters, wide))(column);
+        if (column.laid_out) {
+            column.x = column.laid_out, column.in = kInScratch, column.step = vectors * kLanes;
+            column.laid_out = nullptr;
+        }
         if (column.ahead) column.ahead += column.ahead_step * column.ahead_channels * column.blocks;
     }
 
@@ -297,7 +306,6 @@ struct TapTile {
     void run(int64_t begin, int64_t end, float* image_y) {
         const Tiling& tiling = plan.tiling;
         const int64_t large = tiling.large_blocks();
-        const int64_t turn = large < begin ? begin : large < end ? large : end;
         const auto run_some = [&](int64_t some_begin, int64_t some_end) {
             if (some_begin >= some_end) return;
             const int64_t m = tiling.first_filter(some_begin);
@@ -305,6 +313,11 @@ struct TapTile {
             compute(some_begin, some_end, y, &tiling.out[first], tiling.plane,
                     finish_from(plan.finish, m, y - plan.y));
         };
+        if (column.laid_out) {
+            run_some(begin, begin + 1);
+            ++begin;
+        }
+        const int64_t turn = large < begin ? begin : large < end ? large : end;
         run_some(begin, turn);
         run_some(turn, end);
     }
@@ -337,8 +350,7 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         const int64_t left = end - begin, all = first + blocks - block;
         const int64_t last = block + (left < all ? left : all);
         begin += last - block;
-        if (scratch) lay_out_tile(plan, x, number, scratch);
-        TapTile tile(plan, number, x, scratch);
+        TapTile tile(plan, number, x, last - block > 1 ? scratch : nullptr);
         tile.column.asks = known != group && !plan.layer.turned;
         tile.column.is_first = known != group;
         tile.column.is_last = number + 1 == tiling.tiles || begin == end;
