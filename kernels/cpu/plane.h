@@ -85,8 +85,11 @@ inline int64_t choose_blocks(int64_t filters) {
     for (int64_t most = kMaxFilters; most > 0; --most) {
         const int64_t blocks = divide_up(filters, most), large = divide_up(filters, blocks);
         const int64_t vectors = most_vectors(static_cast<int>(large));
+        const int64_t of_large = filters % blocks ? filters % blocks : blocks;
+        const int64_t of_all = of_large * tile_cost(large, vectors) +
+                               (blocks - of_large) * tile_cost(large - 1, vectors);
         // Of 12 vectors, which every tile's size divides.
-        const int64_t cost = blocks * tile_cost(large, vectors) * 12 / vectors;
+        const int64_t cost = of_all * 12 / vectors;
         if (best == 0 || cost < best_cost) {
             best = blocks;
             best_cost = cost;
