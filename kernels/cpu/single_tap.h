@@ -3,7 +3,8 @@
 //
 // The first block of filters lays a tile's pixels out channel after channel while it computes, so that the
 // other blocks read them in order, as packed weights are, whatever a plane's size. Pixels that few blocks
-// take stay where they are.
+// take stay where they are. All blocks take their sums of the first 256 channels, then those of the next
+// ones: the first cache holds so many channels of a tile.
 //
 // The work of an image is a list of cells, each a tile of pixels and a block of filters: tile after
 // tile of a group of blocks, then those of the next group. Threads take whole images, or, of few
@@ -37,14 +38,15 @@ inline bool is_worth_packing(const Shape& s, int threads) {
 // Floats of the pixels that are asked for together: they stay in a core's second cache.
 constexpr int64_t kRunFloats = 1 << 15;
 
-// What a tile of pixels does with consecutive blocks of filters.
+// What a tile of pixels does with consecutive blocks of filters: it computes sums of channels [begin, end),
+// and adds them to those of the channels before, which lie where the outputs are to be.
 struct Column {
-    int64_t channels, blocks;
+    int64_t blocks, begin, end;
     const float* x;       // a channel's vectors lie at `in`, the next one's `step` floats further on
     const int64_t* in;
     int64_t step;
     float* laid_out;      // where a function that lays them out has the pixels for later blocks
-    const float* packed;  // of each block its biases, then its weights as [c][filter];
+    const float* packed;  // of each block its biases, for the first channels, and weights as [c][filter];
     const float* bias;    // or the first filter's bias, unless null,
     const float* weights;  // and its weights, with so many floats to the next filter's and channel's
     int64_t weight_step, channel_step;
@@ -62,20 +64,19 @@ struct Column {
     bool is_first, is_last;
 };
 
-// Channels [begin, end), whose weights begin at `weight`. All addresses are of few registers, which few
+// The weights of the first channel begin at `weight`. All addresses are of few registers, which few
 // instructions move on: where two threads share a core, instructions are what it is short of.
 template <bool Packed, bool LaysOut, int MT, int VT>
 __attribute__((always_inline)) inline void add_channels(const Column& column, const float* weight,
-                                                        int64_t begin, int64_t end,
                                                         Vec (&sum)[MT][VT]) {
     const int64_t row = Packed ? 0 : column.weight_step;
     const int64_t rows[6] = {0, row, 2 * row, hidden(3 * row), 4 * row, hidden(5 * row)};
     const float* pixel[VT];
     ECE408_UNROLL
     for (int v = 0; v < VT; ++v) pixel[v] = column.x + column.in[v];
-    int64_t at = begin * column.step;
-    const int64_t all = end * column.step;
-    float* to = LaysOut ? column.laid_out + begin * VT * kLanes : nullptr;
+    int64_t at = 0;
+    const int64_t all = (column.end - column.begin) * column.step;
+    float* to = column.laid_out;
     do {
         Vec x[VT];
         ECE408_UNROLL
@@ -95,33 +96,6 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
         // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
         weight += Packed ? MT : hidden(column.channel_step);
     } while (at != all);
-}
-
-// All channels, in partial sums of kBlock channels: long sums in one piece lose more to rounding.
-template <bool Packed, bool LaysOut, int MT, int VT>
-__attribute__((always_inline)) inline void add_all_channels(const Column& column,
-                                                            const float* weights,
-                                                            Vec (&sum)[MT][VT]) {
-    constexpr int64_t kBlock = 256;
-    const int64_t step = Packed ? MT : column.channel_step;
-    for (int64_t c = 0; c < column.channels; c += kBlock) {
-        alignas(64) float before[MT][VT][kLanes];
-        ECE408_UNROLL
-        for (int m = 0; m < MT && c > 0; ++m) {
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) {
-                store(before[m][v], sum[m][v]);
-                sum[m][v] = broadcast(0.0f);
-            }
-        }
-        const int64_t left = column.channels - c, end = c + (left < kBlock ? left : kBlock);
-        add_channels<Packed, LaysOut>(column, weights + c * step, c, end, sum);
-        ECE408_UNROLL
-        for (int m = 0; m < MT && c > 0; ++m) {
-            ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) sum[m][v] = load(before[m][v]) + sum[m][v];
-        }
-    }
 }
 
 template <int MT, int VT>
@@ -149,8 +123,9 @@ __attribute__((noinline)) void ask_for_pixels(const float* x, int64_t channels, 
 // The next block's weights, whose rows are too short for processors to fetch ahead by themselves.
 template <int MT>
 inline void ask_for_weights(const Column& column, int64_t first) {
-    const float* const next = column.weights + (first + MT) * column.weight_step;
-    for (int64_t line = 0; line < MT * column.channels; line += kLine) prefetch(next + line);
+    const float* row = column.weights + (first + MT) * column.weight_step;
+    for (int m = 0; m < MT; ++m, row += column.weight_step)
+        for (int64_t c = column.begin; c < column.end; c += kLine) prefetch(row + c);
 }
 
 // The lines of a block's outputs, `ahead` floats further on: too few of each plane for processors to
@@ -177,6 +152,16 @@ struct Columns {
         }
     }
 
+    template <int MT, int VT>
+    __attribute__((always_inline)) static void add_to_sums(float* const (&y)[VT], int64_t filter_step,
+                                                           Vec (&sum)[MT][VT]) {
+        ECE408_UNROLL
+        for (int m = 0; m < MT; ++m) {
+            ECE408_UNROLL
+            for (int v = 0; v < VT; ++v) sum[m][v] = load(y[v] + m * filter_step) + sum[m][v];
+        }
+    }
+
     template <int, int MT, int VT>
     __attribute__((noinline)) static void run(const Column& given) {
         const Column column = given;  // which no store to y can change
@@ -193,17 +178,19 @@ struct Columns {
             if (column.is_first) ask_for_outputs<MT>(y, column.filter_step, 0);
             if (!column.is_last) ask_for_outputs<MT>(y, column.filter_step, VT * kLanes);
             Vec sum[MT][VT];
+            const float zeros[MT] = {};
+            const float* bias = Packed ? packed : column.bias ? column.bias + first : zeros;
+            start(column.begin == 0 ? bias : zeros, sum);
             if constexpr (Packed) {
-                start(packed, sum);
-                add_all_channels<true, LaysOut>(column, packed + MT, sum);
-                packed += MT * (1 + column.channels);
+                if (column.begin == 0) packed += MT;
+                add_channels<true, LaysOut>(column, packed, sum);
+                packed += MT * (column.end - column.begin);
             } else {
                 if (column.asks) ask_for_weights<MT>(column, first);
-                const float zeros[MT] = {};
-                start(column.bias ? column.bias + first : zeros, sum);
-                add_all_channels<false, LaysOut>(column, column.weights + first * column.weight_step,
-                                                 sum);
+                const float* const row = column.weights + first * column.weight_step;
+                add_channels<false, LaysOut>(column, row + column.begin * column.channel_step, sum);
             }
+            if (column.begin > 0) add_to_sums(y, column.filter_step, sum);
             if (column.finish.factors) finish_sums(column, first, sum);
             ECE408_UNROLL
             for (int m = 0; m < MT; ++m) {
@@ -229,23 +216,41 @@ struct TapPlan {
 
     int64_t channels() const { return layer.shape.channels; }
     int64_t plane() const { return layer.shape.height * layer.shape.width; }
-    int64_t tile_floats() const { return channels() * (tiling.size + 1) * kLanes; }
+    int64_t tile_floats(int64_t planes) const { return planes * (tiling.size + 1) * kLanes; }
     int64_t first_block(int64_t group) const { return part_start(tiling.blocks, groups, group); }
+};
+
+// Room for a thread's work: a tile's pixels for a partial sum as [c][vector][lane], or null, and its outputs
+// as [filter][vector][lane].
+struct TapRoom {
+    float *pixels, *outputs;
 };
 
 // A tile of an image, of which blocks of filters can be computed.
 struct TapTile {
     const TapPlan& plan;
+    const float* x;
+    TapRoom room;
     int64_t first, vectors;
     Column column;
 
-    // `laid_out`: room for its pixels as [c][vector][lane], or null.
-    TapTile(const TapPlan& plan, int64_t tile, const float* x, float* laid_out)
-        : plan(plan), first(plan.tiling.first_vector(tile)),
+    TapTile(const TapPlan& plan, int64_t tile, const float* x, const TapRoom& room)
+        : plan(plan), x(x), room(room), first(plan.tiling.first_vector(tile)),
           vectors(plan.tiling.first_vector(tile + 1) - first), column() {
-        column.channels = plan.channels();
-        column.x = x, column.in = &plan.tiling.in[first], column.step = plan.plane();
-        column.laid_out = laid_out;
+        column.weight_step = plan.layer.turned ? 1 : plan.channels();
+        column.channel_step = plan.layer.turned ? plan.layer.shape.filters : 1;
+    }
+
+    // The channels of a partial sum, the next one's after the first.
+    void take_channels(int64_t begin, bool lays_out) {
+        const int64_t end = begin + kSumChannels;
+        column.begin = begin, column.end = end < plan.channels() ? end : plan.channels();
+        column.x = x + begin * plan.plane();
+        column.in = &plan.tiling.in[first], column.step = plan.plane();
+        column.laid_out = lays_out ? room.pixels : nullptr;
+        if (begin == 0) return;
+        // Outputs and pixels have been asked for.
+        column.is_first = false, column.is_last = true, column.ahead = nullptr;
     }
 
     // `blocks` blocks together ask for channels [begin, end) of a run of tiles of an image.
@@ -280,17 +285,16 @@ struct TapTile {
     }
 
     // Blocks [begin, end), which are of one size, to `y`, where the filter `first_filter(begin)` begins.
-    void compute(int64_t begin, int64_t end, float* y, const int64_t* out, int64_t filter_step,
-                 const ece408_finish& finish) {
+    void compute(int64_t begin, int64_t end, float* y, const ece408_finish& finish) {
+        if (begin >= end) return;
         const int64_t m = plan.tiling.first_filter(begin);
-        const Layer& layer = plan.layer;
-        if (plan.packed) column.packed = plan.packed + m * (1 + plan.channels());
+        const int64_t channels = column.end - column.begin;
+        if (plan.packed)
+            column.packed = plan.packed + packed_offset(plan.layer.shape, m, column.begin, channels);
         column.bias = plan.bias ? plan.bias + m : nullptr;
-        column.weight_step = layer.turned ? 1 : plan.channels();
-        column.channel_step = layer.turned ? layer.shape.filters : 1;
-        column.weights = layer.weights + m * column.weight_step;
+        column.weights = plan.layer.weights + m * column.weight_step;
         column.blocks = end - begin;
-        column.y = y, column.out = out, column.filter_step = filter_step;
+        column.y = y;
         column.finish = finish;
         const auto filters = static_cast<int>(plan.tiling.filters_of(begin));
         const auto wide = static_cast<int>(vectors);
@@ -302,43 +306,46 @@ struct TapTile {
         if (column.ahead) column.ahead += column.ahead_step * column.ahead_channels * column.blocks;
     }
 
-    // Blocks [begin, end) of the image whose output is `image_y`.
-    void run(int64_t begin, int64_t end, float* image_y) {
+    // Blocks [begin, end) to `y`, where filters are `column.filter_step` apart, and what `finish` does there.
+    void compute_all(int64_t begin, int64_t end, float* y, const ece408_finish& finish) {
         const Tiling& tiling = plan.tiling;
-        const int64_t large = tiling.large_blocks();
-        const auto run_some = [&](int64_t some_begin, int64_t some_end) {
-            if (some_begin >= some_end) return;
-            const int64_t m = tiling.first_filter(some_begin);
-            float* const y = image_y + m * tiling.plane;
-            compute(some_begin, some_end, y, &tiling.out[first], tiling.plane,
-                    finish_from(plan.finish, m, y - plan.y));
-        };
-        if (column.laid_out) {
-            run_some(begin, begin + 1);
-            ++begin;
+        const int64_t large = tiling.large_blocks(), start = tiling.first_filter(begin);
+        const bool lays_out = room.pixels && end - begin > 1;
+        const int64_t second = lays_out ? begin + 1 : begin;
+        const int64_t turn = large < second ? second : large < end ? large : end;
+        for (int64_t c = 0; c < plan.channels(); c += kSumChannels) {
+            take_channels(c, lays_out);
+            const auto compute_some = [&](int64_t some_begin, int64_t some_end) {
+                const int64_t m = tiling.first_filter(some_begin) - start;
+                const int64_t at = m * column.filter_step;
+                const bool is_last = column.end == plan.channels();
+                compute(some_begin, some_end, y + at,
+                        is_last ? finish_from(finish, m, at) : ece408_finish{});
+            };
+            compute_some(begin, second);
+            compute_some(second, turn);
+            compute_some(turn, end);
         }
-        const int64_t turn = large < begin ? begin : large < end ? large : end;
-        run_some(begin, turn);
-        run_some(turn, end);
     }
 
-    // The same by way of a scratch array: where vectors may not overwrite what lies under them.
-    void run_apart(int64_t begin, int64_t end, float* image_y, bool accumulate) {
+    // Blocks [begin, end) of the image whose output is `image_y`. `apart`: by way of the room for outputs,
+    // where vectors may not overwrite what lies under them.
+    void run(int64_t begin, int64_t end, float* image_y, bool apart, bool accumulate) {
         const Tiling& tiling = plan.tiling;
-        float scratch[kMaxFilters * 4 * kLanes];
-        for (int64_t block = begin; block < end; ++block) {
-            compute(block, block + 1, scratch, kInScratch, vectors * kLanes, {});
-            const int64_t m = tiling.first_filter(block);
-            float* const y = image_y + m * tiling.plane;
-            put(tiling, finish_from(plan.finish, m, y - plan.y), scratch, y,
-                tiling.filters_of(block), first, first + vectors, accumulate);
-        }
+        const int64_t m = tiling.first_filter(begin), filters = tiling.first_filter(end) - m;
+        float* const y = image_y + m * tiling.plane;
+        const ece408_finish finish = finish_from(plan.finish, m, y - plan.y);
+        column.out = apart ? kInScratch : &tiling.out[first];
+        column.filter_step = apart ? vectors * kLanes : tiling.plane;
+        if (!apart) return compute_all(begin, end, y, finish);
+        compute_all(begin, end, room.outputs, {});
+        put(tiling, finish, room.outputs, y, filters, first, first + vectors, accumulate);
     }
 };
 
-// Cells [begin, end) of an image. `scratch`: room for a tile, or null. `next`: the image that this
-// thread is likely to read next, or null. `whole`: the image is one thread's.
-void run_cells(const TapPlan& plan, const float* x, const float* next, float* y, float* scratch,
+// Cells [begin, end) of an image. `next`: the image that this thread is likely to read next, or null.
+// `whole`: the image is one thread's.
+void run_cells(const TapPlan& plan, const float* x, const float* next, float* y, const TapRoom& room,
                int64_t begin, int64_t end, bool accumulate, bool whole) {
     const Tiling& tiling = plan.tiling;
     int64_t group = 0, known = -1;
@@ -350,7 +357,7 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         const int64_t left = end - begin, all = first + blocks - block;
         const int64_t last = block + (left < all ? left : all);
         begin += last - block;
-        TapTile tile(plan, number, x, last - block > 1 ? scratch : nullptr);
+        TapTile tile(plan, number, x, room);
         tile.column.asks = known != group && !plan.layer.turned;
         tile.column.is_first = known != group;
         tile.column.is_last = number + 1 == tiling.tiles || begin == end;
@@ -359,10 +366,8 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         // The parts of an image that several threads share come from the caches.
         if (whole) tile.ask_for_run_after(number, x, of_last_group ? next : nullptr, last - block);
         // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
-        if (accumulate || (!whole && number == tiling.tiles - 1 && tiling.first > 0))
-            tile.run_apart(block, last, y, accumulate);
-        else
-            tile.run(block, last, y);
+        const bool shared = !whole && number == tiling.tiles - 1 && tiling.first > 0;
+        tile.run(block, last, y, accumulate || shared, accumulate);
     }
 }
 
@@ -408,13 +413,21 @@ bool run_single_tap(const Layer& layer, const float* x, const float* bias, const
     const int team = static_cast<int>(threads < units ? threads : units);
     const int64_t pixels = layer.height * layer.width, image = s.channels * plan.plane();
     plan.groups = count_groups(plan, team);
-    while (2 * plan.run * plan.tile_floats() <= kRunFloats) plan.run *= 2;
+    while (2 * plan.run * plan.tile_floats(s.channels) <= kRunFloats) plan.run *= 2;
     const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks * plan.groups;
     const bool copies = !layer.as_it_is();
-    Buffer<float> tiles, copied;
-    if (lays_out) tiles = Buffer<float>(team * plan.tile_floats());
+    const int64_t planes = lays_out ? (s.channels < kSumChannels ? s.channels : kSumChannels) : 0;
+    const bool apart = accumulate || (parts > 1 && plan.tiling.first > 0);
+    const int64_t for_pixels = plan.tile_floats(planes);
+    const int64_t for_one = for_pixels + (apart ? plan.tile_floats(s.filters) : 0);
+    Buffer<float> rooms, copied;
+    if (for_one > 0) rooms = Buffer<float>(team * for_one);
     if (copies) copied = Buffer<float>((parts == 1 ? team : s.batch) * image);
-    if ((lays_out && !tiles) || (copies && !copied)) return false;
+    if ((for_one > 0 && !rooms) || (copies && !copied)) return false;
+    const auto room_of = [&](int member) {
+        float* const own = rooms + member * for_one;
+        return TapRoom{lays_out ? own : nullptr, apart ? own + for_pixels : nullptr};
+    };
     const auto copy = [&](int64_t b, int64_t c, float* to) {
         copy_channel(layer, x + (b * s.channels + c) * pixels, to + c * plan.plane());
     };
@@ -434,8 +447,7 @@ bool run_single_tap(const Layer& layer, const float* x, const float* bias, const
                 for (int64_t c = 0; c < s.channels && parts == 1; ++c) copy(b, c, own);
                 from = own;
             }
-            run_cells(plan, from, next, y + b * s.filters * plan.tiling.plane,
-                      lays_out ? tiles + member * plan.tile_floats() : nullptr,
+            run_cells(plan, from, next, y + b * s.filters * plan.tiling.plane, room_of(member),
                       part_start(all, parts, part), part_start(all, parts, part + 1), accumulate,
                       parts == 1);
         }

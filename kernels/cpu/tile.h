@@ -51,21 +51,39 @@ inline int64_t packed_floats(const Shape& s) {
 // Weights from which on threads share the packing.
 constexpr int64_t kManyWeights = 1 << 15;
 
-// Block after block of filters: their biases, or zeros, then their weights as [c][p][q][filter].
+// Channels of a partial sum of a single tap: long sums in one piece lose more to rounding.
+constexpr int64_t kSumChannels = 256;
+
+// Where the weights of channels from `begin` on, `channels` of them, begin for a block of filters.
+inline int64_t packed_offset(const Shape& s, int64_t first_filter, int64_t begin, int64_t channels) {
+    const int64_t window = s.kernel_h * s.kernel_w;
+    return begin == 0 ? first_filter * (1 + channels * window)
+                      : s.filters * (1 + begin * window) + first_filter * channels * window;
+}
+
+// Block after block of filters: their biases, or zeros, then their weights as [c][p][q][filter]. Of a single
+// tap these are the weights of the first partial sum's channels; those of later sums follow likewise.
 inline void pack_weights(const Layer& layer, const float* bias, float* packed, int threads) {
     const Shape& s = layer.shape;
     const FilterBlocks blocks(s.filters);
     const int64_t window = s.kernel_h * s.kernel_w, taps = s.channels * window;
+    const int64_t most = window == 1 ? kSumChannels : s.channels;
     share(s.filters * taps < kManyWeights ? 1 : threads, blocks.blocks, [&](int64_t block, int) {
         const int64_t first = blocks.first_filter(block), filters = blocks.filters_of(block);
-        float* to = packed + first * (1 + taps);
-        for (int64_t m = 0; m < filters; ++m) *to++ = bias ? bias[first + m] : 0.0f;
-        if (!layer.turned) return interleave(layer.taps(first, 0), taps, filters, filters, taps, to);
-        for (int64_t c = 0; c < s.channels; ++c)
-            for (int64_t t = 0; t < window; ++t, to += filters) {
-                const float* from = layer.taps(first, c) - t;
-                for (int64_t m = 0; m < filters; ++m) to[m] = from[m * window];
+        for (int64_t begin = 0; begin < s.channels; begin += most) {
+            const int64_t left = s.channels - begin, channels = left < most ? left : most;
+            float* to = packed + packed_offset(s, first, begin, channels);
+            for (int64_t m = 0; m < filters && begin == 0; ++m) *to++ = bias ? bias[first + m] : 0.0f;
+            if (!layer.turned) {
+                interleave(layer.taps(first, begin), taps, filters, filters, channels * window, to);
+                continue;
             }
+            for (int64_t c = begin; c < begin + channels; ++c)
+                for (int64_t t = 0; t < window; ++t, to += filters) {
+                    const float* from = layer.taps(first, c) - t;
+                    for (int64_t m = 0; m < filters; ++m) to[m] = from[m * window];
+                }
+        }
     });
 }
 
