@@ -32,6 +32,7 @@ namespace {
 // Layers whose sums are this short write so much per product that output bound for memory goes
 // past the caches: a line that the caches take in would be read before it is overwritten.
 constexpr int64_t kStreamedTaps = 72;
+static_assert(kStreamedTaps <= kSumChannels, "streamed single taps are packed as one sum");
 
 // Floats of the gradients for pixels that strides pick, for the second cache.
 constexpr int64_t kSpreadFloats = 1 << 20;

@@ -243,8 +243,7 @@ struct TapTile {
 
     // The channels of a partial sum, the next one's after the first.
     void take_channels(int64_t begin, bool lays_out) {
-        const int64_t end = begin + kSumChannels;
-        column.begin = begin, column.end = end < plan.channels() ? end : plan.channels();
+        column.begin = begin, column.end = sum_end(plan.layer.shape, begin);
         column.x = x + begin * plan.plane();
         column.in = &plan.tiling.in[first], column.step = plan.plane();
         column.laid_out = lays_out ? room.pixels : nullptr;
@@ -254,11 +253,11 @@ struct TapTile {
     }
 
     // `blocks` blocks together ask for channels [begin, end) of a run of tiles of an image.
-    void ask_for(const float* x, int64_t tile, int64_t begin, int64_t end, int64_t blocks) {
+    void ask_for(const float* image, int64_t tile, int64_t begin, int64_t end, int64_t blocks) {
         const Tiling& tiling = plan.tiling;
         const int64_t vector = tiling.first_vector(tile), stop = tile + plan.run;
         const int64_t last = tiling.first_vector(stop < tiling.tiles ? stop : tiling.tiles);
-        column.ahead = x + begin * plan.plane() + tiling.in[vector];
+        column.ahead = image + begin * plan.plane() + tiling.in[vector];
         column.ahead_floats = (last - vector) * kLanes;
         column.ahead_step = plan.plane();
         column.ahead_channels = divide_up(end - begin, blocks);
@@ -267,7 +266,7 @@ struct TapTile {
     // The tiles of a run together ask for the next run, or, at the image's end, for the first run of
     // the image `next`, unless null. So each channel's pixels are asked for in long rows, which memory
     // gives fastest.
-    void ask_for_run_after(int64_t tile, const float* x, const float* next, int64_t blocks) {
+    void ask_for_run_after(int64_t tile, const float* next, int64_t blocks) {
         const int64_t place = tile % plan.run, start = tile - place;
         const int64_t left = plan.tiling.tiles - start, some = left < plan.run ? left : plan.run;
         const int64_t begin = part_start(plan.channels(), some, place);
@@ -288,9 +287,9 @@ struct TapTile {
     void compute(int64_t begin, int64_t end, float* y, const ece408_finish& finish) {
         if (begin >= end) return;
         const int64_t m = plan.tiling.first_filter(begin);
-        const int64_t channels = column.end - column.begin;
+        const int64_t taps = column.end - column.begin;
         if (plan.packed)
-            column.packed = plan.packed + packed_offset(plan.layer.shape, m, column.begin, channels);
+            column.packed = plan.packed + packed_offset(plan.layer.shape, m, column.begin, taps);
         column.bias = plan.bias ? plan.bias + m : nullptr;
         column.weights = plan.layer.weights + m * column.weight_step;
         column.blocks = end - begin;
@@ -313,7 +312,7 @@ struct TapTile {
         const bool lays_out = room.pixels && end - begin > 1;
         const int64_t second = lays_out ? begin + 1 : begin;
         const int64_t turn = large < second ? second : large < end ? large : end;
-        for (int64_t c = 0; c < plan.channels(); c += kSumChannels) {
+        for (int64_t c = 0; c < plan.channels(); c = column.end) {
             take_channels(c, lays_out);
             const auto compute_some = [&](int64_t some_begin, int64_t some_end) {
                 const int64_t m = tiling.first_filter(some_begin) - start;
@@ -364,7 +363,7 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         known = group;
         const bool of_last_group = first + blocks == tiling.blocks;
         // The parts of an image that several threads share come from the caches.
-        if (whole) tile.ask_for_run_after(number, x, of_last_group ? next : nullptr, last - block);
+        if (whole) tile.ask_for_run_after(number, of_last_group ? next : nullptr, last - block);
         // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
         const bool shared = !whole && number == tiling.tiles - 1 && tiling.first > 0;
         tile.run(block, last, y, accumulate || shared, accumulate);
@@ -416,9 +415,8 @@ bool run_single_tap(const Layer& layer, const float* x, const float* bias, const
     while (2 * plan.run * plan.tile_floats(s.channels) <= kRunFloats) plan.run *= 2;
     const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks * plan.groups;
     const bool copies = !layer.as_it_is();
-    const int64_t planes = lays_out ? (s.channels < kSumChannels ? s.channels : kSumChannels) : 0;
     const bool apart = accumulate || (parts > 1 && plan.tiling.first > 0);
-    const int64_t for_pixels = plan.tile_floats(planes);
+    const int64_t for_pixels = lays_out ? plan.tile_floats(sum_end(s, 0)) : 0;
     const int64_t for_one = for_pixels + (apart ? plan.tile_floats(s.filters) : 0);
     Buffer<float> rooms, copied;
     if (for_one > 0) rooms = Buffer<float>(team * for_one);

@@ -54,11 +54,15 @@ constexpr int64_t kManyWeights = 1 << 15;
 // Channels of a partial sum of a single tap: long sums in one piece lose more to rounding.
 constexpr int64_t kSumChannels = 256;
 
-// Where the weights of channels from `begin` on, `channels` of them, begin for a block of filters.
-inline int64_t packed_offset(const Shape& s, int64_t first_filter, int64_t begin, int64_t channels) {
-    const int64_t window = s.kernel_h * s.kernel_w;
-    return begin == 0 ? first_filter * (1 + channels * window)
-                      : s.filters * (1 + begin * window) + first_filter * channels * window;
+// Where the partial sum that begins with channel `begin` ends.
+inline int64_t sum_end(const Shape& s, int64_t begin) {
+    const int64_t end = begin + kSumChannels;
+    return end < s.channels ? end : s.channels;
+}
+
+// Where a block's packed weights of a partial sum of `taps` taps begin, which has so many `before`.
+inline int64_t packed_offset(const Shape& s, int64_t first_filter, int64_t before, int64_t taps) {
+    return before == 0 ? first_filter * (1 + taps) : s.filters * (1 + before) + first_filter * taps;
 }
 
 // Block after block of filters: their biases, or zeros, then their weights as [c][p][q][filter]. Of a single
@@ -67,18 +71,18 @@ inline void pack_weights(const Layer& layer, const float* bias, float* packed, i
     const Shape& s = layer.shape;
     const FilterBlocks blocks(s.filters);
     const int64_t window = s.kernel_h * s.kernel_w, taps = s.channels * window;
-    const int64_t most = window == 1 ? kSumChannels : s.channels;
     share(s.filters * taps < kManyWeights ? 1 : threads, blocks.blocks, [&](int64_t block, int) {
         const int64_t first = blocks.first_filter(block), filters = blocks.filters_of(block);
-        for (int64_t begin = 0; begin < s.channels; begin += most) {
-            const int64_t left = s.channels - begin, channels = left < most ? left : most;
-            float* to = packed + packed_offset(s, first, begin, channels);
+        for (int64_t begin = 0, end; begin < s.channels; begin = end) {
+            end = window == 1 ? sum_end(s, begin) : s.channels;
+            const int64_t some = (end - begin) * window;
+            float* to = packed + packed_offset(s, first, begin, some);
             for (int64_t m = 0; m < filters && begin == 0; ++m) *to++ = bias ? bias[first + m] : 0.0f;
             if (!layer.turned) {
-                interleave(layer.taps(first, begin), taps, filters, filters, channels * window, to);
+                interleave(layer.taps(first, begin), taps, filters, filters, some, to);
                 continue;
             }
-            for (int64_t c = begin; c < begin + channels; ++c)
+            for (int64_t c = begin; c < end; ++c)
                 for (int64_t t = 0; t < window; ++t, to += filters) {
                     const float* from = layer.taps(first, c) - t;
                     for (int64_t m = 0; m < filters; ++m) to[m] = from[m * window];
