@@ -134,6 +134,10 @@ struct Tiling : FilterBlocks {
     int64_t first_vector(int64_t tile) const {
         return tile * size + (tile < wide ? tile : wide);
     }
+    int64_t tile_of(int64_t vector) const {
+        const int64_t of_wide = wide * (size + 1);
+        return vector < of_wide ? vector / (size + 1) : wide + (vector - of_wide) / size;
+    }
 };
 
 // For rows of out_width outputs over an image with rows of `width`. False if there is no memory.

@@ -218,6 +218,18 @@ struct TapPlan {
     int64_t plane() const { return layer.shape.height * layer.shape.width; }
     int64_t tile_floats(int64_t planes) const { return planes * (tiling.size + 1) * kLanes; }
     int64_t first_block(int64_t group) const { return part_start(tiling.blocks, groups, group); }
+
+    // The cell at which a part of an image begins. All parts have about as many vectors: cells of
+    // narrow tiles take less time.
+    int64_t first_cell(int64_t part, int64_t parts) const {
+        int64_t at = part_start(tiling.count * tiling.blocks, parts, part), group = 0;
+        while (group + 1 < groups && at >= first_block(group + 1) * tiling.count) ++group;
+        const int64_t first = first_block(group), blocks = first_block(group + 1) - first;
+        at -= first * tiling.count;
+        const int64_t tile = tiling.tile_of(at / blocks);
+        const int64_t start = tiling.first_vector(tile), vectors = tiling.first_vector(tile + 1) - start;
+        return first * tiling.tiles + tile * blocks + (at - start * blocks) / vectors;
+    }
 };
 
 // Room for a thread's work: a tile's pixels for a partial sum as [c][vector][lane], or null, and its outputs
@@ -435,10 +447,11 @@ bool run_single_tap(const Layer& layer, const float* x, const float* bias, const
             copy(b, number % s.channels, copied + b * image);
         });
     share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
-        for (int64_t unit = begin; unit < end; ++unit) {
+        for (int64_t unit = begin, after; unit < end; unit = after) {
             const int64_t b = unit / parts, part = unit % parts;
+            after = end < (b + 1) * parts ? end : (b + 1) * parts;
             const float* from = x + b * s.channels * pixels;
-            const bool more = !copies && parts == 1 && unit + 1 < end;
+            const bool more = !copies && parts == 1 && after < end;
             const float* const next = more ? from + image : nullptr;
             if (copies) {
                 float* const own = copied + (parts == 1 ? member : b) * image;
@@ -446,7 +459,7 @@ bool run_single_tap(const Layer& layer, const float* x, const float* bias, const
                 from = own;
             }
             run_cells(plan, from, next, y + b * s.filters * plan.tiling.plane, room_of(member),
-                      part_start(all, parts, part), part_start(all, parts, part + 1), accumulate,
+                      plan.first_cell(part, parts), plan.first_cell(after - b * parts, parts), accumulate,
                       parts == 1);
         }
     });
