@@ -8,8 +8,9 @@ operator with its gradients. On a GPU they get the compiled operator outside of 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,13 @@ def _cached_op_class(plain: Any) -> Any:
             if graph_inference.has_open_sources(graph):
                 self._ours = _ByShapes(plain, sym, graph, flags)
             else:
-                self._ours = _DualCachedOp(plain, super(), sym, graph, flags)
+                self._ours = DualCachedOp(plain, super(), sym, graph, flags)
+
+        @property
+        def repeatable(self) -> DualCachedOp | None:
+            """What repeats calls, if anything does."""
+            is_dual = isinstance(self._ours, DualCachedOp) and not self.is_np_sym
+            return self._ours if is_dual else None
 
         def __call__(self, *arrays: Any, **keywords: Any) -> Any:
             call = super().__call__ if self._ours is None else self._ours
@@ -61,7 +68,7 @@ def _cached_op_class(plain: Any) -> Any:
     return CachedOp
 
 
-class _DualCachedOp:
+class DualCachedOp:
     """A CachedOp of a graph of ours: compiled on the CPU, to be trained within `autograd.record()`,
     and on a GPU outside of it; guarded where that cannot be, where it is monitored, and in other
     modes.
@@ -87,10 +94,35 @@ class _DualCachedOp:
         self._compiled: dict[tuple[bool, bool], _Compiled | None] = {}
         self._last: _Compiled | None = None
         self._is_monitored = False
+        # Nodes keep nothing of parameters that may be other arrays in each call.
+        self._may_repeat = compiled_graphs.kept(graph).isdisjoint(self._data)
+        # What the last call was if a block made it, for `block_calls`.
+        self.block_call: Any = None
+
+    def can_repeat(self) -> bool:
+        """Whether the last call was of the compiled operator on the CPU outside of
+        `autograd.record()`, and the next one can be with other data."""
+        from mxnet import autograd
+
+        if autograd.is_recording() or autograd.is_training() or self._is_monitored:
+            return False
+        last = self._last
+        return self._may_repeat and last is not None and last is self._compiled.get((False, False))
+
+    def repeat(self, parameters: Sequence[Any], data: Mapping[int, Any]) -> Any:
+        """After `can_repeat`: a call with the parameters of the last one, each at its place, and
+        `data`, which is on the CPU, at the others."""
+        last = self._last
+        try:
+            return last.repeat(parameters, data) if last else None
+        except compiled_graphs.failures():
+            given = (data.get(place, each) for place, each in enumerate(parameters))
+            return self._guarded.__call__(*given)
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         from mxnet import autograd
 
+        self.block_call = None
         records = autograd.is_recording()
         # In other modes a normalisation moves averages without gradients, or has gradients without.
         usual = records == autograd.is_training() and not self._is_monitored
@@ -176,9 +208,17 @@ class _Compiled:
     def __init__(self, op: Any, order: Sequence[int], owner: Owner | None, kept: list[int]) -> None:
         self._op, self._order, self._owner, self._kept = op, order, owner, kept
         self._held: list[Any] = []
+        self._repeated = _Handles((), ())
 
     def __call__(self, *given: Any, **keywords: Any) -> Any:
         return self._op(*(given[number] for number in self._order), **keywords)
+
+    def repeat(self, parameters: Sequence[Any], data: Mapping[int, Any]) -> list[Any]:
+        """Call it with the last call's parameters, each at its place, and `data` at the others."""
+        repeated = self._repeated
+        if repeated.arrays is not parameters:
+            repeated = self._repeated = _Handles(parameters, self._order)
+        return repeated.call(self._op, data)
 
     def hold(self, given: Sequence[Any]) -> None:
         """Hold the parameters of the call that comes next. Waits for the last call if they are
@@ -188,6 +228,35 @@ class _Compiled:
             memory.wait_for_uses(self._held)
             self._owner.forget()
         self._held = held
+
+
+class _Handles:
+    """The handles of arrays in an order. `None` stands for arrays that each call gives."""
+
+    def __init__(self, arrays: Sequence[Any], order: Sequence[int]) -> None:
+        self.arrays = arrays
+        self._places = {number: place for place, number in enumerate(order)}
+        handles = [arrays[n].handle if arrays[n] is not None else None for n in order]
+        self._handles = (ctypes.c_void_p * len(order))(*handles)
+
+    def call(self, op: Any, data: Mapping[int, Any]) -> list[Any]:
+        """What the CachedOp `op` gives of the arrays and of `data`, by numbers in `arrays`. Raises
+        `MXNetError`."""
+        from mxnet import _global_var
+        from mxnet.base import _LIB, NDArrayHandle, check_call
+
+        # A copy: other threads may call at the same time.
+        handles = type(self._handles).from_buffer_copy(self._handles)
+        for number, array in data.items():
+            handles[self._places[number]] = array.handle
+        count, outputs = ctypes.c_int(0), ctypes.POINTER(NDArrayHandle)()
+        storage = ctypes.POINTER(ctypes.c_int)()
+        results = map(ctypes.byref, (count, outputs, storage))
+        check_call(_LIB.MXInvokeCachedOpEx(op.handle, len(handles), handles, *results))
+        return [
+            _global_var._ndarray_cls(NDArrayHandle(outputs[n]), stype=storage[n])
+            for n in range(count.value)
+        ]
 
 
 class _ByShapes:
@@ -201,7 +270,7 @@ class _ByShapes:
         self._graph = graph
         self._flags = flags
         self._hook: tuple[Any, bool] = (None, False)
-        self._made: dict[tuple[Any, ...], _DualCachedOp] = {}
+        self._made: dict[tuple[Any, ...], DualCachedOp] = {}
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         shapes = tuple(tuple(array.shape) for array in arrays)
@@ -214,13 +283,13 @@ class _ByShapes:
         for each in self._made.values():
             each.register_hook(callback, monitor_all)
 
-    def _make(self, shapes: tuple[Any, ...]) -> _DualCachedOp:
+    def _make(self, shapes: tuple[Any, ...]) -> DualCachedOp:
         known = dict(zip(self._symbol.list_inputs(), shapes))
         with compiled_graphs.ONE_AT_A_TIME:
             graph = graph_inference.with_known_sources(self._symbol, self._graph, known)
             symbol = graph_json.write(graph, self._symbol)
             guarded = self._plain(guards.guarded_symbol(graph, symbol), self._flags)
-        made = _DualCachedOp(self._plain, guarded, symbol, graph, self._flags)
+        made = DualCachedOp(self._plain, guarded, symbol, graph, self._flags)
         if self._hook[0]:
             made.register_hook(*self._hook)
         return made
