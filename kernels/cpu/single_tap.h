@@ -191,7 +191,8 @@ struct Columns {
                 add_channels<false, LaysOut>(column, row + column.begin * column.channel_step, sum);
             }
             if (column.begin > 0) add_to_sums(y, column.filter_step, sum);
-            if (column.finish.factors) finish_sums(column, first, sum);
+            // Its bounds are read again: kept from block to block, they would take registers from the sums.
+            if (column.finish.factors) finish_sums(*hidden(&given), first, sum);
             ECE408_UNROLL
             for (int m = 0; m < MT; ++m) {
                 ECE408_UNROLL

@@ -24,10 +24,11 @@ namespace {
 constexpr int kLanes = ECE408_LANES;
 constexpr int64_t kLine = 16;  // floats in a line of a cache
 
-// A number that the compiler knows nothing about.
-inline int64_t hidden(int64_t number) {
-    asm("" : "+r"(number));
-    return number;
+// A number or an address that the compiler knows nothing about.
+template <class T>
+__attribute__((always_inline)) inline T hidden(T value) {
+    asm("" : "+r"(value));
+    return value;
 }
 
 // Into the second cache: the first has the weights and what is being read.
