@@ -330,6 +330,8 @@ constexpr int64_t kLate = 5 * kMicrosecond;
 // OpenMP's threads spin for longer than this, if they do.
 constexpr int64_t kSoon = 200 * kMicrosecond;
 constexpr int kMostLate = 32, kMostLateInTrial = 4;
+// After a pause of this length some of OpenMP's threads may sleep.
+constexpr int64_t kPause = 5 * kMillisecond;
 // The machine is taken for busy for so long, twice as long each time that it is found busy again
 // within kTrial.
 constexpr int64_t kFirstBusy = 100 * kMillisecond, kLongestBusy = 4000 * kMillisecond;
@@ -381,6 +383,40 @@ bool is_region_due() {
     return true;
 }
 
+// OpenMP's threads that were in a caller's last region, as many as there is room for. After a pause they
+// sleep. If a core is taken when they are woken, perhaps by a thread that is about to sleep, Linux puts one
+// of them beside the caller, who spins at the region's end: that thread had to wait for some 12 ms.
+class Sleepers {
+public:
+    static constexpr int kMost = 15;
+
+    void know(const std::atomic<int>* threads, int count) {
+        count_ = std::min(count, kMost);
+        for (int i = 0; i < count_; ++i) threads_[i] = threads[i].load(relaxed);
+    }
+    // Keeps them off this core until `release`. Those with a core of their own stay there.
+    void part() {
+        const int here = sched_getcpu();
+        for (int i = 0; i < count_; ++i) {
+            parted_[i] = sched_getaffinity(threads_[i], sizeof cores_[i], &cores_[i]) == 0 &&
+                         CPU_ISSET(here, &cores_[i]) && CPU_COUNT(&cores_[i]) > 1;
+            if (!parted_[i]) continue;
+            cpu_set_t others = cores_[i];
+            CPU_CLR(here, &others);
+            sched_setaffinity(threads_[i], sizeof others, &others);
+        }
+    }
+    void release() {
+        for (int i = 0; i < count_; ++i)
+            if (parted_[i]) sched_setaffinity(threads_[i], sizeof cores_[i], &cores_[i]);
+    }
+
+private:
+    int count_ = 0, threads_[kMost];
+    bool parted_[kMost];
+    cpu_set_t cores_[kMost];
+};
+
 // A call as a parallel region.
 struct Region {
     Slot& slot;
@@ -390,14 +426,19 @@ struct Region {
     // How many portions the caller did, and when none were left.
     uint32_t done;
     int64_t none_left;
-    // When the first of the others came, or 0.
+    // When the first of the others came, or 0; how many came, and who.
     std::atomic<int64_t> joined;
+    std::atomic<int> others;
+    std::atomic<int> who[Sleepers::kMost];
 
     static void run(void* self) {
         Region& r = *static_cast<Region*>(self);
         if (!pthread_equal(r.caller, pthread_self())) {
             int64_t nobody = 0;
             r.joined.compare_exchange_strong(nobody, now_ns(), relaxed);
+            static thread_local const int own_number = current_thread();
+            const int place = r.others.fetch_add(1, relaxed);
+            if (place < Sleepers::kMost) r.who[place].store(own_number, relaxed);
             help(r.slot);
             return;
         }
@@ -409,9 +450,14 @@ struct Region {
 // Works off the filling in a parallel region; returns how many portions the caller did. OpenMP ends
 // the threads that a region has less than the one before, so it has the same number every time.
 uint32_t work_off_in_region(Slot& slot, const Job& job, uint64_t ticket, int threads) {
-    Region region = {slot, job, ticket, pthread_self(), 0, 0, {0}};
+    static thread_local Sleepers sleepers;
+    Region region = {slot, job, ticket, pthread_self(), 0, 0, {0}, {0}, {}};
     const int64_t start = now_ns();
+    const bool is_after_pause = start - last_end.load(relaxed) > kPause;
+    if (is_after_pause) sleepers.part();
     openmp()(Region::run, &region, static_cast<unsigned>(threads), 0);
+    if (is_after_pause) sleepers.release();
+    sleepers.know(region.who, region.others.load(relaxed));
     const int64_t end = now_ns();
     // Others may rightly be at their last portion for as long as one takes.
     const int64_t portion = region.done ? (region.none_left - start) / region.done : end - start;

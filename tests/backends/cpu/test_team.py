@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -155,4 +156,41 @@ for busy in (0, 2 * os.cpu_count(), 0):
 print("ok")
 """
     result = run_python(openmp + COMPUTES + repeat)
+    assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_after_a_pause_openmp_wakes_its_threads_on_other_cores(run_python):
+    """As long as they take to come; a thread that has been given a core of its own stays there."""
+    watch = """
+import ctypes, os, threading, time
+from ece408_op.backends.cpu import native
+PIECES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+usual = os.sched_getaffinity(0)
+
+def cores_of_helper(bound_to=None):
+    \"\"\"Two pieces that each wait for the other one to begin.\"\"\"
+    together, found = threading.Barrier(2), []
+    def piece(_, begin, end, member):
+        together.wait(timeout=60)
+        if member:
+            found.append(os.sched_getaffinity(0))
+            if bound_to is not None:
+                os.sched_setaffinity(0, {bound_to})
+    call = PIECES(piece)
+    native.library().ece408_share(2, ctypes.c_int64(2), call, None)
+    return found[0]
+
+# So few regions do not make the machine busy.
+assert cores_of_helper() == usual
+time.sleep(0.02)
+cores = cores_of_helper()
+assert cores < usual and len(cores) == len(usual) - 1, (cores, usual)
+assert cores_of_helper(bound_to=min(usual)) == usual
+time.sleep(0.02)
+assert cores_of_helper() == {min(usual)}
+assert os.sched_getaffinity(0) == usual
+print("ok")
+"""
+    result = run_python(OPENMP + watch)
     assert (result.stdout, result.returncode) == ("ok\n", 0), result.stderr
