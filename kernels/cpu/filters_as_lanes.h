@@ -24,6 +24,7 @@
 #include "flat_image.h"
 #include "interleave.h"
 #include "lanes.h"
+#include "row_copy.h"
 #include "team.h"
 #include "textbook.h"
 #include "winograd_f23.h"
@@ -693,6 +694,7 @@ struct DeepPlan {
         if (deep.by_pairs && !deep.by_squares) return transform(source, out);
         const int64_t step = deep.step_w, first = (deep.left + step - 1) / step;
         const int64_t each = deep.width / step, rest = deep.width % step;
+        if (step == 1) return pad_rows(source - deep.left, out);
         for (int64_t y = 0; y < deep.rows; ++y, out += row()) {
             memset(out, 0, static_cast<size_t>(row()) * sizeof(Sum));
             const int64_t from = y - deep.top;
@@ -706,10 +708,24 @@ struct DeepPlan {
         }
     }
 
+    // A channel with its border, for a step of one, of rows whose borders begin at `source`.
+    void pad_rows(const T* source, Sum* out) const {
+        const RowShape shape = {1, deep.left, deep.left + deep.width, row()};
+        const RowCopy<T, Sum> copy{shape};
+        const Sum* const end = out + channel();
+        for (int64_t y = 0; y < deep.rows; ++y, out += row()) {
+            const int64_t from = y - deep.top;
+            if (from < 0 || from >= deep.height)
+                memset(out, 0, static_cast<size_t>(row()) * sizeof(Sum));
+            else if (end - out >= (row() + kLanes - 1) / kLanes * kLanes)
+                copy(source + from * deep.width, out);
+            else  // vectors would write to the next channel, another thread's
+                copy_pixels(shape, source + from * deep.width, out);
+        }
+    }
+
     static void pick(const T* from, int64_t count, int64_t step, Sum* to) {
-        if (step == 1)
-            for (int64_t k = 0; k < count; ++k) to[k] = widen(from[k]);
-        else if (step == 2)  // as the compiler has vectors for
+        if (step == 2)  // as the compiler has vectors for
             for (int64_t k = 0; k < count; ++k) to[k] = widen(from[2 * k]);
         else
             for (int64_t k = 0; k < count; ++k) to[k] = widen(from[k * step]);
