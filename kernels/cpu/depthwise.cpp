@@ -242,6 +242,10 @@ void run_rows(const Call& call, const float* image, int64_t first, int64_t count
 constexpr bool kGoesDown = kLanes <= 8;
 constexpr int64_t kBandRows = 16;
 
+// Bytes of an array, for each thread, that stay in a core's own caches. Rows beyond them are fetched ahead
+// where planes are not taken in bands.
+constexpr int64_t kOwnCache = int64_t{2} << 20;
+
 // Rows [first, end) of an output plane that is otherwise a tile. What `finish.h` does to outputs is
 // done with numbers that lie here: through the tile's pointers it took an eighth more time.
 struct Band {
@@ -416,7 +420,8 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
                    floats_past_line(y) == 0;
 #endif
     const int64_t inputs = layer.planes() * s.height * s.width;
-    call.fetches = dilate == 1 && exceeds_caches(4 * inputs);
+    const bool leaves_own_cache = !kGoesDown && 4 * inputs > threads * kOwnCache;
+    call.fetches = dilate == 1 && (leaves_own_cache || exceeds_caches(4 * inputs));
     // Bands read an image in an order in which processors do not fetch it from memory by themselves.
     call.goes_down = kGoesDown && !call.fetches && !call.streams && s.kernel_h == 3 && dilate == 1 &&
                      s.dilate_w == 1;
