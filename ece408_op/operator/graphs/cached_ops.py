@@ -20,6 +20,9 @@ from ..owners import Owner
 from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
 from .graph_json import Graph
 
+# A compiled operator's key: not on a GPU, not to be trained.
+_INFERENCE = (False, False)
+
 
 def install(mxnet: Any) -> None:
     """Have MXNet's CachedOps take their graphs from here."""
@@ -94,8 +97,8 @@ class DualCachedOp:
         self._compiled: dict[tuple[bool, bool], _Compiled | None] = {}
         self._last: _Compiled | None = None
         self._is_monitored = False
-        # Nodes keep nothing of parameters that may be other arrays in each call.
-        self._may_repeat = compiled_graphs.kept(graph).isdisjoint(self._data)
+        # Names of what nodes may keep something of.
+        self._kept = compiled_graphs.kept(graph)
         # What the last call was if a block made it, for `block_calls`.
         self.block_call: Any = None
 
@@ -107,14 +110,18 @@ class DualCachedOp:
         if autograd.is_recording() or autograd.is_training() or self._is_monitored:
             return False
         last = self._last
-        return self._may_repeat and last is not None and last is self._compiled.get((False, False))
+        # Data may be other arrays in each call.
+        keeps_data = not self._kept.isdisjoint(self._data)
+        return last is not None and last is self._compiled.get(_INFERENCE) and not keeps_data
 
     def repeat(self, parameters: Sequence[Any], data: Mapping[int, Any]) -> Any:
         """After `can_repeat`: a call with the parameters of the last one, each at its place, and
         `data`, which is on the CPU, at the others."""
-        last = self._last
+        # Not the last one: another thread may have called another since `can_repeat`.
+        compiled = self._compiled[_INFERENCE]
+        assert compiled is not None
         try:
-            return last.repeat(parameters, data) if last else None
+            return compiled.repeat(parameters, data)
         except compiled_graphs.failures():
             given = (data.get(place, each) for place, each in enumerate(parameters))
             return self._guarded.__call__(*given)
@@ -195,7 +202,7 @@ class DualCachedOp:
         data = [number for number, name in enumerate(names) if name in self._data]
         others = [number for number, name in enumerate(names) if name not in self._data]
         indices = [("data_indices", data), ("param_indices", others)]
-        held = compiled_graphs.kept(self._graph) if owner else set()
+        held = self._kept if owner else set()
         kept = [n for n, name in enumerate(self._names) if name in held]
         return _Compiled(self._plain(compiled, [*indices, *self._flags]), order, owner, kept)
 
