@@ -97,7 +97,8 @@ def mxnet_folder() -> Path | None:
 
 def operator_objects(mxnet: Path) -> Objects:
     """As `kernel_objects`; MXNet's part shows its functions to MXNet by default."""
-    include = ("-isystem", str(mxnet / "include"))
+    folders = (mxnet / "include", mxnet / "include" / "mkldnn")
+    include = tuple(word for folder in folders for word in ("-isystem", str(folder)))
     # Without errno square roots are taken of several numbers at once.
     options = ("-fno-math-errno", *include)
     own: Objects = {f.stem: (f, options) for f in sorted(OPERATOR_SOURCES.glob("*.cpp"))}

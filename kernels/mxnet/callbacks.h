@@ -78,6 +78,26 @@ ECE408_EXPORT void ece408_weights_release(const char* owner);
 /* From now on nothing is kept: arrays may be in memory that others write to. */
 ECE408_EXPORT void ece408_weights_are_shared(void);
 
+/* Sequences whose attribute `holds` names this owner hold their parameters from one call to the next,
+ * until it is released. Before another call that holds them none may be under way that does without. */
+ECE408_EXPORT void ece408_held_own(const char* owner);
+ECE408_EXPORT void ece408_held_forget(const char* owner);
+ECE408_EXPORT void ece408_held_release(const char* owner);
+
+/* MXNet's MXNDArrayWaitToRead and MXNDArrayGetData. */
+typedef struct ece408_arrays {
+    int (*wait_to_read)(void* handle);
+    int (*data)(void* handle, void** data);
+} ece408_arrays;
+
+/* 1 if the arrays of these handles have the values that the owner's sequence holds of them, and a call
+ * without them has the same result. 0 if not; -1 if MXNet failed, whose error says why. */
+ECE408_EXPORT int ece408_held_are_current(const char* owner, void* const* handles,
+                                          const ece408_arrays* functions);
+
+/* How often MXNet has written to the array of this handle. */
+ECE408_EXPORT uint64_t ece408_held_writes(const void* handle);
+
 /* The deleter of a tensor of DLPack whose manager is the `int` that is to become 0. */
 ECE408_EXPORT void ece408_memory_is_free(void* tensor);
 
@@ -190,6 +210,9 @@ ECE408_EXPORT void ece408_after_fork_in_parent(void);
 ECE408_EXPORT void ece408_after_fork_in_child(void);
 
 typedef struct _object PyObject;
+
+/* With Python's lock: 1 if so many lists of Python's begin with these objects, each with its own. */
+ECE408_EXPORT int ece408_are_first(PyObject* const* lists, PyObject* const* objects, int count);
 
 /* Replaces Python's `sys.unraisablehook`, which is passed as `otherwise`: an exception that the
  * handler of a signal raised inside a callback, where Python would drop it, is raised by the next

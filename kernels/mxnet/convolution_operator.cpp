@@ -79,14 +79,15 @@ bool Layer::read(const Attributes& attributes) {
     return parse_epilogue(attributes, &epilogue);
 }
 
-// A one-dimensional convolution is a two-dimensional one on images of height 1.
+// The layer's convolution of this data. One of one-dimensional data is a two-dimensional one on images of
+// height 1.
 template <typename Sizes>
-bool set_data(const Sizes& x, Layer* layer) {
-    if (x.size() != static_cast<size_t>(2 + layer->spatial)) return false;
-    ece408_problem& p = layer->problem;
-    p.batch = x[0], p.channels = x[1];
-    p.height = layer->spatial == 1 ? 1 : x[2];
-    p.width = x[x.size() - 1];
+bool set_data(const Layer& layer, const Sizes& x, ece408_problem* problem) {
+    if (x.size() != static_cast<size_t>(2 + layer.spatial)) return false;
+    *problem = layer.problem;
+    problem->batch = x[0], problem->channels = x[1];
+    problem->height = layer.spatial == 1 ? 1 : x[2];
+    problem->width = x[x.size() - 1];
     return true;
 }
 
@@ -99,13 +100,13 @@ Shape shape_of(const Layer& layer, int64_t first, int64_t second, int64_t height
 }
 
 bool Layer::infer(std::vector<Shape>* in, Shape* out) const {
-    Layer layer = *this;
-    if (!set_data((*in)[0], &layer) || !ece408::valid(layer.problem)) return false;
-    const ece408::Shape s = ece408::derive(layer.problem);
+    ece408_problem p;
+    if (!set_data(*this, (*in)[0], &p) || !ece408::valid(p)) return false;
+    const ece408::Shape s = ece408::derive(p);
     if (!is_size(s.out_height) || !is_size(s.out_width)) return false;
-    (*in)[1] = shape_of(layer, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
+    (*in)[1] = shape_of(*this, s.filters, s.group_channels, s.kernel_h, s.kernel_w);
     for (size_t i = 2; i < vectors_end(); i++) (*in)[i] = {static_cast<unsigned int>(s.filters)};
-    *out = shape_of(layer, s.batch, s.filters, s.out_height, s.out_width);
+    *out = shape_of(*this, s.batch, s.filters, s.out_height, s.out_width);
     if (epilogue.adds) in->back() = *out;
     return !epilogue.is_flat || flatten(out);
 }
@@ -119,74 +120,96 @@ public:
                 const mxnet::ext::MXContext& context)
         : layer_(layer), kept_(ece408::kept_weights().find(layer.keeps)),
           gpu_(context.dev_type == "gpu" ? context.dev_id : ECE408_ON_CPU) {
-        Layer first = layer;
-        if (set_data(shapes[0], &first)) plans().plan(call_of(first, types[0], ECE408_FORWARD));
+        ece408_problem first;
+        if (set_data(layer, shapes[0], &first)) plans().plan(call_of(first, types[0], ECE408_FORWARD));
     }
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const OpResource& resource) override {
-        Layer layer = layer_;
-        if (!set_data((*in)[0].shape, &layer)) return kRefused;
+        ece408_problem p;
+        if (!set_data(layer_, (*in)[0].shape, &p)) return kRefused;
+        const Epilogue& epilogue = layer_.epilogue;
         const Arrays arrays{(*in)[0].data_ptr, (*in)[1].data_ptr,
-                            layer.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
-        if (gpu_ != ECE408_ON_CPU && !layer.epilogue.is_nothing()) return kRefused;
-        const Call call = call_of(layer, (*in)[0].dtype, ECE408_FORWARD);
-        const auto plan = plans().plan(call);
-        const auto packed = packed_weights(layer, *plan, *in);
+                            layer_.bias ? (*in)[2].data_ptr : nullptr, (*out)[0].data_ptr};
+        if (gpu_ != ECE408_ON_CPU && !epilogue.is_nothing()) return kRefused;
+        const auto& [call, plan, settings] = planned(p, (*in)[0].dtype);
+        const auto packed = packed_weights(p, *plan, *in);
         ece408::Times times;
-        if (layer.epilogue.is_nothing()) {
-            if (packed && compute_packed(layer, *plan, arrays, packed.get(), nullptr, &times))
+        if (epilogue.is_nothing()) {
+            if (packed && compute_packed(p, *plan, arrays, packed.get(), nullptr, &times))
                 return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
-            return compute(layer.problem, call, *plan, arrays, resource);
+            return compute(p, call, *plan, arrays, resource);
         }
-        const auto affine = affine_of(layer, in);
-        const float* added = layer.epilogue.adds ? in->back().data<float>() : nullptr;
+        const auto affine = affine_of(in);
+        const float* added = epilogue.adds ? in->back().data<float>() : nullptr;
         const ece408_finish all{affine->factors.data(), affine->addends.data(), added,
-                                layer.epilogue.lowest, layer.epilogue.highest};
-        if (compute_packed(layer, *plan, arrays, packed.get(), &all, &times))
+                                epilogue.lowest, epilogue.highest};
+        if (compute_packed(p, *plan, arrays, packed.get(), &all, &times))
             return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
-        if (packed && compute_packed(layer, *plan, arrays, packed.get(), nullptr, &times)) {
+        if (packed && compute_packed(p, *plan, arrays, packed.get(), nullptr, &times)) {
             if (!plans().report(call, *plan, times)) return kRefused;
         } else {
-            const MXReturnValue status = compute(layer.problem, call, *plan, arrays, resource);
+            const MXReturnValue status = compute(p, call, *plan, arrays, resource);
             if (status != MX_SUCCESS) return status;
         }
-        finish(layer, plan->threads, *affine, added, static_cast<float*>(arrays[3]));
+        finish(p, plan->threads, *affine, added, static_cast<float*>(arrays[3]));
         return MX_SUCCESS;
     }
 
     // From the gradient for y, the inputs and y those for data, weight[, bias].
     MXReturnValue Backward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                            const OpResource& resource) override {
-        Layer layer = layer_;
-        if (!set_data((*in)[1].shape, &layer) || !layer.epilogue.is_nothing()) return kRefused;
+        ece408_problem p;
+        if (!set_data(layer_, (*in)[1].shape, &p) || !layer_.epilogue.is_nothing()) return kRefused;
         void *const dy = (*in)[0].data_ptr, *const x = (*in)[1].data_ptr;
-        void* const dbias = layer.bias ? (*out)[2].data_ptr : nullptr;
+        void* const dbias = layer_.bias ? (*out)[2].data_ptr : nullptr;
         const int type = (*in)[1].dtype;
-        if (layer.for_data) {
+        if (layer_.for_data) {
             const Arrays arrays{(*in)[2].data_ptr, dy, (*out)[0].data_ptr, nullptr};
             const MXReturnValue status =
-                compute_gradient(layer, type, ECE408_BACKWARD_DATA, arrays, resource);
+                compute_gradient(p, type, ECE408_BACKWARD_DATA, arrays, resource);
             if (status != MX_SUCCESS) return status;
         }
-        if (!layer.for_weight) return MX_SUCCESS;
+        if (!layer_.for_weight) return MX_SUCCESS;
         const Arrays arrays{x, dy, (*out)[1].data_ptr, dbias};
-        return compute_gradient(layer, type, ECE408_BACKWARD_WEIGHT, arrays, resource);
+        return compute_gradient(p, type, ECE408_BACKWARD_WEIGHT, arrays, resource);
     }
 
 private:
     // As `ece408_compute` takes them.
     using Arrays = std::array<void*, 4>;
 
-    Call call_of(const Layer& layer, int type, int direction) const {
-        const ece408_problem& p = layer.problem;
-        return {layer.description, type, direction, {p.batch, p.channels, p.height, p.width}, gpu_};
+    // A call, and its plan while settings are these.
+    struct Planned {
+        Call call;
+        std::shared_ptr<const Plan> plan;
+        uint64_t settings = 0;
+    };
+
+    Call call_of(const ece408_problem& p, int type, int direction) const {
+        return {layer_.description, type, direction, sizes_of(p), gpu_};
     }
 
-    MXReturnValue compute_gradient(const Layer& layer, int type, int direction,
+    static std::array<int64_t, 4> sizes_of(const ece408_problem& p) {
+        return {p.batch, p.channels, p.height, p.width};
+    }
+
+    // Of the forward pass; that of the last one if it can be.
+    const Planned& planned(const ece408_problem& p, int type) {
+        const uint64_t settings = plans().generation();
+        if (!last_.plan || last_.settings != settings || last_.call.type != type ||
+            last_.call.sizes != sizes_of(p)) {
+            last_.call = call_of(p, type, ECE408_FORWARD);
+            last_.plan = plans().plan(last_.call);
+            last_.settings = settings;
+        }
+        return last_;
+    }
+
+    MXReturnValue compute_gradient(const ece408_problem& p, int type, int direction,
                                    const Arrays& arrays, const OpResource& resource) const {
-        const Call call = call_of(layer, type, direction);
-        return compute(layer.problem, call, *plans().plan(call), arrays, resource);
+        const Call call = call_of(p, type, direction);
+        return compute(p, call, *plans().plan(call), arrays, resource);
     }
 
     static MXReturnValue compute(const ece408_problem& p, const Call& call, const Plan& plan,
@@ -255,29 +278,29 @@ private:
     }
 
     // Null where none are kept.
-    std::shared_ptr<const float> packed_weights(const Layer& layer, const Plan& plan,
+    std::shared_ptr<const float> packed_weights(const ece408_problem& p, const Plan& plan,
                                                 const std::vector<MXTensor>& in) const {
         if (!kept_ || !is_in_float32(plan)) return nullptr;
-        return kept_->packed(layer.problem, plan, in[1], layer.bias ? &in[2] : nullptr);
+        return kept_->packed(p, plan, in[1], layer_.bias ? &in[2] : nullptr);
     }
 
-    std::shared_ptr<const Affine> affine_of(const Layer& layer, std::vector<MXTensor>* in) const {
-        const int64_t filters = layer.problem.filters;
-        const size_t first = 2 + layer.bias;
-        if (kept_ && layer.epilogue.is_kept)
-            return kept_->affine(layer.epilogue, filters, in->data() + first);
-        return std::make_shared<Affine>(::affine_of(layer.epilogue, filters, in, first));
+    std::shared_ptr<const Affine> affine_of(std::vector<MXTensor>* in) const {
+        const int64_t filters = layer_.problem.filters;
+        const size_t first = 2 + layer_.bias;
+        if (kept_ && layer_.epilogue.is_kept)
+            return kept_->affine(layer_.epilogue, filters, in->data() + first);
+        return std::make_shared<Affine>(::affine_of(layer_.epilogue, filters, in, first));
     }
 
     // With weights that are kept, unless null, and what follows at once, unless null; false, and
     // nothing done, if the kernel does not do that.
-    static bool compute_packed(const Layer& layer, const Plan& plan, const Arrays& a,
+    static bool compute_packed(const ece408_problem& p, const Plan& plan, const Arrays& a,
                                const float* packed, const ece408_finish* finish,
                                ece408::Times* times) {
         if (!is_in_float32(plan)) return false;
         const auto start = ece408::Clock::now();
         const int status = plans().others().forward_packed(
-            &layer.problem, static_cast<float*>(a[0]), static_cast<float*>(a[1]),
+            &p, static_cast<float*>(a[0]), static_cast<float*>(a[1]),
             static_cast<float*>(a[2]), packed, finish, static_cast<float*>(a[3]), plan.threads,
             plan.isa, plan.kernel);
         times->all = ece408::seconds_since(start);
@@ -285,14 +308,14 @@ private:
     }
 
     // In float32, on the CPU.
-    static void finish(const Layer& layer, int threads, const Affine& affine, const float* added,
-                       float* y) {
-        const ece408::Shape s = ece408::derive(layer.problem);
+    void finish(const ece408_problem& p, int threads, const Affine& affine, const float* added,
+                float* y) const {
+        const ece408::Shape s = ece408::derive(p);
         const int64_t pixels = s.out_height * s.out_width;
         plans().share(threads, s.batch * s.filters, [&](int64_t begin, int64_t end) {
             for (int64_t plane = begin; plane < end; plane++) {
                 const int64_t first = plane * pixels;
-                finish_plane(layer.epilogue, affine, plane % s.filters, pixels, y + first,
+                finish_plane(layer_.epilogue, affine, plane % s.filters, pixels, y + first,
                              added ? added + first : nullptr, y + first);
             }
         });
@@ -301,6 +324,7 @@ private:
     Layer layer_;
     std::shared_ptr<ece408::KeptWeights> kept_;
     int gpu_;
+    Planned last_;
 };
 
 REGISTER_OP(ece408_convolution)

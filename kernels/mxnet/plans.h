@@ -67,6 +67,13 @@ public:
         ++generation_;
     }
 
+    // Another number after each change of settings: until then plans hold.
+    uint64_t generation() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        watch_environment();
+        return generation_;
+    }
+
     std::shared_ptr<const Plan> plan(const Call& call) {
         uint64_t generation;
         {

@@ -7,17 +7,23 @@
 // its operator, its attributes (how many; keys and values) and what it takes (how many; numbers); and
 // what the sequence gives, numbers. Numbers count the inputs and then the nodes, each of which gives one
 // array.
+//
+// The attribute "holds" has an owner, and the numbers of inputs that are parameters: a call has the owner
+// hold them (held.h). A sequence that has "held" as well is given the others only, and last an array that it
+// does not read: who waits until nobody uses that array waits for every call of the sequence.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../cpu/buffer.h"
+#include "held.h"
 #include "library.h"
 
 namespace {
@@ -94,9 +100,37 @@ struct Sequence {
     size_t inputs = 0;
     std::vector<Member> members;
     std::vector<size_t> gives;
+    std::string owner;
+    std::vector<size_t> holds;  // ascending
+    bool is_held = false;
 
     bool read_counts(const Attributes& attributes);
     bool read(const Attributes& attributes);
+    bool read_held(const Attributes& attributes);
+
+    // How many arrays MXNet gives it.
+    size_t given() const { return is_held ? inputs - holds.size() + 1 : inputs; }
+
+    bool holds_array(size_t array) const {
+        return std::binary_search(holds.begin(), holds.end(), array);
+    }
+
+    // The inputs that it reads from what MXNet gives it.
+    std::vector<size_t> reads() const {
+        std::vector<size_t> found;
+        for (size_t i = 0; i < inputs; i++)
+            if (!is_held || !holds_array(i)) found.push_back(i);
+        return found;
+    }
+
+    // Of all inputs, from those of what is given.
+    std::vector<Shape> of_inputs(const std::vector<Shape>& given) const {
+        std::vector<Shape> all(inputs);
+        size_t next = 0;
+        for (size_t each : reads()) all[each] = given[next++];
+        return all;
+    }
+
     bool is_given(size_t array) const {
         return std::find(gives.begin(), gives.end(), array) != gives.end();
     }
@@ -113,7 +147,18 @@ bool Sequence::read_counts(const Attributes& attributes) {
         return false;
     inputs = in;
     gives.resize(out);
-    return true;
+    return read_held(attributes);
+}
+
+bool Sequence::read_held(const Attributes& attributes) {
+    const auto text = attributes.find("holds");
+    if (text == attributes.end()) return true;
+    std::istringstream words(text->second);
+    words >> owner;
+    for (size_t number; words >> number;) holds.push_back(number);
+    is_held = attributes.count("held") != 0;
+    if (is_held) inputs += holds.size() - 1;
+    return std::is_sorted(holds.begin(), holds.end()) && !holds.empty() && holds.back() < inputs;
 }
 
 bool Sequence::read(const Attributes& attributes) {
@@ -237,11 +282,14 @@ private:
 
 class Run : public CustomStatefulOp {
 public:
-    Run(const Sequence& sequence, const MXContext& context) : sequence_(sequence), context_(context) {}
+    Run(const Sequence& sequence, const MXContext& context)
+        : sequence_(sequence), context_(context), reads_(sequence.reads()),
+          sources_(sequence.inputs), held_(ece408::held().find(sequence.owner)) {}
 
-    // Makes the nodes' operators, for inputs of these shapes.
-    bool start(const std::vector<Shape>& shapes) {
-        std::vector<Shape> all = shapes;
+    // Makes the nodes' operators, for what it is given of these shapes.
+    bool start(const std::vector<Shape>& given) {
+        const std::vector<Shape> inputs = sequence_.of_inputs(given);
+        std::vector<Shape> all = inputs;
         if (!sequence_.infer(&all)) return false;
         for (const Member& member : sequence_.members) {
             std::vector<Shape> in;
@@ -257,19 +305,20 @@ public:
             if (!made) return false;
             steps_.push_back({std::unique_ptr<CustomStatefulOp>(made), {}, {}});
         }
-        lay_out(all);
-        return true;
+        return lay_out(inputs);
     }
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const OpResource& resource) override {
         if (!fits(*in)) {
             std::vector<Shape> shapes;
-            for (const MXTensor& each : *in)
-                shapes.emplace_back(each.shape.begin(), each.shape.end());
-            if (!sequence_.infer(&shapes)) return kRefused;
-            lay_out(shapes);
+            for (size_t i = 0; i < reads_.size(); i++)
+                shapes.emplace_back((*in)[i].shape.begin(), (*in)[i].shape.end());
+            if (!lay_out(sequence_.of_inputs(shapes))) return kRefused;
         }
+        if (sequence_.is_held && !find_held()) return kRefused;
+        for (size_t i = 0; i < reads_.size(); i++)
+            sources_[reads_[i]] = {(*in)[i].data_ptr, (*in)[i].verID};
         ece408::Buffer<char> own;
         char* const memory = workspace(resource, &own);
         if (!memory) return kRefused;
@@ -277,12 +326,13 @@ public:
             Step& step = steps_[m];
             const std::vector<size_t>& takes = sequence_.members[m].takes;
             for (size_t i = 0; i < takes.size(); i++) {
-                step.in[i].data_ptr = address(takes[i], *in, *out, memory);
-                if (takes[i] < sequence_.inputs) step.in[i].verID = (*in)[takes[i]].verID;
+                step.in[i].data_ptr = address(takes[i], *out, memory);
+                if (takes[i] < sequence_.inputs) step.in[i].verID = sources_[takes[i]].writes;
             }
-            step.out[0].data_ptr = address(sequence_.inputs + m, *in, *out, memory);
+            step.out[0].data_ptr = address(sequence_.inputs + m, *out, memory);
             if (step.op->Forward(&step.in, &step.out, resource) != MX_SUCCESS) return kRefused;
         }
+        if (held_ && !sequence_.is_held) hold(*in);
         return MX_SUCCESS;
     }
 
@@ -293,25 +343,54 @@ private:
         std::vector<MXTensor> in, out;
     };
 
-    void lay_out(const std::vector<Shape>& shapes) {
+    // Where an input is, and how often it has been written to.
+    struct Source {
+        void* data = nullptr;
+        size_t writes = 0;
+    };
+
+    // The inputs that are held; false if there are none.
+    bool find_held() {
+        const auto now = held_ ? held_->arrays() : nullptr;
+        for (size_t place = 0; now && now != arrays_ && place < sequence_.holds.size(); place++)
+            sources_[sequence_.holds[place]] = {now->content(place), now->version()};
+        arrays_ = now;
+        return now != nullptr;
+    }
+
+    void hold(const std::vector<MXTensor>& in) {
+        std::vector<ece408::HeldArray> arrays;
+        for (size_t each : sequence_.holds) {
+            const auto content = static_cast<const char*>(in[each].data_ptr);
+            const auto bytes = static_cast<size_t>(in[each].size()) * sizeof(float);
+            arrays.push_back({in[each].verID, {content, content + bytes}});
+        }
+        held_->hold(std::make_shared<ece408::HeldArrays>(std::move(arrays)));
+    }
+
+    // Of these inputs, and all that follow from them; false if they do not fit.
+    bool lay_out(std::vector<Shape> shapes) {
+        if (!sequence_.infer(&shapes)) return false;
         const auto tensor = [&](size_t array) {
             const Shape& shape = shapes[array];
             return MXTensor(nullptr, {shape.begin(), shape.end()}, mxnet::ext::kFloat32, 0, context_);
         };
-        shapes_.assign(shapes.begin(), shapes.begin() + sequence_.inputs);
+        shapes_.clear();
+        for (size_t each : reads_) shapes_.push_back(shapes[each]);
         workspace_.lay_out(sequence_, shapes);
         for (size_t m = 0; m < steps_.size(); m++) {
             steps_[m].in.clear();
             for (size_t each : sequence_.members[m].takes) steps_[m].in.push_back(tensor(each));
             steps_[m].out.assign(1, tensor(sequence_.inputs + m));
         }
+        return true;
     }
 
     bool fits(const std::vector<MXTensor>& in) const {
         const auto same = [](const Shape& a, const MXTensor& b) {
             return std::equal(a.begin(), a.end(), b.shape.begin(), b.shape.end());
         };
-        return std::equal(shapes_.begin(), shapes_.end(), in.begin(), in.end(), same);
+        return std::equal(shapes_.begin(), shapes_.end(), in.begin(), in.begin() + reads_.size(), same);
     }
 
     // MXNet's memory, which it keeps for later calls; it gives at most 2 GiB. The nodes ask it for none
@@ -331,9 +410,8 @@ private:
         }
     }
 
-    void* address(size_t array, const std::vector<MXTensor>& in, const std::vector<MXTensor>& out,
-                  char* memory) const {
-        if (array < sequence_.inputs) return in[array].data_ptr;
+    void* address(size_t array, const std::vector<MXTensor>& out, char* memory) const {
+        if (array < sequence_.inputs) return sources_[array].data;
         const Workspace::Place& place = workspace_.place(array);
         const auto& gives = sequence_.gives;
         const auto found = std::find(gives.begin(), gives.end(), place.whole);
@@ -346,14 +424,18 @@ private:
     Sequence sequence_;
     MXContext context_;
     std::vector<Step> steps_;
-    std::vector<Shape> shapes_;  // of the inputs
+    std::vector<size_t> reads_;  // as the sequence's
+    std::vector<Shape> shapes_;  // of these
+    std::vector<Source> sources_;  // of all inputs
     Workspace workspace_;
+    std::shared_ptr<ece408::Held> held_;
+    std::shared_ptr<ece408::HeldArrays> arrays_;
 };
 
 MXReturnValue parse_sequence(const Attributes& attributes, int* inputs, int* outputs) {
     Sequence sequence;
     if (!sequence.read_counts(attributes)) return kRefused;
-    *inputs = static_cast<int>(sequence.inputs);
+    *inputs = static_cast<int>(sequence.given());
     *outputs = static_cast<int>(sequence.gives.size());
     return MX_SUCCESS;
 }
@@ -370,10 +452,11 @@ MXReturnValue infer_sequence_types(const Attributes&, std::vector<int>* in, std:
 MXReturnValue infer_sequence_shapes(const Attributes& attributes, std::vector<Shape>* in,
                                     std::vector<Shape>* out) {
     Sequence sequence;
-    if (!sequence.read(attributes) || sequence.inputs != in->size()) return kRefused;
-    std::vector<Shape> all = *in;
+    if (!sequence.read(attributes) || sequence.given() != in->size()) return kRefused;
+    std::vector<Shape> all = sequence.of_inputs(*in);
     if (!sequence.infer(&all)) return kRefused;
-    std::copy_n(all.begin(), in->size(), in->begin());
+    size_t next = 0;
+    for (size_t each : sequence.reads()) (*in)[next++] = all[each];
     for (size_t i = 0; i < sequence.gives.size(); i++) (*out)[i] = all[sequence.gives[i]];
     return MX_SUCCESS;
 }
@@ -384,7 +467,7 @@ MXReturnValue create_sequence(const Attributes& attributes, const MXContext& con
     Sequence sequence;
     const bool is_float32 = std::all_of(types.begin(), types.end(),
                                         [](int type) { return type == mxnet::ext::kFloat32; });
-    if (!sequence.read(attributes) || sequence.inputs != shapes.size() || !is_float32)
+    if (!sequence.read(attributes) || sequence.given() != shapes.size() || !is_float32)
         return kRefused;
     std::unique_ptr<CustomStatefulOp> run(CustomStatefulOp::create<Run>(sequence, context));
     if (!static_cast<Run*>(run.get())->start(shapes)) return kRefused;
@@ -399,3 +482,30 @@ REGISTER_OP(ece408_sequence)
     .setCreateOpState(create_sequence, "cpu");
 
 }  // namespace
+
+// Never destroyed: MXNet's threads may still be running when the process ends.
+ece408::Owners<ece408::Held>& ece408::held() {
+    static auto* const all = new Owners<Held>;
+    return *all;
+}
+
+void ece408_held_own(const char* owner) {
+    ece408::held().own(owner, std::make_shared<ece408::Held>());
+}
+
+void ece408_held_forget(const char* owner) {
+    if (const auto held = ece408::held().find(owner)) held->forget();
+}
+
+void ece408_held_release(const char* owner) { ece408::held().release(owner); }
+
+int ece408_held_are_current(const char* owner, void* const* handles,
+                            const ece408_arrays* functions) {
+    const auto held = ece408::held().find(owner);
+    const auto arrays = held ? held->arrays() : nullptr;
+    int status = 0;
+    const bool are_current = arrays && arrays->are_current(handles, *functions, &status);
+    return status != 0 ? -1 : are_current ? 1 : 0;
+}
+
+uint64_t ece408_held_writes(const void* handle) { return ece408::writes_to(handle); }

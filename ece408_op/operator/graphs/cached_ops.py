@@ -8,10 +8,10 @@ operator with its gradients. On a GPU they get the compiled operator outside of 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from .. import compiled_operator, memory, recorded
 from ..owners import Owner
 from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
 from .graph_json import Graph
+from .held import HeldCalls
+from .ordered_op import OrderedOp
 
 # A compiled operator's key: not on a GPU, not to be trained.
 _INFERENCE = (False, False)
@@ -120,11 +122,11 @@ class DualCachedOp:
         # Not the last one: another thread may have called another since `can_repeat`.
         compiled = self._compiled[_INFERENCE]
         assert compiled is not None
-        try:
-            return compiled.repeat(parameters, data)
-        except compiled_graphs.failures():
-            given = (data.get(place, each) for place, each in enumerate(parameters))
-            return self._guarded.__call__(*given)
+        tries = contextlib.suppress(*compiled_graphs.failures())
+        with compiled.repeated(parameters, data) as call, tries:
+            return call()
+        given = (data.get(place, each) for place, each in enumerate(parameters))
+        return self._guarded.__call__(*given)
 
     def __call__(self, *arrays: Any, **keywords: Any) -> Any:
         from mxnet import autograd
@@ -146,7 +148,7 @@ class DualCachedOp:
         # An error of an array that it waits for is raised only once: not here to be caught.
         compiled.hold(arrays)
         try:
-            return compiled(*arrays, **keywords)
+            return compiled.call(*arrays, **keywords)
         except compiled_graphs.failures():
             return self._guarded.__call__(*arrays, **keywords)
 
@@ -197,35 +199,34 @@ class DualCachedOp:
         parameters = {name: array for name, array in inputs.items() if name not in self._data}
         if not on_gpu:
             guards.make_plain(compiled_graphs.weights(self._graph), parameters)
-        names = compiled.list_inputs()
-        order = [self._names.index(name) for name in names]
-        data = [number for number, name in enumerate(names) if name in self._data]
-        others = [number for number, name in enumerate(names) if name not in self._data]
-        indices = [("data_indices", data), ("param_indices", others)]
-        held = self._kept if owner else set()
-        kept = [n for n, name in enumerate(self._names) if name in held]
-        return _Compiled(self._plain(compiled, [*indices, *self._flags]), order, owner, kept)
+        given = self._plain, compiled, self._names, self._data, self._flags
+        kept = [n for n, name in enumerate(self._names) if owner and name in self._kept]
+        floats = {name: array.size for name, array in inputs.items()}
+        held = HeldCalls.of(*given, floats) if owner else None
+        return _Compiled(OrderedOp(*given), owner, kept, held)
 
 
 class _Compiled:
-    """A CachedOp that takes its inputs in another order, and the owner of what its nodes keep:
-    packed weights, factors and addends. It holds the parameters that these were made of, inputs
-    `kept` of its own last call; `hold` comes before each call."""
+    """How a compiled graph is called, and the owner of what its nodes keep: packed weights, factors
+    and addends. It holds the parameters that these were made of, inputs `kept` of its own last
+    call; `hold` comes before each call."""
 
-    def __init__(self, op: Any, order: Sequence[int], owner: Owner | None, kept: list[int]) -> None:
-        self._op, self._order, self._owner, self._kept = op, order, owner, kept
+    def __init__(
+        self, op: OrderedOp, owner: Owner | None, kept: list[int], held: HeldCalls | None
+    ) -> None:
+        self.call = op
+        self._owner, self._kept, self._calls = owner, kept, held
         self._held: list[Any] = []
-        self._repeated = _Handles((), ())
 
-    def __call__(self, *given: Any, **keywords: Any) -> Any:
-        return self._op(*(given[number] for number in self._order), **keywords)
-
-    def repeat(self, parameters: Sequence[Any], data: Mapping[int, Any]) -> list[Any]:
-        """Call it with the last call's parameters, each at its place, and `data` at the others."""
-        repeated = self._repeated
-        if repeated.arrays is not parameters:
-            repeated = self._repeated = _Handles(parameters, self._order)
-        return repeated.call(self._op, data)
+    def repeated(
+        self, parameters: Sequence[Any], data: Mapping[int, Any]
+    ) -> contextlib.AbstractContextManager[Callable[[], list[Any]]]:
+        """What to call with the last call's parameters, each at its place, and `data` at the
+        others. Raises the errors of writes to parameters."""
+        call = functools.partial(self.call.repeat, parameters, data)
+        if self._calls is None:
+            return contextlib.nullcontext(call)
+        return self._calls.chosen(parameters, data, call)
 
     def hold(self, given: Sequence[Any]) -> None:
         """Hold the parameters of the call that comes next. Waits for the last call if they are
@@ -235,35 +236,6 @@ class _Compiled:
             memory.wait_for_uses(self._held)
             self._owner.forget()
         self._held = held
-
-
-class _Handles:
-    """The handles of arrays in an order. `None` stands for arrays that each call gives."""
-
-    def __init__(self, arrays: Sequence[Any], order: Sequence[int]) -> None:
-        self.arrays = arrays
-        self._places = {number: place for place, number in enumerate(order)}
-        handles = [arrays[n].handle if arrays[n] is not None else None for n in order]
-        self._handles = (ctypes.c_void_p * len(order))(*handles)
-
-    def call(self, op: Any, data: Mapping[int, Any]) -> list[Any]:
-        """What the CachedOp `op` gives of the arrays and of `data`, by numbers in `arrays`. Raises
-        `MXNetError`."""
-        from mxnet import _global_var
-        from mxnet.base import _LIB, NDArrayHandle, check_call
-
-        # A copy: other threads may call at the same time.
-        handles = type(self._handles).from_buffer_copy(self._handles)
-        for number, array in data.items():
-            handles[self._places[number]] = array.handle
-        count, outputs = ctypes.c_int(0), ctypes.POINTER(NDArrayHandle)()
-        storage = ctypes.POINTER(ctypes.c_int)()
-        results = map(ctypes.byref, (count, outputs, storage))
-        check_call(_LIB.MXInvokeCachedOpEx(op.handle, len(handles), handles, *results))
-        return [
-            _global_var._ndarray_cls(NDArrayHandle(outputs[n]), stype=storage[n])
-            for n in range(count.value)
-        ]
 
 
 class _ByShapes:
