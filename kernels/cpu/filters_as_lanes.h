@@ -61,6 +61,10 @@ constexpr int64_t kDeepPartPixels = 1024, kDeepBlockPixels = 400;
 // The most numbers of the padded source for each tap where parts are packed: each thread reads all pixels for
 // each of its blocks, and with several taps computes longer with what it reads.
 constexpr int64_t kDeepPartSource = 1 << 19;
+// The most numbers that threads pad each for itself, and the most that are one piece of memory.
+constexpr int64_t kDeepOwnNumbers = 4 << 20, kDeepTogetherNumbers = 4 << 20;
+// What a number costs that is padded, and one of weights, beside a product's pixel with a block.
+constexpr double kDeepPadding = 0.8, kDeepFetching = 0.4;
 // A block's weights for pairs, from which on they are packed in parts: fewer stay in a core's cache.
 constexpr int64_t kDeepPartPairs = 1 << 17;
 
@@ -424,6 +428,48 @@ inline void part(const float* rows, int64_t wide, int64_t count, const DeepEnd<f
 }
 #endif
 
+// How four rows of an image become a row of each domain of rows: of each there are the columns
+// [left, left + width) of `row`. Domains lie `step` apart.
+struct DomainShape {
+    int64_t left, width, row, step;
+};
+
+// The columns from `begin` on; rows that there are not are null.
+template <class T, class Sum>
+void domain_pixels(const DomainShape& s, const T* const* rows, int64_t begin, Sum* out) {
+    for (int64_t k = begin; k < s.row; ++k) {
+        const bool is_there = k >= s.left && k < s.left + s.width;
+        Sum d[4];
+        for (int r = 0; r < 4; ++r)
+            d[r] = is_there && rows[r] ? static_cast<Sum>(widen(rows[r][k - s.left])) : Sum(0);
+        to_domains(d[0], d[1], d[2], d[3], out + k, s.step);
+    }
+}
+
+// `ends`: whether nothing may be written behind the row.
+template <class T, class Sum>
+void domain_row(const DomainShape& s, const T* const* rows, bool, Sum* out) {
+    domain_pixels(s, rows, 0, out);
+}
+
+#if ECE408_LANES > 4
+inline void domain_row(const DomainShape& s, const float* const* rows, bool ends, float* out) {
+    const int64_t vectors = (ends ? s.row : round_up(s.row, kLanes)) / kLanes * kLanes;
+    for (int64_t k = 0; k < vectors; k += kLanes) {
+        const auto lane = [&](int64_t column) {
+            return static_cast<int>(column < k ? 0 : column > k + kLanes ? kLanes : column - k);
+        };
+        const Mask inside = lanes_between(lane(s.left), lane(s.left + s.width));
+        Vec d[4], z[kDomains];
+        for (int r = 0; r < 4; ++r)
+            d[r] = rows[r] ? load_only(inside, rows[r] + k - s.left) : broadcast(0.0f);
+        to_domains(d[0], d[1], d[2], d[3], z, 1);
+        for (int n = 0; n < kDomains; ++n) store(out + n * s.step + k, z[n]);
+    }
+    domain_pixels(s, rows, vectors, out);
+}
+#endif
+
 // What is prepared once for a call and shared by its threads.
 template <class T, class Sum>
 struct DeepPlan {
@@ -663,72 +709,67 @@ struct DeepPlan {
         for (int t = 0; t < kDomains; ++t) store(t, domain_weight(t, first, second, third));
     }
 
-    // A channel's domains of rows, one under the other.
-    void transform(const T* source, Sum* out) const {
-        const int64_t starts = deep.pairs.starts(), step = starts * deep.row;
-        memset(out, 0, static_cast<size_t>(channel()) * sizeof(Sum));
-        for (int64_t start = 0; start < starts; ++start, out += deep.row) {
+    // A channel's domains of rows, one under the other; of these the rows [begin, end).
+    void transform(const T* source, int64_t begin, int64_t end, Sum* out) const {
+        const int64_t starts = deep.pairs.starts();
+        const DomainShape shape = {deep.left, deep.width, deep.row, starts * deep.row};
+        for (int64_t start = begin; start < end; ++start) {
             const T* d[4];
-            bool is_inside = true;
             for (int64_t r = 0; r < 4; ++r) {
                 const int64_t from = 2 * start + r - deep.top;
-                const bool is_there = from >= 0 && from < deep.height;
-                d[r] = is_there ? source + from * deep.width : nullptr;
-                is_inside = is_inside && is_there;
+                d[r] = from >= 0 && from < deep.height ? source + from * deep.width : nullptr;
             }
-            Sum* to = out + deep.left;
-            if (is_inside)
-                for (int64_t x = 0; x < deep.width; ++x)
-                    to_domains<Sum>(widen(d[0][x]), widen(d[1][x]), widen(d[2][x]), widen(d[3][x]),
-                                    to + x, step);
-            else
-                for (int64_t x = 0; x < deep.width; ++x)
-                    to_domains(value(d[0], x), value(d[1], x), value(d[2], x), value(d[3], x),
-                               to + x, step);
-        }
-    }
-    static Sum value(const T* row, int64_t x) { return row ? widen(row[x]) : Sum(0); }
-
-    // A channel with its border; of each row, one residue of columns after the other.
-    void pad(const T* source, Sum* out) const {
-        if (deep.by_pairs && !deep.by_squares) return transform(source, out);
-        const int64_t step = deep.step_w, first = (deep.left + step - 1) / step;
-        const int64_t each = deep.width / step, rest = deep.width % step;
-        if (step == 1) return pad_rows(source - deep.left, out);
-        for (int64_t y = 0; y < deep.rows; ++y, out += row()) {
-            memset(out, 0, static_cast<size_t>(row()) * sizeof(Sum));
-            const int64_t from = y - deep.top;
-            if (from < 0 || from >= deep.height) continue;
-            for (int64_t n = 0, border = first; n < step; ++n) {
-                if (border > 0 && n + (border - 1) * step >= deep.left) --border;
-                const int64_t x = n + border * step - deep.left;
-                pick(source + from * deep.width + x, each + (x < rest ? 1 : 0), step,
-                     out + n * deep.row + border);
-            }
+            // Vectors write behind a row, where the next domain may be.
+            const bool ends = (starts - start) * deep.row < round_up(deep.row, kLanes);
+            domain_row(shape, d, ends, out + start * deep.row);
         }
     }
 
-    // A channel with its border, for a step of one, of rows whose borders begin at `source`.
-    void pad_rows(const T* source, Sum* out) const {
-        const RowShape shape = {1, deep.left, deep.left + deep.width, row()};
-        const RowCopy<T, Sum> copy{shape};
+    // Rows of the padded source, or of each domain of rows.
+    struct Rows {
+        int64_t begin, end;
+    };
+    Rows all_rows() const {
+        return {0, deep.by_pairs && !deep.by_squares ? deep.pairs.starts() : deep.rows};
+    }
+    // Those that the pixels [begin, end) of an image's only phase are computed from.
+    Rows rows_of(int64_t begin, int64_t end) const {
+        const int64_t columns = deep.phase[0].columns, last = (end - 1) / columns;
+        if (deep.by_squares) return {2 * (begin / columns), 2 * (last + deep.pairs.groups) + 2};
+        if (deep.by_pairs) return {begin / columns, last + deep.pairs.groups};
+        const DeepTap& lowest = deep.tap[deep.window - 1];  // taps are in the order of rows
+        return {begin / columns * deep.step_h, last * deep.step_h + deep.top + lowest.down + 1};
+    }
+
+    // A channel with its border, some rows of it; of each row, one residue of columns after the other.
+    void pad(const T* source, const Rows& rows, Sum* out) const {
+        if (deep.by_pairs && !deep.by_squares) return transform(source, rows.begin, rows.end, out);
+        const RowShape first = row_shape(0), second = row_shape(deep.step_w > 1 ? 1 : 0);
+        const RowCopy<T, Sum> copy_first{first}, copy_second{second};
         const Sum* const end = out + channel();
-        for (int64_t y = 0; y < deep.rows; ++y, out += row()) {
+        const int64_t vectors = (deep.step_w - 1) * deep.row + round_up(deep.row, kLanes);
+        out += rows.begin * row();
+        for (int64_t y = rows.begin; y < rows.end; ++y, out += row()) {
             const int64_t from = y - deep.top;
-            if (from < 0 || from >= deep.height)
+            const T* const own = source + from * deep.width - deep.left;
+            if (from < 0 || from >= deep.height) {
                 memset(out, 0, static_cast<size_t>(row()) * sizeof(Sum));
-            else if (end - out >= (row() + kLanes - 1) / kLanes * kLanes)
-                copy(source + from * deep.width, out);
-            else  // vectors would write to the next channel, another thread's
-                copy_pixels(shape, source + from * deep.width, out);
+            } else if (deep.step_w <= 2 && end - out >= vectors) {
+                copy_first(own, out);
+                if (deep.step_w == 2) copy_second(own + 1, out + deep.row);
+            } else {  // vectors would write to the next channel, another thread's
+                for (int64_t n = 0; n < deep.step_w; ++n)
+                    copy_pixels(row_shape(n), own + n, out + n * deep.row);
+            }
         }
     }
 
-    static void pick(const T* from, int64_t count, int64_t step, Sum* to) {
-        if (step == 2)  // as the compiler has vectors for
-            for (int64_t k = 0; k < count; ++k) to[k] = widen(from[2 * k]);
-        else
-            for (int64_t k = 0; k < count; ++k) to[k] = widen(from[k * step]);
+    // The pixels of a row whose columns are the residue `n`, from column n - left on.
+    RowShape row_shape(int64_t n) const {
+        const auto before = [&](int64_t column) {  // steps that begin before it
+            return column <= n ? 0 : (column - n + deep.step_w - 1) / deep.step_w;
+        };
+        return {deep.step_w, before(deep.left), before(deep.left + deep.width), deep.row};
     }
 
     // Some pixels of a phase, numbered through the rows of some images, cut into tiles, and what of their
@@ -1002,19 +1043,20 @@ struct DeepShares {
 
     // `image` and `packed`: numbers of a padded image, and of a block's weights. What is larger
     // stays in a thread's own cache. `pixels`: of an image's phase, of which `grain` stay together. `each`:
-    // pieces are blocks.
+    // pieces are blocks. `whole`: pieces have all blocks, whose weights are read for each.
     DeepShares(const Shape& s, int64_t blocks, int64_t image, int64_t packed, int64_t pixels,
-               int64_t grain, bool lays_out, bool each, int threads) {
+               int64_t grain, bool lays_out, bool each, bool whole, int threads) {
         by_image = !each && (threads == 1 || (s.batch >= 2 * threads && image >= packed));
         together = by_image ? 1 : images_together(s.batch, image);
         slices = parts = 1;
         if (each) parts = blocks;
         if (by_image || each) return;
         if (pixels == 0) return;
-        const int64_t grains = (together * pixels + grain - 1) / grain, most = kDeepPieces * threads;
+        const int64_t grains = (together * pixels + grain - 1) / grain;
+        const int64_t most = (whole ? kDeepPieces / 4 : kDeepPieces) * threads;
         const int64_t tiles = (grain + kDeepPixels - 1) / kDeepPixels;
         double least = 0;
-        for (int64_t p = 1; p <= blocks && p <= most; p = finer(blocks, p))
+        for (int64_t p = 1; p <= (whole ? 1 : blocks) && p <= most; p = finer(blocks, p))
             for (int64_t n = 1; n <= grains && n * p <= most; n = finer(grains, n)) {
                 const double time = this->time(s.groups * n * p, (grains + n - 1) / n * tiles,
                                                (blocks + p - 1) / p, lays_out, threads);
@@ -1032,6 +1074,55 @@ private:
         const double laid_out = lays_out ? kDeepLayingOut : 0;
         return rounds * (static_cast<double>(tiles) * (all + laid_out) + kDeepReading * all);
     }
+};
+
+// Two threads that each pad for themselves the rows of one image that they compute from, if these take longer
+// than all weights, which both read then: what another core has written is slow to read. More threads would
+// have too few rows each.
+template <class T, class Sum>
+class DeepOwnRows {
+public:
+    using Rows = typename DeepPlan<T, Sum>::Rows;
+
+    DeepOwnRows(const DeepPlan<T, Sum>& plan, bool has_weights, int threads) : plan_(plan) {
+        const Deep& deep = plan.deep;
+        const double padded = kDeepPadding * static_cast<double>(plan.image());
+        const double fetched = kDeepFetching * static_cast<double>(plan.units() * plan.packed());
+        pay_ = has_weights && deep.batch == 1 && deep.groups == 1 && threads == kThreads &&
+               padded > fetched && grains() >= kThreads && kThreads * plan.image() <= kDeepOwnNumbers;
+    }
+
+    bool pay() const { return pay_; }
+
+    // Has a member's image hold what slice `slice` of `slices` is computed from. At first a member gets all
+    // that it is likely to need.
+    void pad(int64_t slice, int64_t slices, int member, const T* source, Sum* image) {
+        Rows& done = done_[member];
+        const Rows needed = rows(slice, slice + 1, slices);
+        if (done.begin <= needed.begin && needed.end <= done.end) return;
+        const int64_t after = slice + (slices + kThreads - 1) / kThreads;
+        done = done.end > 0 ? needed : rows(slice, after < slices ? after : slices, slices);
+        const Deep& deep = plan_.deep;
+        for (int64_t c = 0; c < deep.group_channels; ++c)
+            plan_.pad(source + c * deep.height * deep.width, done, image + c * plan_.channel());
+    }
+
+private:
+    static constexpr int kThreads = 2;
+
+    int64_t pixels() const { return plan_.deep.phase[0].rows * plan_.deep.phase[0].columns; }
+    int64_t grain() const { return plan_.grain(plan_.deep.phase[0]); }
+    int64_t grains() const { return (pixels() + grain() - 1) / grain(); }
+
+    // Of some slices.
+    Rows rows(int64_t first, int64_t after, int64_t slices) const {
+        const int64_t end = grains() * after / slices * grain();
+        return plan_.rows_of(grains() * first / slices * grain(), end < pixels() ? end : pixels());
+    }
+
+    const DeepPlan<T, Sum>& plan_;
+    bool pay_;
+    Rows done_[kThreads] = {};
 };
 
 // The weights of all units, where `packed` has room for them.
@@ -1061,21 +1152,29 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const De
     plan.packs_each = plan.packs_parts || (plan.packs_each && out_pixels < kDeepBlockPixels);
     // Each of many images is computed by one thread, of few ones some blocks.
     plan.lays_out = plan.should_lay_out(deep.batch >= threads ? blocks : blocks * deep.batch / threads);
+    DeepOwnRows<T, Sum> own_rows(plan, kept != nullptr, threads);
     const DeepShares shares(deep, blocks, plan.image(), plan.packed(),
                             deep.phase[0].rows * deep.phase[0].columns, plan.grain(deep.phase[0]),
-                            plan.lays_out, plan.packs_each, threads);
-    const int64_t images = shares.by_image ? threads : shares.together;
+                            plan.lays_out, plan.packs_each, own_rows.pay(), threads);
+    const int64_t images = shares.by_image || own_rows.pay() ? threads : shares.together;
     const int64_t packings = kept || plan.packs_parts ? 0 : plan.packs_each ? threads : units;
     const int64_t own_scratch = plan.scratch();
-    // Each by itself: what is larger than 32 MiB is new memory in each call, with pages to be made.
-    const Buffer<Sum> own(packings * plan.packed()), scratch(threads * own_scratch);
-    const Buffer<Sum> padded(images * plan.image() + plan.beyond());
+    // Pages of new memory have to be made. Memory is new in each call if it is larger than 32 MiB, so large
+    // parts are apart; or if together with other memory it is twice the largest that was given back, so
+    // small parts are one.
+    const int64_t all_scratch = threads * own_scratch;
+    const int64_t all_images = images * plan.image() + plan.beyond();
+    const bool is_one = all_scratch + all_images <= kDeepTogetherNumbers;
+    const Buffer<Sum> own(packings * plan.packed()), memory(all_scratch + (is_one ? all_images : 0));
+    const Buffer<Sum> apart(is_one ? 0 : all_images);
     plan.offset = Buffer<int64_t>(plan.offsets() + kDeepBlock);
-    if (!own || !scratch || !padded || !plan.offset) return false;
+    if (!own || !memory || !apart || !plan.offset) return false;
+    Sum* const scratch = memory;
+    Sum* const padded = is_one ? memory + all_scratch : apart;
     plan.fill_offsets();
     const Sum* const packed = kept ? kept : own;
     const auto pad = [&](int64_t b, int64_t c, Sum* image) {
-        plan.pad(source + (b * channels + c) * pixels, image + c * plan.channel());
+        plan.pad(source + (b * channels + c) * pixels, plan.all_rows(), image + c * plan.channel());
     };
     const auto compute = [&](int64_t first, int64_t count, const Sum* image, int64_t group,
                              int64_t part, int64_t slice, int member) {
@@ -1087,6 +1186,14 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const De
                         packed + unit * plan.packed(), end.from(0, first * out_image),
                         scratch + member * own_scratch, out + first * out_image);
     };
+    if (own_rows.pay()) {
+        share(threads, shares.slices, [&](int64_t slice, int member) {
+            Sum* const image = padded + member * plan.image();
+            own_rows.pad(slice, shares.slices, member, source, image);
+            compute(0, 1, image, 0, 0, slice, member);
+        });
+        return true;
+    }
     if (shares.by_image) {
         if (!kept) pack_deep<T, Sum>(plan, own, threads);
         share(threads, deep.batch, [&](int64_t b, int member) {

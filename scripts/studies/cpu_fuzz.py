@@ -1,12 +1,14 @@
 """CPU kernels on random problems, against the oracle: exact on whole numbers.
 
-Every kernel that does not refuse a problem computes it, whether it is the one chosen for it or not.
+Every kernel that does not refuse a problem computes it, whether it is the one chosen for it or not,
+forward also with weights that are packed before.
 Arrays lie against memory that must not be touched, and outputs hold NaN before. Some problems have
 infinities and NaN among their inputs, which must show where the textbook loop has them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
 from collections import Counter
@@ -28,6 +30,10 @@ _ARRAYS = {
     "backward_data": ("x", "w", "y"),
     "backward_weight": ("w", "x", "y"),
 }
+# How kernels of float32 also compute: of other types the same functions do.
+_STRICT, _PACKED = "strict", "packed"
+# A status of kernels/cpu/ece408.h.
+_UNSUPPORTED = 2
 # Multiply-adds of a problem at most, so that the oracle takes milliseconds.
 _MOST_PRODUCTS = 200_000
 # Kernels that take rows in pairs are exact while a sum's products times the largest inputs stay
@@ -104,23 +110,29 @@ def run(case: Case) -> tuple[Counter[tuple[str, str]], list[tuple[str, str, str]
     failures = []
     for direction in _ARRAYS:
         expected = _expected(case, direction, arrays)
-        # Strictly in float32 only: of other types the same functions compute.
-        for strict in (False, True) if case.problem.dtype == "float32" else (False,):
-            chosen = native.choose(case.problem, direction, case.isa, strict)
+        for form in _forms(case, direction):
+            chosen = native.choose(case.problem, direction, case.isa, form == _STRICT)
             for kernel in native.kernels():
                 try:
-                    wrong = _wrong(case, kernel, direction, arrays, expected, strict)
+                    wrong = _wrong(case, kernel, direction, arrays, expected, form)
                 except UnsupportedProblem as error:
-                    if kernel != chosen:
+                    if kernel != chosen or form == _PACKED:
                         continue
                     wrong = str(error)
                 except Ece408Error as error:
                     wrong = str(error)
-                name = f"{kernel}, strict" if strict else kernel
+                name = f"{kernel}, {form}" if form else kernel
                 ran[name, direction] += 1
                 if wrong is not None:
                     failures.append((name, direction, wrong))
     return ran, failures
+
+
+def _forms(case: Case, direction: str) -> tuple[str, ...]:
+    if case.problem.dtype != "float32":
+        return ("",)
+    packs = direction == "forward" and not case.accumulate
+    return ("", _STRICT, _PACKED) if packs else ("", _STRICT)
 
 
 def _random_problem(rng: np.random.Generator) -> ConvProblem:
@@ -283,7 +295,7 @@ def _wrong(
     direction: str,
     arrays: dict[str, np.ndarray],
     expected: np.ndarray,
-    strict: bool,
+    form: str,
 ) -> str | None:
     """What is wrong with a kernel's result, or `None`."""
     dtype, (_, *roles) = case.problem.dtype, _ARRAYS[direction]
@@ -294,17 +306,20 @@ def _wrong(
         for role in roles
     ]
     out = guarded.place(_onto(case, expected.shape).astype(dtype), case.side)
-    native.run(
-        direction,
-        case.problem,
-        *[None if array is None else array.ctypes.data for array in inputs],
-        out.ctypes.data,
-        accumulate=case.accumulate,
-        threads=case.threads,
-        isa=case.isa,
-        kernel=kernel,
-        strict=strict,
-    )
+    addresses = [None if array is None else array.ctypes.data for array in (*inputs, out)]
+    if form == _PACKED:
+        _run_packed(case, kernel, *addresses)
+    else:
+        native.run(
+            direction,
+            case.problem,
+            *addresses,
+            accumulate=case.accumulate,
+            threads=case.threads,
+            isa=case.isa,
+            kernel=kernel,
+            strict=form == _STRICT,
+        )
     if not guarded.canary_intact(out, case.side):
         return "memory beside the output was written"
     same = (out == expected) | (np.isnan(out) & np.isnan(expected))
@@ -315,6 +330,25 @@ def _wrong(
         f"{np.count_nonzero(~same)} of {out.size} elements are wrong; the first, {first}, is "
         f"{out[first]} instead of {expected[first]}"
     )
+
+
+def _run_packed(case: Case, kernel: str, *addresses: int | None) -> None:
+    """The forward pass of x, w, bias and y, with packed weights if the kernel packs these."""
+    library, problem = native.library(), ctypes.byref(native.as_struct(case.problem))
+    code, number = native.ISA_CODES[case.isa], native.kernels().index(kernel)
+    library.ece408_packed_floats.restype = ctypes.c_int64
+    floats = library.ece408_packed_floats(problem, code, number)
+    packed = guarded.place(np.full(max(floats, 1), np.nan, np.float32), case.side)
+    numbers = case.threads, code, number
+    x, w, bias, y, at = map(ctypes.c_void_p, (*addresses, packed.ctypes.data))
+    status = library.ece408_pack(problem, w, bias, at, *numbers)
+    if status == _UNSUPPORTED:
+        at = ctypes.c_void_p(None)
+    status = library.ece408_forward_packed(problem, x, w, bias, at, None, y, *numbers)
+    if status == _UNSUPPORTED:
+        raise UnsupportedProblem("its weights are not packed")
+    if status:
+        raise Ece408Error(f"ece408_forward_packed failed with status {status} on {case.problem}")
 
 
 def table(ran: Counter[tuple[str, str]], wrong: Counter[tuple[str, str]]) -> str:
