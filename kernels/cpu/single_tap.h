@@ -8,7 +8,8 @@
 //
 // The work of an image is a list of cells, each a tile of pixels and a block of filters: tile after
 // tile of a group of blocks, then those of the next group. Threads take whole images, or, of few
-// images, stretches of the list.
+// images, stretches of the list. Few threads take whole groups of a small image: threads that had the same
+// planes would take lines of a cache from each other.
 //
 // Weights that few pixels take are read where they are: packing them would take as long as a part of
 // their products.
@@ -34,6 +35,9 @@ constexpr int64_t kPackedPixels = 300;
 inline bool is_worth_packing(const Shape& s, int threads) {
     return s.batch * s.out_height * s.out_width >= kPackedPixels * threads;
 }
+
+// The largest plane of which threads take whole groups, the most threads, and the most groups for each.
+constexpr int64_t kGroupsPlane = 400, kGroupsThreads = 4, kGroupsEach = 4;
 
 // Floats of the pixels that are asked for together: they stay in a core's second cache.
 constexpr int64_t kRunFloats = 1 << 15;
@@ -213,16 +217,26 @@ struct TapPlan {
     ece408_finish finish;
     float* y;
     int64_t groups;
-    int64_t run;  // tiles whose pixels are asked for together
+    bool by_groups;  // whether the parts of an image are its groups
+    int64_t run;     // tiles whose pixels are asked for together
 
     int64_t channels() const { return layer.shape.channels; }
     int64_t plane() const { return layer.shape.height * layer.shape.width; }
     int64_t tile_floats(int64_t planes) const { return planes * (tiling.size + 1) * kLanes; }
     int64_t first_block(int64_t group) const { return part_start(tiling.blocks, groups, group); }
 
+    // The groups of an image that threads take whole, for which pixels are laid out; or 0.
+    int64_t own_groups(int threads) const {
+        const int64_t each = tiling.blocks / (kLaidOutBlocks * threads);
+        const bool own = threads > 1 && threads <= kGroupsThreads && layer.shape.batch == 1 &&
+                         tiling.plane <= kGroupsPlane;
+        return !own ? 0 : threads * (each < kGroupsEach ? each : kGroupsEach);
+    }
+
     // The cell at which a part of an image begins. All parts have about as many vectors: cells of
     // narrow tiles take less time.
     int64_t first_cell(int64_t part, int64_t parts) const {
+        if (by_groups) return first_block(part) * tiling.tiles;
         int64_t at = part_start(tiling.count * tiling.blocks, parts, part), group = 0;
         while (group + 1 < groups && at >= first_block(group + 1) * tiling.count) ++group;
         const int64_t first = first_block(group), blocks = first_block(group + 1) - first;
@@ -378,7 +392,7 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         // The parts of an image that several threads share come from the caches.
         if (whole) tile.ask_for_run_after(number, of_last_group ? next : nullptr, last - block);
         // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
-        const bool shared = !whole && number == tiling.tiles - 1 && tiling.first > 0;
+        const bool shared = !whole && !plan.by_groups && number == tiling.tiles - 1 && tiling.first > 0;
         tile.run(block, last, y, accumulate || shared, accumulate);
     }
 }
@@ -418,17 +432,19 @@ void copy_channel(const Layer& layer, const float* from, float* to) {
 bool run_single_tap(const Layer& layer, const float* x, const float* bias, const float* packed,
                     const ece408_finish& finish, float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
-    TapPlan plan = {layer, Tiling(s.filters), packed, bias, finish, y, 1, 1};
+    TapPlan plan = {layer, Tiling(s.filters), packed, bias, finish, y, 1, false, 1};
     if (!make_tiling(s.out_height, s.out_width, s.width, &plan.tiling)) return false;
-    const int64_t all = plan.tiling.all(), parts = count_parts(s.batch, all, threads);
+    const int64_t all = plan.tiling.all(), own_groups = plan.own_groups(threads);
+    plan.by_groups = own_groups > 0;
+    const int64_t parts = plan.by_groups ? own_groups : count_parts(s.batch, all, threads);
     const int64_t units = s.batch * parts;
     const int team = static_cast<int>(threads < units ? threads : units);
     const int64_t pixels = layer.height * layer.width, image = s.channels * plan.plane();
-    plan.groups = count_groups(plan, team);
+    plan.groups = plan.by_groups ? own_groups : count_groups(plan, team);
     while (2 * plan.run * plan.tile_floats(s.channels) <= kRunFloats) plan.run *= 2;
     const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks * plan.groups;
     const bool copies = !layer.as_it_is();
-    const bool apart = accumulate || (parts > 1 && plan.tiling.first > 0);
+    const bool apart = accumulate || (parts > 1 && !plan.by_groups && plan.tiling.first > 0);
     const int64_t for_pixels = lays_out ? plan.tile_floats(sum_end(s, 0)) : 0;
     const int64_t for_one = for_pixels + (apart ? plan.tile_floats(s.filters) : 0);
     Buffer<float> rooms, copied;
