@@ -195,14 +195,25 @@ inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
     return true;
 }
 
+// Numbers that are read soon, of which each product asks for a line, `step` numbers after the last one's. All
+// at once would hold up the products.
+template <class Sum>
+struct DeepAhead {
+    const Sum* first;
+    int64_t step;
+};
+
 // Sums of `count` products for P pixels that lie side by side, in all places that `taps` says.
 template <class Sum, int MV, int P>
-__attribute__((noinline)) void deep_tile(const Sum* pixels, const int64_t* taps,
-                                         int64_t count, const Sum* weight, bool add, Sum* out) {
+__attribute__((noinline)) void deep_tile(const Sum* pixels, const int64_t* taps, int64_t count,
+                                         const Sum* weight, DeepAhead<Sum> ahead, bool add, Sum* out) {
     using L = Lanes<Sum>;
     typename L::Vec sum[P][MV] = {};
     for (int64_t t = 0; t < count; ++t) {
         const Sum* at = pixels + taps[t];
+        // With vectors of 16 lanes the first cache is full of the weights that are read.
+        __builtin_prefetch(ahead.first, 0, ECE408_LANES == 16 ? 2 : 3);
+        ahead.first += ahead.step;
         typename L::Vec w[MV];
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) w[v] = L::load(weight + (t * MV + v) * L::count);
@@ -223,7 +234,7 @@ __attribute__((noinline)) void deep_tile(const Sum* pixels, const int64_t* taps,
 }
 
 template <class Sum>
-using DeepTile = void (*)(const Sum*, const int64_t*, int64_t, const Sum*, bool, Sum*);
+using DeepTile = void (*)(const Sum*, const int64_t*, int64_t, const Sum*, DeepAhead<Sum>, bool, Sum*);
 
 template <class Sum, int MV, int P = kDeepPixels>
 DeepTile<Sum> pick_deep_pixels(int64_t pixels) {
@@ -843,32 +854,28 @@ struct DeepPlan {
         }
     }
 
-    // Asks for memory. Where there is none, nothing happens.
-    static void fetch(const Sum* begin, const Sum* end) {
-        // With vectors of 16 lanes the first cache is full of the block that is read.
-        for (; begin < end; begin += 64 / sizeof(Sum))
-            __builtin_prefetch(begin, 0, ECE408_LANES == 16 ? 2 : 3);
-    }
-
     int64_t block_sums(int64_t pixels) const { return pixels * kDeepVectors * Lanes<Sum>::count; }
 
-    // Adds products to a block's sums, as [domain][pixel][filter]. `weights(n)`: domain n's. `ahead`: what
-    // is read after them, of which each tile asks for a share, or null.
+    // Adds products to a block's sums, as [domain][pixel][filter]. `weights(n)`: domain n's. `next`: what
+    // is read after them, or null. Of this, and of the next domain's, each tile asks for a share.
     template <class Weights>
     void add_products(const Sum* images, const Stretch& s, int64_t block, const Weights& weights,
-                      const Sum* ahead, const Sum* factors, Sum* sums) const {
+                      const Sum* next, const Sum* factors, Sum* sums) const {
         const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
         for (int64_t n = 0; n < domains(); ++n, sums += block_sums(s.pixels())) {
             const int64_t count = s.count * each(n), all = count * wide;
             const int64_t first = deep.group_channels * phase_of(s, n).first_tap + s.done * each(n);
             const int64_t* const taps = offset + (lays_out ? offsets() : first);
+            const Sum* const own = weights(n);
+            const Sum* const then = next && n + 1 < domains() ? weights(n + 1) : next;
+            const int64_t step = (wide + s.tiles - 1) / s.tiles;
             for (int64_t tile = 0; tile < s.tiles; ++tile) {
-                if (ahead)
-                    fetch(ahead + all * tile / s.tiles, ahead + all * (tile + 1) / s.tiles);
                 const Sum* const pixels =
                     lays_out ? factors + place(s, n, tile) : images + s.at[tile];
                 pick_deep_tile<Sum>(vectors, s.pixels(tile))(
-                    pixels, taps, count, weights(n), s.done > 0, sums + s.first[tile] * wide);
+                    pixels, taps, count, own,
+                    then ? DeepAhead<Sum>{then + all * tile / s.tiles, step} : DeepAhead<Sum>{own, 0},
+                    s.done > 0, sums + s.first[tile] * wide);
             }
         }
     }
@@ -977,13 +984,15 @@ struct DeepPlan {
                 const bool ends = s.done + s.count == all, whole = all <= most;
                 Sum* const own =
                     sums + (whole ? 0 : block - first_block) * domains() * block_sums(s.pixels());
-                // Blocks' weights follow each other, if all are read.
-                const Sum* const ahead =
-                    whole || deep.by_pairs || packs_parts ? nullptr
+                // After the last block's weights there may be the next one's, or nothing: who asks for
+                // memory that there is not gets none.
+                const Sum* const next =
+                    packs_parts             ? nullptr
                     : block + 1 < end_block ? weights_of(block + 1, 0, s.done)
+                    : ends                  ? packed + (end_block - first_block) * this->packed()
                                             : weights_of(first_block, 0, s.done + s.count);
                 add_products(
-                    images, s, block, [&](int64_t n) { return weights_of(block, n, s.done); }, ahead,
+                    images, s, block, [&](int64_t n) { return weights_of(block, n, s.done); }, next,
                     scratch, own);
                 if (ends)
                     write_block(s, group, block, last, own, sums + this->sums(), y);

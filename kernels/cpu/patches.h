@@ -100,7 +100,7 @@ void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, co
     const auto tile = pick_deep_tile<Sum>(vectors, tall);
     for (int64_t done = 0; done < count; done += kDeepBlock)
         tile(factors + done * step, offsets, at_most(count - done, kDeepBlock),
-             panel + done * vectors * Lanes<Sum>::count, done > 0, sums);
+             panel + done * vectors * Lanes<Sum>::count, {panel, 0}, done > 0, sums);
 }
 
 // ---- dx
