@@ -81,7 +81,10 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
     int64_t at = 0;
     const int64_t all = (column.end - column.begin) * column.step;
     float* to = column.laid_out;
+    // The next block's weights follow, behind its biases: each channel asks for one's.
+    const int64_t next = MT * (column.end - column.begin + 1);
     do {
+        if (Packed) prefetch(weight + next);
         Vec x[VT];
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) {
