@@ -47,7 +47,7 @@ AVX512 = (
 # up to a seventh slower where its code begins at an unlucky address.
 PER_ISA: dict[str, tuple[str, ...]] = {
     **{"direct": ("-falign-loops=32",), "winograd": (), "depthwise": (), "weight_sums": ()},
-    **{"general": (), "batch_norm": (), "ceilings": ()},
+    **{"general": (), "batch_norm": (), "pool": (), "ceilings": ()},
 }
 # Instruction set: floats in a vector, and the compiler's options.
 ISAS = {"baseline": (4, ()), "avx2": (8, AVX2), "avx512": (16, AVX512)}

@@ -8,6 +8,7 @@
 #include "ceilings.h"
 #include "choice.h"
 #include "pages.h"
+#include "pool.h"
 #include "shape.h"
 
 namespace ece408 {
@@ -19,6 +20,7 @@ constexpr const Kernel* kKernels[][3] = {ECE408_KERNELS(ECE408_ROW)};
 constexpr const char* kNames[] = {ECE408_KERNELS(ECE408_NAME)};
 constexpr const Ceilings* kCeilings[3] = ECE408_BUILDS(ceilings);
 constexpr const BatchNorm* kBatchNorm[3] = ECE408_BUILDS(batch_norm);
+constexpr const Pools* kPools[3] = ECE408_BUILDS(pool);
 constexpr int64_t kLanes[] = {4, 8, 16};
 
 #if defined(__x86_64__)
@@ -227,6 +229,15 @@ int ece408_batch_norm_backward(const ece408_batch* batch, const float* x, const 
     ece408::kBatchNorm[isa]->backward(*batch, x, y, dy, gamma, mean, inverse, dx, dadded, dgamma,
                                       dbeta, threads);
     return ECE408_OK;
+}
+
+int ece408_pool(const ece408_windows* rows, const ece408_windows* columns, const float* heights,
+                const float* widths, int64_t planes, const float* x, float* y, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ask_for_huge_pages(y, planes * rows->count * columns->count * 4);
+    const bool has_memory = ece408::kPools[isa]->forward(*rows, *columns, heights, widths, planes, x, y,
+                                                         threads);
+    return has_memory ? ECE408_OK : ECE408_NO_MEMORY;
 }
 
 double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa) {

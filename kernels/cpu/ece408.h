@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 11
+#define ECE408_ABI_VERSION 12
 
 #ifdef __cplusplus
 extern "C" {
@@ -157,6 +157,18 @@ ECE408_EXPORT int ece408_batch_norm_backward(const ece408_batch* batch, const fl
                                              const float* mean, const float* inverse, float* dx,
                                              float* dadded, float* dgamma, float* dbeta,
                                              int threads, int isa);
+
+/* Windows along one axis of a plane: `count` of `kernel` elements each, `stride` apart. The first one begins
+ * `pad` elements before the plane, which has `size`; each meets the plane. */
+typedef struct ece408_windows {
+    int64_t size, count, kernel, stride, pad;
+} ece408_windows;
+
+/* y, of `planes` planes x in float32 with windows of rows and columns: without `heights` and `widths` each window's
+ * largest element, else its sum divided by the product of its height and its width. */
+ECE408_EXPORT int ece408_pool(const ece408_windows* rows, const ece408_windows* columns,
+                              const float* heights, const float* widths, int64_t planes,
+                              const float* x, float* y, int threads, int isa);
 
 /* The conversions of half precision in portable code, as the baseline kernels and the reference use it. */
 ECE408_EXPORT float ece408_half_to_float(uint16_t bits);

@@ -64,6 +64,8 @@ inline Vec bounded(Vec v, Vec lowest, Vec highest) {
     v = _mm512_mask_max_ps(v, 0xffff, lowest, v);
     return _mm512_mask_min_ps(v, 0xffff, highest, v);
 }
+// b where it is larger than a, else a, also beside NaN.
+inline Vec larger(Vec a, Vec b) { return _mm512_mask_max_ps(a, 0xffff, b, a); }
 inline Vec even_lanes(Vec first, Vec second) {
     const __m512i lane =
         _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -139,6 +141,7 @@ inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, su
 inline Vec bounded(Vec v, Vec lowest, Vec highest) {
     return _mm256_min_ps(highest, _mm256_max_ps(lowest, v));
 }
+inline Vec larger(Vec a, Vec b) { return _mm256_max_ps(b, a); }
 inline Vec in_order(Vec quarters) {
     const __m256d pairs = _mm256_castps_pd(quarters);
     return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, _MM_SHUFFLE(3, 1, 2, 0)));
@@ -194,6 +197,7 @@ inline Vec bounded(Vec v, Vec lowest, Vec highest) {
     v = one_of(v < lowest, lowest, v);
     return one_of(v > highest, highest, v);
 }
+inline Vec larger(Vec a, Vec b) { return one_of(a < b, b, a); }
 inline Vec even_lanes(Vec first, Vec second) {
     return Vec{first[0], first[2], second[0], second[2]};
 }

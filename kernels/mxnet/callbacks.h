@@ -135,6 +135,8 @@ typedef struct ece408_others {
                                const float* dy, const float* gamma, const float* mean,
                                const float* inverse, float* dx, float* dadded, float* dgamma,
                                float* dbeta, int threads, int isa);
+    int (*pool)(const ece408_windows* rows, const ece408_windows* columns, const float* heights,
+                const float* widths, int64_t planes, const float* x, float* y, int threads, int isa);
 } ece408_others;
 
 /* Before the first call. Only nodes with the attribute `key` of this value are accepted. */

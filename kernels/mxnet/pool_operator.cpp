@@ -4,7 +4,6 @@
 // up to thirty times what it takes on oneDNN's blocked ones.
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "../cpu/pages.h"
@@ -21,9 +20,7 @@ struct Axis {
 };
 
 // One axis of one array: its pixels and windows.
-struct Windows : Axis {
-    int64_t size, count;
-
+struct Windows : ece408_windows {
     // There are windows, and none is all border, of which there is nothing to say.
     bool all_meet() const { return count > 0 && (count - 1) * stride - pad < size; }
     // Where a window begins and ends, the part of it that is on the array.
@@ -70,10 +67,11 @@ struct Pool {
     }
 
     Windows windows(const Axis& axis, int64_t size) const {
-        if (is_global) return {{size, 1, 0}, size, 1};
+        if (is_global) return {{size, 1, size, 1, 0}};
         const int64_t spare = size + 2 * axis.pad - axis.kernel;
         const int64_t rest = is_full ? axis.stride - 1 : 0;
-        return {axis, size, spare < 0 ? 0 : (spare + rest) / axis.stride + 1};
+        const int64_t count = spare < 0 ? 0 : (spare + rest) / axis.stride + 1;
+        return {{size, count, axis.kernel, axis.stride, axis.pad}};
     }
 
     bool infer(std::vector<Shape>* in, Shape* out) const {
@@ -88,60 +86,6 @@ struct Pool {
         return !is_flat || flatten(out);
     }
 };
-
-struct Largest {
-    static constexpr float kNone = std::numeric_limits<float>::lowest();
-    static float of(float a, float b) { return a < b ? b : a; }
-};
-
-struct Sum {
-    static constexpr float kNone = 0;
-    static float of(float a, float b) { return a + b; }
-};
-
-// y of N terms each, `step` apart, or y and one more. With strides that the compiler knows it takes
-// vectors.
-template <class Reduction, int N, int64_t STRIDE>
-void reduce_terms(const float* __restrict x, int64_t step, int64_t stride, int64_t count,
-                  float* __restrict y) {
-    const int64_t from = STRIDE ? STRIDE : stride;
-    for (int64_t i = 0; i < count; i++) {
-        float value = N == 1 ? Reduction::of(y[i], x[i * from]) : x[i * from];
-        for (int n = 1; n < N; n++) value = Reduction::of(value, x[n * step + i * from]);
-        y[i] = value;
-    }
-}
-
-// y, each element of `terms` terms.
-template <class Reduction, int64_t STRIDE>
-void reduce(const float* x, int64_t terms, int64_t step, int64_t stride, int64_t count, float* y) {
-    int64_t done = 0;
-    if (terms >= 3) {
-        reduce_terms<Reduction, 3, STRIDE>(x, step, stride, count, y);
-        done = 3;
-    } else if (terms == 2) {
-        reduce_terms<Reduction, 2, STRIDE>(x, step, stride, count, y);
-        done = 2;
-    } else {
-        std::fill(y, y + count, Reduction::kNone);
-    }
-    for (; done < terms; done++)
-        reduce_terms<Reduction, 1, STRIDE>(x + done * step, step, stride, count, y);
-}
-
-// A row of windows from the rows that they have in common, one after the other in `x`: first these
-// into one, in `buffer` with its borders, then its columns.
-template <class Reduction>
-void reduce_row(const Windows& columns, const float* x, int64_t rows, float* buffer, float* y) {
-    const int64_t terms = columns.kernel, stride = columns.stride, count = columns.count;
-    reduce<Reduction, 1>(x, rows, columns.size, 1, columns.size, buffer + columns.pad);
-    if (stride == 1)
-        reduce<Reduction, 1>(buffer, terms, 1, 1, count, y);
-    else if (stride == 2)
-        reduce<Reduction, 2>(buffer, terms, 1, 2, count, y);
-    else
-        reduce<Reduction, 0>(buffer, terms, 1, stride, count, y);
-}
 
 // One element of each of `count` windows, at x, `STRIDE` apart. If it is the window's largest, y, it
 // takes the window's gradient, which moves from `left` to dx, where elements are `TO` apart.
@@ -184,11 +128,13 @@ public:
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {
         const Planes planes = planes_of((*in)[0]);
-        if (pool_.is_max)
-            pool<Largest>(planes, (*in)[0].data<float>(), (*out)[0].data<float>());
-        else
-            pool<Sum>(planes, (*in)[0].data<float>(), (*out)[0].data<float>());
-        return MX_SUCCESS;
+        const std::vector<float> heights = lengths_of(planes.rows), widths = lengths_of(planes.columns);
+        const auto plan = ece408::plans().plan({});
+        const int status = ece408::plans().others().pool(
+            &planes.rows, &planes.columns, pool_.is_max ? nullptr : heights.data(),
+            pool_.is_max ? nullptr : widths.data(), planes.count, (*in)[0].data<float>(),
+            (*out)[0].data<float>(), plan->threads, plan->isa);
+        return status == ECE408_OK ? MX_SUCCESS : kRefused;
     }
 
     // From the gradient for y, x and y.
@@ -198,7 +144,7 @@ public:
         const float *const dy = (*in)[0].data<float>(), *const x = (*in)[1].data<float>();
         const float* const y = (*in)[2].data<float>();
         float* const dx = (*out)[0].data<float>();
-        const std::vector<float> widths = widths_of(planes);
+        const std::vector<float> widths = lengths_of(planes.columns);
         const auto one = [&](int64_t plane, float* row, float* to) {
             std::fill_n(to, planes.pixels(), 0.f);
             for (int64_t i = 0; i < planes.rows.count; i++) {
@@ -228,42 +174,24 @@ private:
                 pool_.windows(pool_.columns, x.shape[3])};
     }
 
-    std::vector<float> widths_of(const Planes& planes) const {
-        std::vector<float> widths(planes.columns.count);
-        for (int64_t j = 0; j < planes.columns.count; j++)
-            widths[j] = static_cast<float>(planes.columns.length(j, pool_.counts_border));
-        return widths;
+    std::vector<float> lengths_of(const Windows& windows) const {
+        std::vector<float> lengths(windows.count);
+        for (int64_t i = 0; i < windows.count; i++)
+            lengths[i] = static_cast<float>(windows.length(i, pool_.counts_border));
+        return lengths;
     }
 
-    // Calls work(plane, buffer, where `to` has it) by the threads of the kernels. A thread's buffer,
-    // for three rows with their borders, is filled with `value` before its first plane.
+    // Calls work(plane, buffer, where `to` has it) by the threads of the kernels. A thread's buffer has
+    // room for three rows with their borders.
     template <class Work>
-    static void each_plane(const Planes& planes, float* to, int64_t size, const Work& work,
-                           float value = 0) {
+    static void each_plane(const Planes& planes, float* to, int64_t size, const Work& work) {
         ask_for_huge_pages(to, planes.count * size * int64_t{4});
         const int threads = ece408::plans().threads();
         ece408::plans().share(threads, planes.count, [&](int64_t begin, int64_t end) {
-            std::vector<float> buffer(3 * planes.columns.reach() + 2, value);
+            std::vector<float> buffer(3 * planes.columns.reach() + 2);
             for (int64_t plane = begin; plane < end; plane++)
                 work(plane, buffer.data(), to + plane * size);
         });
-    }
-
-    template <class Reduction>
-    void pool(const Planes& planes, const float* x, float* y) const {
-        const Windows &rows = planes.rows, &columns = planes.columns;
-        const std::vector<float> widths = widths_of(planes);
-        const auto one = [&](int64_t plane, float* buffer, float* to) {
-            for (int64_t i = 0; i < rows.count; i++, to += columns.count) {
-                const int64_t first = rows.begin(i), count = rows.end(i) - first;
-                reduce_row<Reduction>(columns, x + plane * planes.pixels() + first * columns.size,
-                                      count, buffer, to);
-                if (pool_.is_max) continue;
-                const auto height = static_cast<float>(rows.length(i, pool_.counts_border));
-                for (int64_t j = 0; j < columns.count; j++) to[j] /= height * widths[j];
-            }
-        };
-        each_plane(planes, y, planes.windows(), one, Reduction::kNone);
     }
 
     // A row of windows adds its gradient to the plane `dx`.

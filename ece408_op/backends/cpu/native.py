@@ -26,7 +26,7 @@ SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 # Of the fast functions for float32 arrays with products and sums in float64.
 STRICT = "strict"
 
-_ABI_VERSION = 11
+_ABI_VERSION = 12
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {

@@ -1,0 +1,112 @@
+"""The largest element, or the average, of random windows, against a plain loop."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from studies import guarded
+
+from ece408_op.backends.cpu import native
+
+
+class _Windows(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("size", "count", "kernel", "stride", "pad")]
+
+
+@dataclasses.dataclass
+class Axis:
+    size: int
+    kernel: int
+    stride: int
+    pad: int
+    is_full: bool = False
+
+    @property
+    def count(self):
+        spare = self.size + 2 * self.pad - self.kernel
+        return (spare + (self.stride - 1 if self.is_full else 0)) // self.stride + 1
+
+    def all_meet(self):
+        last = (self.count - 1) * self.stride - self.pad
+        return self.size + 2 * self.pad >= self.kernel > self.pad and last < self.size
+
+    def spans(self):
+        firsts = [i * self.stride - self.pad for i in range(self.count)]
+        return [(max(first, 0), min(first + self.kernel, self.size)) for first in firsts]
+
+    def struct(self):
+        return _Windows(self.size, self.count, self.kernel, self.stride, self.pad)
+
+
+def _axes(rng):
+    """Small and large ones, some with windows that begin or end beyond them."""
+    while True:
+        size = int(rng.choice([1, 2, 5, 7, 8, 15, 16, 17, 31, 35, 64, 112]))
+        kernel, stride = int(rng.choice([1, 2, 3, 3, 4, 7, size])), int(rng.choice([1, 2, 2, 3, 5]))
+        found = Axis(size, kernel, stride, int(rng.integers(0, kernel)), bool(rng.integers(2)))
+        if found.all_meet():
+            return found
+
+
+def _run(rows, columns, lengths, planes, x, threads, isa, side):
+    x = guarded.place(x, side, read_only=True)
+    y = guarded.place(np.full((planes, rows.count, columns.count), np.nan, np.float32), side)
+    given = [ctypes.byref(axis.struct()) for axis in (rows, columns)]
+    addresses = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in (*lengths, x, y)]
+    status = native.library().ece408_pool(
+        *given,
+        *addresses[:2],
+        ctypes.c_int64(planes),
+        *addresses[2:],
+        threads,
+        native.ISA_CODES[isa],
+    )
+    assert status == 0
+    assert guarded.canary_intact(y, side)
+    return y
+
+
+def _expected(rows, columns, lengths, x, reduce):
+    y = np.empty((len(x), rows.count, columns.count), np.float64)
+    for (i, (top, bottom)), (j, (left, right)) in itertools.product(
+        enumerate(rows.spans()), enumerate(columns.spans())
+    ):
+        y[:, i, j] = reduce(x[:, top:bottom, left:right], axis=(1, 2))
+    return y if lengths[0] is None else y / np.outer(*lengths)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("isa", native.isas())
+def test_random_windows(isa, threads, rng):
+    """Sums of whole numbers are exact, and so are their averages then."""
+    for _ in range(60):
+        rows, columns = _axes(rng), _axes(rng)
+        planes, side = int(rng.integers(1, 8)), str(rng.choice(["start", "end"]))
+        x = rng.integers(-50, 50, (planes, rows.size, columns.size)).astype(np.float32)
+        x[rng.random(x.shape) < 0.01] = -np.inf
+        found = _run(rows, columns, (None, None), planes, x, threads, isa, side)
+        expected = _expected(rows, columns, (None, None), x, np.max)
+        # Of nothing but -inf, as MXNet has it.
+        lowest = np.finfo(np.float32).min
+        np.testing.assert_array_equal(np.maximum(found, lowest), np.maximum(expected, lowest))
+        x = np.maximum(x, -50)
+        lengths = [rng.integers(1, 9, axis.count).astype(np.float32) for axis in (rows, columns)]
+        found = _run(rows, columns, lengths, planes, x, threads, isa, side)
+        expected = _expected(rows, columns, lengths, x, np.sum).astype(np.float32)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_instruction_sets_agree(isa, rng):
+    """In each bit, with numbers of which sums are rounded."""
+    x = rng.standard_normal((5, 35, 37)).astype(np.float32)
+    for stride in (1, 2):
+        rows, columns = Axis(35, 3, stride, 1), Axis(37, 3, stride, 1)
+        lengths = [np.full(axis.count, 3, np.float32) for axis in (rows, columns)]
+        found = _run(rows, columns, lengths, 5, x, 2, isa, "end")
+        baseline = _run(rows, columns, lengths, 5, x, 1, "baseline", "end")
+        np.testing.assert_array_equal(found, baseline)
