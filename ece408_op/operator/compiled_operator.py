@@ -35,6 +35,7 @@ from .attributes import OWN, ConvAttributes, problem_of
 NAME = "ece408_convolution"
 CONCAT = "ece408_concat"
 POOL = "ece408_pool"
+DENSE = "ece408_dense"
 SEQUENCE = "ece408_sequence"
 BATCH_NORM = "ece408_batch_norm"
 LIBRARY = Path(__file__).resolve().with_name("libece408_mxnet.so")

@@ -168,7 +168,7 @@ struct Costs {
     }
     double forward_patches() const {
         const double dots = filters * (2.5 * vectors(taps) + 16);
-        return all_pixels * (dots + copied(s.kernel_w)) + weights;
+        return all_pixels * (dots + (is_one_window(s) ? 0.1 * taps : copied(s.kernel_w))) + weights;
     }
 
     double data_sliding() const {

@@ -477,9 +477,7 @@ struct DotsCall {
     // Whether an image is its one patch.
     bool images_are_patches() const {
         const Sweep& s = plan.s;
-        const bool whole = s.kernel_h == s.height && s.kernel_w == s.width;
-        const bool plain = s.pad_h == 0 && s.pad_w == 0 && s.dilate_h == 1 && s.dilate_w == 1;
-        return kSame && whole && plain && s.groups == 1 && patch() == plan.taps();
+        return kSame && is_one_window(s) && s.groups == 1 && patch() == plan.taps();
     }
     void copy_patch(int64_t index, Sum* all) const {
         const Sweep& s = plan.s;
@@ -487,9 +485,13 @@ struct DotsCall {
         const int64_t b = at / plan.pixels(), pixel = at % plan.pixels();
         const T* image = x + (b * s.groups + group) * s.group_channels * s.height * s.width;
         Sum* out = all + index * patch();
-        for (int64_t row = 0; row < s.group_channels * s.kernel_h; ++row, out += s.kernel_w)
-            copy_run(s, image, {row / s.kernel_h, row % s.kernel_h, 0, 0, s.kernel_w},
-                     pixel / s.out_width, pixel % s.out_width, out);
+        if (is_one_window(s)) {
+            for (int64_t k = 0; k < plan.taps(); ++k) *out++ = widen(image[k]);
+        } else {
+            for (int64_t row = 0; row < s.group_channels * s.kernel_h; ++row, out += s.kernel_w)
+                copy_run(s, image, {row / s.kernel_h, row % s.kernel_h, 0, 0, s.kernel_w},
+                         pixel / s.out_width, pixel % s.out_width, out);
+        }
         for (int64_t k = plan.taps(); k < patch(); ++k) *out++ = 0;
     }
     // Some taps of filters, as [filter][lane] with zeros behind them.
@@ -538,10 +540,10 @@ struct DotsCall {
         for (int64_t m = 0; m < filters; ++m) {
             const int64_t of = group * s.group_filters + filter + m;
             const double offset = bias ? static_cast<double>(widen(bias[of])) : 0;
+            int64_t b = pixel / plan.pixels(), at = pixel % plan.pixels();
             for (int64_t n = 0; n < pixels; ++n) {
-                const int64_t b = (pixel + n) / plan.pixels();
-                T* to = y + (b * s.groups * s.group_filters + of) * plan.pixels() +
-                        (pixel + n) % plan.pixels();
+                T* to = y + (b * s.groups * s.group_filters + of) * plan.pixels() + at;
+                if (++at == plan.pixels()) at = 0, ++b;
                 const double sum = book.settled(totals[m * kDotsPixels + n], to) + offset;
                 narrow(static_cast<Sum>(accumulate ? widen(*to) + sum : sum), to);
             }

@@ -107,6 +107,12 @@ inline bool is_flat(const ece408_problem& p) {
     return p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
 }
 
+// Whether an image has one window, which is the whole image.
+inline bool is_one_window(const ece408_problem& p) {
+    return p.kernel_h == p.height && p.kernel_w == p.width && p.pad_h == 0 && p.pad_w == 0 &&
+           p.dilate_h == 1 && p.dilate_w == 1;
+}
+
 // That row, as an image of its own.
 inline ece408_problem flattened(ece408_problem p) {
     if (is_flat(p)) {

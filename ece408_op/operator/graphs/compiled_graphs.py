@@ -104,8 +104,8 @@ def _keep_weights(given: Sequence[Node], compiled: Sequence[Node], owner: Owner)
 
 
 def weights(graph: Graph) -> set[str]:
-    """Names of the variables that the graph's convolutions of ours take besides their data."""
-    return _parameters(graph, graph_json.is_ours)
+    """Names of the variables that convolutions of ours and dense layers take besides their data."""
+    return _parameters(graph, lambda node: graph_json.is_ours(node) or fusion.is_dense(node))
 
 
 def kept(graph: Graph) -> set[str]:

@@ -13,9 +13,10 @@ chain of
     [Concat of channels] [-> BatchNorm] [-> relu, Activation relu, or clip]
 
 that follows such nodes becomes one of `ece408_concat`. Pooling of largest values or averages that
-follows any of these becomes a node of `ece408_pool`. Flatten after one of ours is another shape of
-its output. Operators that take each element by itself may lie between; tanh and sigmoid come after
-pooling of largest values, and Dropout, which does nothing in a graph that is only run, is left out.
+follows any of these becomes a node of `ece408_pool`, and FullyConnected with its bounds one of
+`ece408_dense`. Flatten after one of ours is another shape of its output. Operators that take each
+element by itself may lie between; tanh and sigmoid come after pooling of largest values, and
+Dropout, which does nothing in a graph that is only run, is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .graph_json import Entry, Graph, Node
 # What a chain begins with; all that leaves its arrays in plain layout; and what does so if it gets
 # them so.
 _CHAINED = (compiled_operator.NAME, compiled_operator.CONCAT)
-OURS = (*_CHAINED, compiled_operator.POOL)
+OURS = (*_CHAINED, compiled_operator.POOL, compiled_operator.DENSE)
 _ELEMENTWISE = (
     *("Activation", "LeakyReLU", "Dropout", "clip"),
     *("relu", "tanh", "sigmoid", "softsign", "hard_sigmoid"),
@@ -93,12 +94,12 @@ def _takes(ours: Node, node: Node, entry: Entry, nodes: list[Node]) -> bool:
     if node["op"] == "Flatten":
         attributes["flat"] = "1"
         return True
-    if "bounds" in attributes or ours["op"] not in _CHAINED:
+    if "bounds" in attributes or ours["op"] == compiled_operator.POOL:
         return False
     bounds = bounds_of(node)
     if bounds is not None:
         attributes["bounds"] = " ".join(str(bits("f", bound)) for bound in bounds)
-    elif "adds" in attributes:
+    elif "adds" in attributes or ours["op"] not in _CHAINED:
         return False
     elif node["op"] == "elemwise_add" and ours["op"] == compiled_operator.NAME:
         attributes["adds"] = "1"
@@ -131,6 +132,10 @@ def _replace(node: Node, plain: list[bool]) -> None:
     elif is_normalisation(node) and plain[0]:
         attributes = {"count": "1", "normalize": normalisation(node)}
         node.update(op=compiled_operator.CONCAT, attrs=made(attributes))
+    elif is_dense(node) and plain[0]:
+        has_bias = int(len(node["inputs"]) > 2)
+        layer = f"{literal(node['attrs']['num_hidden'])} {has_bias}"
+        node.update(op=compiled_operator.DENSE, attrs=made({"layer": layer}))
 
 
 def pool_first(nodes: list[Node], before: int, number: int) -> None:
@@ -182,6 +187,11 @@ def _pair(text: str, default: int) -> tuple[int, int] | None:
     """Two numbers, or the default if none is given; `None` for any other count."""
     numbers = literal(text) or (default, default)
     return (numbers[0], numbers[1]) if len(numbers) == 2 else None
+
+
+def is_dense(node: Node) -> bool:
+    """Whether it is a FullyConnected that takes each image as one row."""
+    return node["op"] == "FullyConnected" and flag(node["attrs"], "flatten", True)
 
 
 def is_normalisation(node: Node) -> bool:

@@ -68,6 +68,7 @@ PROBLEMS = [
     "b2,c4,h40,w38,m6,k3x9,s4x8,p1x2,d2x1,g2",
     "b5,c2,h12,w13,m5,k12x11,p0x1,bias",
     "b40,c3,h6,w5,m33,k6x5",
+    "b70,c34,h1,w1,m42,k1x1,g2,bias",
     "b1,c2,h1,w700,m9,k1x100,s1x10,p0x3",
     # An image alone, whose rows threads share.
     "b1,c3,h97,w41,m20,k5x5,s3x3,p2x2",

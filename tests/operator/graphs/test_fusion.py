@@ -37,6 +37,7 @@ def _convolution(mx, x, name="c"):
 
 
 OURS, CONCAT, POOL = compiled_operator.NAME, compiled_operator.CONCAT, compiled_operator.POOL
+DENSE = compiled_operator.DENSE
 
 
 def test_a_whole_residual_block_is_two_nodes(mx):
@@ -175,6 +176,58 @@ def test_pooling_of_border_alone_is_left_to_mxnet(mx):
     np.testing.assert_array_equal(net(x).asnumpy(), expected)
 
 
+def test_dense_layers_follow_what_is_ours(mx):
+    x = mx.sym.Variable("data")
+    y = _convolution(mx, x)
+    dense = mx.sym.FullyConnected(mx.sym.Flatten(y), num_hidden=7, name="d")
+    twice = mx.sym.FullyConnected(mx.sym.Activation(dense, act_type="relu"), num_hidden=3)
+    found = _fused(mx, mx.sym.Dropout(twice, name="last"))
+    assert _operators(found) == [OURS, DENSE, DENSE, "Dropout"]
+    # Of each row of pixels, and of an array that no node of ours gives.
+    rows = mx.sym.FullyConnected(y, num_hidden=3, flatten=False)
+    assert _operators(_fused(mx, rows)) == [OURS, "FullyConnected"]
+    native = mx.sym.FullyConnected(x, num_hidden=3)
+    both = mx.sym.Group([y, native])
+    assert sorted(_operators(_fused(mx, both))) == ["FullyConnected", OURS]
+    # Normalisation and sums are passes of their own.
+    rest = mx.sym.elemwise_add(mx.sym.BatchNorm(dense), dense)
+    assert _operators(_fused(mx, rest)) == [OURS, DENSE, CONCAT, "elemwise_add"]
+
+
+@pytest.mark.parametrize("bounds", ["none", "relu", "clip"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("images", "channels", "filters"),
+    [(1, 3, 5), (1, 1024, 100), (3, 17, 16), (70, 33, 10), (200, 4, 70), (1000, 84, 10)],
+)
+def test_dense_layers_agree_with_mxnets_own(mx, images, channels, filters, bias, bounds, rng):
+    """Whole numbers, of which every sum is exact."""
+    data = mx.sym.Variable("data")
+    ours = ece408_op.Convolution(data, name="c", kernel=(1, 1), num_filter=channels, no_bias=1)
+    symbols = []
+    for y in (data, ours):
+        y = mx.sym.FullyConnected(y, name="d", num_hidden=filters, no_bias=not bias)
+        if bounds != "none":
+            y = mx.sym.relu(y) if bounds == "relu" else mx.sym.clip(y, -30, 30)
+        symbols.append(y)
+    inputs = {
+        "data": mx.nd.array(rng.integers(-4, 5, (images, channels, 1, 1))),
+        "d_weight": mx.nd.array(rng.integers(-4, 5, (filters, channels))),
+        "d_bias": mx.nd.array(rng.integers(-4, 5, filters)),
+        "c_weight": mx.nd.array(np.eye(channels).reshape(channels, channels, 1, 1)),
+    }
+    shapes = {name: array.shape for name, array in inputs.items()}
+    symbols[1] = compiled(symbols[1], graph_json.read(symbols[1]), shapes, fusion.fuse)
+    assert _operators(symbols[1]) == [OURS, DENSE]
+    expected, found = (
+        symbol.bind(
+            mx.cpu(), {name: inputs[name] for name in symbol.list_arguments()}, grad_req="null"
+        ).forward()[0]
+        for symbol in symbols
+    )
+    np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+
+
 class _Kinds:
     """Blocks that use everything that is fused, and things that keep it from being so."""
 
@@ -187,9 +240,8 @@ class _Kinds:
         class Block(mx.gluon.HybridBlock):
             def __init__(self, number):
                 super().__init__(prefix=f"block{number}_")
-                self.kind = rng.choice(
-                    ["chain", "residual", "concat", "two", "preactivated", "pooled", "dropped"]
-                )
+                kinds = "chain residual concat two preactivated pooled dropped gated"
+                self.kind = rng.choice(kinds.split())
                 self.bounds = rng.choice(["relu", "relu6", "none"])
                 with self.name_scope():
                     keywords = {"in_channels": C, "use_bias": bool(rng.integers(2))}
@@ -201,6 +253,8 @@ class _Kinds:
                     self.norm = nn.BatchNorm(in_channels=C, scale=scale, epsilon=1e-3)
                     self.wide = nn.BatchNorm(in_channels=2 * C)
                     self.narrow = convolution(C, 1, in_channels=2 * C)
+                    self.reduced = nn.Dense(3, in_units=C, use_bias=bool(rng.integers(2)))
+                    self.gate = nn.Dense(C, in_units=3)
 
             def bounded(self, F, x):
                 if self.bounds == "none":
@@ -216,6 +270,10 @@ class _Kinds:
                 if self.kind == "pooled":
                     y = F.Pooling(self.bounded(F, y), kernel=(3, 3), pad=(1, 1), pool_type="avg")
                     return self.second(y)
+                if self.kind == "gated":
+                    mean = F.Pooling(y, kernel=(1, 1), global_pool=True, pool_type="avg")
+                    gate = F.sigmoid(self.gate(self.bounded(F, self.reduced(mean))))
+                    return F.broadcast_mul(y, F.reshape(gate, (0, 0, 1, 1)))
                 if self.kind == "dropped":
                     return self.bounded(F, F.Dropout(y, p=0.5)) + self.second(y)
                 if self.kind == "two":
@@ -256,7 +314,8 @@ def test_random_networks_agree_with_mxnets_own(mx, static):
 
 
 def test_training_moves_the_averages_that_inference_uses(mx):
-    native, ours = (_Kinds.make(mx, is_ours, 2) for is_ours in (False, True))
+    # A seed without Dropout, which training makes random.
+    native, ours = (_Kinds.make(mx, is_ours, 9) for is_ours in (False, True))
     ours.hybridize()
     rng = np.random.default_rng(0)
     _set_parameters(mx, rng, native, ours)

@@ -13,7 +13,7 @@ from ece408_op.operator.graphs import fusion, graph_json, sequences
 from ece408_op.operator.graphs.compiled_graphs import compiled
 
 OURS, CONCAT, POOL = compiled_operator.NAME, compiled_operator.CONCAT, compiled_operator.POOL
-SEQUENCE = compiled_operator.SEQUENCE
+SEQUENCE, DENSE = compiled_operator.SEQUENCE, compiled_operator.DENSE
 C = 8
 
 
@@ -103,7 +103,7 @@ def test_flatten_is_another_shape(mx, images, rng):
     y = mx.sym.Concat(*parts, mx.sym.Flatten(pooled), dim=1)
     assert _agrees(mx, mx.sym.FullyConnected(y, num_hidden=3), (images, C, 6, 5), rng) == [
         SEQUENCE,
-        "FullyConnected",
+        DENSE,
     ]
 
 
