@@ -41,6 +41,8 @@ inline void prefetch_output(const float* line) { __builtin_prefetch(line, 1, 3);
 #define ECE408_STREAMS 1
 // A masked load does not touch what its mask leaves out.
 constexpr bool kMasksSuppress = true;
+// A product can leave out lanes, as cheaply as it has all.
+constexpr bool kMasksProducts = true;
 
 // 32 registers: at most 24 sums, 4 inputs, 1 weight.
 constexpr int kMaxFilters = 12;
@@ -59,6 +61,9 @@ inline Vec load_over(Vec under, Mask mask, const float* p) {
 inline Vec load_only(Mask mask, const float* p) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
+inline Vec multiply_add_only(Mask mask, Vec a, Vec b, Vec sum) {
+    return _mm512_mask3_fmadd_ps(a, b, sum, mask);
+}
 // NaN stays NaN. By masks of all lanes, as GCC warns of the plain functions' undefined lanes.
 inline Vec bounded(Vec v, Vec lowest, Vec highest) {
     v = _mm512_mask_max_ps(v, 0xffff, lowest, v);
@@ -75,6 +80,18 @@ inline Vec odd_lanes(Vec first, Vec second) {
     const __m512i lane =
         _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     return _mm512_permutex2var_ps(first, lane, second);
+}
+// Each lane one further on, behind `first`,
+inline Vec moved_up(Vec v, float first) {
+    const __m512i lane =
+        _mm512_setr_epi32(16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
+    return _mm512_permutex2var_ps(v, lane, _mm512_set1_ps(first));
+}
+// and one back, before `last`.
+inline Vec moved_down(Vec v, float last) {
+    const __m512i lane =
+        _mm512_setr_epi32(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16);
+    return _mm512_permutex2var_ps(v, lane, _mm512_set1_ps(last));
 }
 // The lanes of two vectors in turn, even ones from the first: their first half,
 inline Vec interleave_first(Vec even, Vec odd) {
@@ -116,6 +133,7 @@ inline void finish_streams() { _mm_sfence(); }
 
 #define ECE408_STREAMS 0
 constexpr bool kMasksSuppress = false;
+constexpr bool kMasksProducts = false;
 
 // 16 registers: 12 sums, 2 inputs, 1 weight, 1 mask.
 constexpr int kMaxFilters = 6;
@@ -166,6 +184,7 @@ inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 
 #define ECE408_STREAMS 0
 constexpr bool kMasksSuppress = false;
+constexpr bool kMasksProducts = false;
 
 // 16 registers, and the product needs one too: 8 sums, 2 inputs, 1 weight.
 constexpr int kMaxFilters = 4;
@@ -212,6 +231,10 @@ inline Vec interleave_second(Vec even, Vec odd) {
 }
 inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 
+#endif
+
+#if ECE408_LANES < 16
+inline Vec multiply_add_only(Mask, Vec a, Vec b, Vec sum) { return multiply_add(a, b, sum); }
 #endif
 
 // The lanes, by their number, for which `picks` is true.
