@@ -6,9 +6,9 @@
 // are as if multiplied, so that other kernels compute with weights that are not all finite. Of rows at most
 // half a vector wide, two lie in one vector, in which they also lie in the array.
 //
-// A load that crosses a line of a cache takes two accesses, and most do. So of three taps one is loaded, and
-// the others are that one moved by a lane; with stride 2 two vectors are loaded, whose even and odd lanes are
-// two taps. With dilation the rows of a tile lie as far apart as the taps do.
+// With stride 2 two vectors are loaded, whose even and odd lanes are two taps. A load that crosses a line of a
+// cache takes two accesses, and most do: so the third tap of 3 is another one moved by a lane. With dilation
+// the rows of a tile lie as far apart as the taps do.
 #pragma once
 
 #include "finish.h"
@@ -65,12 +65,6 @@ __attribute__((always_inline)) inline void load_taps(const float* row, int64_t d
                                                      const Mask (&inside)[kLoads<K, S>],
                                                      Vec (&tap)[K]) {
 #if ECE408_LANES == 16
-    if (Inside && K == 3 && S == 1 && dilate == 1) {
-        tap[1] = load(row + 1);
-        tap[0] = moved_up(tap[1], row[0]);
-        tap[2] = moved_down(tap[1], row[kLanes + 1]);
-        return;
-    }
     if (Inside && K == 3 && S == 2) {
         const Vec first = load(row + 1), second = load(row + 1 + kLanes);
         tap[1] = even_lanes(first, second);

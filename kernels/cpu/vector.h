@@ -81,17 +81,11 @@ inline Vec odd_lanes(Vec first, Vec second) {
         _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     return _mm512_permutex2var_ps(first, lane, second);
 }
-// Each lane one further on, behind `first`,
+// Each lane one further on, behind `first`.
 inline Vec moved_up(Vec v, float first) {
     const __m512i lane =
         _mm512_setr_epi32(16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
     return _mm512_permutex2var_ps(v, lane, _mm512_set1_ps(first));
-}
-// and one back, before `last`.
-inline Vec moved_down(Vec v, float last) {
-    const __m512i lane =
-        _mm512_setr_epi32(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16);
-    return _mm512_permutex2var_ps(v, lane, _mm512_set1_ps(last));
 }
 // The lanes of two vectors in turn, even ones from the first: their first half,
 inline Vec interleave_first(Vec even, Vec odd) {
