@@ -100,7 +100,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 // Channels of the output from which on they are lanes, and a sum's products, without and with a
 // stride, that pay for the transposition of the result; with a stride pixels as lanes must be laid
 // out first. With vectors of 8 lanes sums of 4 products pay already.
-constexpr int64_t kLongSum = 128, kLongStridedSum = 48, kLongStridedSumOf8 = 4;
+constexpr int64_t kLongSum = 128, kLongStridedSum = 4, kLongStridedSumOf4 = 48;
 // Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
 // image, with less channels of the output, in a group, from which on they pay for sums of domains.
 constexpr int64_t kPairPixels = 100, kPairPlane = 64, kPairFilters = 32;
@@ -115,7 +115,7 @@ constexpr int64_t kLaneFilters = 8, kLaneTaps = 128;
 // Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
 // pixels; `strided`: the problem has a stride.
 bool is_deep(const Shape& s, bool strided, int64_t lanes) {
-    const int64_t of_strides = lanes == 8 ? kLongStridedSumOf8 : kLongStridedSum;
+    const int64_t of_strides = lanes == 4 ? kLongStridedSumOf4 : kLongStridedSum;
     return s.group_filters >= lanes &&
            s.group_channels * s.kernel_h * s.kernel_w >= (strided ? of_strides : kLongSum);
 }
@@ -361,7 +361,8 @@ KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& laye
 bool is_packed(const Shape& s, int64_t lanes) {
     const int64_t pixels = s.out_height * s.out_width;
     const double all = static_cast<double>(lanes) * static_cast<double>(divide_up(pixels, lanes));
-    return static_cast<double>(pixels) < kFullLanes * all && s.batch >= kPacksImages &&
+    const bool idle = odd_tiles(s, lanes) == 0 && static_cast<double>(pixels) < kFullLanes * all;
+    return idle && s.batch >= kPacksImages &&
            s.channels >= kPacksChannels && s.filters >= kPacksChannels;
 }
 

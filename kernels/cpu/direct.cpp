@@ -219,7 +219,7 @@ bool run_windows(const Layer& layer, const float* x, const float* packed,
                  const ece408_finish& finish, float* y, bool streams, bool accumulate,
                  int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, s, Tiling(s.filters), packed, finish, y};
+    Plan plan = {layer, s, Tiling(s), packed, finish, y};
     return make_tiling(s.out_height, s.out_width, s.width, &plan.tiling) &&
            run(plan, x, streams, accumulate, threads);
 }

@@ -102,7 +102,9 @@ inline int64_t choose_blocks(int64_t filters) {
 struct FilterBlocks {
     int64_t filters, blocks;
 
-    explicit FilterBlocks(int64_t filters) : filters(filters), blocks(choose_blocks(filters)) {}
+    explicit FilterBlocks(const Shape& s)
+        : filters(s.filters),
+          blocks(is_in_eights(s, kLanes) ? s.filters / kOddFilters : choose_blocks(s.filters)) {}
 
     int64_t large_blocks() const { return filters % blocks; }
     int64_t first_filter(int64_t block) const {
@@ -127,8 +129,9 @@ struct Tiling : FilterBlocks {
     Buffer<int64_t> out;  // its first lane in the plane
     Buffer<int> split;    // its first lane in the next row, or kLanes
     int first;
+    int64_t odd = 0;  // tiles, the first ones, that have a pixel more
 
-    explicit Tiling(int64_t filters) : FilterBlocks(filters) {}
+    explicit Tiling(const Shape& s) : FilterBlocks(s) {}
 
     int64_t all() const { return blocks * tiles; }
     int64_t first_vector(int64_t tile) const {
@@ -159,6 +162,22 @@ inline bool make_tiling(int64_t out_height, int64_t out_width, int64_t width, Ti
         t->in[v] = row * width + column;
         t->out[v] = start;
         t->split[v] = static_cast<int>(left < kLanes ? left : kLanes);
+    }
+    return true;
+}
+
+// The plane of a single tap as `odd` tiles with a pixel more and others without. False if there is no memory.
+inline bool make_odd_tiling(int64_t plane, int64_t odd, Tiling* t) {
+    t->plane = plane, t->odd = odd;
+    t->tiles = plane / (kOddVectors * kLanes);
+    t->size = kOddVectors, t->wide = 0, t->first = 0;
+    t->count = t->tiles * kOddVectors;
+    t->in = Buffer<int64_t>(t->count);
+    t->out = Buffer<int64_t>(t->count);
+    if (!t->in || !t->out) return false;
+    for (int64_t v = 0; v < t->count; ++v) {
+        const int64_t tile = v / kOddVectors;
+        t->in[v] = t->out[v] = v * kLanes + (tile < odd ? tile : odd);
     }
     return true;
 }

@@ -113,6 +113,24 @@ inline bool is_one_window(const ece408_problem& p) {
            p.dilate_h == 1 && p.dilate_w == 1;
 }
 
+// With 16 lanes, tiles of 8 filters by three vectors have registers left for one pixel more: its sums of 8
+// filters are a vector. So planes of 7x7 and 14x14 pixels are tiles of 49.
+constexpr int64_t kOddFilters = 8, kOddVectors = 3;
+
+// Whether a single tap's filters are all in blocks for such tiles.
+inline bool is_in_eights(const Shape& s, int64_t lanes) {
+    return lanes == 16 && s.kernel_h == 1 && s.kernel_w == 1 && s.filters % kOddFilters == 0;
+}
+
+// With how many such tiles the plane of a single tap is summed in the fewest products; or 0.
+inline int64_t odd_tiles(const Shape& s, int64_t lanes) {
+    const int64_t plane = s.out_height * s.out_width, tiles = plane / (kOddVectors * lanes);
+    const int64_t odd = plane - tiles * kOddVectors * lanes;
+    const int64_t products = tiles * kOddVectors * kOddFilters + odd;
+    const bool pays = products < kOddFilters * divide_up(plane, lanes);
+    return is_in_eights(s, lanes) && odd <= tiles && pays ? odd : 0;
+}
+
 // That row, as an image of its own.
 inline ece408_problem flattened(ece408_problem p) {
     if (is_flat(p)) {

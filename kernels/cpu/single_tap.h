@@ -11,6 +11,9 @@
 // images, stretches of the list. Few threads take whole groups of a small image: threads that had the same
 // planes would take lines of a cache from each other.
 //
+// Packed weights are in blocks of 8 filters where that leaves no other, and planes that are a few pixels more
+// than whole vectors are tiles of 49 pixels: each block's sums of the last one are a vector of filters.
+//
 // Weights that few pixels take are read where they are: packing them would take as long as a part of
 // their products.
 #pragma once
@@ -62,6 +65,12 @@ struct Column {
     // so many floats of each.
     const float* ahead;
     int64_t ahead_channels, ahead_floats, ahead_step;
+    // The pixel that an odd tile has more, the next channel's `one_step` floats further on; where it is laid
+    // out; and where it goes in y.
+    const float* one;
+    int64_t one_step;
+    float* one_laid_out;
+    int64_t one_out;
     bool asks;  // whether each block asks for the next one's weights, if they are not packed
     // Whether this is the first or the last one that a thread computes with these blocks, one after
     // the other: each one asks for the next one's outputs.
@@ -70,9 +79,9 @@ struct Column {
 
 // The weights of the first channel begin at `weight`. All addresses are of few registers, which few
 // instructions move on: where two threads share a core, instructions are what it is short of.
-template <bool Packed, bool LaysOut, int MT, int VT>
+template <bool Packed, bool LaysOut, bool Odd, int MT, int VT>
 __attribute__((always_inline)) inline void add_channels(const Column& column, const float* weight,
-                                                        Vec (&sum)[MT][VT]) {
+                                                        Vec (&sum)[MT][VT], Vec* sums_of_one) {
     const int64_t row = Packed ? 0 : column.weight_step;
     const int64_t rows[6] = {0, row, 2 * row, hidden(3 * row), 4 * row, hidden(5 * row)};
     const float* pixel[VT];
@@ -81,6 +90,9 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
     int64_t at = 0;
     const int64_t all = (column.end - column.begin) * column.step;
     float* to = column.laid_out;
+    const float* one = column.one;
+    float* one_to = column.one_laid_out;
+    Vec ones = Odd ? *sums_of_one : Vec{};
     // The next block's weights follow, behind its biases: each channel asks for one's.
     const int64_t next = MT * (column.end - column.begin + 1);
     do {
@@ -93,6 +105,11 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
         }
         at += column.step;
         if (LaysOut) to += VT * kLanes;
+        if constexpr (Odd) {
+            ones = multiply_add(load(weight), broadcast(*one), ones);
+            if (LaysOut) *one_to++ = *one;
+            one += column.one_step;
+        }
         ECE408_UNROLL
         for (int m = 0; m < MT; ++m) {
             const float* some = m < 6 ? weight : weight + 6 * row;
@@ -103,6 +120,7 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
         // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
         weight += Packed ? MT : hidden(column.channel_step);
     } while (at != all);
+    if (Odd) *sums_of_one = ones;
 }
 
 template <int MT, int VT>
@@ -116,6 +134,32 @@ __attribute__((always_inline)) inline void finish_sums(const Column& column, int
         for (int v = 0; v < VT; ++v)
             sum[m][v] = finish(first + m, plane + column.out[v], sum[m][v]);
     }
+}
+
+// The sums of one pixel, of kOddFilters filters from the block's filter `first` on: what they are added to
+// where a channel is not the first, what follows them, and where they go, `y` for the first. Not inline: what
+// it needs would take registers from the other sums.
+__attribute__((noinline)) void put_one(const Column& column, int64_t first, float* y, Vec sums) {
+    const int64_t step = column.filter_step;
+    alignas(64) float each[kLanes] = {};
+    if (column.begin > 0) {
+        for (int m = 0; m < kOddFilters; ++m) each[m] = y[m * step];
+        sums = load(each) + sums;
+    }
+    const ece408_finish& finish = column.finish;
+    if (finish.factors) {
+        const Mask some = lanes_between(0, kOddFilters);
+        sums = multiply_add(sums, load_only(some, finish.factors + first),
+                            load_only(some, finish.addends + first));
+        if (finish.added) {
+            const float* const added = finish.added + first * step + column.one_out;
+            for (int m = 0; m < kOddFilters; ++m) each[m] = added[m * step];
+            sums = load(each) + sums;
+        }
+        sums = bounded(sums, broadcast(finish.lowest), broadcast(finish.highest));
+    }
+    store(each, sums);
+    for (int m = 0; m < kOddFilters; ++m) y[m * step] = each[m];
 }
 
 // `floats` pixels of each of some channels, `step` floats apart. Not inline: it would take registers from
@@ -146,7 +190,7 @@ __attribute__((always_inline)) inline void ask_for_outputs(float* const (&y)[VT]
 }
 
 // Those that lay pixels out are functions of their own: in one function GCC keeps sums in memory.
-template <bool Packed, bool LaysOut>
+template <bool Packed, bool LaysOut, bool Odd = false>
 struct Columns {
     using Function = void(const Column&);
 
@@ -185,17 +229,19 @@ struct Columns {
             if (column.is_first) ask_for_outputs<MT>(y, column.filter_step, 0);
             if (!column.is_last) ask_for_outputs<MT>(y, column.filter_step, VT * kLanes);
             Vec sum[MT][VT];
-            const float zeros[MT] = {};
+            const float zeros[Odd ? kLanes : MT] = {};
             const float* bias = Packed ? packed : column.bias ? column.bias + first : zeros;
             start(column.begin == 0 ? bias : zeros, sum);
+            Vec ones = Odd ? load(column.begin == 0 ? packed : zeros) : Vec{};
             if constexpr (Packed) {
                 if (column.begin == 0) packed += MT;
-                add_channels<true, LaysOut>(column, packed, sum);
+                add_channels<true, LaysOut, Odd>(column, packed, sum, &ones);
                 packed += MT * (column.end - column.begin);
             } else {
                 if (column.asks) ask_for_weights<MT>(column, first);
                 const float* const row = column.weights + first * column.weight_step;
-                add_channels<false, LaysOut>(column, row + column.begin * column.channel_step, sum);
+                add_channels<false, LaysOut, false>(column, row + column.begin * column.channel_step,
+                                                    sum, nullptr);
             }
             if (column.begin > 0) add_to_sums(y, column.filter_step, sum);
             // Its bounds are read again: kept from block to block, they would take registers from the sums.
@@ -208,6 +254,8 @@ struct Columns {
                     y[v] += column.filter_step;
                 }
             }
+            if constexpr (Odd)
+                put_one(given, first, given.y + given.one_out + first * given.filter_step, ones);
         }
     }
 };
@@ -262,11 +310,13 @@ struct TapTile {
     const float* x;
     TapRoom room;
     int64_t first, vectors;
+    bool is_odd;
     Column column;
 
     TapTile(const TapPlan& plan, int64_t tile, const float* x, const TapRoom& room)
         : plan(plan), x(x), room(room), first(plan.tiling.first_vector(tile)),
-          vectors(plan.tiling.first_vector(tile + 1) - first), column() {
+          vectors(plan.tiling.first_vector(tile + 1) - first), is_odd(tile < plan.tiling.odd),
+          column() {
         column.weight_step = plan.layer.turned ? 1 : plan.channels();
         column.channel_step = plan.layer.turned ? plan.layer.shape.filters : 1;
     }
@@ -274,6 +324,12 @@ struct TapTile {
     // The channels of a partial sum, the next one's after the first.
     void take_channels(int64_t begin, bool lays_out) {
         column.begin = begin, column.end = sum_end(plan.layer.shape, begin);
+        if (is_odd) {
+            const int64_t others = vectors * kLanes * sum_end(plan.layer.shape, 0);
+            column.one_out = plan.tiling.out[first + vectors - 1] + kLanes;
+            column.one = x + begin * plan.plane() + column.one_out, column.one_step = plan.plane();
+            column.one_laid_out = lays_out ? room.pixels + others : nullptr;
+        }
         column.x = x + begin * plan.plane();
         column.in = &plan.tiling.in[first], column.step = plan.plane();
         column.laid_out = lays_out ? room.pixels : nullptr;
@@ -309,6 +365,10 @@ struct TapTile {
 
     template <bool LaysOut>
     void (*pick(int filters, int wide) const)(const Column&) {
+        if constexpr (kLanes == 16) {
+            using Family = Columns<true, LaysOut, true>;
+            if (is_odd) return Family::template run<0, kOddFilters, kOddVectors>;
+        }
         return plan.packed ? pick_filters<Columns<true, LaysOut>, 0>(filters, wide)
                            : pick_filters<Columns<false, LaysOut>, 0>(filters, wide);
     }
@@ -331,6 +391,7 @@ struct TapTile {
         if (column.laid_out) {
             column.x = column.laid_out, column.in = kInScratch, column.step = vectors * kLanes;
             column.laid_out = nullptr;
+            column.one = column.one_laid_out, column.one_step = 1, column.one_laid_out = nullptr;
         }
         if (column.ahead) column.ahead += column.ahead_step * column.ahead_channels * column.blocks;
     }
@@ -435,8 +496,11 @@ void copy_channel(const Layer& layer, const float* from, float* to) {
 bool run_single_tap(const Layer& layer, const float* x, const float* bias, const float* packed,
                     const ece408_finish& finish, float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
-    TapPlan plan = {layer, Tiling(s.filters), packed, bias, finish, y, 1, false, 1};
-    if (!make_tiling(s.out_height, s.out_width, s.width, &plan.tiling)) return false;
+    TapPlan plan = {layer, Tiling(s), packed, bias, finish, y, 1, false, 1};
+    const int64_t odd = packed && !accumulate ? odd_tiles(s, kLanes) : 0;
+    const bool made = odd > 0 ? make_odd_tiling(s.out_height * s.out_width, odd, &plan.tiling)
+                              : make_tiling(s.out_height, s.out_width, s.width, &plan.tiling);
+    if (!made) return false;
     const int64_t all = plan.tiling.all(), own_groups = plan.own_groups(threads);
     plan.by_groups = own_groups > 0;
     const int64_t parts = plan.by_groups ? own_groups : count_parts(s.batch, all, threads);

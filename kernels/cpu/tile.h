@@ -43,9 +43,10 @@ struct StripArgs {
     float* carried;
 };
 
-// Weights as tiles take them, with the biases.
+// Weights as tiles take them, with the biases. Odd tiles load vectors that go beyond them.
 inline int64_t packed_floats(const Shape& s) {
-    return s.filters * (1 + s.channels * s.kernel_h * s.kernel_w);
+    const int64_t beyond = is_in_eights(s, kLanes) ? kLanes : 0;
+    return s.filters * (1 + s.channels * s.kernel_h * s.kernel_w) + beyond;
 }
 
 // Weights from which on threads share the packing.
@@ -69,7 +70,7 @@ inline int64_t packed_offset(const Shape& s, int64_t first_filter, int64_t befor
 // tap these are the weights of the first partial sum's channels; those of later sums follow likewise.
 inline void pack_weights(const Layer& layer, const float* bias, float* packed, int threads) {
     const Shape& s = layer.shape;
-    const FilterBlocks blocks(s.filters);
+    const FilterBlocks blocks(s);
     const int64_t window = s.kernel_h * s.kernel_w, taps = s.channels * window;
     share(s.filters * taps < kManyWeights ? 1 : threads, blocks.blocks, [&](int64_t block, int) {
         const int64_t first = blocks.first_filter(block), filters = blocks.filters_of(block);

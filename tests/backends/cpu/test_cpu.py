@@ -219,7 +219,9 @@ def test_names_the_kernel_that_ran(isa, case, rng):
         ("b8,c256,h14,w14,m256,k3,p1", {"avx2": "filters_as_lanes_pairs", "avx512": "winograd"}),
         ("b4,c32,h56,w56,m64,k3,p1", {"avx2": "filters_as_lanes_pairs", "avx512": "winograd"}),
         ("b4,c64,h56,w56,m64,k3,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_pairs")),
-        ("b1,c3,h224,w224,m32,k3,s2,p1", {"avx2": "filters_as_lanes", "avx512": "pixels_as_lanes"}),
+        ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes")),
+        ("b16,c256,h7,w7,m256,k1", dict.fromkeys(("avx2", "avx512"), "direct")),
+        ("b16,c256,h6,w6,m256,k1", {"avx2": "direct", "avx512": "filters_as_lanes"}),
     ],
 )
 def test_instruction_sets_choose_by_their_own_measurements(text, kernels):

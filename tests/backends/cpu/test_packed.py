@@ -17,6 +17,8 @@ from ece408_op.problem import ConvProblem
 SINGLE_TAPS = (
     *("b2,c40,h7,w7,m100,k1", "b1,c600,h5,w9,m13,k1,bias", "b3,c5,h23,w21,m14,k1,s2x2"),
     *("b2,c5,h4,w4,m9,k1", "b1,c7,h1,w17,m5,k1,bias"),
+    # Planes of vectors and odd pixels.
+    *("b1,c300,h7,w7,m96,k1,bias", "b2,c20,h14,w14,m24,k1", "b1,c9,h33,w34,m16,k1,s2x2"),
 )
 OTHERS = ("b2,c3,h20,w33,m7,k3", "b1,c1,h64,w80,m5,k5,p2x2")
 DEPTHWISE = (
