@@ -357,12 +357,13 @@ KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& laye
     return direct ? KernelName::direct : choose_for_any(task, s);
 }
 
-// Whether lanes would be idle that packed weights have a use for.
-bool is_packed(const Shape& s, int64_t lanes) {
-    const int64_t pixels = s.out_height * s.out_width;
+// Whether lanes would be idle that packed weights have a use for. Odd tiles leave none idle; for x, where `direct`
+// turns weights round, they are still slower with 16 threads.
+bool is_packed(const Task& task, const Shape& s) {
+    const int64_t pixels = s.out_height * s.out_width, lanes = task.lanes;
     const double all = static_cast<double>(lanes) * static_cast<double>(divide_up(pixels, lanes));
-    const bool idle = odd_tiles(s, lanes) == 0 && static_cast<double>(pixels) < kFullLanes * all;
-    return idle && s.batch >= kPacksImages &&
+    const bool fills = task.direction == Direction::forward && odd_tiles(s, lanes) > 0;
+    return !fills && static_cast<double>(pixels) < kFullLanes * all && s.batch >= kPacksImages &&
            s.channels >= kPacksChannels && s.filters >= kPacksChannels;
 }
 
@@ -377,7 +378,7 @@ KernelName choose(const Task& task, const Shape& s) {
     if (s.groups > 1 && suits(KernelName::depthwise, task, s) &&
         (!weight || s.filters >= kPlaneFilters))
         return KernelName::depthwise;
-    if (is_row(s) && suits(KernelName::direct, task, s) && !is_packed(s, task.lanes) &&
+    if (is_row(s) && suits(KernelName::direct, task, s) && !is_packed(task, s) &&
         !is_short_row(task, s))
         return KernelName::direct;
     if (weight || !is_float32(task) || !has_unit_steps(s)) return choose_for_any(task, s);
