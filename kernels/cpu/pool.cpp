@@ -3,11 +3,13 @@
 //
 // The rows of a window become one, with its borders; of this, vectors of windows are taken. A few rows of
 // windows are so at the same time: numbers are read some time after they were written, since they lie
-// across the vectors that wrote them.
+// across the vectors that wrote them. Averages of whole planes are sums of them as they lie.
 #include "pool.h"
 
 #include "buffer.h"
+#include "dot_tile.h"
 #include "lanes.h"
+#include "shape.h"
 #include "team.h"
 #include "vector.h"
 
@@ -152,8 +154,45 @@ bool pool(const Windows& rows, const Windows& columns, const float* heights, con
     return true;
 }
 
+bool has_one_window(const Windows& w) {
+    return w.count == 1 && begin_of(w, 0) == 0 && end_of(w, 0) == w.size;
+}
+
+// A vector of lanes that add up to the sum of a plane.
+Vec sum_plane(const float* x, int64_t pixels) {
+    Vec sums[2] = {};
+    int64_t k = 0;
+    for (; k + 2 * kLanes <= pixels; k += 2 * kLanes) {
+        sums[0] = sums[0] + load(x + k);
+        sums[1] = sums[1] + load(x + k + kLanes);
+    }
+    for (; k < pixels; k += kLanes) {
+        const int64_t left = pixels - k < kLanes ? pixels - k : kLanes;
+        sums[1] = sums[1] + load_only(lanes_between(0, static_cast<int>(left)), x + k);
+    }
+    return sums[0] + sums[1];
+}
+
+// Of planes with one window each, the sums divided by `divisor`: as many planes as lanes at a time.
+void average_planes(int64_t planes, int64_t pixels, float divisor, const float* x, float* y,
+                    int threads) {
+    share(threads, divide_up(planes, kLanes), [&](int64_t some, int) {
+        const int64_t first = some * kLanes, left = planes - first;
+        const int count = static_cast<int>(left < kLanes ? left : kLanes);
+        Lanes<float>::Vec sums[kLanes] = {};
+        for (int i = 0; i < count; ++i)
+            sums[i] = static_cast<Lanes<float>::Vec>(sum_plane(x + (first + i) * pixels, pixels));
+        const Vec each = static_cast<Vec>(sum_each<float, kLanes / 2>(sums));
+        put_lanes(0, count, y + first, each / broadcast(divisor), false);
+    });
+}
+
 bool forward(const Windows& rows, const Windows& columns, const float* heights, const float* widths,
              int64_t planes, const float* x, float* y, int threads) {
+    if (widths && has_one_window(rows) && has_one_window(columns)) {
+        average_planes(planes, rows.size * columns.size, heights[0] * widths[0], x, y, threads);
+        return true;
+    }
     const auto run = widths ? pool<Total> : pool<Largest>;
     return run(rows, columns, heights, widths, planes, x, y, threads);
 }

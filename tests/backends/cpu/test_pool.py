@@ -110,3 +110,18 @@ def test_instruction_sets_agree(isa, rng):
         found = _run(rows, columns, lengths, 5, x, 2, isa, "end")
         baseline = _run(rows, columns, lengths, 5, x, 1, "baseline", "end")
         np.testing.assert_array_equal(found, baseline)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("isa", native.isas())
+def test_averages_of_whole_planes(isa, threads, rng):
+    """More planes than lanes, and fewer; one with a number that is none."""
+    for planes, height, width in itertools.product((1, 5, 16, 37), (1, 7, 13), (1, 3, 7, 40)):
+        rows, columns = Axis(height, height, 1, 0), Axis(width, width + 2, 3, 1)
+        x = rng.integers(-50, 50, (planes, height, width)).astype(np.float32)
+        x[planes // 2, -1, -1] = np.nan
+        lengths = [rng.integers(1, 9, 1).astype(np.float32) for _ in range(2)]
+        for side in ("start", "end"):
+            found = _run(rows, columns, lengths, planes, x, threads, isa, side)
+            expected = _expected(rows, columns, lengths, x, np.sum).astype(np.float32)
+            np.testing.assert_array_equal(found, expected)
