@@ -99,7 +99,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 
 // Channels of the output from which on they are lanes, and a sum's products, without and with a
 // stride, that pay for the transposition of the result; with a stride pixels as lanes must be laid
-// out first. With vectors of 8 lanes sums of 4 products pay already.
+// out first. With 8 lanes or 16 sums of 4 products pay already, with 4 those of 48.
 constexpr int64_t kLongSum = 128, kLongStridedSum = 4, kLongStridedSumOf4 = 48;
 // Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
 // image, with less channels of the output, in a group, from which on they pay for sums of domains.
@@ -266,8 +266,8 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
 // ---- kernels of stride 1 in float32
 
 // Images, channels and filters from which on packing the weights of a single tap pays for lanes
-// that are all used, where planes would fill less than such a share of them: of 32 images of 7x7
-// with 1024 channels and filters 33.8 ms in place of 38.7, of 4x5 with 512 3.8 in place of 4.8.
+// that are all used, where planes would fill less than such a share of them: of 32 images of 4x5 with
+// 512 channels and filters 3.8 ms in place of 4.8.
 constexpr int64_t kPacksImages = 8, kPacksChannels = 128;
 constexpr double kFullLanes = 0.8;
 // Pixels of a batch up to which the gradient for x of a single tap has filters as lanes, with 16 lanes.

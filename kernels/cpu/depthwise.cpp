@@ -19,7 +19,6 @@
 #include "depthwise_bands.h"
 #include "depthwise_tiles.h"
 #include "depthwise_weight.h"
-#include "finish.h"
 #include "lanes.h"
 #include "shape.h"
 #include "team.h"

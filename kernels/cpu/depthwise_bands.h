@@ -10,7 +10,7 @@ namespace {
 constexpr bool kGoesDown = kLanes <= 8;
 constexpr int64_t kBandRows = 16;
 
-// Rows [first, end) of an output plane. What `finish.h` does to outputs is done with numbers that lie
+// Rows [first, end) of an output plane. What follows the convolution is done with numbers that lie
 // here: through pointers it took an eighth more time.
 struct Band {
     int64_t width, height, top, left, out_width;

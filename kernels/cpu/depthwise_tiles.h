@@ -11,7 +11,6 @@
 // the rows of a tile lie as far apart as the taps do.
 #pragma once
 
-#include "finish.h"
 #include "shape.h"
 #include "vector.h"
 

@@ -54,32 +54,28 @@ bool Concat::infer(std::vector<Shape>* in, Shape* out) const {
     return !epilogue.is_flat || flatten(out);
 }
 
-class Concatenation : public mxnet::ext::CustomStatefulOp {
+class Concatenation : public OfNode<Concat> {
 public:
-    using Node = Concat;
-
-    Concatenation(const Concat& concat, const std::vector<Shape>&, const std::vector<int>&,
-                  const mxnet::ext::MXContext&)
-        : concat_(concat) {}
+    using OfNode::OfNode;
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {
         std::vector<int64_t> shape = (*in)[0].shape;
-        for (int i = 1; i < concat_.count; i++) shape[1] += (*in)[i].shape[1];
+        for (int i = 1; i < node_.count; i++) shape[1] += (*in)[i].shape[1];
         const int64_t channels = shape[1];
         const int64_t pixels =
             std::accumulate(shape.begin() + 2, shape.end(), int64_t{1}, std::multiplies<int64_t>());
-        const Affine affine = affine_of(concat_.epilogue, channels, in, concat_.count);
+        const Affine affine = affine_of(node_.epilogue, channels, in, node_.count);
         float* const y = (*out)[0].data<float>();
-        if (concat_.epilogue.is_nothing() && lie_side_by_side(*in, y)) return MX_SUCCESS;
+        if (node_.epilogue.is_nothing() && lie_side_by_side(*in, y)) return MX_SUCCESS;
         ask_for_huge_pages(y, shape[0] * channels * pixels * int64_t{4});
         const int threads = ece408::plans().threads();
         ece408::plans().share(threads, shape[0] * channels, [&](int64_t begin, int64_t end) {
             for (int64_t plane = begin; plane < end; plane++) {
                 const float* const x = source(*in, plane / channels, plane % channels, pixels);
                 float* const to = y + plane * pixels;
-                if (!concat_.epilogue.is_nothing())
-                    finish_plane(concat_.epilogue, affine, plane % channels, pixels, x, nullptr, to);
+                if (!node_.epilogue.is_nothing())
+                    finish_plane(node_.epilogue, affine, plane % channels, pixels, x, nullptr, to);
                 else if (x != to)
                     std::memcpy(to, x, pixels * sizeof(float));
             }
@@ -104,8 +100,6 @@ private:
         return static_cast<const float*>(in[i].data_ptr) +
                (image * in[i].shape[1] + channel) * pixels;
     }
-
-    Concat concat_;
 };
 
 REGISTER_OP(ece408_concat)

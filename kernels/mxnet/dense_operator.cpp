@@ -43,36 +43,27 @@ struct Dense {
     }
 };
 
-class DenseLayer : public mxnet::ext::CustomStatefulOp {
+class DenseLayer : public OfNode<Dense> {
 public:
-    using Node = Dense;
-
-    DenseLayer(const Dense& dense, const std::vector<Shape>&, const std::vector<int>&,
-               const mxnet::ext::MXContext&)
-        : dense_(dense) {}
+    using OfNode::OfNode;
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {
         ece408_problem p{};
-        p.batch = (*out)[0].shape[0], p.filters = dense_.filters;
+        p.batch = (*out)[0].shape[0], p.filters = node_.filters;
         p.channels = (*in)[1].shape[1];
         p.height = p.width = p.kernel_h = p.kernel_w = p.groups = 1;
         p.stride_h = p.stride_w = p.dilate_h = p.dilate_w = 1;
         float* const y = (*out)[0].data<float>();
         const auto plan = ece408::plans().plan({});
         const int status = ece408::plans().others().forward_f32(
-            &p, (*in)[0].data_ptr, (*in)[1].data_ptr, dense_.bias ? (*in)[2].data_ptr : nullptr, y,
+            &p, (*in)[0].data_ptr, (*in)[1].data_ptr, node_.bias ? (*in)[2].data_ptr : nullptr, y,
             0, plan->threads, plan->isa, ECE408_CHOSEN);
         if (status != ECE408_OK) return kRefused;
-        if (!dense_.epilogue.is_nothing())
-            finish_plane(dense_.epilogue, kAsItIs, 0, p.batch * p.filters, y, nullptr, y);
+        if (!node_.epilogue.is_nothing())
+            finish_plane(node_.epilogue, {{1.f}, {0.f}}, 0, p.batch * p.filters, y, nullptr, y);
         return MX_SUCCESS;
     }
-
-private:
-    static inline const Affine kAsItIs{{1.f}, {0.f}};
-
-    Dense dense_;
 };
 
 REGISTER_OP(ece408_dense)

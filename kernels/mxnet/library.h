@@ -148,6 +148,20 @@ MXReturnValue infer_shapes(const Attributes& attributes, std::vector<Shape>* in,
     return read(attributes, &node) && are_shapes(node, in, &(*out)[0]) ? MX_SUCCESS : kRefused;
 }
 
+// An operator of which a Node says all.
+template <typename NodeOf>
+class OfNode : public mxnet::ext::CustomStatefulOp {
+public:
+    using Node = NodeOf;
+
+    OfNode(const Node& node, const std::vector<Shape>&, const std::vector<int>&,
+           const mxnet::ext::MXContext&)
+        : node_(node) {}
+
+protected:
+    const Node node_;
+};
+
 // An Operator is made of its Node, its inputs' shapes and types, which are checked once more, and
 // where it is to run: from here on its arrays are taken to be as these say.
 template <typename Operator>

@@ -117,13 +117,9 @@ ECE408_WIDER void add_by_twos(const float* __restrict even, const float* __restr
     if (count % 2 && count > 0) dx[count - 1] += even[pairs];
 }
 
-class Pooling : public mxnet::ext::CustomStatefulOp {
+class Pooling : public OfNode<Pool> {
 public:
-    using Node = Pool;
-
-    Pooling(const Pool& pool, const std::vector<Shape>&, const std::vector<int>&,
-            const mxnet::ext::MXContext&)
-        : pool_(pool) {}
+    using OfNode::OfNode;
 
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>* out,
                           const mxnet::ext::OpResource&) override {
@@ -131,8 +127,8 @@ public:
         const std::vector<float> heights = lengths_of(planes.rows), widths = lengths_of(planes.columns);
         const auto plan = ece408::plans().plan({});
         const int status = ece408::plans().others().pool(
-            &planes.rows, &planes.columns, pool_.is_max ? nullptr : heights.data(),
-            pool_.is_max ? nullptr : widths.data(), planes.count, (*in)[0].data<float>(),
+            &planes.rows, &planes.columns, node_.is_max ? nullptr : heights.data(),
+            node_.is_max ? nullptr : widths.data(), planes.count, (*in)[0].data<float>(),
             (*out)[0].data<float>(), plan->threads, plan->isa);
         return status == ECE408_OK ? MX_SUCCESS : kRefused;
     }
@@ -149,7 +145,7 @@ public:
             std::fill_n(to, planes.pixels(), 0.f);
             for (int64_t i = 0; i < planes.rows.count; i++) {
                 const int64_t at = plane * planes.windows() + i * planes.columns.count;
-                if (pool_.is_max)
+                if (node_.is_max)
                     give_to_largest(planes, i, x + plane * planes.pixels(), y + at, dy + at, row, to);
                 else
                     give_average(planes, i, widths.data(), dy + at, row, to);
@@ -170,14 +166,14 @@ private:
     };
 
     Planes planes_of(const MXTensor& x) const {
-        return {x.shape[0] * x.shape[1], pool_.windows(pool_.rows, x.shape[2]),
-                pool_.windows(pool_.columns, x.shape[3])};
+        return {x.shape[0] * x.shape[1], node_.windows(node_.rows, x.shape[2]),
+                node_.windows(node_.columns, x.shape[3])};
     }
 
     std::vector<float> lengths_of(const Windows& windows) const {
         std::vector<float> lengths(windows.count);
         for (int64_t i = 0; i < windows.count; i++)
-            lengths[i] = static_cast<float>(windows.length(i, pool_.counts_border));
+            lengths[i] = static_cast<float>(windows.length(i, node_.counts_border));
         return lengths;
     }
 
@@ -230,7 +226,7 @@ private:
     void give_average(const Planes& planes, int64_t i, const float* widths, const float* dy,
                       float* row, float* dx) const {
         const Windows& columns = planes.columns;
-        const auto height = static_cast<float>(planes.rows.length(i, pool_.counts_border));
+        const auto height = static_cast<float>(planes.rows.length(i, node_.counts_border));
         std::fill_n(row, columns.reach(), 0.f);
         for (int64_t j = 0; j < columns.count; j++) {
             const float share = dy[j] / (height * widths[j]);
@@ -240,8 +236,6 @@ private:
             for (int64_t c = 0; c < columns.size; c++)
                 dx[r * columns.size + c] += row[columns.pad + c];
     }
-
-    Pool pool_;
 };
 
 REGISTER_OP(ece408_pool)
