@@ -55,7 +55,7 @@ def tune_all(gpus: Sequence[int], asked: Iterable[Asked]) -> Iterator[tuple[Task
                 task = busy.pop(each)
                 try:
                     answer = each.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):  # reset: with its task unread
                     raise GpuFailed(
                         f"the process of GPU {places[each]} ended while it tuned {task}; "
                         f"see what happens with --gpu {places[each]} alone"

@@ -7,6 +7,8 @@ import dataclasses
 import json
 import math
 import multiprocessing
+import os
+import socket
 import threading
 
 import pytest
@@ -321,11 +323,20 @@ def in_threads(benches, monkeypatch):
     def start(gpu, theirs):
         def serve():
             asked[threading.current_thread()] = []
-            with contextlib.suppress(EOFError, OSError):
+            with theirs, contextlib.suppress(EOFError, OSError):
                 side_by_side.serve(gpu, theirs)
 
-        threading.Thread(target=serve, daemon=True).start()
-        return theirs.close
+        def end():
+            # Only its own thread closes it: a number of a closed file is soon another's, which
+            # that thread would read.
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=os.dup(theirs.fileno())).shutdown(socket.SHUT_RDWR)
+            thread.join(30)
+            assert not thread.is_alive()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        return end
 
     def get(number):
         asked.get(threading.current_thread(), []).append(number)
@@ -385,9 +396,14 @@ def test_a_process_of_its_own_says_what_its_gpu_lacks():
     assert multiprocessing.active_children() == []
 
 
-def test_a_process_that_dies_is_told(monkeypatch):
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_process_that_dies_is_told(monkeypatch, reads):
     def start(gpu, theirs):
-        threading.Thread(target=lambda: (theirs.recv(), theirs.close()), daemon=True).start()
+        def die():
+            theirs.recv() if reads else theirs.poll(30)
+            theirs.close()
+
+        threading.Thread(target=die, daemon=True).start()
         return lambda: None
 
     monkeypatch.setattr(side_by_side, "_start", start)
