@@ -191,6 +191,10 @@ typedef void ece408_pieces(const void* work, int64_t begin, int64_t end, int mem
 ECE408_EXPORT void ece408_share(int threads, int64_t count, ece408_pieces* pieces,
                                 const void* work);
 
+/* With `threads` above 0 this thread's calls are shared with workers, and not with OpenMP's threads; as
+ * many as help so many threads are awake soon. With 0 no longer. */
+ECE408_EXPORT void ece408_use_workers(int threads);
+
 /* Bytes to be copied. */
 typedef struct {
     void* to;

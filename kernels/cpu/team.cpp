@@ -123,6 +123,8 @@ Slot slots[kSlots];
 Worker all_workers[kMostThreads];
 // Rung as a slot is filled; workers sleep until then.
 alignas(128) std::atomic<uint32_t> bell;
+// Until when jobs are expected soon.
+std::atomic<int64_t> expected_until;
 // How many workers there are; that sleep, or are about to; that listen for the bell.
 alignas(128) std::atomic<int> workers, sleeping, listening;
 
@@ -221,6 +223,11 @@ void* be_worker(void* self) {
         const bool rung = spin(end, [&] { return bell.load(relaxed) != heard; });
         listening.fetch_sub(1, relaxed);
         if (rung) continue;
+        const int64_t expected = expected_until.load(relaxed);
+        if (expected > end) {
+            end = expected;
+            continue;
+        }
         sleeping.fetch_add(1);
         if (bell.load() == heard) sleep_while(bell, heard);
         sleeping.fetch_sub(1);
@@ -369,9 +376,12 @@ void become_busy(int64_t now, bool needs_crowd) {
     if (needs_crowd) start_thread(hold_crowd, nullptr);
 }
 
+// Of a thread beside another one that has regions: OpenMP would count the threads of both.
+thread_local bool uses_workers = false;
+
 // Whether a call is to be a parallel region.
 bool is_region_due() {
-    if (!openmp()) return false;
+    if (uses_workers || !openmp()) return false;
     if (!busy.load(relaxed)) return true;
     const int64_t now = now_ns();
     if (now < busy_until.load(relaxed)) return false;
@@ -518,4 +528,14 @@ void ece408_share(int threads, int64_t count, ece408_pieces* pieces, const void*
     if (slot->unfinished.fetch_sub(done, std::memory_order_acq_rel) != done)
         wait_for_others(*slot);
     slot->taken.store(false, std::memory_order_release);
+}
+
+void ece408_use_workers(int threads) {
+    using namespace ece408;
+    uses_workers = threads > 0;
+    if (threads < 2) return;
+    expected_until.store(spin_end(), relaxed);
+    const int helpers = std::min(threads, kMostThreads) - 1;
+    have_workers(helpers);
+    ring(helpers);
 }

@@ -10,8 +10,29 @@
 #endif
 #include <mxnet/ndarray.h>
 
+#include <cstring>
+
 #include "array_handles.h"
 
 size_t ece408::writes_to(const void* handle) {
     return static_cast<const mxnet::NDArray*>(handle)->version();
+}
+
+ece408::ArrayPlaces ece408::places_of(const void* handle) {
+    const auto* const array = static_cast<const mxnet::NDArray*>(handle);
+    const auto* const text = static_cast<const char*>(handle);
+    // An NDArray begins with the pointer to its chunk.
+    const char* chunk = nullptr;
+    std::memcpy(&chunk, text, sizeof chunk);
+    return {text, chunk, reinterpret_cast<const char*>(array->var())};
+}
+
+const void* ece408::first_cpu() {
+    static const mxnet::Context context = mxnet::Context::CPU(0);
+    return &context;
+}
+
+const void* ece408::run_at_once() {
+    static const mxnet::FnProperty property = mxnet::FnProperty::kAsync;
+    return &property;
 }

@@ -3,6 +3,7 @@
 #ifndef ECE408_CALLBACKS_H
 #define ECE408_CALLBACKS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../cpu/ece408.h"
@@ -84,16 +85,50 @@ ECE408_EXPORT void ece408_held_own(const char* owner);
 ECE408_EXPORT void ece408_held_forget(const char* owner);
 ECE408_EXPORT void ece408_held_release(const char* owner);
 
-/* MXNet's MXNDArrayWaitToRead and MXNDArrayGetData. */
-typedef struct ece408_arrays {
-    int (*wait_to_read)(void* handle);
-    int (*data)(void* handle, void** data);
-} ece408_arrays;
+/* Functions of MXNet's C interface: the first three are MXNDArrayWaitToRead, MXNDArrayGetData and
+ * MXNDArrayGetShapeEx. */
+typedef struct ece408_mxnet {
+    int (*wait_to_read)(void* array);
+    int (*data)(void* array, void** data);
+    int (*shape)(void* array, int* dimensions, const int** sizes);
+    int (*type)(void* array, int* type);
+    int (*storage_type)(void* array, int* type);
+    int (*context)(void* array, int* device_type, int* device);
+    int (*create)(const unsigned* shape, unsigned dimensions, int device_type, int device,
+                  int delays, int type, void** array);
+    int (*free)(void* array);
+    int (*is_recording)(bool* answer);
+    int (*is_training)(bool* answer);
+    int (*push)(void (*run)(void* context, void* task), void* task, void (*end)(void* task),
+                const void* context, void* const* reads, int read_count, void* const* writes,
+                int write_count, const void* property, int priority, const char* name);
+} ece408_mxnet;
 
 /* 1 if the arrays of these handles have the values that the owner's sequence holds of them, and a call
  * without them has the same result. 0 if not; -1 if MXNet failed, whose error says why. */
 ECE408_EXPORT int ece408_held_are_current(const char* owner, void* const* handles,
-                                          const ece408_arrays* functions);
+                                          const ece408_mxnet* functions);
+
+typedef struct _object PyObject;
+
+/* Direct calls of a sequence that holds its small parameters and is all of a graph. `texts` has keys and
+ * values of its attributes, `arrays` what it is given: data of a call, whose `numbers` are those among
+ * the data, and parameters with the number -1. These arrays, and the last one, which it does not read,
+ * are to be kept alive until it is closed. NULL if there cannot be such calls. */
+typedef struct ece408_direct ece408_direct;
+ECE408_EXPORT ece408_direct* ece408_direct_open(const ece408_mxnet* mxnet, int attributes,
+                                                const char* const* texts, int inputs,
+                                                const int* numbers, void* const* arrays,
+                                                int outputs);
+
+/* One call, with `data` and the handles of what the sequence holds, with Python's lock, which it gives up
+ * while it computes. Returns 1, and new arrays in `results`: most often when they are computed. Returns 0
+ * if the call is not like the first in anything but the values of its data, or `lists` of Python's do not
+ * begin with the objects `firsts`, each with its own; -1 if MXNet failed, whose error says why. */
+ECE408_EXPORT int ece408_direct_call(ece408_direct* direct, void* const* data, void* const* held,
+                                     void** results, PyObject* const* lists,
+                                     PyObject* const* firsts, int count);
+ECE408_EXPORT void ece408_direct_close(ece408_direct* direct);
 
 /* How often MXNet has written to the array of this handle. */
 ECE408_EXPORT uint64_t ece408_held_writes(const void* handle);
@@ -128,6 +163,7 @@ typedef struct ece408_others {
                           const float* bias, const float* packed, const ece408_finish* finish,
                           float* y, int threads, int isa, int kernel);
     void (*share)(int threads, int64_t count, ece408_pieces* pieces, const void* work);
+    void (*use_workers)(int threads);
     int (*batch_norm_forward)(const ece408_batch* batch, const float* x, const float* added,
                               const float* gamma, const float* beta, float* y, float* mean,
                               float* inverse, int threads, int isa);
@@ -210,8 +246,6 @@ typedef void ece408_action(void);
 ECE408_EXPORT void ece408_before_fork(ece408_action* action);
 ECE408_EXPORT void ece408_after_fork_in_parent(void);
 ECE408_EXPORT void ece408_after_fork_in_child(void);
-
-typedef struct _object PyObject;
 
 /* With Python's lock: 1 if so many lists of Python's begin with these objects, each with its own. */
 ECE408_EXPORT int ece408_are_first(PyObject* const* lists, PyObject* const* objects, int count);

@@ -37,15 +37,16 @@ public:
 
     // Whether the arrays of these handles have the values that they had in the call. Waits for writes to
     // them. False as well if a write failed, which `*status` says.
-    bool are_current(void* const* handles, const ece408_arrays& functions, int* status) {
+    bool are_current(void* const* handles, const ece408_mxnet& functions, int* status) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (KeptWeights::are_shared) return false;
-        // First all at once what the processor has to fetch: waiting takes them one by one.
-        for (size_t i = 0; i < arrays_.size(); i++) writes_to(handles[i]);
-        for (size_t i = 0; i < arrays_.size(); i++)
+        if (places_.empty())
+            for (size_t i = 0; i < arrays_.size(); i++) places_.push_back(places_of(handles[i]));
+        for (const ArrayPlaces& places : places_) places.fetch();
+        for (size_t i = 0; i < arrays_.size(); i++) {
             if ((*status = functions.wait_to_read(handles[i])) != 0) return false;
-        for (size_t i = 0; i < arrays_.size(); i++)
             if (!is_current(&arrays_[i], handles[i], functions, status)) return false;
+        }
         return true;
     }
 
@@ -53,7 +54,7 @@ private:
     static constexpr size_t kOwn = size_t{1} << 63;
 
     // MXNet takes moving averages for written by its own calls, and does not count what it does not know of.
-    static bool is_current(HeldArray* held, void* handle, const ece408_arrays& functions,
+    static bool is_current(HeldArray* held, void* handle, const ece408_mxnet& functions,
                            int* status) {
         const size_t writes = writes_to(handle);
         if (writes != 0 && held->writes == writes) return true;
@@ -66,6 +67,7 @@ private:
 
     std::mutex mutex_;
     std::vector<HeldArray> arrays_;
+    std::vector<ArrayPlaces> places_;
     size_t version_;
 };
 

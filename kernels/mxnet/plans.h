@@ -130,8 +130,27 @@ public:
         others_.share(threads, count, run, &work);
     }
 
+    // While one lives, the settings are for its thread what they were when it began: to read the
+    // environment for each layer takes longer than some layers.
+    class Settled {
+    public:
+        explicit Settled(Plans* plans) : before_(settled_) {
+            if (before_) return;
+            plans->generation();
+            settled_ = true;
+        }
+        Settled(const Settled&) = delete;
+        ~Settled() { settled_ = before_; }
+
+    private:
+        bool before_;
+    };
+
 private:
+    static inline thread_local bool settled_ = false;
+
     void watch_environment() {
+        if (settled_) return;
         for (size_t i = 0; i < environment_.size(); i++) {
             const char* value = std::getenv(kVariables[i]);
             if (environment_[i] == (value ? value : "")) continue;

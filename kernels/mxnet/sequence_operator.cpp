@@ -24,12 +24,13 @@
 
 #include "../cpu/buffer.h"
 #include "held.h"
-#include "library.h"
+#include "operators.h"
+#include "sequence.h"
 
 namespace {
 
-using mxnet::ext::CustomOp;
-using mxnet::ext::CustomStatefulOp;
+using ece408::CustomOp;
+using ece408::CustomStatefulOp;
 using mxnet::ext::MXContext;
 using mxnet::ext::OpResource;
 
@@ -75,14 +76,6 @@ private:
     size_t at_ = 0;
     bool is_read_ = true;
 };
-
-// One of this library's own operators, or null.
-const CustomOp* operator_named(const std::string& name) {
-    auto* const all = mxnet::ext::Registry<CustomOp>::get();
-    for (int i = 0; i < all->size(); i++)
-        if (name == all->get(i).name) return &all->get(i);
-    return nullptr;
-}
 
 struct Member {
     const CustomOp* op = nullptr;
@@ -168,7 +161,7 @@ bool Sequence::read(const Attributes& attributes) {
     members.resize(words.count());
     size_t known = inputs;
     for (Member& member : members) {
-        member.op = operator_named(words.word());
+        member.op = ece408::operator_named(words.word());
         for (size_t left = words.count(); left > 0; left--) {
             const std::string key = words.word();
             member.attributes[key] = words.word();
@@ -280,7 +273,7 @@ private:
     size_t bytes_ = 0;
 };
 
-class Run : public CustomStatefulOp {
+class Run : public ece408::SequenceOperator {
 public:
     Run(const Sequence& sequence, const MXContext& context)
         : sequence_(sequence), context_(context), reads_(sequence.reads()),
@@ -294,16 +287,8 @@ public:
         for (const Member& member : sequence_.members) {
             std::vector<Shape> in;
             for (size_t each : member.takes) in.push_back(all[each]);
-            CustomStatefulOp* made = nullptr;
-            const auto& names = member.op->create_op_ctx_cstr;
-            const std::vector<int> types(in.size(), mxnet::ext::kFloat32);
-            for (size_t i = 0; i < names.size() && !made; i++)
-                if (context_.dev_type == names[i] &&
-                    member.op->create_op_fp[i](member.attributes, context_, in, types, &made) !=
-                        MX_SUCCESS)
-                    return false;
-            if (!made) return false;
-            steps_.push_back({std::unique_ptr<CustomStatefulOp>(made), {}, {}});
+            steps_.push_back({ece408::make_operator(*member.op, member.attributes, context_, in), {}, {}});
+            if (!steps_.back().op) return false;
         }
         return lay_out(inputs);
     }
@@ -322,6 +307,7 @@ public:
         ece408::Buffer<char> own;
         char* const memory = workspace(resource, &own);
         if (!memory) return kRefused;
+        const ece408::Plans::Settled settled(&ece408::plans());
         for (size_t m = 0; m < steps_.size(); m++) {
             Step& step = steps_[m];
             const std::vector<size_t>& takes = sequence_.members[m].takes;
@@ -335,6 +321,8 @@ public:
         if (held_ && !sequence_.is_held) hold(*in);
         return MX_SUCCESS;
     }
+
+    size_t workspace_bytes() const override { return workspace_.bytes() + Workspace::kLine; }
 
 private:
     // A node's operator, and the arrays that it takes and gives.
@@ -371,10 +359,7 @@ private:
     // Of these inputs, and all that follow from them; false if they do not fit.
     bool lay_out(std::vector<Shape> shapes) {
         if (!sequence_.infer(&shapes)) return false;
-        const auto tensor = [&](size_t array) {
-            const Shape& shape = shapes[array];
-            return MXTensor(nullptr, {shape.begin(), shape.end()}, mxnet::ext::kFloat32, 0, context_);
-        };
+        const auto tensor = [&](size_t array) { return ece408::tensor(shapes[array], context_); };
         shapes_.clear();
         for (size_t each : reads_) shapes_.push_back(shapes[each]);
         workspace_.lay_out(sequence_, shapes);
@@ -396,7 +381,7 @@ private:
     // MXNet's memory, which it keeps for later calls; it gives at most 2 GiB. The nodes ask it for none
     // themselves: that would move this one.
     char* workspace(const OpResource& resource, ece408::Buffer<char>* own) const {
-        const size_t bytes = workspace_.bytes() + Workspace::kLine;
+        const size_t bytes = workspace_bytes();
         if (bytes > INT32_MAX) {
             *own = ece408::Buffer<char>(bytes);
             return *own;
@@ -500,7 +485,7 @@ void ece408_held_forget(const char* owner) {
 void ece408_held_release(const char* owner) { ece408::held().release(owner); }
 
 int ece408_held_are_current(const char* owner, void* const* handles,
-                            const ece408_arrays* functions) {
+                            const ece408_mxnet* functions) {
     const auto held = ece408::held().find(owner);
     const auto arrays = held ? held->arrays() : nullptr;
     int status = 0;

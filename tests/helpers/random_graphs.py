@@ -739,6 +739,9 @@ def make_block(mx: Any, program: Program, convolution: Any, depth: int) -> Any:
     return block, shared
 
 
+_CALLS = 6
+
+
 def blocks(
     mx: Any, program: Program, values: Values, convolution: Any, static: dict[str, bool], depth: int
 ) -> tuple[Results, Any]:
@@ -758,7 +761,10 @@ def blocks(
 
     inference = []
     for x in values.data:
-        inference.append([y.asnumpy() for y in run(mx.nd.array(x, dtype=x.dtype))])
+        # Calls like the ones before are made in other ways.
+        for _ in range(_CALLS):
+            found = run(mx.nd.array(x, dtype=x.dtype))
+        inference.append([y.asnumpy() for y in found])
     data = mx.nd.array(values.data[0], dtype=program.dtype)
     data.attach_grad(program.request)
     for _ in range(1 + program.adds):

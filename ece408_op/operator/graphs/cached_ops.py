@@ -40,6 +40,8 @@ def _cached_op_class(plain: Any) -> Any:
         def __init__(self, sym: Any, flags: Sequence[tuple[str, Any]] = ()) -> None:
             graph = graph_json.read(sym)
             self._ours: Any = None
+            # What repeats calls, if anything does.
+            self.repeatable: DualCachedOp | None = None
             # One that is partitioned has been guarded before.
             if graph is None or graph_json.is_partitioned(graph):
                 super().__init__(sym, flags)
@@ -53,12 +55,7 @@ def _cached_op_class(plain: Any) -> Any:
                 self._ours = _ByShapes(plain, sym, graph, flags)
             else:
                 self._ours = DualCachedOp(plain, super(), sym, graph, flags)
-
-        @property
-        def repeatable(self) -> DualCachedOp | None:
-            """What repeats calls, if anything does."""
-            is_dual = isinstance(self._ours, DualCachedOp) and not self.is_np_sym
-            return self._ours if is_dual else None
+                self.repeatable = None if self.is_np_sym else self._ours
 
         def __call__(self, *arrays: Any, **keywords: Any) -> Any:
             call = super().__call__ if self._ours is None else self._ours
@@ -116,6 +113,12 @@ class DualCachedOp:
         keeps_data = not self._kept.isdisjoint(self._data)
         return last is not None and last is self._compiled.get(_INFERENCE) and not keeps_data
 
+    @property
+    def held(self) -> HeldCalls | None:
+        """After `can_repeat`: what calls the compiled operator without its small parameters."""
+        compiled = self._compiled[_INFERENCE]
+        return None if compiled is None else compiled.held
+
     def repeat(self, parameters: Sequence[Any], data: Mapping[int, Any]) -> Any:
         """After `can_repeat`: a call with the parameters of the last one, each at its place, and
         `data`, which is on the CPU, at the others."""
@@ -155,6 +158,7 @@ class DualCachedOp:
     def register_hook(self, callback: Any, monitor_all: bool) -> None:
         """Have a monitor's callback see all nodes but guards."""
         self._is_monitored = bool(callback)
+        self.block_call = None
         heard = guards.unheard(callback) if callback else callback
         self._guarded._register_op_hook(heard, monitor_all)
 
@@ -215,8 +219,9 @@ class _Compiled:
         self, op: OrderedOp, owner: Owner | None, kept: list[int], held: HeldCalls | None
     ) -> None:
         self.call = op
-        self._owner, self._kept, self._calls = owner, kept, held
-        self._held: list[Any] = []
+        self.held = held
+        self._owner, self._kept = owner, kept
+        self._given: list[Any] = []
 
     def repeated(
         self, parameters: Sequence[Any], data: Mapping[int, Any]
@@ -224,18 +229,18 @@ class _Compiled:
         """What to call with the last call's parameters, each at its place, and `data` at the
         others. Raises the errors of writes to parameters."""
         call = functools.partial(self.call.repeat, parameters, data)
-        if self._calls is None:
+        if self.held is None:
             return contextlib.nullcontext(call)
-        return self._calls.chosen(parameters, data, call)
+        return self.held.chosen(parameters, data, call)
 
     def hold(self, given: Sequence[Any]) -> None:
         """Hold the parameters of the call that comes next. Waits for the last call if they are
         others: that call may still have to read what it was given."""
-        held = [given[number] for number in self._kept]
-        if self._owner is not None and any(map(operator.is_not, held, self._held)):
-            memory.wait_for_uses(self._held)
+        kept = [given[number] for number in self._kept]
+        if self._owner is not None and any(map(operator.is_not, kept, self._given)):
+            memory.wait_for_uses(self._given)
             self._owner.forget()
-        self._held = held
+        self._given = kept
 
 
 class _ByShapes:

@@ -76,7 +76,7 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
                 stands_for = [number if place == source else place for place in stands_for]
                 break
         else:
-            _replace(node, [plain[source] for source in sources])
+            _replace(node, [plain[source] or _begins(nodes[source], node) for source in sources])
             if sources and used[node["inputs"][0][0]] == 1:
                 pool_first(nodes, sources[0], number)
         op = nodes[number]["op"]
@@ -111,6 +111,11 @@ def _takes(ours: Node, node: Node, entry: Entry, nodes: list[Node]) -> bool:
         return False
     ours["inputs"] = [*ours["inputs"], *others]
     return True
+
+
+def _begins(source: Node, node: Node) -> bool:
+    """Whether it normalises what the graph is given, which most often is in plain layout."""
+    return source["op"] == "null" and is_normalisation(node)
 
 
 def _does_nothing(node: Node) -> bool:

@@ -5,7 +5,8 @@ mobilenetv2_1.0 that is a sixth of the time that one image takes.
 
 A graph with sequences is there in two more forms. A call of the holding form does what the graph
 does, and copies small parameters. The held form does not take them. It is called while they are the
-same arrays with as many writes, which one function in C asks of all of them.
+same arrays with as many writes, which one function in C asks of all of them. If it is a sequence
+and nothing else, that function calls it as well (see `direct_calls`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .. import compiled_operator, memory
 from ..loading import load_mxnet
 from ..owners import Owner, library
 from . import graph_json, groups
+from .direct_calls import DirectCalls, mxnet_functions
 from .graph_json import Graph, Node
 from .ordered_op import Flags, OrderedOp, handles_of
 
@@ -62,6 +64,7 @@ class HeldCalls:
         # What the held form is given; the handles of what it is not.
         self._given: Sequence[Any] = ()
         self._handles: list[Any] = []
+        self._direct: DirectCalls | None = None
         # Of the data that the held form may be called with.
         self._shapes: list[tuple[int, ...]] | None = None
         self._calls, self._pause = 0, _FEWEST
@@ -91,6 +94,26 @@ class HeldCalls:
         finally:
             self._lock.release()
 
+    def directly(
+        self, parameters: Sequence[Any], data: Sequence[Any], compared: Sequence[Any]
+    ) -> list[Any] | None:
+        """What the held form gives, past MXNet's CachedOp; `None` if that cannot be.
+
+        `parameters` are `chosen`'s, with `data` at the other places; `compared` are lists that
+        must begin with these objects. Raises the errors of writes to parameters and data.
+        """
+        direct = self._direct
+        if direct is None or not self._lock.acquire(False):
+            return None
+        try:
+            if direct is not self._direct or parameters is not self._parameters:
+                return None
+            results = direct(data, compared)
+            self._calls += results is not None
+            return results
+        finally:
+            self._lock.release()
+
     def _choose(self, parameters: Sequence[Any], data: Mapping[int, Any], otherwise: Call) -> Call:
         if parameters is not self._parameters:
             self._end()
@@ -109,7 +132,7 @@ class HeldCalls:
     def _are_current(self) -> bool:
         check = library().ece408_held_are_current
         for owner, handles in zip(self._owner.names, self._handles):
-            status = check(owner.encode(), handles, ctypes.byref(_functions()))
+            status = check(owner.encode(), handles, mxnet_functions())
             if status < 0:
                 load_mxnet().base.check_call(status)
             if not status:
@@ -120,7 +143,7 @@ class HeldCalls:
         """Parameters have changed. Waits for calls of the held form."""
         if self._shapes is not None:
             memory.wait_for_uses([self._unread])
-            self._shapes = None
+            self._shapes = self._direct = None
 
     def _hold(self, data: Mapping[int, Any], shapes: list[tuple[int, ...]]) -> list[Any]:
         """Call the form that holds, and wait until it has."""
@@ -132,8 +155,11 @@ class HeldCalls:
         for each in results:
             each.wait_to_read()
         self._given = [*self._parameters, self._unread]
-        named = dict(zip(self._names, arrays))
+        named = dict(zip([*self._names, _UNREAD], [*arrays, self._unread]))
         self._handles = [handles_of([named[n] for n in taken]) for taken in self._taken]
+        if len(self._handles) == 1:
+            places = [self._names[place] for place in data]
+            self._direct = DirectCalls.of(self._graph(_held), named, places, self._handles[0])
         self._shapes = shapes
         has_paid = self._calls >= self._pause
         self._pause = _FEWEST if has_paid else min(2 * self._pause, _MOST)
@@ -150,9 +176,11 @@ class HeldCalls:
         return self._op(_held, self._flags)
 
     def _op(self, form: Callable[..., Graph], flags: Flags) -> OrderedOp:
-        graph = form(json.loads(self._symbol.tojson()), self._small, self._owner.names)
-        symbol = graph_json.write(graph, self._symbol)
+        symbol = graph_json.write(self._graph(form), self._symbol)
         return OrderedOp(self._plain, symbol, [*self._names, _UNREAD], self._data, flags)
+
+    def _graph(self, form: Callable[..., Graph]) -> Graph:
+        return form(json.loads(self._symbol.tojson()), self._small, self._owner.names)
 
 
 def _sequences(graph: Graph) -> list[Node]:
@@ -205,19 +233,6 @@ def _held(graph: Graph, small: Collection[str], owners: Sequence[str]) -> Graph:
     used.update(head[0] for head in graph["heads"])
     left = {n: node for n, node in every.items() if n in used or node["op"] != "null"}
     return groups.in_order(graph, left)
-
-
-class _Functions(ctypes.Structure):
-    """The header's `ece408_arrays`."""
-
-    _fields_ = [("wait_to_read", ctypes.c_void_p), ("data", ctypes.c_void_p)]
-
-
-@functools.lru_cache(maxsize=1)
-def _functions() -> _Functions:
-    mxnet = load_mxnet().base._LIB
-    found = (mxnet.MXNDArrayWaitToRead, mxnet.MXNDArrayGetData)
-    return _Functions(*(ctypes.cast(each, ctypes.c_void_p) for each in found))
 
 
 @functools.lru_cache(maxsize=1)

@@ -43,11 +43,7 @@ def _cached_op_class(plain: Any) -> Any:
             self._order = order
             self._parts = _PartsOp(plain, sym, graph, flags)
             self._is_monitored = False
-
-        @property
-        def repeatable(self) -> Any:
-            """What repeats calls, if anything does."""
-            return super().repeatable if self._parts is None else None
+            self.repeatable = None
 
         def __call__(self, *arrays: Any, **keywords: Any) -> Any:
             if self._parts is None:

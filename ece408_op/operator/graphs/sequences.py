@@ -20,13 +20,14 @@ def fused(graph: Graph) -> Graph:
     """A graph of float32 that is only run, with as few nodes of ours as possible; its nodes are
     changed in place.
 
-    A node whose output is one of the graph's stays, so that this keeps its name.
+    Of several nodes whose outputs are the graph's each stays, so that these keep their names.
     """
     graph = fusion.fuse(graph)
     nodes, heads = graph["nodes"], {head[0] for head in graph["heads"]}
     if any(node.get("control_deps") for node in nodes):
         return graph
-    goes = [node["op"] in fusion.OURS and number not in heads for number, node in enumerate(nodes)]
+    stays = heads if len(heads) > 1 else ()
+    goes = [node["op"] in fusion.OURS and number not in stays for number, node in enumerate(nodes)]
     long = [group for group in groups.by_level(graph, goes) if len(group) >= _LEAST]
     return groups.replaced(graph, long, lambda *given: _sequence(nodes, *given))
 

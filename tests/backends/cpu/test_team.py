@@ -44,10 +44,13 @@ def test_every_piece_is_done_once_and_no_two_are_the_same_member(threads, count)
     assert not wrong
 
 
-def test_a_worker_helps():
+@pytest.mark.parametrize("expected", [0, 1, 2, 5])
+def test_a_worker_helps(expected):
     """Two pieces that each wait for the other one to begin."""
+    native.library().ece408_use_workers(expected)
     together = threading.Barrier(2)
     share(2, 2, lambda begin, end, member: together.wait(timeout=60))
+    native.library().ece408_use_workers(0)
     assert not together.broken
 
 

@@ -284,6 +284,8 @@ class _Kinds:
                 return self.narrow(self.bounded(F, self.wide(concatenated))) + self.native(x)
 
         net = nn.HybridSequential(prefix="net_")
+        if seed % 2:
+            net.add(nn.BatchNorm(in_channels=C))
         for number in range(3):
             net.add(Block(number))
         net.initialize()
@@ -308,8 +310,10 @@ def test_random_networks_agree_with_mxnets_own(mx, static):
             _set_parameters(mx, rng, native, ours)
             x = mx.nd.array(rng.uniform(-1, 1, (1 + change, C, 9, 7)))
             kept = x.asnumpy()
-            expected, found = native(x).asnumpy(), ours(x).asnumpy()
-            assert zoo.error(found, expected) < 5e-5, (seed, change)
+            expected = native(x).asnumpy()
+            # Often enough for its parameters to be held.
+            for _ in range(6):
+                assert zoo.error(ours(x).asnumpy(), expected) < 5e-5, (seed, change)
             np.testing.assert_array_equal(x.asnumpy(), kept)
 
 

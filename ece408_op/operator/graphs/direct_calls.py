@@ -1,0 +1,100 @@
+"""Calls of a graph that is one sequence, past MXNet's CachedOp (kernels/mxnet/direct_calls.cpp).
+
+What they return is most often computed by then. MXNet's engine orders them among its operators.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import compiled_operator
+from ..loading import load_mxnet
+from .graph_json import Graph
+from .ordered_op import handles_of
+
+# The header's `ece408_mxnet`.
+_NAMES = (
+    *("MXNDArrayWaitToRead", "MXNDArrayGetData", "MXNDArrayGetShapeEx", "MXNDArrayGetDType"),
+    *("MXNDArrayGetStorageType", "MXNDArrayGetContext", "MXNDArrayCreateEx", "MXNDArrayFree"),
+    *("MXAutogradIsRecording", "MXAutogradIsTraining", "MXEnginePushSyncND"),
+)
+
+
+@functools.lru_cache(maxsize=1)
+def mxnet_functions() -> ctypes.Array[ctypes.c_void_p]:
+    """MXNet's functions for the compiled library."""
+    mxnet = load_mxnet().base._LIB
+    found = (ctypes.cast(getattr(mxnet, name), ctypes.c_void_p) for name in _NAMES)
+    return (ctypes.c_void_p * len(_NAMES))(*found)
+
+
+class DirectCalls:
+    """Calls of a graph with arrays by the names of its inputs; those named in `data` are others in
+    each call. `held` are what the sequence holds."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        arrays: Mapping[str, Any],
+        data: Sequence[str],
+        held: ctypes.Array[ctypes.c_void_p],
+    ) -> None:
+        node = next(node for node in graph["nodes"] if node["op"] != "null")
+        names = [graph["nodes"][entry[0]]["name"] for entry in node["inputs"]]
+        # Parameters have to outlive the calls.
+        self._parameters = [arrays[name] for name in names if name not in data]
+        self._held, self._results = held, len(graph["heads"])
+        self._array, self._data = load_mxnet().nd.NDArray, ctypes.c_void_p * len(data)
+        self._call = _library().ece408_direct_call
+        texts = [text.encode() for pair in node["attrs"].items() for text in pair]
+        numbers = [data.index(name) if name in data else -1 for name in names]
+        self._calls = ctypes.c_void_p(
+            _library().ece408_direct_open(
+                *(mxnet_functions(), len(node["attrs"]), (ctypes.c_char_p * len(texts))(*texts)),
+                *(len(names), (ctypes.c_int * len(names))(*numbers)),
+                *(handles_of([arrays[name] for name in names]), self._results),
+            )
+        )
+
+    @classmethod
+    def of(cls, graph: Graph, *given: Any) -> DirectCalls | None:
+        """`None` if the graph is not one sequence, or its arrays are too large."""
+        nodes = [number for number, node in enumerate(graph["nodes"]) if node["op"] != "null"]
+        is_sequence = graph["nodes"][nodes[0]]["op"] == compiled_operator.SEQUENCE
+        heads = [[nodes[0], output, 0] for output in range(len(graph["heads"]))]
+        if len(nodes) > 1 or not is_sequence or [list(h) for h in graph["heads"]] != heads:
+            return None
+        found = cls(graph, *given)
+        return found if found._calls else None
+
+    def __call__(self, data: Sequence[Any], compared: Sequence[Any]) -> list[Any] | None:
+        """What the graph gives; `None` if the data is of other shapes or somewhere else, what is
+        held has changed, gradients are wanted, or the lists `compared[0]` do not begin with the
+        objects `compared[1]`. Raises `MXNetError`."""
+        # All that can be made before the call is: see `block_calls`.
+        results = (ctypes.c_void_p * self._results)()
+        handles = [ctypes.c_void_p.from_buffer(results, 8 * n) for n in range(self._results)]
+        arrays = [self._array(handle) for handle in handles]
+        given = self._data(*[each.handle for each in data])
+        count = len(compared[0])
+        status = self._call(self._calls, given, self._held, results, *compared, count)
+        if status == 1:
+            return arrays
+        if status < 0:
+            load_mxnet().base.check_call(status)
+        return None
+
+    def __del__(self) -> None:
+        if getattr(self, "_calls", None):
+            _library().ece408_direct_close(self._calls)
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> Any:
+    """The compiled library, whose functions keep Python's lock."""
+    library = ctypes.PyDLL(str(compiled_operator.LIBRARY))
+    library.ece408_direct_open.restype = ctypes.c_void_p
+    return library
