@@ -55,8 +55,7 @@ bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
     if (direction == Direction::backward_data) return s.filters == s.channels;
     // Lanes are masked, and sums stay in registers.
     const bool has_lanes = lanes == 16 || (lanes == 8 && s.kernel_h == 3);
-    return has_lanes && s.stride_h == 1 && s.out_width == s.width &&
-           s.out_height * s.out_width <= kSmallPlane;
+    return has_lanes && (is_shifted_plane(s) || !dilated);
 }
 
 // filters_as_lanes.h by pairs of output rows.
@@ -291,7 +290,7 @@ constexpr int64_t kWorthPacking = 24;
 // With 16, layers of fewer channels were not measured.
 constexpr int64_t kPairChannels[] = {16, 64};
 
-// Filters from which on threads have enough of them to share the gradient for w of small planes.
+// Filters from which on threads have enough of them to share the gradient for w.
 constexpr int64_t kPlaneFilters = 32;
 
 int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }

@@ -99,8 +99,12 @@ inline bool sums_row_pairs(const Shape& s, bool in_double) {
            s.batch * s.out_height * s.out_width >= kPairedPixels;
 }
 
-// Pixels of a plane up to which the kernel `depthwise` has the gradient for w.
+// Pixels of a plane up to which `depthwise` takes what a tap reads for a plane shifted, in the gradient for w.
 constexpr int64_t kSmallPlane = 256;
+
+inline bool is_shifted_plane(const Shape& s) {
+    return s.stride_h == 1 && s.out_width == s.width && s.out_height * s.out_width <= kSmallPlane;
+}
 
 // A single tap and no border: an image is one row of the pixels that the strides pick.
 inline bool is_flat(const ece408_problem& p) {

@@ -1,4 +1,4 @@
-"""Groups of one channel, forward and the gradient for x, on every instruction set this CPU has.
+"""Groups of one channel, forward and gradients, on every instruction set this CPU has.
 
 Arrays lie against forbidden pages (`guarded`), outputs are NaN before.
 """
@@ -9,10 +9,11 @@ import harness
 import numpy as np
 import pytest
 from cases import every
-from harness import forward, inputs, real_inputs
+from harness import forward, inputs, integers, real_inputs
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from studies import guarded
 
 from ece408_op import settings
 from ece408_op.backends.cpu import native
@@ -47,6 +48,32 @@ def test_every_height_up_to_30_and_no_border(isa, kernel, steps, rng):
     for height in range(1, 31):
         size = f"h{height + 4 * (kernel - 1)},w{50 - height}"
         check_exact(ConvProblem.parse(f"b1,c2,{size},m2,k{kernel},{steps},g2"), rng)
+
+
+@every(kernel=[3, 5], stride=[1, 2], side=["start", "end"])
+def test_the_gradient_for_w_of_every_width_up_to_40(isa, kernel, stride, side, rng):
+    for width in range(1, 41):
+        height, pads = 1 + width * 13 % 83, (kernel // 2 + width % 2, kernel // 2 + width % 3)
+        text = f"b2,c2,h{height},w{width},m4,k{kernel},s{stride}x{stride},p{pads[0]}x{pads[1]},g2"
+        problem = ConvProblem.parse(text)
+        x, dy = (integers(rng, each, "float32") for each in (problem.x_shape, problem.y_shape))
+        places = [guarded.place(each, side, read_only=True) for each in (x, dy)]
+        dw = guarded.place(np.full(problem.w_shape, np.nan, "float32"), side)
+
+        def run(problem=problem, places=(*places, dw)):
+            native.run(
+                "backward_weight", problem, *(each.ctypes.data for each in places),
+                accumulate=False, threads=2, isa=isa, kernel="depthwise",
+            )  # fmt: skip
+
+        # Too few registers.
+        if isa == "baseline" or (isa == "avx2" and kernel == 5):
+            with pytest.raises(UnsupportedProblem):
+                run()
+            continue
+        run()
+        assert guarded.canary_intact(dw, side)
+        np.testing.assert_array_equal(dw, oracle.backward_weight(problem, x, dy), err_msg=text)
 
 
 @every(multiplier=[1, 2, 5])

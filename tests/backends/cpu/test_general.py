@@ -63,6 +63,11 @@ PROBLEMS = [
     # Those of small planes in groups of one channel.
     "b9,c40,h7,w7,m40,k3x3,p1x1,g40",
     "b20,c33,h9,w13,m66,k5x5,p2x2,g33",
+    # And of others.
+    "b3,c33,h31,w45,m33,k3x3,s2x2,p1x1,g33",
+    "b2,c32,h70,w37,m64,k3x3,p0x2,g32",
+    "b2,c34,h19,w21,m34,k5x5,s2x2,p4x1,g34",
+    "b1,c32,h20,w150,m32,k5x5,p2x2,g32",
     # Windows that have little in common, or cover nearly all of the image: patches.
     "b3,c3,h29,w31,m17,k5x7,s5x7,bias",
     "b2,c4,h40,w38,m6,k3x9,s4x8,p1x2,d2x1,g2",
