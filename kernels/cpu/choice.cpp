@@ -9,7 +9,7 @@
 //
 // What the choice loses: docs/results/cpu_layers.md has every kernel's time on 26 layers of networks
 // (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, the chosen kernel has 0.98 of the
-// fastest one's speed forward, 0.97 for the gradient for x and 1.00 for w (geometric means).
+// fastest one's speed forward, 0.98 for the gradient for x and 1.00 for w (geometric means).
 #include "choice.h"
 
 #include "flat_image.h"
