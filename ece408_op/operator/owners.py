@@ -59,6 +59,12 @@ def library() -> Any:
     return ctypes.CDLL(str(compiled_operator.LIBRARY))
 
 
+@functools.lru_cache(maxsize=1)
+def locked_library() -> Any:
+    """The same, whose functions are called with Python's lock."""
+    return ctypes.PyDLL(str(compiled_operator.LIBRARY))
+
+
 def install(mxnet: Any) -> None:
     """Have nothing kept of weights from the moment that an array shares its memory with another
     library by DLPack: MXNet does not count what that writes. (The memory of `from_numpy` is made

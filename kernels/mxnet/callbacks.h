@@ -96,7 +96,6 @@ typedef struct ece408_mxnet {
     int (*context)(void* array, int* device_type, int* device);
     int (*create)(const unsigned* shape, unsigned dimensions, int device_type, int device,
                   int delays, int type, void** array);
-    int (*free)(void* array);
     int (*is_recording)(bool* answer);
     int (*is_training)(bool* answer);
     int (*push)(void (*run)(void* context, void* task), void* task, void (*end)(void* task),
@@ -122,9 +121,10 @@ ECE408_EXPORT ece408_direct* ece408_direct_open(const ece408_mxnet* mxnet, int a
                                                 int outputs);
 
 /* One call, with `data` and the handles of what the sequence holds, with Python's lock, which it gives up
- * while it computes. Returns 1, and new arrays in `results`: most often when they are computed. Returns 0
- * if the call is not like the first in anything but the values of its data, or `lists` of Python's do not
- * begin with the objects `firsts`, each with its own; -1 if MXNet failed, whose error says why. */
+ * while it computes. `results` are NULL before, and arrays in it afterwards are the caller's to free, whatever
+ * the call returns. Returns 1 when it has results, most often when they are computed. Returns 0 if the call
+ * is not like the first in anything but the values of its data, or `lists` of Python's do not begin with the
+ * objects `firsts`, each with its own; -1 if MXNet failed, whose error says why. */
 ECE408_EXPORT int ece408_direct_call(ece408_direct* direct, void* const* data, void* const* held,
                                      void** results, PyObject* const* lists,
                                      PyObject* const* firsts, int count);

@@ -82,6 +82,8 @@ private:
     bool is_usual(void* const* data) const;
     bool is_usual(const Input& input, void* array) const;
     bool are_there(void* const* data) const;
+    bool take(void* const* data, Task* task, std::vector<void*>* reads) const;
+    bool make(void** results, Task* task) const;
     int push(std::vector<void*> reads, void* const* results, std::unique_ptr<Task> task);
     static void run(void*, void* task);
     void compute(const Task& task);
@@ -133,33 +135,37 @@ int Calls::call(void* const* data, void* const* held, void** results) {
     if (!arrays || !arrays->are_current(held, mxnet_, &status)) return status == 0 ? 0 : -1;
     std::unique_ptr<Task> task(new Task{shared_from_this(), {}, {}});
     std::vector<void*> reads;
+    const bool is_ready = take(data, task.get(), &reads) && make(results, task.get());
+    return is_ready && push(reads, results, std::move(task)) == 0 ? 1 : -1;
+}
+
+// Where what the sequence is given lies by now.
+bool Calls::take(void* const* data, Task* task, std::vector<void*>* reads) const {
     for (const ece408::ArrayPlaces& places : places_) places.fetch();
     for (const Input& input : inputs_) {
         void* const array = input.is_data() ? data[input.number] : input.parameter;
         Place place;
         // Undoes a layout of oneDNN's.
-        if (mxnet_.wait_to_read(array) != 0 || mxnet_.data(array, &place.data) != 0) return -1;
+        if (mxnet_.wait_to_read(array) != 0 || mxnet_.data(array, &place.data) != 0) return false;
         place.writes = ece408::writes_to(array);
         task->in.push_back(place);
-        reads.push_back(array);
+        reads->push_back(array);
     }
-    task->in.push_back({});
-    size_t made = 0;
-    for (; made < results_.size(); made++) {
-        const Shape& shape = results_[made];
-        void* address = nullptr;
+    task->in.push_back({});  // what it does not read
+    return true;
+}
+
+// The arrays that it is to give.
+bool Calls::make(void** results, Task* task) const {
+    for (const Shape& shape : results_) {
+        void* data = nullptr;
         if (mxnet_.create(shape.data(), static_cast<uint32_t>(shape.size()), kCpu, 0, 0,
-                          mxnet::ext::kFloat32, &results[made]) != 0)
-            break;
-        if (mxnet_.data(results[made], &address) != 0) {
-            made++;
-            break;
-        }
-        task->out.push_back(address);
+                          mxnet::ext::kFloat32, results) != 0 ||
+            mxnet_.data(*results++, &data) != 0)
+            return false;
+        task->out.push_back(data);
     }
-    if (task->out.size() == results_.size() && push(reads, results, std::move(task)) == 0) return 1;
-    while (made > 0) mxnet_.free(results[--made]);
-    return -1;
+    return true;
 }
 
 // Whether it runs in inference, and the data is as it was when the sequence was made.

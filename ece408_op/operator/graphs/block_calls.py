@@ -13,7 +13,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from .. import compiled_operator
+from ..owners import locked_library
 
 _data_of, _first = operator.attrgetter("_data"), operator.itemgetter(0)
 
@@ -112,9 +112,9 @@ class _BlockCall:
             return None
         data = [given[number] for number in self.data.values()]
         found = self._held.directly(self.inputs, data, self._compared)
-        if found is None or block._out_format == 0:
-            return found and found[0]
-        return self._regroup(found, block._out_format)
+        if found is None:
+            return None
+        return found[0] if block._out_format == 0 else self._regroup(found, block._out_format)
 
     def is_like(self, block: Any, given: Sequence[Any]) -> bool:
         """Whether a call is given as many arrays on the same devices, and the block has the same
@@ -123,7 +123,7 @@ class _BlockCall:
             return False
         if [each.context for each in given] != self._contexts:
             return False
-        return bool(_library().ece408_are_first(*self._compared, len(self._lists)))
+        return bool(locked_library().ece408_are_first(*self._compared, len(self._lists)))
 
     def _has_parameters_of(self, block: Any, given: Sequence[Any]) -> bool:
         """Whether as many arrays are given, and the block has the same parameters with the same
@@ -136,9 +136,3 @@ class _BlockCall:
                 return False
             self._changes = changes
         return True
-
-
-@functools.lru_cache(maxsize=1)
-def _library() -> Any:
-    """The compiled library, whose functions keep Python's lock."""
-    return ctypes.PyDLL(str(compiled_operator.LIBRARY))

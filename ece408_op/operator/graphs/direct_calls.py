@@ -12,13 +12,14 @@ from typing import Any
 
 from .. import compiled_operator
 from ..loading import load_mxnet
+from ..owners import locked_library
 from .graph_json import Graph
 from .ordered_op import handles_of
 
 # The header's `ece408_mxnet`.
 _NAMES = (
     *("MXNDArrayWaitToRead", "MXNDArrayGetData", "MXNDArrayGetShapeEx", "MXNDArrayGetDType"),
-    *("MXNDArrayGetStorageType", "MXNDArrayGetContext", "MXNDArrayCreateEx", "MXNDArrayFree"),
+    *("MXNDArrayGetStorageType", "MXNDArrayGetContext", "MXNDArrayCreateEx"),
     *("MXAutogradIsRecording", "MXAutogradIsTraining", "MXEnginePushSyncND"),
 )
 
@@ -48,11 +49,14 @@ class DirectCalls:
         self._parameters = [arrays[name] for name in names if name not in data]
         self._held, self._results = held, len(graph["heads"])
         self._array, self._data = load_mxnet().nd.NDArray, ctypes.c_void_p * len(data)
-        self._call = _library().ece408_direct_call
+        open_calls, self._call = (
+            getattr(locked_library(), f"ece408_direct_{verb}") for verb in ("open", "call")
+        )
+        open_calls.restype = ctypes.c_void_p
         texts = [text.encode() for pair in node["attrs"].items() for text in pair]
         numbers = [data.index(name) if name in data else -1 for name in names]
         self._calls = ctypes.c_void_p(
-            _library().ece408_direct_open(
+            open_calls(
                 *(mxnet_functions(), len(node["attrs"]), (ctypes.c_char_p * len(texts))(*texts)),
                 *(len(names), (ctypes.c_int * len(names))(*numbers)),
                 *(handles_of([arrays[name] for name in names]), self._results),
@@ -89,12 +93,4 @@ class DirectCalls:
 
     def __del__(self) -> None:
         if getattr(self, "_calls", None):
-            _library().ece408_direct_close(self._calls)
-
-
-@functools.lru_cache(maxsize=1)
-def _library() -> Any:
-    """The compiled library, whose functions keep Python's lock."""
-    library = ctypes.PyDLL(str(compiled_operator.LIBRARY))
-    library.ece408_direct_open.restype = ctypes.c_void_p
-    return library
+            locked_library().ece408_direct_close(self._calls)

@@ -12,7 +12,8 @@ chain of
 
     [Concat of channels] [-> BatchNorm] [-> relu, Activation relu, or clip]
 
-that follows such nodes becomes one of `ece408_concat`. Pooling of largest values or averages that
+that follows such nodes becomes one of `ece408_concat`, and so does BatchNorm of what the graph is
+given. Pooling of largest values or averages that
 follows any of these becomes a node of `ece408_pool`, and FullyConnected with its bounds one of
 `ece408_dense`. Flatten after one of ours is another shape of its output. Operators that take each
 element by itself may lie between; tanh and sigmoid come after pooling of largest values, and

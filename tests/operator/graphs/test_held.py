@@ -203,6 +203,13 @@ def _operator(mx, name, forward):
     mx.operator.register(name)(Properties)
 
 
+def _failing(mx, name):
+    def forward(x, y):
+        raise ValueError("no such numbers")
+
+    _operator(mx, name, forward)
+
+
 def test_a_call_in_flight_has_the_parameters_that_it_was_given(mx, nets, data):
     """Its data is not there yet when parameters are written, and then held anew."""
     is_there = threading.Event()
@@ -240,10 +247,7 @@ def test_data_that_is_written_after_a_call_is_not_read_by_it(mx, nets, data):
 
 
 def test_data_that_failed_is_raised(mx, nets, data):
-    def forward(x, y):
-        raise ValueError("no such numbers")
-
-    _operator(mx, "held_test_has_no_data", forward)
+    _failing(mx, "held_test_has_no_data")
     net, _ = nets
     net.hybridize()
     repeat(nets, data)
@@ -265,10 +269,7 @@ def test_results_are_the_callers(mx, nets, data):
 
 
 def test_a_failed_write_is_raised(mx, nets, data):
-    def forward(x, y):
-        raise ValueError("no such numbers")
-
-    _operator(mx, "held_test_fails", forward)
+    _failing(mx, "held_test_fails")
     net, _ = nets
     net.hybridize()
     repeat(nets, data)
