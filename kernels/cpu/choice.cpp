@@ -58,11 +58,13 @@ bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
     return has_lanes && (is_shifted_plane(s) || !dilated);
 }
 
-// filters_as_lanes.h by pairs of output rows.
-bool pairs_suit(const Shape& s) {
-    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1;
-    const bool fits = has_pairs(s.kernel_h) && s.kernel_h * s.kernel_w <= kMostPairTaps;
-    return plain && fits && s.pad_h < s.kernel_h && s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
+// filters_as_lanes.h by pairs of output rows: some residue modulo the stride has two taps.
+bool pairs_suit(const Shape& s, Direction direction) {
+    const bool strided = s.stride_h > 1 || s.stride_w > 1;
+    const bool fits = s.kernel_h > s.stride_h && s.kernel_h * s.kernel_w <= kMostPairTaps;
+    const bool steps = strided ? direction == Direction::forward && s.dilate_h == 1 : true;
+    return fits && steps && s.pad_h <= (s.kernel_h - 1) * s.dilate_h &&
+           s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
 }
 
 // What the patches of a forward pass may take of memory, in images. Chosen, not measured.
@@ -86,7 +88,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
             return is_float32(task) && depthwise_suits(s, task.direction, task.lanes);
         case KernelName::pixels_as_lanes: return !weight;
         case KernelName::filters_as_lanes: return !weight;
-        case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s);
+        case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s, task.direction);
         case KernelName::patches: return patches_suit(s, task.direction);
         case KernelName::weight_sums: return weight;
         case KernelName::channels_as_lanes: return weight;
@@ -101,8 +103,11 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 // out first. With 8 lanes or 16 sums of 4 products pay already, with 4 those of 48.
 constexpr int64_t kLongSum = 128, kLongStridedSum = 4, kLongStridedSumOf4 = 48;
 // Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
-// image, with less channels of the output, in a group, from which on they pay for sums of domains.
-constexpr int64_t kPairPixels = 100, kPairPlane = 64, kPairFilters = 32;
+// image, or of a batch, with less channels of the output, in a group, from which on they pay for sums of domains.
+constexpr int64_t kPairPixels = 100, kPairPlane = 64, kPairBatch = 512, kPairFilters = 32;
+// With a stride: products of a sum from which on they do, and the most of the products that pairs may leave.
+constexpr int64_t kPairProducts = 100;
+constexpr double kPairShare = 0.8;
 // Pixels after which weight_sums.cpp adds lanes up, and channels_as_lanes.h adds sums to totals.
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
 // Pixels of dy that weight_sums.cpp lays out images for.
@@ -244,6 +249,25 @@ struct Costs {
     }
 };
 
+// The share of the products that pairs of rows leave.
+double share_of_pairs(const Shape& s) {
+    int64_t taps = 0;
+    for (int64_t r = 0; r < s.stride_h; ++r)
+        taps += pairs_of(divide_up(s.kernel_h - r, s.stride_h), s.out_height).taps();
+    return static_cast<double>(taps) / static_cast<double>(2 * s.kernel_h);
+}
+
+// For a layer that has filters as lanes; `layer`: the problem or, as a layer of its own, its gradient.
+bool pairs_pay(const Task& task, const Shape& s, const Shape& layer, bool strided) {
+    const int64_t plane = s.out_height * s.out_width;
+    if (!suits(KernelName::filters_as_lanes_pairs, task, s) || s.batch * plane < kPairPixels) return false;
+    if (strided)
+        return task.lanes >= 8 && plane >= kPairPlane && share_of_pairs(s) <= kPairShare &&
+               layer.group_channels * s.kernel_h * s.kernel_w >= kPairProducts;
+    if (task.lanes < 16) return layer.group_filters >= kPairFilters;
+    return plane >= kPairPlane || s.batch * plane >= kPairBatch;
+}
+
 KernelName choose_for_any(const Task& task, const Shape& s) {
     const bool forward = task.direction == Direction::forward;
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
@@ -255,11 +279,8 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
         Costs(s, deep, task).patches_are_faster(task.direction))
         return KernelName::patches;
     if (!deep) return KernelName::pixels_as_lanes;
-    const bool pairs = suits(KernelName::filters_as_lanes_pairs, task, s) &&
-                       s.batch * s.out_height * s.out_width >= kPairPixels &&
-                       (task.lanes == 16 ? s.out_height * s.out_width >= kPairPlane
-                                         : layer.group_filters >= kPairFilters);
-    return pairs ? KernelName::filters_as_lanes_pairs : KernelName::filters_as_lanes;
+    return pairs_pay(task, s, layer, strided) ? KernelName::filters_as_lanes_pairs
+                                              : KernelName::filters_as_lanes;
 }
 
 // ---- kernels of stride 1 in float32
@@ -286,9 +307,9 @@ constexpr int64_t kGradientChannels = 3;
 // vectors of sums of a filter, over all images, that pay for the packing of its weights.
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
-// Channels from which on squares with filters as lanes are faster than `winograd`, with 8 lanes and with 16.
-// With 16, layers of fewer channels were not measured.
-constexpr int64_t kPairChannels[] = {16, 64};
+// Channels from which on squares with filters as lanes are faster than `winograd`, with 8 lanes and with 16, and
+// with 16 also pairs of rows. With 16, layers of fewer channels than the first were not measured.
+constexpr int64_t kPairChannels[] = {16, 64}, kRowPairChannels = 256;
 
 // Filters from which on threads have enough of them to share the gradient for w.
 constexpr int64_t kPlaneFilters = 32;
@@ -335,8 +356,10 @@ struct UnitCosts {
 };
 
 bool pairs_beat_winograd(const Task& task, const Shape& s, const Shape& layer) {
-    return task.lanes >= 8 && layer.channels >= kPairChannels[task.lanes == 16] &&
-           squares_pay(task.lanes, s.kernel_h, s.kernel_w, layer.out_height * layer.out_width) &&
+    const bool squares =
+        squares_pay(task.lanes, s.kernel_h, s.kernel_w, layer.out_height * layer.out_width);
+    return task.lanes >= 8 &&
+           layer.channels >= (squares ? kPairChannels[task.lanes == 16] : kRowPairChannels) &&
            choose_for_any(task, s) == KernelName::filters_as_lanes_pairs;
 }
 

@@ -8,16 +8,12 @@
 // displacement in it. The gradient for x of a strided convolution is one such sum for each residue of x's
 // rows and columns modulo the stride, with only the taps that reach it, so that no zeros are multiplied.
 //
-// Without strides, higher kernels take two output rows at a time with fewer products, wider ones squares
-// of 2x2 outputs, as winograd_f23.h explains: there is one such sum for each of 4 or 16 domains of the
-// source. The 4 are made of an image at once. The 16 are made of a few pixels at a time, as tiles that are
-// read in order, for many filters; so a tile can reach from row to row, and small planes without domains are
-// laid out like that as well.
+// Kernels that are higher than their stride take two output rows at a time with fewer products, those without
+// strides also squares of 2x2 outputs, as winograd_f23.h explains: there is one such sum for each of 4 or 16
+// domains of the source. The 4 are made of an image at once. The 16 are made of a few pixels at a time, as
+// tiles that are read in order, for many filters; so a tile can reach from row to row, and small planes without
+// domains are laid out like that as well.
 #pragma once
-
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
 
 #include "buffer.h"
 #include "finish.h"
@@ -63,6 +59,9 @@ constexpr int64_t kDeepPartPixels = 1024, kDeepBlockPixels = 400;
 constexpr int64_t kDeepPartSource = 1 << 19;
 // The most numbers that threads pad each for itself, and the most that are one piece of memory.
 constexpr int64_t kDeepOwnNumbers = 4 << 20, kDeepTogetherNumbers = 4 << 20;
+// Pixels of the source that are asked for before they are copied: memory is slow to answer, and what it answers
+// by itself is too late for images of many short rows.
+constexpr int64_t kDeepSourceAhead = 2048;
 // What a number costs that is padded, and one of weights, beside a product's pixel with a block.
 constexpr double kDeepPadding = 0.8, kDeepFetching = 0.4;
 // A block's weights for pairs, from which on they are packed in parts: fewer stay in a core's cache.
@@ -79,6 +78,17 @@ struct DeepTap {
     int64_t down, across;  // from pixel (i, j) of the phase, the source's (i * step + down, ...)
 };
 
+// The taps of a residue of rows modulo the stride, by pairs. Of the residues before it there are so many
+// rows of taps in each domain, and so many domains that are kept.
+struct Residue {
+    Pairs pairs;
+    int64_t before[kDomains], kept_before;
+
+    int64_t kept() const { return pairs.is_single() ? 2 : 3 + pairs.kernel % 2; }
+    // Of those, the place of domain t.
+    int64_t place(int t) const { return kept_before + (pairs.is_single() && t > 0 ? 1 : t); }
+};
+
 // A sum over channels and taps for images of one group's channels.
 struct Deep : Shape {
     int64_t step_h, step_w;          // of the source from output pixel to output pixel
@@ -87,11 +97,17 @@ struct Deep : Shape {
                                      // of columns modulo the step, a row has so many
     int64_t window;                  // taps of all phases
     int64_t phases;
-    bool by_pairs, by_squares;  // of rows, and of columns as well
-    Pairs pairs, across;        // then: how rows and columns are taken,
-    int64_t direction;          // and the step from a tap of the weights to the next one
+    bool by_pairs, by_squares;   // of rows, and of columns as well
+    Pairs across;                // of squares: how columns are taken
+    int64_t residues, apart;     // of pairs: of rows modulo the stride, and the rows from y0 to y1,
+    int64_t pair_rows, starts;   // the pairs of rows of a column, and the rows of a domain of a residue,
+    int64_t direction;           // and the step from a tap of the weights to the next one
     Buffer<Phase> phase;
     Buffer<DeepTap> tap;
+    Buffer<Residue> residue;
+
+    // The first row of the output of pair n; of the source, divided by the stride, that of a domain's row.
+    int64_t first_of(int64_t n) const { return n / apart * 2 * apart + n % apart; }
 };
 
 // A sum for images of such a shape. False without memory.
@@ -167,28 +183,49 @@ inline bool deep_backward(const Sweep& s, Deep* d) {
     return true;
 }
 
+// The residues of rows, of which the first one has the most taps. Returns the rows of taps of each domain and
+// the domains that are kept, of all.
+inline Residue fill_residues(const Sweep& s, Deep* d) {
+    Residue all = {};
+    for (int64_t r = 0; r < d->residues; ++r) {
+        all.pairs = pairs_of(divide_up(s.kernel_h - r, s.stride_h), s.out_height);
+        d->residue[r] = all;
+        for (int t = 0; t < kDomains; ++t) all.before[t] += all.pairs.groups_in(t);
+        all.kept_before += all.kept();
+    }
+    return all;
+}
+
 // Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains, whose taps
 // are groups of rows and, of squares, groups of columns. The source of squares is the image with a border,
-// that of pairs its domains, one under the other.
+// that of pairs its domains, one under the other, each residue of columns modulo the stride by itself.
 inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
-    const Pairs pairs = pairs_of(s.kernel_h, s.out_height), across = pairs_of(s.kernel_w, s.out_width);
-    const bool by_squares =
-        has_pairs(s.kernel_w) && s.dilate_w == 1 &&
-        squares_pay(ECE408_LANES, s.kernel_h, s.kernel_w, s.out_height * s.out_width);
+    const Pairs across = pairs_of(s.kernel_w, s.out_width);
+    const bool is_plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 && s.dilate_w == 1;
+    const bool by_squares = is_plain && has_pairs(s.kernel_h) && has_pairs(s.kernel_w) &&
+                            squares_pay(ECE408_LANES, s.kernel_h, s.kernel_w, s.out_height * s.out_width);
     if (!begin(s, by_squares ? kSquareDomains : kDomains, 0, d)) return false;
+    d->residues = s.stride_h < s.kernel_h ? s.stride_h : s.kernel_h;
+    d->residue = Buffer<Residue>(d->residues);
+    if (!d->residue) return false;
+    const Residue all = fill_residues(s, d);
+    const Pairs& pairs = d->residue[0].pairs;
     d->by_pairs = true, d->by_squares = by_squares;
-    d->pairs = pairs, d->across = across;
+    d->across = across;
+    d->apart = s.dilate_h;
+    d->pair_rows = d->apart * divide_up(s.out_height, 2 * d->apart);
+    d->starts = d->pair_rows + (pairs.groups - 1) * d->apart;
     d->direction = turned ? -1 : 1;
-    d->step_h = d->step_w = by_squares ? 2 : 1;
+    d->step_h = by_squares ? 2 : 1, d->step_w = by_squares ? 2 : s.stride_w;
     d->out_step_h = d->out_step_w = 1;
     d->top = s.pad_h, d->left = s.pad_w;
-    d->rows = by_squares ? 2 * (pairs.pairs + pairs.groups) : kDomains * pairs.starts();
-    d->row = by_squares ? across.pairs + across.groups
-                        : s.out_width + (s.kernel_w - 1) * s.dilate_w;
+    d->rows = by_squares ? 2 * (pairs.pairs + pairs.groups) : all.kept_before * d->starts;
+    const int64_t row = s.out_width + (s.kernel_w - 1) * s.dilate_w / s.stride_w;
+    d->row = by_squares ? across.pairs + across.groups : s.stride_w > 1 ? round_up(row, kLanes) : row;
     for (int n = 0; n < d->phases; ++n) {
-        const int64_t groups = pairs.groups - pairs.first_group(by_squares ? n / kDomains : n);
-        const int64_t taps = by_squares ? across.groups - across.first_group(n % kDomains) : s.kernel_w;
-        d->phase[n] = {0, 0, pairs.pairs, by_squares ? across.pairs : s.out_width, groups * taps,
+        const int64_t groups = all.before[by_squares ? n / kDomains : n];
+        const int64_t taps = by_squares ? across.groups_in(n % kDomains) : s.kernel_w;
+        d->phase[n] = {0, 0, d->pair_rows, by_squares ? across.pairs : s.out_width, groups * taps,
                        d->window};
         d->window += groups * taps;
     }
@@ -307,11 +344,11 @@ void lay_out_squares(const Deep& deep, const Sum* source, int64_t channel, int64
                      const DeepRun* run, int64_t runs, Sum* const* places) {
     Sum* to[kSquareDomains];  // which no store changes
     for (int n = 0; n < kSquareDomains; ++n) to[n] = places[n];
-    const int64_t groups = OneTap ? 1 : deep.pairs.groups, taps = OneTap ? 1 : deep.across.groups;
+    const int64_t groups = OneTap ? 1 : deep.residue[0].pairs.groups, taps = OneTap ? 1 : deep.across.groups;
     for (int64_t c = 0; c < count; ++c, source += channel)
         for (int64_t g = 0; g < groups; ++g)
             for (int64_t k = 0; k < taps; ++k) {
-                const int down = kDomains - !(OneTap || deep.pairs.has_third(g));
+                const int down = kDomains - !(OneTap || deep.residue[0].pairs.has_third(g));
                 const int across = kDomains - !(OneTap || deep.across.has_third(k));
                 const Sum* at = source + 2 * g * row + k;
                 int64_t begin = 0;
@@ -337,10 +374,11 @@ struct DeepEnd {
     const T* bias;         // or null
     bool accumulate;       // to what is there
     ece408_finish finish;  // of floats; without factors: nothing
+    bool streams;          // past the caches, whole lines of them
 
     // The same from filter `m` and element `at` of the output on.
     DeepEnd from(int64_t m, int64_t at) const {
-        return {bias ? bias + m : nullptr, accumulate, finish_from(finish, m, at)};
+        return {bias ? bias + m : nullptr, accumulate, finish_from(finish, m, at), streams};
     }
 };
 
@@ -397,63 +435,96 @@ void part(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T
     part_spread(rows, wide, count, end, out, step, filters, 1);
 }
 
-#if defined(__SSE2__)
-// Four pixels by four filters at a time are handed on as put(place in the output, vector).
-template <class Put>
-__attribute__((always_inline)) inline void part_squares(const float* rows, int64_t wide, int64_t count,
-                                                        int64_t step, int64_t filters, const Put& put) {
-    for (int64_t m = 0; m < filters; m += 4)
-        for (int64_t k = 0; k < count; k += 4) {
-            const float* from = rows + k * wide + m;
-            __m128 value[4] = {_mm_loadu_ps(from), _mm_loadu_ps(from + wide),
-                               _mm_loadu_ps(from + 2 * wide), _mm_loadu_ps(from + 3 * wide)};
-            _MM_TRANSPOSE4_PS(value[0], value[1], value[2], value[3]);
-            for (int64_t i = 0; i < 4; ++i) put((m + i) * step + k, value[i]);
+// Numbers of `count` pixels, and of four filters from rows[0] on, become a vector of pixels for each filter.
+// Lanes from `count` on have the last pixel's.
+__attribute__((always_inline)) inline void part_four(const float* rows, int64_t wide, int64_t count,
+                                                     Vec (&out)[4]) {
+    Vec in[4];
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < 4; ++i) {
+        const float* row[kLanes / 4];
+#pragma GCC unroll 4
+        for (int64_t q = 0; q < kLanes / 4; ++q) {
+            const int64_t pixel = 4 * q + i;
+            row[q] = rows + (pixel < count ? pixel : count - 1) * wide;
         }
+        in[i] = load_quarters(row);
+    }
+    const Vec first[2] = {interleave_first_pairs(in[0], in[2]), interleave_first_pairs(in[1], in[3])};
+    const Vec last[2] = {interleave_last_pairs(in[0], in[2]), interleave_last_pairs(in[1], in[3])};
+    out[0] = interleave_first_pairs(first[0], first[1]), out[1] = interleave_last_pairs(first[0], first[1]);
+    out[2] = interleave_first_pairs(last[0], last[1]), out[3] = interleave_last_pairs(last[0], last[1]);
+}
+
+// Of a multiple of four filters. Vectors of pixels are handed on as put(place in the output, pixels, vector).
+template <class Put>
+__attribute__((always_inline)) inline void part_fours(const float* rows, int64_t wide, int64_t count,
+                                                      int64_t step, int64_t filters, const Put& put) {
+    const int64_t whole = count / kLanes * kLanes;
+    for (int64_t m = 0; m < filters; m += 4) {
+        Vec sums[4];
+        for (int64_t k = 0; k < whole; k += kLanes) {
+            part_four(rows + k * wide + m, wide, kLanes, sums);
+            for (int64_t i = 0; i < 4; ++i) put((m + i) * step + k, kLanes, sums[i]);
+        }
+        if (whole == count) continue;
+        part_four(rows + whole * wide + m, wide, count - whole, sums);
+        for (int64_t i = 0; i < 4; ++i)
+            put((m + i) * step + whole, static_cast<int>(count - whole), sums[i]);
+    }
 }
 
 inline void part(const float* rows, int64_t wide, int64_t count, const DeepEnd<float>& end, float* out,
                  int64_t step, int64_t filters) {
-    const int64_t square_filters = filters / 4 * 4, square_count = count / 4 * 4;
+    const int64_t fours = filters / 4 * 4;
     const float* const added = end.finish.added;
-    const __m128 lowest = _mm_set1_ps(end.finish.lowest), highest = _mm_set1_ps(end.finish.highest);
+    const Vec lowest = broadcast(end.finish.lowest), highest = broadcast(end.finish.highest);
     if (added)
-        part_squares(rows, wide, square_count, step, square_filters, [=](int64_t at, __m128 sum) {
-            sum = _mm_add_ps(sum, _mm_loadu_ps(added + at));
-            // The second one if either is NaN.
-            _mm_storeu_ps(out + at, _mm_min_ps(highest, _mm_max_ps(lowest, sum)));
+        part_fours(rows, wide, count, step, fours, [=](int64_t at, int pixels, Vec sum) {
+            const float* const from = added + at;
+            sum += pixels == kLanes ? load(from) : load_only(lanes_between(0, pixels), from);
+            put_lanes(0, pixels, out + at, bounded(sum, lowest, highest), false);
         });
-    else if (end.accumulate)
-        part_squares(rows, wide, square_count, step, square_filters, [=](int64_t at, __m128 sum) {
-            _mm_storeu_ps(out + at, _mm_add_ps(_mm_loadu_ps(out + at), sum));
+#if ECE408_STREAMS
+    else if (end.streams)
+        part_fours(rows, wide, count, step, fours, [=](int64_t at, int pixels, Vec sum) {
+            if (pixels == kLanes && floats_past_line(out + at) == 0) return stream(out + at, sum);
+            put_lanes(0, pixels, out + at, sum, false);
         });
-    else
-        part_squares(rows, wide, square_count, step, square_filters,
-                     [=](int64_t at, __m128 sum) { _mm_storeu_ps(out + at, sum); });
-    // What is left: the last pixels of these filters, and all of the last filters'.
-    part_spread(rows + square_count * wide, wide, count - square_count, end.from(0, square_count),
-                out + square_count, step, square_filters, 1);
-    const int64_t last = square_filters * step;
-    part_spread(rows + square_filters, wide, count, end.from(square_filters, last), out + last, step,
-                filters - square_filters, 1);
-}
 #endif
+    else
+        part_fours(rows, wide, count, step, fours, [=](int64_t at, int pixels, Vec sum) {
+            put_lanes(0, pixels, out + at, sum, end.accumulate);
+        });
+    const int64_t last = fours * step;  // of the filters that are left
+    part_spread(rows + fours, wide, count, end.from(fours, last), out + last, step, filters - fours, 1);
+}
 
-// How four rows of an image become a row of each domain of rows: of each there are the columns
-// [left, left + width) of `row`. Domains lie `step` apart.
+// How four rows of an image become a row of each domain that is kept of a residue: the pixel in column k of the
+// padded row goes to `places[domain]` + k % step * row + k / step, where k is in [left, left + width).
 struct DomainShape {
-    int64_t left, width, row, step;
+    int64_t left, width, step, row;
+    bool is_single;
+    int64_t places[kDomains];  // or less than 0
 };
 
-// The columns from `begin` on; rows that there are not are null.
+template <class V>
+void to_kept_domains(const DomainShape& s, const V* d, V* z) {
+    if (!s.is_single) return to_domains(d[0], d[1], d[2], d[3], z, 1);
+    z[0] = d[0], z[3] = d[1];
+}
+
+// The columns from `begin` on, of each residue of columns; rows that there are not are null.
 template <class T, class Sum>
 void domain_pixels(const DomainShape& s, const T* const* rows, int64_t begin, Sum* out) {
-    for (int64_t k = begin; k < s.row; ++k) {
+    for (int64_t k = begin * s.step; k < s.row * s.step; ++k) {
         const bool is_there = k >= s.left && k < s.left + s.width;
-        Sum d[4];
+        Sum d[4], z[kDomains] = {};
         for (int r = 0; r < 4; ++r)
             d[r] = is_there && rows[r] ? static_cast<Sum>(widen(rows[r][k - s.left])) : Sum(0);
-        to_domains(d[0], d[1], d[2], d[3], out + k, s.step);
+        to_kept_domains(s, d, z);
+        for (int n = 0; n < kDomains; ++n)
+            if (s.places[n] >= 0) out[s.places[n] + k % s.step * s.row + k / s.step] = z[n];
     }
 }
 
@@ -464,22 +535,61 @@ void domain_row(const DomainShape& s, const T* const* rows, bool, Sum* out) {
 }
 
 #if ECE408_LANES > 4
-inline void domain_row(const DomainShape& s, const float* const* rows, bool ends, float* out) {
-    const int64_t vectors = (ends ? s.row : round_up(s.row, kLanes)) / kLanes * kLanes;
+// Vectors that follow each other become those of the lanes of each residue.
+inline void part_lanes(Vec (&)[1]) {}
+inline void part_lanes(Vec (&v)[2]) {
+    const Vec even = even_lanes(v[0], v[1]);
+    v[1] = odd_lanes(v[0], v[1]);
+    v[0] = even;
+}
+inline void part_lanes(Vec (&v)[4]) {
+    Vec first[2] = {v[0], v[1]}, second[2] = {v[2], v[3]};
+    part_lanes(first), part_lanes(second);
+    v[0] = even_lanes(first[0], second[0]), v[2] = odd_lanes(first[0], second[0]);
+    v[1] = even_lanes(first[1], second[1]), v[3] = odd_lanes(first[1], second[1]);
+}
+
+// The first `vectors` columns of each of S residues, in whole vectors.
+template <int S>
+void domain_vectors(const DomainShape& s, const float* const* rows, int64_t vectors, float* out) {
     for (int64_t k = 0; k < vectors; k += kLanes) {
-        const auto lane = [&](int64_t column) {
-            return static_cast<int>(column < k ? 0 : column > k + kLanes ? kLanes : column - k);
-        };
-        const Mask inside = lanes_between(lane(s.left), lane(s.left + s.width));
-        Vec d[4], z[kDomains];
-        for (int r = 0; r < 4; ++r)
-            d[r] = rows[r] ? load_only(inside, rows[r] + k - s.left) : broadcast(0.0f);
-        to_domains(d[0], d[1], d[2], d[3], z, 1);
-        for (int n = 0; n < kDomains; ++n) store(out + n * s.step + k, z[n]);
+        Vec kept[kDomains][S];
+        for (int v = 0; v < S; ++v) {
+            const int64_t at = S * k + v * kLanes;
+            const auto lane = [&](int64_t column) {
+                return static_cast<int>(column < at ? 0 : column > at + kLanes ? kLanes : column - at);
+            };
+            const Mask inside = lanes_between(lane(s.left), lane(s.left + s.width));
+            Vec d[4], z[kDomains] = {};
+            for (int r = 0; r < 4; ++r)
+                d[r] = rows[r] ? load_only(inside, rows[r] + at - s.left) : broadcast(0.0f);
+            to_kept_domains(s, d, z);
+            for (int n = 0; n < kDomains; ++n) kept[n][v] = z[n];
+        }
+        for (int n = 0; n < kDomains; ++n) {
+            if (s.places[n] < 0) continue;
+            part_lanes(kept[n]);
+            for (int v = 0; v < S; ++v) store(out + s.places[n] + v * s.row + k, kept[n][v]);
+        }
     }
+}
+
+inline void domain_row(const DomainShape& s, const float* const* rows, bool ends, float* out) {
+    if (s.step == 3 || s.step > 4) return domain_pixels(s, rows, 0, out);
+    const int64_t vectors = (ends ? s.row : round_up(s.row, kLanes)) / kLanes * kLanes;
+    (s.step == 1 ? domain_vectors<1> : s.step == 2 ? domain_vectors<2> : domain_vectors<4>)(s, rows, vectors,
+                                                                                           out);
     domain_pixels(s, rows, vectors, out);
 }
 #endif
+
+// Whether the output is written past the caches: only whole lines can be.
+template <class T>
+bool streams_output(const Deep& deep, const DeepEnd<T>& end) {
+    const int64_t outputs = deep.batch * deep.groups * deep.group_filters * deep.out_height * deep.out_width;
+    return ECE408_STREAMS && !end.accumulate && !end.finish.added && deep.out_width % kLanes == 0 &&
+           exceeds_caches(outputs * static_cast<int64_t>(sizeof(T)));
+}
 
 // What is prepared once for a call and shared by its threads.
 template <class T, class Sum>
@@ -594,10 +704,17 @@ struct DeepPlan {
         const int64_t x = deep.left + deep.tap[tap].across, y = deep.top + deep.tap[tap].down;
         return y * row() + x % deep.step_w * deep.row + x / deep.step_w;
     }
-    // The same for domain n of rows, whose taps are columns of groups.
+    // The same for domain n of rows, whose taps are columns of groups of residues.
     int64_t pairs_offset(int64_t n, int64_t tap) const {
-        const int64_t group = deep.pairs.first_group(static_cast<int>(n)) + tap / deep.kernel_w;
-        return (n * deep.pairs.starts() + group) * deep.row + tap % deep.kernel_w * deep.dilate_w;
+        const int domain = static_cast<int>(n);
+        const int64_t x = tap % deep.kernel_w * deep.dilate_w;
+        int64_t r = deep.residues - 1;
+        while (deep.residue[r].before[n] > tap / deep.kernel_w) --r;
+        const Residue& residue = deep.residue[r];
+        const int64_t group =
+            residue.pairs.first_group(domain) + tap / deep.kernel_w - residue.before[n];
+        return (residue.place(domain) * deep.starts + group * deep.apart) * row() +
+               x % deep.step_w * deep.row + x / deep.step_w;
     }
 
     // Of a block: its first filter's first weight.
@@ -645,7 +762,7 @@ struct DeepPlan {
         constexpr int64_t kChannels = 4;
         Sum taps[kChannels * kMostPairTaps * kDeepVectors * Lanes<Sum>::count];
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
-        const int64_t window = deep.pairs.kernel * weights.kernel_w;
+        const int64_t window = deep.kernel_h * weights.kernel_w;
         const bool together = weights.channel_step == window;
         for (int64_t c = 0; c < channels; c += kChannels) {
             const int64_t left = channels - c, count = left < kChannels ? left : kChannels;
@@ -661,22 +778,27 @@ struct DeepPlan {
     // The weights of one of `channels` channels for all domains, from its taps as [p][q][filter].
     void combine_taps(int64_t c, int64_t channels, const Sum* taps, int64_t wide, Sum* out) const {
         using L = Lanes<Sum>;
-        Sum half[kDomains][kMostPairTaps * kDeepVectors * L::count];
-        const int64_t wide_row = weights.kernel_w * wide, next = deep.direction * wide_row;
-        for (int64_t g = 0; g < deep.pairs.groups; ++g) {
-            const Sum* row = taps + tap_place(2 * g, deep.pairs.kernel) * wide_row;
-            const bool has_third = deep.pairs.has_third(g);
-            for (int64_t m = 0; m < wide_row; m += L::count)
-                expand(row + m, next, has_third,
-                       [&](int t, typename L::Vec v) { L::store(half[t] + m, v); });
-            for (int t = 0; t < kDomains; ++t)
-                if (g >= deep.pairs.first_group(t))
-                    combine_row(c, channels, g, t, half[t], wide, out);
+        Sum row[kDomains][kMostPairTaps / 2 * kDeepVectors * L::count];
+        const int64_t wide_row = weights.kernel_w * wide;
+        for (int64_t r = 0; r < deep.residues; ++r) {
+            const Residue& residue = deep.residue[r];
+            const Pairs& pairs = residue.pairs;
+            for (int64_t g = 0; g < pairs.groups; ++g) {
+                const int64_t tap = r + 2 * g * deep.stride_h;
+                const Sum* first = taps + tap_place(tap, deep.kernel_h) * wide_row;
+                for (int64_t m = 0; m < wide_row; m += L::count)
+                    expand(pairs, g, first + m, deep.direction * deep.stride_h * wide_row,
+                           [&](int t, typename L::Vec v) { L::store(row[t] + m, v); });
+                for (int t = 0; t < kDomains; ++t)
+                    if (g >= pairs.first_group(t))
+                        combine_row(c, channels, residue.before[t] + g - pairs.first_group(t), t,
+                                    row[t], wide, out);
+            }
         }
     }
 
-    // The weights of group `g` of rows in domain `t` of rows, from its columns as [q][filter].
-    void combine_row(int64_t c, int64_t channels, int64_t g, int t, const Sum* columns, int64_t wide,
+    // The weights of row `n` of taps in domain `t` of rows, from its columns as [q][filter].
+    void combine_row(int64_t c, int64_t channels, int64_t n, int t, const Sum* columns, int64_t wide,
                      Sum* out) const {
         using L = Lanes<Sum>;
         const int across = deep.by_squares ? kDomains : 1;
@@ -685,7 +807,7 @@ struct DeepPlan {
             const Phase& phase = deep.phase[t * across + u];
             const int64_t first = deep.by_squares ? deep.across.first_group(u) : 0;
             const int64_t taps = deep.by_squares ? deep.across.groups - first : weights.kernel_w;
-            const int64_t before = c * phase.taps + (g - deep.pairs.first_group(t)) * taps - first;
+            const int64_t before = c * phase.taps + n * taps - first;
             to[u] = out + (channels * phase.first_tap + before) * wide;
         }
         if (!deep.by_squares) {
@@ -697,7 +819,7 @@ struct DeepPlan {
         for (int64_t k = 0; k < deep.across.groups; ++k) {
             const Sum* from = columns + tap_place(2 * k, deep.across.kernel) * wide;
             for (int64_t m = 0; m < wide; m += L::count)
-                expand(from + m, deep.direction * wide, deep.across.has_third(k),
+                expand(deep.across, k, from + m, deep.direction * wide,
                        [&](int u, typename L::Vec v) {
                            if (k >= deep.across.first_group(u)) L::store(to[u] + k * wide + m, v);
                        });
@@ -709,30 +831,44 @@ struct DeepPlan {
         return deep.direction < 0 ? kernel - 1 - tap : tap;
     }
 
-    // Hands on a vector of weights in each domain, from two or three that lie `step` apart.
+    // Hands on a vector of weights in each domain, from those of a group's taps, that lie `step` apart.
     template <class Store>
-    __attribute__((always_inline)) static void expand(const Sum* g, int64_t step, bool has_third,
-                                                      const Store& store) {
+    __attribute__((always_inline)) static void expand(const Pairs& pairs, int64_t group, const Sum* g,
+                                                      int64_t step, const Store& store) {
         using L = Lanes<Sum>;
-        const typename L::Vec first = L::load(g), second = L::load(g + step);
-        const auto third = has_third ? L::load(g + 2 * step) : typename L::Vec{};
+        const typename L::Vec first = L::load(g);
+        if (pairs.is_single()) return store(0, first), store(3, first);
+        const typename L::Vec second = L::load(g + step);
+        const auto third = pairs.has_third(group) ? L::load(g + 2 * step) : typename L::Vec{};
 #pragma GCC unroll 4
         for (int t = 0; t < kDomains; ++t) store(t, domain_weight(t, first, second, third));
     }
 
+    // For some rows of a channel, from row `first` on, what is as many pixels further on as is copied later.
+    void ask_for(const T* source, int64_t first, int64_t rows) const {
+        const T* const ahead = source + first * deep.width + kDeepSourceAhead;
+        constexpr int64_t kInLine = kLine * sizeof(float) / sizeof(T);
+        for (int64_t k = 0; k < rows * deep.width; k += kInLine) __builtin_prefetch(ahead + k, 0, 2);
+    }
+
     // A channel's domains of rows, one under the other; of these the rows [begin, end).
     void transform(const T* source, int64_t begin, int64_t end, Sum* out) const {
-        const int64_t starts = deep.pairs.starts();
-        const DomainShape shape = {deep.left, deep.width, deep.row, starts * deep.row};
-        for (int64_t start = begin; start < end; ++start) {
-            const T* d[4];
-            for (int64_t r = 0; r < 4; ++r) {
-                const int64_t from = 2 * start + r - deep.top;
-                d[r] = from >= 0 && from < deep.height ? source + from * deep.width : nullptr;
+        for (int64_t r = 0; r < deep.residues; ++r) {
+            const Residue& residue = deep.residue[r];
+            DomainShape shape = {deep.left, deep.width, deep.step_w, deep.row, residue.pairs.is_single(), {}};
+            for (int t = 0; t < kDomains; ++t)
+                shape.places[t] = residue.pairs.groups_in(t) ? residue.place(t) * deep.starts * row() : -1;
+            for (int64_t start = begin; start < end; ++start) {
+                if (r == 0) ask_for(source, deep.first_of(start) * deep.stride_h - deep.top, 2 * deep.stride_h);
+                const T* d[4];
+                for (int64_t n = 0; n < 4; ++n) {
+                    const int64_t y = (deep.first_of(start) + n * deep.apart) * deep.stride_h + r - deep.top;
+                    d[n] = y >= 0 && y < deep.height ? source + y * deep.width : nullptr;
+                }
+                // Vectors write behind a row, where the next domain may be.
+                const bool ends = (deep.starts - start) * row() < round_up(row(), kLanes);
+                domain_row(shape, d, ends, out + start * row());
             }
-            // Vectors write behind a row, where the next domain may be.
-            const bool ends = (starts - start) * deep.row < round_up(deep.row, kLanes);
-            domain_row(shape, d, ends, out + start * deep.row);
         }
     }
 
@@ -741,13 +877,13 @@ struct DeepPlan {
         int64_t begin, end;
     };
     Rows all_rows() const {
-        return {0, deep.by_pairs && !deep.by_squares ? deep.pairs.starts() : deep.rows};
+        return {0, deep.by_pairs && !deep.by_squares ? deep.starts : deep.rows};
     }
     // Those that the pixels [begin, end) of an image's only phase are computed from.
     Rows rows_of(int64_t begin, int64_t end) const {
         const int64_t columns = deep.phase[0].columns, last = (end - 1) / columns;
-        if (deep.by_squares) return {2 * (begin / columns), 2 * (last + deep.pairs.groups) + 2};
-        if (deep.by_pairs) return {begin / columns, last + deep.pairs.groups};
+        if (deep.by_squares) return {2 * (begin / columns), 2 * (last + deep.residue[0].pairs.groups) + 2};
+        if (deep.by_pairs) return {begin / columns, last + deep.starts - deep.pair_rows + 1};
         const DeepTap& lowest = deep.tap[deep.window - 1];  // taps are in the order of rows
         return {begin / columns * deep.step_h, last * deep.step_h + deep.top + lowest.down + 1};
     }
@@ -762,6 +898,7 @@ struct DeepPlan {
         out += rows.begin * row();
         for (int64_t y = rows.begin; y < rows.end; ++y, out += row()) {
             const int64_t from = y - deep.top;
+            ask_for(source, from, 1);
             const T* const own = source + from * deep.width - deep.left;
             if (from < 0 || from >= deep.height) {
                 memset(out, 0, static_cast<size_t>(row()) * sizeof(Sum));
@@ -947,7 +1084,8 @@ struct DeepPlan {
             const int64_t i = n / columns, j = n % columns * across;
             count = columns - n % columns < s.end - n ? columns - n % columns : s.end - n;
             for (int64_t odd = 0; odd < down; ++odd) {
-                const int64_t row = phase.row + i % height * down * deep.out_step_h + odd;
+                const int64_t row = deep.by_pairs ? deep.first_of(i % height) + odd * deep.apart
+                                                  : phase.row + i % height * deep.out_step_h;
                 // The last pair of a row may have one pixel.
                 const bool lacks = !whole && j + count * across > deep.out_width;
                 if (row < deep.out_height)
@@ -1144,10 +1282,11 @@ void pack_deep(const DeepPlan<T, Sum>& plan, Sum* packed, int threads) {
 // `kept`: the weights of all units, packed, or null. Returns false if there is no memory, and then has
 // written nothing.
 template <class T, class Sum>
-bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const DeepEnd<T>& end, T* out,
+bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, DeepEnd<T> end, T* out,
               int threads) {
     DeepPlan<T, Sum>& plan = *made;
     const Deep& deep = plan.deep;
+    end.streams = streams_output(deep, end);
     const int64_t channels = deep.groups * deep.group_channels, pixels = deep.height * deep.width;
     const int64_t out_image =
         deep.groups * deep.group_filters * deep.out_height * deep.out_width;
@@ -1194,6 +1333,9 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, const De
         plan.run_blocks(image, count, group, begin, after, slice, shares.slices,
                         packed + unit * plan.packed(), end.from(0, first * out_image),
                         scratch + member * own_scratch, out + first * out_image);
+#if ECE408_STREAMS
+        if (end.streams) finish_streams();
+#endif
     };
     if (own_rows.pay()) {
         share(threads, shares.slices, [&](int64_t slice, int member) {

@@ -99,6 +99,20 @@ inline Vec interleave_second(Vec even, Vec odd) {
         _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     return _mm512_permutex2var_ps(even, lane, odd);
 }
+// Of each quarter the first two lanes of both in turn, and the last two.
+inline Vec interleave_first_pairs(Vec even, Vec odd) {
+    return _mm512_maskz_unpacklo_ps(0xffff, even, odd);
+}
+inline Vec interleave_last_pairs(Vec even, Vec odd) {
+    return _mm512_maskz_unpackhi_ps(0xffff, even, odd);
+}
+// Four numbers from each of the addresses.
+inline Vec load_quarters(const float* const (&p)[4]) {
+    Vec v = _mm512_castps128_ps512(_mm_loadu_ps(p[0]));
+    v = _mm512_mask_broadcast_f32x4(v, 0x00f0, _mm_loadu_ps(p[1]));
+    v = _mm512_mask_broadcast_f32x4(v, 0x0f00, _mm_loadu_ps(p[2]));
+    return _mm512_mask_broadcast_f32x4(v, 0xf000, _mm_loadu_ps(p[3]));
+}
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline void store_only(Mask mask, float* p, Vec v) { _mm512_mask_storeu_ps(p, mask, v); }
 inline void put_lanes(int begin, int end, float* p, Vec v, bool add) {
@@ -172,6 +186,13 @@ inline Vec interleave_second(Vec even, Vec odd) {
     return _mm256_permute2f128_ps(_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd),
                                   0x31);
 }
+// Of each half the first two lanes of both in turn, and the last two.
+inline Vec interleave_first_pairs(Vec even, Vec odd) { return _mm256_unpacklo_ps(even, odd); }
+inline Vec interleave_last_pairs(Vec even, Vec odd) { return _mm256_unpackhi_ps(even, odd); }
+// Four numbers from each of the addresses.
+inline Vec load_quarters(const float* const (&p)[2]) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p[0])), _mm_loadu_ps(p[1]), 1);
+}
 inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 
 #elif ECE408_LANES == 4
@@ -223,6 +244,9 @@ inline Vec interleave_first(Vec even, Vec odd) {
 inline Vec interleave_second(Vec even, Vec odd) {
     return Vec{even[2], odd[2], even[3], odd[3]};
 }
+inline Vec interleave_first_pairs(Vec even, Vec odd) { return interleave_first(even, odd); }
+inline Vec interleave_last_pairs(Vec even, Vec odd) { return interleave_second(even, odd); }
+inline Vec load_quarters(const float* const (&p)[1]) { return load(p[0]); }
 inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 
 #endif

@@ -9,16 +9,21 @@
 //     y1 = Z1 - Z2 - Z3     Z2 = (g0 - g1 + g2) / 2 (d2 - d1)  Z3 = g2 (d1 - d3)
 //
 // 4 products for 6, and of two taps, g2 = 0, 3 for 4. A kernel of odd height is cut into groups of
-// two taps and a last one of three: 7 products for 10 with five taps, 10 for 14 with seven. All
-// groups begin at an even tap, so the differences and sums of rows are the same for all groups,
-// filters and output rows, and are made once per image; they are four images of half the height,
-// domains here, and each Z is an ordinary convolution of one of them. Sums over groups, columns and
-// channels are taken of the Z, so y is put together once for all of them.
+// two taps and a last one of three, of even height into groups of two: 7 products for 10 with five
+// taps, 10 for 14 with seven. All groups begin at an even tap, so the differences and sums of rows are
+// the same for all groups, filters and output rows, and are made once per image; they are four images
+// of half the height, domains here, and each Z is an ordinary convolution of one of them. Sums over
+// groups, columns and channels are taken of the Z, so y is put together once for all of them.
+//
+// With a stride, the taps of each residue modulo it are a kernel of their own for the rows of that
+// residue, and the Z are sums over residues as well. A residue's single tap has y0 = Z0 = g0 d0 and
+// y1 = -Z3 = g0 d1. Seven taps with stride 2 are four and three: 10 products for 14. With dilation,
+// y1 is as many rows below y0.
 //
 // The only fractions are halves, by both rows and columns quarters: whole numbers stay exact, as
-// long as they are small enough. No row of the image meets an output that its own window does not
-// reach, so that infinities stay where they belong; of a kernel of even height, whose last group has
-// two taps, d2 would.
+// long as they are small enough. If the last group has three taps, no row of the image meets an output
+// that its own window does not reach; if it has two, d2 meets y0. An infinity there makes y0 NaN, and
+// sums that are not finite are computed again (textbook.h).
 #pragma once
 
 #include <stdint.h>
@@ -32,15 +37,20 @@ struct Pairs {
     int64_t kernel, groups, pairs;  // taps, groups of them, pairs of outputs
 
     int64_t starts() const { return pairs + groups - 1; }  // rows or columns of a domain
-    bool has_third(int64_t group) const { return group == groups - 1; }
+    bool is_single() const { return kernel == 1; }
+    bool has_third(int64_t group) const { return kernel % 2 == 1 && group == groups - 1; }
     // Z3 is of the third tap only.
-    int64_t first_group(int t) const { return t < 3 ? 0 : groups - 1; }
+    int64_t groups_in(int t) const {
+        if (is_single()) return t == 0 || t == 3;
+        return t < 3 ? groups : kernel % 2;
+    }
+    int64_t first_group(int t) const { return groups - groups_in(t); }
     // Of all domains.
-    int64_t taps() const { return 3 * groups + 1; }
+    int64_t taps() const { return is_single() ? 2 : 3 * groups + kernel % 2; }
 };
 
 // The largest window, in taps, that filters_as_lanes.h takes by pairs or squares.
-constexpr int64_t kMostPairTaps = 25;
+constexpr int64_t kMostPairTaps = 121;
 
 inline bool has_pairs(int64_t kernel) { return kernel >= 3 && kernel % 2 == 1; }
 
@@ -52,9 +62,8 @@ inline bool squares_pay(int64_t lanes, int64_t kernel_h, int64_t kernel_w, int64
     return lanes < 16 || (plane >= kSquaresPlane && kernel_h == 3 && kernel_w == 3);
 }
 
-// For kernels that have them.
 inline Pairs pairs_of(int64_t kernel, int64_t outputs) {
-    return {kernel, kernel / 2, (outputs + 1) / 2};
+    return {kernel, kernel == 1 ? 1 : kernel / 2, (outputs + 1) / 2};
 }
 
 // The factor of domain t for a group's taps. The last one's sign is turned, so that y1 is a sum.

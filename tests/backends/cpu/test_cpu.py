@@ -146,6 +146,9 @@ def test_calls_from_several_threads_at_once(isa, rng):
     text=[
         *("b1,c1,h9,w24,m2,k3x3", "b1,c26,h9,w24,m2,k3x3", "b1,c26,h12,w24,m2,k5x3"),
         *("b1,c26,h9,w24,m2,k4x3", "b1,c26,h14,w24,m40,k3x3,p1x1"),
+        # Pairs of rows that are not next to each other, with a stride, and of even height.
+        *("b1,c26,h24,w24,m40,k3x3,p2x2,d2x2", "b1,c4,h40,w40,m20,k7x5,s2x2,p3x2"),
+        "b1,c26,h24,w24,m40,k4x4,p1x1",
     ],
     row=range(4, 8),
 )
@@ -161,7 +164,7 @@ def test_infinities_and_nans_stay_where_they_belong(isa, text, row, rng):
 @every(
     text=[
         *("b170,c1,h70,w70,m12,k5", "b61,c2,h75,w63,m37,k4x5,bias"),
-        "b160,c1,h130,w135,m12,k3,s2x2,p1x1,bias",
+        *("b160,c1,h130,w135,m12,k3,s2x2,p1x1,bias", "b33,c3,h128,w128,m64,k7,s2x2,p3x3,bias"),
     ]
 )
 def test_outputs_larger_than_the_cache(text, rng):
@@ -216,10 +219,14 @@ def test_names_the_kernel_that_ran(isa, case, rng):
 @pytest.mark.parametrize(
     ("text", "kernels"),
     [
-        ("b8,c256,h14,w14,m256,k3,p1", {"avx2": "filters_as_lanes_pairs", "avx512": "winograd"}),
+        ("b8,c128,h14,w14,m128,k3,p1", {"avx2": "filters_as_lanes_pairs", "avx512": "winograd"}),
+        ("b8,c256,h14,w14,m256,k3,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_pairs")),
+        ("b16,c256,h7,w7,m256,k3,p1", {"avx512": "filters_as_lanes_pairs"}),
+        ("b4,c256,h7,w7,m256,k3,p1", {"avx512": "filters_as_lanes"}),
         ("b4,c32,h56,w56,m64,k3,p1", {"avx2": "filters_as_lanes_pairs", "avx512": "winograd"}),
         ("b4,c64,h56,w56,m64,k3,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_pairs")),
         ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes")),
+        ("b1,c3,h64,w64,m32,k7,s2,p3", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_pairs")),
         ("b16,c256,h7,w7,m256,k1", dict.fromkeys(("avx2", "avx512"), "direct")),
         ("b16,c256,h6,w6,m256,k1", {"avx2": "direct", "avx512": "filters_as_lanes"}),
     ],

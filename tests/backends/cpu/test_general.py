@@ -48,6 +48,12 @@ PROBLEMS = [
     "b2,c20,h20,w300,m16,k3x3,p1x1",
     "b3,c40,h13,w12,m30,k5x3,p2x1,d1x2,bias",
     "b2,c18,h21,w30,m33,k1x1,s2x3,bias",
+    # And that take rows of outputs in pairs.
+    "b2,c9,h41,w38,m23,k7x7,s2x2,p3x3,bias",
+    "b1,c14,h43,w40,m35,k11x3,s4x3,p2x1",
+    "b2,c9,h40,w37,m20,k5x4,s3x4,p1x2",
+    "b2,c30,h19,w22,m33,k3x3,p3x2,d3x2,bias",
+    "b1,c33,h17,w14,m36,k4x4,p2x1",
     # Batches whose weight gradients are summed in stretches.
     "b21,c3,h6,w7,m4,k3x3,p1x1",
     "b35,c3,h6,w7,m12,k3x3,s2x1",
