@@ -32,7 +32,9 @@ namespace {
 // Layers whose sums are this short write so much per product that output bound for memory goes
 // past the caches: a line that the caches take in would be read before it is overwritten.
 constexpr int64_t kStreamedTaps = 72;
-static_assert(kStreamedTaps <= kSumChannels, "streamed single taps are packed as one sum");
+// As far as single taps: with more of them single_tap.h asks for its outputs in time.
+constexpr int64_t kStreamedSingleTaps = 32;
+static_assert(kStreamedSingleTaps <= kSumChannels, "streamed single taps are packed as one sum");
 
 // Floats of the gradients for pixels that strides pick, for the second cache.
 constexpr int64_t kSpreadFloats = 1 << 20;
@@ -169,7 +171,8 @@ void run_part(const Plan& plan, const float* x, const float* ahead, float* y, in
 // Whether output goes past the caches, for which threads take whole images.
 bool is_streamed(const Shape& s, bool accumulate, int threads) {
     const int64_t vectors = divide_up(s.out_height * s.out_width, kLanes);
-    return ECE408_STREAMS && !accumulate && taps(s) <= kStreamedTaps &&
+    const int64_t most = s.kernel_h * s.kernel_w == 1 ? kStreamedSingleTaps : kStreamedTaps;
+    return ECE408_STREAMS && !accumulate && taps(s) <= most &&
            exceeds_caches(4 * s.batch * s.filters * s.out_height * s.out_width) &&
            count_parts(s.batch, s.filters * vectors, threads) == 1;
 }

@@ -45,6 +45,11 @@ constexpr int64_t kGroupsPlane = 400, kGroupsThreads = 4, kGroupsEach = 4;
 // Floats of the pixels that are asked for together: they stay in a core's second cache.
 constexpr int64_t kRunFloats = 1 << 15;
 
+// Channels between which a block asks for some of its lines. An Intel core waits for 16 lines at most: asked
+// for all at once, more would hold up the loads of the sums. 64 channels of 56x56 took 1.25 times as long.
+// Products of shorter vectors take longer.
+constexpr int64_t kStretchChannels = kLanes == 16 ? 16 : 64;
+
 // What a tile of pixels does with consecutive blocks of filters: it computes sums of channels [begin, end),
 // and adds them to those of the channels before, which lie where the outputs are to be.
 struct Column {
@@ -78,10 +83,13 @@ struct Column {
 };
 
 // The weights of the first channel begin at `weight`. All addresses are of few registers, which few
-// instructions move on: where two threads share a core, instructions are what it is short of.
-template <bool Packed, bool LaysOut, bool Odd, int MT, int VT>
+// instructions move on: where two threads share a core, instructions are what it is short of. `ask` is
+// called before each kStretchChannels channels, the first time before those that are left over, or once if
+// no pixels are asked for.
+template <bool Packed, bool LaysOut, bool Odd, int MT, int VT, class Ask>
 __attribute__((always_inline)) inline void add_channels(const Column& column, const float* weight,
-                                                        Vec (&sum)[MT][VT], Vec* sums_of_one) {
+                                                        Vec (&sum)[MT][VT], Vec* sums_of_one,
+                                                        const Ask& ask) {
     const int64_t row = Packed ? 0 : column.weight_step;
     const int64_t rows[6] = {0, row, 2 * row, hidden(3 * row), 4 * row, hidden(5 * row)};
     const float* pixel[VT];
@@ -95,31 +103,35 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
     Vec ones = Odd ? *sums_of_one : Vec{};
     // The next block's weights follow, behind its biases: each channel asks for one's.
     const int64_t next = MT * (column.end - column.begin + 1);
-    do {
-        if (Packed) prefetch(weight + next);
-        Vec x[VT];
-        ECE408_UNROLL
-        for (int v = 0; v < VT; ++v) {
-            x[v] = load(pixel[v] + at);
-            if (LaysOut) store(to + v * kLanes, x[v]);
-        }
-        at += column.step;
-        if (LaysOut) to += VT * kLanes;
-        if constexpr (Odd) {
-            ones = multiply_add(load(weight), broadcast(*one), ones);
-            if (LaysOut) *one_to++ = *one;
-            one += column.one_step;
-        }
-        ECE408_UNROLL
-        for (int m = 0; m < MT; ++m) {
-            const float* some = m < 6 ? weight : weight + 6 * row;
-            const Vec factor = broadcast(Packed ? weight[m] : some[rows[m % 6]]);
+    const int64_t stretch = column.ahead ? kStretchChannels * column.step : all, rest = all % stretch;
+    for (int64_t stop = rest ? rest : stretch; stop <= all; stop += stretch) {
+        ask();
+        do {
+            if (Packed) prefetch(weight + next);
+            Vec x[VT];
             ECE408_UNROLL
-            for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
-        }
-        // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
-        weight += Packed ? MT : hidden(column.channel_step);
-    } while (at != all);
+            for (int v = 0; v < VT; ++v) {
+                x[v] = load(pixel[v] + at);
+                if (LaysOut) store(to + v * kLanes, x[v]);
+            }
+            at += column.step;
+            if (LaysOut) to += VT * kLanes;
+            if constexpr (Odd) {
+                ones = multiply_add(load(weight), broadcast(*one), ones);
+                if (LaysOut) *one_to++ = *one;
+                one += column.one_step;
+            }
+            ECE408_UNROLL
+            for (int m = 0; m < MT; ++m) {
+                const float* some = m < 6 ? weight : weight + 6 * row;
+                const Vec factor = broadcast(Packed ? weight[m] : some[rows[m % 6]]);
+                ECE408_UNROLL
+                for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
+            }
+            // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
+            weight += Packed ? MT : hidden(column.channel_step);
+        } while (at != stop);
+    }
     if (Odd) *sums_of_one = ones;
 }
 
@@ -162,15 +174,6 @@ __attribute__((noinline)) void put_one(const Column& column, int64_t first, floa
     for (int m = 0; m < kOddFilters; ++m) y[m * step] = each[m];
 }
 
-// `floats` pixels of each of some channels, `step` floats apart. Not inline: it would take registers from
-// the sums.
-__attribute__((noinline)) void ask_for_pixels(const float* x, int64_t channels, int64_t step,
-                                              int64_t floats) {
-    asm volatile("");  // GCC leaves out calls of functions that only prefetch
-    for (int64_t c = 0; c < channels; ++c, x += step)
-        for (int64_t i = 0; i < floats; i += kLine) prefetch(x + i);
-}
-
 // The next block's weights, whose rows are too short for processors to fetch ahead by themselves.
 template <int MT>
 inline void ask_for_weights(const Column& column, int64_t first) {
@@ -179,15 +182,42 @@ inline void ask_for_weights(const Column& column, int64_t first) {
         for (int64_t c = column.begin; c < column.end; c += kLine) prefetch(row + c);
 }
 
-// The lines of a block's outputs, `ahead` floats further on: too few of each plane for processors to
-// fetch them ahead by themselves.
+// The lines that each block of a column asks for, by and by: pixels further on, and where its outputs go in
+// the next tile, of which processors fetch too few ahead by themselves. The blocks of a thread's first tile
+// also ask for the outputs of their own.
 template <int MT, int VT>
-__attribute__((always_inline)) inline void ask_for_outputs(float* const (&y)[VT], int64_t filter_step,
-                                                           int64_t ahead) {
-    constexpr int kVectors = kLine / kLanes;
-    for (int m = 0; m < MT; ++m)
-        for (int v = 0; v < VT; v += kVectors) prefetch_output(y[v] + m * filter_step + ahead);
-}
+struct Asked {
+    const Column& column;
+    const float* pixels;
+    int64_t first_row, end_row, channels_each, rows_each;
+    const float* pixels_end = nullptr;
+    int64_t row = 0;
+
+    explicit Asked(const Column& column)
+        : column(column), pixels(column.ahead), first_row(column.is_last ? MT : 0),
+          end_row(column.is_first ? 2 * MT : MT) {
+        const int64_t stretches =
+            pixels ? divide_up(column.end - column.begin, kStretchChannels) : 1;
+        channels_each = pixels ? divide_up(column.ahead_channels, stretches) : 0;
+        rows_each = divide_up(end_row - first_row, stretches);
+    }
+
+    void start_block() {
+        row = first_row;
+        pixels_end = pixels + column.ahead_channels * column.ahead_step;
+    }
+
+    // What follows a stretch of channels; `y` is where the block's outputs go.
+    __attribute__((always_inline)) void ask(float* const (&y)[VT]) {
+        for (int64_t c = 0; c < channels_each && pixels != pixels_end; ++c, pixels += column.ahead_step)
+            for (int64_t i = 0; i < column.ahead_floats; i += kLine) prefetch(pixels + i);
+        for (int64_t m = 0; m < rows_each && row < end_row; ++m, ++row) {
+            const int64_t at = row < MT ? row * column.filter_step + VT * kLanes
+                                        : (row - MT) * column.filter_step;
+            for (int v = 0; v < VT; v += kLine / kLanes) prefetch_output(y[v] + at);
+        }
+    }
+};
 
 // Those that lay pixels out are functions of their own: in one function GCC keeps sums in memory.
 template <bool Packed, bool LaysOut, bool Odd = false>
@@ -217,17 +247,13 @@ struct Columns {
     __attribute__((noinline)) static void run(const Column& given) {
         const Column column = given;  // which no store to y can change
         const float* packed = column.packed;
-        const float* ahead = column.ahead;
+        Asked<MT, VT> asked(column);
         float* y[VT];
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) y[v] = column.y + column.out[v];
         for (int64_t first = 0; first < column.blocks * MT; first += MT) {
-            if (ahead) {
-                ask_for_pixels(ahead, column.ahead_channels, column.ahead_step, column.ahead_floats);
-                ahead += column.ahead_channels * column.ahead_step;
-            }
-            if (column.is_first) ask_for_outputs<MT>(y, column.filter_step, 0);
-            if (!column.is_last) ask_for_outputs<MT>(y, column.filter_step, VT * kLanes);
+            asked.start_block();
+            const auto ask = [&] { asked.ask(y); };
             Vec sum[MT][VT];
             const float zeros[Odd ? kLanes : MT] = {};
             const float* bias = Packed ? packed : column.bias ? column.bias + first : zeros;
@@ -235,13 +261,13 @@ struct Columns {
             Vec ones = Odd ? load(column.begin == 0 ? packed : zeros) : Vec{};
             if constexpr (Packed) {
                 if (column.begin == 0) packed += MT;
-                add_channels<true, LaysOut, Odd>(column, packed, sum, &ones);
+                add_channels<true, LaysOut, Odd>(column, packed, sum, &ones, ask);
                 packed += MT * (column.end - column.begin);
             } else {
                 if (column.asks) ask_for_weights<MT>(column, first);
                 const float* const row = column.weights + first * column.weight_step;
                 add_channels<false, LaysOut, false>(column, row + column.begin * column.channel_step,
-                                                    sum, nullptr);
+                                                    sum, nullptr, ask);
             }
             if (column.begin > 0) add_to_sums(y, column.filter_step, sum);
             // Its bounds are read again: kept from block to block, they would take registers from the sums.
