@@ -435,27 +435,6 @@ void part(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T
     part_spread(rows, wide, count, end, out, step, filters, 1);
 }
 
-// Numbers of `count` pixels, and of four filters from rows[0] on, become a vector of pixels for each filter.
-// Lanes from `count` on have the last pixel's.
-__attribute__((always_inline)) inline void part_four(const float* rows, int64_t wide, int64_t count,
-                                                     Vec (&out)[4]) {
-    Vec in[4];
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < 4; ++i) {
-        const float* row[kLanes / 4];
-#pragma GCC unroll 4
-        for (int64_t q = 0; q < kLanes / 4; ++q) {
-            const int64_t pixel = 4 * q + i;
-            row[q] = rows + (pixel < count ? pixel : count - 1) * wide;
-        }
-        in[i] = load_quarters(row);
-    }
-    const Vec first[2] = {interleave_first_pairs(in[0], in[2]), interleave_first_pairs(in[1], in[3])};
-    const Vec last[2] = {interleave_last_pairs(in[0], in[2]), interleave_last_pairs(in[1], in[3])};
-    out[0] = interleave_first_pairs(first[0], first[1]), out[1] = interleave_last_pairs(first[0], first[1]);
-    out[2] = interleave_first_pairs(last[0], last[1]), out[3] = interleave_last_pairs(last[0], last[1]);
-}
-
 // Of a multiple of four filters. Vectors of pixels are handed on as put(place in the output, pixels, vector).
 template <class Put>
 __attribute__((always_inline)) inline void part_fours(const float* rows, int64_t wide, int64_t count,
@@ -464,11 +443,11 @@ __attribute__((always_inline)) inline void part_fours(const float* rows, int64_t
     for (int64_t m = 0; m < filters; m += 4) {
         Vec sums[4];
         for (int64_t k = 0; k < whole; k += kLanes) {
-            part_four(rows + k * wide + m, wide, kLanes, sums);
+            transpose_four(rows + k * wide + m, wide, kLanes, sums);
             for (int64_t i = 0; i < 4; ++i) put((m + i) * step + k, kLanes, sums[i]);
         }
         if (whole == count) continue;
-        part_four(rows + whole * wide + m, wide, count - whole, sums);
+        transpose_four(rows + whole * wide + m, wide, count - whole, sums);
         for (int64_t i = 0; i < 4; ++i)
             put((m + i) * step + whole, static_cast<int>(count - whole), sums[i]);
     }
