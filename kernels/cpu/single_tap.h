@@ -189,22 +189,22 @@ template <int MT, int VT>
 struct Asked {
     const Column& column;
     const float* pixels;
-    int64_t first_row, end_row, channels_each, rows_each;
+    int64_t channels, first_row, end_row, channels_each, rows_each;
     const float* pixels_end = nullptr;
     int64_t row = 0;
 
     explicit Asked(const Column& column)
-        : column(column), pixels(column.ahead), first_row(column.is_last ? MT : 0),
-          end_row(column.is_first ? 2 * MT : MT) {
+        : column(column), pixels(column.ahead), channels(pixels ? column.ahead_channels : 0),
+          first_row(column.is_last ? MT : 0), end_row(column.is_first ? 2 * MT : MT) {
         const int64_t stretches =
             pixels ? divide_up(column.end - column.begin, kStretchChannels) : 1;
-        channels_each = pixels ? divide_up(column.ahead_channels, stretches) : 0;
+        channels_each = divide_up(channels, stretches);
         rows_each = divide_up(end_row - first_row, stretches);
     }
 
     void start_block() {
         row = first_row;
-        pixels_end = pixels + column.ahead_channels * column.ahead_step;
+        pixels_end = pixels + channels * column.ahead_step;
     }
 
     // What follows a stretch of channels; `y` is where the block's outputs go.
