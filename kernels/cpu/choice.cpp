@@ -62,7 +62,7 @@ bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
 bool pairs_suit(const Shape& s, Direction direction) {
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
     const bool fits = s.kernel_h > s.stride_h && s.kernel_h * s.kernel_w <= kMostPairTaps;
-    const bool steps = strided ? direction == Direction::forward && s.dilate_h == 1 : true;
+    const bool steps = !strided || (direction == Direction::forward && s.dilate_h == 1);
     return fits && steps && s.pad_h <= (s.kernel_h - 1) * s.dilate_h &&
            s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
 }

@@ -32,7 +32,7 @@ namespace {
 // Layers whose sums are this short write so much per product that output bound for memory goes
 // past the caches: a line that the caches take in would be read before it is overwritten.
 constexpr int64_t kStreamedTaps = 72;
-// As far as single taps: with more of them single_tap.h asks for its outputs in time.
+// The same of single taps: with more channels single_tap.h is faster, as it asks for its outputs in time.
 constexpr int64_t kStreamedSingleTaps = 32;
 static_assert(kStreamedSingleTaps <= kSumChannels, "streamed single taps are packed as one sum");
 
