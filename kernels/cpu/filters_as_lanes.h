@@ -374,7 +374,7 @@ struct DeepEnd {
     const T* bias;         // or null
     bool accumulate;       // to what is there
     ece408_finish finish;  // of floats; without factors: nothing
-    bool streams;          // past the caches, whole lines of them
+    bool streams = false;  // past the caches, whole lines of them
 
     // The same from filter `m` and element `at` of the output on.
     DeepEnd from(int64_t m, int64_t at) const {

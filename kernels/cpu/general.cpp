@@ -74,14 +74,14 @@ template <class T, bool Pairs, class Sum = SumOf<T>>
 int filters_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                     bool accumulate, int threads) {
     const Sum* const packed = nullptr;
-    return filters_by<T, Pairs>(problem, x, w, packed, {bias, accumulate, {}, false}, y, threads);
+    return filters_by<T, Pairs>(problem, x, w, packed, {bias, accumulate, {}}, y, threads);
 }
 
 template <bool Pairs>
 int filters_forward_packed(const ece408_problem& problem, const float* x, const float* w,
                            const float* bias, const float* packed, const ece408_finish& finish,
                            float* y, int threads) {
-    return filters_by<float, Pairs>(problem, x, w, packed, {bias, false, finish, false}, y, threads);
+    return filters_by<float, Pairs>(problem, x, w, packed, {bias, false, finish}, y, threads);
 }
 
 template <bool Pairs>
@@ -115,7 +115,7 @@ int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, 
                              : deep_backward(forward_rows(problem), &deep);
     if (!ready) return ECE408_NO_MEMORY;
     DeepPlan<T, Sum> plan(deep, weights, {s, w, dy, dx, data_element<T>});
-    return status(run_deep(&plan, no_packed, dy, {nullptr, accumulate, {}, false}, dx, threads));
+    return status(run_deep(&plan, no_packed, dy, {nullptr, accumulate, {}}, dx, threads));
 }
 
 template <class T, class Sum = SumOf<T>>
