@@ -33,6 +33,8 @@ constexpr int kDeepVectors = 2;
 constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 // Products after which a partial sum ends, so that long sums lose less to rounding.
 constexpr int64_t kDeepBlock = 256;
+// A product asks for the pixels of the one that is so many later, whose place must be known.
+constexpr int64_t kDeepSoon = 24, kDeepPlaces = kDeepBlock + kDeepSoon;
 // Blocks of filters that a thread computes with the same pixels, as long as these are in the first cache.
 constexpr int64_t kDeepTogether = 8;
 // Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept.
@@ -240,29 +242,36 @@ struct DeepAhead {
     int64_t step;
 };
 
-// Sums of `count` products for P pixels that lie side by side, in all places that `taps` says.
-template <class Sum, int MV, int P>
-__attribute__((noinline)) void deep_tile(const Sum* pixels, const int64_t* taps, int64_t count,
+// Sums of `count` products for P pixels of each of ROWS rows, in all places that `taps` says, which has
+// kDeepSoon more. A row's pixels lie side by side, `apart` after those of the row before.
+template <class Sum, int MV, int P, int ROWS>
+__attribute__((noinline)) void deep_tile(const Sum* pixels, int64_t apart, const int64_t* taps, int64_t count,
                                          const Sum* weight, DeepAhead<Sum> ahead, bool add, Sum* out) {
     using L = Lanes<Sum>;
-    typename L::Vec sum[P][MV] = {};
+    typename L::Vec sum[ROWS * P][MV] = {};
     for (int64_t t = 0; t < count; ++t) {
-        const Sum* at = pixels + taps[t];
-        // With vectors of 16 lanes the first cache is full of the weights that are read.
+        const Sum* at[2] = {pixels + taps[t], pixels + taps[t] + apart};
+        // With vectors of 16 lanes the first cache is full of the weights that are read, and a product takes
+        // long enough to ask for pixels as well.
         __builtin_prefetch(ahead.first, 0, ECE408_LANES == 16 ? 2 : 3);
         ahead.first += ahead.step;
+        if (ECE408_LANES == 16) {
+            const Sum* const soon = pixels + taps[t + kDeepSoon];
+            __builtin_prefetch(soon, 0, 3);
+            __builtin_prefetch(soon + apart + P - 1, 0, 3);
+        }
         typename L::Vec w[MV];
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) w[v] = L::load(weight + (t * MV + v) * L::count);
 #pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-            const typename L::Vec x = L::broadcast(at[p]);
+        for (int p = 0; p < ROWS * P; ++p) {
+            const typename L::Vec x = L::broadcast(at[p / P][p % P]);
 #pragma GCC unroll 2
             for (int v = 0; v < MV; ++v) sum[p][v] += w[v] * x;
         }
     }
 #pragma GCC unroll 16
-    for (int p = 0; p < P; ++p)
+    for (int p = 0; p < ROWS * P; ++p)
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) {
             Sum* place = out + (p * MV + v) * L::count;
@@ -271,19 +280,22 @@ __attribute__((noinline)) void deep_tile(const Sum* pixels, const int64_t* taps,
 }
 
 template <class Sum>
-using DeepTile = void (*)(const Sum*, const int64_t*, int64_t, const Sum*, DeepAhead<Sum>, bool, Sum*);
+using DeepTile = void (*)(const Sum*, int64_t, const int64_t*, int64_t, const Sum*, DeepAhead<Sum>, bool, Sum*);
 
-template <class Sum, int MV, int P = kDeepPixels>
+template <class Sum, int MV, int ROWS, int P = kDeepPixels / ROWS>
 DeepTile<Sum> pick_deep_pixels(int64_t pixels) {
     if constexpr (P > 1) {
-        if (pixels < P) return pick_deep_pixels<Sum, MV, P - 1>(pixels);
+        if (pixels < P) return pick_deep_pixels<Sum, MV, ROWS, P - 1>(pixels);
     }
-    return deep_tile<Sum, MV, P>;
+    return deep_tile<Sum, MV, P, ROWS>;
 }
 
+// For so many vectors of filters, and pixels of a tile that has one row or two.
 template <class Sum>
-DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t pixels) {
-    return vectors == 1 ? pick_deep_pixels<Sum, 1>(pixels) : pick_deep_pixels<Sum, 2>(pixels);
+DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t pixels, bool has_two = false) {
+    if (has_two)
+        return vectors == 1 ? pick_deep_pixels<Sum, 1, 2>(pixels / 2) : pick_deep_pixels<Sum, 2, 2>(pixels / 2);
+    return vectors == 1 ? pick_deep_pixels<Sum, 1, 1>(pixels) : pick_deep_pixels<Sum, 2, 1>(pixels);
 }
 
 // Vectors that hold a tile's pixels.
@@ -646,8 +658,11 @@ struct DeepPlan {
         const int64_t longest = packs_parts ? kDeepPartPixels : kDeepStretch;
         return most < kDeepPixels ? kDeepPixels : most < longest ? most : longest;
     }
+    // Whether a tile of a phase has two rows.
+    bool takes_two(const Phase& phase) const { return !lays_out && 2 * phase.columns <= kDeepPixels; }
     // Pixels of a phase that stay together: of a tile, or of a row, with which its tiles end.
     int64_t grain(const Phase& phase) const {
+        if (takes_two(phase)) return 2 * phase.columns;
         return lays_out || phase.columns > most_pixels(1) ? kDeepPixels : phase.columns;
     }
     // A thread's: factors, sums, and what these of domains become. Vectors are copied to factors, and from
@@ -668,7 +683,7 @@ struct DeepPlan {
 
     int64_t offsets() const { return deep.group_channels * deep.window; }
     void fill_offsets() {
-        for (int64_t t = 0; t < kDeepBlock; ++t) offset[offsets() + t] = t * kDeepPixels;
+        for (int64_t t = 0; t < kDeepPlaces; ++t) offset[offsets() + t] = t * kDeepPixels;
         for (int64_t n = 0; n < (deep.by_squares ? 0 : deep.phases); ++n) {
             const Phase& phase = deep.phase[n];
             int64_t* next = offset + deep.group_channels * phase.first_tap;
@@ -905,7 +920,8 @@ struct DeepPlan {
         const Phase& phase;
         int64_t begin, end, tiles, done, count;
         int64_t first[kDeepPartPixels + 1];  // pixel of each tile, from `begin` on,
-        int64_t at[kDeepPartPixels];         // and its place in the images, if none are laid out
+        int64_t at[kDeepPartPixels];         // and its place in the images, if none are laid out,
+        int64_t apart[kDeepPartPixels];      // and how far its second row lies from it, or 0
 
         Stretch(const Phase& phase, int64_t begin, int64_t end)
             : phase(phase), begin(begin), end(end), tiles(0), done(0), count(0) {}
@@ -925,11 +941,19 @@ struct DeepPlan {
         s->tiles = 0;
         for (int64_t n = s->begin, count; n < s->end; n += count) {
             const DeepRun run = run_of(s->phase, n, s->end);
+            const int64_t columns = s->phase.columns;
+            if (takes_two(s->phase) && n + 2 * columns <= s->end) {
+                count = 2 * columns;
+                s->first[s->tiles] = n - s->begin, s->at[s->tiles] = run.at;
+                s->apart[s->tiles++] = run_of(s->phase, n + columns, s->end).at - run.at;
+                continue;
+            }
             count = lays_out ? s->pixels() : run.count;
             const int64_t tiles = (count + kDeepPixels - 1) / kDeepPixels;
             for (int64_t tile = 0; tile < tiles; ++tile, ++s->tiles) {
                 s->first[s->tiles] = n - s->begin + count * tile / tiles;
                 s->at[s->tiles] = run.at + count * tile / tiles;
+                s->apart[s->tiles] = 0;
             }
         }
         s->first[s->tiles] = s->pixels();
@@ -988,8 +1012,8 @@ struct DeepPlan {
             for (int64_t tile = 0; tile < s.tiles; ++tile) {
                 const Sum* const pixels =
                     lays_out ? factors + place(s, n, tile) : images + s.at[tile];
-                pick_deep_tile<Sum>(vectors, s.pixels(tile))(
-                    pixels, taps, count, own,
+                pick_deep_tile<Sum>(vectors, s.pixels(tile), s.apart[tile] != 0)(
+                    pixels, s.apart[tile], taps, count, own,
                     then ? DeepAhead<Sum>{then + all * tile / s.tiles, step} : DeepAhead<Sum>{own, 0},
                     s.done > 0, sums + s.first[tile] * wide);
             }
@@ -1294,7 +1318,7 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, DeepEnd<
     const bool is_one = all_scratch + all_images <= kDeepTogetherNumbers;
     const Buffer<Sum> own(packings * plan.packed()), memory(all_scratch + (is_one ? all_images : 0));
     const Buffer<Sum> apart(is_one ? 0 : all_images);
-    plan.offset = Buffer<int64_t>(plan.offsets() + kDeepBlock);
+    plan.offset = Buffer<int64_t>(plan.offsets() + kDeepPlaces);
     if (!own || !memory || !apart || !plan.offset) return false;
     Sum* const scratch = memory;
     Sum* const padded = is_one ? memory + all_scratch : apart;

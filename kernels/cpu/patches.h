@@ -99,7 +99,7 @@ void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, co
                int64_t vectors, const int64_t* offsets, Sum* sums) {
     const auto tile = pick_deep_tile<Sum>(vectors, tall);
     for (int64_t done = 0; done < count; done += kDeepBlock)
-        tile(factors + done * step, offsets, at_most(count - done, kDeepBlock),
+        tile(factors + done * step, 0, offsets, at_most(count - done, kDeepBlock),
              panel + done * vectors * Lanes<Sum>::count, {panel, 0}, done > 0, sums);
 }
 
@@ -201,7 +201,7 @@ struct PutBackCall {
     const T* dy;
     T* dx;
     bool accumulate;
-    int64_t offsets[kDeepBlock];  // multiples of kDeepPixels
+    int64_t offsets[kDeepPlaces];  // multiples of kDeepPixels
 
     // `count` pixels of dy from `first` on, of a piece whose first image is `image`, as tiles of
     // [filter][pixel].
@@ -317,7 +317,7 @@ bool put_back_patches(const Sweep& s, const Textbook& book, const T* w, const T*
     const Buffer<char> memory(team * bytes);
     if (!memory) return false;
     PutBackCall<T, Sum> call = {plan, book, w, dy, dx, accumulate, {}};
-    for (int64_t t = 0; t < kDeepBlock; ++t) call.offsets[t] = t * kDeepPixels;
+    for (int64_t t = 0; t < kDeepPlaces; ++t) call.offsets[t] = t * kDeepPixels;
     share(team, pieces, [&](int64_t piece, int member) {
         call.run(piece, memory + member * bytes);
     });
@@ -357,7 +357,7 @@ struct OfWeightsCall {
     T* dw;
     bool accumulate;
     Sum* factors;                 // [group][tile][pixel][filter]
-    int64_t offsets[kDeepBlock];  // multiples of plan.tall
+    int64_t offsets[kDeepPlaces];  // multiples of plan.tall
 
     // Of a thread: totals, a block of pixels' patches, and a tile.
     int64_t bytes() const {
@@ -436,7 +436,7 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
     const Buffer<char> memory(team * bytes + factors);
     if (!memory) return false;
     call.factors = reinterpret_cast<Sum*>(memory + team * bytes);
-    for (int64_t t = 0; t < kDeepBlock; ++t) call.offsets[t] = t * plan.tall;
+    for (int64_t t = 0; t < kDeepPlaces; ++t) call.offsets[t] = t * plan.tall;
     share(team, tiles * s.batch, [&](int64_t index, int) { call.copy_factors(index); });
     share(team, pieces, [&](int64_t piece, int member) {
         call.run(piece, memory + member * bytes);
