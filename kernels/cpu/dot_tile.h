@@ -22,6 +22,8 @@ struct DotTile {
     int64_t x_run, dy_run;  // from one run to the next
     double* totals;         // sums are added to them, those of a filter side by side,
     int64_t totals_step;    // from one filter to the next
+    const Sum* dy_ahead[2];  // of a tile that asks: rows for later ones, or of this one
+    const Sum* x_ahead;
 };
 
 template <int... Lane>
@@ -91,7 +93,9 @@ inline void add_to_totals(const typename Lanes<Sum>::Vec (&sums)[MT * NT], doubl
         for (int n = 0; n < NT; ++n) totals[m * step + n] += each[m * NT + n];
 }
 
-template <class Sum, int MT, int NT>
+// ASKS: whether each step asks for a vector of the rows that are ahead, not all at once before the sums: a core
+// has few lines under way.
+template <class Sum, int MT, int NT, bool ASKS>
 __attribute__((noinline)) void dot_tile(const DotTile<Sum>& tile) {
     using L = Lanes<Sum>;
     typename L::Vec sum[MT * NT] = {};
@@ -101,6 +105,11 @@ __attribute__((noinline)) void dot_tile(const DotTile<Sum>& tile) {
 #pragma GCC unroll 16
         for (int n = 0; n < NT; ++n) tap[n] = tile.tap[n] + run * tile.x_run;
         for (int64_t at = 0; at < tile.vectors * L::count; at += L::count) {
+            if (ASKS) {
+                __builtin_prefetch(tile.dy_ahead[0] + run * tile.dy_run + at, 0, 2);
+                __builtin_prefetch(tile.dy_ahead[1] + run * tile.dy_run + at, 0, 2);
+                __builtin_prefetch(tile.x_ahead + run * tile.x_run + at, 0, 2);
+            }
             typename L::Vec from[MT];
 #pragma GCC unroll 16
             for (int m = 0; m < MT; ++m) from[m] = L::load(dy + m * tile.filter_step + at);
@@ -118,15 +127,15 @@ __attribute__((noinline)) void dot_tile(const DotTile<Sum>& tile) {
 template <class Sum>
 using RunDotTile = void (*)(const DotTile<Sum>&);
 
-template <class Sum, int MT = kDotFilters, int NT = kDotTaps>
+template <class Sum, bool ASKS = false, int MT = kDotFilters, int NT = kDotTaps>
 RunDotTile<Sum> pick_dot_tile(int64_t filters, int64_t taps) {
     if constexpr (MT > 1) {
-        if (filters < MT) return pick_dot_tile<Sum, MT - 1, NT>(filters, taps);
+        if (filters < MT) return pick_dot_tile<Sum, ASKS, MT - 1, NT>(filters, taps);
     }
     if constexpr (NT > 1) {
-        if (taps < NT) return pick_dot_tile<Sum, MT, NT - 1>(filters, taps);
+        if (taps < NT) return pick_dot_tile<Sum, ASKS, MT, NT - 1>(filters, taps);
     }
-    return dot_tile<Sum, MT, NT>;
+    return dot_tile<Sum, MT, NT, ASKS>;
 }
 
 }  // namespace

@@ -526,7 +526,7 @@ struct DotsCall {
             } else {
                 copy_weights(from + tap, filters, count, wide, weights);
             }
-            DotTile<Sum> tile = {{}, nullptr, step, 1, vectors, 0, 0, nullptr, kDotsPixels};
+            DotTile<Sum> tile = {{}, nullptr, step, 1, vectors, 0, 0, nullptr, kDotsPixels, {}, nullptr};
             for (int64_t n = 0; n < pixels; n += kDotTaps) {
                 const int64_t columns = at_most(pixels - n, kDotTaps);
                 for (int64_t k = 0; k < columns; ++k) tile.tap[k] = rows + (n + k) * patch() + tap;

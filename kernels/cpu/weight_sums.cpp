@@ -6,7 +6,8 @@
 // is a dot product over flat runs: nothing is transposed, and a kernel of any size, stride or number
 // of channels is the same work. Pixels are taken in chunks: of dy those of a block of filters, which
 // stay in the second cache, of x those of a few channels at a time, which stay in the first. Sums of a
-// chunk are added to totals in double.
+// chunk are added to totals in double. Layers of a single tap whose planes are whole vectors are read where
+// they are.
 //
 // With kernels of height 3, 5 or 7, and sums in float, rows of dy are taken in pairs, for 4 products in place of 6, 7 of
 // 10, or 10 of 14: by Winograd's F(3, 2) for the rows x0 to x3 that the pair dy0, dy1 meets,
@@ -23,6 +24,8 @@
 // pieces as many threads can share, if the problem has them, whatever the number of threads, and
 // stretches are added up in order: so no result depends on that number.
 #include "kernels.h"
+
+#include <type_traits>
 
 #include "buffer.h"
 #include "dot_tile.h"
@@ -73,6 +76,7 @@ struct Column {
 
 struct WeightPlan {
     Sweep s;
+    bool in_place;     // whether x and dy are read where they are, as rows of a vector
     bool by_pairs;     // of rows of dy
     int64_t groups;    // then: of the kernel's rows
     int64_t domains;   // then four, each laid out like x and dy, else one
@@ -92,6 +96,9 @@ struct WeightPlan {
     int64_t stretches;
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
+    // Numbers of an image.
+    int64_t image_of_x() const { return s.channels * s.height * s.width; }
+    int64_t image_of_dy() const { return s.filters * s.out_height * s.out_width; }
     int64_t chunks() const { return images * parts; }
     int64_t places() const { return s.groups * filter_blocks * channel_blocks; }
     // Whether a chunk of x is its rows as they are.
@@ -199,9 +206,23 @@ void plan_chunks(WeightPlan* plan) {
     plan->f.channel = plan->f.phase * (plan->by_pairs ? kDomains : s.stride_h * s.stride_w);
 }
 
-template <class Sum>
-WeightPlan plan_weight(const Sweep& s) {
+// Planes that lie a multiple of a page apart would meet in the caches.
+template <class T, class Sum>
+bool reads_in_place(const Sweep& s) {
+    constexpr int64_t kPageBytes = 4096;
+    const int64_t pixels = s.height * s.width;
+    return std::is_same<T, Sum>::value && is_flat(s) && s.stride_h == 1 && s.stride_w == 1 &&
+           pixels % Lanes<Sum>::count == 0 && pixels * static_cast<int64_t>(sizeof(Sum)) % kPageBytes != 0;
+}
+
+template <class T, class Sum>
+WeightPlan plan_weight(Sweep s) {
     WeightPlan plan = {};
+    plan.in_place = reads_in_place<T, Sum>(s);
+    if (plan.in_place) {
+        s.height = s.out_height = s.height * s.width / Lanes<Sum>::count;
+        s.width = s.out_width = Lanes<Sum>::count;
+    }
     plan.s = s;
     plan.by_pairs = sums_row_pairs(s, sizeof(Sum) == sizeof(double));
     plan.domains = plan.by_pairs ? kDomains : 1;
@@ -305,8 +326,7 @@ void make_dy_domains(const WeightPlan& plan, const Sum* rows, int64_t pairs, Sum
 template <class T, class Sum>
 void lay_out_channel_pairs(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
                            Sum* out) {
-    const Sweep& s = plan.s;
-    const int64_t image = s.channels * s.height * s.width;
+    const int64_t image = plan.image_of_x();
     const int64_t pairs = chunk.rows.count() + plan.halo;
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b, out += plan.x_image) {
         lay_out_phase(plan, x + b * image, {0, 0, 2 * chunk.rows.begin, 2 * pairs + 2}, scratch);
@@ -348,7 +368,7 @@ void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum
                      Sum* out) {
     if (plan.by_pairs) return lay_out_channel_pairs(plan, x, chunk, scratch, out);
     const Sweep& s = plan.s;
-    const int64_t image = s.channels * s.height * s.width, rows = chunk.rows.count() + plan.halo;
+    const int64_t image = plan.image_of_x(), rows = chunk.rows.count() + plan.halo;
     for (int64_t y = 0; y < s.stride_h; ++y) {
         if (!has_taps(y, s.kernel_h, s.stride_h, s.dilate_h)) continue;
         for (int64_t v = 0; v < s.stride_w; ++v) {
@@ -374,7 +394,7 @@ void lay_out_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum
                     Sum* out) {
     if (plan.by_pairs) return lay_out_filter_pairs(plan, dy, chunk, scratch, out);
     const Sweep& s = plan.s;
-    const int64_t image = s.filters * s.out_height * s.out_width;
+    const int64_t image = plan.image_of_dy();
     const int64_t lanes = Lanes<Sum>::count;
     Sum* const start = out;
     const auto end_run = [&] {
@@ -475,12 +495,13 @@ struct WeightCall {
     }
 
     // Floats of a thread: x and dy of a chunk.
-    int64_t x_size() const { return plan.most_channels() * plan.f.channel; }
+    int64_t x_size() const { return plan.in_place ? 0 : plan.most_channels() * plan.f.channel; }
     int64_t scratch_size() const {
         return round_up(plan.scratch(Lanes<Sum>::count), Lanes<Sum>::count);
     }
     // Rows are written by whole vectors.
     int64_t dy_size() const {
+        if (plan.in_place) return 0;
         return plan.most_tiles() * kDotFilters * plan.domains * plan.dy_row + Lanes<Sum>::count;
     }
 
@@ -501,11 +522,11 @@ struct WeightCall {
         if (end > s.height) end = s.height;
         if (begin >= end) return {};
         const T* first = plane_of_x(group, some.begin) +
-                         chunk.images.begin * s.channels * s.height * s.width;
+                         chunk.images.begin * plan.image_of_x();
         const bool apart = s.stride_h > (s.kernel_h - 1) * s.dilate_h + 1;
         const int64_t rows = apart ? divide_up(end - begin, s.stride_h) : 1;
         return Ahead(first + begin * s.width, some.count(), s.height * s.width,
-                     chunk.images.count(), s.channels * s.height * s.width, rows,
+                     chunk.images.count(), plan.image_of_x(), rows,
                      s.stride_h * s.width, apart ? s.width : (end - begin) * s.width);
     }
     Ahead ahead_of_filters(const WeightPlace& place, const Chunk& chunk) const {
@@ -513,9 +534,9 @@ struct WeightCall {
         const int64_t plane = s.out_height * s.out_width;
         const Span some = {filters(place.tiles.begin).begin, filters(place.tiles.end - 1).end};
         const T* first = plane_of_dy(place.group, some.begin) +
-                         chunk.images.begin * s.filters * plane +
+                         chunk.images.begin * plan.image_of_dy() +
                          plan.rows_of(chunk).begin * s.out_width;
-        return Ahead(first, some.count(), plane, chunk.images.count(), s.filters * plane, 1, 0,
+        return Ahead(first, some.count(), plane, chunk.images.count(), plan.image_of_dy(), 1, 0,
                      plan.rows_of(chunk).count() * s.out_width);
     }
 
@@ -528,6 +549,13 @@ struct WeightCall {
             // The next stretch is likely to be this thread's too.
             const bool last = index + 1 == plan.chunks();
             const Chunk next = plan.chunk(last ? index : index + 1);
+            if constexpr (std::is_same<T, Sum>::value) {
+                if (plan.in_place) {
+                    for (int64_t set = place.sets.begin; set < place.sets.end; ++set)
+                        add_set_in_place(place, set, chunk, next, totals);
+                    continue;
+                }
+            }
             Ahead dy_ahead = last ? Ahead() : ahead_of_filters(place, next);
             for (int64_t m = first; m < filters(place.tiles.end - 1).end; ++m)
                 lay_out_filter(plan, plane_of_dy(place.group, m), chunk, scratch,
@@ -583,6 +611,43 @@ struct WeightCall {
                 else
                     pick_dot_tile<Sum>(rows.count(), some.count())(tile);
             }
+        }
+    }
+    // A chunk's first pixel in the plane of a channel, or of a filter.
+    const T* x_at(const WeightPlace& place, int64_t channel, const Chunk& chunk) const {
+        return plane_of_x(place.group, channel) + chunk.images.begin * plan.image_of_x() +
+               chunk.rows.begin * plan.s.width;
+    }
+    const T* dy_at(const WeightPlace& place, int64_t filter, const Chunk& chunk) const {
+        return plane_of_dy(place.group, filter) + chunk.images.begin * plan.image_of_dy() +
+               chunk.rows.begin * plan.s.width;
+    }
+    // The same where nothing is laid out. The first sets ask for the rows of dy of the chunk `next`, two of
+    // each tile; the first tiles ask for those of x for the next set.
+    void add_set_in_place(const WeightPlace& place, int64_t set, const Chunk& chunk, const Chunk& next,
+                          double* totals) const {
+        DotTile<Sum> tile;
+        tile.filter_step = plan.s.height * plan.s.width;
+        tile.runs = chunk.images.count(), tile.vectors = chunk.rows.count();
+        tile.x_run = plan.image_of_x(), tile.dy_run = plan.image_of_dy();
+        const Span some = channels(set);
+        for (int64_t t = 0; t < some.count(); ++t) tile.tap[t] = x_at(place, some.begin + t, chunk);
+        tile.totals_step = some.count();
+        const bool ends = set + 1 == place.sets.end;
+        const Span later = channels(ends ? place.sets.begin : set + 1);
+        const int64_t row = 2 * (set - place.sets.begin);
+        for (int64_t m = place.tiles.begin; m < place.tiles.end; ++m) {
+            const Span rows = filters(m);
+            tile.dy = dy_at(place, rows.begin, chunk);
+            for (int64_t i = 0; i < 2; ++i)
+                tile.dy_ahead[i] = row + i < rows.count() ? dy_at(place, rows.begin + row + i, next) : tile.dy;
+            const int64_t n = m - place.tiles.begin;
+            tile.x_ahead = n < later.count() ? x_at(place, later.begin + n, ends ? next : chunk) : tile.dy;
+            tile.totals = totals + slot(place, set, 0, m);
+            if (row < rows.count() || n < later.count())
+                pick_dot_tile<Sum, true>(rows.count(), some.count())(tile);
+            else
+                pick_dot_tile<Sum>(rows.count(), some.count())(tile);
         }
     }
     // Where a channel's tap finds the pixel of output (0, 0), in its domain.
@@ -684,7 +749,7 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
                     int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
-    const WeightPlan plan = plan_weight<Sum>(forward_sweep(s));
+    const WeightPlan plan = plan_weight<T, Sum>(forward_sweep(s));
     const WeightCall<T, Sum> call = {plan, book, x, dy, dw, accumulate};
     const int64_t places = plan.places(), size = plan.totals();
     const int64_t pieces = places * plan.stretches;

@@ -63,6 +63,11 @@ PROBLEMS = [
     "b7,c33,h5,w7,m19,k3x3,p1x1",
     "b2,c36,h21,w35,m33,k1x1,s2x3",
     "b3,c40,h4,w2,m20,k1x1,s1x3",
+    # One tap and planes of whole vectors, read where they are; the last ones lie pages apart.
+    "b2,c13,h40,w60,m9,k1x1",
+    "b33,c7,h8,w6,m50,k1x1",
+    "b7,c22,h16,w5,m14,k1x1,g2",
+    "b2,c9,h32,w32,m10,k1x1",
     # Those that take rows in pairs.
     "b2,c18,h21,w20,m19,k3x3,p1x1",
     "b5,c16,h13,w11,m16,k3x2,p0x1,d1x2,g2",
