@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,6 +55,7 @@ _ARRAYS = {
 }
 # Relative L2 difference between two kernels' results from which on one of them is wrong.
 _TOLERANCE = 1e-5
+_LINE_BYTES = 64
 
 
 def measure(
@@ -70,7 +72,9 @@ def measure(
     """
     rng = np.random.default_rng(1)
     shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
-    arrays = {name: rng.random(shape, "f") - np.float32(0.5) for name, shape in shapes.items()}
+    arrays = {name: _room(shape) for name, shape in shapes.items()}
+    for array in arrays.values():
+        array[...] = rng.random(array.shape, "f") - np.float32(0.5)
     found = {}
     for direction in directions:
         chosen = native.choose(problem, direction, native.isas()[0])
@@ -82,12 +86,22 @@ def measure(
     return found
 
 
+def _room(shape: tuple[int, ...]) -> np.ndarray:
+    """A float32 array that begins with a cache line, as MXNet's and PyTorch's do. Large ones of
+    numpy lie 16 bytes behind the start of one: loads of whole lines touch two.
+    """
+    nbytes = 4 * math.prod(shape)
+    memory = np.empty(nbytes + _LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % _LINE_BYTES
+    return memory[start : start + nbytes].view(np.float32).reshape(shape)
+
+
 def _kernels(
     problem: ConvProblem, direction: str, arrays: dict[str, np.ndarray], chosen: str
 ) -> dict[str, Sample]:
     """The kernels that compute a direction, the chosen one first, each checked against it."""
     *inputs, output = _ARRAYS[direction]
-    out = np.empty_like(arrays[output])
+    out = _room(arrays[output].shape)
     addresses = [arrays[name].ctypes.data if name in arrays else None for name in inputs]
 
     def sample(kernel: str) -> Sample:
