@@ -242,15 +242,16 @@ struct DeepAhead {
     int64_t step;
 };
 
-// Sums of `count` products for P pixels of each of ROWS rows, in all places that `taps` says, which has
-// kDeepSoon more. A row's pixels lie side by side, `apart` after those of the row before.
-template <class Sum, int MV, int P, int ROWS>
+// Sums of `count` products for P pixels that lie side by side, and Q of another row that begin `apart` behind
+// them, in all places that `taps` says, which has kDeepSoon more.
+template <class Sum, int MV, int P, int Q>
 __attribute__((noinline)) void deep_tile(const Sum* pixels, int64_t apart, const int64_t* taps, int64_t count,
                                          const Sum* weight, DeepAhead<Sum> ahead, bool add, Sum* out) {
     using L = Lanes<Sum>;
-    typename L::Vec sum[ROWS * P][MV] = {};
+    typename L::Vec sum[P + Q][MV] = {};
     for (int64_t t = 0; t < count; ++t) {
-        const Sum* at[2] = {pixels + taps[t], pixels + taps[t] + apart};
+        const Sum* const at = pixels + taps[t];
+        const Sum* const second = at + apart;
         // With vectors of 16 lanes the first cache is full of the weights that are read, and a product takes
         // long enough to ask for pixels as well.
         __builtin_prefetch(ahead.first, 0, ECE408_LANES == 16 ? 2 : 3);
@@ -258,20 +259,20 @@ __attribute__((noinline)) void deep_tile(const Sum* pixels, int64_t apart, const
         if (ECE408_LANES == 16) {
             const Sum* const soon = pixels + taps[t + kDeepSoon];
             __builtin_prefetch(soon, 0, 3);
-            __builtin_prefetch(soon + apart + P - 1, 0, 3);
+            __builtin_prefetch(soon + (Q ? apart + Q : P) - 1, 0, 3);
         }
         typename L::Vec w[MV];
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) w[v] = L::load(weight + (t * MV + v) * L::count);
 #pragma GCC unroll 16
-        for (int p = 0; p < ROWS * P; ++p) {
-            const typename L::Vec x = L::broadcast(at[p / P][p % P]);
+        for (int p = 0; p < P + Q; ++p) {
+            const typename L::Vec x = L::broadcast(p < P ? at[p] : second[p - P]);
 #pragma GCC unroll 2
             for (int v = 0; v < MV; ++v) sum[p][v] += w[v] * x;
         }
     }
 #pragma GCC unroll 16
-    for (int p = 0; p < ROWS * P; ++p)
+    for (int p = 0; p < P + Q; ++p)
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) {
             Sum* place = out + (p * MV + v) * L::count;
@@ -282,20 +283,32 @@ __attribute__((noinline)) void deep_tile(const Sum* pixels, int64_t apart, const
 template <class Sum>
 using DeepTile = void (*)(const Sum*, int64_t, const int64_t*, int64_t, const Sum*, DeepAhead<Sum>, bool, Sum*);
 
-template <class Sum, int MV, int ROWS, int P = kDeepPixels / ROWS>
-DeepTile<Sum> pick_deep_pixels(int64_t pixels) {
-    if constexpr (P > 1) {
-        if (pixels < P) return pick_deep_pixels<Sum, MV, ROWS, P - 1>(pixels);
-    }
-    return deep_tile<Sum, MV, P, ROWS>;
+// Where a tile's pixels lie: in one row, as many in each of two, or in two that have the most.
+enum class DeepRows { one, equal, full };
+
+constexpr int second_row(DeepRows rows, int first) {
+    return rows == DeepRows::one ? 0 : rows == DeepRows::equal ? first : kDeepPixels - first;
 }
 
-// For so many vectors of filters, and pixels of a tile that has one row or two.
+template <class Sum, int MV, DeepRows ROWS, int P>
+DeepTile<Sum> pick_deep_row(int64_t first) {
+    if constexpr (P > 1) {
+        if (first < P) return pick_deep_row<Sum, MV, ROWS, P - 1>(first);
+    }
+    return deep_tile<Sum, MV, P, second_row(ROWS, P)>;
+}
+
+template <class Sum, int MV>
+DeepTile<Sum> pick_deep_rows(int64_t first, int64_t second) {
+    if (second == 0) return pick_deep_row<Sum, MV, DeepRows::one, kDeepPixels>(first);
+    if (second == first) return pick_deep_row<Sum, MV, DeepRows::equal, kDeepPixels / 2>(first);
+    return pick_deep_row<Sum, MV, DeepRows::full, kDeepPixels - 1>(first);
+}
+
+// For so many vectors of filters, and pixels of one row, or of two.
 template <class Sum>
-DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t pixels, bool has_two = false) {
-    if (has_two)
-        return vectors == 1 ? pick_deep_pixels<Sum, 1, 2>(pixels / 2) : pick_deep_pixels<Sum, 2, 2>(pixels / 2);
-    return vectors == 1 ? pick_deep_pixels<Sum, 1, 1>(pixels) : pick_deep_pixels<Sum, 2, 1>(pixels);
+DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t first, int64_t second = 0) {
+    return vectors == 1 ? pick_deep_rows<Sum, 1>(first, second) : pick_deep_rows<Sum, 2>(first, second);
 }
 
 // Vectors that hold a tile's pixels.
@@ -658,11 +671,18 @@ struct DeepPlan {
         const int64_t longest = packs_parts ? kDeepPartPixels : kDeepStretch;
         return most < kDeepPixels ? kDeepPixels : most < longest ? most : longest;
     }
-    // Whether a tile of a phase has two rows.
-    bool takes_two(const Phase& phase) const { return !lays_out && 2 * phase.columns <= kDeepPixels; }
+    // The pixels of tiles that have two rows of a phase, or 0: two short rows or, where those that end with
+    // rows would be less than four fifths of the largest ones, as many as the largest.
+    int64_t of_two_rows(const Phase& phase) const {
+        if (lays_out) return 0;
+        if (2 * phase.columns <= kDeepPixels) return 2 * phase.columns;
+        const int64_t tiles = (phase.columns + kDeepPixels - 1) / kDeepPixels;
+        const bool are_small = 5 * phase.columns < 4 * kDeepPixels * tiles;
+        return ECE408_LANES == 16 && phase.columns >= kDeepPixels && are_small ? kDeepPixels : 0;
+    }
     // Pixels of a phase that stay together: of a tile, or of a row, with which its tiles end.
     int64_t grain(const Phase& phase) const {
-        if (takes_two(phase)) return 2 * phase.columns;
+        if (of_two_rows(phase) > 0) return of_two_rows(phase);
         return lays_out || phase.columns > most_pixels(1) ? kDeepPixels : phase.columns;
     }
     // A thread's: factors, sums, and what these of domains become. Vectors are copied to factors, and from
@@ -921,7 +941,8 @@ struct DeepPlan {
         int64_t begin, end, tiles, done, count;
         int64_t first[kDeepPartPixels + 1];  // pixel of each tile, from `begin` on,
         int64_t at[kDeepPartPixels];         // and its place in the images, if none are laid out,
-        int64_t apart[kDeepPartPixels];      // and how far its second row lies from it, or 0
+        int64_t in_first[kDeepPartPixels];   // its pixels in its first row,
+        int64_t apart[kDeepPartPixels];      // and how far its second row lies from that
 
         Stretch(const Phase& phase, int64_t begin, int64_t end)
             : phase(phase), begin(begin), end(end), tiles(0), done(0), count(0) {}
@@ -937,23 +958,31 @@ struct DeepPlan {
                 left < end - n ? left : end - n};
     }
 
+    // Pixels from `n` on, of which `run` has the first row, or all.
+    void add_tile(Stretch* s, int64_t n, int64_t count, const DeepRun& run) const {
+        const bool has_two = run.count < count;
+        s->first[s->tiles] = n - s->begin;
+        s->at[s->tiles] = run.at;
+        s->in_first[s->tiles] = has_two ? run.count : count;
+        s->apart[s->tiles] = has_two ? run_of(s->phase, n + run.count, s->end).at - run.at : 0;
+        ++s->tiles;
+    }
+
     void cut(Stretch* s) const {
+        const int64_t both = of_two_rows(s->phase);
         s->tiles = 0;
         for (int64_t n = s->begin, count; n < s->end; n += count) {
             const DeepRun run = run_of(s->phase, n, s->end);
-            const int64_t columns = s->phase.columns;
-            if (takes_two(s->phase) && n + 2 * columns <= s->end) {
-                count = 2 * columns;
-                s->first[s->tiles] = n - s->begin, s->at[s->tiles] = run.at;
-                s->apart[s->tiles++] = run_of(s->phase, n + columns, s->end).at - run.at;
+            if (both > 0 && n + both <= s->end) {
+                count = both;
+                add_tile(s, n, count, run);
                 continue;
             }
             count = lays_out ? s->pixels() : run.count;
             const int64_t tiles = (count + kDeepPixels - 1) / kDeepPixels;
-            for (int64_t tile = 0; tile < tiles; ++tile, ++s->tiles) {
-                s->first[s->tiles] = n - s->begin + count * tile / tiles;
-                s->at[s->tiles] = run.at + count * tile / tiles;
-                s->apart[s->tiles] = 0;
+            for (int64_t tile = 0; tile < tiles; ++tile) {
+                const int64_t from = count * tile / tiles, after = count * (tile + 1) / tiles;
+                add_tile(s, n + from, after - from, {run.at + from, after - from});
             }
         }
         s->first[s->tiles] = s->pixels();
@@ -1012,7 +1041,8 @@ struct DeepPlan {
             for (int64_t tile = 0; tile < s.tiles; ++tile) {
                 const Sum* const pixels =
                     lays_out ? factors + place(s, n, tile) : images + s.at[tile];
-                pick_deep_tile<Sum>(vectors, s.pixels(tile), s.apart[tile] != 0)(
+                const int64_t in_first = s.in_first[tile];
+                pick_deep_tile<Sum>(vectors, in_first, s.pixels(tile) - in_first)(
                     pixels, s.apart[tile], taps, count, own,
                     then ? DeepAhead<Sum>{then + all * tile / s.tiles, step} : DeepAhead<Sum>{own, 0},
                     s.done > 0, sums + s.first[tile] * wide);
