@@ -67,6 +67,12 @@ bool pairs_suit(const Shape& s, Direction direction) {
            s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
 }
 
+// And by squares of outputs.
+bool squares_suit(const Shape& s, Direction direction) {
+    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 && s.dilate_w == 1;
+    return plain && has_pairs(s.kernel_h) && has_pairs(s.kernel_w) && pairs_suit(s, direction);
+}
+
 // What the patches of a forward pass may take of memory, in images. Chosen, not measured.
 constexpr double kMostPatches = 4;
 
@@ -89,6 +95,7 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
         case KernelName::pixels_as_lanes: return !weight;
         case KernelName::filters_as_lanes: return !weight;
         case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s, task.direction);
+        case KernelName::filters_as_lanes_squares: return !task.strict && !weight && squares_suit(s, task.direction);
         case KernelName::patches: return patches_suit(s, task.direction);
         case KernelName::weight_sums: return weight;
         case KernelName::channels_as_lanes: return weight;
@@ -105,6 +112,9 @@ constexpr int64_t kLongSum = 128, kLongStridedSum = 4, kLongStridedSumOf4 = 48;
 // Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
 // image, or of a batch, with less channels of the output, in a group, from which on they pay for sums of domains.
 constexpr int64_t kPairPixels = 100, kPairPlane = 64, kPairBatch = 512, kPairFilters = 32;
+// With 16 lanes, pixels of a batch from which on squares pay, with 3x3 taps and with more, and pixels of an image:
+// of smaller ones too many squares reach beyond the border.
+constexpr int64_t kSquarePixels = 512, kLargeSquarePixels = 1024, kSquarePlane = 64;
 // With a stride: products of a sum from which on they do, and the most of the products that pairs may leave.
 constexpr int64_t kPairProducts = 100;
 constexpr double kPairShare = 0.8;
@@ -268,6 +278,15 @@ bool pairs_pay(const Task& task, const Shape& s, const Shape& layer, bool stride
     return plane >= kPairPlane || s.batch * plane >= kPairBatch;
 }
 
+// Whether squares are worth a third more weights than pairs of rows. With vectors of 16 lanes products are fast,
+// and weights of few pixels, or of large kernels, take longer to read.
+bool squares_pay(const Task& task, const Shape& s, const Shape& layer) {
+    if (!suits(KernelName::filters_as_lanes_squares, task, s)) return false;
+    const int64_t plane = layer.out_height * layer.out_width;
+    const int64_t least = s.kernel_h * s.kernel_w > 9 ? kLargeSquarePixels : kSquarePixels;
+    return task.lanes < 16 || (plane >= kSquarePlane && s.batch * plane >= least);
+}
+
 KernelName choose_for_any(const Task& task, const Shape& s) {
     const bool forward = task.direction == Direction::forward;
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
@@ -279,8 +298,9 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
         Costs(s, deep, task).patches_are_faster(task.direction))
         return KernelName::patches;
     if (!deep) return KernelName::pixels_as_lanes;
-    return pairs_pay(task, s, layer, strided) ? KernelName::filters_as_lanes_pairs
-                                              : KernelName::filters_as_lanes;
+    if (!pairs_pay(task, s, layer, strided)) return KernelName::filters_as_lanes;
+    return squares_pay(task, s, layer) ? KernelName::filters_as_lanes_squares
+                                       : KernelName::filters_as_lanes_pairs;
 }
 
 // ---- kernels of stride 1 in float32
@@ -307,9 +327,9 @@ constexpr int64_t kGradientChannels = 3;
 // vectors of sums of a filter, over all images, that pay for the packing of its weights.
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
-// Channels from which on squares with filters as lanes are faster than `winograd`, with 8 lanes and with 16, and
-// with 16 also pairs of rows. With 16, layers of fewer channels than the first were not measured.
-constexpr int64_t kPairChannels[] = {16, 64}, kRowPairChannels = 256;
+// Channels from which on squares with filters as lanes are faster than `winograd`, with 16 lanes also products of
+// a sum; and channels from which on pairs of rows are, with 16 lanes.
+constexpr int64_t kSquareChannels = 16, kSquareProducts = 576, kRowPairChannels = 256;
 
 // Filters from which on threads have enough of them to share the gradient for w.
 constexpr int64_t kPlaneFilters = 32;
@@ -355,12 +375,12 @@ struct UnitCosts {
     }
 };
 
-bool pairs_beat_winograd(const Task& task, const Shape& s, const Shape& layer) {
-    const bool squares =
-        squares_pay(task.lanes, s.kernel_h, s.kernel_w, layer.out_height * layer.out_width);
-    return task.lanes >= 8 &&
-           layer.channels >= (squares ? kPairChannels[task.lanes == 16] : kRowPairChannels) &&
-           choose_for_any(task, s) == KernelName::filters_as_lanes_pairs;
+bool filters_beat_winograd(const Task& task, const Shape& s, const Shape& layer) {
+    if (task.lanes < 8) return false;
+    const KernelName name = choose_for_any(task, s);
+    if (name == KernelName::filters_as_lanes_squares)
+        return layer.channels >= kSquareChannels && (task.lanes < 16 || products(layer) >= kSquareProducts);
+    return name == KernelName::filters_as_lanes_pairs && layer.channels >= kRowPairChannels;
 }
 
 // `layer` is the problem or, as a layer of its own, its gradient; `direct`: whether that may be
@@ -373,8 +393,7 @@ KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& laye
             layer.channels * costs.rows.groups * costs.columns.groups <= kLongOfSquares;
         if (exact && (direct ? costs.winograd() < costs.direct()
                              : costs.winograd_is_faster_than_filters_as_lanes()))
-            return pairs_beat_winograd(task, s, layer) ? KernelName::filters_as_lanes_pairs
-                                                       : KernelName::winograd;
+            return filters_beat_winograd(task, s, layer) ? choose_for_any(task, s) : KernelName::winograd;
     }
     return direct ? KernelName::direct : choose_for_any(task, s);
 }

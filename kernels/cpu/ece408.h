@@ -74,9 +74,9 @@ ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, in
 
 /* Any convolution, in all directions; `bias` may be null. A kernel that is asked for refuses what
  * it cannot do: choice.cpp says what that is. Where weights are not all finite another one may
- * compute in the place of `direct` and `depthwise`. With `winograd` and `filters_as_lanes_pairs`
- * whole numbers are exact while the products of a sum times the largest |x| and |w| stay below
- * 2^18. */
+ * compute in the place of `direct` and `depthwise`. With `winograd`, `filters_as_lanes_pairs` and
+ * `filters_as_lanes_squares` whole numbers are exact while the products of a sum times the largest
+ * |x| and |w| stay below 2^18. */
 #define ECE408_FAST(T, suffix)                                                                   \
     ECE408_EXPORT int ece408_forward_##suffix(const ece408_problem* problem, const T* x,         \
                                               const T* w, const T* bias, T* y, int accumulate,   \

@@ -37,15 +37,18 @@ constexpr int64_t kDeepBlock = 256;
 constexpr int64_t kDeepSoon = 24, kDeepPlaces = kDeepBlock + kDeepSoon;
 // Blocks of filters that a thread computes with the same pixels, as long as these are in the first cache.
 constexpr int64_t kDeepTogether = 8;
-// Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept.
-constexpr int64_t kDeepStretch = 256, kDeepFactors = 3 << 15, kDeepSums = 4096;
+constexpr int kSquareDomains = kDomains * kDomains;
+// Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept. With 16
+// lanes three tiles of squares are laid out, which use a block's weights as often.
+constexpr int64_t kDeepStretch = 256, kDeepSums = 4096;
+constexpr int64_t kDeepFactors =
+    ECE408_LANES == 16 ? 3 * kSquareDomains * kDeepBlock * kDeepPixels : 3 << 15;
 // Without domains, and with vectors of less than 16 lanes, pixels are laid out for so many of a thread's
 // blocks, where windows have few pixels side by side, or tiles that end with rows would be less than two
 // thirds of the largest ones.
 constexpr int64_t kDeepLaidOutBlocks = 8;
 // What a tile's laying out, and reading a block's weights, cost beside a tile's products with a block.
 constexpr double kDeepLayingOut = 0.6, kDeepReading = 1;
-constexpr int kSquareDomains = kDomains * kDomains;
 // Numbers that fill whole lines of a cache, of any type.
 constexpr int64_t kDeepLine = 16;
 // Threads up to which all are likely to be equally fast.
@@ -201,11 +204,8 @@ inline Residue fill_residues(const Sweep& s, Deep* d) {
 // Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains, whose taps
 // are groups of rows and, of squares, groups of columns. The source of squares is the image with a border,
 // that of pairs its domains, one under the other, each residue of columns modulo the stride by itself.
-inline bool deep_by_pairs(const Sweep& s, bool turned, Deep* d) {
+inline bool deep_by_pairs(const Sweep& s, bool turned, bool by_squares, Deep* d) {
     const Pairs across = pairs_of(s.kernel_w, s.out_width);
-    const bool is_plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 && s.dilate_w == 1;
-    const bool by_squares = is_plain && has_pairs(s.kernel_h) && has_pairs(s.kernel_w) &&
-                            squares_pay(ECE408_LANES, s.kernel_h, s.kernel_w, s.out_height * s.out_width);
     if (!begin(s, by_squares ? kSquareDomains : kDomains, 0, d)) return false;
     d->residues = s.stride_h < s.kernel_h ? s.stride_h : s.kernel_h;
     d->residue = Buffer<Residue>(d->residues);

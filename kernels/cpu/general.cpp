@@ -46,10 +46,14 @@ Sweep forward_rows(const ece408_problem& p) {
     return forward_sweep(derive(p.stride_h == 1 && p.stride_w == 1 ? flattened(p) : p));
 }
 
-template <bool Pairs>
+// What filters_as_lanes.h takes at once: outputs by their taps, pairs of rows, or squares.
+enum class By { taps, pairs, squares };
+
+template <By BY>
 bool forward_deep(const ece408_problem& problem, Deep* deep) {
     const Sweep sweep = forward_rows(problem);
-    return Pairs ? deep_by_pairs(sweep, false, deep) : deep_forward(sweep, deep);
+    return BY == By::taps ? deep_forward(sweep, deep)
+                          : deep_by_pairs(sweep, false, BY == By::squares, deep);
 }
 
 // Where the forward pass finds a filter's weights.
@@ -60,50 +64,50 @@ DeepWeights<T> forward_weights(const Shape& s, const T* w) {
 }
 
 // `packed`: the weights as `filters_pack` leaves them, or null.
-template <class T, bool Pairs, class Sum>
+template <class T, By BY, class Sum>
 int filters_by(const ece408_problem& problem, const T* x, const T* w, const Sum* packed,
                const DeepEnd<T>& end, T* y, int threads) {
     const Shape s = derive(problem);
     Deep deep;
-    if (!forward_deep<Pairs>(problem, &deep)) return ECE408_NO_MEMORY;
+    if (!forward_deep<BY>(problem, &deep)) return ECE408_NO_MEMORY;
     DeepPlan<T, Sum> plan(deep, forward_weights(s, w), {s, x, w, y, forward_element<T>});
     return status(run_deep(&plan, packed, x, end, y, threads));
 }
 
-template <class T, bool Pairs, class Sum = SumOf<T>>
+template <class T, By BY, class Sum = SumOf<T>>
 int filters_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                     bool accumulate, int threads) {
     const Sum* const packed = nullptr;
-    return filters_by<T, Pairs>(problem, x, w, packed, {bias, accumulate, {}}, y, threads);
+    return filters_by<T, BY>(problem, x, w, packed, {bias, accumulate, {}}, y, threads);
 }
 
-template <bool Pairs>
+template <By BY>
 int filters_forward_packed(const ece408_problem& problem, const float* x, const float* w,
                            const float* bias, const float* packed, const ece408_finish& finish,
                            float* y, int threads) {
-    return filters_by<float, Pairs>(problem, x, w, packed, {bias, false, finish}, y, threads);
+    return filters_by<float, BY>(problem, x, w, packed, {bias, false, finish}, y, threads);
 }
 
-template <bool Pairs>
+template <By BY>
 int64_t filters_packed_floats(const ece408_problem& problem) {
     Deep deep;
-    if (!forward_deep<Pairs>(problem, &deep)) return 0;
+    if (!forward_deep<BY>(problem, &deep)) return 0;
     const DeepPlan<float, float> plan(deep, {}, {});
     return plan.units() * plan.packed();
 }
 
-template <bool Pairs>
+template <By BY>
 int filters_pack(const ece408_problem& problem, const float* w, const float*, float* packed,
                  int threads) {
     const Shape s = derive(problem);
     Deep deep;
-    if (!forward_deep<Pairs>(problem, &deep)) return ECE408_NO_MEMORY;
+    if (!forward_deep<BY>(problem, &deep)) return ECE408_NO_MEMORY;
     const DeepPlan<float, float> plan(deep, forward_weights(s, w), {});
     pack_deep(plan, packed, threads);
     return ECE408_OK;
 }
 
-template <class T, bool Pairs, class Sum = SumOf<T>>
+template <class T, By BY, class Sum = SumOf<T>>
 int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                  int threads) {
     const Shape s = derive(problem);
@@ -111,8 +115,8 @@ int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, 
     const DeepWeights<T> weights = {w, s.group_filters * filter, window, filter, s.kernel_w};
     const Sum* const no_packed = nullptr;
     Deep deep;
-    const bool ready = Pairs ? deep_by_pairs(backward_sweep(s), true, &deep)
-                             : deep_backward(forward_rows(problem), &deep);
+    const bool ready = BY == By::taps ? deep_backward(forward_rows(problem), &deep)
+                                      : deep_by_pairs(backward_sweep(s), true, BY == By::squares, &deep);
     if (!ready) return ECE408_NO_MEMORY;
     DeepPlan<T, Sum> plan(deep, weights, {s, w, dy, dx, data_element<T>});
     return status(run_deep(&plan, no_packed, dy, {nullptr, accumulate, {}}, dx, threads));
@@ -160,18 +164,25 @@ extern const Kernel ECE408_THIS_BUILD(pixels_as_lanes) = {
     {pixels_forward<float, double>, pixels_data<float, double>, nullptr},
 };
 extern const Kernel ECE408_THIS_BUILD(filters_as_lanes) = {
-    {filters_forward<float, false>, filters_data<float, false>, nullptr},
-    {filters_forward<double, false>, filters_data<double, false>, nullptr},
-    {filters_forward<Half, false>, filters_data<Half, false>, nullptr},
-    {filters_forward<float, false, double>, filters_data<float, false, double>, nullptr},
-    filters_packed_floats<false>, filters_pack<false>, filters_forward_packed<false>,
+    {filters_forward<float, By::taps>, filters_data<float, By::taps>, nullptr},
+    {filters_forward<double, By::taps>, filters_data<double, By::taps>, nullptr},
+    {filters_forward<Half, By::taps>, filters_data<Half, By::taps>, nullptr},
+    {filters_forward<float, By::taps, double>, filters_data<float, By::taps, double>, nullptr},
+    filters_packed_floats<By::taps>, filters_pack<By::taps>, filters_forward_packed<By::taps>,
 };
 extern const Kernel ECE408_THIS_BUILD(filters_as_lanes_pairs) = {
-    {filters_forward<float, true>, filters_data<float, true>, nullptr},
-    {filters_forward<double, true>, filters_data<double, true>, nullptr},
-    {filters_forward<Half, true>, filters_data<Half, true>, nullptr},
+    {filters_forward<float, By::pairs>, filters_data<float, By::pairs>, nullptr},
+    {filters_forward<double, By::pairs>, filters_data<double, By::pairs>, nullptr},
+    {filters_forward<Half, By::pairs>, filters_data<Half, By::pairs>, nullptr},
     {},
-    filters_packed_floats<true>, filters_pack<true>, filters_forward_packed<true>,
+    filters_packed_floats<By::pairs>, filters_pack<By::pairs>, filters_forward_packed<By::pairs>,
+};
+extern const Kernel ECE408_THIS_BUILD(filters_as_lanes_squares) = {
+    {filters_forward<float, By::squares>, filters_data<float, By::squares>, nullptr},
+    {filters_forward<double, By::squares>, filters_data<double, By::squares>, nullptr},
+    {filters_forward<Half, By::squares>, filters_data<Half, By::squares>, nullptr},
+    {},
+    filters_packed_floats<By::squares>, filters_pack<By::squares>, filters_forward_packed<By::squares>,
 };
 extern const Kernel ECE408_THIS_BUILD(patches) = {
     {patches_forward<float>, patches_data<float>, patches_weight<float>},

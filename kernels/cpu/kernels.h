@@ -6,15 +6,16 @@
 #include "half.h"
 
 // Every kernel, in the order of its number in ece408.h's functions.
-#define ECE408_KERNELS(EACH)     \
-    EACH(direct)                 \
-    EACH(winograd)               \
-    EACH(depthwise)              \
-    EACH(pixels_as_lanes)        \
-    EACH(filters_as_lanes)       \
-    EACH(filters_as_lanes_pairs) \
-    EACH(patches)                \
-    EACH(weight_sums)            \
+#define ECE408_KERNELS(EACH)       \
+    EACH(direct)                   \
+    EACH(winograd)                 \
+    EACH(depthwise)                \
+    EACH(pixels_as_lanes)          \
+    EACH(filters_as_lanes)         \
+    EACH(filters_as_lanes_pairs)   \
+    EACH(filters_as_lanes_squares) \
+    EACH(patches)                  \
+    EACH(weight_sums)              \
     EACH(channels_as_lanes)
 
 namespace ece408 {

@@ -54,14 +54,6 @@ constexpr int64_t kMostPairTaps = 121;
 
 inline bool has_pairs(int64_t kernel) { return kernel >= 3 && kernel % 2 == 1; }
 
-// Outputs of a plane from which on squares pay with vectors of 16 lanes.
-constexpr int64_t kSquaresPlane = 512;
-// Whether squares, with filters as lanes, are worth a third more weights than pairs of rows. With vectors of
-// 16 lanes products are fast, and weights of small planes, or of large kernels, take longer to read.
-inline bool squares_pay(int64_t lanes, int64_t kernel_h, int64_t kernel_w, int64_t plane) {
-    return lanes < 16 || (plane >= kSquaresPlane && kernel_h == 3 && kernel_w == 3);
-}
-
 inline Pairs pairs_of(int64_t kernel, int64_t outputs) {
     return {kernel, kernel == 1 ? 1 : kernel / 2, (outputs + 1) / 2};
 }
