@@ -130,9 +130,9 @@ struct WeightPlan {
         const int64_t end = 2 * chunk.rows.end;
         return {2 * chunk.rows.begin, end < s.out_height ? end : s.out_height};
     }
-    // Floats for rows that are to become domains.
+    // Floats for rows of another type that are to become domains, copied by whole vectors.
     int64_t scratch(int64_t lanes) const {
-        return by_pairs ? (2 * (divide_up(rows, parts) + halo) + 2) * f.row + lanes : 0;
+        return by_pairs ? round_up((2 * (divide_up(rows, parts) + halo) + 2) * f.row + lanes, lanes) : 0;
     }
 };
 
@@ -291,72 +291,111 @@ void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& row
     }
 }
 
-// Rows of x for pairs of rows of dy become domains. Whole vectors are written.
-template <class Sum>
-void make_x_domains(const WeightPlan& plan, const Sum* rows, int64_t pairs, Sum* out) {
-    using L = Lanes<Sum>;
-    const int64_t row = plan.f.row, domain = plan.f.phase;
-    for (int64_t t = 0; t < pairs; ++t, rows += 2 * row, out += row)
-        for (int64_t k = 0; k < row; k += L::count) {
-            const typename L::Vec x0 = L::load(rows + k), x1 = L::load(rows + row + k);
-            const typename L::Vec x2 = L::load(rows + 2 * row + k);
-            const typename L::Vec x3 = L::load(rows + 3 * row + k);
-            L::store(out + k, x0 - x2);
-            L::store(out + domain + k, x1 + x2);
-            L::store(out + 2 * domain + k, x2 - x1);
-            L::store(out + 3 * domain + k, x3 - x1);
-        }
+// Some rows of a plane, in float.
+struct PlaneRows {
+    const float* first;
+    Span rows;
+    int64_t width;
+
+    const float* row(int64_t y) const {
+        return y >= rows.begin && y < rows.end ? first + (y - rows.begin) * width : nullptr;
+    }
+};
+
+// `scratch`: room for those of another type.
+template <class T>
+PlaneRows rows_of_plane(const T* plane, int64_t width, const Span& rows, float* scratch) {
+    const T* const first = plane + rows.begin * width;
+    if constexpr (std::is_same<T, float>::value) {
+        return {first, rows, width};
+    } else {
+        copy_run(first, rows.count() * width, scratch);
+        return {scratch, rows, width};
+    }
 }
 
-template <class Sum>
-void make_dy_domains(const WeightPlan& plan, const Sum* rows, int64_t pairs, Sum* out) {
-    using L = Lanes<Sum>;
-    const int64_t row = plan.f.row, domain = plan.dy_row;
-    for (int64_t t = 0; t < pairs; ++t, rows += 2 * row, out += row)
-        for (int64_t k = 0; k < row; k += L::count) {
-            const typename L::Vec first = L::load(rows + k), second = L::load(rows + row + k);
-            L::store(out + k, first);
-            L::store(out + domain + k, first + second);
-            L::store(out + 2 * domain + k, first - second);
-            L::store(out + 3 * domain + k, second);
-        }
+// A vector of each row from column k - left on; zeros beside the `width` pixels, and for rows that are null.
+template <int ROWS>
+inline void load_rows(const float* const (&rows)[ROWS], int64_t left, int64_t width, int64_t k,
+                      Vec (&out)[ROWS]) {
+    const auto lane = [&](int64_t column) {
+        return static_cast<int>(column < k ? 0 : column > k + kLanes ? kLanes : column - k);
+    };
+    const int begin = lane(left), end = lane(left + width);
+    const bool whole = begin == 0 && end == kLanes;
+    const Mask inside = lanes_between(begin, end);
+    ECE408_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+        if (!rows[r])
+            out[r] = broadcast(0.0f);
+        else
+            out[r] = whole ? load(rows[r] + k - left) : load_only(inside, rows[r] + k - left);
+    }
+}
+
+// The four rows of x that a pair of rows of dy meets become domains. Whole vectors are written.
+inline void make_x_domains(const WeightPlan& plan, const float* const (&rows)[4], float* out) {
+    const int64_t domain = plan.f.phase;
+    for (int64_t k = 0; k < plan.f.row; k += kLanes) {
+        Vec x[4];
+        load_rows(rows, plan.s.pad_w, plan.s.width, k, x);
+        store(out + k, x[0] - x[2]);
+        store(out + domain + k, x[1] + x[2]);
+        store(out + 2 * domain + k, x[2] - x[1]);
+        store(out + 3 * domain + k, x[3] - x[1]);
+    }
+}
+
+inline void make_dy_domains(const WeightPlan& plan, const float* const (&rows)[2], float* out) {
+    const int64_t domain = plan.dy_row;
+    for (int64_t k = 0; k < plan.f.row; k += kLanes) {
+        Vec dy[2];
+        load_rows(rows, 0, plan.s.out_width, k, dy);
+        store(out + k, dy[0]);
+        store(out + domain + k, dy[0] + dy[1]);
+        store(out + 2 * domain + k, dy[0] - dy[1]);
+        store(out + 3 * domain + k, dy[1]);
+    }
 }
 
 // A chunk of one channel by pairs.
-template <class T, class Sum>
-void lay_out_channel_pairs(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
-                           Sum* out) {
-    const int64_t image = plan.image_of_x();
-    const int64_t pairs = chunk.rows.count() + plan.halo;
+template <class T>
+void lay_out_channel_pairs(const WeightPlan& plan, const T* x, const Chunk& chunk, float* scratch,
+                           float* out) {
+    const Sweep& s = plan.s;
+    const int64_t pairs = chunk.rows.count() + plan.halo, top = 2 * chunk.rows.begin - s.pad_h;
+    const int64_t bottom = top + 2 * pairs + 2;
+    Span some = {top > 0 ? top : 0, bottom < s.height ? bottom : s.height};
+    if (some.end < some.begin) some.end = some.begin;
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b, out += plan.x_image) {
-        lay_out_phase(plan, x + b * image, {0, 0, 2 * chunk.rows.begin, 2 * pairs + 2}, scratch);
-        make_x_domains(plan, scratch, pairs, out);
+        const PlaneRows rows = rows_of_plane(x + b * plan.image_of_x(), s.width, some, scratch);
+        for (int64_t t = 0; t < pairs; ++t) {
+            const int64_t y = top + 2 * t;
+            const float* const four[] = {rows.row(y), rows.row(y + 1), rows.row(y + 2), rows.row(y + 3)};
+            make_x_domains(plan, four, out + t * plan.f.row);
+        }
         for (int64_t domain = 0; domain < kDomains; ++domain)
             memset(out + domain * plan.f.phase + pairs * plan.f.row, 0,
-                   static_cast<size_t>(plan.tail) * sizeof(Sum));
+                   static_cast<size_t>(plan.tail) * sizeof(float));
     }
 }
 
 // A chunk of one filter's dy by pairs.
-template <class T, class Sum>
-void lay_out_filter_pairs(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum* scratch,
-                          Sum* out) {
+template <class T>
+void lay_out_filter_pairs(const WeightPlan& plan, const T* dy, const Chunk& chunk, float* scratch,
+                          float* out) {
     const Sweep& s = plan.s;
-    const int64_t pairs = chunk.rows.count(), row = plan.f.row;
-    const Span rows = plan.rows_of(chunk);
-    const RowCopy<T, Sum> copy = {{1, 0, s.out_width, row}};
-    Sum* const start = out;
+    const Span some = plan.rows_of(chunk);
+    float* const start = out;
     const auto end_run = [&] {
-        for (; (out - start) % Lanes<Sum>::count != 0; ++out)
+        for (; (out - start) % kLanes != 0; ++out)
             for (int64_t domain = 0; domain < kDomains; ++domain) out[domain * plan.dy_row] = 0;
     };
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
-        const T* from = dy + (b * s.filters * s.out_height + rows.begin) * s.out_width;
-        for (int64_t i = 0; i < rows.count(); ++i) copy(from + i * s.out_width, scratch + i * row);
+        const PlaneRows rows = rows_of_plane(dy + b * plan.image_of_dy(), s.out_width, some, scratch);
         // The last row of an odd number has no second one.
-        for (int64_t k = rows.count() * row; k < 2 * pairs * row; ++k) scratch[k] = 0;
-        make_dy_domains(plan, scratch, pairs, out);
-        out += pairs * row;
+        for (int64_t y = some.begin; y < some.end; y += 2, out += plan.f.row)
+            make_dy_domains(plan, {rows.row(y), rows.row(y + 1)}, out);
         if (!plan.joined()) end_run();
     }
     end_run();
@@ -366,7 +405,9 @@ void lay_out_filter_pairs(const WeightPlan& plan, const T* dy, const Chunk& chun
 template <class T, class Sum>
 void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
                      Sum* out) {
-    if (plan.by_pairs) return lay_out_channel_pairs(plan, x, chunk, scratch, out);
+    if constexpr (std::is_same<Sum, float>::value) {
+        if (plan.by_pairs) return lay_out_channel_pairs(plan, x, chunk, scratch, out);
+    }
     const Sweep& s = plan.s;
     const int64_t image = plan.image_of_x(), rows = chunk.rows.count() + plan.halo;
     for (int64_t y = 0; y < s.stride_h; ++y) {
@@ -392,7 +433,9 @@ void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum
 template <class T, class Sum>
 void lay_out_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum* scratch,
                     Sum* out) {
-    if (plan.by_pairs) return lay_out_filter_pairs(plan, dy, chunk, scratch, out);
+    if constexpr (std::is_same<Sum, float>::value) {
+        if (plan.by_pairs) return lay_out_filter_pairs(plan, dy, chunk, scratch, out);
+    }
     const Sweep& s = plan.s;
     const int64_t image = plan.image_of_dy();
     const int64_t lanes = Lanes<Sum>::count;
@@ -497,7 +540,7 @@ struct WeightCall {
     // Floats of a thread: x and dy of a chunk.
     int64_t x_size() const { return plan.in_place ? 0 : plan.most_channels() * plan.f.channel; }
     int64_t scratch_size() const {
-        return round_up(plan.scratch(Lanes<Sum>::count), Lanes<Sum>::count);
+        return std::is_same<T, Sum>::value ? 0 : plan.scratch(Lanes<Sum>::count);
     }
     // Rows are written by whole vectors.
     int64_t dy_size() const {
