@@ -385,6 +385,48 @@ void lay_out_squares(const Deep& deep, const Sum* source, int64_t channel, int64
             }
 }
 
+// Pixels side by side in a row of the output: of the first filter, from element `at` on, of which sums begin with
+// pixel `from`.
+struct DeepOutput {
+    int64_t at, count, from;
+};
+
+// The lines of a block's outputs, of which each tile asks for a share while its sums are taken: many stores at
+// once would wait for memory.
+template <class T>
+class DeepAsked {
+public:
+    // `first`: the first filter's output. `step`: from pixel to pixel.
+    DeepAsked(const DeepOutput* output, int64_t outputs, const T* first, int64_t plane, int64_t filters,
+              int64_t step, int64_t tiles)
+        : output_(output), outputs_(outputs), first_(first), plane_(plane), filters_(filters), step_(step) {
+        int64_t lines = 0;
+        for (int64_t n = 0; n < outputs; ++n) lines += divide_up(output[n].count * step, kInLine);
+        share_ = divide_up(filters * lines, tiles);
+    }
+
+    void ask() {
+        for (int64_t n = 0; n < share_ && done_ < outputs_; ++n) {
+            const DeepOutput& output = output_[done_];
+            __builtin_prefetch(first_ + output.at + filter_ * plane_ + next_, 1, 3);
+            next_ += kInLine;
+            if (next_ < output.count * step_) continue;
+            next_ = 0;
+            if (++filter_ < filters_) continue;
+            filter_ = 0;
+            ++done_;
+        }
+    }
+
+private:
+    static constexpr int64_t kInLine = 64 / sizeof(T);
+
+    const DeepOutput* output_;
+    int64_t outputs_;
+    const T* first_;
+    int64_t plane_, filters_, step_, share_, done_ = 0, filter_ = 0, next_ = 0;
+};
+
 // Where the weight for filter m (a lane) and channel c of a group lies: first + group * group_step
 // + m * filter_step + c * channel_step + p * kernel_w + q.
 template <class T>
@@ -460,21 +502,20 @@ void part(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T
     part_spread(rows, wide, count, end, out, step, filters, 1);
 }
 
-// Of a multiple of four filters. Vectors of pixels are handed on as put(place in the output, pixels, vector).
+// Of a multiple of four filters. Vectors of pixels are handed on as put(filter, first pixel, pixels, vector).
 template <class Put>
 __attribute__((always_inline)) inline void part_fours(const float* rows, int64_t wide, int64_t count,
-                                                      int64_t step, int64_t filters, const Put& put) {
+                                                      int64_t filters, const Put& put) {
     const int64_t whole = count / kLanes * kLanes;
     for (int64_t m = 0; m < filters; m += 4) {
         Vec sums[4];
         for (int64_t k = 0; k < whole; k += kLanes) {
             transpose_four(rows + k * wide + m, wide, kLanes, sums);
-            for (int64_t i = 0; i < 4; ++i) put((m + i) * step + k, kLanes, sums[i]);
+            for (int64_t i = 0; i < 4; ++i) put(m + i, k, kLanes, sums[i]);
         }
         if (whole == count) continue;
         transpose_four(rows + whole * wide + m, wide, count - whole, sums);
-        for (int64_t i = 0; i < 4; ++i)
-            put((m + i) * step + whole, static_cast<int>(count - whole), sums[i]);
+        for (int64_t i = 0; i < 4; ++i) put(m + i, whole, static_cast<int>(count - whole), sums[i]);
     }
 }
 
@@ -484,25 +525,54 @@ inline void part(const float* rows, int64_t wide, int64_t count, const DeepEnd<f
     const float* const added = end.finish.added;
     const Vec lowest = broadcast(end.finish.lowest), highest = broadcast(end.finish.highest);
     if (added)
-        part_fours(rows, wide, count, step, fours, [=](int64_t at, int pixels, Vec sum) {
+        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+            const int64_t at = m * step + k;
             const float* const from = added + at;
             sum += pixels == kLanes ? load(from) : load_only(lanes_between(0, pixels), from);
             put_lanes(0, pixels, out + at, bounded(sum, lowest, highest), false);
         });
 #if ECE408_STREAMS
     else if (end.streams)
-        part_fours(rows, wide, count, step, fours, [=](int64_t at, int pixels, Vec sum) {
-            if (pixels == kLanes && floats_past_line(out + at) == 0) return stream(out + at, sum);
-            put_lanes(0, pixels, out + at, sum, false);
+        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+            float* const to = out + m * step + k;
+            if (pixels == kLanes && floats_past_line(to) == 0) return stream(to, sum);
+            put_lanes(0, pixels, to, sum, false);
         });
 #endif
     else
-        part_fours(rows, wide, count, step, fours, [=](int64_t at, int pixels, Vec sum) {
-            put_lanes(0, pixels, out + at, sum, end.accumulate);
+        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+            put_lanes(0, pixels, out + m * step + k, sum, end.accumulate);
         });
     const int64_t last = fours * step;  // of the filters that are left
     part_spread(rows + fours, wide, count, end.from(fours, last), out + last, step, filters - fours, 1);
 }
+
+// The same to every second element, where nothing is added or bounded.
+template <class T, class Sum>
+void part_to_even(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out, int64_t step,
+                  int64_t filters) {
+    part_spread(rows, wide, count, end, out, step, filters, 2);
+}
+
+#if ECE408_LANES == 16
+inline void part_to_even(const float* rows, int64_t wide, int64_t count, const DeepEnd<float>& end,
+                         float* out, int64_t step, int64_t filters) {
+    constexpr Mask kEven = 0x5555;
+    const int64_t fours = filters / 4 * 4;
+    const auto put_half = [&](Mask lanes, Vec sum, float* to) {
+        store_only(lanes, to, end.accumulate ? sum + load_only(lanes, to) : sum);
+    };
+    part_fours(rows, wide, count, fours, [&](int64_t m, int64_t k, int pixels, Vec sum) {
+        float* const to = out + m * step + 2 * k;
+        const int first = pixels < kLanes / 2 ? pixels : kLanes / 2;
+        put_half(kEven & lanes_below(2 * first), interleave_first(sum, sum), to);
+        if (pixels > first)
+            put_half(kEven & lanes_below(2 * (pixels - first)), interleave_second(sum, sum), to + kLanes);
+    });
+    const int64_t last = fours * step;
+    part_spread(rows + fours, wide, count, end, out + last, step, filters - fours, 2);
+}
+#endif
 
 // How four rows of an image become a row of each domain that is kept of a residue: the pixel in column k of the
 // padded row goes to `places[domain]` + k % step * row + k / step, where k is in [left, left + width).
@@ -938,14 +1008,15 @@ struct DeepPlan {
     // sums' terms is being added.
     struct Stretch {
         const Phase& phase;
-        int64_t begin, end, tiles, done, count;
+        int64_t begin, end, tiles, done, count, outputs;
         int64_t first[kDeepPartPixels + 1];  // pixel of each tile, from `begin` on,
         int64_t at[kDeepPartPixels];         // and its place in the images, if none are laid out,
         int64_t in_first[kDeepPartPixels];   // its pixels in its first row,
         int64_t apart[kDeepPartPixels];      // and how far its second row lies from that
+        DeepOutput output[2 * kDeepPartPixels];
 
         Stretch(const Phase& phase, int64_t begin, int64_t end)
-            : phase(phase), begin(begin), end(end), tiles(0), done(0), count(0) {}
+            : phase(phase), begin(begin), end(end), tiles(0), done(0), count(0), outputs(0) {}
 
         int64_t pixels() const { return end - begin; }
         int64_t pixels(int64_t tile) const { return first[tile + 1] - first[tile]; }
@@ -1029,7 +1100,7 @@ struct DeepPlan {
     // is read after them, or null. Of this, and of the next domain's, each tile asks for a share.
     template <class Weights>
     void add_products(const Sum* images, const Stretch& s, int64_t block, const Weights& weights,
-                      const Sum* next, const Sum* factors, Sum* sums) const {
+                      const Sum* next, const Sum* factors, DeepAsked<T> asked, Sum* sums) const {
         const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
         for (int64_t n = 0; n < domains(); ++n, sums += block_sums(s.pixels())) {
             const int64_t count = s.count * each(n), all = count * wide;
@@ -1042,6 +1113,7 @@ struct DeepPlan {
                 const Sum* const pixels =
                     lays_out ? factors + place(s, n, tile) : images + s.at[tile];
                 const int64_t in_first = s.in_first[tile];
+                asked.ask();
                 pick_deep_tile<Sum>(vectors, in_first, s.pixels(tile) - in_first)(
                     pixels, s.apart[tile], taps, count, own,
                     then ? DeepAhead<Sum>{then + all * tile / s.tiles, step} : DeepAhead<Sum>{own, 0},
@@ -1077,21 +1149,56 @@ struct DeepPlan {
             }
     }
 
-    // Sums of `count` pixels of a row, from (row, column) on, become a block's outputs there.
-    void write_run(int64_t group, int64_t block, int64_t image, int64_t row, int64_t column,
-                   int64_t count, bool finite, const DeepEnd<T>& end, Sum* sums, T* y) const {
+    // Where a stretch's outputs lie. Rows that follow each other are one.
+    void find_outputs(Stretch* s) const {
+        const Phase& phase = s->phase;
+        const int64_t across = deep.by_squares ? 2 : 1, down = deep.by_pairs ? 2 : 1;
+        const bool whole = !deep.by_pairs && deep.phases == 1;
+        const int64_t columns = whole ? phase.rows * phase.columns : phase.columns;
+        const int64_t height = whole ? 1 : phase.rows;
+        const int64_t image = deep.groups * deep.group_filters * deep.out_height * deep.out_width;
+        for (int64_t n = s->begin, count; n < s->end; n += count) {
+            const int64_t i = n / columns, j = n % columns * across;
+            count = columns - n % columns < s->end - n ? columns - n % columns : s->end - n;
+            for (int64_t odd = 0; odd < down; ++odd) {
+                const int64_t row = deep.by_pairs ? deep.first_of(i % height) + odd * deep.apart
+                                                  : phase.row + i % height * deep.out_step_h;
+                if (row >= deep.out_height) continue;
+                // The last pair of a row may have one pixel.
+                const bool lacks = !whole && j + count * across > deep.out_width;
+                s->output[s->outputs++] = {
+                    i / height * image + row * deep.out_width + phase.column + j * deep.out_step_w,
+                    count * across - lacks, (odd * s->pixels() + n - s->begin) * across};
+            }
+        }
+    }
+
+    // The first output of a block's first filter, of the first image.
+    int64_t block_output(int64_t group, int64_t block) const {
+        return (group * deep.group_filters + first(block)) * deep.out_height * deep.out_width;
+    }
+
+    // Those of a block, if they are the next that are written.
+    DeepAsked<T> asked_outputs(const Stretch& s, int64_t group, int64_t block, bool is_asked, const T* y) const {
+        return {s.output, is_asked ? s.outputs : 0, y + block_output(group, block),
+                deep.out_height * deep.out_width, filters(block), deep.out_step_w, domains() * s.tiles};
+    }
+
+    // Sums of pixels of a row become a block's outputs.
+    void write_output(int64_t group, int64_t block, const DeepOutput& output, bool finite,
+                      const DeepEnd<T>& end, Sum* sums, T* y) const {
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
-        const int64_t filter = group * deep.group_filters + first(block);
-        const int64_t plane = deep.out_height * deep.out_width;
-        const int64_t at = (image * deep.groups * deep.group_filters + filter) * plane +
-                           row * deep.out_width + column;
+        const int64_t plane = deep.out_height * deep.out_width, count = output.count;
+        const int64_t at = block_output(group, block) + output.at;
         T* const to = y + at;
-        const DeepEnd<T> own = end.from(filter, at);
+        const DeepEnd<T> own = end.from(group * deep.group_filters + first(block), at);
         for (int64_t m = 0; m < (finite ? 0 : filters(block)); ++m)
             settle(book, sums + m, wide, count, to + m * plane, deep.out_step_w);
         finish_rows(own, filters(block), wide, count, sums);
         if (deep.out_step_w == 1)
             part(sums, wide, count, own, to, plane, filters(block));
+        else if (deep.out_step_w == 2)
+            part_to_even(sums, wide, count, own, to, plane, filters(block));
         else
             part_spread(sums, wide, count, own, to, plane, filters(block), deep.out_step_w);
     }
@@ -1100,33 +1207,16 @@ struct DeepPlan {
     void write_block(const Stretch& s, int64_t group, int64_t block, const DeepEnd<T>& end, Sum* sums,
                      Sum* rows, T* y) const {
         const int64_t wide = vectors(block) * Lanes<Sum>::count, pixels = s.pixels();
-        const Phase& phase = s.phase;
-        const int64_t across = deep.by_squares ? 2 : 1, down = deep.by_pairs ? 2 : 1;
         if (deep.by_squares)
             join<true>(sums, block_sums(pixels), pixels, wide, rows);
         else if (deep.by_pairs)
             join<false>(sums, block_sums(pixels), pixels, wide, rows);
         else
             rows = sums;
-        const bool finite = all_finite(rows, down * across * pixels * wide);
-        // Rows that follow each other in the output are one.
-        const bool whole = !deep.by_pairs && deep.phases == 1;
-        const int64_t columns = whole ? phase.rows * phase.columns : phase.columns;
-        const int64_t height = whole ? 1 : phase.rows;
-        for (int64_t n = s.begin, count; n < s.end; n += count) {
-            const int64_t i = n / columns, j = n % columns * across;
-            count = columns - n % columns < s.end - n ? columns - n % columns : s.end - n;
-            for (int64_t odd = 0; odd < down; ++odd) {
-                const int64_t row = deep.by_pairs ? deep.first_of(i % height) + odd * deep.apart
-                                                  : phase.row + i % height * deep.out_step_h;
-                // The last pair of a row may have one pixel.
-                const bool lacks = !whole && j + count * across > deep.out_width;
-                if (row < deep.out_height)
-                    write_run(group, block, i / height, row, phase.column + j * deep.out_step_w,
-                              count * across - lacks, finite, end,
-                              rows + (odd * pixels + n - s.begin) * across * wide, y);
-            }
-        }
+        const int64_t all = (deep.by_squares ? 4 : deep.by_pairs ? 2 : 1) * pixels;
+        const bool finite = all_finite(rows, all * wide);
+        for (int64_t n = 0; n < s.outputs; ++n)
+            write_output(group, block, s.output[n], finite, end, rows + s.output[n].from * wide, y);
     }
 
     // A stretch of pixels for some blocks of filters, one if parts of weights are packed. Phase 0 stands for
@@ -1138,6 +1228,7 @@ struct DeepPlan {
         Sum* const part = sums + this->sums() + joined();
         Stretch s(phase, begin, end);
         cut(&s);
+        find_outputs(&s);
         const int64_t all = summed(phase), most = most_summed();
         images += group * deep.group_channels * channel();
         do {
@@ -1164,7 +1255,7 @@ struct DeepPlan {
                                             : weights_of(first_block, 0, s.done + s.count);
                 add_products(
                     images, s, block, [&](int64_t n) { return weights_of(block, n, s.done); }, next,
-                    scratch, own);
+                    scratch, asked_outputs(s, group, block, ends && !last.streams, y), own);
                 if (ends)
                     write_block(s, group, block, last, own, sums + this->sums(), y);
             }
