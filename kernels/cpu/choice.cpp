@@ -112,9 +112,9 @@ constexpr int64_t kLongSum = 128, kLongStridedSum = 4, kLongStridedSumOf4 = 48;
 // Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
 // image, or of a batch, with less channels of the output, in a group, from which on they pay for sums of domains.
 constexpr int64_t kPairPixels = 100, kPairPlane = 64, kPairBatch = 512, kPairFilters = 32;
-// With 16 lanes, pixels of a batch from which on squares pay, with 3x3 taps and with more, and pixels of an image:
-// of smaller ones too many squares reach beyond the border.
-constexpr int64_t kSquarePixels = 512, kLargeSquarePixels = 1024, kSquarePlane = 64;
+// With 16 lanes, pixels of a batch from which on squares pay, with 3x3 taps, with more, and for each channel; and
+// pixels of an image: of smaller ones too many squares reach beyond the border.
+constexpr int64_t kSquarePixels = 512, kLargeSquarePixels = 1024, kChannelSquarePixels = 4, kSquarePlane = 64;
 // With a stride: products of a sum from which on they do, and the most of the products that pairs may leave.
 constexpr int64_t kPairProducts = 100;
 constexpr double kPairShare = 0.8;
@@ -282,9 +282,10 @@ bool pairs_pay(const Task& task, const Shape& s, const Shape& layer, bool stride
 // and weights of few pixels, or of large kernels, take longer to read.
 bool squares_pay(const Task& task, const Shape& s, const Shape& layer) {
     if (!suits(KernelName::filters_as_lanes_squares, task, s)) return false;
-    const int64_t plane = layer.out_height * layer.out_width;
+    const int64_t plane = layer.out_height * layer.out_width, pixels = s.batch * plane;
     const int64_t least = s.kernel_h * s.kernel_w > 9 ? kLargeSquarePixels : kSquarePixels;
-    return task.lanes < 16 || (plane >= kSquarePlane && s.batch * plane >= least);
+    return task.lanes < 16 || (plane >= kSquarePlane && pixels >= least &&
+                               pixels >= kChannelSquarePixels * layer.group_channels);
 }
 
 KernelName choose_for_any(const Task& task, const Shape& s) {
