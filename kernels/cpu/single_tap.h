@@ -487,11 +487,15 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
     }
 }
 
+// Pixels further on that are asked for before some are picked: processors do not fetch ahead rows that lie apart.
+constexpr int64_t kPickedAhead = 1024;
+
 // The pixels of a channel that the strides pick, one after the other.
 void pick_channel(const Layer& layer, const float* from, float* to) {
     const int64_t step = layer.stride_w, columns = divide_up(layer.width, step);
     for (int64_t y = 0; y < layer.height; y += layer.stride_h, to += columns) {
         const float* row = from + y * layer.width;
+        for (int64_t x = 0; x < layer.width; x += kLine) prefetch_soon(row + kPickedAhead + x);
         if (step == 2)  // as the compiler has vectors for
             for (int64_t x = 0; x < columns; ++x) to[x] = row[2 * x];
         else
