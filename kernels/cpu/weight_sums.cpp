@@ -211,7 +211,8 @@ template <class T, class Sum>
 bool reads_in_place(const Sweep& s) {
     constexpr int64_t kPageBytes = 4096;
     const int64_t pixels = s.height * s.width;
-    return std::is_same<T, Sum>::value && is_flat(s) && s.stride_h == 1 && s.stride_w == 1 &&
+    const bool has_all = s.out_height == s.height && s.out_width == s.width;
+    return std::is_same<T, Sum>::value && is_flat(s) && has_all &&
            pixels % Lanes<Sum>::count == 0 && pixels * static_cast<int64_t>(sizeof(Sum)) % kPageBytes != 0;
 }
 

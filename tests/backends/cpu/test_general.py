@@ -68,6 +68,8 @@ PROBLEMS = [
     "b33,c7,h8,w6,m50,k1x1",
     "b7,c22,h16,w5,m14,k1x1,g2",
     "b2,c9,h32,w32,m10,k1x1",
+    # One row of x is met, of planes that would be whole vectors.
+    "b3,c11,h2,w24,m7,k1x1,s3x1",
     # Those that take rows in pairs.
     "b2,c18,h21,w20,m19,k3x3,p1x1",
     "b5,c16,h13,w11,m16,k3x2,p0x1,d1x2,g2",
