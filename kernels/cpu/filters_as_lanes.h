@@ -33,13 +33,13 @@ constexpr int kDeepVectors = 2;
 constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 // Products after which a partial sum ends, so that long sums lose less to rounding.
 constexpr int64_t kDeepBlock = 256;
-// A product asks for the pixels of the one that is so many later, whose place must be known.
+// A product asks for the pixels of the one that comes so many later. So lists of places have so many more.
 constexpr int64_t kDeepSoon = 24, kDeepPlaces = kDeepBlock + kDeepSoon;
 // Blocks of filters that a thread computes with the same pixels, as long as these are in the first cache.
 constexpr int64_t kDeepTogether = 8;
 constexpr int kSquareDomains = kDomains * kDomains;
 // Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept. With 16
-// lanes three tiles of squares are laid out, which use a block's weights as often.
+// lanes there is room for three tiles of squares, for which a block's weights are read from memory once.
 constexpr int64_t kDeepStretch = 256, kDeepSums = 4096;
 constexpr int64_t kDeepFactors =
     ECE408_LANES == 16 ? 3 * kSquareDomains * kDeepBlock * kDeepPixels : 3 << 15;
@@ -242,7 +242,7 @@ struct DeepAhead {
     int64_t step;
 };
 
-// Sums of `count` products for P pixels that lie side by side, and Q of another row that begin `apart` behind
+// Sums of `count` products for P pixels that lie side by side, and Q of another row, `apart` behind the first of
 // them, in all places that `taps` says, which has kDeepSoon more.
 template <class Sum, int MV, int P, int Q>
 __attribute__((noinline)) void deep_tile(const Sum* pixels, int64_t apart, const int64_t* taps, int64_t count,
@@ -283,7 +283,7 @@ __attribute__((noinline)) void deep_tile(const Sum* pixels, int64_t apart, const
 template <class Sum>
 using DeepTile = void (*)(const Sum*, int64_t, const int64_t*, int64_t, const Sum*, DeepAhead<Sum>, bool, Sum*);
 
-// Where a tile's pixels lie: in one row, as many in each of two, or in two that have the most.
+// Where a tile's pixels lie: in one row, as many in each of two, or kDeepPixels in two.
 enum class DeepRows { one, equal, full };
 
 constexpr int second_row(DeepRows rows, int first) {
@@ -741,8 +741,8 @@ struct DeepPlan {
         const int64_t longest = packs_parts ? kDeepPartPixels : kDeepStretch;
         return most < kDeepPixels ? kDeepPixels : most < longest ? most : longest;
     }
-    // The pixels of tiles that have two rows of a phase, or 0: two short rows or, where those that end with
-    // rows would be less than four fifths of the largest ones, as many as the largest.
+    // The pixels of a tile that takes two rows of a phase, or 0: all of two short rows, or kDeepPixels of long
+    // ones, if tiles that end with their row would have less than four fifths of that.
     int64_t of_two_rows(const Phase& phase) const {
         if (lays_out) return 0;
         if (2 * phase.columns <= kDeepPixels) return 2 * phase.columns;
