@@ -376,9 +376,9 @@ struct UnitCosts {
     }
 };
 
-bool filters_beat_winograd(const Task& task, const Shape& s, const Shape& layer) {
+// `name`: what any problem of the layer's kind would be computed by.
+bool beats_winograd(KernelName name, const Task& task, const Shape& layer) {
     if (task.lanes < 8) return false;
-    const KernelName name = choose_for_any(task, s);
     if (name == KernelName::filters_as_lanes_squares)
         return layer.channels >= kSquareChannels && (task.lanes < 16 || products(layer) >= kSquareProducts);
     return name == KernelName::filters_as_lanes_pairs && layer.channels >= kRowPairChannels;
@@ -393,8 +393,10 @@ KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& laye
         const bool exact =
             layer.channels * costs.rows.groups * costs.columns.groups <= kLongOfSquares;
         if (exact && (direct ? costs.winograd() < costs.direct()
-                             : costs.winograd_is_faster_than_filters_as_lanes()))
-            return filters_beat_winograd(task, s, layer) ? choose_for_any(task, s) : KernelName::winograd;
+                             : costs.winograd_is_faster_than_filters_as_lanes())) {
+            const KernelName name = choose_for_any(task, s);
+            return beats_winograd(name, task, layer) ? name : KernelName::winograd;
+        }
     }
     return direct ? KernelName::direct : choose_for_any(task, s);
 }

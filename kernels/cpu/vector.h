@@ -33,6 +33,7 @@ __attribute__((always_inline)) inline T hidden(T value) {
 
 // Into the second cache: the first has the weights and what is being read.
 inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
+// Into the first, for what is read next.
 inline void prefetch_soon(const float* line) { __builtin_prefetch(line, 0, 3); }
 // For a line that will be written: no other core may keep it.
 inline void prefetch_output(const float* line) { __builtin_prefetch(line, 1, 3); }

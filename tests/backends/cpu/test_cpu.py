@@ -216,16 +216,21 @@ def test_names_the_kernel_that_ran(isa, case, rng):
     assert cpu.forward(problem, *at, False).kernel == f"{kernel}_{isa}"
 
 
+BY_SQUARES = dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_squares")
+
+
 @pytest.mark.parametrize(
     ("text", "kernels"),
     [
-        ("b8,c128,h14,w14,m128,k3,p1", {"avx512": "filters_as_lanes_squares"}),
+        ("b8,c128,h14,w14,m128,k3,p1", BY_SQUARES),
+        ("b8,c256,h14,w14,m256,k3,p1", BY_SQUARES),
         ("b8,c32,h28,w28,m64,k3,p1", {"avx2": "filters_as_lanes_squares", "avx512": "winograd"}),
-        ("b8,c32,h28,w28,m64,k5,p2", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_squares")),
+        ("b8,c32,h28,w28,m64,k5,p2", BY_SQUARES),
         ("b1,c256,h14,w14,m256,k3,p1", {"avx512": "filters_as_lanes_pairs"}),
         ("b16,c256,h7,w7,m256,k3,p1", {"avx512": "filters_as_lanes_pairs"}),
         ("b4,c256,h7,w7,m256,k3,p1", {"avx512": "filters_as_lanes"}),
-        ("b4,c64,h56,w56,m64,k3,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_squares")),
+        ("b4,c32,h56,w56,m64,k3,p1", {"avx2": "filters_as_lanes_squares", "avx512": "winograd"}),
+        ("b4,c64,h56,w56,m64,k3,p1", BY_SQUARES),
         ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes")),
         ("b1,c3,h64,w64,m32,k7,s2,p3", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_pairs")),
         ("b16,c256,h7,w7,m256,k1", dict.fromkeys(("avx2", "avx512"), "direct")),
