@@ -58,10 +58,12 @@ bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
     return has_lanes && (is_shifted_plane(s) || !dilated);
 }
 
-// filters_as_lanes.h by pairs of output rows: some residue modulo the stride has two taps.
+// filters_as_lanes.h by pairs of output rows: some residue modulo the stride has two taps. Kernels of one row
+// without strides are taken by pairs of columns.
 bool pairs_suit(const Shape& s, Direction direction) {
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
-    const bool fits = s.kernel_h > s.stride_h && s.kernel_h * s.kernel_w <= kMostPairTaps;
+    const bool columns = s.kernel_h == 1 && s.kernel_w > 1 && !strided && s.dilate_w == 1;
+    const bool fits = (s.kernel_h > s.stride_h || columns) && s.kernel_h * s.kernel_w <= kMostPairTaps;
     const bool steps = !strided || (direction == Direction::forward && s.dilate_h == 1);
     return fits && steps && s.pad_h <= (s.kernel_h - 1) * s.dilate_h &&
            s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
@@ -271,6 +273,8 @@ double share_of_pairs(const Shape& s) {
 bool pairs_pay(const Task& task, const Shape& s, const Shape& layer, bool strided) {
     const int64_t plane = s.out_height * s.out_width;
     if (!suits(KernelName::filters_as_lanes_pairs, task, s) || s.batch * plane < kPairPixels) return false;
+    // Tiles of shorter vectors fit rows of half the columns worse.
+    if (s.kernel_h == 1 && task.lanes < 16) return false;
     if (strided)
         return task.lanes >= 8 && plane >= kPairPlane && share_of_pairs(s) <= kPairShare &&
                layer.group_channels * s.kernel_h * s.kernel_w >= kPairProducts;

@@ -8,11 +8,11 @@
 // displacement in it. The gradient for x of a strided convolution is one such sum for each residue of x's
 // rows and columns modulo the stride, with only the taps that reach it, so that no zeros are multiplied.
 //
-// Kernels that are higher than their stride take two output rows at a time with fewer products, those without
-// strides also squares of 2x2 outputs, as winograd_f23.h explains: there is one such sum for each of 4 or 16
-// domains of the source. The 4 are made of an image at once. The 16 are made of a few pixels at a time, as
-// tiles that are read in order, for many filters; so a tile can reach from row to row, and small planes without
-// domains are laid out like that as well.
+// Kernels that are higher than their stride take two output rows at a time with fewer products, those of one row
+// two columns, those without strides also squares of 2x2 outputs, as winograd_f23.h explains: there is one such
+// sum for each of 4 or 16 domains of the source. The 4 are made of an image at once. The 16 are made of a few
+// pixels at a time, as tiles that are read in order, for many filters; so a tile can reach from row to row, and
+// small planes without domains are laid out like that as well.
 #pragma once
 
 #include "buffer.h"
@@ -94,7 +94,7 @@ struct Residue {
     int64_t place(int t) const { return kept_before + (pairs.is_single() && t > 0 ? 1 : t); }
 };
 
-// A sum over channels and taps for images of one group's channels.
+// A sum over channels and taps for images of one group's channels. By columns, the kernel's row is a column here.
 struct Deep : Shape {
     int64_t step_h, step_w;          // of the source from output pixel to output pixel
     int64_t out_step_h, out_step_w;  // of the output from pixel to pixel of a phase
@@ -102,8 +102,9 @@ struct Deep : Shape {
                                      // of columns modulo the step, a row has so many
     int64_t window;                  // taps of all phases
     int64_t phases;
-    bool by_pairs, by_squares;   // of rows, and of columns as well
-    Pairs across;                // of squares: how columns are taken
+    bool by_pairs, by_squares;   // of rows, and of columns as well;
+    bool by_columns;             // or of columns only
+    Pairs across;                // of columns: how these are taken
     int64_t residues, apart;     // of pairs: of rows modulo the stride, and the rows from y0 to y1,
     int64_t pair_rows, starts;   // the pairs of rows of a column, and the rows of a domain of a residue,
     int64_t direction;           // and the step from a tap of the weights to the next one
@@ -113,6 +114,8 @@ struct Deep : Shape {
 
     // The first row of the output of pair n; of the source, divided by the stride, that of a domain's row.
     int64_t first_of(int64_t n) const { return n / apart * 2 * apart + n % apart; }
+    bool pairs_rows() const { return by_pairs && !by_columns; }
+    bool pairs_columns() const { return by_squares || by_columns; }
 };
 
 // A sum for images of such a shape. False without memory.
@@ -122,7 +125,7 @@ inline bool begin(const Shape& shape, int64_t phases, int64_t window, Deep* deep
     deep->tap = Buffer<DeepTap>(window);
     deep->phases = phases;
     deep->window = 0;
-    deep->by_pairs = deep->by_squares = false;
+    deep->by_pairs = deep->by_squares = deep->by_columns = false;
     return deep->phase && deep->tap;
 }
 
@@ -206,30 +209,36 @@ inline Residue fill_residues(const Sweep& s, Deep* d) {
 // that of pairs its domains, one under the other, each residue of columns modulo the stride by itself.
 inline bool deep_by_pairs(const Sweep& s, bool turned, bool by_squares, Deep* d) {
     const Pairs across = pairs_of(s.kernel_w, s.out_width);
-    if (!begin(s, by_squares ? kSquareDomains : kDomains, 0, d)) return false;
-    d->residues = s.stride_h < s.kernel_h ? s.stride_h : s.kernel_h;
+    const bool by_columns = !by_squares && s.kernel_h == 1;
+    Sweep taken = s;
+    if (by_columns) taken.kernel_h = s.kernel_w, taken.kernel_w = 1;
+    if (!begin(taken, by_squares ? kSquareDomains : kDomains, 0, d)) return false;
+    d->residues = taken.stride_h < taken.kernel_h ? taken.stride_h : taken.kernel_h;
     d->residue = Buffer<Residue>(d->residues);
     if (!d->residue) return false;
-    const Residue all = fill_residues(s, d);
+    const Residue all = fill_residues(taken, d);
     const Pairs& pairs = d->residue[0].pairs;
-    d->by_pairs = true, d->by_squares = by_squares;
+    d->by_pairs = true, d->by_squares = by_squares, d->by_columns = by_columns;
     d->across = across;
     d->apart = s.dilate_h;
-    d->pair_rows = d->apart * divide_up(s.out_height, 2 * d->apart);
-    d->starts = d->pair_rows + (pairs.groups - 1) * d->apart;
+    d->pair_rows = by_columns ? s.out_height : d->apart * divide_up(s.out_height, 2 * d->apart);
+    d->starts = by_columns ? s.out_height : d->pair_rows + (pairs.groups - 1) * d->apart;
     d->direction = turned ? -1 : 1;
     d->step_h = by_squares ? 2 : 1, d->step_w = by_squares ? 2 : s.stride_w;
     d->out_step_h = d->out_step_w = 1;
     d->top = s.pad_h, d->left = s.pad_w;
     d->rows = by_squares ? 2 * (pairs.pairs + pairs.groups) : all.kept_before * d->starts;
     const int64_t row = s.out_width + (s.kernel_w - 1) * s.dilate_w / s.stride_w;
-    d->row = by_squares ? across.pairs + across.groups : s.stride_w > 1 ? round_up(row, kLanes) : row;
+    d->row = by_squares       ? across.pairs + across.groups
+             : by_columns     ? across.starts()
+             : s.stride_w > 1 ? round_up(row, kLanes)
+                              : row;
+    const int64_t columns = d->pairs_columns() ? across.pairs : s.out_width;
     for (int n = 0; n < d->phases; ++n) {
         const int64_t groups = all.before[by_squares ? n / kDomains : n];
-        const int64_t taps = by_squares ? across.groups_in(n % kDomains) : s.kernel_w;
-        d->phase[n] = {0, 0, d->pair_rows, by_squares ? across.pairs : s.out_width, groups * taps,
-                       d->window};
-        d->window += groups * taps;
+        const int64_t taps = groups * (by_squares ? across.groups_in(n % kDomains) : taken.kernel_w);
+        d->phase[n] = {0, 0, d->pair_rows, columns, taps, d->window};
+        d->window += taps;
     }
     return true;
 }
@@ -428,11 +437,11 @@ private:
 };
 
 // Where the weight for filter m (a lane) and channel c of a group lies: first + group * group_step
-// + m * filter_step + c * channel_step + p * kernel_w + q.
+// + m * filter_step + c * channel_step + p * (the kernel's width) + q.
 template <class T>
 struct DeepWeights {
     const T* first;
-    int64_t group_step, filter_step, channel_step, kernel_w;
+    int64_t group_step, filter_step, channel_step;
 };
 
 // What becomes of sums on their way to the output.
@@ -574,8 +583,8 @@ inline void part_to_even(const float* rows, int64_t wide, int64_t count, const D
 }
 #endif
 
-// How four rows of an image become a row of each domain that is kept of a residue: the pixel in column k of the
-// padded row goes to `places[domain]` + k % step * row + k / step, where k is in [left, left + width).
+// How four rows of an image, or columns, become a row of each domain that is kept of a residue: the pixel in column
+// k of the padded row goes to `places[domain]` + k % step * row + k / step, where k is in [left, left + width).
 struct DomainShape {
     int64_t left, width, step, row;
     bool is_single;
@@ -588,7 +597,7 @@ void to_kept_domains(const DomainShape& s, const V* d, V* z) {
     z[0] = d[0], z[3] = d[1];
 }
 
-// The columns from `begin` on, of each residue of columns; rows that there are not are null.
+// Domains of rows: the columns from `begin` on, of each residue of columns; rows that there are not are null.
 template <class T, class Sum>
 void domain_pixels(const DomainShape& s, const T* const* rows, int64_t begin, Sum* out) {
     for (int64_t k = begin * s.step; k < s.row * s.step; ++k) {
@@ -608,6 +617,26 @@ void domain_row(const DomainShape& s, const T* const* rows, bool, Sum* out) {
     domain_pixels(s, rows, 0, out);
 }
 
+// Domains of the columns of a row: those from column `begin` of a domain on.
+template <class T, class Sum>
+void column_pixels(const DomainShape& s, const T* row, int64_t begin, Sum* out) {
+    for (int64_t k = begin; k < s.row; ++k) {
+        Sum d[4], z[kDomains];
+        for (int n = 0; n < 4; ++n) {
+            const int64_t column = 2 * k + n - s.left;
+            d[n] = column >= 0 && column < s.width ? static_cast<Sum>(widen(row[column])) : Sum(0);
+        }
+        to_domains(d[0], d[1], d[2], d[3], z, 1);
+        for (int n = 0; n < kDomains; ++n)
+            if (s.places[n] >= 0) out[s.places[n] + k] = z[n];
+    }
+}
+
+template <class T, class Sum>
+void column_row(const DomainShape& s, const T* row, bool, Sum* out) {
+    column_pixels(s, row, 0, out);
+}
+
 #if ECE408_LANES > 4
 // Vectors that follow each other become those of the lanes of each residue.
 inline void part_lanes(Vec (&)[1]) {}
@@ -623,6 +652,14 @@ inline void part_lanes(Vec (&v)[4]) {
     v[1] = even_lanes(first[1], second[1]), v[3] = odd_lanes(first[1], second[1]);
 }
 
+// Of a vector from column `at` of the padded image on, the lanes that are pixels.
+inline Mask lanes_inside(const DomainShape& s, int64_t at) {
+    const auto lane = [&](int64_t column) {
+        return static_cast<int>(column < at ? 0 : column > at + kLanes ? kLanes : column - at);
+    };
+    return lanes_between(lane(s.left), lane(s.left + s.width));
+}
+
 // The first `vectors` columns of each of S residues, in whole vectors.
 template <int S>
 void domain_vectors(const DomainShape& s, const float* const* rows, int64_t vectors, float* out) {
@@ -630,10 +667,7 @@ void domain_vectors(const DomainShape& s, const float* const* rows, int64_t vect
         Vec kept[kDomains][S];
         for (int v = 0; v < S; ++v) {
             const int64_t at = S * k + v * kLanes;
-            const auto lane = [&](int64_t column) {
-                return static_cast<int>(column < at ? 0 : column > at + kLanes ? kLanes : column - at);
-            };
-            const Mask inside = lanes_between(lane(s.left), lane(s.left + s.width));
+            const Mask inside = lanes_inside(s, at);
             Vec d[4], z[kDomains] = {};
             for (int r = 0; r < 4; ++r)
                 d[r] = rows[r] ? load_only(inside, rows[r] + at - s.left) : broadcast(0.0f);
@@ -654,6 +688,25 @@ inline void domain_row(const DomainShape& s, const float* const* rows, bool ends
     (s.step == 1 ? domain_vectors<1> : s.step == 2 ? domain_vectors<2> : domain_vectors<4>)(s, rows, vectors,
                                                                                            out);
     domain_pixels(s, rows, vectors, out);
+}
+
+// The pixels of a row from `column` of the padded image on.
+inline Vec pixels_from(const DomainShape& s, const float* row, int64_t column) {
+    return load_only(lanes_inside(s, column), row + column - s.left);
+}
+
+inline void column_row(const DomainShape& s, const float* row, bool ends, float* out) {
+    const int64_t vectors = (ends ? s.row : round_up(s.row, kLanes)) / kLanes * kLanes;
+    for (int64_t k = 0; k < vectors; k += kLanes) {
+        const Vec first = pixels_from(s, row, 2 * k), second = pixels_from(s, row, 2 * k + kLanes);
+        const Vec third = pixels_from(s, row, 2 * k + 2), fourth = pixels_from(s, row, 2 * k + 2 + kLanes);
+        Vec z[kDomains];
+        to_domains(even_lanes(first, second), odd_lanes(first, second), even_lanes(third, fourth),
+                   odd_lanes(third, fourth), z, 1);
+        for (int n = 0; n < kDomains; ++n)
+            if (s.places[n] >= 0) store(out + s.places[n] + k, z[n]);
+    }
+    column_pixels(s, row, vectors, out);
 }
 #endif
 
@@ -797,7 +850,7 @@ struct DeepPlan {
         const Residue& residue = deep.residue[r];
         const int64_t group =
             residue.pairs.first_group(domain) + tap / deep.kernel_w - residue.before[n];
-        return (residue.place(domain) * deep.starts + group * deep.apart) * row() +
+        return residue.place(domain) * deep.starts * row() + group * (deep.by_columns ? 1 : deep.apart * row()) +
                x % deep.step_w * deep.row + x / deep.step_w;
     }
 
@@ -818,7 +871,7 @@ struct DeepPlan {
             for (int64_t c = 0; c < deep.group_channels; ++c, out += phase.taps * wide) {
                 const T* from = first_weight(unit) + c * weights.channel_step;
                 for (int64_t t = 0; t < phase.taps; ++t)
-                    interleave(from + taps[t].p * weights.kernel_w + taps[t].q,
+                    interleave(from + taps[t].p * deep.kernel_w + taps[t].q,
                                weights.filter_step, filters(block), wide, 1, out + t * wide);
             }
         }
@@ -846,7 +899,7 @@ struct DeepPlan {
         constexpr int64_t kChannels = 4;
         Sum taps[kChannels * kMostPairTaps * kDeepVectors * Lanes<Sum>::count];
         const int64_t wide = vectors(block) * Lanes<Sum>::count;
-        const int64_t window = deep.kernel_h * weights.kernel_w;
+        const int64_t window = deep.kernel_h * deep.kernel_w;
         const bool together = weights.channel_step == window;
         for (int64_t c = 0; c < channels; c += kChannels) {
             const int64_t left = channels - c, count = left < kChannels ? left : kChannels;
@@ -863,7 +916,7 @@ struct DeepPlan {
     void combine_taps(int64_t c, int64_t channels, const Sum* taps, int64_t wide, Sum* out) const {
         using L = Lanes<Sum>;
         Sum row[kDomains][kMostPairTaps / 2 * kDeepVectors * L::count];
-        const int64_t wide_row = weights.kernel_w * wide;
+        const int64_t wide_row = deep.kernel_w * wide;
         for (int64_t r = 0; r < deep.residues; ++r) {
             const Residue& residue = deep.residue[r];
             const Pairs& pairs = residue.pairs;
@@ -890,13 +943,13 @@ struct DeepPlan {
         for (int u = 0; u < across; ++u) {
             const Phase& phase = deep.phase[t * across + u];
             const int64_t first = deep.by_squares ? deep.across.first_group(u) : 0;
-            const int64_t taps = deep.by_squares ? deep.across.groups - first : weights.kernel_w;
+            const int64_t taps = deep.by_squares ? deep.across.groups - first : deep.kernel_w;
             const int64_t before = c * phase.taps + n * taps - first;
             to[u] = out + (channels * phase.first_tap + before) * wide;
         }
         if (!deep.by_squares) {
-            for (int64_t k = 0; k < weights.kernel_w; ++k)
-                memcpy(to[0] + k * wide, columns + tap_place(k, weights.kernel_w) * wide,
+            for (int64_t k = 0; k < deep.kernel_w; ++k)
+                memcpy(to[0] + k * wide, columns + tap_place(k, deep.kernel_w) * wide,
                        static_cast<size_t>(wide) * sizeof(Sum));
             return;
         }
@@ -935,7 +988,7 @@ struct DeepPlan {
         for (int64_t k = 0; k < rows * deep.width; k += kInLine) __builtin_prefetch(ahead + k, 0, 2);
     }
 
-    // A channel's domains of rows, one under the other; of these the rows [begin, end).
+    // A channel's domains, one under the other; of these the rows [begin, end).
     void transform(const T* source, int64_t begin, int64_t end, Sum* out) const {
         for (int64_t r = 0; r < deep.residues; ++r) {
             const Residue& residue = deep.residue[r];
@@ -943,20 +996,25 @@ struct DeepPlan {
             for (int t = 0; t < kDomains; ++t)
                 shape.places[t] = residue.pairs.groups_in(t) ? residue.place(t) * deep.starts * row() : -1;
             for (int64_t start = begin; start < end; ++start) {
+                // Vectors write behind a row, where the next domain may be.
+                const bool ends = (deep.starts - start) * row() < round_up(row(), kLanes);
+                if (deep.by_columns) {
+                    ask_for(source, start, 1);
+                    column_row(shape, source + start * deep.width, ends, out + start * row());
+                    continue;
+                }
                 if (r == 0) ask_for(source, deep.first_of(start) * deep.stride_h - deep.top, 2 * deep.stride_h);
                 const T* d[4];
                 for (int64_t n = 0; n < 4; ++n) {
                     const int64_t y = (deep.first_of(start) + n * deep.apart) * deep.stride_h + r - deep.top;
                     d[n] = y >= 0 && y < deep.height ? source + y * deep.width : nullptr;
                 }
-                // Vectors write behind a row, where the next domain may be.
-                const bool ends = (deep.starts - start) * row() < round_up(row(), kLanes);
                 domain_row(shape, d, ends, out + start * row());
             }
         }
     }
 
-    // Rows of the padded source, or of each domain of rows.
+    // Rows of the padded source, or of each domain of pairs.
     struct Rows {
         int64_t begin, end;
     };
@@ -1122,13 +1180,14 @@ struct DeepPlan {
         }
     }
 
-    // Domains' sums of `count` pairs or squares become rows of pixels: all even ones, then the odd ones.
+    // Domains' sums of `count` pairs or squares become rows of pixels: all even ones, then the odd ones; those of
+    // pairs of columns one row.
     template <bool Squares>
     void join(const Sum* sums, int64_t step, int64_t count, int64_t wide, Sum* rows) const {
         using L = Lanes<Sum>;
         constexpr int kAcross = Squares ? kDomains : 1, kColumns = Squares ? 2 : 1;
-        const int64_t all = count * kColumns * wide;
-        for (int64_t k = 0; k < count; ++k, rows += (kColumns - 1) * wide)
+        const int64_t each = (deep.pairs_columns() ? 2 : 1) * wide, second = deep.by_columns ? wide : count * each;
+        for (int64_t k = 0; k < count; ++k, rows += each - wide)
             for (int64_t v = 0; v < wide; v += L::count, sums += L::count, rows += L::count) {
                 typename L::Vec half[2][kAcross];
 #pragma GCC unroll 4
@@ -1144,7 +1203,7 @@ struct DeepPlan {
                     if constexpr (Squares) to_rows(half[odd], 1);
 #pragma GCC unroll 2
                     for (int b = 0; b < kColumns; ++b)
-                        L::store(rows + odd * all + b * wide, half[odd][b]);
+                        L::store(rows + odd * second + b * wide, half[odd][b]);
                 }
             }
     }
@@ -1152,7 +1211,7 @@ struct DeepPlan {
     // Where a stretch's outputs lie. Rows that follow each other are one.
     void find_outputs(Stretch* s) const {
         const Phase& phase = s->phase;
-        const int64_t across = deep.by_squares ? 2 : 1, down = deep.by_pairs ? 2 : 1;
+        const int64_t across = deep.pairs_columns() ? 2 : 1, down = deep.pairs_rows() ? 2 : 1;
         const bool whole = !deep.by_pairs && deep.phases == 1;
         const int64_t columns = whole ? phase.rows * phase.columns : phase.columns;
         const int64_t height = whole ? 1 : phase.rows;
@@ -1161,7 +1220,7 @@ struct DeepPlan {
             const int64_t i = n / columns, j = n % columns * across;
             count = columns - n % columns < s->end - n ? columns - n % columns : s->end - n;
             for (int64_t odd = 0; odd < down; ++odd) {
-                const int64_t row = deep.by_pairs ? deep.first_of(i % height) + odd * deep.apart
+                const int64_t row = deep.pairs_rows() ? deep.first_of(i % height) + odd * deep.apart
                                                   : phase.row + i % height * deep.out_step_h;
                 if (row >= deep.out_height) continue;
                 // The last pair of a row may have one pixel.

@@ -46,7 +46,7 @@ Sweep forward_rows(const ece408_problem& p) {
     return forward_sweep(derive(p.stride_h == 1 && p.stride_w == 1 ? flattened(p) : p));
 }
 
-// What filters_as_lanes.h takes at once: outputs by their taps, pairs of rows, or squares.
+// What filters_as_lanes.h takes at once: outputs by their taps, pairs of rows or columns, or squares.
 enum class By { taps, pairs, squares };
 
 template <By BY>
@@ -60,7 +60,7 @@ bool forward_deep(const ece408_problem& problem, Deep* deep) {
 template <class T>
 DeepWeights<T> forward_weights(const Shape& s, const T* w) {
     const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
-    return {w, s.group_filters * filter, filter, window, s.kernel_w};
+    return {w, s.group_filters * filter, filter, window};
 }
 
 // `packed`: the weights as `filters_pack` leaves them, or null.
@@ -112,7 +112,7 @@ int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, 
                  int threads) {
     const Shape s = derive(problem);
     const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
-    const DeepWeights<T> weights = {w, s.group_filters * filter, window, filter, s.kernel_w};
+    const DeepWeights<T> weights = {w, s.group_filters * filter, window, filter};
     const Sum* const no_packed = nullptr;
     Deep deep;
     const bool ready = BY == By::taps ? deep_backward(forward_rows(problem), &deep)

@@ -232,6 +232,7 @@ BY_SQUARES = dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_squares")
         ("b4,c32,h56,w56,m64,k3,p1", {"avx2": "filters_as_lanes_squares", "avx512": "winograd"}),
         ("b4,c64,h56,w56,m64,k3,p1", BY_SQUARES),
         ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes")),
+        ("b1,c128,h17,w17,m128,k1x7,p0x3", {"avx512": "filters_as_lanes_pairs"}),
         ("b1,c3,h64,w64,m32,k7,s2,p3", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_pairs")),
         ("b16,c256,h7,w7,m256,k1", dict.fromkeys(("avx2", "avx512"), "direct")),
         ("b16,c256,h6,w6,m256,k1", {"avx2": "direct", "avx512": "filters_as_lanes"}),

@@ -54,6 +54,10 @@ PROBLEMS = [
     "b2,c9,h40,w37,m20,k5x4,s3x4,p1x2",
     "b2,c30,h19,w22,m33,k3x3,p3x2,d3x2,bias",
     "b1,c33,h17,w14,m36,k4x4,p2x1",
+    # In pairs of columns.
+    "b2,c20,h5,w17,m33,k1x7,p0x3",
+    "b3,c34,h9,w20,m38,k1x4,p0x1,g2,bias",
+    "b1,c90,h3,w6,m16,k1x3",
     # Batches whose weight gradients are summed in stretches.
     "b21,c3,h6,w7,m4,k3x3,p1x1",
     "b35,c3,h6,w7,m12,k3x3,s2x1",

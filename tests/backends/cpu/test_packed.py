@@ -32,6 +32,7 @@ FILTERS = (
     ("filters_as_lanes_pairs", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
     ("filters_as_lanes_pairs", "b3,c40,h7,w7,m40,k5x3,p2x1"),
     ("filters_as_lanes_pairs", "b1,c64,h24,w25,m64,k3,p1x1"),
+    ("filters_as_lanes_pairs", "b2,c40,h6,w17,m40,k1x7,p0x3,bias"),
     ("filters_as_lanes_squares", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
     ("filters_as_lanes_squares", "b3,c40,h7,w7,m40,k5x3,p2x1"),
     ("filters_as_lanes_squares", "b1,c64,h24,w25,m64,k3,p1x1"),
