@@ -130,8 +130,13 @@ class Backend(ABC):
         """Do now what the first call would spend time on. Raises what that raises."""
         return
 
-    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
-        """What computes a direction without Python, or `None` where Python is needed."""
+    def native_function(
+        self, problem: ConvProblem, direction: str, keeps_weights: bool = False
+    ) -> NativeFunction | None:
+        """What computes a direction without Python, or `None` where Python is needed.
+
+        `keeps_weights`: whether the caller keeps the weights of a forward pass packed.
+        """
         return None
 
     def native_launches(self, problem: ConvProblem, direction: str) -> NativeLaunches | None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import dispatch, errors, op_log, settings
-from ..backends import DIRECTIONS, Backend, Done, NativeLaunch
+from ..backends import DIRECTIONS, Backend, Done, NativeFunction, NativeLaunch
 from ..backends.cpu import native
 from ..backends.cpu.backend import chosen_isa
 from ..problem import ConvProblem
@@ -98,7 +98,7 @@ class _Others(ctypes.Structure):
 _INT = ctypes.c_int
 _CALL = (ctypes.c_char_p, _INT, _INT, _INT, ctypes.POINTER(ctypes.c_int64))
 _TIMES = (ctypes.c_double, ctypes.c_double)
-_Ask = ctypes.CFUNCTYPE(None, *_CALL, ctypes.POINTER(_Plan))
+_Ask = ctypes.CFUNCTYPE(None, *_CALL, _INT, ctypes.POINTER(_Plan))
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(ctypes.c_void_p))
 _Report = ctypes.CFUNCTYPE(ctypes.c_int, *_CALL, ctypes.POINTER(_Plan), *_TIMES)
 
@@ -226,7 +226,13 @@ def _call(
 
 @_Ask
 def _ask(
-    description: bytes | None, direction: int, gpu: int, mxnet_type: int, sizes: Any, plan: Any
+    description: bytes | None,
+    direction: int,
+    gpu: int,
+    mxnet_type: int,
+    sizes: Any,
+    keeps: int,
+    plan: Any,
 ) -> None:
     try:
         plan[0] = _Plan(None, settings.threads())
@@ -236,7 +242,8 @@ def _ask(
         problem, layer = _call(description, gpu, mxnet_type, sizes)
         if gpu < 0:
             backend = dispatch.prepare(problem, layer, DIRECTIONS[direction])
-            _plan_function(backend, problem, DIRECTIONS[direction], plan)
+            function = backend.native_function(problem, DIRECTIONS[direction], bool(keeps))
+            _plan_function(backend, function, plan)
         else:
             backend = dispatch.select(problem, layer, DIRECTIONS[direction])
             _plan_launches(backend, problem, DIRECTIONS[direction], plan)
@@ -245,8 +252,7 @@ def _ask(
         return
 
 
-def _plan_function(backend: Backend, problem: ConvProblem, direction: str, plan: Any) -> None:
-    function = backend.native_function(problem, direction)
+def _plan_function(backend: Backend, function: NativeFunction | None, plan: Any) -> None:
     if function is not None:
         *numbers, name, precision, bias_gradient = function
         key = function.address, function.isa, function.kernel

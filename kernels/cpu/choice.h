@@ -17,6 +17,7 @@ struct Task {
     int64_t element_bytes;  // of a number as it is multiplied
     int64_t lanes;          // floats of a vector
     bool strict;            // float32 arrays, products and sums in double, all taken as they are
+    bool kept;              // the forward pass is given weights that are packed already
 };
 
 // Whether a kernel can compute a task.

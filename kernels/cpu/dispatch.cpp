@@ -64,8 +64,8 @@ bool usable(const ece408_problem* problem, int isa) {
 }
 
 Task task_of(const ece408_problem& problem, Direction direction, int64_t element_bytes, int isa,
-             bool strict) {
-    return {problem, direction, strict ? 8 : element_bytes, kLanes[isa], strict};
+             bool strict, bool kept) {
+    return {problem, direction, strict ? 8 : element_bytes, kLanes[isa], strict, kept};
 }
 
 // `call` is handed a kernel's functions, `of` of it, and the number of threads to use.
@@ -74,7 +74,7 @@ int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel
         bool arrays, int threads, int isa, int kernel, const Call& call) {
     if (!usable(problem, isa) || !arrays || threads < 1) return ECE408_INVALID;
     if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
-    const Task task = task_of(*problem, direction, sizeof(T), isa, strict);
+    const Task task = task_of(*problem, direction, sizeof(T), isa, strict, false);
     const int useful = useful_threads(*problem, threads);
     const auto run_one = [&](KernelName name) {
         return call(kKernels[static_cast<int>(name)][isa]->*of, useful);
@@ -85,11 +85,11 @@ int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel
     return status == kNotFinite ? run_one(choose_for_any(task)) : status;
 }
 
-// The kernel of this number, or the chosen one, for the forward pass in float32; null where it cannot
-// compute.
+// The kernel of this number, or the chosen one, for the forward pass in float32 with weights that are kept;
+// null where it cannot compute.
 const Kernel* forward_kernel(const ece408_problem* problem, int isa, int kernel) {
     if (!usable(problem, isa) || !cpu_has(isa)) return nullptr;
-    const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false);
+    const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false, true);
     const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
     return suits(name, task) ? kKernels[static_cast<int>(name)][isa] : nullptr;
 }
@@ -121,11 +121,12 @@ const char* ece408_kernel_name(int kernel) {
 }
 
 int ece408_choose(const ece408_problem* problem, int direction, int element_bytes, int isa,
-                  int strict) {
+                  int strict, int kept) {
     using namespace ece408;
     if (!usable(problem, isa) || direction < 0 || direction > 2) return ECE408_CHOSEN;
     const auto which = static_cast<Direction>(direction);
-    return static_cast<int>(choose(task_of(*problem, which, element_bytes, isa, strict != 0)));
+    const Task task = task_of(*problem, which, element_bytes, isa, strict != 0, kept != 0);
+    return static_cast<int>(choose(task));
 }
 
 #define ECE408_DEFINE(T, Stored, suffix, strict)                                                 \

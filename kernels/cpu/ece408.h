@@ -20,7 +20,7 @@
 #define ECE408_EXPORT __attribute__((visibility("default")))
 
 /* Changes with every incompatible change of this header. */
-#define ECE408_ABI_VERSION 12
+#define ECE408_ABI_VERSION 13
 
 #ifdef __cplusplus
 extern "C" {
@@ -68,9 +68,10 @@ ECE408_EXPORT const char* ece408_kernel_name(int kernel);
 
 /* The number of the kernel that computes a problem on arrays of elements of 2, 4 or 8 bytes, or
  * `strict`, on floats by one of the functions of that name: expected to be the fastest, from what the
- * layer is. ECE408_CHOSEN for what is no convolution. It takes less than a microsecond. */
+ * layer is, and whether the forward pass is given packed weights, `kept` from call to call.
+ * ECE408_CHOSEN for what is no convolution. It takes less than a microsecond. */
 ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, int element_bytes,
-                                int isa, int strict);
+                                int isa, int strict, int kept);
 
 /* Any convolution, in all directions; `bias` may be null. A kernel that is asked for refuses what
  * it cannot do: choice.cpp says what that is. Where weights are not all finite another one may
@@ -119,7 +120,8 @@ typedef struct ece408_finish {
 } ece408_finish;
 
 /* Floats of a layer's weights and biases in the order in which a kernel's forward pass reads them, the
- * same for images of any number and size; 0 if it reads them as they are. */
+ * same for images of any number and size; 0 if it reads them as they are. Here and below, ECE408_CHOSEN
+ * stands for the kernel that is chosen for weights that are kept. */
 ECE408_EXPORT int64_t ece408_packed_floats(const ece408_problem* problem, int isa, int kernel);
 
 /* Makes it: `packed` has room for so many. ECE408_UNSUPPORTED if the kernel packs nothing, or cannot

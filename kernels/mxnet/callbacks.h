@@ -138,9 +138,9 @@ ECE408_EXPORT void ece408_memory_is_free(void* tensor);
 
 /* Fills in the plan for a layer, described by its node's attribute, or with NULL the threads and the
  * instruction set for anything else, in a direction of ece408.h's on data of MXNet's type number `type` and of batch,
- * channels, height and width `sizes`. */
+ * channels, height and width `sizes`, where `keeps` says whether its weights are kept packed. */
 typedef void ece408_ask(const char* layer, int direction, int gpu, int type, const int64_t* sizes,
-                        ece408_plan* plan);
+                        int keeps, ece408_plan* plan);
 
 /* Computes the same call itself; 0 if it failed. The arrays are x, w, bias and y, or w, dy and dx,
  * or x, dy, dw and dbias; NULL for one that there is not. */

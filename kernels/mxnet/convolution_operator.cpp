@@ -187,7 +187,8 @@ private:
     };
 
     Call call_of(const ece408_problem& p, int type, int direction) const {
-        return {layer_.description, type, direction, sizes_of(p), gpu_};
+        const bool keeps = kept_ && direction == ECE408_FORWARD && !ece408::KeptWeights::are_shared;
+        return {layer_.description, type, direction, sizes_of(p), gpu_, keeps};
     }
 
     static std::array<int64_t, 4> sizes_of(const ece408_problem& p) {

@@ -27,11 +27,12 @@ struct Call {
     int direction = ECE408_FORWARD;
     std::array<int64_t, 4> sizes{};  // batch, channels, height, width
     int gpu = ECE408_ON_CPU;
+    bool keeps = false;  // whether the layer's weights are kept packed
 
     const char* name() const { return layer.empty() ? nullptr : layer.c_str(); }
     bool operator<(const Call& other) const {
-        return std::tie(sizes, type, direction, gpu, layer) <
-               std::tie(other.sizes, other.type, other.direction, other.gpu, other.layer);
+        return std::tie(sizes, type, direction, gpu, keeps, layer) <
+               std::tie(other.sizes, other.type, other.direction, other.gpu, other.keeps, other.layer);
     }
 };
 
@@ -85,7 +86,8 @@ public:
         }
         const auto answer = std::make_shared<Plan>();
         run_python([&] {
-            ask_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(), answer.get());
+            ask_(call.name(), call.direction, call.gpu, call.type, call.sizes.data(), call.keeps,
+                 answer.get());
             return 1;
         });
         // A plan that could not be made has none.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ece408_op
+from ece408_op.backends.cpu import native
 from ece408_op.operator import compiled_operator, memory
 
 SHAPE = (2, 8, 18, 16)
@@ -254,6 +255,7 @@ def test_weights_are_packed_once(mx, x, rng):
 SHARED = """
 import ctypes
 import ece408_op
+from ece408_op.backends.cpu import native
 import mxnet as mx
 from ece408_op.operator import memory
 
@@ -274,3 +276,18 @@ assert not block(x, w).asnumpy().any()
 def test_weights_in_shared_memory_are_not_kept(run_python):
     result = run_python(SHARED)
     assert result.returncode == 0, result.stderr
+
+
+def test_layers_that_keep_their_weights_have_kernels_for_that(mx, rng):
+    net = mx.gluon.nn.Conv2D(128, 3, padding=1, in_channels=128)
+    net.initialize()
+    ece408_op.swap(net)
+    x = mx.nd.array(rng.uniform(-1, 1, (1, 128, 7, 7)))
+    with ece408_op.op_times() as log:
+        net(x).wait_to_read()
+        net.hybridize()
+        net(x).wait_to_read()
+    isa, problem = native.isas()[0], log[0].problem
+    kernels = [native.choose(problem, "forward", isa, kept=kept) for kept in (False, True)]
+    assert [entry.kernel for entry in log] == [f"{kernel}_{isa}" for kernel in kernels]
+    assert isa == "baseline" or len(set(kernels)) == 2

@@ -34,7 +34,7 @@ class Lending(CpuBackend):
         super().__init__()
         self._pool = pool
 
-    def native_function(self, problem, direction):
+    def native_function(self, problem, direction, keeps_weights=False):
         return None
 
     def result_memory(self, problem):

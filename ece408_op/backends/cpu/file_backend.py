@@ -35,7 +35,9 @@ class FileBackend(CpuBackend):
     def prepare(self, problem: ConvProblem, direction: str) -> None:
         load(self._file)
 
-    def native_function(self, problem: ConvProblem, direction: str) -> NativeFunction | None:
+    def native_function(
+        self, problem: ConvProblem, direction: str, keeps_weights: bool = False
+    ) -> NativeFunction | None:
         if direction != "forward":
             return super().native_function(problem, direction)
         found = load(self._file)

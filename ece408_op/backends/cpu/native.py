@@ -26,7 +26,7 @@ SUFFIXES = {"float16": "f16", "float32": "f32", "float64": "f64"}
 # Of the fast functions for float32 arrays with products and sums in float64.
 STRICT = "strict"
 
-_ABI_VERSION = 12
+_ABI_VERSION = 13
 ISA_CODES = {"avx512": 2, "avx2": 1, "baseline": 0}
 _REMEDY = "run `pip install .` in the checkout, which needs a C++ compiler (g++ or clang++)"
 _FAILURES: dict[int, type[Ece408Error]] = {
@@ -102,7 +102,7 @@ def _declare_all(library: ctypes.CDLL) -> None:
         getattr(library, name).argtypes = arguments
     library.ece408_kernel_name.argtypes = [ctypes.c_int]
     library.ece408_kernel_name.restype = ctypes.c_char_p
-    library.ece408_choose.argtypes = [ctypes.POINTER(_Problem), *[ctypes.c_int] * 4]
+    library.ece408_choose.argtypes = [ctypes.POINTER(_Problem), *[ctypes.c_int] * 5]
     for suffix in (*SUFFIXES.values(), STRICT):
         _declare(library, f"ece408_forward_{suffix}", arrays=4, numbers=4)
         _declare(library, f"ece408_backward_data_{suffix}", arrays=3, numbers=4)
@@ -156,10 +156,13 @@ def kernels() -> tuple[str, ...]:
     return tuple(name.decode() for name in itertools.takewhile(bool, names))
 
 
-def choose(problem: ConvProblem, direction: str, isa: str, strict: bool = False) -> str:
+def choose(
+    problem: ConvProblem, direction: str, isa: str, strict: bool = False, kept: bool = False
+) -> str:
     """The kernel that computes a direction, of `DIRECTIONS`; with `strict` one whose products and
-    sums are in float64, of numbers as they are. Raises `KernelsMissing`."""
-    numbers = DIRECTIONS.index(direction), ITEM_BYTES[problem.dtype], ISA_CODES[isa], strict
+    sums are in float64, of numbers as they are. `kept`: a forward pass is given packed weights.
+    Raises `KernelsMissing`."""
+    numbers = DIRECTIONS.index(direction), ITEM_BYTES[problem.dtype], ISA_CODES[isa], strict, kept
     return kernels()[library().ece408_choose(as_struct(problem), *numbers)]
 
 

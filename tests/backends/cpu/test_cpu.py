@@ -243,6 +243,22 @@ def test_instruction_sets_choose_by_their_own_measurements(text, kernels):
     assert {isa: native.choose(problem, "forward", isa) for isa in kernels} == kernels
 
 
+@pytest.mark.parametrize(
+    ("text", "kernel", "kept"),
+    [
+        ("b1,c512,h7,w7,m512,k3,p1", "filters_as_lanes", "filters_as_lanes_squares"),
+        ("b1,c384,h8,w8,m384,k3x1,p1x0", "filters_as_lanes", "filters_as_lanes_pairs"),
+        ("b1,c512,h5,w5,m512,k3,p1", "filters_as_lanes", "filters_as_lanes"),
+        ("b1,c512,h7,w7,m512,k3,p1,float64", "filters_as_lanes", "filters_as_lanes"),
+    ],
+)
+def test_weights_that_are_kept_packed_may_have_another_kernel(text, kernel, kept):
+    problem = ConvProblem.parse(text)
+    for isa in ("avx2", "avx512"):
+        assert native.choose(problem, "forward", isa) == kernel
+        assert native.choose(problem, "forward", isa, kept=True) == kept
+
+
 @every(
     case=[
         ("b2,c3,h9,w9,m20,k3", "weight_sums"),
