@@ -27,9 +27,9 @@
 namespace ece408 {
 namespace {
 
-// Bytes of an array, for each thread, that stay in a core's own caches. Rows beyond them are fetched ahead
-// where planes are not taken in bands.
-constexpr int64_t kOwnCache = int64_t{2} << 20;
+// Bytes of an array, for each thread, from which on rows are fetched ahead where planes are not taken in bands: in
+// networks others have written most of them, in their cores' caches.
+constexpr int64_t kFetchedBytes = int64_t{128} << 10;
 
 // Whether rows of outputs may lie one after the other in a vector.
 bool packs_rows(const Shape& s) {
@@ -76,8 +76,8 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
                    floats_past_line(y) == 0;
 #endif
     const int64_t inputs = layer.planes() * s.height * s.width;
-    const bool leaves_own_cache = !kGoesDown && 4 * inputs > threads * kOwnCache;
-    const bool fetches = s.dilate_h == 1 && (leaves_own_cache || exceeds_caches(4 * inputs));
+    const bool is_large = !kGoesDown && 4 * inputs > threads * kFetchedBytes;
+    const bool fetches = s.dilate_h == 1 && (is_large || exceeds_caches(4 * inputs));
     const int64_t lines = divide_up(call.tile_rows * s.stride_h * s.width, kLine);
     call.ahead_lines = fetches ? divide_up(lines, vectors) : 0;
     // Bands read an image in an order in which processors do not fetch it from memory by themselves.

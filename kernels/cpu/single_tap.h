@@ -50,6 +50,9 @@ constexpr int64_t kRunFloats = 1 << 15;
 // Products of shorter vectors take longer.
 constexpr int64_t kStretchChannels = kLanes == 16 ? 16 : 64;
 
+// Channels from which on threads that share an image ask for its pixels.
+constexpr int64_t kAskedChannels = 64;
+
 // What a tile of pixels does with consecutive blocks of filters: it computes sums of channels [begin, end),
 // and adds them to those of the channels before, which lie where the outputs are to be.
 struct Column {
@@ -479,8 +482,9 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         tile.column.is_last = number + 1 == tiling.tiles || begin == end;
         known = group;
         const bool of_last_group = first + blocks == tiling.blocks;
-        // The parts of an image that several threads share come from the caches.
-        if (whole) tile.ask_for_run_after(number, of_last_group ? next : nullptr, last - block);
+        // Parts of an image come from the caches, other cores' among them: short sums are over before that.
+        if (whole || (!plan.by_groups && plan.channels() >= kAskedChannels))
+            tile.ask_for_run_after(number, of_last_group ? next : nullptr, last - block);
         // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
         const bool shared = !whole && !plan.by_groups && number == tiling.tiles - 1 && tiling.first > 0;
         tile.run(block, last, y, accumulate || shared, accumulate);
