@@ -34,7 +34,7 @@ constexpr int kDeepPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 // Products after which a partial sum ends, so that long sums lose less to rounding.
 constexpr int64_t kDeepBlock = 256;
 // A product asks for the pixels of the one that comes so many later. So lists of places have so many more.
-constexpr int64_t kDeepSoon = 24, kDeepPlaces = kDeepBlock + kDeepSoon;
+constexpr int64_t kDeepSoon = 24;
 // Blocks of filters that a thread computes with the same pixels, as long as these are in the first cache.
 constexpr int64_t kDeepTogether = 8;
 constexpr int kSquareDomains = kDomains * kDomains;
@@ -251,34 +251,48 @@ struct DeepAhead {
     int64_t step;
 };
 
+// sum + w * *x, where products may be one instruction each.
+template <class Sum, class V>
+V add_one(V w, const Sum* x, V sum) {
+    return sum + w * Lanes<Sum>::broadcast(*x);
+}
+#if ECE408_LANES == 16
+inline Vec add_one(Vec w, const float* x, Vec sum) { return multiply_add_one(w, x, sum); }
+#endif
+
 // Sums of `count` products for P pixels that lie side by side, and Q of another row, `apart` behind the first of
-// them, in all places that `taps` says, which has kDeepSoon more.
-template <class Sum, int MV, int P, int Q>
+// them, in all places that `taps` says, which has kDeepSoon more. Of P pixels that are laid out, LAID, those of a
+// product lie `apart` behind the last one's.
+template <class Sum, int MV, int P, int Q, bool LAID>
 __attribute__((noinline)) void deep_tile(const Sum* pixels, int64_t apart, const int64_t* taps, int64_t count,
                                          const Sum* weight, DeepAhead<Sum> ahead, bool add, Sum* out) {
     using L = Lanes<Sum>;
     typename L::Vec sum[P + Q][MV] = {};
     for (int64_t t = 0; t < count; ++t) {
-        const Sum* const at = pixels + taps[t];
-        const Sum* const second = at + apart;
+        // An address of one register each: of two, it would be an instruction of its own in each product.
+        const Sum* const at = LAID ? pixels : hidden(pixels + taps[t]);
+        const Sum* const second = Q ? hidden(at + apart) : at;
         // With vectors of 16 lanes the first cache is full of the weights that are read, and a product takes
         // long enough to ask for pixels as well.
         __builtin_prefetch(ahead.first, 0, ECE408_LANES == 16 ? 2 : 3);
         ahead.first += ahead.step;
         if (ECE408_LANES == 16) {
-            const Sum* const soon = pixels + taps[t + kDeepSoon];
+            const Sum* const soon = pixels + (LAID ? kDeepSoon * apart : taps[t + kDeepSoon]);
             __builtin_prefetch(soon, 0, 3);
-            __builtin_prefetch(soon + (Q ? apart + Q : P) - 1, 0, 3);
+            if (!LAID) __builtin_prefetch(soon + (Q ? apart + Q : P) - 1, 0, 3);
         }
         typename L::Vec w[MV];
 #pragma GCC unroll 2
         for (int v = 0; v < MV; ++v) w[v] = L::load(weight + (t * MV + v) * L::count);
 #pragma GCC unroll 16
         for (int p = 0; p < P + Q; ++p) {
-            const typename L::Vec x = L::broadcast(p < P ? at[p] : second[p - P]);
+            const Sum* const from = p < P ? at + p : second + p - P;
+            const bool by_one = p >= (P + Q) / 2;
+            const typename L::Vec x = by_one ? typename L::Vec{} : L::broadcast(*from);
 #pragma GCC unroll 2
-            for (int v = 0; v < MV; ++v) sum[p][v] += w[v] * x;
+            for (int v = 0; v < MV; ++v) sum[p][v] = by_one ? add_one(w[v], from, sum[p][v]) : sum[p][v] + w[v] * x;
         }
+        if (LAID) pixels += apart;
     }
 #pragma GCC unroll 16
     for (int p = 0; p < P + Q; ++p)
@@ -292,11 +306,11 @@ __attribute__((noinline)) void deep_tile(const Sum* pixels, int64_t apart, const
 template <class Sum>
 using DeepTile = void (*)(const Sum*, int64_t, const int64_t*, int64_t, const Sum*, DeepAhead<Sum>, bool, Sum*);
 
-// Where a tile's pixels lie: in one row, as many in each of two, or kDeepPixels in two.
-enum class DeepRows { one, equal, full };
+// Where a tile's pixels lie: in one row, as many in each of two, kDeepPixels in two, or laid out.
+enum class DeepRows { one, equal, full, laid_out };
 
 constexpr int second_row(DeepRows rows, int first) {
-    return rows == DeepRows::one ? 0 : rows == DeepRows::equal ? first : kDeepPixels - first;
+    return rows == DeepRows::equal ? first : rows == DeepRows::full ? kDeepPixels - first : 0;
 }
 
 template <class Sum, int MV, DeepRows ROWS, int P>
@@ -304,20 +318,22 @@ DeepTile<Sum> pick_deep_row(int64_t first) {
     if constexpr (P > 1) {
         if (first < P) return pick_deep_row<Sum, MV, ROWS, P - 1>(first);
     }
-    return deep_tile<Sum, MV, P, second_row(ROWS, P)>;
+    return deep_tile<Sum, MV, P, second_row(ROWS, P), ROWS == DeepRows::laid_out>;
 }
 
 template <class Sum, int MV>
-DeepTile<Sum> pick_deep_rows(int64_t first, int64_t second) {
+DeepTile<Sum> pick_deep_rows(int64_t first, int64_t second, bool laid_out) {
+    if (laid_out) return pick_deep_row<Sum, MV, DeepRows::laid_out, kDeepPixels>(first);
     if (second == 0) return pick_deep_row<Sum, MV, DeepRows::one, kDeepPixels>(first);
     if (second == first) return pick_deep_row<Sum, MV, DeepRows::equal, kDeepPixels / 2>(first);
     return pick_deep_row<Sum, MV, DeepRows::full, kDeepPixels - 1>(first);
 }
 
-// For so many vectors of filters, and pixels of one row, or of two.
+// For so many vectors of filters, and pixels of one row, or of two; or for those of a row that are laid out.
 template <class Sum>
-DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t first, int64_t second = 0) {
-    return vectors == 1 ? pick_deep_rows<Sum, 1>(first, second) : pick_deep_rows<Sum, 2>(first, second);
+DeepTile<Sum> pick_deep_tile(int64_t vectors, int64_t first, int64_t second, bool laid_out) {
+    return vectors == 1 ? pick_deep_rows<Sum, 1>(first, second, laid_out)
+                        : pick_deep_rows<Sum, 2>(first, second, laid_out);
 }
 
 // Vectors that hold a tile's pixels.
@@ -729,8 +745,7 @@ struct DeepPlan {
     bool packs_parts;  // then: those of one partial sum at a time
     bool lays_out;     // whether pixels are laid out as tiles, which may then reach from row to row; others
                        // end with a row
-    // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source; then those in a tile that
-    // is laid out.
+    // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source.
     Buffer<int64_t> offset;
 
     DeepPlan(const Deep& deep, const DeepWeights<T>& weights, const Textbook& book)
@@ -826,7 +841,7 @@ struct DeepPlan {
 
     int64_t offsets() const { return deep.group_channels * deep.window; }
     void fill_offsets() {
-        for (int64_t t = 0; t < kDeepPlaces; ++t) offset[offsets() + t] = t * kDeepPixels;
+        for (int64_t t = 0; t < kDeepSoon; ++t) offset[offsets() + t] = 0;
         for (int64_t n = 0; n < (deep.by_squares ? 0 : deep.phases); ++n) {
             const Phase& phase = deep.phase[n];
             int64_t* next = offset + deep.group_channels * phase.first_tap;
@@ -1163,7 +1178,7 @@ struct DeepPlan {
         for (int64_t n = 0; n < domains(); ++n, sums += block_sums(s.pixels())) {
             const int64_t count = s.count * each(n), all = count * wide;
             const int64_t first = deep.group_channels * phase_of(s, n).first_tap + s.done * each(n);
-            const int64_t* const taps = offset + (lays_out ? offsets() : first);
+            const int64_t* const taps = offset + first;
             const Sum* const own = weights(n);
             const Sum* const then = next && n + 1 < domains() ? weights(n + 1) : next;
             const int64_t step = (wide + s.tiles - 1) / s.tiles;
@@ -1172,8 +1187,8 @@ struct DeepPlan {
                     lays_out ? factors + place(s, n, tile) : images + s.at[tile];
                 const int64_t in_first = s.in_first[tile];
                 asked.ask();
-                pick_deep_tile<Sum>(vectors, in_first, s.pixels(tile) - in_first)(
-                    pixels, s.apart[tile], taps, count, own,
+                pick_deep_tile<Sum>(vectors, in_first, s.pixels(tile) - in_first, lays_out)(
+                    pixels, lays_out ? kDeepPixels : s.apart[tile], taps, count, own,
                     then ? DeepAhead<Sum>{then + all * tile / s.tiles, step} : DeepAhead<Sum>{own, 0},
                     s.done > 0, sums + s.first[tile] * wide);
             }
@@ -1498,7 +1513,7 @@ bool run_deep(DeepPlan<T, Sum>* made, const Sum* kept, const T* source, DeepEnd<
     const bool is_one = all_scratch + all_images <= kDeepTogetherNumbers;
     const Buffer<Sum> own(packings * plan.packed()), memory(all_scratch + (is_one ? all_images : 0));
     const Buffer<Sum> apart(is_one ? 0 : all_images);
-    plan.offset = Buffer<int64_t>(plan.offsets() + kDeepPlaces);
+    plan.offset = Buffer<int64_t>(plan.offsets() + kDeepSoon);
     if (!own || !memory || !apart || !plan.offset) return false;
     Sum* const scratch = memory;
     Sum* const padded = is_one ? memory + all_scratch : apart;

@@ -96,10 +96,10 @@ void copy_run(const Sweep& s, const T* image, const TapRun& run, int64_t i, int6
 // Sums over `count` products of a tile of `tall` rows, whose factors lie `step` apart, by a panel.
 template <class Sum>
 void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, const Sum* panel,
-               int64_t vectors, const int64_t* offsets, Sum* sums) {
-    const auto tile = pick_deep_tile<Sum>(vectors, tall);
+               int64_t vectors, Sum* sums) {
+    const auto tile = pick_deep_tile<Sum>(vectors, tall, 0, true);
     for (int64_t done = 0; done < count; done += kDeepBlock)
-        tile(factors + done * step, 0, offsets, at_most(count - done, kDeepBlock),
+        tile(factors + done * step, step, nullptr, at_most(count - done, kDeepBlock),
              panel + done * vectors * Lanes<Sum>::count, {panel, 0}, done > 0, sums);
 }
 
@@ -201,7 +201,6 @@ struct PutBackCall {
     const T* dy;
     T* dx;
     bool accumulate;
-    int64_t offsets[kDeepPlaces];  // multiples of kDeepPixels
 
     // `count` pixels of dy from `first` on, of a piece whose first image is `image`, as tiles of
     // [filter][pixel].
@@ -290,8 +289,7 @@ struct PutBackCall {
                 for (int64_t tile = 0; tile < tiles; ++tile) {
                     const int64_t begin = count * tile / tiles, end = count * (tile + 1) / tiles;
                     sum_panel(factors + tile * kDeepPixels * s.group_filters, end - begin,
-                              kDeepPixels, s.group_filters, weights, panel.vectors(), offsets,
-                              sums);
+                              kDeepPixels, s.group_filters, weights, panel.vectors(), sums);
                     add_patches(plan, panel, first_channel, pixel + begin, end - begin, sums,
                                 planes);
                 }
@@ -316,8 +314,7 @@ bool put_back_patches(const Sweep& s, const Textbook& book, const T* w, const T*
     const int64_t bytes = round_up(plan.bytes<Sum>(), 64);
     const Buffer<char> memory(team * bytes);
     if (!memory) return false;
-    PutBackCall<T, Sum> call = {plan, book, w, dy, dx, accumulate, {}};
-    for (int64_t t = 0; t < kDeepPlaces; ++t) call.offsets[t] = t * kDeepPixels;
+    PutBackCall<T, Sum> call = {plan, book, w, dy, dx, accumulate};
     share(team, pieces, [&](int64_t piece, int member) {
         call.run(piece, memory + member * bytes);
     });
@@ -357,7 +354,6 @@ struct OfWeightsCall {
     T* dw;
     bool accumulate;
     Sum* factors;                 // [group][tile][pixel][filter]
-    int64_t offsets[kDeepPlaces];  // multiples of plan.tall
 
     // Of a thread: totals, a block of pixels' patches, and a tile.
     int64_t bytes() const {
@@ -404,7 +400,7 @@ struct OfWeightsCall {
                 const int64_t m = plan.first_filter(tile), tall = plan.first_filter(tile + 1) - m;
                 const Sum* own = factors + (group * plan.tiles + tile) * plan.factors();
                 sum_panel(own + pixel * plan.tall, tall, plan.tall, count, patches,
-                          panel.vectors(), offsets, sums);
+                          panel.vectors(), sums);
                 double* to = totals + (m - first) * lanes;
                 if (pixel == 0)
                     for (int64_t k = 0; k < tall * lanes; ++k) to[k] = sums[k];
@@ -430,13 +426,12 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
     const OfWeights plan = plan_of_weights<Sum>(s);
     const int64_t pieces = plan.pieces(), tiles = s.groups * plan.tiles;
     const int team = static_cast<int>(at_most(threads, pieces));
-    OfWeightsCall<T, Sum> call = {plan, book, x, dy, dw, accumulate, nullptr, {}};
+    OfWeightsCall<T, Sum> call = {plan, book, x, dy, dw, accumulate, nullptr};
     const int64_t bytes = round_up(call.bytes(), 64);
     const int64_t factors = bytes_of<Sum>(tiles * plan.factors());
     const Buffer<char> memory(team * bytes + factors);
     if (!memory) return false;
     call.factors = reinterpret_cast<Sum*>(memory + team * bytes);
-    for (int64_t t = 0; t < kDeepPlaces; ++t) call.offsets[t] = t * plan.tall;
     share(team, tiles * s.batch, [&](int64_t index, int) { call.copy_factors(index); });
     share(team, pieces, [&](int64_t piece, int member) {
         call.run(piece, memory + member * bytes);

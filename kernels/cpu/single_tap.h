@@ -127,9 +127,12 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
             ECE408_UNROLL
             for (int m = 0; m < MT; ++m) {
                 const float* some = m < 6 ? weight : weight + 6 * row;
-                const Vec factor = broadcast(Packed ? weight[m] : some[rows[m % 6]]);
+                const bool by_one = Packed && m >= MT / 2;
+                const Vec factor = by_one ? Vec{} : broadcast(Packed ? weight[m] : some[rows[m % 6]]);
                 ECE408_UNROLL
-                for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(x[v], factor, sum[m][v]);
+                for (int v = 0; v < VT; ++v)
+                    sum[m][v] = by_one ? multiply_add_one(x[v], weight + m, sum[m][v])
+                                       : multiply_add(x[v], factor, sum[m][v]);
             }
             // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
             weight += Packed ? MT : hidden(column.channel_step);

@@ -63,6 +63,13 @@ inline Vec load_over(Vec under, Mask mask, const float* p) {
 inline Vec load_only(Mask mask, const float* p) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
+// By one number of memory, in one instruction; compilers prefer to load it apart. Where two threads share a core,
+// instructions are what it is short of: half of a tile's products so, as many loads as a core can do, took 0.86 to
+// 0.96 of the time of a loop that reads the first cache.
+inline Vec multiply_add_one(Vec a, const float* b, Vec sum) {
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*b));
+    return sum;
+}
 inline Vec multiply_add_only(Mask mask, Vec a, Vec b, Vec sum) {
     return _mm512_mask3_fmadd_ps(a, b, sum, mask);
 }
@@ -166,6 +173,7 @@ inline Vec load_over(Vec under, Mask mask, const float* p) {
 inline Vec load_only(Mask mask, const float* p) { return _mm256_maskload_ps(p, mask); }
 inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm256_fmadd_ps(a, b, sum); }
+inline Vec multiply_add_one(Vec a, const float* b, Vec sum) { return multiply_add(a, broadcast(*b), sum); }
 inline Vec bounded(Vec v, Vec lowest, Vec highest) {
     return _mm256_min_ps(highest, _mm256_max_ps(lowest, v));
 }
@@ -229,6 +237,7 @@ inline Vec load_only(Mask mask, const float* p) {
 }
 inline Vec broadcast(float value) { return Vec{value, value, value, value}; }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return sum + a * b; }
+inline Vec multiply_add_one(Vec a, const float* b, Vec sum) { return multiply_add(a, broadcast(*b), sum); }
 inline Vec bounded(Vec v, Vec lowest, Vec highest) {
     v = one_of(v < lowest, lowest, v);
     return one_of(v > highest, highest, v);
