@@ -139,9 +139,11 @@ __attribute__((noinline)) void channel_tile(const ChannelTile<Sum>& tile) {
                 for (int v = 0; v < MV; ++v) in[v] = L::load(x + v * L::count);
 #pragma GCC unroll 16
                 for (int p = 0; p < P; ++p) {
-                    const typename L::Vec factor = L::broadcast(dy[p]);
+                    const bool by_one = p >= P / 2;
+                    const typename L::Vec factor = by_one ? typename L::Vec{} : L::broadcast(dy[p]);
 #pragma GCC unroll 2
-                    for (int v = 0; v < MV; ++v) sum[p][v] += in[v] * factor;
+                    for (int v = 0; v < MV; ++v)
+                        sum[p][v] = by_one ? add_one(in[v], dy + p, sum[p][v]) : sum[p][v] + in[v] * factor;
                 }
             }
         }

@@ -216,7 +216,7 @@ struct Asked {
     // What follows a stretch of channels; `y` is where the block's outputs go.
     __attribute__((always_inline)) void ask(float* const (&y)[VT]) {
         for (int64_t c = 0; c < channels_each && pixels != pixels_end; ++c, pixels += column.ahead_step)
-            for (int64_t i = 0; i < column.ahead_floats; i += kLine) prefetch(pixels + i);
+            for (int64_t i = 0; i < column.ahead_floats; i += kLine) prefetch_soon(pixels + i);
         for (int64_t m = 0; m < rows_each && row < end_row; ++m, ++row) {
             const int64_t at = row < MT ? row * column.filter_step + VT * kLanes
                                         : (row - MT) * column.filter_step;
