@@ -38,6 +38,10 @@ constexpr int64_t kDeepSoon = 24;
 // Blocks of filters that a thread computes with the same pixels, as long as these are in the first cache.
 constexpr int64_t kDeepTogether = 8;
 constexpr int kSquareDomains = kDomains * kDomains;
+// The most columns from one to the other of a square. It divides the pixels of a tile, which has whole groups of
+// squares then.
+constexpr int64_t kMostApart = 2;
+static_assert(kDeepPixels % kMostApart == 0, "tiles have whole groups of squares");
 // Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept. With 16
 // lanes there is room for three tiles of squares, for which a block's weights are read from memory once.
 constexpr int64_t kDeepStretch = 256, kDeepSums = 4096;
@@ -106,6 +110,7 @@ struct Deep : Shape {
     bool by_columns;             // or of columns only
     Pairs across;                // of columns: how these are taken
     int64_t residues, apart;     // of pairs: of rows modulo the stride, and the rows from y0 to y1,
+    int64_t apart_across;        // of squares, the columns
     int64_t pair_rows, starts;   // the pairs of rows of a column, and the rows of a domain of a residue,
     int64_t direction;           // and the step from a tap of the weights to the next one
     Buffer<Phase> phase;
@@ -220,20 +225,21 @@ inline bool deep_by_pairs(const Sweep& s, bool turned, bool by_squares, Deep* d)
     const Pairs& pairs = d->residue[0].pairs;
     d->by_pairs = true, d->by_squares = by_squares, d->by_columns = by_columns;
     d->across = across;
-    d->apart = s.dilate_h;
+    d->apart = s.dilate_h, d->apart_across = by_squares ? s.dilate_w : 1;
     d->pair_rows = by_columns ? s.out_height : d->apart * divide_up(s.out_height, 2 * d->apart);
     d->starts = by_columns ? s.out_height : d->pair_rows + (pairs.groups - 1) * d->apart;
     d->direction = turned ? -1 : 1;
     d->step_h = by_squares ? 2 : 1, d->step_w = by_squares ? 2 : s.stride_w;
     d->out_step_h = d->out_step_w = 1;
     d->top = s.pad_h, d->left = s.pad_w;
-    d->rows = by_squares ? 2 * (pairs.pairs + pairs.groups) : all.kept_before * d->starts;
+    d->rows = by_squares ? 2 * (d->pair_rows + pairs.groups * d->apart) : all.kept_before * d->starts;
     const int64_t row = s.out_width + (s.kernel_w - 1) * s.dilate_w / s.stride_w;
-    d->row = by_squares       ? across.pairs + across.groups
+    const int64_t pair_columns = d->apart_across * divide_up(s.out_width, 2 * d->apart_across);
+    d->row = by_squares       ? pair_columns + across.groups * d->apart_across
              : by_columns     ? across.starts()
              : s.stride_w > 1 ? round_up(row, kLanes)
                               : row;
-    const int64_t columns = d->pairs_columns() ? across.pairs : s.out_width;
+    const int64_t columns = d->pairs_columns() ? pair_columns : s.out_width;
     for (int n = 0; n < d->phases; ++n) {
         const int64_t groups = all.before[by_squares ? n / kDomains : n];
         const int64_t taps = groups * (by_squares ? across.groups_in(n % kDomains) : taken.kernel_w);
@@ -362,9 +368,10 @@ void lay_out_pixels(const Sum* source, const int64_t* offsets, int64_t count, co
 }
 
 // Some squares in a row of the source, whose rows lie `row` apart, as vectors of each domain to `to`, of
-// which the last ones are left out that have no third tap. Odd columns lie `odd` behind the even ones.
+// which the last ones are left out that have no third tap. The second of their four columns lie `odd` behind the
+// first, the other two `next` behind these.
 template <class Sum>
-__attribute__((always_inline)) inline void store_domains(const Sum* at, int64_t row, int64_t odd,
+__attribute__((always_inline)) inline void store_domains(const Sum* at, int64_t row, int64_t odd, int64_t next,
                                                          int down, int across, int64_t begin,
                                                          Sum* const* to) {
     using L = Lanes<Sum>;
@@ -373,8 +380,8 @@ __attribute__((always_inline)) inline void store_domains(const Sum* at, int64_t 
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const Sum* from = at + i * row + v;
-            to_domains(L::load(from), L::load(from + odd), L::load(from + 1),
-                       L::load(from + odd + 1), part[i], 1);
+            to_domains(L::load(from), L::load(from + odd), L::load(from + next),
+                       L::load(from + odd + next), part[i], 1);
         }
 #pragma GCC unroll 4
         for (int t = 0; t < kDomains; ++t) {
@@ -395,15 +402,16 @@ void lay_out_squares(const Deep& deep, const Sum* source, int64_t channel, int64
     Sum* to[kSquareDomains];  // which no store changes
     for (int n = 0; n < kSquareDomains; ++n) to[n] = places[n];
     const int64_t groups = OneTap ? 1 : deep.residue[0].pairs.groups, taps = OneTap ? 1 : deep.across.groups;
+    const int64_t down_step = deep.apart * row, across_step = deep.apart_across;
     for (int64_t c = 0; c < count; ++c, source += channel)
         for (int64_t g = 0; g < groups; ++g)
             for (int64_t k = 0; k < taps; ++k) {
                 const int down = kDomains - !(OneTap || deep.residue[0].pairs.has_third(g));
                 const int across = kDomains - !(OneTap || deep.across.has_third(k));
-                const Sum* at = source + 2 * g * row + k;
+                const Sum* at = source + 2 * g * down_step + k * across_step;
                 int64_t begin = 0;
                 for (int64_t r = 0; r < runs; begin += run[r++].count)
-                    store_domains(at + run[r].at, row, deep.row, down, across, begin, to);
+                    store_domains(at + run[r].at, down_step, deep.row, across_step, down, across, begin, to);
 #pragma GCC unroll 16
                 for (int n = 0; n < kSquareDomains; ++n)
                     to[n] += n / kDomains < down && n % kDomains < across ? kDeepPixels : 0;
@@ -837,7 +845,7 @@ struct DeepPlan {
     int64_t scratch() const {
         return factors() + sums() + joined() + (packs_parts ? part_weights() : 0);
     }
-    int64_t beyond() const { return kDeepRun<Sum> * Lanes<Sum>::count + 1; }
+    int64_t beyond() const { return kDeepRun<Sum> * Lanes<Sum>::count + kMostApart; }
 
     int64_t offsets() const { return deep.group_channels * deep.window; }
     void fill_offsets() {
@@ -1039,7 +1047,10 @@ struct DeepPlan {
     // Those that the pixels [begin, end) of an image's only phase are computed from.
     Rows rows_of(int64_t begin, int64_t end) const {
         const int64_t columns = deep.phase[0].columns, last = (end - 1) / columns;
-        if (deep.by_squares) return {2 * (begin / columns), 2 * (last + deep.residue[0].pairs.groups) + 2};
+        if (deep.by_squares) {
+            const int64_t groups = deep.residue[0].pairs.groups;
+            return {deep.first_of(begin / columns), deep.first_of(last) + (2 * groups + 1) * deep.apart + 1};
+        }
         if (deep.by_pairs) return {begin / columns, last + deep.starts - deep.pair_rows + 1};
         const DeepTap& lowest = deep.tap[deep.window - 1];  // taps are in the order of rows
         return {begin / columns * deep.step_h, last * deep.step_h + deep.top + lowest.down + 1};
@@ -1052,6 +1063,7 @@ struct DeepPlan {
         const RowCopy<T, Sum> copy_first{first}, copy_second{second};
         const Sum* const end = out + channel();
         const int64_t vectors = (deep.step_w - 1) * deep.row + round_up(deep.row, kLanes);
+        const bool is_spread = deep.by_squares && deep.apart_across > 1;
         out += rows.begin * row();
         for (int64_t y = rows.begin; y < rows.end; ++y, out += row()) {
             const int64_t from = y - deep.top;
@@ -1059,6 +1071,8 @@ struct DeepPlan {
             const T* const own = source + from * deep.width - deep.left;
             if (from < 0 || from >= deep.height) {
                 memset(out, 0, static_cast<size_t>(row()) * sizeof(Sum));
+            } else if (is_spread) {
+                pad_spread(source + from * deep.width, out);
             } else if (deep.step_w <= 2 && end - out >= vectors) {
                 copy_first(own, out);
                 if (deep.step_w == 2) copy_second(own + 1, out + deep.row);
@@ -1067,6 +1081,22 @@ struct DeepPlan {
                     copy_pixels(row_shape(n), own + n, out + n * deep.row);
             }
         }
+    }
+
+    // A row for squares whose columns lie apart: the first columns of all, then the second ones.
+    void pad_spread(const T* source, Sum* out) const {
+        const int64_t apart = deep.apart_across;
+        for (int64_t second = 0; second < 2; ++second)
+            for (int64_t k = 0; k < deep.row; k += apart, out += apart) {
+                const int64_t column = 2 * k + second * apart - deep.left;
+                if (column >= 0 && column + apart <= deep.width)
+                    for (int64_t n = 0; n < apart; ++n) out[n] = static_cast<Sum>(widen(source[column + n]));
+                else
+                    for (int64_t n = 0; n < apart; ++n) {
+                        const bool is_there = column + n >= 0 && column + n < deep.width;
+                        out[n] = is_there ? static_cast<Sum>(widen(source[column + n])) : Sum(0);
+                    }
+            }
     }
 
     // The pixels of a row whose columns are the residue `n`, from column n - left on.
@@ -1098,7 +1128,8 @@ struct DeepPlan {
     // A pixel's place in the padded images, and how many of its row follow up to pixel `end`.
     DeepRun run_of(const Phase& phase, int64_t n, int64_t end) const {
         const int64_t i = n / phase.columns, j = n % phase.columns, left = phase.columns - j;
-        return {i / phase.rows * image() + i % phase.rows * deep.step_h * row() + j,
+        const int64_t y = deep.by_squares ? deep.first_of(i % phase.rows) : i % phase.rows * deep.step_h;
+        return {i / phase.rows * image() + y * row() + j,
                 left < end - n ? left : end - n};
     }
 
@@ -1202,25 +1233,28 @@ struct DeepPlan {
         using L = Lanes<Sum>;
         constexpr int kAcross = Squares ? kDomains : 1, kColumns = Squares ? 2 : 1;
         const int64_t each = (deep.pairs_columns() ? 2 : 1) * wide, second = deep.by_columns ? wide : count * each;
-        for (int64_t k = 0; k < count; ++k, rows += each - wide)
-            for (int64_t v = 0; v < wide; v += L::count, sums += L::count, rows += L::count) {
-                typename L::Vec half[2][kAcross];
+        // Of columns, so many pixels and those that many columns further on.
+        const int64_t group = deep.pairs_columns() ? deep.apart_across : count, next = group * wide;
+        for (int64_t k = 0; k < count; k += group, rows += each * group - next)
+            for (const Sum* const end = sums + next; sums < end; rows += wide)
+                for (int64_t v = 0; v < wide; v += L::count, sums += L::count) {
+                    typename L::Vec half[2][kAcross];
 #pragma GCC unroll 4
-                for (int t = 0; t < kAcross; ++t) {
-                    typename L::Vec z[kDomains];
+                    for (int t = 0; t < kAcross; ++t) {
+                        typename L::Vec z[kDomains];
 #pragma GCC unroll 4
-                    for (int d = 0; d < kDomains; ++d) z[d] = L::load(sums + (d * kAcross + t) * step);
-                    to_rows(z, 1);
-                    half[0][t] = z[0], half[1][t] = z[1];
-                }
+                        for (int d = 0; d < kDomains; ++d) z[d] = L::load(sums + (d * kAcross + t) * step);
+                        to_rows(z, 1);
+                        half[0][t] = z[0], half[1][t] = z[1];
+                    }
 #pragma GCC unroll 2
-                for (int odd = 0; odd < 2; ++odd) {
-                    if constexpr (Squares) to_rows(half[odd], 1);
+                    for (int odd = 0; odd < 2; ++odd) {
+                        if constexpr (Squares) to_rows(half[odd], 1);
 #pragma GCC unroll 2
-                    for (int b = 0; b < kColumns; ++b)
-                        L::store(rows + odd * second + b * wide, half[odd][b]);
+                        for (int b = 0; b < kColumns; ++b)
+                            L::store(rows + odd * second + b * next + v, half[odd][b]);
+                    }
                 }
-            }
     }
 
     // Where a stretch's outputs lie. Rows that follow each other are one.
@@ -1238,11 +1272,11 @@ struct DeepPlan {
                 const int64_t row = deep.pairs_rows() ? deep.first_of(i % height) + odd * deep.apart
                                                   : phase.row + i % height * deep.out_step_h;
                 if (row >= deep.out_height) continue;
-                // The last pair of a row may have one pixel.
-                const bool lacks = !whole && j + count * across > deep.out_width;
+                // Of the last pairs of a row some may have one pixel, or none.
+                const int64_t pixels = count * across, left = deep.out_width - j;
                 s->output[s->outputs++] = {
                     i / height * image + row * deep.out_width + phase.column + j * deep.out_step_w,
-                    count * across - lacks, (odd * s->pixels() + n - s->begin) * across};
+                    whole || pixels < left ? pixels : left, (odd * s->pixels() + n - s->begin) * across};
             }
         }
     }

@@ -226,6 +226,8 @@ BY_SQUARES = dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_squares")
         ("b8,c256,h14,w14,m256,k3,p1", BY_SQUARES),
         ("b8,c32,h28,w28,m64,k3,p1", {"avx2": "filters_as_lanes_squares", "avx512": "winograd"}),
         ("b8,c32,h28,w28,m64,k5,p2", BY_SQUARES),
+        ("b4,c128,h28,w28,m128,k3,p2,d2x2", BY_SQUARES),
+        ("b4,c128,h28,w28,m128,k3,p4,d4x4", dict.fromkeys(BY_SQUARES, "filters_as_lanes_pairs")),
         ("b1,c256,h14,w14,m256,k3,p1", {"avx512": "filters_as_lanes_pairs"}),
         ("b16,c256,h7,w7,m256,k3,p1", {"avx512": "filters_as_lanes_pairs"}),
         ("b4,c256,h7,w7,m256,k3,p1", {"avx512": "filters_as_lanes"}),

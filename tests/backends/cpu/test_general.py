@@ -54,6 +54,9 @@ PROBLEMS = [
     "b2,c9,h40,w37,m20,k5x4,s3x4,p1x2",
     "b2,c30,h19,w22,m33,k3x3,p3x2,d3x2,bias",
     "b1,c33,h17,w14,m36,k4x4,p2x1",
+    # In squares whose rows and columns lie apart.
+    "b2,c20,h13,w11,m33,k3x3,p2x2,d2x2",
+    "b1,c18,h14,w26,m19,k5x3,p3x2,d3x2,bias",
     # In pairs of columns.
     "b2,c20,h5,w17,m33,k1x7,p0x3",
     "b3,c34,h9,w20,m38,k1x4,p0x1,g2,bias",

@@ -36,6 +36,7 @@ FILTERS = (
     ("filters_as_lanes_squares", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
     ("filters_as_lanes_squares", "b3,c40,h7,w7,m40,k5x3,p2x1"),
     ("filters_as_lanes_squares", "b1,c64,h24,w25,m64,k3,p1x1"),
+    ("filters_as_lanes_squares", "b2,c9,h13,w19,m23,k3,p2x2,d2x2,bias"),
     ("filters_as_lanes_pairs", "b2,c5,h29,w24,m23,k7x4,s2x2,p3x1,bias"),
     ("filters_as_lanes_pairs", "b1,c9,h23,w20,m23,k3x3,p2x2,d4x2"),
 )
