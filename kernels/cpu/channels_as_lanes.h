@@ -8,8 +8,8 @@
 // the other way round.
 //
 // Pixels are taken in chunks, few enough for partial sums in float, which are added to totals in double.
-// A piece of work is a block of channels by some tiles of filters over a stretch of the chunks. How
-// work is cut does not depend on the number of threads, and stretches are added up in order.
+// A piece of work is a block of channels by some tiles of filters over a stretch of the chunks. In which
+// order sums are taken does not depend on the number of threads, and stretches are added up in order.
 #pragma once
 
 #include "buffer.h"
@@ -24,8 +24,9 @@ namespace {
 // Pieces to have, if the problem has them, and what the totals of several stretches may take.
 constexpr int64_t kChannelPieces = 64, kChannelStretchBytes = 4 << 20;
 
-// Numbers of x and dy that are laid out before products are taken with them: they stay in the caches.
-constexpr int64_t kNumbersTogether = 1 << 20;
+// Numbers of x and dy that are laid out before products are taken with them: they stay in the caches. Of more than
+// so many threads each, if sums are the same then.
+constexpr int64_t kNumbersTogether = 1 << 20, kThreadsTogether = 4;
 
 struct Range {
     int64_t begin, end;
@@ -83,7 +84,7 @@ struct ChannelPlan {
 };
 
 template <class Sum>
-ChannelPlan plan_channels(const Sweep& s) {
+ChannelPlan plan_channels(const Sweep& s, int threads) {
     ChannelPlan plan = {};
     plan.s = s;
     plan.lanes = Lanes<Sum>::count;
@@ -95,16 +96,19 @@ ChannelPlan plan_channels(const Sweep& s) {
     plan.blocks = divide_up(s.group_channels, plan.wide());
     plan.tiles = divide_up(s.group_filters, kDeepPixels);
     plan.tall = divide_up(s.group_filters, plan.tiles);
-    const int64_t most = kNumbersTogether / (plan.x_image() + plan.dy_image());
-    plan.together = most < 1 ? 1 : most < s.batch ? most : s.batch;
     plan.column_parts = divide_up(plan.s.out_width, kDeepBlock);
     const int64_t rows = kDeepBlock / divide_up(plan.s.out_width, plan.column_parts);
     plan.row_parts = divide_up(plan.s.out_height, rows);
     const bool whole = plan.column_parts == 1 && plan.row_parts == 1;
     const int64_t images = whole ? kDeepBlock / plan.out_pixels() : 1;
-    plan.image_parts = divide_up(plan.together, images);
     plan.tile_parts = divide_up(kChannelPieces, s.groups * plan.blocks);
     if (plan.tile_parts > plan.tiles) plan.tile_parts = plan.tiles;
+    // A piece that has all chunks of an image adds up the same sums in the same order, however many images.
+    const bool scales = !whole && plan.places() >= kChannelPieces && threads > kThreadsTogether;
+    const int64_t numbers = kNumbersTogether * (scales ? threads / kThreadsTogether : 1);
+    const int64_t most = numbers / (plan.x_image() + plan.dy_image());
+    plan.together = most < 1 ? 1 : most < s.batch ? most : s.batch;
+    plan.image_parts = divide_up(plan.together, images);
     const int64_t bytes = plan.places() * plan.totals() * static_cast<int64_t>(sizeof(double));
     plan.stretches = divide_up(kChannelPieces, plan.places());
     if (plan.stretches > kChannelStretchBytes / bytes) plan.stretches = kChannelStretchBytes / bytes;
@@ -297,7 +301,7 @@ struct ChannelCall {
 template <class Sum, class T>
 bool sum_by_channels(const Shape& shape, const Textbook& book, const T* x, const T* dy, T* dw,
                      bool accumulate, int threads) {
-    const ChannelPlan plan = plan_channels<Sum>(forward_sweep(shape));
+    const ChannelPlan plan = plan_channels<Sum>(forward_sweep(shape), threads);
     ChannelCall<T, Sum> call = {plan, shape, book, x, dy, dw, accumulate, nullptr, nullptr};
     const int64_t places = plan.places(), pieces = places * plan.stretches, size = plan.totals();
     const bool one = plan.stretches == 1 && plan.together == shape.batch;

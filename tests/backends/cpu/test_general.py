@@ -224,6 +224,8 @@ def _real(problem, rng):
         *("b5,c40,h24,w26,m33,k1,s2x2", "b9,c70,h7,w7,m40,k3,p1x1"),
         # Two threads and three pack parts of weights that end within a channel.
         *("b5,c74,h9,w7,m128,k3,p2x2,d2x2,g2", "b7,c70,h11,w12,m64,k1x5,p0x2"),
+        # Nine threads lay out more images at a time.
+        "b14,c130,h35,w35,m200,k1,s2x2",
     ],
 )
 def test_no_result_depends_on_threads(isa, text, dtype, rng):
@@ -232,7 +234,7 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
     for direction in DIRECTIONS:
         for backend in (cpu, strict):
             found = []
-            for threads in (1, 2, 3, 5):
+            for threads in (1, 2, 3, 5, 9):
                 with settings.override(threads=threads):
                     found.append(run(problem, direction, x, w, None, dy, None, cpu=backend))
             for other in found[1:]:
