@@ -24,8 +24,8 @@ namespace {
 // Pieces to have, if the problem has them, and what the totals of several stretches may take.
 constexpr int64_t kChannelPieces = 64, kChannelStretchBytes = 4 << 20;
 
-// Numbers of x and dy that are laid out before products are taken with them: they stay in the caches. Of more than
-// so many threads each, if sums are the same then.
+// Numbers of x and dy that are laid out before products are taken with them: they stay in the caches of so many
+// threads. More threads lay out more, where that leaves the order of sums as it is.
 constexpr int64_t kNumbersTogether = 1 << 20, kThreadsTogether = 4;
 
 struct Range {

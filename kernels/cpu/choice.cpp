@@ -69,9 +69,9 @@ bool pairs_suit(const Shape& s, Direction direction) {
            s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
 }
 
-// And by squares of outputs, whose columns lie at most two apart.
+// And by squares of outputs.
 bool squares_suit(const Shape& s, Direction direction) {
-    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_w <= 2;
+    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_w <= kMostApart;
     return plain && has_pairs(s.kernel_h) && has_pairs(s.kernel_w) && pairs_suit(s, direction);
 }
 

@@ -38,9 +38,6 @@ constexpr int64_t kDeepSoon = 24;
 // Blocks of filters that a thread computes with the same pixels, as long as these are in the first cache.
 constexpr int64_t kDeepTogether = 8;
 constexpr int kSquareDomains = kDomains * kDomains;
-// The most columns from one to the other of a square. It divides the pixels of a tile, which has whole groups of
-// squares then.
-constexpr int64_t kMostApart = 2;
 static_assert(kDeepPixels % kMostApart == 0, "tiles have whole groups of squares");
 // Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept. With 16
 // lanes there is room for three tiles of squares, for which a block's weights are read from memory once.
@@ -1233,7 +1230,7 @@ struct DeepPlan {
         using L = Lanes<Sum>;
         constexpr int kAcross = Squares ? kDomains : 1, kColumns = Squares ? 2 : 1;
         const int64_t each = (deep.pairs_columns() ? 2 : 1) * wide, second = deep.by_columns ? wide : count * each;
-        // Of columns, so many pixels and those that many columns further on.
+        // Of pairs of columns, the first outputs of `group` pairs lie side by side, then their second ones.
         const int64_t group = deep.pairs_columns() ? deep.apart_across : count, next = group * wide;
         for (int64_t k = 0; k < count; k += group, rows += each * group - next)
             for (const Sum* const end = sums + next; sums < end; rows += wide)

@@ -485,7 +485,8 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         tile.column.is_last = number + 1 == tiling.tiles || begin == end;
         known = group;
         const bool of_last_group = first + blocks == tiling.blocks;
-        // Parts of an image come from the caches, other cores' among them: short sums are over before that.
+        // The parts of an image that threads share lie in caches, some of them other cores'. Sums of few channels
+        // end before such pixels come.
         if (whole || (!plan.by_groups && plan.channels() >= kAskedChannels))
             tile.ask_for_run_after(number, of_last_group ? next : nullptr, last - block);
         // Threads must not meet on the lanes that two vectors share; one thread writes them twice.

@@ -63,9 +63,9 @@ inline Vec load_over(Vec under, Mask mask, const float* p) {
 inline Vec load_only(Mask mask, const float* p) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
-// By one number of memory, in one instruction; compilers prefer to load it apart. Where two threads share a core,
-// instructions are what it is short of: half of a tile's products so, as many loads as a core can do, took 0.86 to
-// 0.96 of the time of a loop that reads the first cache.
+// The product with one number in memory is one instruction; compilers load the number by another one. Two threads
+// that share a core wait for instructions: a loop with half of its products like this took 0.86 to 0.96 of the time
+// there. With all of them it would wait for loads.
 inline Vec multiply_add_one(Vec a, const float* b, Vec sum) {
     __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*b));
     return sum;

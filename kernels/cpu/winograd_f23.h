@@ -51,6 +51,8 @@ struct Pairs {
 
 // The largest window, in taps, that filters_as_lanes.h takes by pairs or squares.
 constexpr int64_t kMostPairTaps = 121;
+// The largest dilation of columns that it takes by squares.
+constexpr int64_t kMostApart = 2;
 
 inline bool has_pairs(int64_t kernel) { return kernel >= 3 && kernel % 2 == 1; }
 
