@@ -139,6 +139,14 @@ bool is_deep(const Shape& s, bool strided, int64_t lanes) {
            s.group_channels * s.kernel_h * s.kernel_w >= (strided ? of_strides : kLongSum);
 }
 
+// The share of the products that pairs of rows leave.
+double share_of_pairs(const Shape& s) {
+    int64_t taps = 0;
+    for (int64_t r = 0; r < s.stride_h; ++r)
+        taps += pairs_of(divide_up(s.kernel_h - r, s.stride_h), s.out_height).taps();
+    return static_cast<double>(taps) / static_cast<double>(2 * s.kernel_h);
+}
+
 // What the kernels for any problem take, of one group. Constants are fitted to the times of about
 // 60 shapes with AVX-512, where two multiply-adds take a cycle.
 struct Costs {
@@ -216,10 +224,7 @@ struct Costs {
         const double places = static_cast<double>(s.out_height * flat_image(s).row);
         const double chunks = places < kChunkPixels ? batch * places / kChunkPixels + 1
                                                     : batch * (places / kChunkPixels + 1);
-        const double rows = static_cast<double>(s.kernel_h);
-        const double taps = sums_row_pairs(s, in_double)
-                                ? (3 * static_cast<double>(s.kernel_h / 2) + 1) / rows
-                                : 1;
+        const double taps = sums_row_pairs(s, in_double) ? 2 * share_of_pairs(s) : 1;
         // Images are laid out for each block of filters, in the end from a cache.
         const double chunk = places < kChunkPixels ? places : kChunkPixels;
         const double blocks = filters * chunk / kFilterBlock + 1;
@@ -263,14 +268,6 @@ struct Costs {
         return patches < sums ? KernelName::patches : KernelName::weight_sums;
     }
 };
-
-// The share of the products that pairs of rows leave.
-double share_of_pairs(const Shape& s) {
-    int64_t taps = 0;
-    for (int64_t r = 0; r < s.stride_h; ++r)
-        taps += pairs_of(divide_up(s.kernel_h - r, s.stride_h), s.out_height).taps();
-    return static_cast<double>(taps) / static_cast<double>(2 * s.kernel_h);
-}
 
 // Whether pairs, and squares, pay for their products alone, as their weights are packed already.
 bool are_kept(const Task& task, const Shape& layer) {

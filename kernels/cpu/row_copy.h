@@ -36,31 +36,33 @@ struct RowCopy {
 };
 
 #if ECE408_LANES > 4
-// Steps of one and two by vectors. Those with the row's first and last pixel are masked.
+// Steps of one, two and four by vectors. Those with the row's first and last pixel are masked.
 template <>
 struct RowCopy<float, float> {
     RowShape row;
     int64_t last;           // where the vector with the last pixel begins
-    Mask head[2], tail[2];  // of step 2, two vectors are parted
+    Mask head[4], tail[4];  // of as many vectors as the step, of which lanes are taken
 
     RowCopy(const RowShape& shape) : row(shape) {
         last = row.begin < row.end ? (row.end - 1) / kLanes * kLanes : 0;
-        // With step 2, the pixel behind the last one may not be there.
+        // The pixels behind the last one may not be there.
         const int64_t begin = row.step * row.begin, end = row.step * (row.end - 1) + 1;
-        for (int half = 0; half < 2; ++half) {
-            head[half] = lanes_of(begin, end, half * kLanes);
-            tail[half] = lanes_of(begin, end, row.step * last + half * kLanes);
+        for (int v = 0; v < 4; ++v) {
+            head[v] = lanes_of(begin, end, v * kLanes);
+            tail[v] = lanes_of(begin, end, row.step * last + v * kLanes);
         }
     }
     void operator()(const float* source, float* out) const {
         if (row.begin == row.end)
             zeros(0, out);
-        else if (row.step > 2 || row.begin >= kLanes)
+        else if (row.step == 3 || row.step > 4 || row.begin >= kLanes)
             copy_pixels(row, source, out);
         else if (row.step == 1)
             copy<1>(source, out);
-        else
+        else if (row.step == 2)
             copy<2>(source, out);
+        else
+            copy<4>(source, out);
     }
 
 private:
@@ -74,12 +76,12 @@ private:
     template <int S>
     static Vec whole(const float* source) {
         if constexpr (S == 1) return load(source);
-        return even_lanes(load(source), load(source + kLanes));
+        else return even_lanes(whole<S / 2>(source), whole<S / 2>(source + S / 2 * kLanes));
     }
     template <int S>
-    static Vec part(const Mask (&mask)[2], const float* source) {
-        if constexpr (S == 1) return load_only(mask[0], source);
-        return even_lanes(load_only(mask[0], source), load_only(mask[1], source + kLanes));
+    static Vec part(const Mask* mask, const float* source) {
+        if constexpr (S == 1) return load_only(*mask, source);
+        else return even_lanes(part<S / 2>(mask, source), part<S / 2>(mask + S / 2, source + S / 2 * kLanes));
     }
     template <int S>
     void copy(const float* source, float* out) const {

@@ -9,7 +9,7 @@
 // chunk are added to totals in double. Layers of a single tap whose planes are whole vectors are read where
 // they are.
 //
-// With kernels of height 3, 5 or 7, and sums in float, rows of dy are taken in pairs, for 4 products in place of 6, 7 of
+// With higher kernels, and sums in float, rows of dy are taken in pairs, for 4 products in place of 6, 7 of
 // 10, or 10 of 14: by Winograd's F(3, 2) for the rows x0 to x3 that the pair dy0, dy1 meets,
 //
 //     d0 = dy0 * (x0 - x2)              dw0 = d0 + (d1 + d2) / 2
@@ -17,8 +17,9 @@
 //     d2 = (dy0 - dy1) * (x2 - x1)      dw2 = (d1 + d2) / 2 + d3
 //     d3 = dy1 * (x3 - x1)
 //
-// where x and dy of each d, a domain, are laid out, and are summed over all pairs. Higher kernels
-// are cut into groups of two rows, which need no d3, and a last one of three, as in winograd_f23.h.
+// where x and dy of each d, a domain, are laid out, and are summed over all pairs. Kernels of other heights
+// are cut into groups of two rows, which need no d3, and a last one of three, and with a stride the rows of
+// each residue modulo it are a kernel of their own, as in winograd_f23.h.
 //
 // A piece of work is some filters by some channels over a stretch of the chunks. There are as many
 // pieces as many threads can share, if the problem has them, whatever the number of threads, and
@@ -33,6 +34,7 @@
 #include "row_copy.h"
 #include "team.h"
 #include "textbook.h"
+#include "winograd_f23.h"
 
 namespace ece408 {
 namespace {
@@ -49,9 +51,6 @@ constexpr double kFilledTile = 0.85;
 // may take.
 constexpr int64_t kWeightPieces = 32, kLeastTaps = 96;
 constexpr int64_t kStretchBytes = 2 << 20;
-
-// Domains of rows taken in pairs.
-constexpr int64_t kDomains = 4;
 
 struct Span {
     int64_t begin, end;
@@ -74,14 +73,19 @@ struct Column {
     int64_t domain, tile, tiles, taps;
 };
 
+// A tap of a domain.
+struct PairTap {
+    int64_t residue, group, column;  // of the kernel's rows, and its column
+    int64_t thirds;                  // lower residues whose last group has three rows
+};
+
 struct WeightPlan {
     Sweep s;
     bool in_place;     // whether x and dy are read where they are, as rows of a vector
     bool by_pairs;     // of rows of dy
-    int64_t groups;    // then: of the kernel's rows
     int64_t domains;   // then four, each laid out like x and dy, else one
     int64_t taps;      // of a channel in a domain, but
-    int64_t last_taps; // in the fourth domain, which only the last group has
+    int64_t last_taps; // in the fourth domain, which only groups of three rows have
     int64_t rows;      // of an image's dy, or pairs
     FlatImage f;       // `phase` and `channel` are those of a chunk; a domain is a phase
     int64_t halo;      // rows that the windows of a chunk reach beyond it
@@ -120,6 +124,23 @@ struct WeightPlan {
         return {domain, index - domain * tap_tiles, last ? last_tiles : tap_tiles,
                 last ? last_taps : taps};
     }
+    // The kernel's rows of a residue modulo the stride.
+    Pairs residue(int64_t r) const {
+        return pairs_of(divide_up(s.kernel_h - r, s.stride_h), s.out_height);
+    }
+    // Tap `tap` of a channel in a domain.
+    PairTap pair_tap(int64_t domain, int64_t tap) const {
+        const int d = static_cast<int>(domain);
+        PairTap at = {0, tap / s.kernel_w, tap % s.kernel_w, 0};
+        Pairs rows = residue(0);
+        while (at.group >= rows.groups_in(d)) {
+            at.group -= rows.groups_in(d);
+            at.thirds += rows.groups_in(3);
+            rows = residue(++at.residue);
+        }
+        at.group += rows.first_group(d);
+        return at;
+    }
     Chunk chunk(int64_t index) const {
         return {span_of(s.batch, images, index / parts),
                 span_of(rows, parts, index % parts)};
@@ -130,9 +151,12 @@ struct WeightPlan {
         const int64_t end = 2 * chunk.rows.end;
         return {2 * chunk.rows.begin, end < s.out_height ? end : s.out_height};
     }
-    // Floats for rows of another type that are to become domains, copied by whole vectors.
+    bool strides() const { return s.stride_h > 1 || s.stride_w > 1; }
+    // From row to row of those that are copied before they become domains, and their floats.
+    int64_t copied_row(int64_t lanes) const { return round_up(f.row, lanes); }
     int64_t scratch(int64_t lanes) const {
-        return by_pairs ? round_up((2 * (divide_up(rows, parts) + halo) + 2) * f.row + lanes, lanes) : 0;
+        const int64_t row = strides() ? copied_row(lanes) : s.width > s.out_width ? s.width : s.out_width;
+        return round_up((2 * (divide_up(rows, parts) + halo) + 2) * row + lanes, lanes);
     }
 };
 
@@ -140,13 +164,11 @@ inline int64_t taps_reach(int64_t kernel, int64_t stride, int64_t dilate) {
     return (kernel - 1) * dilate / stride;
 }
 
-inline int64_t phases_with_taps(const Sweep& s) {
-    int64_t rows = 0, columns = 0;
-    for (int64_t y = 0; y < s.stride_h && y < s.kernel_h * s.dilate_h; ++y)
-        rows += has_taps(y, s.kernel_h, s.stride_h, s.dilate_h);
-    for (int64_t x = 0; x < s.stride_w && x < s.kernel_w * s.dilate_w; ++x)
-        columns += has_taps(x, s.kernel_w, s.stride_w, s.dilate_w);
-    return rows * columns;
+inline int64_t phases_with_taps(int64_t kernel, int64_t stride, int64_t dilate) {
+    int64_t phases = 0;
+    for (int64_t phase = 0; phase < stride && phase < kernel * dilate; ++phase)
+        phases += has_taps(phase, kernel, stride, dilate);
+    return phases;
 }
 
 // The least row length: what windows read beyond a row's end are zeros, and so may be those that the
@@ -180,10 +202,10 @@ template <class Sum>
 void plan_chunks(WeightPlan* plan) {
     const Sweep& s = plan->s;
     const int64_t bytes = static_cast<int64_t>(sizeof(Sum)), lanes = Lanes<Sum>::count;
-    // A tile's taps are of one domain, and of no more phases than taps.
-    const int64_t phases = plan->by_pairs ? 1 : phases_with_taps(s);
-    const int64_t planes = phases < kDotTaps ? phases : kDotTaps;
-    const int64_t rows_in_use = kDotFilters + plan->most_channels() * planes;
+    // A tile's taps are of one domain, and of no more phases of channels than taps.
+    const int64_t phases = phases_with_taps(s.kernel_h, s.stride_h, s.dilate_h) *
+                           phases_with_taps(s.kernel_w, s.stride_w, s.dilate_w) * plan->most_channels();
+    const int64_t rows_in_use = kDotFilters + (phases < kDotTaps ? phases : kDotTaps);
     int64_t pixels = kChunkBytes / bytes / rows_in_use;
     if (pixels < kLeastChunk) pixels = kLeastChunk;
     const int64_t image = plan->rows * plan->f.row;
@@ -196,14 +218,14 @@ void plan_chunks(WeightPlan* plan) {
     const int64_t runs = plan->joined() ? 1 : images;
     plan->x_image = (rows + plan->halo) * plan->f.row + (plan->joined() ? 0 : plan->tail);
     plan->dy_row = runs * round_up(images / runs * rows * plan->f.row, lanes);
-    // Domains are written side by side, by whole vectors.
-    if (plan->by_pairs) plan->dy_row += lanes;
+    // Domains are written by aligned vectors.
+    if (plan->by_pairs && !plan->joined()) plan->x_image = round_up(plan->x_image, lanes);
     // Rows whose distance is a multiple of a page would meet in the first cache.
     if (plan->dy_row / lanes % 2 == 0) plan->dy_row += lanes;
     // Beyond the last image lies what the last tap meets with the zeros between dy's rows.
     const int64_t reach = taps_reach(s.kernel_w, s.stride_w, s.dilate_w);
     plan->f.phase = round_up(images * plan->x_image + reach + lanes, lanes);
-    plan->f.channel = plan->f.phase * (plan->by_pairs ? kDomains : s.stride_h * s.stride_w);
+    plan->f.channel = plan->f.phase * plan->domains * s.stride_h * s.stride_w;
 }
 
 // Planes that lie a multiple of a page apart would meet in the caches.
@@ -227,12 +249,14 @@ WeightPlan plan_weight(Sweep s) {
     plan.s = s;
     plan.by_pairs = sums_row_pairs(s, sizeof(Sum) == sizeof(double));
     plan.domains = plan.by_pairs ? kDomains : 1;
-    plan.groups = plan.by_pairs ? s.kernel_h / 2 : 0;
-    plan.taps = plan.by_pairs ? plan.groups * s.kernel_w : plan.window();
-    plan.last_taps = plan.by_pairs ? s.kernel_w : 0;
+    plan.taps = plan.by_pairs ? 0 : plan.window();
+    for (int64_t r = 0; plan.by_pairs && r < s.stride_h; ++r) {
+        plan.taps += plan.residue(r).groups * s.kernel_w;
+        plan.last_taps += plan.residue(r).groups_in(3) * s.kernel_w;
+    }
     plan.rows = plan.by_pairs ? divide_up(s.out_height, 2) : s.out_height;
     plan.f.row = least_row(s);
-    plan.halo = plan.by_pairs ? plan.groups - 1
+    plan.halo = plan.by_pairs ? plan.residue(0).groups - 1
                               : taps_reach(s.kernel_h, s.stride_h, s.dilate_h);
     plan.tail = s.out_width + taps_reach(s.kernel_w, s.stride_w, s.dilate_w) - plan.f.row;
     if (plan.tail < 0) plan.tail = 0;
@@ -272,8 +296,9 @@ struct PhaseRows {
     int64_t first, count;
 };
 
+// Rows are laid out `step` numbers apart.
 template <class T, class Sum>
-void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& rows, Sum* out) {
+void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& rows, int64_t step, Sum* out) {
     const Sweep& s = plan.s;
     // Pixel k of a row is column k * stride_w - before of the image.
     const int64_t before = s.pad_w - rows.x, behind = before + s.width;
@@ -283,7 +308,7 @@ void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& row
     if (begin > end) begin = end = 0;
     const RowCopy<T, Sum> copy = {{s.stride_w, begin, end, plan.f.row}};
     const RowCopy<T, Sum> border = {{1, 0, 0, plan.f.row}};
-    for (int64_t k = rows.first; k < rows.first + rows.count; ++k, out += plan.f.row) {
+    for (int64_t k = rows.first; k < rows.first + rows.count; ++k, out += step) {
         const int64_t y = rows.y + k * s.stride_h - s.pad_h;
         if (inside(y, s.height) && begin < end)
             copy(source + y * s.width - before, out);
@@ -292,14 +317,80 @@ void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& row
     }
 }
 
-// Some rows of a plane, in float.
+// The row of the output's domains that some rows make.
+struct DomainSource {
+    int64_t left, width;  // zeros before a row's pixels, and pixels
+    int64_t count;        // of the output, where pixels end or zeros follow
+};
+
+// Rows of the four domains, side by side, by aligned vectors: lanes that a row leaves are the next one's first.
+class DomainRows {
+public:
+    DomainRows(float* out, int64_t domain) : out_(out), domain_(domain) {}
+
+    // `make` is given a vector of each row, and makes one of each domain. Rows that are null are zeros.
+    template <int ROWS, class Make>
+    void add(const DomainSource& source, const float* const (&rows)[ROWS], const Make& make) {
+        const int64_t left = source.left, count = source.count, all = left + source.width;
+        const int64_t end = all < count ? all : count;
+        bool whole = true;
+        for (int r = 0; r < ROWS; ++r) whole = whole && rows[r];
+        Vec of[ROWS], domains[kDomains];
+        for (int64_t k = -kept_lanes_;; k += kLanes) {
+            for (; whole && k >= left && k + kLanes <= end; k += kLanes) {
+                ECE408_UNROLL
+                for (int r = 0; r < ROWS; ++r) of[r] = load(rows[r] + k - left);
+                make(of, domains);
+                put(domains);
+            }
+            kept_lanes_ = count - k;
+            if (kept_lanes_ <= 0) break;
+            const Mask inside = lanes_between(lane(left - k), lane(end - k));
+            ECE408_UNROLL
+            for (int r = 0; r < ROWS; ++r)
+                of[r] = rows[r] ? load_only(inside, rows[r] + k - left) : broadcast(0.0f);
+            make(of, domains);
+            ECE408_UNROLL
+            for (int d = 0; d < kDomains && k < 0; ++d) domains[d] += kept_[d];
+            if (kept_lanes_ < kLanes) {
+                ECE408_UNROLL
+                for (int d = 0; d < kDomains; ++d) kept_[d] = domains[d];
+                return;
+            }
+            put(domains);
+        }
+        kept_lanes_ = 0;
+    }
+    // Zeros, so many and up to a whole vector.
+    void end(int64_t zeros) {
+        const Vec none[kDomains] = {};
+        int64_t left = kept_lanes_ + zeros;
+        if (kept_lanes_ > 0) put(kept_), left -= kLanes;
+        for (; left > 0; left -= kLanes) put(none);
+        kept_lanes_ = 0;
+    }
+
+private:
+    static int lane(int64_t k) { return static_cast<int>(k < 0 ? 0 : k > kLanes ? kLanes : k); }
+    void put(const Vec (&domains)[kDomains]) {
+        ECE408_UNROLL
+        for (int d = 0; d < kDomains; ++d) store(out_ + d * domain_, domains[d]);
+        out_ += kLanes;
+    }
+
+    float* out_;
+    int64_t domain_, kept_lanes_ = 0;
+    Vec kept_[kDomains] = {};
+};
+
+// Some rows of a plane, in float, `step` numbers apart.
 struct PlaneRows {
     const float* first;
     Span rows;
-    int64_t width;
+    int64_t step;
 
     const float* row(int64_t y) const {
-        return y >= rows.begin && y < rows.end ? first + (y - rows.begin) * width : nullptr;
+        return y >= rows.begin && y < rows.end ? first + (y - rows.begin) * step : nullptr;
     }
 };
 
@@ -315,48 +406,17 @@ PlaneRows rows_of_plane(const T* plane, int64_t width, const Span& rows, float* 
     }
 }
 
-// A vector of each row from column k - left on; zeros beside the `width` pixels, and for rows that are null.
-template <int ROWS>
-inline void load_rows(const float* const (&rows)[ROWS], int64_t left, int64_t width, int64_t k,
-                      Vec (&out)[ROWS]) {
-    const auto lane = [&](int64_t column) {
-        return static_cast<int>(column < k ? 0 : column > k + kLanes ? kLanes : column - k);
-    };
-    const int begin = lane(left), end = lane(left + width);
-    const bool whole = begin == 0 && end == kLanes;
-    const Mask inside = lanes_between(begin, end);
-    ECE408_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-        if (!rows[r])
-            out[r] = broadcast(0.0f);
-        else
-            out[r] = whole ? load(rows[r] + k - left) : load_only(inside, rows[r] + k - left);
-    }
-}
-
-// The four rows of x that a pair of rows of dy meets become domains. Whole vectors are written.
-inline void make_x_domains(const WeightPlan& plan, const float* const (&rows)[4], float* out) {
-    const int64_t domain = plan.f.phase;
-    for (int64_t k = 0; k < plan.f.row; k += kLanes) {
-        Vec x[4];
-        load_rows(rows, plan.s.pad_w, plan.s.width, k, x);
-        store(out + k, x[0] - x[2]);
-        store(out + domain + k, x[1] + x[2]);
-        store(out + 2 * domain + k, x[2] - x[1]);
-        store(out + 3 * domain + k, x[3] - x[1]);
-    }
-}
-
-inline void make_dy_domains(const WeightPlan& plan, const float* const (&rows)[2], float* out) {
-    const int64_t domain = plan.dy_row;
-    for (int64_t k = 0; k < plan.f.row; k += kLanes) {
-        Vec dy[2];
-        load_rows(rows, 0, plan.s.out_width, k, dy);
-        store(out + k, dy[0]);
-        store(out + domain + k, dy[0] + dy[1]);
-        store(out + 2 * domain + k, dy[0] - dy[1]);
-        store(out + 3 * domain + k, dy[1]);
-    }
+// The four rows that each of `pairs` meets, the first of which is `top`.
+inline void add_x_rows(const DomainSource& source, const PlaneRows& rows, int64_t top, int64_t pairs,
+                       DomainRows* out) {
+    for (int64_t y = top; y < top + 2 * pairs; y += 2)
+        out->add(source, {rows.row(y), rows.row(y + 1), rows.row(y + 2), rows.row(y + 3)},
+                 [](const Vec(&x)[4], Vec(&domains)[kDomains]) {
+                     domains[0] = x[0] - x[2];
+                     domains[1] = x[1] + x[2];
+                     domains[2] = x[2] - x[1];
+                     domains[3] = x[3] - x[1];
+                 });
 }
 
 // A chunk of one channel by pairs.
@@ -368,16 +428,26 @@ void lay_out_channel_pairs(const WeightPlan& plan, const T* x, const Chunk& chun
     const int64_t bottom = top + 2 * pairs + 2;
     Span some = {top > 0 ? top : 0, bottom < s.height ? bottom : s.height};
     if (some.end < some.begin) some.end = some.begin;
-    for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b, out += plan.x_image) {
+    DomainRows domains(out, plan.f.phase);
+    for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
         const PlaneRows rows = rows_of_plane(x + b * plan.image_of_x(), s.width, some, scratch);
-        for (int64_t t = 0; t < pairs; ++t) {
-            const int64_t y = top + 2 * t;
-            const float* const four[] = {rows.row(y), rows.row(y + 1), rows.row(y + 2), rows.row(y + 3)};
-            make_x_domains(plan, four, out + t * plan.f.row);
-        }
-        for (int64_t domain = 0; domain < kDomains; ++domain)
-            memset(out + domain * plan.f.phase + pairs * plan.f.row, 0,
-                   static_cast<size_t>(plan.tail) * sizeof(float));
+        add_x_rows({s.pad_w, s.width, plan.f.row}, rows, top, pairs, &domains);
+        if (!plan.joined() || b + 1 == chunk.images.end) domains.end(plan.tail);
+    }
+}
+
+// The same with a stride: rows of a phase are copied first.
+template <class T>
+void lay_out_phase_pairs(const WeightPlan& plan, const T* x, const Chunk& chunk, int64_t phase,
+                         float* scratch, float* out) {
+    const int64_t pairs = chunk.rows.count() + plan.halo, step = plan.copied_row(kLanes);
+    const PhaseRows rows = {phase / plan.s.stride_w, phase % plan.s.stride_w, 2 * chunk.rows.begin,
+                            2 * pairs + 2};
+    DomainRows domains(out, plan.f.phase);
+    for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
+        lay_out_phase(plan, x + b * plan.image_of_x(), rows, step, scratch);
+        add_x_rows({0, plan.f.row, plan.f.row}, {scratch, {0, rows.count}, step}, 0, pairs, &domains);
+        if (!plan.joined() || b + 1 == chunk.images.end) domains.end(plan.tail);
     }
 }
 
@@ -387,19 +457,20 @@ void lay_out_filter_pairs(const WeightPlan& plan, const T* dy, const Chunk& chun
                           float* out) {
     const Sweep& s = plan.s;
     const Span some = plan.rows_of(chunk);
-    float* const start = out;
-    const auto end_run = [&] {
-        for (; (out - start) % kLanes != 0; ++out)
-            for (int64_t domain = 0; domain < kDomains; ++domain) out[domain * plan.dy_row] = 0;
-    };
+    DomainRows domains(out, plan.dy_row);
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
         const PlaneRows rows = rows_of_plane(dy + b * plan.image_of_dy(), s.out_width, some, scratch);
         // The last row of an odd number has no second one.
-        for (int64_t y = some.begin; y < some.end; y += 2, out += plan.f.row)
-            make_dy_domains(plan, {rows.row(y), rows.row(y + 1)}, out);
-        if (!plan.joined()) end_run();
+        for (int64_t y = some.begin; y < some.end; y += 2)
+            domains.add({0, s.out_width, plan.f.row}, {rows.row(y), rows.row(y + 1)},
+                        [](const Vec(&dy_rows)[2], Vec(&made)[kDomains]) {
+                            made[0] = dy_rows[0];
+                            made[1] = dy_rows[0] + dy_rows[1];
+                            made[2] = dy_rows[0] - dy_rows[1];
+                            made[3] = dy_rows[1];
+                        });
+        if (!plan.joined() || b + 1 == chunk.images.end) domains.end(0);
     }
-    end_run();
 }
 
 // A chunk of one channel; `x` is the channel's plane of the batch's first image.
@@ -407,7 +478,13 @@ template <class T, class Sum>
 void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
                      Sum* out) {
     if constexpr (std::is_same<Sum, float>::value) {
-        if (plan.by_pairs) return lay_out_channel_pairs(plan, x, chunk, scratch, out);
+        if (plan.by_pairs && !plan.strides()) return lay_out_channel_pairs(plan, x, chunk, scratch, out);
+        if (plan.by_pairs) {
+            for (int64_t phase = 0; phase < plan.s.stride_h * plan.s.stride_w; ++phase)
+                if (has_taps(phase % plan.s.stride_w, plan.s.kernel_w, plan.s.stride_w, plan.s.dilate_w))
+                    lay_out_phase_pairs(plan, x, chunk, phase, scratch, out + phase * kDomains * plan.f.phase);
+            return;
+        }
     }
     const Sweep& s = plan.s;
     const int64_t image = plan.image_of_x(), rows = chunk.rows.count() + plan.halo;
@@ -422,7 +499,7 @@ void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum
                     to += plan.x_image;
                     continue;
                 }
-                lay_out_phase(plan, x + b * image, {y, v, chunk.rows.begin, rows}, to);
+                lay_out_phase(plan, x + b * image, {y, v, chunk.rows.begin, rows}, plan.f.row, to);
                 memset(to + rows * plan.f.row, 0, static_cast<size_t>(plan.tail) * sizeof(Sum));
                 to += plan.x_image;
             }
@@ -474,11 +551,13 @@ public:
 
     int64_t lines() const { return planes_ * images_ * rows_ * lines_; }
     void fetch(int64_t count) {
-        for (; count > 0 && next_plane_ < planes_; --count) {
-            __builtin_prefetch(at_ + next_plane_ * plane_ + next_image_ * image_ +
-                                   next_row_ * row_ + next_line_ * kLineBytes,
-                               0, 2);
-            if (++next_line_ < lines_) continue;
+        while (count > 0 && next_plane_ < planes_) {
+            const char* const row = at_ + next_plane_ * plane_ + next_image_ * image_ + next_row_ * row_;
+            const int64_t left = lines_ - next_line_, some = count < left ? count : left;
+            const int64_t end = next_line_ + some;
+            for (int64_t line = next_line_; line < end; ++line) __builtin_prefetch(row + line * kLineBytes, 0, 2);
+            count -= some, next_line_ = end;
+            if (next_line_ < lines_) return;
             next_line_ = 0;
             if (++next_row_ < rows_) continue;
             next_row_ = 0;
@@ -541,7 +620,8 @@ struct WeightCall {
     // Floats of a thread: x and dy of a chunk.
     int64_t x_size() const { return plan.in_place ? 0 : plan.most_channels() * plan.f.channel; }
     int64_t scratch_size() const {
-        return std::is_same<T, Sum>::value ? 0 : plan.scratch(Lanes<Sum>::count);
+        const bool copies = plan.strides() || !std::is_same<T, Sum>::value;
+        return plan.by_pairs && copies ? plan.scratch(Lanes<Sum>::count) : 0;
     }
     // Rows are written by whole vectors.
     int64_t dy_size() const {
@@ -696,9 +776,12 @@ struct WeightCall {
     }
     // Where a channel's tap finds the pixel of output (0, 0), in its domain.
     int64_t offset_of(int64_t domain, int64_t tap) const {
-        const int64_t row = tap / plan.s.kernel_w, column = tap % plan.s.kernel_w;
-        if (!plan.by_pairs) return tap_offset(plan.s, plan.f, row, column);
-        return (domain == 3 ? plan.groups - 1 : row) * plan.f.row + column * plan.s.dilate_w;
+        const Sweep& s = plan.s;
+        if (!plan.by_pairs) return tap_offset(s, plan.f, tap / s.kernel_w, tap % s.kernel_w);
+        const PairTap at = plan.pair_tap(domain, tap);
+        const int64_t across = at.column * s.dilate_w;
+        const int64_t phase = at.residue * s.stride_w + across % s.stride_w;
+        return phase * kDomains * plan.f.phase + at.group * plan.f.row + across / s.stride_w;
     }
     // Adds the totals of all stretches to the first one's, and makes them gradients.
     void put(const WeightPlace& place, double* totals) const {
@@ -718,8 +801,7 @@ struct WeightCall {
                 }
         }
     }
-    // The totals of a tile's domains become those of two rows of the kernel or, of its last group's taps,
-    // of three.
+    // The totals of a tile's domains become those of two rows of the kernel or, of groups of three, of three.
     void put_pairs(const WeightPlace& place, int64_t set, int64_t column, int64_t m,
                    const double* totals) const {
         const Sweep& s = plan.s;
@@ -731,10 +813,13 @@ struct WeightCall {
         Fourth fourth[kDotTaps];
         for (int64_t n = 0; n < some.count(); ++n) {
             const int64_t c = (some.begin + n) / plan.taps, tap = (some.begin + n) % plan.taps;
-            const int64_t group = tap / s.kernel_w, q = tap % s.kernel_w;
-            places[n] = (channels(set).begin + c) * plan.window() + 2 * group * s.kernel_w + q;
+            const PairTap at = plan.pair_tap(0, tap);
+            const int64_t row = at.residue + 2 * at.group * s.stride_h;
+            places[n] = (channels(set).begin + c) * plan.window() + row * s.kernel_w + at.column;
             fourth[n] = {nullptr, 0};
-            if (group == plan.groups - 1) fourth[n] = fourth_of(place, set, c * s.kernel_w + q, m, totals);
+            if (plan.residue(at.residue).has_third(at.group))
+                fourth[n] = fourth_of(place, set, c * plan.last_taps + at.thirds * s.kernel_w + at.column,
+                                      m, totals);
         }
         const int64_t count = rows.count() * some.count();
         double sum[3][kDotsOfTile];
@@ -750,7 +835,7 @@ struct WeightCall {
         for (int64_t p = 0; p < 3; ++p) {
             const bool finite = all_finite(sum[p], count);
             const double* from = sum[p];
-            for (T* line = first + p * s.kernel_w; from < sum[p] + count; line += step)
+            for (T* line = first + p * s.stride_h * s.kernel_w; from < sum[p] + count; line += step)
                 for (int64_t n = 0; n < some.count(); ++n, ++from) {
                     if (p == 2 && !fourth[n].first) continue;
                     T* to = line + places[n];
