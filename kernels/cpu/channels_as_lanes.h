@@ -25,8 +25,9 @@ namespace {
 constexpr int64_t kChannelPieces = 64, kChannelStretchBytes = 4 << 20;
 
 // Numbers of x and dy that are laid out before products are taken with them: they stay in the caches of so many
-// threads. More threads lay out more, where that leaves the order of sums as it is.
-constexpr int64_t kNumbersTogether = 1 << 20, kThreadsTogether = 4;
+// threads. More threads lay out more, where that leaves the order of sums as it is, but less than 32 MiB: the memory of
+// larger arrays goes back to the system after each call.
+constexpr int64_t kNumbersTogether = 1 << 20, kThreadsTogether = 4, kMostTogether = 7 << 20;
 
 struct Range {
     int64_t begin, end;
@@ -105,9 +106,11 @@ ChannelPlan plan_channels(const Sweep& s, int threads) {
     if (plan.tile_parts > plan.tiles) plan.tile_parts = plan.tiles;
     // A piece that has all chunks of an image adds up the same sums in the same order, however many images.
     const bool scales = !whole && plan.places() >= kChannelPieces && threads > kThreadsTogether;
-    const int64_t numbers = kNumbersTogether * (scales ? threads / kThreadsTogether : 1);
+    const int64_t many = kNumbersTogether * threads / 2;
+    const int64_t numbers = !scales ? kNumbersTogether : many < kMostTogether ? many : kMostTogether;
     const int64_t most = numbers / (plan.x_image() + plan.dy_image());
     plan.together = most < 1 ? 1 : most < s.batch ? most : s.batch;
+    if (scales) plan.together = divide_up(s.batch, divide_up(s.batch, plan.together));
     plan.image_parts = divide_up(plan.together, images);
     const int64_t bytes = plan.places() * plan.totals() * static_cast<int64_t>(sizeof(double));
     plan.stretches = divide_up(kChannelPieces, plan.places());
