@@ -123,6 +123,10 @@ constexpr int64_t kKeptPlane = 49, kKeptChannels = 128;
 // With a stride: products of a sum from which on they do, and the most of the products that pairs may leave.
 constexpr int64_t kPairProducts = 100;
 constexpr double kPairShare = 0.8;
+// With 16 lanes also more, as the five sixths of 3x3 with stride 2: for such sums, batches of so many pixels, an even number
+// of rows, and columns that fill such a share of tiles of 14.
+constexpr int64_t kLongPairProducts = 64 * 9, kManyPairPixels = 2048, kTileColumns = 14;
+constexpr double kLongPairShare = 0.84, kFilledColumns = 0.85;
 // Pixels after which weight_sums.cpp adds lanes up, and channels_as_lanes.h adds sums to totals.
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
 // Pixels of dy that weight_sums.cpp lays out images for.
@@ -275,6 +279,18 @@ bool are_kept(const Task& task, const Shape& layer) {
     return task.kept && is_float32(task) && is_large && layer.group_channels >= kKeptChannels;
 }
 
+// For a layer with a stride.
+bool strided_pairs_pay(const Task& task, const Shape& s, const Shape& layer) {
+    const int64_t plane = s.out_height * s.out_width, sum = layer.group_channels * s.kernel_h * s.kernel_w;
+    if (task.lanes < 8 || plane < kPairPlane || sum < kPairProducts) return false;
+    const double share = share_of_pairs(s);
+    const int64_t columns = divide_up(s.out_width, kTileColumns) * kTileColumns;
+    const bool fills = s.out_height % 2 == 0 && static_cast<double>(s.out_width) >=
+                                                    kFilledColumns * static_cast<double>(columns);
+    return share <= kPairShare || (task.lanes >= 16 && share <= kLongPairShare && fills &&
+                                   sum >= kLongPairProducts && s.batch * plane >= kManyPairPixels);
+}
+
 // For a layer that has filters as lanes; `layer`: the problem or, as a layer of its own, its gradient.
 bool pairs_pay(const Task& task, const Shape& s, const Shape& layer, bool strided) {
     const int64_t plane = s.out_height * s.out_width;
@@ -283,9 +299,7 @@ bool pairs_pay(const Task& task, const Shape& s, const Shape& layer, bool stride
     if (s.kernel_h == 1 && task.lanes < 16) return false;
     if (!strided && are_kept(task, layer)) return true;
     if (s.batch * plane < kPairPixels) return false;
-    if (strided)
-        return task.lanes >= 8 && plane >= kPairPlane && share_of_pairs(s) <= kPairShare &&
-               layer.group_channels * s.kernel_h * s.kernel_w >= kPairProducts;
+    if (strided) return strided_pairs_pay(task, s, layer);
     if (task.lanes < 16) return layer.group_filters >= kPairFilters;
     return plane >= kPairPlane || s.batch * plane >= kPairBatch;
 }
