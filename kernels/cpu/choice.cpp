@@ -147,7 +147,7 @@ bool is_deep(const Shape& s, bool strided, int64_t lanes) {
 double share_of_pairs(const Shape& s) {
     int64_t taps = 0;
     for (int64_t r = 0; r < s.stride_h; ++r)
-        taps += pairs_of(divide_up(s.kernel_h - r, s.stride_h), s.out_height).taps();
+        taps += pairs_of_residue(s.kernel_h, s.stride_h, r, s.out_height).taps();
     return static_cast<double>(taps) / static_cast<double>(2 * s.kernel_h);
 }
 

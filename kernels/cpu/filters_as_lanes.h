@@ -198,7 +198,7 @@ inline bool deep_backward(const Sweep& s, Deep* d) {
 inline Residue fill_residues(const Sweep& s, Deep* d) {
     Residue all = {};
     for (int64_t r = 0; r < d->residues; ++r) {
-        all.pairs = pairs_of(divide_up(s.kernel_h - r, s.stride_h), s.out_height);
+        all.pairs = pairs_of_residue(s.kernel_h, s.stride_h, r, s.out_height);
         d->residue[r] = all;
         for (int t = 0; t < kDomains; ++t) all.before[t] += all.pairs.groups_in(t);
         all.kept_before += all.kept();

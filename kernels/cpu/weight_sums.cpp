@@ -126,7 +126,7 @@ struct WeightPlan {
     }
     // The kernel's rows of a residue modulo the stride.
     Pairs residue(int64_t r) const {
-        return pairs_of(divide_up(s.kernel_h - r, s.stride_h), s.out_height);
+        return pairs_of_residue(s.kernel_h, s.stride_h, r, s.out_height);
     }
     // Tap `tap` of a channel in a domain.
     PairTap pair_tap(int64_t domain, int64_t tap) const {
@@ -317,10 +317,10 @@ void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& row
     }
 }
 
-// The row of the output's domains that some rows make.
+// How rows of pixels become a row of each domain.
 struct DomainSource {
-    int64_t left, width;  // zeros before a row's pixels, and pixels
-    int64_t count;        // of the output, where pixels end or zeros follow
+    int64_t left, width;  // zeros before the pixels, and pixels
+    int64_t count;        // numbers of the domain's row, with zeros behind the pixels
 };
 
 // Rows of the four domains, side by side, by aligned vectors: lanes that a row leaves are the next one's first.

@@ -60,6 +60,11 @@ inline Pairs pairs_of(int64_t kernel, int64_t outputs) {
     return {kernel, kernel == 1 ? 1 : kernel / 2, (outputs + 1) / 2};
 }
 
+// For the taps of residue `r` modulo the stride, of which there are some.
+inline Pairs pairs_of_residue(int64_t kernel, int64_t stride, int64_t r, int64_t outputs) {
+    return pairs_of((kernel - r + stride - 1) / stride, outputs);
+}
+
 // The factor of domain t for a group's taps. The last one's sign is turned, so that y1 is a sum.
 template <class Sum>
 inline Sum domain_weight(int t, Sum g0, Sum g1, Sum g2) {

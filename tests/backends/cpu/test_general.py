@@ -80,6 +80,11 @@ PROBLEMS = [
     # Those that take rows in pairs.
     "b2,c18,h21,w20,m19,k3x3,p1x1",
     "b5,c16,h13,w11,m16,k3x2,p0x1,d1x2,g2",
+    # With strides: residues of three rows and two, four and three, three; columns without taps.
+    "b3,c3,h57,w61,m19,k11x11,s4x4,p2x2",
+    "b3,c5,h41,w38,m23,k7x7,s2x2,p3x3",
+    "b5,c7,h40,w23,m50,k6x2,s2x4",
+    "b6,c6,h24,w21,m30,k5x3,s2x1,p1x1,d1x2",
     # Those of small planes in groups of one channel.
     "b9,c40,h7,w7,m40,k3x3,p1x1,g40",
     "b20,c33,h9,w13,m66,k5x5,p2x2,g33",
