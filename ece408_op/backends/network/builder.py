@@ -176,7 +176,14 @@ class Builder:
         problem: ConvProblem | None = None,
     ) -> Value:
         """Have a plan compute "y" from the arrays that it reads; returns y. It is for the node that
-        is at hand, unless another one is named."""
+        is at hand, unless another one is named. Raises `UnsupportedProblem` for arrays that reach
+        beyond their memory."""
+        for name, value in (("y", y), *read.items()):
+            if value.end > value.buffer.nbytes:
+                raise UnsupportedProblem(
+                    f"{node or self.node}: {plan.kernel.name} would reach byte {value.end} of "
+                    f"{name}, which has {value.buffer.nbytes}; this is an error in this package"
+                )
         # By where y lies: a result, or a part of one, is written in every call, also if all that it
         # is made of is weights.
         steps = self.steps.for_weights if y.constant else self.steps.for_images
@@ -289,7 +296,9 @@ class Builder:
         onto, after = asked.onto, asked.after
         kernel, plan = self._plan(asked.problem, onto is not None)
         activates = after is None or kernel.family.activates(onto is not None)
-        if place is not None and not (onto is None and activates and kernel.family.spaced):
+        # A kernel writes images of the layer, which may be seen as other ones.
+        fits = place is None or place.dense or place.shape[:1] == (asked.problem.batch,)
+        if place is not None and not (fits and onto is None and activates and kernel.family.spaced):
             return self._compute(leaf(self._convolve(asked)), place)
         if onto is not None:
             self.drop(onto)
@@ -323,7 +332,10 @@ class Builder:
             read["prepared"] = self.emit(weights, place, {"w": w}, asked.node)
             plan = apart.images
         plan = of_x.added_to(replace(plan, defines=(*plan.defines, *defines), apart=None))
-        return self.emit(plan, y, read, asked.node, asked.problem if asked.logged else None)
+        # In the layer's own shape, so that `emit` sees all that the kernel writes.
+        own = replace(y, shape=asked.problem.y_shape)
+        made = self.emit(plan, own, read, asked.node, asked.problem if asked.logged else None)
+        return replace(made, shape=y.shape)
 
     def _plan(self, problem: ConvProblem, accumulate: bool) -> tuple[Kernel, Plan]:
         """The best kernel for a convolution, and its plan."""
@@ -369,17 +381,20 @@ def _prelude(operand: Value | Chain) -> Prelude | None:
         operand = Chain(operand.shape, leaf(operand))
     leaves = [each for each in operand.term.all() if each.value is not None]
     of_channels = (1, operand.shape[1], *[1] * (len(operand.shape) - 2))
-    x = [each for each in leaves if each.shape == operand.shape]
-    others = [each for each in leaves if each.shape == of_channels]
-    if len(x) != 1 or len(x) + len(others) < len(leaves) or len(others) > len(_PRELUDE):
+    # One image of one pixel has an element for each channel, too.
+    x = next((each for each in leaves if each.shape == operand.shape), None)
+    others = [each for each in leaves if each is not x]
+    if x is None or x.value is None or len(others) > len(_PRELUDE):
         return None
-    value = x[0].value
-    if value is None or value.dtype != "float32":
+    if any(each.shape != of_channels for each in others):
         return None
+    if any(each.value is not None and each.value.dtype != "float32" for each in leaves):
+        return None
+    value = x.value
     defines: Defines = () if value.dense else (("IN_IMAGE", f"{value.image}u"),)
-    if operand.term is not x[0]:
+    if operand.term is not x:
         names = dict(zip(map(id, others), _PRELUDE))
-        start = {id(x[0]): "v", **{key: f"__ldg({name}+c)" for key, name in names.items()}}
+        start = {id(x): "v", **{key: f"__ldg({name}+c)" for key, name in names.items()}}
         text = pointwise.statements(operand.term, start, "v")
         defines = (*defines, ("CONVERT(v,c)", text))
     arrays = {name: each.value for name, each in zip(_PRELUDE, others) if each.value is not None}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ...problem import ConvProblem
 from ..cuda.plan import Plan
+from .arrays import ITEM_BYTES
 
 # Where arrays live: what a call brings; weights and what is made of them, which stay on the GPU;
 # what steps leave for each other; and the results.
@@ -49,6 +50,15 @@ class Value:
     def per_image(self) -> int:
         """Elements of an image."""
         return math.prod(self.shape[1:])
+
+    @property
+    def end(self) -> int:
+        """Where the last element ends, in bytes from the beginning of the buffer."""
+        if self.elements == 0:
+            return self.offset
+        images = self.shape[0] if self.shape else 1
+        count = (images - 1) * (self.image or self.per_image) + self.per_image
+        return self.offset + ITEM_BYTES[self.dtype] * count
 
     @property
     def dense(self) -> bool:

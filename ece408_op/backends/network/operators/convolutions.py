@@ -149,8 +149,7 @@ def _normalisation(builder: Builder, attributes: Attributes, operands: list[Oper
         form = f"float(double({{1}})/{root})"
         factor = builder.pointwise(channels, form, builder.chain(variance), builder.chain(gamma))
     scale = builder.value(factor)
-    foldable = isinstance(x, Convolution) and axis == 1 and x.after is None and x.onto is None
-    if isinstance(x, Convolution) and foldable and x.w.constant and scale.constant:
+    if _foldable(x, axis) and isinstance(x, Convolution) and scale.constant:
         return _folded(builder, x, scale, mean, beta)
     shift = builder.value(
         builder.pointwise(
@@ -161,6 +160,15 @@ def _normalisation(builder: Builder, attributes: Attributes, operands: list[Oper
     shape = channels_of(scale, len(x.shape), axis)
     terms = builder.chain(x), leaf(scale, shape), leaf(shift, shape)
     return builder.pointwise(x.shape, "{0}*{1}+{2}", *terms)
+
+
+def _foldable(x: Operand, axis: int) -> bool:
+    """Whether it is a layer's sums, seen in a shape of which this axis is the layer's filters."""
+    if not isinstance(x, Convolution) or x.after is not None or x.onto is not None:
+        return False
+    seen = (x.shape[axis], math.prod(x.shape[axis + 1 :]))
+    own = (x.problem.filters, math.prod(x.problem.y_shape[2:]))
+    return seen == own and x.w.constant
 
 
 def _folded(

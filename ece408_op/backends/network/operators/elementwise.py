@@ -158,6 +158,11 @@ def _same(builder: Builder, attributes: Attributes, operands: list[Operand]) -> 
     return operands[0]
 
 
+def _dropout_why_not(attributes: Attributes) -> str | None:
+    mode = attributes.text("mode", "training")
+    return None if mode == "training" else f"mode {mode} is not computed"
+
+
 def _cast(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     return builder.dense(operands[0])
 
@@ -179,6 +184,7 @@ OPERATORS = {
     "ElementWiseSum": Operator(_sum_of_all),
     "Cast": Operator(_cast, _cast_why_not),
     "cast": Operator(_cast, _cast_why_not),
-    **{name: Operator(_same) for name in ("identity", "_copy", "BlockGrad", "Dropout")},
+    **{name: Operator(_same) for name in ("identity", "_copy", "BlockGrad")},
+    "Dropout": Operator(_same, _dropout_why_not),
     "stop_gradient": Operator(_same),
 }

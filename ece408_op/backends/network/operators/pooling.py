@@ -37,11 +37,11 @@ def _why_not(attributes: Attributes) -> str | None:
 def _pooling(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     kind = attributes.text("pool_type", "max")
     shape = operands[0].shape
-    if len(shape) not in (3, 4):
-        raise UnsupportedProblem(f"{builder.node}: arrays of shape {shape} are not pooled")
     if attributes.flag("global_pool"):
         axes = tuple(range(2, len(shape)))
         return reduced(builder, operands[0], axes, _REDUCED[kind], True)
+    if len(shape) not in (3, 4):
+        raise UnsupportedProblem(f"{builder.node}: arrays of shape {shape} are not pooled")
     x = builder.value(operands[0])
     if x.dtype != "float32":
         x = builder.dense(x)
@@ -98,11 +98,16 @@ _REDUCED = {"mean": "mean", "sum": "sum", "max": "max", "avg": "mean"}
 def reduced(
     builder: Builder, operand: Operand, axes: tuple[int, ...], kind: str, keepdims: bool
 ) -> Operand:
-    """The "mean", "sum" or "max" over neighbouring axes."""
+    """The "mean", "sum" or "max" over axes, in ascending order: a launch for each run of
+    neighbouring ones."""
     x = builder.dense(operand)
-    first, last = min(axes), max(axes)
-    if axes != tuple(range(first, last + 1)):
-        raise UnsupportedProblem(f"{builder.node}: axes {axes} do not lie beside each other")
+    first, last = axes[-1], axes[-1]
+    while first - 1 in axes:
+        first -= 1
+    others, axes = axes[: axes.index(first)], tuple(range(first, last + 1))
+    if others:
+        x = builder.dense(reduced(builder, x, axes, kind, keepdims))
+        return reduced(builder, x, others, kind, keepdims)
     if first == 0:
         builder.mixes_images()
     kept = [1] * len(axes) if keepdims else []

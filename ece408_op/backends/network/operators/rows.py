@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Callable
 
+from ....errors import UnsupportedProblem
 from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from ..attributes import Attributes
 from ..builder import Builder, Operand
@@ -49,8 +50,14 @@ def _one_axis(attributes: Attributes, axes: int) -> tuple[int, int]:
 
 
 def _of_labels(attributes: Attributes, axes: int) -> tuple[int, int]:
-    """SoftmaxOutput: of channels, or of the last axis."""
-    return (1, 2) if attributes.flag("multi_output") else (axes - 1, axes)
+    """SoftmaxOutput: of channels, of the last axis, or of all of an image; with four axes MXNet
+    leaves it to oneDNN, which takes the last axis."""
+    if axes < 2:
+        raise UnsupportedProblem(f"SoftmaxOutput of {axes} axes is not computed")
+    if attributes.flag("multi_output"):
+        return 1, 2
+    is_last = attributes.flag("preserve_shape") or axes == 4
+    return (axes - 1, axes) if is_last else (1, axes)
 
 
 def _of_mode(attributes: Attributes, axes: int) -> tuple[int, int]:

@@ -25,7 +25,9 @@ def _flatten(builder: Builder, attributes: Attributes, operands: list[Operand]) 
 
 
 def _reshape_why_not(attributes: Attributes) -> str | None:
-    return "reverse is not computed" if attributes.flag("reverse") else None
+    if attributes.flag("reverse"):
+        return "reverse is not computed"
+    return None if attributes.is_set("shape") else "only the attribute shape is computed"
 
 
 def _reshape(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
