@@ -96,9 +96,12 @@ def _why_no_gpu():
 
 
 def pytest_runtest_setup(item):
-    """Skip tests marked gpu, with the reason, where there is no GPU to run them on."""
+    """Skip tests marked gpu, with the reason, where there is no GPU to run them on, and those also
+    marked alone where other tests may use it at the same time."""
     if item.get_closest_marker("gpu") and _why_no_gpu():
         pytest.skip(_why_no_gpu())
+    if item.get_closest_marker("alone") and os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
+        pytest.skip("it needs the GPU's memory for itself; run pytest -m 'gpu and alone'")
 
 
 @pytest.fixture(scope="session")

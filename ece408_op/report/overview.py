@@ -10,8 +10,6 @@ from . import dots, svg
 from .ladder import Ladder, Step
 from .spread import Spread
 
-# Times are for so many images, whatever the batch.
-IMAGES = 1000
 OURS = "ours"
 _COLOURS = {OURS: svg.BLUE, "MXNet": svg.ORANGE, "cuDNN": svg.GREEN, "PyTorch": svg.PINK}
 _MILESTONES = {
@@ -25,11 +23,12 @@ _WIDTH, _ROW = 5.2, 0.23
 
 @dataclass(frozen=True)
 class Line:
-    """Whose convolution, on which device, and by layer milliseconds for `IMAGES` images."""
+    """Whose convolution, on which device, and by layer milliseconds for so many `images`."""
 
     name: str
     maker: str
     device: str
+    images: int
     times: Mapping[str, Spread]
 
 
@@ -56,10 +55,11 @@ def groups(milestones: Mapping[str, Sequence[Run]], ladders: Mapping[str, Ladder
 def _of_milestones(milestones: Mapping[str, Sequence[Run]]) -> Iterator[Line]:
     for script, (maker, device) in _MILESTONES.items():
         runs = [run for run in milestones.get(script, ()) if run.op_seconds]
-        by_layer = zip(*([1e3 * IMAGES / r.size * s for s in r.op_seconds] for r in runs))
+        by_layer = zip(*([1e3 * seconds for seconds in run.op_seconds] for run in runs))
         times = {f"conv{i}": Spread.of(each) for i, each in enumerate(by_layer, start=1)}
-        name = f"{maker}, {device} ({script})"
-        yield from _line(name, maker, device, times)
+        # All runs are of one size.
+        images = runs[0].size if runs else 0
+        yield from _line(f"{maker}, {device} ({script})", maker, device, images, times)
 
 
 def _alone(device: str, ladder: Ladder) -> Iterator[Line]:
@@ -68,12 +68,8 @@ def _alone(device: str, ladder: Ladder) -> Iterator[Line]:
     for peer in ladder.peers:
         libraries.setdefault(peer.name.split()[0].removesuffix("'s"), []).append(peer)
     for maker, steps in (*libraries.items(), (OURS, ladder.steps)):
-        fastest = {layer: _fastest(steps, layer) for layer in ladder.layers}
-        times = {
-            layer: spread.scaled(IMAGES / ladder.batch) if spread else None
-            for layer, spread in fastest.items()
-        }
-        yield from _line(f"{maker}, {device}", maker, device, times)
+        times = {layer: _fastest(steps, layer) for layer in ladder.layers}
+        yield from _line(f"{maker}, {device}", maker, device, ladder.batch, times)
 
 
 def _fastest(steps: Sequence[Step], layer: str) -> Spread | None:
@@ -81,10 +77,12 @@ def _fastest(steps: Sequence[Step], layer: str) -> Spread | None:
     return min(filter(None, spreads), key=lambda each: each.median, default=None)
 
 
-def _line(name: str, maker: str, device: str, times: Mapping[str, Spread | None]) -> Iterator[Line]:
+def _line(
+    name: str, maker: str, device: str, images: int, times: Mapping[str, Spread | None]
+) -> Iterator[Line]:
     known = {layer: spread for layer, spread in times.items() if spread}
     if known:
-        yield Line(name, maker, device, known)
+        yield Line(name, maker, device, images, known)
 
 
 def finding(found: Sequence[Group]) -> str:
@@ -92,7 +90,7 @@ def finding(found: Sequence[Group]) -> str:
     parts = [part for device in ("CPU", "GPU") if (part := _about(found, device))]
     if not parts:
         return "No convolution of ours was timed here."
-    return f"For {IMAGES} images our convolution takes {'; '.join(parts)}."
+    return f"Our convolution takes {'; '.join(parts)}."
 
 
 def _about(found: Sequence[Group], device: str) -> str:
@@ -105,7 +103,8 @@ def _about(found: Sequence[Group], device: str) -> str:
         if ours is None:
             continue
         times = " and ".join(f"{dots.figure(t.median)} ms in {n}" for n, t in ours.times.items())
-        text = f"{times} on the {device}, {group.how}"
+        count = f"{ours.images} image{'' if ours.images == 1 else 's'}"
+        text = f"{times} for {count} on the {device}, {group.how}"
         others = [_speed(ours, line) for line in lines if line.maker != OURS]
         if any(others):
             return f"{text}, which is {', '.join(filter(None, others))}"
@@ -128,7 +127,7 @@ def draw(found: Sequence[Group], layers: Mapping[str, str]) -> str | None:
         rows += [(group.how, None), *((line.name, line) for line in group.lines)]
     if not rows:
         return None
-    spreads = [spread for _, line in rows if line for spread in line.times.values()]
+    spreads = [_of_image(line, layer) for _, line in rows if line for layer in line.times]
     shown = [value for each in spreads for value in (each.low, each.high)]
     with svg.styled():
         height = (0.75 + _ROW * len(rows)) * len(layers)
@@ -140,10 +139,16 @@ def draw(found: Sequence[Group], layers: Mapping[str, str]) -> str | None:
             for label, (_, line) in zip(axes.get_yticklabels(), rows):
                 label.set_fontweight("bold" if line is None else "normal")
             axes.set_title(f"{layer}: {title}", loc="left")
-        panels[-1].set_xlabel(f"ms for {IMAGES} images, logarithmic")
+        panels[-1].set_xlabel("µs for each image, logarithmic")
         return svg.text(figure)
 
 
 def _dot(line: Line | None, layer: str) -> dots.Dot | None:
-    spread = line.times.get(layer) if line else None
-    return dots.Dot(spread, _COLOURS.get(line.maker, svg.SLATE)) if line and spread else None
+    if line is None or layer not in line.times:
+        return None
+    return dots.Dot(_of_image(line, layer), _COLOURS.get(line.maker, svg.SLATE))
+
+
+def _of_image(line: Line, layer: str) -> Spread:
+    """Microseconds for each image: lines may be of different numbers of images."""
+    return line.times[layer].scaled(1e3 / line.images)

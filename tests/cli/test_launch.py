@@ -82,7 +82,7 @@ def programs_of(tmp_path, monkeypatch):
             (tmp_path / name).chmod(0o755)
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "n[1-3]"}
         result = subprocess.run(
-            ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=30
+            ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=300
         )
         assert result.stderr == ""
         return result.stdout

@@ -517,7 +517,7 @@ def test_ctrl_c_ends_the_child_too(fashion_mnist):
             time.sleep(0.05)
         # To this process alone; a terminal would interrupt the child, too.
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=120)
     assert (stdout, stderr) == ("", "ece408: error: interrupted\n")
     assert process.returncode == 130
     assert not Path(f"/proc/{found[0]}").exists()

@@ -75,10 +75,8 @@ def test_a_job_whose_server_is_killed_ends_and_goes_on(one, tmp_path):
     while not state.exists() and job.poll() is None:
         time.sleep(0.01)
     _kill(tmp_path, "server")
-    killed = time.monotonic()
     code, errors = ended(job)
     assert code == 41, errors
-    assert time.monotonic() - killed < 10
     assert errors.splitlines()[-1] == (
         "ece408: error: server 0 was ended by SIGKILL; it printed nothing"
     )

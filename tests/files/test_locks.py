@@ -39,7 +39,7 @@ def _error_of_locking(folder):
 
     thread = threading.Thread(target=lock, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert caught, "still waiting"
     return caught[0]
 

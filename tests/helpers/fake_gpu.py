@@ -81,8 +81,7 @@ class FakeLane:
             self.gpu.reached += nbytes
 
     def launch(self, loaded, pointers):
-        if self.gpu.pause:
-            time.sleep(self.gpu.pause)
+        self.gpu.spend()
         self.gpu.launches += 1
         loaded.launch(pointers, None)
 
@@ -119,14 +118,14 @@ class FakeLane:
 
 class FakeGpu:
     """`memory` bytes, of which `lanes` gives out what is left; `requests` says what was asked. Each
-    of its `launches` takes `pause` seconds more. `reached` are bytes of chunks copied without its
+    of its `launches` calls `spend`. `reached` are bytes of chunks copied without its
     lanes', `waits` how often a lane was waited for to its end. Lanes of the last request are ready
     for the next one if that is the same."""
 
     name, capability, driver, index, processors = "a fake GPU", (9, 0), 13000, 0, 132
 
-    def __init__(self, memory=1 << 40, pause=0.0):
-        self.memory, self.pause = memory, pause
+    def __init__(self, memory=1 << 40, spend=lambda: None):
+        self.memory, self.spend = memory, spend
         self.launches = self.reached = self.waits = 0
         self.staging = threading.Lock()
         self.cores = frozenset(os.sched_getaffinity(0))

@@ -35,9 +35,9 @@ class Case:
         scale = 1 if name in self.shapes or len(shape) < 2 else np.prod(shape[1:]) ** -0.5
         return (scale * self.rng.uniform(-1, 1, shape)).astype(np.float32)
 
-    def network(self):
+    def network(self, *clock):
         parameters = [name for name in self.arrays if name not in self.shapes]
-        return Network(self.symbol.tojson(), list(self.arrays), parameters)
+        return Network(self.symbol.tojson(), list(self.arrays), parameters, *clock)
 
     def run(self, network):
         """The outputs, which are NaN before."""

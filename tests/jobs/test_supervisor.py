@@ -26,6 +26,7 @@ from ece408_op.jobs import agent, plan, supervisor
 from ece408_op.jobs.plan import SCHEDULER, SERVER, THIS, WORKER, Host, Member
 
 # Runs for longer than any test, and so does a process that it has started.
+LONG_S = 60
 LONG = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
 
@@ -85,7 +86,7 @@ def test_what_worker_0_prints_is_shown_as_it_is(capsys, mark):
     started = time.monotonic()
     # Servers that do not end by themselves are ended soon after the workers.
     _run(_job(code))
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < LONG_S
     printed = capsys.readouterr()
     assert printed.out == "worker 0\nno end of line\n"
     assert printed.err == "part 1\rpart 2\n"
@@ -143,7 +144,7 @@ def test_one_that_dies_ends_all(mark, role, number, error, code, text):
     started = time.monotonic()
     with pytest.raises(error, match=rf"^{text}; its last line: the last line$"):
         _run(_job(program, program))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < LONG_S
     assert _left(mark) == {}
 
 
@@ -162,13 +163,14 @@ def test_a_scheduler_may_listen_late():
     unreached = threading.Event()
     with socket.socket() as scheduler:
         scheduler.bind(("127.0.0.1", 0))
-        late = threading.Timer(0.7, scheduler.listen)
+        listens = threading.Event()
+        late = threading.Timer(0.7, lambda: (listens.set(), scheduler.listen()))
         late.start()
-        started = time.monotonic()
-        agent._reach("127.0.0.1", str(scheduler.getsockname()[1]), 30.0, unreached)
+        agent._reach("127.0.0.1", str(scheduler.getsockname()[1]), 60.0, unreached)
+        # It does not give up before.
+        assert listens.is_set()
         late.join()
     assert not unreached.is_set()
-    assert 0.6 < time.monotonic() - started < 20
 
 
 def test_a_program_s_own_exit_code_is_no_word_of_the_scheduler():
@@ -203,7 +205,7 @@ def test_whatever_ends_the_launcher_ends_the_job(mark, number):
     ) as launcher:
         _wait_for(lambda: list(_left(mark).values()).count("sleep\x0060\x00") == 2)
         launcher.send_signal(number)
-        _, errors = launcher.communicate(timeout=15)
+        _, errors = launcher.communicate(timeout=LONG_S)
     _wait_for(lambda: not _left(mark))
     if number == signal.SIGINT:
         assert launcher.returncode == 130

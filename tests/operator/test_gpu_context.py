@@ -284,6 +284,7 @@ def test_a_backend_that_does_not_reach_the_gpu(mx, rng):
         ece408_op.Convolution(*arrays, backend="cpu", **options).wait_to_read()
 
 
+@pytest.mark.alone
 def test_forwards_on_two_threads_leave_nothing_behind(mx, rng):
     texts = ("b8,c1,h28,w28,m50,k5", "b8,c12,h33,w33,m24,k5", "b3,c6,h17,w13,m9,k3x2")
     cases = [_case(mx, text, rng) for text in texts]

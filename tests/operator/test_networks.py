@@ -602,6 +602,7 @@ def test_on_the_gpu(mx, x):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_thousand_calls_on_the_gpu_leave_nothing_behind(mx, x):
     """In one chunk, and in several whose first steps are done while images arrive."""
     from ece408_op.backends.cuda.runtime import device

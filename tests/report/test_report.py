@@ -87,12 +87,23 @@ def test_first_come_one_sentence_and_one_chart(report, player):
     title, finding, chart, caption = first.strip().split("\n\n")
     assert title.startswith("# ")
     assert finding == (
-        "For 1000 images our convolution takes 671 ms in conv1 and 562 ms in conv2 on the CPU, "
+        "Our convolution takes 671 ms in conv1 and 562 ms in conv2 for 1000 images on the CPU, "
         "within the network, which is 2.2 and 0.9 times MXNet's speed; 2.00 ms in conv1 and 8.00 "
-        "ms in conv2 on the GPU, called alone, which is 2.0 and 0.6 times cuDNN's speed."
+        "ms in conv2 for 1000 images on the GPU, called alone, which is 2.0 and 0.6 times cuDNN's "
+        "speed."
     )
     assert chart.startswith("![Op times")
     assert "a hollow dot a single run" in caption
+
+
+def test_the_sentence_has_the_times_and_the_numbers_of_images_that_were_measured(player, tmp_path):
+    player.gpu = True
+    own = replace(played_ladder("gpu"), batch=1)
+    player.instead["measure_ladder gpu"] = CompletedProcess([], 0, ladder.to_json(own), "")
+    make.make(plan.Options(TERMS["2019fa"], (100,)), tmp_path)
+    _, sentence, *_ = (tmp_path / "report.md").read_text().split("\n\n")
+    assert "takes 671 ms in conv1 and 562 ms in conv2 for 100 images on the CPU, " in sentence
+    assert "; 2.00 ms in conv1 and 8.00 ms in conv2 for 1 image on the GPU, " in sentence
 
 
 def test_without_times_the_sentence_says_so(player, options, tmp_path):

@@ -101,15 +101,20 @@ def test_labels_do_not_cover_each_other(draw):
 def test_the_overview_has_a_panel_for_each_layer_and_a_row_for_each_contender():
     runs = [Run("m2.1", "2019fa", "ece408", 2000, 0.9, (s, 0.6), 1.0, 1) for s in (0.3, 0.4, 0.5)]
     mxnet = [Run("m1.1", "2019fa", "baseline", 2000, 0.9, (1.0, 2.0), 1.0, 1)]
-    ladders = {device.upper(): played_ladder(device) for device in ("gpu", "cpu")}
+    batches = {"gpu": 100, "cpu": 500}
+    ladders = {d.upper(): replace(played_ladder(d), batch=n) for d, n in batches.items()}
     found = overview.groups({"m1.1": mxnet, "m2.1": runs, "m1.2": []}, ladders)
     picture = overview.draw(found, {"conv1": "first", "conv2": "second"})
     texts = _texts(picture)
     rows = ["within the network", "MXNet, CPU (m1.1)", "ours, CPU (m2.1)", "called alone",
             "MXNet, CPU", "ours, CPU", "cuDNN, GPU", "ours, GPU"]  # fmt: skip
     assert [text for text in texts if text in rows] == 2 * rows
-    # For 1000 images, whatever the batch.
-    assert {"conv1: first", "conv2: second", "200", "300", "1000", "500"} <= set(texts)
+    assert {"conv1: first", "conv2: second", "µs for each image, logarithmic"} <= set(texts)
+    figures_of = [
+        *("500", "200", "8.00", "6.00", "40.0", "20.0"),
+        *("1000", "300", "10.0", "6.00", "50.0", "80.0"),
+    ]
+    assert [text for text in texts if text in figures_of] == figures_of
     assert texts.count("1 run") == 6
     assert not _overlaps(picture)
     assert overview.draw([], {"conv1": "first"}) is None

@@ -49,12 +49,19 @@ class StepTime:
 
 class Network:
     """A graph of MXNet's in its JSON, whose variables have these names; `parameters` are those that
-    are the same for all images, such as weights and moving averages.
+    are the same for all images, such as weights and moving averages. By the `clock`'s seconds
+    GPUs get their shares.
 
     Raises `UnsupportedProblem` for a graph with operators that are not computed here.
     """
 
-    def __init__(self, symbol_json: str, names: Sequence[str], parameters: Collection[str]) -> None:
+    def __init__(
+        self,
+        symbol_json: str,
+        names: Sequence[str],
+        parameters: Collection[str],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._graph = Graph.parse(symbol_json)
         self._graph.check_inputs(names)
         self._names = tuple(names)
@@ -66,6 +73,7 @@ class Network:
         self._lock = threading.Lock()
         self._residents: dict[tuple[object, ...], Resident] = {}
         self._cuts = Cuts()
+        self._clock = clock
 
     def compute(
         self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool = True
@@ -85,20 +93,20 @@ class Network:
         found = [self._resident(machine) for machine in machines()]
         how = Pass.timed if op_log.collecting() else Pass.all
         if len(found) == 1:
-            _compute(found[0], call, whole(call.inputs.images), how)
+            _compute(found[0], call, whole(call.inputs.images), how, self._clock)
             return
         cut = self._cuts.of(call, found)
         dealt = cut.shares.deal()
-        start = time.perf_counter()
+        start = self._clock()
         took = crew.run_all(
             [
-                (each.machine, partial(_compute, each, call, part, how))
+                (each.machine, partial(_compute, each, call, part, how, self._clock))
                 for each, part in zip(found, cut.parts(dealt))
             ]
         )
         # Steps that are timed run one by one, which takes longer.
         if how is Pass.all:
-            seconds = time.perf_counter() - start
+            seconds = self._clock() - start
             cut.shares.took(dealt, [each.seconds for each in took], seconds)
 
     def measure(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[StepTime]:
@@ -128,7 +136,7 @@ class Network:
         """Compute all images on the first GPU."""
         call = self._call(inputs, outputs, are_held=True)
         resident = self._resident(machines()[0])
-        return _compute(resident, call, whole(call.inputs.images), how).result
+        return _compute(resident, call, whole(call.inputs.images), how, self._clock).result
 
     def _call(self, inputs: Sequence[Array], outputs: Sequence[Array], are_held: bool) -> Call:
         counts = (len(inputs), len(outputs))
@@ -155,13 +163,19 @@ class _Took(Generic[_T]):
     seconds: float
 
 
-def _compute(resident: Resident, call: Call, part: Part, how: Callable[[Pass], _T]) -> _Took[_T]:
+def _compute(
+    resident: Resident,
+    call: Call,
+    part: Part,
+    how: Callable[[Pass], _T],
+    clock: Callable[[], float],
+) -> _Took[_T]:
     """Compute a part of the images on one GPU; the log of op times hears of what has been timed."""
     machine = resident.machine
     with machine.lock, machine.active():
-        start = time.perf_counter()
+        start = clock()
         result = resident.compute(call, part, how)
-        seconds = time.perf_counter() - start
+        seconds = clock() - start
     if isinstance(result, Timings):
         _publish(result, machine)
     return _Took(result, seconds)

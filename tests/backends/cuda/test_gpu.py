@@ -177,6 +177,7 @@ def _release_everything(gpu):
         return gpu.free_bytes()
 
 
+@pytest.mark.alone
 def test_a_whole_batch_within_64_mib(rng):
     gpu = device.get(0)
     problem = ConvProblem.parse("b10000,c12,h33,w33,m24,k5")
@@ -208,6 +209,7 @@ def _all_but(gpu, nbytes):
                 block.free()
 
 
+@pytest.mark.alone
 def test_a_gpu_that_is_full(rng):
     gpu = device.get(0)
     problem = ConvProblem.parse("b2000,c12,h33,w33,m24,k5")
@@ -351,6 +353,7 @@ def test_gradients_for_w_are_right_in_run_after_run(gpu, text):
         assert [runs.time(kernel, 200, plan).failure for plan in plans] == [None] * len(plans)
 
 
+@pytest.mark.alone
 def test_a_thousand_forwards_on_two_threads_leave_nothing_behind(run_python):
     result = run_python(_THOUSAND)
     assert (result.stdout, result.stderr, result.returncode) == ("0 0\n", "", 0)

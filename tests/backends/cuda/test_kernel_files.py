@@ -271,7 +271,7 @@ def test_what_its_code_throws_is_said(write, rng, kept):
 
 
 @pytest.mark.gpu
-def test_m3_1_with_a_file(write, run_ece408):
+def test_m3_1_with_a_file(write, run_ece408, fashion_mnist):
     ours = run_ece408("m3.1", "100").stdout.splitlines()[-1]
     for name in CUDA_FORMS:
         result = run_ece408("m3.1", "100", "--kernel", write(name))

@@ -113,6 +113,7 @@ def test_threads_share_networks(mx):
     assert wrong == []
 
 
+@pytest.mark.alone
 def test_a_thousand_calls_take_no_more_memory(mx):
     case = small(mx, "resnet")
     network, gpu = case.network(), device.get(0)
@@ -125,6 +126,7 @@ def test_a_thousand_calls_take_no_more_memory(mx):
         assert gpu.free_bytes() == before
 
 
+@pytest.mark.alone
 def test_closed_networks_give_their_memory_back(mx):
     def free():
         with device.get(0).active():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import numpy as np
 import pytest
+from clocks import Clock
 from gpu_networks import Case, array, small
 
 from ece408_op.backends import network
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.usefixtures("emulated")
 
 
 class Machine(EmulatedMachine):
-    """One of several, each of whose launches of a whole network takes `pause` seconds more. `_lock`
-    of the emulator is held while it works, not while it pauses."""
+    """One of several, each of whose launches of a whole network calls `spend`. `_lock`
+    of the emulator is held while it works."""
 
-    def __init__(self, number, pause=0.0):
+    def __init__(self, number, spend):
         super().__init__("fast")
         self.key = ("emulator", number)
         self._turn, self.lock = self.lock, contextlib.nullcontext()
-        self.pause, self.chunks = pause, 0
+        self.spend, self.chunks = spend, 0
 
     @contextlib.contextmanager
     def active(self):
@@ -37,27 +37,29 @@ class Machine(EmulatedMachine):
     def record(self, lane, runs):
         machine, recorded = self, super().record(lane, runs)
 
-        class Paused:
+        class Counted:
             def launch(self):
                 machine.chunks += 1
                 recorded.launch()
-                # Another one works meanwhile.
-                machine._turn.release()
-                time.sleep(machine.pause)
-                machine._turn.acquire()
+                machine.spend()
 
             def close(self):
                 recorded.close()
 
-        return Paused()
+        return Counted()
 
 
 @pytest.fixture
-def several(monkeypatch):
-    """Have machines with these pauses compute."""
+def clock():
+    return Clock()
 
-    def use(*pauses):
-        made = [Machine(number, pause) for number, pause in enumerate(pauses)]
+
+@pytest.fixture
+def several(monkeypatch, clock):
+    """Have machines compute that take so many of the clock's seconds for a launch."""
+
+    def use(*seconds):
+        made = [Machine(number, clock.spending(each)) for number, each in enumerate(seconds)]
         monkeypatch.setattr(network, "machines", lambda: made)
         return made
 
@@ -83,7 +85,7 @@ def _batch(mx, images):
 
 @pytest.mark.parametrize("gpus", [2, 3])
 def test_every_batch_is_computed_whole(mx, several, gpus):
-    machines = several(*[0.0] * gpus)
+    machines = several(*[0] * gpus)
     net = None
     for images in (1, 2, 3, 5, 7):
         case, expected = _batch(mx, images)
@@ -95,24 +97,24 @@ def test_every_batch_is_computed_whole(mx, several, gpus):
             assert sum(n > 0 for n in _chunks(machines)) <= min(gpus, images)
 
 
-def test_chunks_are_shared_out_by_speed_also_where_the_last_one_overlaps(mx, several, monkeypatch):
+def test_chunks_are_shared_out_by_speed_also_where_the_last_one_overlaps(
+    mx, several, clock, monkeypatch
+):
     monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", 2 * 16 * 14 * 4)
-    machines = several(0.02, 0.04)
+    machines = several(1, 2)
     case, expected = _batch(mx, 23)
-    net = case.network()
+    net = case.network(clock)
     dealt = []
     for _ in range(14):
         assert (case.run(net)[0] == expected).all()
         dealt.append(_chunks(machines))
-    # 12 chunks, and in the first call what is made of weights.
-    assert abs(dealt[0][0] - dealt[0][1]) <= 1
-    assert dealt[1][0] + dealt[1][1] == 12
-    fast, slow = dealt[-1]
-    assert 1.5 < fast / max(1, slow) <= 3
+    # 12 chunks; on both, alone, and then as is best. Twice also what is made of weights.
+    alone, shared = [12, 0], [8, 4]
+    assert dealt == [[7, 7], shared, shared, [13, 0], alone, alone, *8 * [shared]]
 
 
 def test_each_gpu_begins_its_part_while_images_arrive(mx, several, monkeypatch):
-    machines = several(0.0, 0.0)
+    machines = several(0, 0)
     case, expected = _batch(mx, 13)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 2 * case.arrays["data"][0].nbytes)
     begun = {each: [] for each in machines}
@@ -138,7 +140,7 @@ def test_each_gpu_begins_its_part_while_images_arrive(mx, several, monkeypatch):
 
 
 def test_calls_that_are_timed_or_watched_are_whole_and_change_no_shares(mx, several):
-    machines = several(0.0, 0.0)
+    machines = several(0, 0)
     case, expected = _batch(mx, 5)
     net = case.network()
     with op_times() as log:
@@ -153,10 +155,10 @@ def test_calls_that_are_timed_or_watched_are_whole_and_change_no_shares(mx, seve
     assert _chunks(machines)[1] == 0
 
 
-def test_what_one_gpu_does_faster_stays_there(mx, several):
-    machines = several(0.0, 0.5)
+def test_what_one_gpu_does_faster_stays_there(mx, several, clock):
+    machines = several(1, 50)
     case, expected = _batch(mx, 4)
-    net = case.network()
+    net = case.network(clock)
     for _ in range(2 * sharing._TRIALS):
         assert (case.run(net)[0] == expected).all()
     assert min(_chunks(machines)) > 0
@@ -166,7 +168,7 @@ def test_what_one_gpu_does_faster_stays_there(mx, several):
 
 
 def test_images_that_depend_on_each_other_stay_on_one(mx, several):
-    machines = several(0.0, 0.0)
+    machines = several(0, 0)
     x = mx.sym.Variable("data")
     case = Case(
         mx.sym.broadcast_sub(x, mx.sym.sum(x, axis=0, keepdims=True)), whole=True, data=(6, 5)

@@ -23,7 +23,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ....errors import NotEnoughMemory
@@ -60,11 +60,12 @@ class _Cut:
 class Staging:
     """How to stage, and what was learnt of it. `most_bytes` may be used of a GPU's memory, or half
     of what is free if it is `None`; `threads` is the number of cores to copy with, and `load` makes
-    a plan ready on the GPU that is active."""
+    a plan ready on the GPU that is active. By the `clock`'s seconds GPUs get their shares."""
 
     most_bytes: int | None
     threads: int
     load: Loader
+    clock: Callable[[], float] = time.perf_counter
     _cuts: dict[Hashable, _Cut] = field(default_factory=dict, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -138,14 +139,14 @@ def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[O
     dealt = cut.shares.deal()
     threads = max(1, staging.threads // len(dealt))
     parts = [range(p.start * cut.images, min(p.stop * cut.images, batch)) for p in ranges(dealt)]
-    start = time.perf_counter()
+    start = staging.clock()
     outcomes = crew.run_all(
         [
             (gpu, functools.partial(_compute_part, work, gpu, part, staging, threads, cut.images))
             for gpu, part in zip(gpus, parts)
         ]
     )
-    seconds = time.perf_counter() - start
+    seconds = staging.clock() - start
     if not _must_be_equal(work):
         cut.shares.took(dealt, [outcome.seconds for outcome in outcomes], seconds)
     return outcomes
@@ -180,9 +181,9 @@ def _compute_part(
     with contextlib.ExitStack() as stack:
         division, lanes = _reserve(stack, work, gpu, staging, most_images)
         ring = Ring(work, division.layout, lanes, staging.load, threads)
-        start = time.perf_counter()
+        start = staging.clock()
         outcome = ring.run(division.chunks(images))
-        outcome.seconds = time.perf_counter() - start
+        outcome.seconds = staging.clock() - start
         return outcome
 
 

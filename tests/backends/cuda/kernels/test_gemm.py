@@ -1,12 +1,16 @@
 """The grids of kernels/cuda/gemm.cuh, in NumPy: what the host tells the kernel is a convolution."""
 
+import contextlib
 import itertools
 
 import numpy as np
 import pytest
+from places import CUBINS
 
-from ece408_op.backends.cuda.kernels import gemm_grid
+from ece408_op.backends.cuda.kernels import catalog, gemm_grid
+from ece408_op.backends.cuda.runtime import compiler
 from ece408_op.bench import oracle
+from ece408_op.errors import KernelCompileFailed
 from ece408_op.problem import ConvProblem
 
 PROBLEMS = (
@@ -95,3 +99,33 @@ def test_grids_are_convolutions(text):
     np.testing.assert_array_equal(by_grid(problem, x, w, False), expected)
     expected = oracle.backward_data(problem, w, dy)
     np.testing.assert_array_equal(by_grid(problem, dy, w, True), expected)
+
+
+# Whether kernels in one launch compute the gradient for x of such windows.
+WINDOWS = {
+    **dict.fromkeys(("k3", "k3,p1", "k1", "k1,p1", "k1,s2", "k1,s1x3"), True),
+    **dict.fromkeys(("k3,s2", "k3,s2,p1", "k2,s2", "k1x2,s1x2", "k1,s2,p1", "k1,s2,p0x1"), False),
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("name", ["direct_gemm_backward_data", "mma_gemm_backward_data"])
+def test_the_gradient_for_x_in_one_launch_has_strides_of_single_unpadded_taps_only(name, window):
+    problem = ConvProblem.parse(f"b2,c32,h16,w18,m32,{window}")
+    reason = catalog.get(name).why_not(problem, (9, 0))
+    expected = "of the gradient for x it computes strides for 1x1 without padding only"
+    assert reason == (None if WINDOWS[window] else expected)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("direct_gemm_backward_data", "90a"), ("mma_gemm_backward_data", "80")],
+)
+def test_its_source_takes_what_the_host_does(nvcc, name, architecture, window):
+    kernel, problem = catalog.get(name), ConvProblem.parse(f"b2,c32,h16,w18,m32,{window}")
+    plan = kernel.plan(problem, (9, 0), False)
+    compiles = contextlib.nullcontext()
+    fails = pytest.raises(KernelCompileFailed, match="static assertion failed")
+    with compiles if kernel.why_not(problem, (9, 0)) is None else fails:
+        compiler.compile_plan(plan.kernel.source, plan.defines, architecture, CUBINS)

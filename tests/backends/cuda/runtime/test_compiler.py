@@ -117,18 +117,41 @@ def test_what_is_kept_is_compiled_again_unless_it_is_sound(folder, monkeypatch, 
     assert line.startswith(f"ece408: compiling 1_naive.cu again: {kept} {reason}")
 
 
-def test_a_changed_header_or_compiler_is_compiled_again(folder, tmp_path, monkeypatch):
+OWN = {
+    "own.cu": """#include "one.cuh"
+#include "two.cuh"
+#  include "folder/three.cuh"
+extern "C" __global__ void f(int *y) { *y = 10000 + ONE + TWO + THREE + FOUR; }
+""",
+    "one.cuh": "#define ONE 1\n",
+    "two.cuh": "#define TWO 10\n",
+    "folder/three.cuh": '#define THREE 100\n#include "four.cuh"\n',
+    "folder/four.cuh": "#define FOUR 1000\n",
+}
+
+
+@pytest.fixture
+def own(folder, tmp_path):
+    """Compile a source of one's own that includes several headers."""
+    (tmp_path / "folder").mkdir()
+    for name, text in OWN.items():
+        (tmp_path / name).write_text(text)
+    return lambda: compiler.compile_plan(str(tmp_path / "own.cu"), (), "90", folder)
+
+
+@pytest.mark.parametrize("changed", OWN)
+def test_a_changed_source_or_header_is_compiled_again(own, tmp_path, changed):
+    before = own()
+    (tmp_path / changed).write_text(OWN[changed].replace("1", "2"))
+    assert own() != before
+
+
+def test_another_compiler_compiles_again(own, monkeypatch):
     calls = _count_compiles(monkeypatch)
-    source, header = tmp_path / "own.cu", tmp_path / "own.cuh"
-    source.write_text('#include "own.cuh"\nextern "C" __global__ void f(int *y) { *y = VALUE; }\n')
-    binaries = []
-    for value in (1, 2):
-        header.write_text(f"#define VALUE {value}\n")
-        binaries.append(compiler.compile_plan(str(source), (), "90", folder))
-    assert binaries[0] != binaries[1]
+    own()
     monkeypatch.setattr(compiler, "nvcc_version", lambda nvcc: "another")
-    compiler.compile_plan(str(source), (), "90", folder)
-    assert len(calls) == 3
+    own()
+    assert len(calls) == 2
 
 
 def test_threads_that_ask_at_once_share_one_compile(folder, monkeypatch):
