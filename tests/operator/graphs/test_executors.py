@@ -75,6 +75,38 @@ def test_parameters_changed_in_place(executors, mx, rng):
     _agree(executors, rng)
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_arrays_put_into_its_dictionaries_are_not_used(mx, rng, early):
+    """As with MXNet's own: an executor uses what it was bound to."""
+    values = {}
+    found = []
+    for ours in (False, True):
+        executor = _network(mx, ours).simple_bind(mx.cpu(), data=SHAPE)
+        for name, array in {**executor.arg_dict, **executor.aux_dict}.items():
+            values.setdefault(name, rng.uniform(0.5, 1, array.shape))
+            array[:] = values[name]
+        gradients = [mx.nd.ones(each.shape) for each in executor.outputs]
+        bound = dict(executor.grad_dict)
+        if not early:
+            executor.forward(is_train=True)
+            executor.backward(gradients)
+        for name in ("data", "first_weight", "norm_gamma"):
+            executor.arg_dict[name] = mx.nd.zeros(executor.arg_dict[name].shape)
+            executor.grad_dict[name] = mx.nd.full(executor.arg_dict[name].shape, 7)
+        executor.aux_dict["norm_moving_mean"] = mx.nd.full((8,), 9)
+        executor.arg_arrays[-1] = executor.grad_arrays[-1] = mx.nd.zeros((5,))
+        # Goes to the array that nobody uses.
+        executor.forward(is_train=True, data=mx.nd.full(SHAPE, 5))
+        executor.backward(gradients)
+        larger = executor.reshape(allow_up_sizing=True, data=(5, *SHAPE[1:]))
+        larger.forward(data=mx.nd.ones((5, *SHAPE[1:])))
+        arrays = [*executor.forward(), *larger.outputs, *bound.values()]
+        arrays += [*executor.arg_dict.values(), *executor.grad_dict.values()]
+        found.append([array.asnumpy() for array in arrays])
+    for its, ours in zip(*found):
+        np.testing.assert_allclose(ours, its, rtol=0, atol=3e-5 * np.abs(its).max())
+
+
 def test_reshaped(executors, rng):
     _agree(executors, rng)
     larger = [each.reshape(allow_up_sizing=True, data=(5, *SHAPE[1:])) for each in executors]
