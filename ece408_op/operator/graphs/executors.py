@@ -197,7 +197,8 @@ class _Seconds:
             return None if self._is_compiled else plain
         fused = compiled_graphs.compiled(symbol, graph, shapes, sequences.fused, owner=owner)
         # One that is compiled already may be as good.
-        return None if self._is_compiled and fused.tojson() == plain.tojson() else fused
+        is_plain = self._is_compiled and graph_json.text(fused) == graph_json.text(plain)
+        return None if is_plain else fused
 
 
 def _requests(executor: Any, gradients: Mapping[str, Any]) -> dict[str, str]:
