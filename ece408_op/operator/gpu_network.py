@@ -413,7 +413,7 @@ class _OfSymbol(_Source):
 
 def _labels(symbol: Any) -> list[str]:
     """Names of the variables that nothing but a loss takes, as its label."""
-    nodes = json.loads(symbol.tojson())["nodes"]
+    nodes = json.loads(graph_json.text(symbol))["nodes"]
     labels: set[int] = set()
     others: set[int] = set()
     for node in nodes:

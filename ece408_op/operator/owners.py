@@ -30,6 +30,7 @@ class Owner:
 
     def __init__(self, kind: str, count: int) -> None:
         self._kind = kind
+        self._library = library()  # modules may be gone when `__del__` is called
         token = secrets.token_hex(16)
         self.names = [f"{token}.{number}" for number in range(count)]
         self.renew()
@@ -44,7 +45,7 @@ class Owner:
         self._each("forget")
 
     def _each(self, verb: str) -> None:
-        function = getattr(library(), f"ece408_{self._kind}_{verb}")
+        function = getattr(self._library, f"ece408_{self._kind}_{verb}")
         for name in self.names:
             function(name.encode())
 

@@ -122,7 +122,7 @@ def unswap(model: Any) -> Any:
     """
     mx = load_mxnet()
     if isinstance(model, mx.sym.Symbol):
-        return graph_json.write(graph_json.with_native(json.loads(model.tojson())), model)
+        return graph_json.write(graph_json.with_native(json.loads(graph_json.text(model))), model)
     if isinstance(model, mx.gluon.Block):
         names = [name for block in _blocks(model) for name in _give_back(mx, block)]
         _forget_traces(mx, model)
@@ -138,7 +138,7 @@ def _give_back(mx: Any, block: Any) -> list[str]:
     native = {gluon_layers.Conv2D: nn.Conv2D, gluon_layers.Conv1D: nn.Conv1D}
     if isinstance(block, mx.gluon.SymbolBlock):
         inputs, symbol = block._cached_graph
-        graph = json.loads(symbol.tojson())
+        graph = json.loads(graph_json.text(symbol))
         block._cached_graph = (inputs, graph_json.write(graph_json.with_native(graph), symbol))
         return [node["name"] for node in graph["nodes"] if graph_json.is_ours(node)]
     if type(block) not in native:
@@ -211,7 +211,7 @@ def swap_symbol(
 
 
 def _rewrite(symbol: Any, choice: _Choice) -> Any:
-    return graph_json.write(rewritten(json.loads(symbol.tojson()), choice), symbol)
+    return graph_json.write(rewritten(json.loads(graph_json.text(symbol)), choice), symbol)
 
 
 def _swap_net(mx: Any, net: Any, choice: _Choice) -> SwapReport:

@@ -43,12 +43,11 @@ int64_t end_of(const Windows& w, int64_t i) {
     return end < w.size ? end : w.size;
 }
 
-// The first terms of a reduction as pooling has them: one is joined to nothing, more are joined to each other.
+// The terms from number `first` on, joined to a value. What has been joined to nothing is not NaN if terms are: as
+// in MXNet's own pooling in plain layout, the largest of NaN, or of -inf, is nothing.
 template <class Reduction, class Load>
-Vec reduced(int64_t terms, const Load& load_term) {
-    Vec value = load_term(0);
-    if (terms == 1) return Reduction::of(broadcast(Reduction::kNone), value);
-    for (int64_t n = 1; n < terms; ++n) value = Reduction::of(value, load_term(n));
+Vec reduced(Vec value, int64_t first, int64_t terms, const Load& load_term) {
+    for (int64_t n = first; n < terms; ++n) value = Reduction::of(value, load_term(n));
     return value;
 }
 
@@ -56,6 +55,7 @@ Vec reduced(int64_t terms, const Load& load_term) {
 // of these are asked for.
 template <class Reduction>
 void reduce_rows(const float* x, int64_t width, int64_t count, int64_t ahead, float* out) {
+    const Vec none = broadcast(Reduction::kNone);
     int64_t k = 0;
     for (; k + kLanes <= width; k += kLanes) {
         const auto term = [&](int64_t r) {
@@ -63,24 +63,25 @@ void reduce_rows(const float* x, int64_t width, int64_t count, int64_t ahead, fl
             __builtin_prefetch(from + ahead, 0, 3);
             return load(from);
         };
-        store(out + k, reduced<Reduction>(count, term));
+        store(out + k, reduced<Reduction>(none, 0, count, term));
     }
     if (k < width) {
         const Mask mask = lanes_between(0, static_cast<int>(width - k));
         const auto term = [&](int64_t r) { return load_only(mask, x + r * width + k); };
-        store(out + k, reduced<Reduction>(count, term));
+        store(out + k, reduced<Reduction>(none, 0, count, term));
     }
-    store(out + width, broadcast(Reduction::kNone));
+    store(out + width, none);
 }
 
 // A vector of windows of KERNEL columns, or of any number, of a row; the first one begins at `at`.
 template <class Reduction, int STRIDE, int KERNEL>
 Vec reduce_columns(const float* at, int64_t kernel) {
-    return reduced<Reduction>(KERNEL ? KERNEL : kernel, [&](int64_t n) {
+    const auto term = [&](int64_t n) {
         if constexpr (STRIDE == 1) return load(at + n);
         const Vec first = load(at + n / 2 * 2), second = load(at + n / 2 * 2 + kLanes);
         return n % 2 ? odd_lanes(first, second) : even_lanes(first, second);
-    });
+    };
+    return reduced<Reduction>(term(0), 1, KERNEL ? KERNEL : kernel, term);
 }
 
 template <class Reduction, int STRIDE, int KERNEL>
@@ -100,7 +101,7 @@ template <class Reduction>
 void reduce_row_apart(const Windows& columns, const float* row, const float* widths, float height,
                       float* y) {
     for (int64_t j = 0; j < columns.count; ++j, row += columns.stride) {
-        float value = columns.kernel == 1 ? Reduction::of(Reduction::kNone, row[0]) : row[0];
+        float value = row[0];
         for (int64_t n = 1; n < columns.kernel; ++n) value = Reduction::of(value, row[n]);
         y[j] = widths ? value / (height * widths[j]) : value;
     }

@@ -198,7 +198,7 @@ private:
         std::copy_n(dy, columns.count, buffer);
         for (int64_t r = first; r < planes.rows.end(i); r++)
             give_terms(columns, x + r * width, y, buffer, dx + r * width);
-        // Where no element equals y, because y is NaN or all elements are -inf, the first one takes it.
+        // Where no element equals y, because all are NaN or -inf, the first one takes it.
         for (int64_t j = 0; j < columns.count; j++)
             if (buffer[j] != 0) dx[first * width + columns.begin(j)] += buffer[j];
     }

@@ -668,6 +668,24 @@ def test_an_executor_with_gradients(mx, x):
                 expect(executors[1].grad_dict[name], executors[0].grad_dict[name])
 
 
+def test_arrays_put_into_dictionaries_of_an_executor_are_not_used(mx, x):
+    symbol = make_symbol(mx)
+    parameters = parameters_of(mx, symbol)
+    found = []
+    for each in (symbol, symbol.optimize_for("ece408", parameters, {})):
+        executor = each.simple_bind(mx.cpu(), data=SHAPE, softmax_label=SHAPE[:1])
+        executor.copy_params_from({**parameters, "data": x})
+        bound = dict(executor.grad_dict)
+        for name, array in parameters.items():
+            executor.arg_dict[name] = mx.nd.zeros(array.shape)
+            executor.grad_dict[name] = mx.nd.full(array.shape, 7)
+        executor.forward(is_train=True)
+        executor.backward()
+        found.append([*executor.outputs, *bound.values(), *executor.grad_dict.values()])
+    for its, ours in zip(*found):
+        expect(ours, its)
+
+
 # --- failures
 
 

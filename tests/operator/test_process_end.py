@@ -176,3 +176,18 @@ def test_a_failure_found_at_the_end_is_one_line(run_python):
     assert result.returncode == 9
     assert result.stderr.startswith("ece408: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_what_outlives_modules_is_freed_in_silence(run_python):
+    """An executor in a module that Python clears after ours."""
+    result = run_python(
+        """
+import threading
+import ece408_op, mxnet as mx
+y = ece408_op.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4)
+threading.kept = y.simple_bind(mx.cpu(), grad_req="null", x=(1, 3, 6, 6))
+threading.kept.forward()[0].wait_to_read()
+"""
+    )
+    assert result.returncode == 0
+    assert "Exception ignored" not in result.stderr

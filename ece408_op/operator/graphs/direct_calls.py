@@ -49,8 +49,8 @@ class DirectCalls:
         self._parameters = [arrays[name] for name in names if name not in data]
         self._held, self._results = held, len(graph["heads"])
         self._array, self._data = load_mxnet().nd.NDArray, ctypes.c_void_p * len(data)
-        open_calls, self._call = (
-            getattr(locked_library(), f"ece408_direct_{verb}") for verb in ("open", "call")
+        open_calls, self._call, self._close = (
+            getattr(locked_library(), f"ece408_direct_{verb}") for verb in ("open", "call", "close")
         )
         open_calls.restype = ctypes.c_void_p
         texts = [text.encode() for pair in node["attrs"].items() for text in pair]
@@ -93,4 +93,4 @@ class DirectCalls:
 
     def __del__(self) -> None:
         if getattr(self, "_calls", None):
-            locked_library().ece408_direct_close(self._calls)
+            self._close(self._calls)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,30 @@ from .graph_json import Graph
 _SECONDS = "_ece408_seconds"
 # And the one of an executor whose nodes keep weights packed: their owner.
 _OWNER = "_ece408_owner"
+# And of each on a graph of ours: what it was bound to.
+_BOUND = "_ece408_bound"
+
+
+class Bound(NamedTuple):
+    """The arrays that an executor was bound to. It uses them whatever its user puts into its lists
+    and dictionaries later."""
+
+    arguments: list[Any]
+    gradients: list[Any]
+    states: list[Any]
+
+    @classmethod
+    def of(cls, executor: Any) -> Bound:
+        """Of an executor that nobody has changed yet."""
+        gradients = executor.grad_arrays or [None] * len(executor.arg_arrays)
+        return cls(list(executor.arg_arrays), list(gradients), list(executor.aux_arrays))
+
+    def named(self, symbol: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """The same by the names that `symbol` has for them; gradients without `None`."""
+        names = symbol.list_arguments()
+        wanted = {name: each for name, each in zip(names, self.gradients) if each is not None}
+        states = dict(zip(symbol.list_auxiliary_states(), self.states))
+        return dict(zip(names, self.arguments)), wanted, states
 
 
 def install(mxnet: Any) -> None:
@@ -74,6 +98,7 @@ def _binding(method: Any, shapes_of: Any) -> Any:
             executor = method(_for_executors(self, graph), *arguments, **keywords)
             if shapes and _is_on_cpu(given) and _has_floats(self, given):
                 setattr(executor, _SECONDS, _Seconds(is_compiled=False))
+        setattr(executor, _BOUND, Bound.of(executor))
         # The symbol that the user knows.
         executor._symbol = self
         return executor
@@ -135,18 +160,20 @@ class _Seconds:
         return self._made[is_train]
 
     def _make(self, executor: Any, is_train: bool) -> Any:
-        symbol, arrays = executor._symbol, {**executor.arg_dict, **executor.aux_dict}
+        symbol = executor._symbol
         graph = graph_json.read(symbol)
         if graph is None or graph_json.is_partitioned(graph):
             return None
+        given, all_gradients, own_states = getattr(executor, _BOUND).named(symbol)
+        arrays = {**given, **own_states}
         only_float32 = all(array.dtype == np.float32 for array in arrays.values())
-        shapes = {name: array.shape for name, array in executor.arg_dict.items()}
+        shapes = {name: array.shape for name, array in given.items()}
         graph = graph_inference.with_known_sources(symbol, graph, shapes)
         gradients: dict[str, Any] = {}
         requests: dict[str, str] | str = "null"
         if is_train and not self._is_compiled:
-            requests = _requests(executor)
-            gradients = {name: executor.grad_dict[name] for name in requests}
+            requests = _requests(executor, all_gradients)
+            gradients = {name: all_gradients[name] for name in requests}
             added = [name for name, request in requests.items() if request == "add"]
             found = training.compiled(symbol, graph, shapes, gradients, added, only_float32)
         elif is_train:
@@ -155,10 +182,13 @@ class _Seconds:
             found = self._to_predict(symbol, graph, shapes, only_float32)
         if found is None:
             return None
-        guards.make_plain(compiled_graphs.weights(graph), executor.arg_dict)
+        guards.make_plain(compiled_graphs.weights(graph), given)
         arguments = {name: arrays[name] for name in found.list_arguments()}
         states = {name: arrays[name] for name in found.list_auxiliary_states()}
-        return found.bind(executor._ctx, arguments, gradients, requests, states)
+        second = found.bind(executor._ctx, arguments, gradients, requests, states)
+        # `forward` writes its inputs there, also to arrays that nobody was bound to.
+        second._arg_dict = executor.arg_dict
+        return second
 
     def _to_predict(self, symbol: Any, graph: Graph, shapes: Shapes, only_float32: bool) -> Any:
         self._owner = owner = compiled_graphs.owner_of_weights(graph)
@@ -167,19 +197,19 @@ class _Seconds:
             return None if self._is_compiled else plain
         fused = compiled_graphs.compiled(symbol, graph, shapes, sequences.fused, owner=owner)
         # One that is compiled already may be as good.
-        return None if self._is_compiled and fused.tojson() == plain.tojson() else fused
+        is_plain = self._is_compiled and graph_json.text(fused) == graph_json.text(plain)
+        return None if is_plain else fused
 
 
-def _requests(executor: Any) -> dict[str, str]:
-    """What an executor was asked to do with each gradient that it computes."""
+def _requests(executor: Any, gradients: Mapping[str, Any]) -> dict[str, str]:
+    """What an executor was asked to do with each of these gradients, if anything."""
     given, names = executor._grad_req, executor._symbol.list_arguments()
     if isinstance(given, str):
         given = dict.fromkeys(names, given)
     elif not isinstance(given, dict):
         given = dict(zip(names, given))
-    arrays = executor.grad_dict
     asked = {name: request for name, request in given.items() if request != "null"}
-    return {name: asked[name] for name in names if name in asked and arrays[name] is not None}
+    return {name: asked[name] for name in names if name in asked and name in gradients}
 
 
 def _forwarding(method: Any) -> Any:
@@ -194,7 +224,7 @@ def _forwarding(method: Any) -> Any:
         found = None if heard else seconds.of(self, bool(is_train))
         if found is not seconds.last:
             # An executor does not tell MXNet that it will move averages.
-            memory.wait_for_uses(self.aux_arrays)
+            memory.wait_for_uses(getattr(self, _BOUND).states)
         seconds.last, seconds.was_training = found, bool(is_train)
         if seconds.last is None:
             return method(self, is_train, **inputs)
@@ -217,7 +247,7 @@ def _backwarding(forward: Any, method: Any) -> Any:
         if seconds.was_training and is_train:
             return method(seconds.last, out_grads, is_train)
         # Gradients of what was run to predict, which that one does not have.
-        memory.wait_for_uses(self.aux_arrays)
+        memory.wait_for_uses(getattr(self, _BOUND).states)
         seconds.last = None
         forward(self, seconds.was_training)
         return method(self, out_grads, is_train)
@@ -268,6 +298,8 @@ def _reshaping(method: Any) -> Any:
             reshaped = method(self, partial_shaping, allow_up_sizing, **shapes)
             if owner is not None:
                 setattr(reshaped, _OWNER, owner)
+            if _BOUND in vars(self):
+                setattr(reshaped, _BOUND, Bound.of(reshaped))
             if _SECONDS in vars(self):
                 setattr(reshaped, _SECONDS, getattr(self, _SECONDS).fresh())
             return reshaped
@@ -291,10 +323,9 @@ def _rebound(executor: Any, partial_shaping: bool, allow_up_sizing: bool, shapes
     if needed is None:
         return None
     arrays, gradients = [], []
+    bound = getattr(executor, _BOUND)
     names = symbol.list_arguments()
-    for name, shape, array, gradient in zip(
-        names, needed, executor.arg_arrays, executor.grad_arrays
-    ):
+    for name, shape, array, gradient in zip(names, needed, bound.arguments, bound.gradients):
         if shape != array.shape:
             grows = np.prod(shape) > array.size
             if (name not in shapes and not partial_shaping) or (grows and not allow_up_sizing):
@@ -308,7 +339,7 @@ def _rebound(executor: Any, partial_shaping: bool, allow_up_sizing: bool, shapes
         arrays,
         None if all(gradient is None for gradient in gradients) else gradients,
         executor._grad_req,
-        executor.aux_arrays,
+        bound.states,
         executor._group2ctx,
     )
 

@@ -219,10 +219,12 @@ def flag(attributes: dict[str, str], name: str, default: bool) -> bool:
 
 
 def bounds_of(node: Node) -> tuple[float, float] | None:
+    """The bounds of relu or clip. MXNet's clip with others, out of order or NaN, is not fused."""
     given = node.get("attrs", {})
     activation = node["op"] == "Activation" and given.get("act_type") == "relu"
     if activation or node["op"] == "relu":
         return (0.0, float("inf"))
     if node["op"] == "clip":
-        return (float(given["a_min"]), float(given["a_max"]))
+        lowest, highest = float(given["a_min"]), float(given["a_max"])
+        return (lowest, highest) if lowest <= highest else None
     return None

@@ -6,6 +6,7 @@ Control flow (`foreach`, `while_loop`, `cond`) has graphs of its own inside its 
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
@@ -23,11 +24,21 @@ Place = Union[int, list[Entry]]
 
 def read(symbol: Any) -> Graph | None:
     """The graph of a Symbol that has our operator at any depth, but in a part, else `None`."""
-    text = symbol.tojson()
-    if f'"{OP_TYPE}"' not in text:
+    found = text(symbol)
+    if f'"{OP_TYPE}"' not in found:
         return None
-    graph: Graph = json.loads(text)
+    graph: Graph = json.loads(found)
     return graph if _has_ours(graph) else None
+
+
+def text(symbol: Any) -> str:
+    """What `symbol.tojson()` gives. That never frees its copy of the symbol."""
+    from mxnet.base import _LIB, SymbolHandle, check_call
+    from mxnet.symbol import Symbol
+
+    handle = SymbolHandle()
+    check_call(_LIB.MXSymbolRemoveAmpCast(symbol.handle, ctypes.byref(handle)))
+    return str(Symbol(handle).tojson(remove_amp_cast=False))
 
 
 def _has_ours(graph: Graph) -> bool:

@@ -56,7 +56,7 @@ class HeldCalls:
         self._plain, self._symbol, self._names = plain, symbol, names
         self._data, self._flags = data, flags
         self._small = {n for n, size in floats.items() if size <= _MOST_FLOATS and n not in data}
-        self._taken = _taken_by_sequences(json.loads(symbol.tojson()), self._small)
+        self._taken = _taken_by_sequences(json.loads(graph_json.text(symbol)), self._small)
         self._owner = Owner("held", len(self._taken))
         self._lock = threading.Lock()
         self._unread = load_mxnet().nd.zeros(1, ctx=load_mxnet().cpu())
@@ -73,7 +73,7 @@ class HeldCalls:
     @classmethod
     def of(cls, plain: Any, symbol: Any, *given: Any) -> HeldCalls | None:
         """`None` if the graph has no sequence, or MXNet's counts of writes cannot be read."""
-        has_sequence = f'"{compiled_operator.SEQUENCE}"' in symbol.tojson()
+        has_sequence = f'"{compiled_operator.SEQUENCE}"' in graph_json.text(symbol)
         return cls(plain, symbol, *given) if has_sequence and _counts_writes() else None
 
     @contextlib.contextmanager
@@ -180,7 +180,7 @@ class HeldCalls:
         return OrderedOp(self._plain, symbol, [*self._names, _UNREAD], self._data, flags)
 
     def _graph(self, form: Callable[..., Graph]) -> Graph:
-        return form(json.loads(self._symbol.tojson()), self._small, self._owner.names)
+        return form(json.loads(graph_json.text(self._symbol)), self._small, self._owner.names)
 
 
 def _sequences(graph: Graph) -> list[Node]:

@@ -7,8 +7,10 @@ import functools
 from typing import Any
 
 from . import parts
+from .executors import Bound
 
-# The attribute of such an executor that holds the other one: `None` before its first use.
+# The attribute of such an executor that holds the other one; before its first use the arrays that
+# the executor was bound to.
 _WHOLE = "_ece408_whole"
 # Whether the last forward pass was the other one's.
 _TRAINED = "_ece408_trained"
@@ -35,7 +37,7 @@ def _binding(method: Any) -> Any:
     def bind(self: Any, ctx: Any, *arguments: Any, **keywords: Any) -> Any:
         executor = method(self, ctx, *arguments, **keywords)
         if parts.read(self) is not None:
-            setattr(executor, _WHOLE, None)
+            setattr(executor, _WHOLE, Bound.of(executor))
         return executor
 
     return bind
@@ -44,16 +46,18 @@ def _binding(method: Any) -> Any:
 def _whole(executor: Any) -> Any:
     """The executor of the graph without parts."""
     found = getattr(executor, _WHOLE)
-    if found is None:
-        gradients = {name: each for name, each in executor.grad_dict.items() if each is not None}
+    if isinstance(found, Bound):
+        arguments, gradients, states = found.named(executor._symbol)
         found = parts.put_back_symbol(executor._symbol).bind(
             executor._ctx,
-            executor.arg_dict,
+            arguments,
             gradients or None,
             executor._grad_req if gradients else "null",
-            executor.aux_dict,
+            states,
             executor._group2ctx,
         )
+        # `forward` writes its inputs there.
+        found._arg_dict = executor.arg_dict
         setattr(executor, _WHOLE, found)
     return found
 
@@ -87,7 +91,7 @@ def _reshaping(method: Any) -> Any:
     def reshape(self: Any, *arguments: Any, **keywords: Any) -> Any:
         executor = method(self, *arguments, **keywords)
         if _WHOLE in vars(self):
-            setattr(executor, _WHOLE, None)
+            setattr(executor, _WHOLE, Bound.of(executor))
         return executor
 
     return reshape

@@ -22,7 +22,7 @@ OWNER = "owner"
 
 def read(symbol: Any) -> Graph | None:
     """The graph of a Symbol that has such nodes, else `None`."""
-    text = symbol.tojson()
+    text = graph_json.text(symbol)
     if f'"{PART}"' not in text:
         return None
     graph: Graph = json.loads(text)
@@ -170,7 +170,7 @@ def _part(
         "name": name,
         "attrs": {PARAMETERS: "".join(kinds)},
         "inputs": [[*entry[:2], 0] for entry in inputs],
-        "subgraphs": [json.loads(symbol.tojson())],
+        "subgraphs": [json.loads(graph_json.text(symbol))],
     }
 
 

@@ -87,13 +87,15 @@ def test_random_windows(isa, threads, rng):
         rows, columns = _axes(rng), _axes(rng)
         planes, side = int(rng.integers(1, 8)), str(rng.choice(["start", "end"]))
         x = rng.integers(-50, 50, (planes, rows.size, columns.size)).astype(np.float32)
-        x[rng.random(x.shape) < 0.01] = -np.inf
-        found = _run(rows, columns, (None, None), planes, x, threads, isa, side)
-        expected = _expected(rows, columns, (None, None), x, np.max)
-        # Of nothing but -inf, as MXNet has it.
-        lowest = np.finfo(np.float32).min
-        np.testing.assert_array_equal(np.maximum(found, lowest), np.maximum(expected, lowest))
-        x = np.maximum(x, -50)
+        lost = rng.choice([np.nan, -np.inf], x.shape)
+        with_lost = np.where(rng.random(x.shape) < rng.choice([0.01, 0.5]), lost, x)
+        with_lost[0] = lost[0]
+        with_lost = with_lost.astype(np.float32)
+        found = _run(rows, columns, (None, None), planes, with_lost, threads, isa, side)
+        # Of nothing but NaN and -inf, as MXNet has it.
+        numbers = np.fmax(with_lost, np.finfo(np.float32).min)
+        expected = _expected(rows, columns, (None, None), numbers, np.max)
+        np.testing.assert_array_equal(found, expected)
         lengths = [rng.integers(1, 9, axis.count).astype(np.float32) for axis in (rows, columns)]
         found = _run(rows, columns, lengths, planes, x, threads, isa, side)
         expected = _expected(rows, columns, lengths, x, np.sum).astype(np.float32)

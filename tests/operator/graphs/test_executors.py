@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import resource
+
 import numpy as np
 import pytest
 
@@ -75,6 +78,39 @@ def test_parameters_changed_in_place(executors, mx, rng):
     _agree(executors, rng)
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_arrays_put_into_its_dictionaries_are_not_used(mx, rng, early):
+    """As with MXNet's own: an executor uses what it was bound to."""
+    values = {}
+    found = []
+    for ours in (False, True):
+        executor = _network(mx, ours).simple_bind(mx.cpu(), data=SHAPE)
+        for name, array in {**executor.arg_dict, **executor.aux_dict}.items():
+            values.setdefault(name, rng.uniform(0.5, 1, array.shape))
+            array[:] = values[name]
+        gradients = [mx.nd.ones(each.shape) for each in executor.outputs]
+        bound = dict(executor.grad_dict)
+        if not early:
+            executor.forward(is_train=True)
+            executor.backward(gradients)
+        for name in ("data", "first_weight", "norm_gamma"):
+            executor.arg_dict[name] = mx.nd.zeros(executor.arg_dict[name].shape)
+            executor.grad_dict[name] = mx.nd.full(executor.arg_dict[name].shape, 7)
+        executor.aux_dict["norm_moving_mean"] = mx.nd.full((8,), 9)
+        executor.arg_arrays[-1] = executor.grad_arrays[-1] = mx.nd.zeros((5,))
+        # Goes to the array that nobody uses.
+        executor.forward(is_train=True, data=mx.nd.full(SHAPE, 5))
+        executor.backward(gradients)
+        mx.nd.waitall()  # MXNet's executors do not tell that averages are still to be moved
+        larger = executor.reshape(allow_up_sizing=True, data=(5, *SHAPE[1:]))
+        larger.forward(data=mx.nd.ones((5, *SHAPE[1:])))
+        arrays = [*executor.forward(), *larger.outputs, *bound.values()]
+        arrays += [*executor.arg_dict.values(), *executor.grad_dict.values()]
+        found.append([array.asnumpy() for array in arrays])
+    for its, ours in zip(*found):
+        np.testing.assert_allclose(ours, its, rtol=0, atol=3e-5 * np.abs(its).max())
+
+
 def test_reshaped(executors, rng):
     _agree(executors, rng)
     larger = [each.reshape(allow_up_sizing=True, data=(5, *SHAPE[1:])) for each in executors]
@@ -121,3 +157,25 @@ def test_types_that_are_not_fused(mx, rng):
         for each in found:
             each.arg_dict[name][:] = values
     _agree(found, rng)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_executors_leave_nothing_behind(mx, ours):
+    """Nor do those of MXNet's own that this package has looked at."""
+    symbol = _network(mx, ours)
+
+    def run():
+        executor = symbol.simple_bind(mx.cpu(), data=SHAPE)
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones(each.shape) for each in executor.outputs])
+        executor.forward()
+        mx.nd.waitall()
+
+    sizes = []
+    for count in (100, 100):
+        for _ in range(count):
+            run()
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            sizes.append(int(file.read().split()[1]) * resource.getpagesize())
+    assert sizes[1] - sizes[0] < 100 * 2**13

@@ -353,6 +353,34 @@ def test_infinities_and_nan_go_where_they_go_without_fusion(mx):
     assert np.isnan(eager[0, :, :2, :2]).all()
 
 
+def test_nan_ends_in_pooling_of_largest_values(mx):
+    """As in MXNet's own in plain layout, whichever way the graph is run."""
+    x = mx.sym.Variable("data")
+    y = mx.sym.relu(ece408_op.Convolution(x, name="c", kernel=(1, 1), num_filter=1, no_bias=True))
+    symbol = mx.sym.Pooling(y, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    nan, inf, lowest = np.nan, np.inf, np.finfo(np.float32).min
+    rows = [[nan, 1, 2, nan, nan, nan, -inf, nan], [2, 3, nan, 1, nan, nan, nan, inf]]
+    inputs = {"data": mx.nd.array([[rows]]), "c_weight": mx.nd.ones((1, 1, 1, 1))}
+    for has_gradients in (False, True):
+        gradients = {name: array.copy() for name, array in inputs.items() if has_gradients}
+        executor = symbol.bind(mx.cpu(), inputs, gradients)
+        for is_train in (False, True):
+            found = executor.forward(is_train)[0].asnumpy()
+            np.testing.assert_array_equal(found, [[[[3, 2, lowest, inf]]]])
+
+
+@pytest.mark.parametrize("bounds", [(1, -1), (0, np.nan), (np.nan, 0), (-1, 1), (2, 2)])
+def test_bounds_in_any_order(mx, bounds):
+    x = mx.sym.Variable("data")
+    y = ece408_op.Convolution(x, name="c", kernel=(1, 1), num_filter=1, no_bias=True)
+    symbol = mx.sym.clip(y, *bounds)
+    data = mx.nd.array([np.nan, np.inf, -np.inf, -1, 0, 0.5, 3]).reshape((1, 1, 1, 7))
+    executor = symbol.bind(mx.cpu(), {"data": data, "c_weight": mx.nd.ones((1, 1, 1, 1))})
+    np.testing.assert_array_equal(
+        executor.forward()[0].asnumpy(), mx.nd.clip(data, *bounds).asnumpy()
+    )
+
+
 def test_half_precision_is_not_fused_but_right(mx):
     net = mx.gluon.nn.HybridSequential()
     net.add(ece408_op.Conv2D(C, 3, in_channels=C), mx.gluon.nn.Activation("relu"))
