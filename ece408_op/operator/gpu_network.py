@@ -92,9 +92,12 @@ class GpuNetwork:
             partition.say_why_no_gpu(reason)
             return self._source.run(_as_floats(arrays))
         with self._lock:
-            if self._made is None or not self._source.is_as(self._made.traced):
-                self._made = _made(self._source.trace(_stand_ins(arrays)), flat)
             made = self._made
+            if made is None or not self._source.is_as(made.traced):
+                made = _made(self._source.trace(_stand_ins(arrays)), flat)
+            elif not made.fits(flat):
+                made = _made(made.traced, flat)
+            self._made = made
         return self._source.grouped(made.run(flat))
 
     def _why_no_gpu(self) -> str | None:
@@ -117,8 +120,21 @@ class GpuNetwork:
         return self._made.report
 
 
+def _choice(traced: _Traced, data: list[Any]) -> Choice:
+    """The parts for arrays of these shapes and types. Raises `InvalidProblem` for their count."""
+    if len(data) != len(traced.data):
+        raise InvalidProblem(
+            f"the network takes {len(traced.data)} arrays ({', '.join(traced.data)}), and is "
+            f"called with {len(data)}"
+        )
+    named = {**traced.parameters, **dict(zip(traced.data, data))}
+    shapes = {name: array.shape for name, array in named.items()}
+    types = {name: _as_float(array.dtype) for name, array in named.items()}
+    return partition.choose(traced.symbol, [*traced.data, *traced.labels], shapes, types)
+
+
 def _made(traced: _Traced, data: list[Any]) -> _Made:
-    choice = partition.choose(traced.symbol, [*traced.data, *traced.labels])
+    choice = _choice(traced, data)
     one_batch = len({array.shape[:1] for array in data}) == 1
     return (_MadeWhole if one_batch and _is_whole(choice) else _MadeOfParts)(traced, choice)
 
@@ -146,13 +162,18 @@ class _Made(ABC):
     def run(self, data: list[Any]) -> list[Any]:
         """The outputs for these arrays."""
 
+    def fits(self, data: list[Any]) -> bool:
+        """Whether its parts are those for arrays of these shapes and types."""
+        known = _key(data) in self._sizes
+        return known or _choice(self.traced, data).groups == self._choice.groups
+
     @property
     def report(self) -> GpuReport:
         return partition.report_of(self._choice, self._last.inputs, self._last.pixels)
 
     def sizes(self, data: list[Any]) -> _Sizes:
         """Shapes and types of all that goes in and comes out with these arrays."""
-        key = tuple((array.shape, array.dtype) for array in data)
+        key = _key(data)
         found = self._sizes.get(key)
         if found is None:
             if len(self._sizes) >= _MOST_SHAPES:
@@ -160,6 +181,10 @@ class _Made(ABC):
             found = self._sizes[key] = _sizes(self.traced, data)
         self._last = found
         return found
+
+
+def _key(data: list[Any]) -> tuple[Any, ...]:
+    return tuple((array.shape, array.dtype) for array in data)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ece408_op import errors, settings
 from ece408_op.backends.network.weights import Weights
 from ece408_op.errors import (
     CheckpointMismatch,
+    InvalidProblem,
     InvalidSetting,
     NotEnoughMemory,
     UnsupportedProblem,
@@ -244,6 +245,95 @@ def test_the_report(mx):
     assert text.startswith("on the GPU: 4 of 5 nodes, in parts of: 4\non the CPU: odd: ")
     alone = ece408_op.gpu_report(mx.sym.Activation(mx.sym.Variable("data"), act_type="relu"))
     assert alone.parts == []
+
+
+def test_what_cannot_be_computed_on_its_arrays_is_left_with_the_reason(mx, x):
+    sym = mx.sym
+    first = sym.Flatten(
+        sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=4, name="c")
+    )
+    places = sym.topk(first, k=4, ret_typ="indices", dtype="int32", name="places")
+    largest = sym.Cast(places + 1, dtype="float32", name="cast")
+    random = sym.LeakyReLU(
+        sym.FullyConnected(largest, num_hidden=3, name="fc"), act_type="rrelu", name="rrelu"
+    )
+    parameters = parameters_of(mx, random)
+    expected = random.bind(mx.cpu(), {"data": x, **parameters}).forward()
+    network = ece408_op.to_gpu(random, parameters)
+    expect(network(x)[0], expected[0])
+    left = network.report.left
+    assert left["cast"] == "arrays of int32 are not computed"
+    assert left["rrelu"] == "output 1 is not computed"
+    whole = ece408_op.gpu_report(random, data=SHAPE)
+    assert (whole.parts, whole.left) == (network.report.parts, left)
+
+
+def test_integers_of_one_input_leave_the_rest_on_the_gpu(mx):
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(9, 4), nn.Dense(6, flatten=False), nn.Dense(2))
+    net.initialize(mx.init.Xavier(magnitude=3))
+    tokens = mx.nd.array([[1, 2, 8], [0, 5, 7]], dtype="int32")
+    expected = net(tokens)
+    network = ece408_op.to_gpu(net)
+    expect(network(tokens), expected)
+    assert network.report.parts == [2]
+    net.hybridize(backend="ece408")
+    expect(net(tokens), expected)
+
+
+def test_nodes_of_one_name_are_all_reported(mx):
+    x = mx.sym.sort(mx.sym.sort(mx.sym.Variable("data"), name="odd"), name="odd")
+    assert list(ece408_op.gpu_report(x).left) == ["odd", "odd (2)"]
+
+
+def test_another_number_of_inputs_is_refused(mx, x):
+    network = ece408_op.to_gpu(make_net(mx))
+    network(x)
+    with pytest.raises(InvalidProblem, match=r"takes 1 arrays \(data\), and is called with 2"):
+        network(x, x)
+
+
+def test_parameters_that_the_cpu_reads_stay_there(mx):
+    """An LSTM's are joined on the CPU, which reads them."""
+    gluon = mx.gluon
+
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.layer = gluon.nn.Conv2D(4, 3, padding=1)
+            self.lstm = gluon.rnn.LSTM(5, 2, bidirectional=True, input_size=12)
+
+        def hybrid_forward(self, F, x):
+            return self.lstm(F.transpose(F.reshape(self.layer(x), (0, -3, 0)), (2, 0, 1)))
+
+    net = Net()
+    net.initialize()
+    x = mx.nd.random.normal(shape=(2, 1, 3, 7))
+    expected = net(x)
+    network = ece408_op.to_gpu(net)
+    expect(network(x), expected)
+    data, read = 2 * 3 * 7 * 4, 2 * 4 * 3 * 7 * 4
+    symbol = net(mx.sym.Variable("data"))
+    for report in (network.report, ece408_op.gpu_report(symbol, data=x.shape)):
+        assert (report.bytes_in, report.bytes_out) == (data, read)
+
+
+def test_a_graph_of_many_parts_is_cut_in_one_pass(mx, monkeypatch):
+    """Each node is looked at as often, whatever the number of parts."""
+    calls = []
+    made = partition.parts.part
+    monkeypatch.setattr(partition.parts, "moved_into_parts", _raise(AssertionError("whole graph")))
+    monkeypatch.setattr(
+        partition.parts,
+        "part",
+        lambda graph, group, *a: calls.extend(group) or made(graph, group, *a),
+    )
+    x = mx.sym.Variable("data")
+    for number in range(20):
+        x = mx.sym.sort(mx.sym.FullyConnected(x, num_hidden=3, name=f"fc{number}"))
+    assert len(partition.choose(x).groups) == 20
+    assert len(calls) == len(set(calls)) == 20
 
 
 def test_a_layer_that_asks_for_the_cpu_stays_there(mx, x):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -24,14 +24,23 @@ from ..cuda.work import done
 from .arrays import Array
 from .chunks import Pass, Timings, Watched
 from .cuts import Cuts, whole
-from .graph import Graph
+from .graph import Entry, Graph, Node
 from .inputs import Call, Calls
 from .machine import Machine, machines
-from .operators import why_not
+from .operators import Typed, refused, why_not
 from .resident import Part, Resident
 from .weights import WeightsNeeded
 
-__all__ = ["Array", "Network", "StepTime", "Watched", "WeightsNeeded", "why_not"]
+__all__ = [
+    "Array",
+    "Network",
+    "StepTime",
+    "Typed",
+    "Watched",
+    "WeightsNeeded",
+    "why_not",
+    "why_not_of",
+]
 
 _T = TypeVar("_T")
 
@@ -45,6 +54,16 @@ class StepTime:
     kernel: str
     problem: ConvProblem | None
     seconds: float
+
+
+def why_not_of(
+    op: str, attributes: Mapping[str, str], given: Sequence[Typed], results: Sequence[Typed]
+) -> str | None:
+    """Why a node of MXNet's operator `op` is not computed on arrays of these shapes and types, for
+    results that are used of these, or `None` if it is. A type that is `None`, or a result's empty
+    shape, is not known."""
+    node = Node(op, op, dict(attributes), tuple(Entry(n) for n in range(len(given))))
+    return refused(node, tuple(given), tuple(results))
 
 
 class Network:

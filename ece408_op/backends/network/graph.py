@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class Node:
 
     op: str
     name: str
-    attributes: dict[str, str] = field(hash=False)
+    attributes: Mapping[str, str] = field(hash=False)
     inputs: tuple[Entry, ...]
 
     @property

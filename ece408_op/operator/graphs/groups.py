@@ -56,14 +56,14 @@ def replaced(graph: Graph, groups: Sequence[Sequence[int]], make: Make) -> Graph
     """
     nodes = graph["nodes"]
     group_of = {number: place for place, group in enumerate(groups) for number in group}
-    outputs = _outputs(graph, group_of, len(groups))
-    made = [make(group, given) for group, given in zip(groups, outputs)]
+    given = outputs(graph, groups)
+    made = [make(group, given_out) for group, given_out in zip(groups, given)]
     # Nodes by their old numbers, and groups by those from `first` on.
     first = len(nodes)
 
     def moved(entry: Entry) -> Entry:
         place = group_of.get(entry[0])
-        return entry if place is None else [first + place, outputs[place].index(entry[:2]), 0]
+        return entry if place is None else [first + place, given[place].index(entry[:2]), 0]
 
     every = {number: node for number, node in enumerate(nodes) if number not in group_of}
     every.update((first + place, node) for place, node in enumerate(made))
@@ -75,17 +75,18 @@ def replaced(graph: Graph, groups: Sequence[Sequence[int]], make: Make) -> Graph
     return in_order({**graph, "heads": heads}, every)
 
 
-def _outputs(graph: Graph, group_of: Mapping[int, int], count: int) -> list[list[Entry]]:
-    """Of each of so many groups the arrays that are used outside of it, once each."""
-    found: list[dict[tuple[int, int], None]] = [{} for _ in range(count)]
-    for entry, user in _uses(graph):
+def outputs(graph: Graph, groups: Sequence[Sequence[int]]) -> list[list[Entry]]:
+    """Of each group of nodes the arrays that are used outside of it, once each."""
+    group_of = {number: place for place, group in enumerate(groups) for number in group}
+    found: list[dict[tuple[int, int], None]] = [{} for _ in groups]
+    for entry, user in uses(graph):
         place = group_of.get(entry[0])
         if place is not None and place != group_of.get(user):
             found[place][entry[0], entry[1]] = None
     return [[list(entry) for entry in entries] for entries in found]
 
 
-def _uses(graph: Graph) -> Iterator[tuple[Entry, int]]:
+def uses(graph: Graph) -> Iterator[tuple[Entry, int]]:
     """Every use of an array, and the node that uses it, or -1 for whoever runs the graph."""
     for number, node in enumerate(graph["nodes"]):
         yield from ((entry, number) for entry in node["inputs"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,19 +18,25 @@ from ...errors import Ece408Error, NoUsableGpu
 from ...host import gpu
 from .. import networks
 from . import graph_inference, graph_json, groups, parts
-from .graph_json import Graph, Node
+from .graph_json import Entry, Graph, Node
+
+if TYPE_CHECKING:
+    from ...backends.network import Typed
 
 BACKEND = "ece408"
-# Of what goes to the GPU, as far as `optimize_for` is given it.
-TYPES = ("float32", "uint8")
+# Networks whose arrays are of these stay with MXNet as a whole.
+_OTHER_FLOATS = ("float16", "float64")
 # What takes a GPU less time than to bring its arrays there and back stays, unless one of these is
 # beside it.
 _WORTH_COPIES = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot")
 # Of these, inputs after the first are parameters where they are variables.
 _WITH_PARAMETERS = (
     *("Convolution", "Deconvolution", "FullyConnected", "BatchNorm", "LeakyReLU", "Embedding"),
-    *("LayerNorm", "InstanceNorm", "GroupNorm"),
+    *("LayerNorm", "InstanceNorm", "GroupNorm", "RNN"),
 )
+# It joins an RNN's parameters.
+_OF_RNN = "_rnn_param_concat"
+_ONLY_FOR_CPU = "only what stays on the CPU reads it"
 _TOO_LITTLE = "it takes less time than copies to the GPU and back would"
 
 
@@ -59,7 +66,8 @@ def report(symbol: Any, shapes: Mapping[str, tuple[int, ...]] | None = None) -> 
 
     `shapes` are those of its inputs by name.
     """
-    return report_of(choose(parts.put_back_symbol(symbol)), shapes)
+    whole = parts.put_back_symbol(symbol)
+    return report_of(choose(whole, shapes=shapes or {}), shapes)
 
 
 def report_of(
@@ -96,31 +104,114 @@ class Choice:
         return graph_json.write(moved, self.original)
 
 
-def choose(symbol: Any, data: Collection[str] | None = None) -> Choice:
+def choose(
+    symbol: Any,
+    data: Collection[str] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    types: Mapping[str, Any] | None = None,
+) -> Choice:
     """The largest parts of a Symbol without parts that can run on the GPU.
 
     `data` are the names of the inputs that are no parameters; without it, those are parameters
-    that layers take as theirs.
+    that layers take as theirs. As far as shapes and types of all arrays follow from those of
+    inputs, by name, a node goes if it can be computed on its arrays, else by its attributes.
     """
     graph: Graph = json.loads(symbol.tojson())
     nodes = graph["nodes"]
-    reasons = [None if node["op"] == "null" else _why_not(node) for node in nodes]
     reason = _why_none(graph, symbol)
-    if reason is not None:
-        reasons = [reason] * len(nodes)
+    reasons: list[str | None] = [reason] * len(nodes)
+    if reason is None:
+        known = _arrays(symbol, graph, shapes or {}, types or {})
+        used = _used(graph)
+        for number, node in enumerate(nodes):
+            if node["op"] != "null":
+                reasons[number] = _why_not(node) or _why_not_here(node, used[number], known)
     goes = [node["op"] != "null" and not reason for node, reason in zip(nodes, reasons)]
     parameters = _parameters(graph, symbol, data)
+    _leave_where_read(graph, parameters, goes, reasons)
     choice = Choice(symbol, graph, [], {}, parameters)
-    for group in groups.by_level(graph, goes):
-        reason = _why_not_together(graph, group, parameters)
+    found = groups.by_level(graph, goes)
+    for group, outputs in zip(found, groups.outputs(graph, found)):
+        reason = _why_not_together(graph, group, outputs, parameters)
         if reason is None:
             choice.groups.append(group)
         for number in group if reason else ():
             reasons[number] = reason
     for node, why in zip(nodes, reasons):
         if node["op"] != "null" and why:
-            choice.left[node["name"]] = why
+            name, names = node["name"], itertools.count(2)
+            while name in choice.left:
+                name = f"{node['name']} ({next(names)})"
+            choice.left[name] = why
     return choice
+
+
+def _used(graph: Graph) -> list[list[tuple[int, int]]]:
+    """Of each node the outputs that something reads."""
+    found: list[dict[tuple[int, int], None]] = [{} for _ in graph["nodes"]]
+    for entry, _ in groups.uses(graph):
+        found[entry[0]][entry[0], entry[1]] = None
+    return [sorted(entries) for entries in found]
+
+
+def _arrays(
+    symbol: Any, graph: Graph, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
+) -> dict[tuple[int, int], Typed]:
+    """Shapes, and types where they are known, of the arrays whose shapes follow from these."""
+    from mxnet import MXNetError
+
+    if not shapes:
+        return {}
+    entries = list(dict.fromkeys((entry[0], entry[1]) for entry, _ in groups.uses(graph)))
+    every = graph_json.write({**graph, "heads": [[*entry, 0] for entry in entries]}, symbol)
+    arguments = set(every.list_arguments())
+    try:
+        _, found, _ = every.infer_shape_partial(
+            **{name: shape for name, shape in shapes.items() if name in arguments}
+        )
+        _, kinds, _ = every.infer_type_partial(
+            **{name: kind for name, kind in types.items() if name in arguments}
+        )
+    except MXNetError:
+        return {}
+    named = [None if kind is None else np.dtype(kind).name for kind in kinds]
+    return {
+        entry: (tuple(shape), kind)
+        for entry, shape, kind in zip(entries, found, named)
+        if shape and 0 not in shape
+    }
+
+
+def _why_not_here(
+    node: Node, used: Sequence[tuple[int, int]], known: Mapping[tuple[int, int], Typed]
+) -> str | None:
+    """Why a node cannot go to the GPU with arrays of its shapes and types; `None` if it can, or if
+    these are not known."""
+    from ...backends import network
+
+    taken = [(entry[0], entry[1]) for entry in node["inputs"]]
+    if not all(entry in known for entry in taken):
+        return None
+    results: list[Typed] = [((), None)] * (max((output for _, output in used), default=0) + 1)
+    for entry in used:
+        results[entry[1]] = known.get(entry, ((), None))
+    given = [known[entry] for entry in taken]
+    return network.why_not_of(node["op"], node.get("attrs", {}), given, results)
+
+
+def _leave_where_read(
+    graph: Graph,
+    parameters: Collection[tuple[int, int]],
+    goes: list[bool],
+    reasons: list[str | None],
+) -> None:
+    """Have what is computed of parameters alone stay where it is read."""
+    read = {head[0] for head in graph["heads"]}
+    for number in reversed(range(len(graph["nodes"]))):
+        if goes[number] and (number, 0) in parameters and number not in read:
+            goes[number], reasons[number] = False, _ONLY_FOR_CPU
+        if goes[number]:
+            read |= {entry[0] for entry in graph["nodes"][number]["inputs"]}
 
 
 def _why_none(graph: Graph, symbol: Any) -> str | None:
@@ -152,14 +243,16 @@ def _why_not(node: Node) -> str | None:
 
 
 def _why_not_together(
-    graph: Graph, group: list[int], parameters: Collection[tuple[int, int]]
+    graph: Graph,
+    group: list[int],
+    outputs: Sequence[Entry],
+    parameters: Collection[tuple[int, int]],
 ) -> str | None:
     """Why nodes that can go to the GPU each cannot go as one part."""
     nodes = [graph["nodes"][number] for number in group]
     if not any(node["op"] in _WORTH_COPIES or graph_json.is_ours(node) for node in nodes):
         return _TOO_LITTLE
-    made = parts.moved_into_parts(graph, [group], parameters)
-    part = next(node for node in made["nodes"] if graph_json.is_part(node))
+    part = parts.part(graph, group, outputs, parameters, "part")
     try:
         networks.Opened(json.dumps(part["subgraphs"][0]), part["attrs"][parts.PARAMETERS]).close()
     except Ece408Error as error:
@@ -174,10 +267,12 @@ def _parameters(graph: Graph, symbol: Any, data: Collection[str] | None) -> set[
     states = set(symbol.list_auxiliary_states())
     taken: set[tuple[int, int]] = set()
     others: set[tuple[int, int]] = {(head[0], head[1]) for head in graph["heads"]}
-    for node in nodes:
+    for number, node in reversed(list(enumerate(nodes))):
         takes = node["op"] in _WITH_PARAMETERS or graph_json.is_ours(node)
+        is_view = node["op"] in ("Reshape", "reshape") and (number, 0) in taken - others
         for place, entry in enumerate(node["inputs"]):
-            (taken if takes and place else others).add((entry[0], entry[1]))
+            is_one = is_view or node["op"] == _OF_RNN or (takes and place)
+            (taken if is_one else others).add((entry[0], entry[1]))
     found = taken - others
     variables = {number for number, node in enumerate(nodes) if node["op"] == "null"}
     if data is None:
@@ -273,7 +368,10 @@ def _optimizing(method: Any) -> Any:
         given = [*(args or {}).values(), *(aux or {}).values()]
         reason = why_no_gpu() or why_not_of(given)
         if reason is None:
-            return choose(parts.put_back_symbol(self)).symbol()
+            named = {**(args or {}), **(aux or {})} if isinstance(args, Mapping) else {}
+            shapes = {name: array.shape for name, array in named.items()}
+            types = {name: array.dtype for name, array in named.items()}
+            return choose(parts.put_back_symbol(self), None, shapes, types).symbol()
         say_why_no_gpu(reason)
         return parts.put_back_symbol(self).__copy__()
 
@@ -285,6 +383,6 @@ def why_not_of(arrays: Iterable[Any]) -> str | None:
     for array in arrays:
         if array.context.device_type != "cpu":
             return f"its arrays are on {array.context}"
-        if np.dtype(array.dtype).name not in TYPES:
-            return f"it has arrays of {np.dtype(array.dtype).name}, not of {' or '.join(TYPES)}"
+        if np.dtype(array.dtype).name in _OTHER_FLOATS:
+            return f"it has arrays of {np.dtype(array.dtype).name}, not of float32"
     return None

@@ -55,12 +55,12 @@ def moved_into_parts(
     No way from a node of a group to another may lead past a node that is not of it. `parameters`
     are the arrays, by node and output, that are the same for all images.
     """
-    parts = itertools.count()
+    count = itertools.count()
 
-    def part(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
-        return _part(graph, group, outputs, parameters, _name(graph, outputs, next(parts)))
+    def made(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
+        return part(graph, group, outputs, parameters, _name(graph, outputs, next(count)))
 
-    return groups.replaced(graph, of_nodes, part)
+    return groups.replaced(graph, of_nodes, made)
 
 
 def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
@@ -127,7 +127,7 @@ def _name(graph: Graph, outputs: Sequence[Entry], part: int) -> str:
     return graph["nodes"][outputs[0][0]]["name"] if len(outputs) == 1 else f"{PART}{part}"
 
 
-def _part(
+def part(
     graph: Graph,
     group: Sequence[int],
     heads: Sequence[Entry],

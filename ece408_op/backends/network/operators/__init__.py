@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
+from typing import Optional
 
 from ....errors import Ece408Error, UnsupportedProblem
 from .. import gather, pointwise
+from ..arrays import ITEM_BYTES
 from ..attributes import Attributes
 from ..builder import Builder, Operand
 from ..graph import Node
+from ..values import INPUT, Buffer, Value
 from . import convolutions, elementwise, pooling, rows, shapes
 from .operator import Operator
 
@@ -23,6 +28,19 @@ CODES = (
 )
 # How operators written in Python appear in graphs, and what they do not tell the operator.
 _CUSTOM = "Custom"
+# An array's shape, and its type if it is known.
+Typed = tuple[tuple[int, ...], Optional[str]]
+
+
+class _AnyGpu:
+    """Operators ask no GPU for more than this one has."""
+
+    name = "any GPU"
+    capability = (7, 5)
+    driver = 13000
+
+
+_ANY_GPU = _AnyGpu()
 
 
 def why_not(op: str, attributes: Mapping[str, str]) -> str | None:
@@ -34,6 +52,33 @@ def why_not(op: str, attributes: Mapping[str, str]) -> str | None:
         return OPERATORS[name].why_not(Attributes(name, attributes))
     except Ece408Error as error:
         return str(error)
+
+
+@functools.lru_cache(maxsize=4096)
+def refused(node: Node, given: tuple[Typed, ...], results: tuple[Typed, ...]) -> str | None:
+    """Why a node cannot be computed on arrays of these shapes and types, or gives others than
+    MXNet says, as far as it says them; `None` if it can."""
+    converts = node.op in ("Cast", "cast")
+    for number, (_, dtype) in enumerate((*given, *results)):
+        taken = converts and number < len(given)
+        if dtype not in (ITEM_BYTES if taken else ("float32", None)):
+            return f"arrays of {dtype} are not computed"
+    builder = Builder(_ANY_GPU, "float32", 0)
+    operands: list[Operand] = []
+    for number, (shape, dtype) in enumerate(given):
+        nbytes = ITEM_BYTES[dtype or "float32"] * math.prod(shape)
+        value = Value(Buffer(INPUT, nbytes, number), shape, dtype=dtype or "float32")
+        operands.append(builder.claimed(value))
+    try:
+        found = [builder.value(each) for each in lower(builder, node, operands)]
+    except Ece408Error as error:
+        return str(error)
+    for number, (shape, _) in enumerate(results):
+        if number >= len(found):
+            return f"output {number} is not computed"
+        if shape and found[number].shape != shape:
+            return f"output {number} would have shape {found[number].shape}, not {shape}"
+    return None
 
 
 def lower(builder: Builder, node: Node, operands: list[Operand]) -> list[Operand]:
