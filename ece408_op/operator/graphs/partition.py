@@ -116,7 +116,7 @@ def choose(
     that layers take as theirs. As far as shapes and types of all arrays follow from those of
     inputs, by name, a node goes if it can be computed on its arrays, else by its attributes.
     """
-    graph: Graph = json.loads(symbol.tojson())
+    graph: Graph = json.loads(graph_json.text(symbol))
     nodes = graph["nodes"]
     reason = _why_none(graph, symbol)
     reasons: list[str | None] = [reason] * len(nodes)
