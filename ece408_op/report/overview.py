@@ -23,7 +23,7 @@ _WIDTH, _ROW = 5.2, 0.23
 
 @dataclass(frozen=True)
 class Line:
-    """Whose convolution, on which device, and by layer milliseconds for so many `images`."""
+    """Whose convolution, on which device, and by layer milliseconds for that number of `images`."""
 
     name: str
     maker: str
