@@ -90,8 +90,7 @@ def _array(mxnet: Any, memory: HostMemory, shape: Sequence[int], dtype: str) -> 
         *(ctypes.addressof(memory.busy), deleter),
     )
     base, handle = mxnet.base, mxnet.base.NDArrayHandle()
-    # Not the attribute of this name, by which weights are no longer kept (see `owners`).
-    take = base._LIB["MXNDArrayFromDLPackEx"]
+    take = base._LIB.MXNDArrayFromDLPackEx
     is_copied = True  # what describes the tensor, which MXNet may need until after Python's end
     base.check_call(take(ctypes.byref(tensor), is_copied, ctypes.byref(handle)))
     return mxnet.nd.NDArray(handle)

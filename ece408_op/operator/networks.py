@@ -172,6 +172,7 @@ class Parameters:
         names = [f"parameter{number}" for number in range(len(arrays))]
         nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in names]
         attributes = {"key": compiled_operator.KEY, "network": f"{self._number} {len(arrays)}"}
+        attributes["foreign"] = "".join(str(int(owners.are_foreign([each]))) for each in arrays)
         inputs = [[number, 0, 0] for number in range(len(arrays))]
         look = {"op": "ece408_parameters", "name": "look", "attrs": attributes, "inputs": inputs}
         heads = [[len(arrays), 0, 0]]

@@ -12,7 +12,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from . import compiled_operator
+from .loading import load_mxnet
 
 # A node's attribute with the name of its packed weights' owner.
 KEEPS = "keeps"
@@ -39,19 +42,39 @@ class Owner:
         """Have operators that are made from now on keep something of their own."""
         self._each("own")
 
-    def forget(self) -> None:
-        """Have nodes make again what they keep: their next arrays are others, which MXNet may put
-        where the last ones were. No call of the nodes may be under way."""
-        self._each("forget")
+    def forget(self, arrays: Sequence[Any]) -> None:
+        """Have nodes make again what they keep of weights: their next arrays are these, which MXNet
+        may put where the last ones were. Of memory that is not MXNet's own they keep nothing.
+        No call of the nodes may be under way."""
+        self._each("forget", not are_foreign(arrays))
 
-    def _each(self, verb: str) -> None:
+    def _each(self, verb: str, *given: int) -> None:
         function = getattr(self._library, f"ece408_{self._kind}_{verb}")
         for name in self.names:
-            function(name.encode())
+            function(name.encode(), *given)
 
     def __del__(self) -> None:
         if self.names:
             self._each("release")
+
+
+def are_foreign(arrays: Sequence[Any]) -> bool:
+    """Whether one of the NDArrays lies in memory that is not MXNet's own, which others may write
+    without MXNet counting that. So do all where that cannot be told."""
+    return not _knows_memory() or _are_foreign(arrays)
+
+
+def _are_foreign(arrays: Sequence[Any]) -> bool:
+    handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+    return bool(library().ece408_are_foreign(handles, len(arrays)))
+
+
+@functools.lru_cache(maxsize=1)
+def _knows_memory() -> bool:
+    """Whether MXNet says of an array whose memory it has where the headers that it came with do."""
+    nd = load_mxnet().nd
+    lent = nd.from_numpy(np.zeros(1, np.float32))
+    return not _are_foreign([nd.zeros(1, ctx=load_mxnet().cpu())]) and _are_foreign([lent])
 
 
 @functools.lru_cache(maxsize=1)
@@ -67,21 +90,15 @@ def locked_library() -> Any:
 
 
 def install(mxnet: Any) -> None:
-    """Have nothing kept of weights from the moment that an array shares its memory with another
-    library by DLPack: MXNet does not count what that writes. (The memory of `from_numpy` is made
-    read-only.)"""
+    """Have nothing kept of weights from the moment that MXNet lends memory of its own to another
+    library by DLPack: MXNet does not count what that writes."""
     if compiled_operator.missing() is not None:
         return
     functions = mxnet.base._LIB
-    give, take = functions.MXNDArrayToDLPack, functions.MXNDArrayFromDLPackEx
+    give = functions.MXNDArrayToDLPack
 
     def given(*arguments: Any) -> Any:
         library().ece408_weights_are_shared()
         return give(*arguments)
 
-    def taken(tensor: Any, is_read_only: Any, array: Any) -> Any:
-        if not is_read_only:
-            library().ece408_weights_are_shared()
-        return take(tensor, is_read_only, array)
-
-    functions.MXNDArrayToDLPack, functions.MXNDArrayFromDLPackEx = given, taken
+    functions.MXNDArrayToDLPack = given

@@ -14,6 +14,25 @@
 
 #include "array_handles.h"
 
+namespace {
+
+// `NDArray::ptr_` is private, but its name may be given to a template that is made explicitly.
+template <auto ptr>
+struct Memory {
+    friend bool is_lent(const mxnet::NDArray& array) { return (array.*ptr)->static_data; }
+};
+
+bool is_lent(const mxnet::NDArray& array);
+
+template struct Memory<&mxnet::NDArray::ptr_>;
+
+}  // namespace
+
+bool ece408::is_foreign(const void* handle) {
+    const auto& array = *static_cast<const mxnet::NDArray*>(handle);
+    return is_lent(array) || array.ctx().dev_type == mxnet::Context::kCPUShared;
+}
+
 size_t ece408::writes_to(const void* handle) {
     return static_cast<const mxnet::NDArray*>(handle)->version();
 }

@@ -9,6 +9,10 @@ namespace ece408 {
 // that share memory; while one of them is being written the count is not to be relied on.
 size_t writes_to(const void* handle);
 
+// Whether the array's memory is not MXNet's own: another library lent it, or processes share it. Whoever
+// else writes there is not counted. Views have their array's memory.
+bool is_foreign(const void* handle);
+
 // Where MXNet keeps what it is asked of an array: the processor can fetch that of many at once. MXNet
 // itself asks for one after the other, each from three places of which one names the next. These may lie
 // elsewhere by then; that costs time only.

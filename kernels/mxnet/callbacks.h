@@ -71,9 +71,9 @@ ECE408_EXPORT void ece408_forward_drive(const ece408_driver* driver);
 
 /* Nodes whose attribute `keeps` is this owner keep their weights packed from call to call, until it is
  * released. Whoever calls these keeps the arrays alive that the nodes were given last. Before a call with
- * other arrays, and with no call under way, the nodes forget. */
+ * other arrays, and with no call under way, the nodes forget; then they keep something or not. */
 ECE408_EXPORT void ece408_weights_own(const char* owner);
-ECE408_EXPORT void ece408_weights_forget(const char* owner);
+ECE408_EXPORT void ece408_weights_forget(const char* owner, int keeps);
 ECE408_EXPORT void ece408_weights_release(const char* owner);
 
 /* From now on nothing is kept: arrays may be in memory that others write to. */
@@ -129,6 +129,9 @@ ECE408_EXPORT int ece408_direct_call(ece408_direct* direct, void* const* data, v
                                      void** results, PyObject* const* lists,
                                      PyObject* const* firsts, int count);
 ECE408_EXPORT void ece408_direct_close(ece408_direct* direct);
+
+/* 1 if one of the arrays of these handles lies in memory that is not MXNet's own. */
+ECE408_EXPORT int ece408_are_foreign(void* const* handles, int count);
 
 /* How often MXNet has written to the array of this handle. */
 ECE408_EXPORT uint64_t ece408_held_writes(const void* handle);

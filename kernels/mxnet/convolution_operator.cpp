@@ -187,7 +187,7 @@ private:
     };
 
     Call call_of(const ece408_problem& p, int type, int direction) const {
-        const bool keeps = kept_ && direction == ECE408_FORWARD && !ece408::KeptWeights::are_shared;
+        const bool keeps = kept_ && direction == ECE408_FORWARD && kept_->keeps();
         return {layer_.description, type, direction, sizes_of(p), gpu_, keeps};
     }
 
@@ -347,8 +347,8 @@ void ece408_weights_own(const char* owner) {
     ece408::kept_weights().own(owner, std::make_shared<ece408::KeptWeights>());
 }
 
-void ece408_weights_forget(const char* owner) {
-    if (const auto kept = ece408::kept_weights().find(owner)) kept->forget();
+void ece408_weights_forget(const char* owner, int keeps) {
+    if (const auto kept = ece408::kept_weights().find(owner)) kept->forget(keeps != 0);
 }
 
 void ece408_weights_release(const char* owner) { ece408::kept_weights().release(owner); }

@@ -28,7 +28,7 @@ public:
     std::shared_ptr<const float> packed(const ece408_problem& problem, const Plan& plan,
                                         const mxnet::ext::MXTensor& weights,
                                         const mxnet::ext::MXTensor* bias) {
-        if (are_shared) return nullptr;
+        if (!keeps()) return nullptr;
         const std::lock_guard<std::mutex> lock(mutex_);
         const uint64_t of_weights = versions_.of(0, weights);
         const uint64_t of_bias = bias ? versions_.of(1, *bias) : 0;
@@ -47,7 +47,7 @@ public:
         std::array<uint64_t, 4> versions{};
         const float* arrays[4] = {};
         for (size_t i = 0; i < 4; i++) {
-            versions[i] = are_shared ? ArrayVersions::next() : versions_.of(2 + i, parameters[i]);
+            versions[i] = !keeps() ? ArrayVersions::next() : versions_.of(2 + i, parameters[i]);
             arrays[i] = static_cast<const float*>(parameters[i].data_ptr);
         }
         if (!affine_ || versions != of_affine_)
@@ -56,10 +56,13 @@ public:
         return affine_;
     }
 
-    // Has everything made again. Call it before other arrays take the place of those that it was made of:
-    // they may lie at the same addresses, with as many writes.
-    void forget() {
+    bool keeps() const { return keeps_ && !are_shared; }
+
+    // Has everything made again, and kept or not. Call it before other arrays take the place of those that
+    // it was made of: they may lie at the same addresses, with as many writes.
+    void forget(bool keeps) {
         const std::lock_guard<std::mutex> lock(mutex_);
+        keeps_ = keeps;
         of_weights_ = of_bias_ = 0;
         of_affine_ = {};
     }
@@ -86,6 +89,7 @@ private:
     }
 
     std::mutex mutex_;
+    std::atomic<bool> keeps_{true};
     ArrayVersions versions_{6};  // of weights, bias, and what the affine is made of
     ece408_problem problem_{};
     int isa_ = 0, kernel_ = 0;

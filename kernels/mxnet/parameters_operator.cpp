@@ -3,6 +3,7 @@
 // that is to be written to them has been.
 #include <cstdint>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "array_versions.h"
@@ -17,11 +18,15 @@ ece408_parameters_seen* seen_by_python = nullptr;
 // What the attributes say.
 struct Parameters {
     int network = 0, count = 0;
+    std::string foreign;  // of each array whether it is in memory that is not MXNet's own: '1' or '0'
 
     bool read(const Attributes& attributes) {
-        const auto found = attributes.find("network");
-        return found != attributes.end() && made_here(attributes) &&
-               std::sscanf(found->second.c_str(), "%d %d", &network, &count) == 2 && count > 0;
+        const auto found = attributes.find("network"), memory = attributes.find("foreign");
+        if (found == attributes.end() || memory == attributes.end() || !made_here(attributes) ||
+            std::sscanf(found->second.c_str(), "%d %d", &network, &count) != 2 || count <= 0)
+            return false;
+        foreign = memory->second;
+        return foreign.size() == static_cast<size_t>(count);
     }
 };
 
@@ -33,8 +38,10 @@ public:
     MXReturnValue Forward(std::vector<MXTensor>* in, std::vector<MXTensor>*,
                           const mxnet::ext::OpResource&) override {
         std::vector<ece408_array> arrays;
-        for (size_t i = 0; i < in->size(); i++)
-            arrays.push_back(ece408::described((*in)[i], versions_.of(i, (*in)[i])));
+        for (size_t i = 0; i < in->size(); i++) {
+            const bool is_own = parameters_.foreign[i] == '0';
+            arrays.push_back(ece408::described((*in)[i], versions_.of(i, (*in)[i], is_own)));
+        }
         const int is_done = ece408::run_python([&] {
             return seen_by_python(parameters_.network, arrays.size(), arrays.data());
         });

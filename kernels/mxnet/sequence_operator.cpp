@@ -493,4 +493,8 @@ int ece408_held_are_current(const char* owner, void* const* handles,
     return status != 0 ? -1 : are_current ? 1 : 0;
 }
 
+int ece408_are_foreign(void* const* handles, int count) {
+    return std::any_of(handles, handles + count, ece408::is_foreign) ? 1 : 0;
+}
+
 uint64_t ece408_held_writes(const void* handle) { return ece408::writes_to(handle); }

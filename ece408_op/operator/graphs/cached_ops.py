@@ -96,6 +96,8 @@ class DualCachedOp:
         self._compiled: dict[tuple[bool, bool], _Compiled | None] = {}
         self._last: _Compiled | None = None
         self._is_monitored = False
+        taken = compiled_graphs.weights(graph) - self._data
+        self._weights = [n for n, name in enumerate(self._names) if name in taken]
         # Names of what nodes may keep something of.
         self._kept = compiled_graphs.kept(graph)
         # What the last call was if a block made it, for `block_calls`.
@@ -176,6 +178,8 @@ class DualCachedOp:
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
                 found = self._compile(arrays, trains, on_gpu)
             self._compiled[key] = found
+            if found is not None and not on_gpu:
+                memory.make_plain([arrays[n] for n in self._weights])
         return self._compiled[key]
 
     def _compile(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
@@ -200,9 +204,6 @@ class DualCachedOp:
             )
         if compiled is None:
             return None
-        parameters = {name: array for name, array in inputs.items() if name not in self._data}
-        if not on_gpu:
-            guards.make_plain(compiled_graphs.weights(self._graph), parameters)
         given = self._plain, compiled, self._names, self._data, self._flags
         kept = [n for n, name in enumerate(self._names) if owner and name in self._kept]
         floats = {name: array.size for name, array in inputs.items()}
@@ -237,9 +238,10 @@ class _Compiled:
         """Hold the parameters of the call that comes next. Waits for the last call if they are
         others: that call may still have to read what it was given."""
         kept = [given[number] for number in self._kept]
-        if self._owner is not None and any(map(operator.is_not, kept, self._given)):
+        are_others = any(map(operator.is_not, kept, self._given)) or not self._given
+        if self._owner is not None and are_others:
             memory.wait_for_uses(self._given)
-            self._owner.forget()
+            self._owner.forget(kept)
         self._given = kept
 
 

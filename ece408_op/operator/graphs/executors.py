@@ -125,13 +125,21 @@ def _compiled_executor(
         if compiled is None or compiled.list_inputs() != symbol.list_inputs():
             return None
         executor = method(compiled, *arguments, **keywords)
-        if on_cpu:
-            setattr(executor, _OWNER, owner)
-            guards.make_plain(compiled_graphs.weights(graph), executor.arg_dict)
-            setattr(executor, _SECONDS, _Seconds(is_compiled=True))
     except compiled_graphs.failures():
         return None
+    if on_cpu:
+        setattr(executor, _OWNER, owner)
+        setattr(executor, _SECONDS, _Seconds(is_compiled=True))
+        _make_ready(graph, {**executor.arg_dict, **executor.aux_dict}, owner)
     return executor
+
+
+def _make_ready(graph: Graph, arrays: Mapping[str, Any], owner: Owner | None) -> None:
+    """Undo blocked layouts of weights, which MXNet would undo in each call, and tell the owner of
+    what nodes keep of an executor's arrays which these are. Raises the errors of writes to them."""
+    memory.make_plain([arrays[n] for n in compiled_graphs.weights(graph) & arrays.keys()])
+    if owner is not None:
+        owner.forget([arrays[name] for name in compiled_graphs.kept(graph) & arrays.keys()])
 
 
 class _Seconds:
@@ -157,6 +165,11 @@ class _Seconds:
             with compiled_graphs.ONE_AT_A_TIME, contextlib.suppress(*compiled_graphs.failures()):
                 found = self._make(executor, is_train)
             self._made[is_train] = found
+            graph = graph_json.read(executor._symbol)
+            if found is not None and graph is not None:
+                arrays, _, states = getattr(executor, _BOUND).named(executor._symbol)
+                owner = None if is_train else self._owner
+                _make_ready(graph, {**arrays, **states}, owner)
         return self._made[is_train]
 
     def _make(self, executor: Any, is_train: bool) -> Any:
@@ -182,7 +195,6 @@ class _Seconds:
             found = self._to_predict(symbol, graph, shapes, only_float32)
         if found is None:
             return None
-        guards.make_plain(compiled_graphs.weights(graph), given)
         arguments = {name: arrays[name] for name in found.list_arguments()}
         states = {name: arrays[name] for name in found.list_auxiliary_states()}
         second = found.bind(executor._ctx, arguments, gradients, requests, states)
@@ -298,6 +310,7 @@ def _reshaping(method: Any) -> Any:
             reshaped = method(self, partial_shaping, allow_up_sizing, **shapes)
             if owner is not None:
                 setattr(reshaped, _OWNER, owner)
+                owner.forget([*reshaped.arg_arrays, *reshaped.aux_arrays])
             if _BOUND in vars(self):
                 setattr(reshaped, _BOUND, Bound.of(reshaped))
             if _SECONDS in vars(self):

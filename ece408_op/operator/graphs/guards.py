@@ -65,19 +65,6 @@ def plain_gradient(nd: Any, array: Any) -> Any:
     return nd.clip(array, a_min=-_INFINITY, a_max=_INFINITY)
 
 
-def make_plain(names: set[str], arrays: dict[str, Any]) -> None:
-    """Undo blocked layouts that MXNet's convolutions have left the weights of ours in.
-
-    Results are right either way, but MXNet would convert the weights again in every call.
-    """
-    from mxnet import autograd, nd
-
-    with autograd.pause():
-        for name in names & arrays.keys():
-            # Not in place: a blocked output is declared plain before its old values are read.
-            nd.identity(plain_gradient(nd, arrays[name]), out=arrays[name])
-
-
 def is_guard(name: Any) -> bool:
     """Whether a node, or an output of a node, of this name is a guard's."""
     return _SUFFIX in str(name)

@@ -22,7 +22,7 @@ from typing import Any, Callable
 
 from .. import compiled_operator, memory
 from ..loading import load_mxnet
-from ..owners import Owner, library
+from ..owners import Owner, are_foreign, library
 from . import graph_json, groups
 from .direct_calls import DirectCalls, mxnet_functions
 from .graph_json import Graph, Node
@@ -125,7 +125,7 @@ class HeldCalls:
                 return functools.partial(self._held_op.repeat, self._given, data)
             self._end()
         self._left -= 1
-        if self._left > 0:
+        if self._left > 0 or are_foreign([each for each in parameters if each is not None]):
             return otherwise
         return functools.partial(self._hold, data, shapes)
 

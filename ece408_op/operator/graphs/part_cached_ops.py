@@ -86,6 +86,7 @@ class _PartsOp:
         names = symbol.list_inputs()
         data = set(given.get("data_indices", ()))
         self._others = [n for n in range(len(names)) if n not in data]
+        self._names = [names[place] for place in self._others]
         is_known = "data_indices" in given
         self._graph = parts.with_data(graph, {names[n] for n in data}) if is_known else graph
         self._lock = threading.Lock()
@@ -112,7 +113,6 @@ class _PartsOp:
         make_plain(held)
         count = sum(map(graph_json.is_part, self._graph["nodes"]))
         owner = Owner("network", count)
-        graph = parts.with_attributes(
-            self._graph, lambda node, part: {parts.OWNER: owner.names[part]}
-        )
+        graph = parts.with_foreign(self._graph, dict(zip(self._names, held)))
+        graph = parts.with_attributes(graph, lambda node, part: {parts.OWNER: owner.names[part]})
         return held, self._plain(graph_json.write(graph, self._symbol), self._flags), owner

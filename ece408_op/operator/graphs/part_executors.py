@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from . import parts
+from ..owners import are_foreign
+from . import graph_json, parts
 from .executors import Bound
 
 # The attribute of such an executor that holds the other one; before its first use the arrays that
@@ -36,8 +37,15 @@ def _binding(method: Any) -> Any:
     @functools.wraps(method)
     def bind(self: Any, ctx: Any, *arguments: Any, **keywords: Any) -> Any:
         executor = method(self, ctx, *arguments, **keywords)
-        if parts.read(self) is not None:
-            setattr(executor, _WHOLE, Bound.of(executor))
+        graph = parts.read(self)
+        if graph is None:
+            return executor
+        arrays = {**executor.arg_dict, **executor.aux_dict}
+        if executor._ctx.device_type == "cpu" and are_foreign(list(arrays.values())):
+            found = graph_json.write(parts.with_foreign(graph, arrays), self)
+            executor = method(found, ctx, *arguments, **keywords)
+            executor._symbol = self
+        setattr(executor, _WHOLE, Bound.of(executor))
         return executor
 
     return bind

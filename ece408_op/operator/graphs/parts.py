@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
+from ..owners import are_foreign
 from . import graph_json, groups
 from .graph_json import PART, Entry, Graph, Node, is_part
 
@@ -80,6 +81,21 @@ def with_data(graph: Graph, data: Collection[str]) -> Graph:
         kinds = [
             _kind(graph, entry, flag == FOR_ALL_IMAGES or not is_of_images[entry[0]])
             for entry, flag in zip(node["inputs"], node["attrs"][PARAMETERS])
+        ]
+        return {PARAMETERS: "".join(kinds)}
+
+    return with_attributes(graph, flags)
+
+
+def with_foreign(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
+    """The graph for these arrays by names: parts trust no count of writes to those in memory that
+    is not MXNet's own."""
+    foreign = {name for name, array in arrays.items() if are_foreign([array])}
+
+    def flags(node: Node, part: int) -> dict[str, str]:
+        kinds = [
+            FOR_ALL_IMAGES if graph["nodes"][entry[0]]["name"] in foreign and kind != DATA else kind
+            for entry, kind in zip(node["inputs"], node["attrs"][PARAMETERS])
         ]
         return {PARAMETERS: "".join(kinds)}
 
