@@ -1,0 +1,28 @@
+"""Random nets whose parameters are written in every way between calls (see `stateful`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import stateful
+
+
+def test_some_steps():
+    # Of two processes' seeds none lends memory here: this one would keep nothing from then on.
+    wrong, raised, coverage = stateful.run(0, 150, shares=False)
+    assert not wrong + raised
+    for what in ("direct calls", "held calls, 1 sequences", "held calls, 2 sequences"):
+        assert coverage[what] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("steps", "engine"), [(50000, "ThreadedEnginePerDevice"), (5000, "NaiveEngine")]
+)
+def test_many_steps(steps, engine, monkeypatch):
+    monkeypatch.setenv("MXNET_ENGINE_TYPE", engine)
+    command = [sys.executable, stateful.__file__, "--steps", str(steps), "--jobs", "2"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-3000:]
