@@ -22,6 +22,7 @@ from typing import Any, Callable
 import numpy as np
 
 import ece408_op
+from ece408_op.operator import memory
 from ece408_op.operator.graphs import direct_calls, held
 from ece408_op.operator.loading import load_mxnet
 
@@ -205,7 +206,13 @@ class Machine:
 
     def do_assign(self) -> None:
         _, parameter, values = self._parameter()
-        parameter.data()[:] = values if self.rng.random() < 0.5 else self.mx.nd.array(values)
+        array = parameter.data()
+        if self.rng.random() < 0.5:
+            # MXNet raises where NumPy's values are written to an array in a layout of oneDNN's.
+            memory.make_plain([array])
+            array[:] = values
+        else:
+            array[:] = self.mx.nd.array(values)
 
     def do_one_number(self) -> None:
         _, parameter, values = self._parameter()
@@ -253,7 +260,9 @@ class Machine:
         for parameter in self.net.collect_params().values():
             if parameter.grad_req != "null":
                 mx.autograd.mark_variables(parameter.list_data(), parameter.list_grad())
-        trainer = mx.gluon.Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.02})
+        # Clipped, as without it some nets diverge, and MXNet's own gives NaN.
+        options = {"learning_rate": 0.02, "clip_gradient": 5}
+        trainer = mx.gluon.Trainer(self.net.collect_params(), "sgd", options)
         with mx.autograd.record():
             loss = (self.net(mx.nd.array(self._numbers((2, 3, SIZE, SIZE)))) ** 2).mean()
         loss.backward()
