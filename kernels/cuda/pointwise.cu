@@ -3,6 +3,9 @@
 //
 // What is computed is a macro: whole chains of a network's activations, sums and normalisations
 // read and write memory once. A thread has VECTOR neighbouring elements.
+#ifdef HALF
+#include <cuda_fp16.h>  // for types, or what is computed
+#endif
 #ifndef INPUTS
 #define INPUTS 1  // in0 to in5
 #endif
@@ -20,7 +23,7 @@
 #define SHARED 2
 #define UNIFORM 3
 #ifndef TYPE0
-#define TYPE0 float  // or unsigned char
+#define TYPE0 float  // or __half or unsigned char
 #endif
 #ifndef TYPE1
 #define TYPE1 float
@@ -36,6 +39,9 @@
 #endif
 #ifndef TYPE5
 #define TYPE5 float
+#endif
+#ifndef TYPE_OUT
+#define TYPE_OUT float  // or __half
 #endif
 #ifndef KIND0
 #define KIND0 ALIKE
@@ -92,7 +98,7 @@ __device__ __forceinline__ void read(float (&to)[VECTOR], const T *from, unsigne
 
 // `elements` is a multiple of VECTOR.
 extern "C" __global__ void __launch_bounds__(256)
-    compute(float *y, int elements, int out_outer, int out_inner, INPUT(0)
+    compute(TYPE_OUT *y, int elements, int out_outer, int out_inner, INPUT(0)
 #if INPUTS > 1
             , INPUT(1)
 #endif
@@ -127,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #if INPUTS > 5
     READ(5)
 #endif
-    Elements<float> made;
+    Elements<TYPE_OUT> made;
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) {
         float r;
@@ -148,9 +154,9 @@ extern "C" __global__ void __launch_bounds__(256)
         const float v5 = a5[k];
 #endif
         COMPUTE;
-        made.of[k] = r;
+        made.of[k] = TYPE_OUT(r);
     }
     const size_t at =
         KIND_OUT == ALIKE ? i : i / out_outer * size_t(out_inner) + i % out_outer;
-    *reinterpret_cast<Elements<float> *>(y + at) = made;
+    *reinterpret_cast<Elements<TYPE_OUT> *>(y + at) = made;
 }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...errors import UnsupportedProblem
 
-ITEM_BYTES = {"float32": 4, "uint8": 1}
+ITEM_BYTES = {"float32": 4, "float16": 2, "uint8": 1}
+# Inside a network all is of float32; results are converted where the caller wants another one.
+RESULTS = ("float32", "float16")
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,9 @@ class Array:
         return ITEM_BYTES[self.dtype] * math.prod(self.shape[1:])
 
 
-def check(array: Array, name: str) -> None:
-    """Raise `UnsupportedProblem` unless the array is of a type that networks take."""
-    if array.dtype not in ITEM_BYTES:
+def check(array: Array, name: str, types: Collection[str] = tuple(ITEM_BYTES)) -> None:
+    """Raise `UnsupportedProblem` unless the array is of one of these types."""
+    if array.dtype not in types:
         raise UnsupportedProblem(
-            f"{name} is of type {array.dtype}; networks on the GPU take {', '.join(ITEM_BYTES)}"
+            f"{name} is of type {array.dtype}; networks on the GPU have {', '.join(types)} there"
         )

@@ -17,6 +17,7 @@ from ...problem import ConvProblem
 from ..cuda.kernels import catalog, tuned
 from ..cuda.plan import Defines, Kernel, Plan, Target
 from . import gather, pointwise
+from .arrays import ITEM_BYTES
 from .graph import Entry, Graph, Node
 from .pointwise import Term, leaf
 from .values import ARENA, LASTING, OUTPUT, Buffer, Step, Steps, Value
@@ -77,7 +78,7 @@ class Room:
 
 class Builder:
     """Makes the steps for a number of images on a GPU, by the kernels that are the best for
-    `chosen_for` images, or for these.
+    `chosen_for` images, or for these; the outputs are of the types `results`.
 
     A buffer counts claims on it. An operand brings a claim on each buffer that it has to do with:
     it is to be handed on, to `emit`, to `drop`, or with what the operator returns. What these
@@ -91,6 +92,7 @@ class Builder:
         images: int,
         room: Room | None = None,
         chosen_for: int | None = None,
+        results: Sequence[str] = (),
     ) -> None:
         self.gpu = gpu
         self.steps = Steps(images)
@@ -103,6 +105,7 @@ class Builder:
         # The number of images that kernels are chosen for.
         self._chosen_for = images if chosen_for is None else chosen_for
         self._uses: Counter[Entry] = Counter()
+        self._results = results
 
     def build(self, graph: Graph, inputs: Mapping[str, Value], lower: Lower) -> Steps:
         """The steps of a graph on these arrays; `lower` knows the operators. Raises
@@ -110,7 +113,7 @@ class Builder:
         self._uses = graph.uses()
         found: dict[Entry, Operand] = {}
         for number, name in graph.variables():
-            self._bind(found, Entry(number), self.claimed(inputs[name]))
+            self._bind(found, Entry(number), self.given(inputs[name]))
         for number, node in graph.computed():
             self.node, self.number = node.name, number
             results = lower(self, node, [found[entry] for entry in node.inputs])
@@ -142,9 +145,12 @@ class Builder:
 
     def _output(self, operand: Operand, number: int) -> None:
         """Have a result written to where it leaves the GPU from."""
-        value = self.value(operand)
-        whole = value.dense and value.buffer.nbytes == 4 * value.elements
-        if not whole or value.buffer.kind != ARENA:
+        dtype = self._results[number]
+        if dtype != "float32":
+            value = self._compute(self.chain(operand), self.empty(operand.shape, False, dtype))
+        else:
+            value = self.value(operand)
+        if not self._is_whole(value) or value.buffer.kind != ARENA:
             value = self._compute(leaf(value), self.empty(value.shape, False))
         value.buffer.kind, value.buffer.number = OUTPUT, number
         self.steps.outputs.append(value)
@@ -157,7 +163,12 @@ class Builder:
         """Note that the operator computes an image from other images."""
         self.steps.divisible = False
 
-    def empty(self, shape: Sequence[int], constant: bool) -> Value:
+    def given(self, value: Value) -> Operand:
+        """What a variable is, with a claim. Halves are converted where they are read."""
+        value = self.claimed(value)
+        return Chain(value.shape, leaf(value)) if value.dtype == "float16" else value
+
+    def empty(self, shape: Sequence[int], constant: bool, dtype: str = "float32") -> Value:
         """A new array, without a claim."""
         elements = math.prod(shape)
         if elements > _MOST_ELEMENTS:
@@ -165,7 +176,8 @@ class Builder:
                 f"{self.node}: an array of shape {tuple(shape)} has more than {_MOST_ELEMENTS} "
                 "elements; use a smaller batch"
             )
-        return Value(Buffer(LASTING if constant else ARENA, 4 * elements), tuple(shape))
+        buffer = Buffer(LASTING if constant else ARENA, ITEM_BYTES[dtype] * elements)
+        return Value(buffer, tuple(shape), dtype=dtype)
 
     def emit(
         self,
@@ -214,8 +226,11 @@ class Builder:
     def is_free(self, value: Value) -> bool:
         """Whether the one claim on the array is its reader's, who can compute onto it."""
         buffer = value.buffer
-        whole = value.dense and buffer.nbytes == 4 * value.elements
-        return buffer.kind == ARENA and buffer.uses == 1 and whole
+        return buffer.kind == ARENA and buffer.uses == 1 and self._is_whole(value)
+
+    def _is_whole(self, value: Value) -> bool:
+        """Whether nothing else is in its memory."""
+        return value.dense and value.buffer.nbytes == ITEM_BYTES[value.dtype] * value.elements
 
     def dense(self, operand: Operand) -> Value:
         """As `value`, of floats, with the images one behind the other."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from .arrays import ITEM_BYTES, Array, check
+from .arrays import ITEM_BYTES, RESULTS, Array, check
 from .values import INPUT, WEIGHT, Buffer, Value
 
 # Sizes of images that are remembered.
@@ -16,14 +16,15 @@ _MOST_KNOWN = 64
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Names, shapes and types of a network's inputs, and the numbers of those that have an element
-    for each image. `images` is how many there are, what the first axis of all of these counts, or 0
-    where they differ."""
+    """Names, shapes and types of a network's inputs, the numbers of those that have an element for
+    each image, and the types of its outputs. `images` is how many there are, what the first axis of
+    all inputs with an element for each counts, or 0 where they differ."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     over_images: tuple[int, ...]
+    results: tuple[str, ...]
     images: int
     _others: dict[int, Inputs] = field(default_factory=dict)
 
@@ -35,9 +36,7 @@ class Inputs:
             shapes = list(self.shapes)
             for number in self.over_images:
                 shapes[number] = (images, *shapes[number][1:])
-            self._others[images] = Inputs(
-                self.names, tuple(shapes), self.dtypes, self.over_images, images
-            )
+            self._others[images] = replace(self, shapes=tuple(shapes), images=images, _others={})
         return self._others[images]
 
     def image_bytes(self) -> int:
@@ -87,7 +86,8 @@ class Calls:
     def call(self, arrays: Sequence[Array], outputs: Sequence[Array], are_held: bool) -> Call:
         """Raises `UnsupportedProblem` for arrays of types that networks do not take."""
         versions = [(arrays[k].address, arrays[k].version) for k in self.weights]
-        key = tuple((arrays[k].shape, arrays[k].dtype) for k in self._over_images)
+        results = tuple(array.dtype for array in outputs)
+        key = (results, *((arrays[k].shape, arrays[k].dtype) for k in self._over_images))
         with self._lock:
             if versions != self._versions:
                 self._versions = versions
@@ -99,14 +99,17 @@ class Calls:
             if key not in self._known:
                 if len(self._known) == _MOST_KNOWN:
                     self._known.clear()
-                self._known[key] = self._inputs(arrays)
+                self._known[key] = self._inputs(arrays, outputs)
             return Call(self._known[key], arrays, outputs, self._generation, are_held)
 
-    def _inputs(self, arrays: Sequence[Array]) -> Inputs:
+    def _inputs(self, arrays: Sequence[Array], outputs: Sequence[Array]) -> Inputs:
         for name, array in zip(self._names, arrays):
             check(array, name)
+        for number, array in enumerate(outputs):
+            check(array, f"output {number}", RESULTS)
         firsts = {arrays[k].shape[:1] for k in self._over_images}
         images = max(next(iter(firsts)), default=0) if len(firsts) == 1 else 0
         shapes = tuple(array.shape for array in arrays)
         dtypes = tuple(array.dtype for array in arrays)
-        return Inputs(self._names, shapes, dtypes, self._over_images, images)
+        results = tuple(array.dtype for array in outputs)
+        return Inputs(self._names, shapes, dtypes, self._over_images, results, images)

@@ -15,7 +15,7 @@ MOST_INPUTS = 6
 # Of a chain: nvcc takes longer for more, and there is no use in it.
 _MOST_TERMS = 24
 _THREADS = 256
-_TYPES = {"float32": "float", "uint8": "unsigned char"}
+_TYPES = {"float32": "float", "float16": "__half", "uint8": "unsigned char"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +139,12 @@ def plan(term: Term, shape: tuple[int, ...], out: Value) -> tuple[Plan, dict[str
         if value.dtype != "float32":
             defines.append((f"TYPE{k}", _TYPES[value.dtype]))
         arguments += [f"in{k}", each.outer, each.count, each.inner]
+    if out.dtype != "float32":
+        defines.append(("TYPE_OUT", _TYPES[out.dtype]))
     names = {id(each): f"v{k}" for k, each in enumerate(leaves)}
     defines.append(("COMPUTE", statements(term, names, "r")))
+    if any("__half" in str(text) for _, text in defines):
+        defines.append(("HALF", 1))
     blocks = divide_up(total, _THREADS * vector)
     launch = Launch("compute", (blocks, 1, 1), (_THREADS, 1, 1), tuple(arguments))
     read = {f"in{k}": value for k, value in enumerate(values)}

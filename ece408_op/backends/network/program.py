@@ -30,7 +30,10 @@ def build(
 
     def built(room: Room | None) -> tuple[Steps, list[Value], Builder]:
         values = inputs.values()
-        builder = Builder(machine.target, settings.precision(), inputs.images, room, chosen_for)
+        builder = Builder(
+            *(machine.target, settings.precision(), inputs.images, room, chosen_for),
+            inputs.results,
+        )
         return builder.build(graph, values, lower), list(values.values()), builder
 
     steps, values, builder = built(None)

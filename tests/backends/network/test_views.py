@@ -9,7 +9,7 @@ import pytest
 from gpu_networks import NETWORKS, Case, array, error, small
 
 from ece408_op import settings
-from ece408_op.backends.network import program, values
+from ece408_op.backends.network import Array, program, values
 from ece408_op.backends.network.attributes import Attributes
 from ece408_op.backends.network.builder import Builder
 from ece408_op.backends.network.graph import Graph
@@ -95,7 +95,8 @@ def _built(case, capability):
     """A network's steps for a GPU, which need not be there."""
     inputs = [array(each) for each in case.arrays.values()]
     weights = frozenset(case.arrays) - case.shapes.keys()
-    call = Calls(list(case.arrays), weights).call(inputs, [], True)
+    outputs = [Array(0, shape, "float32", 0) for shape in case.output_shapes]
+    call = Calls(list(case.arrays), weights).call(inputs, outputs, True)
     gpu = SimpleNamespace(name="a GPU", capability=capability, driver=13000)
     machine = SimpleNamespace(target=gpu)
     return program.build(Graph.parse(case.symbol.tojson()), call.inputs, machine)[0]
@@ -120,8 +121,8 @@ def test_a_step_that_would_write_beyond_its_array_is_refused(mx, monkeypatch):
     """Planted: an array that claims more images than it has."""
     empty = Builder.empty
 
-    def short(self, shape, constant):
-        made = empty(self, shape, constant)
+    def short(self, shape, constant, dtype="float32"):
+        made = empty(self, shape, constant, dtype)
         return dataclasses.replace(made, buffer=values.Buffer(made.buffer.kind, 4))
 
     monkeypatch.setattr(Builder, "empty", short)

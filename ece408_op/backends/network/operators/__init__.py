@@ -9,7 +9,7 @@ from typing import Optional
 
 from ....errors import Ece408Error, UnsupportedProblem
 from .. import gather, pointwise
-from ..arrays import ITEM_BYTES
+from ..arrays import ITEM_BYTES, RESULTS
 from ..attributes import Attributes
 from ..builder import Builder, Operand
 from ..graph import Node
@@ -61,14 +61,14 @@ def refused(node: Node, given: tuple[Typed, ...], results: tuple[Typed, ...]) ->
     converts = node.op in ("Cast", "cast")
     for number, (_, dtype) in enumerate((*given, *results)):
         taken = converts and number < len(given)
-        if dtype not in (ITEM_BYTES if taken else ("float32", None)):
+        if dtype is not None and dtype not in (ITEM_BYTES if taken else RESULTS):
             return f"arrays of {dtype} are not computed"
     builder = Builder(_ANY_GPU, "float32", 0)
     operands: list[Operand] = []
     for number, (shape, dtype) in enumerate(given):
         nbytes = ITEM_BYTES[dtype or "float32"] * math.prod(shape)
         value = Value(Buffer(INPUT, nbytes, number), shape, dtype=dtype or "float32")
-        operands.append(builder.claimed(value))
+        operands.append(builder.given(value))
     try:
         found = [builder.value(each) for each in lower(builder, node, operands)]
     except Ece408Error as error:

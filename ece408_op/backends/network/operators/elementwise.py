@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from ....errors import UnsupportedProblem
+from ..arrays import RESULTS
 from ..attributes import Attributes
 from ..builder import Builder, Convolution, Operand
 from ..pointwise import leaf, number
@@ -151,7 +152,7 @@ def _sum_of_all(builder: Builder, attributes: Attributes, operands: list[Operand
 
 def _cast_why_not(attributes: Attributes) -> str | None:
     dtype = attributes.text("dtype", "None")
-    return None if dtype == "float32" else f"dtype {dtype} is not computed; only float32 is"
+    return None if dtype in RESULTS else f"dtype {dtype} is not computed; {', '.join(RESULTS)} are"
 
 
 def _same(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -164,7 +165,12 @@ def _dropout_why_not(attributes: Attributes) -> str | None:
 
 
 def _cast(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    return builder.dense(operands[0])
+    x = operands[0]
+    if attributes.text("dtype", "") == "float32":
+        return builder.dense(x)
+    # Rounded, and computed at once: the kernels of layers know no halves.
+    form = "__half2float(__float2half_rn({0}))"
+    return builder.value(builder.pointwise(x.shape, form, builder.chain(x)))
 
 
 OPERATORS = {
@@ -179,6 +185,8 @@ OPERATORS = {
     "Activation": Operator(_activation, _activation_why_not),
     "LeakyReLU": Operator(_leaky, _leaky_why_not),
     "clip": Operator(_clip),
+    "zeros_like": _unary("0.f"),
+    "ones_like": _unary("1.f"),
     "hard_sigmoid": Operator(_hard_sigmoid),
     "add_n": Operator(_sum_of_all),
     "ElementWiseSum": Operator(_sum_of_all),

@@ -125,6 +125,59 @@ def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand
     return builder.emit(gather.windowed(x, shape, first), y, {"x": x})
 
 
+def _slice_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    x, like = builder.dense(operands[0]), operands[1].shape
+    axes = attributes.integers("axes", ()) or tuple(range(len(x.shape)))
+    shape = list(x.shape)
+    for axis in axes:
+        axis = axis_of(axis, len(shape))
+        axis_of(axis, len(like))
+        if like[axis] > shape[axis]:
+            raise UnsupportedProblem(f"{builder.node}: {x.shape} has nothing of shape {like}")
+        shape[axis] = like[axis]
+        if axis == 0:
+            builder.mixes_images()
+    builder.drop(operands[1])
+    y = builder.empty(shape, x.constant)
+    return builder.emit(gather.windowed(x, shape, [0] * len(shape)), y, {"x": x})
+
+
+def _broadcast_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    x, like = builder.dense(operands[0]), operands[1].shape
+    mine, other = (attributes.integers(name, ()) for name in ("lhs_axes", "rhs_axes"))
+    shape = list(x.shape)
+    every = range(len(shape))
+    if not mine and len(like) != len(shape):
+        raise UnsupportedProblem(f"{builder.node}: {x.shape} does not spread to {like}")
+    for axis, of in zip(mine or every, other or every):
+        shape[axis_of(axis, len(shape))] = like[axis_of(of, len(like))]
+    if any(a not in (1, b) for a, b in zip(x.shape, shape)):
+        raise UnsupportedProblem(f"{builder.node}: {x.shape} does not spread to {tuple(shape)}")
+    if shape[0] != x.shape[0]:
+        builder.mixes_images()
+    builder.drop(operands[1])
+    y = builder.empty(shape, x.constant)
+    return builder.emit(gather.spread(x, shape), y, {"x": x})
+
+
+def _reshape_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
+    parts = []
+    for side, operand in zip(("lhs", "rhs"), operands):
+        axes = len(operand.shape)
+        begin, end = (
+            attributes.integer(f"{side}_{name}", default)
+            for name, default in (("begin", 0), ("end", axes))
+        )
+        places = [place + axes if place < 0 else place for place in (begin, end)]
+        parts.append(slice(*places))
+    old, like = operands[0].shape, operands[1].shape
+    shape = (*old[: parts[0].start], *like[parts[1]], *old[parts[0].stop :])
+    if math.prod(shape) != math.prod(old):
+        raise UnsupportedProblem(f"{builder.node}: {old} cannot be reshaped to {shape}")
+    builder.drop(operands[1])
+    return builder.view(operands[0], shape)
+
+
 def _split(builder: Builder, attributes: Attributes, operands: list[Operand]) -> list[Operand]:
     """Parts of channels stay where they are; others are copied."""
     x = builder.dense(operands[0])
@@ -262,6 +315,9 @@ OPERATORS = {
     "Pad": Operator(_pad),
     "pad": Operator(_pad),
     "slice_axis": Operator(_slice_axis),
+    "slice_like": Operator(_slice_like),
+    "broadcast_like": Operator(_broadcast_like),
+    "reshape_like": Operator(_reshape_like),
     "SliceChannel": Operator(_split),
     "split": Operator(_split),
     "UpSampling": Operator(_upsampling, _upsampling_why_not),

@@ -1,0 +1,48 @@
+"""Small networks of every kind with every setting that a network can meet."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_networks import NETWORKS, error, small
+
+from ece408_op import settings
+from ece408_op.errors import NotEnoughMemory
+
+# What a product in these precisions may be wrong by, of the largest output.
+BELOW = {"strict": 3e-6, "float32": 3e-6, "tf32": 1e-3, "float16": 5e-3}
+SETTINGS = [
+    *({"precision": precision} for precision in BELOW),
+    *({"gpu_memory": size} for size in ("48K", "200K")),
+    *({"threads": count} for count in (1, 3)),
+    {"emulation": "checked"},
+    {"kernel": "1_naive"},
+    {"isa": "baseline"},
+]
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(
+    "options", SETTINGS, ids=lambda options: "-".join(map(str, *options.items()))
+)
+def test_every_setting(mx, options):
+    for name in NETWORKS:
+        case = small(mx, name)
+        expected = case.expected()
+        with settings.override(**options):
+            network = case.network()
+            for found, its in zip(case.run(network), expected):
+                below = BELOW[settings.precision()]
+                assert error(found, its) < below, name
+            network.close()
+
+
+@pytest.mark.usefixtures("emulated")
+def test_too_little_memory_is_told(mx):
+    case = small(mx, "resnet")
+    with (
+        settings.override(gpu_memory="2K"),
+        pytest.raises(
+            NotEnoughMemory, match="bytes on the GPU for one image, and 2048 may be used"
+        ),
+    ):
+        case.run(case.network())
