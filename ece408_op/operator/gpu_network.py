@@ -156,7 +156,7 @@ class _Made(ABC):
         self.traced = traced
         self._choice = choice
         self._sizes: dict[Any, _Sizes] = {}
-        self._last = _Sizes({}, [], [])
+        self._last = _Sizes({}, {}, [])
 
     @abstractmethod
     def run(self, data: list[Any]) -> list[Any]:
@@ -169,7 +169,7 @@ class _Made(ABC):
 
     @property
     def report(self) -> GpuReport:
-        return partition.report_of(self._choice, self._last.inputs, self._last.pixels)
+        return partition.report_of(self._choice, self._last.inputs, self._last.types)
 
     def sizes(self, data: list[Any]) -> _Sizes:
         """Shapes and types of all that goes in and comes out with these arrays."""
@@ -189,11 +189,11 @@ def _key(data: list[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Shapes of the inputs that are no parameters, by name, which of them are of uint8, and shapes
-    and types of the outputs."""
+    """Shapes of the inputs that are no parameters, and types of all that are given, by name, and
+    shapes and types of the outputs."""
 
     inputs: dict[str, tuple[int, ...]]
-    pixels: list[str]
+    types: dict[str, Any]
     outputs: list[tuple[tuple[int, ...], Any]]
 
 
@@ -217,8 +217,8 @@ def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
         )
     shapes.update(zip(symbol.list_arguments(), found))
     inputs = {name: tuple(shapes[name]) for name in (*traced.data, *traced.labels)}
-    pixels = [name for name, array in zip(traced.data, data) if array.dtype == np.uint8]
-    return _Sizes(inputs, pixels, list(zip(map(tuple, outputs), output_types)))
+    types.update((name, array.dtype) for name, array in zip(traced.data, data))
+    return _Sizes(inputs, types, list(zip(map(tuple, outputs), output_types)))
 
 
 class _MadeWhole(_Made):

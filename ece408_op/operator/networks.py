@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # What a network's inputs are, as the header has it: data, with a row for each image; parameters;
 # and what is computed, but is the same for all images.
 DATA, PARAMETER, FOR_ALL_IMAGES = "012"
+# Of an output of which only the shape is of use.
+UNREAD = "1"
 # The header's ECE408_MOST_DIMENSIONS and ece408_array.
 _MOST_DIMENSIONS = 8
 _ARRAY = np.dtype(
@@ -49,6 +51,7 @@ _Open = ctypes.CFUNCTYPE(
     ctypes.c_char_p,
     ctypes.POINTER(ctypes.c_char),
     *[ctypes.POINTER(ctypes.c_int64)] * 2,
+    ctypes.c_char_p,
 )
 _ARRAYS = (ctypes.c_int64, ctypes.c_void_p)
 _Compute = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *_ARRAYS, *_ARRAYS, *_ARRAYS)
@@ -74,17 +77,20 @@ def missing() -> str | None:
 
 
 class Opened:
-    """A network of a part, by its JSON and by what its inputs are, and its parameters as it last
-    had them.
+    """A network of a part, by its JSON, by what its inputs are and by its outputs that need not be
+    computed, and its parameters as it last had them.
 
     Raises what `Network` does.
     """
 
-    def __init__(self, graph: str, kinds: str) -> None:
+    def __init__(self, graph: str, kinds: str, unread: str = "") -> None:
         from ..backends.network import Network
 
         _close_retired()
-        nodes = json.loads(graph)["nodes"]
+        document = json.loads(graph)
+        nodes, heads = document["nodes"], document["heads"]
+        self._read = [n for n in range(len(heads)) if unread[n : n + 1] != UNREAD]
+        graph = json.dumps({**document, "heads": [heads[n] for n in self._read]})
         _say_what_is_not_heard(nodes)
         names = [node["name"] for node in nodes if node["op"] == "null"]
         self._is_parameter = [kind != DATA for kind in kinds]
@@ -107,7 +113,7 @@ class Opened:
             self._last = (parameters, arrays)
         sources = {True: iter(arrays), False: iter(data)}
         inputs = [next(sources[is_one]) for is_one in self._is_parameter]
-        self._network.compute(inputs, outputs, are_held)
+        self._network.compute(inputs, [outputs[n] for n in self._read], are_held)
 
     def close(self) -> None:
         """Give back what it has on the GPU."""
@@ -251,14 +257,14 @@ def _arrays(described: bytes) -> list[Array]:
 
 
 @_Open
-def _open(graph: bytes, inputs: Any, dimensions: Any, first_sizes: Any) -> int:
+def _open(graph: bytes, inputs: Any, dimensions: Any, first_sizes: Any, unread: bytes) -> int:
     number = next(_numbers)
 
     def work() -> None:
         kinds = ctypes.string_at(inputs).decode()
         count = len(kinds)
         kinds = known_kinds(kinds, dimensions[:count], first_sizes[:count])
-        _opened[number] = Opened(graph.decode(), kinds)
+        _opened[number] = Opened(graph.decode(), kinds, unread.decode())
         ctypes.memmove(inputs, kinds.encode(), count)
 
     return number if errors.remembered(work) else 0

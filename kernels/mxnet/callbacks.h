@@ -209,9 +209,10 @@ typedef struct ece408_array {
 
 /* Makes a network of a graph, in MXNet's JSON, and of its inputs: what they are, how many dimensions
  * they have and the first size of each. Data that turns out to have no row for each image is written
- * as what it is. Returns the network's number, or 0 if that failed. */
+ * as what it is. `unread` has a '1' for each output of which only the shape is of use. Returns the
+ * network's number, or 0 if that failed. */
 typedef int ece408_network_open(const char* graph, char* inputs, const int64_t* dimensions,
-                                const int64_t* first_sizes);
+                                const int64_t* first_sizes, const char* unread);
 
 /* Runs it; 0 if it failed. */
 typedef int ece408_network_compute(int network, int64_t data, const ece408_array* data_arrays,

@@ -99,6 +99,7 @@ MXReturnValue create_part(const Attributes& attributes, const mxnet::ext::MXCont
     if (!network) {
         const std::string graph = text(attributes, MX_STR_SUBGRAPH_SYM_JSON);
         std::string inputs = text(attributes, "parameters");
+        const std::string unread = text(attributes, "unread");
         inputs.resize(shapes.size(), ECE408_DATA);
         std::vector<int64_t> dimensions, first_sizes;
         for (const Shape& shape : shapes) {
@@ -107,7 +108,7 @@ MXReturnValue create_part(const Attributes& attributes, const mxnet::ext::MXCont
         }
         const int number = ece408::ask_python([&] {
             return open_network ? open_network(graph.c_str(), &inputs[0], dimensions.data(),
-                                               first_sizes.data())
+                                               first_sizes.data(), unread.c_str())
                                 : 0;
         });
         if (number == 0) return kRefused;

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from gluon_nets import SHAPE, expect, make_net, make_symbol, operators, parameters_of, raising, sort
 
 import ece408_op
 from ece408_op import errors, settings
 from ece408_op.backends.network.weights import Weights
 from ece408_op.errors import (
     CheckpointMismatch,
-    InvalidProblem,
     InvalidSetting,
     NotEnoughMemory,
     UnsupportedProblem,
 )
 from ece408_op.operator import memory, networks
-from ece408_op.operator.graphs import partition
 from ece408_op.operator.memory import pointer
 
-SHAPE = (2, 2, 8, 8)
 STATIC = {"static_alloc": True, "static_shape": True}
 
 
@@ -37,51 +34,6 @@ def _emulated():
 @pytest.fixture
 def x(mx):
     return mx.nd.array(np.random.default_rng(7).standard_normal(SHAPE))
-
-
-def make_net(mx, *, middle=None, seed=3):
-    """Few operators, so that the emulator compiles few; `middle` is put between them."""
-    nn = mx.gluon.nn
-    mx.random.seed(seed)
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
-    if middle is not None:
-        net.add(nn.HybridLambda(middle))
-    net.add(nn.Conv2D(6, 3, padding=1), nn.Activation("relu"), nn.Flatten(), nn.Dense(3))
-    net.initialize(mx.init.Xavier(magnitude=3))
-    net(mx.nd.zeros(SHAPE))
-    return net
-
-
-def sort(F, data):
-    """Has no kernel on the GPU."""
-    return F.sort(data, axis=1)
-
-
-def make_symbol(mx):
-    sym = mx.sym
-    net = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=4, name="c1")
-    net = sym.Activation(net, act_type="relu", name="r1")
-    net = sym.FullyConnected(net, num_hidden=3, name="fc")
-    return sym.SoftmaxOutput(net, name="softmax")
-
-
-def parameters_of(mx, symbol, shape=SHAPE, seed=5):
-    rng = np.random.default_rng(seed)
-    shapes, _, _ = symbol.infer_shape(data=shape)
-    return {
-        name: mx.nd.array(rng.standard_normal(size))
-        for name, size in zip(symbol.list_arguments(), shapes)
-        if name not in ("data", "softmax_label")
-    }
-
-
-def operators(symbol):
-    return [node["op"] for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null"]
-
-
-def expect(found, expected):
-    np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=2e-5, atol=2e-6)
 
 
 def module_of(mx, symbol, parameters, batch=SHAPE[0]):
@@ -190,212 +142,6 @@ def test_other_models_are_refused(mx):
         ece408_op.to_gpu("model")
     with pytest.raises(CheckpointMismatch, match=r"with 1 arrays, and these .*: data, c1_weight"):
         ece408_op.to_gpu(make_symbol(mx))(mx.nd.zeros(SHAPE))
-
-
-# --- what stays on the CPU
-
-
-@pytest.mark.parametrize("way", ["hybridize", "to_gpu", "symbol"])
-def test_an_unsupported_operator_in_the_middle(mx, x, way):
-    net = make_net(mx, middle=sort)
-    expected = net(x)
-    if way == "to_gpu":
-        network = ece408_op.to_gpu(net)
-        expect(network(x), expected)
-        assert network.report.parts == [3, 4]
-        assert [name.rstrip("0123456789")[-4:] for name in network.report.left] == ["sort"]
-        return
-    if way == "hybridize":
-        net.hybridize(backend="ece408")
-        expect(net(x), expected)
-        symbol = net._cached_graph[1]
-    else:
-        symbol = _graph(mx, net).optimize_for("ece408")
-        arrays = {n: p.data() for n, p in net.collect_params().items()}
-        states = {n: arrays[n] for n in symbol.list_auxiliary_states()}
-        arguments = {n: arrays.get(n, x) for n in symbol.list_arguments()}
-        executor = symbol.bind(mx.cpu(), arguments, aux_states=states)
-        expect(executor.forward()[0], expected)
-    assert operators(symbol) == ["ece408_network", "sort", "ece408_network"]
-
-
-def _graph(mx, net):
-    return net(mx.sym.Variable("data"))
-
-
-def test_a_way_round_an_unsupported_operator(mx, x):
-    """A part must not need what needs the part."""
-    sym = mx.sym
-    first = sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=2, name="c1")
-    symbol = sym.Group([sym.Convolution(first + sym.sort(first), kernel=(1, 1), num_filter=3,
-                                        name="c2"), first])  # fmt: skip
-    parameters = parameters_of(mx, symbol)
-    expected = symbol.bind(mx.cpu(), {"data": x, **parameters}).forward()
-    found = symbol.optimize_for("ece408").bind(mx.cpu(), {"data": x, **parameters}).forward()
-    for each, its in zip(found, expected):
-        expect(each, its)
-
-
-def test_the_report(mx):
-    symbol = make_symbol(mx)
-    report = ece408_op.gpu_report(symbol, data=SHAPE)
-    assert (report.parts, report.nodes, report.left) == ([4], 4, {})
-    assert report.bytes_out == SHAPE[0] * 3 * 4
-    text = str(ece408_op.gpu_report(mx.sym.sort(symbol, name="odd")))
-    assert text.startswith("on the GPU: 4 of 5 nodes, in parts of: 4\non the CPU: odd: ")
-    alone = ece408_op.gpu_report(mx.sym.Activation(mx.sym.Variable("data"), act_type="relu"))
-    assert alone.parts == []
-
-
-def test_what_cannot_be_computed_on_its_arrays_is_left_with_the_reason(mx, x):
-    sym = mx.sym
-    first = sym.Flatten(
-        sym.Convolution(sym.Variable("data"), kernel=(1, 1), num_filter=4, name="c")
-    )
-    places = sym.topk(first, k=4, ret_typ="indices", dtype="int32", name="places")
-    largest = sym.Cast(places + 1, dtype="float32", name="cast")
-    random = sym.LeakyReLU(
-        sym.FullyConnected(largest, num_hidden=3, name="fc"), act_type="rrelu", name="rrelu"
-    )
-    parameters = parameters_of(mx, random)
-    expected = random.bind(mx.cpu(), {"data": x, **parameters}).forward()
-    network = ece408_op.to_gpu(random, parameters)
-    expect(network(x)[0], expected[0])
-    left = network.report.left
-    assert left["cast"] == "arrays of int32 are not computed"
-    assert left["rrelu"] == "output 1 is not computed"
-    whole = ece408_op.gpu_report(random, data=SHAPE)
-    assert (whole.parts, whole.left) == (network.report.parts, left)
-
-
-def test_integers_of_one_input_leave_the_rest_on_the_gpu(mx):
-    nn = mx.gluon.nn
-    net = nn.HybridSequential()
-    net.add(nn.Embedding(9, 4), nn.Dense(6, flatten=False), nn.Dense(2))
-    net.initialize(mx.init.Xavier(magnitude=3))
-    tokens = mx.nd.array([[1, 2, 8], [0, 5, 7]], dtype="int32")
-    expected = net(tokens)
-    network = ece408_op.to_gpu(net)
-    expect(network(tokens), expected)
-    assert network.report.parts == [2]
-    net.hybridize(backend="ece408")
-    expect(net(tokens), expected)
-
-
-def test_nodes_of_one_name_are_all_reported(mx):
-    x = mx.sym.sort(mx.sym.sort(mx.sym.Variable("data"), name="odd"), name="odd")
-    assert list(ece408_op.gpu_report(x).left) == ["odd", "odd (2)"]
-
-
-def test_another_number_of_inputs_is_refused(mx, x):
-    network = ece408_op.to_gpu(make_net(mx))
-    network(x)
-    with pytest.raises(InvalidProblem, match=r"takes 1 arrays \(data\), and is called with 2"):
-        network(x, x)
-
-
-def test_parameters_that_the_cpu_reads_stay_there(mx):
-    """An LSTM's are joined on the CPU, which reads them."""
-    gluon = mx.gluon
-
-    class Net(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.layer = gluon.nn.Conv2D(4, 3, padding=1)
-            self.lstm = gluon.rnn.LSTM(5, 2, bidirectional=True, input_size=12)
-
-        def hybrid_forward(self, F, x):
-            return self.lstm(F.transpose(F.reshape(self.layer(x), (0, -3, 0)), (2, 0, 1)))
-
-    net = Net()
-    net.initialize()
-    x = mx.nd.random.normal(shape=(2, 1, 3, 7))
-    expected = net(x)
-    network = ece408_op.to_gpu(net)
-    expect(network(x), expected)
-    data, read = 2 * 3 * 7 * 4, 2 * 4 * 3 * 7 * 4
-    symbol = net(mx.sym.Variable("data"))
-    for report in (network.report, ece408_op.gpu_report(symbol, data=x.shape)):
-        assert (report.bytes_in, report.bytes_out) == (data, read)
-
-
-def test_a_graph_of_many_parts_is_cut_in_one_pass(mx, monkeypatch):
-    """Each node is looked at as often, whatever the number of parts."""
-    calls = []
-    made = partition.parts.part
-    monkeypatch.setattr(partition.parts, "moved_into_parts", _raise(AssertionError("whole graph")))
-    monkeypatch.setattr(
-        partition.parts,
-        "part",
-        lambda graph, group, *a: calls.extend(group) or made(graph, group, *a),
-    )
-    x = mx.sym.Variable("data")
-    for number in range(20):
-        x = mx.sym.sort(mx.sym.FullyConnected(x, num_hidden=3, name=f"fc{number}"))
-    assert len(partition.choose(x).groups) == 20
-    assert len(calls) == len(set(calls)) == 20
-
-
-def test_a_layer_that_asks_for_the_cpu_stays_there(mx, x):
-    layer = ece408_op.Conv2D(3, 3, in_channels=2, backend="cpu")
-    layer.initialize()
-    expected = layer(x)
-    network = ece408_op.to_gpu(layer)
-    expect(network(x), expected)
-    assert list(network.report.left.values()) == ["backend=cpu is asked for"]
-
-
-def test_without_a_gpu_mxnet_computes(mx, x, capsys, monkeypatch):
-    monkeypatch.setattr(partition, "_last_said", "")
-    monkeypatch.setattr(
-        partition.gpu, "require_our_kernels", _raise(errors.NoUsableGpu("no NVIDIA driver"))
-    )
-    net = make_net(mx)
-    expected = net(x)
-    with settings.override(backend=None):
-        expect(ece408_op.to_gpu(net)(x), expected)
-        net.hybridize(backend="ece408")
-        expect(net(x), expected)
-        assert "ece408_network" not in operators(net._cached_graph[1])
-        parameters = parameters_of(mx, make_symbol(mx))
-        ece408_op.to_gpu(make_symbol(mx), parameters)(x)
-    line = "ece408: the network runs on the CPU, by MXNet: no NVIDIA driver\n"
-    assert capsys.readouterr() == ("", line)
-
-
-def test_a_backend_that_is_asked_for(mx, x, capsys):
-    net = make_net(mx)
-    with settings.override(backend="cpu"):
-        expect(ece408_op.to_gpu(net)(x), net(x))
-    assert "MXNet: backend cpu is asked for (ECE408_BACKEND)\n" in capsys.readouterr().err
-
-
-def test_a_kernel_that_is_asked_for_is_told_about_once(mx, x, capsys, monkeypatch):
-    monkeypatch.setattr(networks, "_said", set())
-    net = make_net(mx)
-    with settings.override(kernel="1_naive"):
-        for _ in range(2):
-            expect(ece408_op.to_gpu(net)(x), net(x))
-    assert capsys.readouterr().err.splitlines() == [
-        "ece408: kernel 1_naive is asked for, and not used in a whole network on the GPU, which "
-        "chooses its own; it is for layers that run one by one"
-    ]
-
-
-def _raise(error):
-    def function(*arguments):
-        raise error
-
-    return function
-
-
-def test_types_that_do_not_go_there(mx, x, capsys):
-    net = make_net(mx)
-    net.cast("float64")
-    expected = net(x.astype("float64"))
-    net.hybridize(backend="ece408")
-    expect(net(x.astype("float64")), expected)
-    assert "it has arrays of float64" in capsys.readouterr().err
 
 
 # --- parameters that change
@@ -569,7 +315,7 @@ def test_what_fails_while_weights_are_copied(mx, x, monkeypatch):
     network = ece408_op.to_gpu(make_net(mx))
     failure = NotEnoughMemory("there is none; take a smaller batch")
     with monkeypatch.context() as patched:
-        patched.setattr(Weights, "_bring", _raise(failure))
+        patched.setattr(Weights, "_bring", raising(failure))
         with pytest.raises(NotEnoughMemory, match="there is none"):
             network(x)
     expect(network(x), make_net(mx)(x))
@@ -784,7 +530,7 @@ def test_what_fails_inside_is_told_in_one_line(mx, x, monkeypatch, capsys):
     for each in (net, network):
         each(x).wait_to_read()
     failure = UnsupportedProblem("no such thing; do another")
-    monkeypatch.setattr("ece408_op.backends.network.Network.compute", _raise(failure))
+    monkeypatch.setattr("ece408_op.backends.network.Network.compute", raising(failure))
     with pytest.raises(UnsupportedProblem, match="no such thing"):
         network(x)
     with pytest.raises(UnsupportedProblem, match="no such thing"), errors.surfaced():
@@ -834,46 +580,3 @@ print("ece408_network" in optimized.tojson())
 """
     result = run_python(code)
     assert result.stdout == "True\n", result.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        *((name, 224) for name in (
-            "alexnet", "densenet121", "mobilenet1.0", "mobilenetv2_1.0", "resnet18_v1",
-            "resnet50_v2", "squeezenet1.1", "vgg11_bn",
-        )),
-        ("inceptionv3", 299),
-    ],
-)  # fmt: skip
-def test_networks_of_the_zoo_are_one_node(mx, name, size):
-    net = mx.gluon.model_zoo.vision.get_model(name)
-    net.initialize()
-    symbol = net(mx.sym.Variable("data"))
-    report = ece408_op.gpu_report(symbol, data=(1, 3, size, size))
-    assert (len(report.parts), report.left) == (1, {})
-    assert (report.bytes_in, report.bytes_out) == (3 * size * size * 4, 4000)
-    optimized = symbol.optimize_for("ece408")
-    assert operators(optimized) == ["ece408_network"]
-    assert optimized.list_arguments() == symbol.list_arguments()
-    assert optimized.list_auxiliary_states() == symbol.list_auxiliary_states()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("resnet50_v1d", "resnest14", "mobilenetv3_large"),
-        *("simple_pose_resnet18_v1b", "fcn_resnet50_voc"),
-    ],
-)
-def test_networks_of_gluoncv_are_one_node(mx, name):
-    model_zoo = pytest.importorskip("gluoncv.model_zoo")
-    whole = "pose" in name or "fcn" in name
-    net = model_zoo.get_model(
-        name, pretrained=False, **({"pretrained_base": False} if whole else {})
-    )
-    net.initialize()
-    outputs = net(mx.sym.Variable("data"))
-    symbol = mx.sym.Group(list(outputs)) if isinstance(outputs, tuple) else outputs
-    report = ece408_op.gpu_report(symbol, data=(1, 3, 480, 480))
-    assert (len(report.parts), report.left) == (1, {})

@@ -79,18 +79,19 @@ def outputs(graph: Graph, groups: Sequence[Sequence[int]]) -> list[list[Entry]]:
     """Of each group of nodes the arrays that are used outside of it, once each."""
     group_of = {number: place for place, group in enumerate(groups) for number in group}
     found: list[dict[tuple[int, int], None]] = [{} for _ in groups]
-    for entry, user in uses(graph):
+    for entry, user, _ in uses(graph):
         place = group_of.get(entry[0])
         if place is not None and place != group_of.get(user):
             found[place][entry[0], entry[1]] = None
     return [[list(entry) for entry in entries] for entries in found]
 
 
-def uses(graph: Graph) -> Iterator[tuple[Entry, int]]:
-    """Every use of an array, and the node that uses it, or -1 for whoever runs the graph."""
+def uses(graph: Graph) -> Iterator[tuple[Entry, int, int]]:
+    """Every use of an array, the node that uses it, or -1 for whoever runs the graph, and its place
+    among what that takes."""
     for number, node in enumerate(graph["nodes"]):
-        yield from ((entry, number) for entry in node["inputs"])
-    yield from ((head, -1) for head in graph["heads"])
+        yield from ((entry, number, place) for place, entry in enumerate(node["inputs"]))
+    yield from ((head, -1, place) for place, head in enumerate(graph["heads"]))
 
 
 def in_order(graph: Graph, every: Mapping[int, Node]) -> Graph:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..memory import make_plain
 from ..owners import Owner
-from . import graph_json, parts
-from .graph_json import Graph
+from . import graph_json, partition, parts
 
 # Different arrays for the parameters, such as those of several contexts, for which a graph is kept.
 _MOST_KEPT = 4
+# Sizes of data for which it is known what parts there are.
+_MOST_SIZES = 64
 
 
 def install(mxnet: Any) -> None:
@@ -32,16 +34,15 @@ def _cached_op_class(plain: Any) -> Any:
         """A CachedOp; for a graph with parts it makes others."""
 
         def __init__(self, sym: Any, flags: Sequence[tuple[str, Any]] = ()) -> None:
-            graph = parts.read(sym)
             self._parts: Any = None
-            if graph is None:
+            if parts.read(sym) is None:
                 super().__init__(sym, flags)
                 return
             whole = parts.put_back_symbol(sym)
             order = [sym.list_inputs().index(name) for name in whole.list_inputs()]
             super().__init__(whole, _indexed(flags, order))
             self._order = order
-            self._parts = _PartsOp(plain, sym, graph, flags)
+            self._parts = _PartsOp(plain, sym, flags)
             self._is_monitored = False
             self.repeatable = None
 
@@ -71,26 +72,43 @@ def _indexed(flags: Sequence[tuple[str, Any]], order: list[int]) -> list[tuple[s
     ]
 
 
-class _PartsOp:
-    """Runs a graph with parts: a CachedOp with networks of its own for the arrays that the
-    parameters are in, which it keeps, so that the networks can tell whether they have changed."""
+@dataclass
+class _Kept:
+    """Arrays of the parameters, what runs for the sizes and types of data, and all that does, by
+    the nodes of its parts."""
 
-    def __init__(
-        self, plain: Any, symbol: Any, graph: Graph, flags: Sequence[tuple[str, Any]]
-    ) -> None:
+    arrays: list[Any]
+    for_data: dict[Any, _Cut] = field(default_factory=dict)
+    every: dict[Any, _Cut] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A CachedOp of a graph with parts, the places of its inputs among those of the call, and who
+    owns its networks."""
+
+    op: Any
+    order: list[int]
+    owner: Owner
+
+
+class _PartsOp:
+    """Runs a graph with the parts that the arrays of a call are for: CachedOps with networks of
+    their own for the arrays that the parameters are in, which it keeps, so that the networks can
+    tell whether they have changed."""
+
+    def __init__(self, plain: Any, symbol: Any, flags: Sequence[tuple[str, Any]]) -> None:
         self._plain = plain
-        self._symbol = symbol
+        self._whole = parts.put_back_symbol(symbol)
         # Without static memory MXNet would make the operator anew, with its JSON, for every call.
         given = {**dict(flags), "static_alloc": True, "static_shape": True}
         self._flags = list(given.items())
-        names = symbol.list_inputs()
-        data = set(given.get("data_indices", ()))
-        self._others = [n for n in range(len(names)) if n not in data]
-        self._names = [names[place] for place in self._others]
-        is_known = "data_indices" in given
-        self._graph = parts.with_data(graph, {names[n] for n in data}) if is_known else graph
+        self._names = symbol.list_inputs()
+        self._data = list(given.get("data_indices", ()))
+        self._is_known = "data_indices" in given
+        self._others = [n for n in range(len(self._names)) if n not in set(self._data)]
         self._lock = threading.Lock()
-        self._made: dict[tuple[int, ...], tuple[list[Any], Any, Owner]] = {}
+        self._kept: dict[tuple[int, ...], _Kept] = {}
         # Whether MXNet can have left no parameter in a layout of oneDNN's.
         self.is_plain = True
 
@@ -98,21 +116,44 @@ class _PartsOp:
         held = [arrays[place] for place in self._others]
         key = tuple(map(id, held))
         with self._lock:
-            made = self._made.pop(key, None)
-            if made is None or not all(map(operator.is_, held, made[0])):
-                made = self._make(held)
-            elif not self.is_plain:
+            kept = self._kept.pop(key, None)
+            if kept is None or not all(map(operator.is_, held, kept.arrays)):
+                kept = _Kept(held)
+                self.is_plain = False
+            if not self.is_plain:
                 make_plain(held)
             self.is_plain = True
-            self._made[key] = made
-            if len(self._made) > _MOST_KEPT:
-                del self._made[next(iter(self._made))]
-            return made[1](*arrays, **keywords)
+            self._kept[key] = kept
+            if len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            cut = self._cut(kept, arrays)
+            return cut.op(*(arrays[place] for place in cut.order), **keywords)
 
-    def _make(self, held: list[Any]) -> tuple[list[Any], Any, Owner]:
-        make_plain(held)
-        count = sum(map(graph_json.is_part, self._graph["nodes"]))
-        owner = Owner("network", count)
-        graph = parts.with_foreign(self._graph, dict(zip(self._names, held)))
-        graph = parts.with_attributes(graph, lambda node, part: {parts.OWNER: owner.names[part]})
-        return held, self._plain(graph_json.write(graph, self._symbol), self._flags), owner
+    def _cut(self, kept: _Kept, arrays: Sequence[Any]) -> _Cut:
+        key = tuple((arrays[place].shape, arrays[place].dtype) for place in self._data)
+        if key not in kept.for_data:
+            if len(kept.for_data) == _MOST_SIZES:
+                kept.for_data.clear()
+                kept.every.clear()
+            data = [self._names[place] for place in self._data] if self._is_known else None
+            choice = partition.choose_for(self._whole, dict(zip(self._names, arrays)), data)
+            nodes = tuple(map(tuple, choice.groups))
+            if nodes not in kept.every:
+                kept.every[nodes] = self._made(choice, kept.arrays)
+            kept.for_data[key] = kept.every[nodes]
+        return kept.for_data[key]
+
+    def _made(self, choice: partition.Choice, held: list[Any]) -> _Cut:
+        symbol = choice.symbol()
+        graph = parts.read(symbol)
+        owner = Owner("network", len(choice.groups))
+        if graph is not None:
+            names = [self._names[place] for place in self._others]
+            graph = parts.with_foreign(graph, dict(zip(names, held)))
+            graph = parts.with_attributes(
+                graph, lambda node, part: {parts.OWNER: owner.names[part]}
+            )
+            symbol = graph_json.write(graph, symbol)
+        places = {name: place for place, name in enumerate(self._names)}
+        order = [places[name] for name in symbol.list_inputs()]
+        return _Cut(self._plain(symbol, _indexed(self._flags, order)), order, owner)

@@ -1,5 +1,5 @@
-"""What executors of a graph with parts for the GPU do in training mode: they run the graph without
-parts, on the same arrays."""
+"""What executors of a graph with parts for the GPU run: in training mode the graph without parts,
+and in inference one with the parts that their arrays call for, where those are others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,49 @@ import functools
 from typing import Any
 
 from ..owners import are_foreign
-from . import graph_json, parts
+from . import graph_json, partition, parts
 from .executors import Bound
 
-# The attribute of such an executor that holds the other one; before its first use the arrays that
-# the executor was bound to.
-_WHOLE = "_ece408_whole"
-# Whether the last forward pass was the other one's.
-_TRAINED = "_ece408_trained"
+# The attribute of such an executor with what runs in its place.
+_FORMS = "_ece408_forms"
+
+
+class _Forms:
+    """The executors that run in the place of one, on the arrays that it was bound to. Each is made
+    when it is first needed."""
+
+    def __init__(self, executor: Any) -> None:
+        self._bound = Bound.of(executor)
+        self._whole: Any = None
+        self._cut: Any = None
+        # Whether the last forward pass was in training mode.
+        self.trained = False
+
+    def whole(self, executor: Any) -> Any:
+        """The executor of the graph without parts."""
+        if self._whole is None:
+            arguments, gradients, states = self._bound.named(executor._symbol)
+            requests = executor._grad_req if gradients else "null"
+            self._whole = parts.put_back_symbol(executor._symbol).bind(
+                executor._ctx, arguments, gradients or None, requests, states, executor._group2ctx
+            )
+            # `forward` writes its inputs there.
+            self._whole._arg_dict = executor.arg_dict
+        return self._whole
+
+    def cut(self, executor: Any) -> Any:
+        """The executor itself, or one of another cut: whoever cut the graph may not have known of
+        what shapes and types the arrays are."""
+        if self._cut is None:
+            self._cut = executor
+            arguments, _, states = self._bound.named(executor._symbol)
+            found = partition.cut_again(executor._symbol, {**arguments, **states})
+            if found is not None:
+                self._cut = found.bind(executor._ctx, arguments, None, "null", states)
+                if _FORMS in vars(self._cut):
+                    getattr(self._cut, _FORMS)._cut = self._cut
+                self._cut._arg_dict = executor.arg_dict
+        return self._cut
 
 
 def install(mxnet: Any) -> None:
@@ -45,40 +80,23 @@ def _binding(method: Any) -> Any:
             found = graph_json.write(parts.with_foreign(graph, arrays), self)
             executor = method(found, ctx, *arguments, **keywords)
             executor._symbol = self
-        setattr(executor, _WHOLE, Bound.of(executor))
+        setattr(executor, _FORMS, _Forms(executor))
         return executor
 
     return bind
 
 
-def _whole(executor: Any) -> Any:
-    """The executor of the graph without parts."""
-    found = getattr(executor, _WHOLE)
-    if isinstance(found, Bound):
-        arguments, gradients, states = found.named(executor._symbol)
-        found = parts.put_back_symbol(executor._symbol).bind(
-            executor._ctx,
-            arguments,
-            gradients or None,
-            executor._grad_req if gradients else "null",
-            states,
-            executor._group2ctx,
-        )
-        # `forward` writes its inputs there.
-        found._arg_dict = executor.arg_dict
-        setattr(executor, _WHOLE, found)
-    return found
-
-
 def _forwarding(method: Any) -> Any:
     @functools.wraps(method)
     def forward(self: Any, is_train: bool = False, **inputs: Any) -> Any:
-        if _WHOLE not in vars(self):
+        forms: _Forms | None = vars(self).get(_FORMS)
+        if forms is None:
             return method(self, is_train, **inputs)
-        setattr(self, _TRAINED, bool(is_train))
-        if not is_train:
+        forms.trained = bool(is_train)
+        other = forms.whole(self) if is_train else forms.cut(self)
+        if other is self:
             return method(self, is_train, **inputs)
-        for found, output in zip(_whole(self).forward(True, **inputs), self.outputs):
+        for found, output in zip(other.forward(is_train, **inputs), self.outputs):
             found.copyto(output)
         return self.outputs
 
@@ -88,8 +106,9 @@ def _forwarding(method: Any) -> Any:
 def _backwarding(method: Any) -> Any:
     @functools.wraps(method)
     def backward(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        trained = vars(self).get(_TRAINED, False)
-        return method(_whole(self) if trained else self, *arguments, **keywords)
+        forms: _Forms | None = vars(self).get(_FORMS)
+        trained = forms is not None and forms.trained
+        return method(forms.whole(self) if forms and trained else self, *arguments, **keywords)
 
     return backward
 
@@ -98,8 +117,8 @@ def _reshaping(method: Any) -> Any:
     @functools.wraps(method)
     def reshape(self: Any, *arguments: Any, **keywords: Any) -> Any:
         executor = method(self, *arguments, **keywords)
-        if _WHOLE in vars(self):
-            setattr(executor, _WHOLE, Bound.of(executor))
+        if _FORMS in vars(self):
+            setattr(executor, _FORMS, _Forms(executor))
         return executor
 
     return reshape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 BACKEND = "ece408"
 # Networks whose arrays are of these stay with MXNet as a whole.
-_OTHER_FLOATS = ("float16", "float64")
+_OTHER_FLOATS = ("float64",)
 # What takes a GPU less time than to bring its arrays there and back stays, unless one of these is
 # beside it.
 _WORTH_COPIES = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot")
@@ -73,12 +74,12 @@ def report(symbol: Any, shapes: Mapping[str, tuple[int, ...]] | None = None) -> 
 def report_of(
     choice: Choice,
     shapes: Mapping[str, tuple[int, ...]] | None,
-    pixels: Collection[str] = (),
+    types: Mapping[str, Any] | None = None,
 ) -> GpuReport:
-    """`report` for a Symbol that has been looked at, and the names of inputs of uint8."""
+    """`report` for a Symbol that has been looked at, and types of its inputs."""
     made = GpuReport(list(map(len, choice.groups)), choice.nodes, choice.left)
     if shapes:
-        made.bytes_in, made.bytes_out = _bytes(choice.symbol(), shapes, pixels)
+        made.bytes_in, made.bytes_out = _bytes(choice.symbol(), shapes, types or {})
     return made
 
 
@@ -146,10 +147,34 @@ def choose(
     return choice
 
 
+def choose_for(symbol: Any, arrays: Mapping[str, Any], data: Collection[str] | None) -> Choice:
+    """`choose` for inputs that are these arrays."""
+    shapes = {name: array.shape for name, array in arrays.items()}
+    types = {name: array.dtype for name, array in arrays.items()}
+    return choose(symbol, data, shapes, types)
+
+
+def cut_again(symbol: Any, arrays: Mapping[str, Any]) -> Any:
+    """The Symbol with the parts that are for these arrays; `None` if it has these."""
+    graph = parts.read(symbol)
+    assert graph is not None
+    held = [part["subgraphs"][0]["nodes"] for part in filter(graph_json.is_part, graph["nodes"])]
+    choice = choose_for(parts.put_back_symbol(symbol), arrays, None)
+    nodes = choice.graph["nodes"]
+    wanted = [[nodes[number] for number in group] for group in choice.groups]
+    same = _names(held) == _names(wanted)
+    return None if same else choice.symbol()
+
+
+def _names(found: Iterable[Iterable[Node]]) -> list[list[str]]:
+    """Of the operators of each part."""
+    return sorted(sorted(node["name"] for node in nodes if node["op"] != "null") for nodes in found)
+
+
 def _used(graph: Graph) -> list[list[tuple[int, int]]]:
     """Of each node the outputs that something reads."""
     found: list[dict[tuple[int, int], None]] = [{} for _ in graph["nodes"]]
-    for entry, _ in groups.uses(graph):
+    for entry, *_ in groups.uses(graph):
         found[entry[0]][entry[0], entry[1]] = None
     return [sorted(entries) for entries in found]
 
@@ -158,28 +183,34 @@ def _arrays(
     symbol: Any, graph: Graph, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
 ) -> dict[tuple[int, int], Typed]:
     """Shapes, and types where they are known, of the arrays whose shapes follow from these."""
-    from mxnet import MXNetError
-
     if not shapes:
         return {}
-    entries = list(dict.fromkeys((entry[0], entry[1]) for entry, _ in groups.uses(graph)))
-    every = graph_json.write({**graph, "heads": [[*entry, 0] for entry in entries]}, symbol)
-    arguments = set(every.list_arguments())
+    entries = list(dict.fromkeys((entry[0], entry[1]) for entry, *_ in groups.uses(graph)))
+    heads = [[*entry, 0] for entry in entries]
+    found = _inferred(graph_json.write({**graph, "heads": heads}, symbol), shapes, types)
+    return {entry: each for entry, each in zip(entries, found) if each[0] and 0 not in each[0]}
+
+
+def _inferred(
+    symbol: Any, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
+) -> list[Typed]:
+    """Shapes and types of a Symbol's outputs, as far as they follow from those of inputs; empty and
+    `None` where they do not, or contradict each other."""
+    from mxnet import MXNetError
+
+    arguments = set(symbol.list_arguments())
     try:
-        _, found, _ = every.infer_shape_partial(
-            **{name: shape for name, shape in shapes.items() if name in arguments}
-        )
-        _, kinds, _ = every.infer_type_partial(
-            **{name: kind for name, kind in types.items() if name in arguments}
-        )
+        known = {name: shape for name, shape in shapes.items() if name in arguments}
+        _, found, _ = symbol.infer_shape_partial(**known)
     except MXNetError:
-        return {}
+        return [((), None)] * len(symbol.list_outputs())
+    kinds: Sequence[Any] = [None] * len(found)
+    # Some operators raise where no type is known.
+    with contextlib.suppress(MXNetError):
+        known = {name: kind for name, kind in types.items() if name in arguments}
+        _, kinds, _ = symbol.infer_type_partial(**known)
     named = [None if kind is None else np.dtype(kind).name for kind in kinds]
-    return {
-        entry: (tuple(shape), kind)
-        for entry, shape, kind in zip(entries, found, named)
-        if shape and 0 not in shape
-    }
+    return list(zip(map(tuple, found), named))
 
 
 def _why_not_here(
@@ -288,34 +319,28 @@ def _parameters(graph: Graph, symbol: Any, data: Collection[str] | None) -> set[
 
 
 def _bytes(
-    symbol: Any, shapes: Mapping[str, tuple[int, ...]], pixels: Collection[str]
+    symbol: Any, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, Any]
 ) -> tuple[int | None, int | None]:
     """How many bytes the parts of a partitioned Symbol take and give, but for parameters; `None`
     for each if shapes that are missing, or do not fit, leave that open."""
-    from mxnet import MXNetError
-
     graph = parts.read(symbol)
     if graph is None:
         return 0, 0
     taken, given = [], []
     for number, node in enumerate(graph["nodes"]):
         if graph_json.is_part(node):
-            kinds = node["attrs"][parts.PARAMETERS]
+            kinds, unread = (node["attrs"][name] for name in (parts.PARAMETERS, parts.UNREAD))
             taken += [e for e, kind in zip(node["inputs"], kinds) if kind != networks.PARAMETER]
-            given += [[number, k, 0] for k in range(len(node["subgraphs"][0]["heads"]))]
+            given += [[number, k, 0] for k, kind in enumerate(unread) if kind != networks.UNREAD]
     heads = graph_json.write({**graph, "heads": [*taken, *given]}, symbol)
-    known = {name: shape for name, shape in shapes.items() if name in heads.list_inputs()}
-    try:
-        _, found, _ = heads.infer_shape_partial(**known)
-    except MXNetError:
-        return None, None
-    if not all(shape and 0 not in shape for shape in found):
-        return None, None
-    # All else is of float32.
-    counts = [
-        math.prod(shape) * (1 if graph["nodes"][entry[0]]["name"] in pixels else 4)
-        for shape, entry in zip(found, [*taken, *given])
-    ]
+    # MXNet knows of no pixels that layers take.
+    others = {name: kind for name, kind in types.items() if np.dtype(kind) != np.uint8}
+    counts = []
+    for (shape, kind), entry in zip(_inferred(heads, shapes, others), [*taken, *given]):
+        if not shape or 0 in shape:
+            return None, None
+        dtype = types.get(graph["nodes"][entry[0]]["name"], kind or np.float32)
+        counts.append(math.prod(shape) * np.dtype(dtype).itemsize)
     return sum(counts[: len(taken)]), sum(counts[len(taken) :])
 
 
@@ -369,9 +394,7 @@ def _optimizing(method: Any) -> Any:
         reason = why_no_gpu() or why_not_of(given)
         if reason is None:
             named = {**(args or {}), **(aux or {})} if isinstance(args, Mapping) else {}
-            shapes = {name: array.shape for name, array in named.items()}
-            types = {name: array.dtype for name, array in named.items()}
-            return choose(parts.put_back_symbol(self), None, shapes, types).symbol()
+            return choose_for(parts.put_back_symbol(self), named, None).symbol()
         say_why_no_gpu(reason)
         return parts.put_back_symbol(self).__copy__()
 

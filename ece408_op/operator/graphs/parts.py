@@ -11,14 +11,23 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from .. import networks
 from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
 from ..owners import are_foreign
 from . import graph_json, groups
 from .graph_json import PART, Entry, Graph, Node, is_part
 
-# Attributes of such a node: what its inputs are (see `networks`), and who shares its network.
+# Attributes of such a node: what its inputs are, and which of its outputs are not read (see
+# `networks`), and who shares its network.
 PARAMETERS = "parameters"
+UNREAD = "unread"
 OWNER = "owner"
+# Operators that ask for the shapes of some of their inputs only, by the places of these.
+_ONLY_SHAPES: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys(("zeros_like", "ones_like", "shape_array", "size_array"), (0,)),
+    **dict.fromkeys(("_contrib_MultiBoxPrior", "_contrib_arange_like"), (0,)),
+    **dict.fromkeys(("slice_like", "broadcast_like", "reshape_like"), (1,)),
+}
 
 
 def read(symbol: Any) -> Graph | None:
@@ -58,8 +67,19 @@ def moved_into_parts(
     """
     count = itertools.count()
 
+    place_of = {number: place for place, group in enumerate(of_nodes) for number in group}
+    # Arrays whose elements somebody reads outside of the node's own group.
+    read = {
+        (entry[0], entry[1])
+        for entry, user, place in groups.uses(graph)
+        if place_of.get(entry[0]) != place_of.get(user)
+        and place not in _ONLY_SHAPES.get(graph["nodes"][user]["op"] if user >= 0 else "", ())
+    }
+
     def made(group: Sequence[int], outputs: Sequence[Entry]) -> Node:
-        return part(graph, group, outputs, parameters, _name(graph, outputs, next(count)))
+        node = part(graph, group, outputs, parameters, _name(graph, outputs, next(count)))
+        unread = ("0" if (entry[0], entry[1]) in read else networks.UNREAD for entry in outputs)
+        return {**node, "attrs": {**node["attrs"], UNREAD: "".join(unread)}}
 
     return groups.replaced(graph, of_nodes, made)
 
@@ -71,20 +91,6 @@ def of_images(graph: Graph, data: Collection[str]) -> list[bool]:
         is_data = node["op"] == "null" and node["name"] in data
         found.append(is_data or any(found[entry[0]] for entry in node["inputs"]))
     return found
-
-
-def with_data(graph: Graph, data: Collection[str]) -> Graph:
-    """The graph with parts that know of each of their inputs whether it is of these variables."""
-    is_of_images = of_images(graph, data)
-
-    def flags(node: Node, part: int) -> dict[str, str]:
-        kinds = [
-            _kind(graph, entry, flag == FOR_ALL_IMAGES or not is_of_images[entry[0]])
-            for entry, flag in zip(node["inputs"], node["attrs"][PARAMETERS])
-        ]
-        return {PARAMETERS: "".join(kinds)}
-
-    return with_attributes(graph, flags)
 
 
 def with_foreign(graph: Graph, arrays: Mapping[str, Any]) -> Graph:
