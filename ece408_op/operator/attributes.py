@@ -128,7 +128,7 @@ def mxnet_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in attributes.items() if name not in OWN}
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def problem_of(attributes: ConvAttributes, x_shape: tuple[int, ...], dtype: str) -> ConvProblem:
     """`attributes.problem`, made once for all calls of a layer on arrays of one shape and type."""
     return attributes.problem(x_shape, dtype)
@@ -187,7 +187,7 @@ def _precision(name: str, text: str) -> str:
     return check_precision(text, name.replace("_", " "))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def literal(text: str) -> Any:
     """The number, flag or tuple that a text says; parsed once, since Python's parser may fail in
     several threads at once. Raises `ValueError` or `SyntaxError`."""

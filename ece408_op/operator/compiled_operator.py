@@ -183,7 +183,7 @@ def _handle(base: Any) -> int:
 _PAIRS = ("kernel", "stride", "pad", "dilate")
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _description(layer: ConvAttributes) -> str:
     """A layer in one word for the compiled operator, which reads the numbers, and for `_layer`."""
     sizes = [layer.spatial, int(not layer.no_bias), layer.num_filter, layer.num_group]
@@ -192,7 +192,7 @@ def _description(layer: ConvAttributes) -> str:
     return " ".join(map(str, [*numbers, own]))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _layer(description: bytes) -> ConvAttributes:
     """The layer that `_description` wrote."""
     *texts, own = description.decode().split(" ", 12)

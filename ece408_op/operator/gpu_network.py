@@ -240,9 +240,11 @@ class _MadeWhole(_Made):
             self._opened.retire()
 
     def run(self, data: list[Any]) -> list[Any]:
-        from mxnet import nd
+        import mxnet as mx
 
         from ..backends.network import WeightsNeeded
+
+        nd = mx.nd
 
         sizes = self.sizes(data)
         labels = [nd.zeros(sizes.inputs[name]) for name in self.traced.labels]
@@ -260,6 +262,8 @@ class _MadeWhole(_Made):
         except WeightsNeeded:
             with self._looking:
                 self._parameters.held(lambda now: self._opened.compute(arrays, now, results))
+        if isinstance(self.traced.symbol, mx.symbol.numpy._Symbol):
+            return [array.as_np_ndarray() for array in outputs]
         return outputs
 
 

@@ -377,6 +377,32 @@ def test_casts_round(mx, x):
         np.testing.assert_allclose(each.asnumpy(), its.asnumpy(), rtol=2e-3)
 
 
+# --- MXNet's NumPy interface
+
+
+def test_results_are_arrays_of_the_interface_that_the_net_is_called_with(run_python):
+    code = """
+import ece408_op, mxnet as mx
+from mxnet.gluon import nn
+ece408_op.settings.configure(backend="emulator")
+mx.npx.set_np()
+
+class Sorted(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.np.sort(x, axis=1)
+
+for last in (nn.Dense(2), Sorted()):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(3, 3), last)
+    net.initialize()
+    x = mx.np.ones((2, 2, 6, 6))
+    expected, found = net(x), ece408_op.to_gpu(net)(x)
+    print(type(found) is type(expected) is mx.np.ndarray, float(abs(found - expected).max()) < 1e-5)
+"""
+    result = run_python(code)
+    assert result.stdout == "True True\n" * 2, result.stderr
+
+
 # --- networks of collections
 
 

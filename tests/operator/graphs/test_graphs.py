@@ -363,6 +363,37 @@ def test_internal_operators_refuse_types_that_they_do_not_compute(mx, operator, 
         symbol.infer_type(data=dtype)
 
 
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_two_variables_of_one_name_in_a_symbol_block(mx, inputs):
+    """Gradients are MXNet's, hybridized or not."""
+    data, other = mx.sym.Variable("data"), mx.sym.Variable("data")
+    x = mx.nd.random.uniform(shape=(2, 3, 6, 6))
+    found = []
+    for convolution in (mx.sym.Convolution, ece408_op.Convolution):
+        first, second = (
+            convolution(each, kernel=(3, 3), num_filter=4, name=name)
+            for each, name in ((data, "a"), (other, "b"))
+        )
+        symbol = mx.sym.Activation(first - 2 * second, act_type="relu")
+        for is_hybrid in (False, True):
+            block = mx.gluon.SymbolBlock(symbol, [mx.sym.Variable("data")] * inputs)
+            block.initialize(mx.init.One())
+            block.hybridize(is_hybrid)
+            given = [x.copy() for _ in range(inputs)]
+            for each in given:
+                each.attach_grad()
+            for _ in range(2):
+                with mx.autograd.record():
+                    y = block(*given)
+                    loss = (y + block.params["a_bias"].data().sum()) ** 2
+                loss.backward()
+            gradients = [parameter.grad() for parameter in block.collect_params().values()]
+            found.append([y, *gradients, *(each.grad for each in given)])
+    for other in found[1:]:
+        for ours, its in zip(other, found[0]):
+            np.testing.assert_allclose(ours.asnumpy(), its.asnumpy(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.fixture
 def decimal_comma(tmp_path):
     """A folder of locales with de_DE, made of the sources that Debian's package locales has."""
