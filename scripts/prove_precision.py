@@ -106,7 +106,8 @@ def show(rows, output):
     text = (
         "The largest difference from MXNet's float32 outputs on the CPU, as a share of the largest "
         f"output. Allowed is {bars}; more has a '!'. {wrong} have. The last column is what "
-        "rounding both operands of each layer to 11 bits, as TF32 and float16 have, costs on the CPU.\n\n"
+        "rounding both operands of each layer to 11 bits costs on the CPU; TF32 and float16 have "
+        "so many.\n\n"
     )
     content = {"allowed": BELOW, "rows": rows, "wrong": wrong}
     title = "Precision of whole networks on a GPU"
