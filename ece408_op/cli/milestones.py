@@ -13,7 +13,7 @@ from .. import dispatch, settings
 from ..backends import kernel_file
 from ..course import milestone, models
 from ..course.milestone import MILESTONES, Milestone
-from ..host import gpu, run_time
+from ..host import gpu, run_time, this_python
 from ..operator import variables
 from ..problem import PRECISIONS
 from ..profile import convolution_times
@@ -165,7 +165,7 @@ def _profile_milestone(
         gpu.find_driver()
     on_gpu = on_gpu and not options.no_gpu
     line = profile_options.without(options.line)
-    again = [sys.executable, "-m", __package__.partition(".")[0], *line]
+    again = [*this_python.running(__package__.partition(".")[0]), *line]
     outcome = profiling.profile(work, line, again, asked, on_gpu, options.tables_to)
     if outcome.failure is not None:
         raise outcome.failure

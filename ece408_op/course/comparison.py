@@ -12,7 +12,6 @@ import re
 import signal
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from tqdm import tqdm
 
 from ..backends import kernel_file
 from ..errors import NoUsableGpu
+from ..host import this_python
 from ..host.interruptible import interrupts_later
 from .dataset import data
 from .milestone import MILESTONES, Milestone, Request, make_request
@@ -128,7 +128,7 @@ def _job(term: Term, milestone: Milestone, model: str, options: Options) -> Job:
     # An empty size must not turn into all images, as a missing one does.
     arguments = [model] if options.size is None else [model, options.size]
     request = make_request(milestone, arguments, term.name, options.batch_size)
-    command = [sys.executable, "-m", "ece408_op", milestone.name, model, str(request.size)]
+    command = [*this_python.running("ece408_op"), milestone.name, model, str(request.size)]
     given = {
         "--term": term.name,
         "--batch-size": options.batch_size,

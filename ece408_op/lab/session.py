@@ -12,7 +12,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from ..backends.cuda.runtime import device
 from ..backends.emulator.backend import Emulated
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error
-from ..host import footprint
+from ..host import footprint, this_python
 from ..problem import ConvProblem
 from .arrays import HostArrays
 from .gpu_arrays import Block
@@ -115,7 +114,7 @@ class Session:
         self._replies, write_replies = os.pipe()
         given = (read_requests, write_replies, self.host_arrays.number)
         kernel = self.kernel if isinstance(self.kernel, str) else str(self.kernel.path)
-        command = [*self._tool, sys.executable, "-m", f"{__package__}.worker", kernel]
+        command = [*self._tool, *this_python.running(f"{__package__}.worker"), kernel]
         command += [str(self._scratch), str(self._memory), *map(str, given)]
         self._process = subprocess.Popen(
             [*command, self._mode],

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..course.comparison import Row, Run, read_run, reason
 from ..course.milestone import MILESTONES, Milestone
+from ..host import this_python
 from ..problem import ConvProblem
 from . import ladder, ladder_view, overview, plan, profile_view, rendering
 from .cudnn_times import Recorded, recorded
@@ -154,7 +155,7 @@ def _shown(made: Sequence[tuple[Measurement, Result]]) -> Shown:
     runs = tuple(read_run(job, result.completed) for result in results)
     failed = next((run for run in runs if run.error is not None), None)
     return Shown(
-        " ".join(("ece408", *job.command[3:])),
+        " ".join(("ece408", *this_python.parts(job.command)[1])),
         tuple(
             "\n".join(part.rstrip() for part in (each.stdout, each.stderr) if part.strip())
             for each in results

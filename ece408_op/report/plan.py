@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from ..course.comparison import Job
 from ..course.milestone import MILESTONES
 from ..course.models import BASELINE, Term
 from ..errors import InvalidSize
+from ..host import this_python
 from .ladder import problems
 from .own_kernels import Version
 
@@ -127,7 +127,7 @@ def _own(options: Options, folder: Path) -> list[Measurement]:
     layers = problems(options.term, batch).values()
     path = folder / f"{OWN_KEY}.profile.json"
     command = (
-        *(sys.executable, "-m", "ece408_op", "lab", "time", "--no-why"),
+        *(*this_python.running("ece408_op"), "lab", "time", "--no-why"),
         *(version.path for version in options.versions),
         *(f"--layer={problem}" for problem in layers),
         *(f"--batch-size={batch}", f"--repeat={_OWN_ROUNDS}", f"--json={path}"),
@@ -137,7 +137,7 @@ def _own(options: Options, folder: Path) -> list[Measurement]:
     for number, version in enumerate(options.versions):
         job = _job(options, script, options.sizes[-1])
         path = folder / f"{own_profile_key(number)}.profile.json"
-        start, milestone = job.command[:3], job.command[3:]
+        start, milestone = this_python.parts(job.command)
         own = (*start, "profile", f"--json={path}", *milestone, f"--kernel={version.path}")
         title = f"profile of {script} with {version.name}"
         found.append(Measurement(own_profile_key(number), title, own, job, path, gate))
@@ -173,7 +173,7 @@ def _timed(options: Options, script: str, size: int, number: int) -> Measurement
 def _profiled(options: Options, script: str, folder: Path) -> Measurement:
     job, key = _job(options, script, options.sizes[-1]), profile_key(script)
     path = folder / f"{key}.profile.json"
-    start, milestone = job.command[:3], job.command[3:]
+    start, milestone = this_python.parts(job.command)
     command = (*start, "profile", f"--json={path}", *milestone)
     return Measurement(key, f"profile of {script}", command, job, path, _gate(options, script))
 
@@ -186,7 +186,7 @@ def ladder_batch(options: Options, device: str) -> int:
 
 def _ladder(options: Options, device: str) -> Measurement:
     batch = ladder_batch(options, device)
-    command = [sys.executable, "-m", "ece408_op.report.measure_ladder", device]
+    command = [*this_python.running("ece408_op.report.measure_ladder"), device]
     command += [f"--term={options.term.name}", f"--batch={batch}"]
     if options.threads is not None:
         command.append(f"--threads={options.threads}")
