@@ -17,8 +17,12 @@ def main(line: Sequence[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if line is None else line
     if words and words[0] in ON_GPU and not {"-h", "--help"}.intersection(words):
         gpu.start_ahead()
-    from .cli.main import main as run
-
+    try:
+        from .cli.main import main as run
+    except KeyboardInterrupt:
+        # As `cli.program` says it, which may not be there yet.
+        print("ece408: error: interrupted", file=sys.stderr)
+        sys.exit(130)
     run(line)
 
 

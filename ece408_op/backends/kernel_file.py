@@ -12,6 +12,7 @@ import functools
 import hashlib
 import re
 import shlex
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from ..problem import ConvProblem
 
 # What the names of files end in, by the device that their kernels are for.
 _SUFFIXES = {"cpu": (".cc", ".cpp", ".cxx", ".h", ".hpp"), "cuda": (".cu", ".cuh")}
+# Far more than a person writes.
+_MOST_BYTES = 4 << 20
 _TENSOR = r"\bmshadow\s*::\s*Tensor\b"
 # What a file of each form has in its text. A course's form is also the name of its source.
 _FORMS = {
@@ -32,7 +35,7 @@ _FORMS = {
     "cuda": {
         "course_2019": _TENSOR,
         "course_2020": r"\bGPUInterface\s*::\s*conv_forward_gpu\s*\(",
-        "declared": r"^\s*//\s*ece408:",
+        "declared": r"^[ \t]*//[ \t]*ece408:",
     },
 }
 # Makes a library. A compiler may link its C++ library statically; what another one of the process
@@ -82,7 +85,11 @@ def find(name: str) -> KernelFile:
     try:
         found = path.stat()
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable(path, error.strerror) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise _unreadable(path, "it is no regular file")
+    if found.st_size > _MOST_BYTES:
+        raise _unreadable(path, f"it has {found.st_size} bytes, more than {_MOST_BYTES}")
     return _read(path, found.st_mtime_ns, found.st_size)
 
 
@@ -91,7 +98,7 @@ def _read(path: Path, mtime_ns: int, size: int) -> KernelFile:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable(path, error.strerror) from None
     device = device_of(path.name)
     if device is None:
         endings = ", ".join(ending for each in _SUFFIXES.values() for ending in each)
@@ -105,9 +112,9 @@ def _read(path: Path, mtime_ns: int, size: int) -> KernelFile:
     )
 
 
-def _unreadable(path: Path, error: OSError) -> InvalidSetting:
+def _unreadable(path: Path, why: str | None) -> InvalidSetting:
     return InvalidSetting(
-        f"kernel file {path} cannot be read ({error.strerror}); give the path of a C++ or CUDA file"
+        f"kernel file {path} cannot be read ({why}); give the path of a C++ or CUDA file"
     )
 
 

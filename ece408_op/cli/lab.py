@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import statistics
@@ -22,7 +23,7 @@ from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed, WrongResu
 from ..files.cachedir import atomic_path
 from ..files.resources import kernels_dir
 from ..lab import check as checking
-from ..lab import counting, explanation, sanitizer, timing
+from ..lab import counting, explanation, ranking, sanitizer, timing
 from ..lab.check import Group, Verdict
 from ..lab.explanation import Explanation
 from ..lab.sanitizer import Sanitized
@@ -31,7 +32,7 @@ from ..lab.timing import Timing
 from ..problem import ConvProblem, check_precision
 from ..profile import limits, occupancy
 from . import lab_counts
-from .colour import paint
+from .colour import paint, plain
 
 # Of each form: the file that `new` writes, and what it is.
 FORMS = {
@@ -95,7 +96,7 @@ def check(
     Raises `WrongResult` unless all are right, `InvalidSetting` for a file that cannot be
     sanitized, and `ProfilerMissing` without compute-sanitizer.
     """
-    files = [kernel_file.find(name) for name in names]
+    files = list(itertools.chain.from_iterable(map(_files, names)))
     check_precision(precision)
     if sanitizes:
         for file in files:
@@ -108,7 +109,8 @@ def check(
     total = sum(len(group) for _, group in checking.groups(parsed, 0, "cpu"))
     verdicts = []
     for file in files:
-        with tqdm(total=total, desc=file.name, unit="problem", leave=False, disable=None) as bar:
+        shown = {"desc": plain(file.name), "unit": "problem", "leave": False, "disable": None}
+        with tqdm(total=total, **shown) as bar:
             own = emulation if file.device == "cuda" else None
             verdicts.append(_check(file, parsed, seed, bar, precision, own))
         if sanitizes and verdicts[-1].groups:
@@ -161,7 +163,7 @@ def time(
     peers = _cudnn(wanted, rounds, peer_python) if peer_python else {}
     for layer, _ in wanted:
         own = [each for each in found if each.layer == layer]
-        print(_timings(kind, own, peers.get(layer, {})))
+        print(plain(_timings(kind, own, peers.get(layer, {}))))
     if explains and kind == "cuda":
         _explain(contenders, wanted, found)
     if output is not None:
@@ -348,6 +350,17 @@ def _check(
         return Verdict(str(file.path), broken=timing.why(error))
 
 
+def _files(name: str) -> list[kernel_file.KernelFile]:
+    """The file of this name, or those in the folder. Raises `InvalidSetting`."""
+    if not Path(name).is_dir():
+        return [kernel_file.find(name)]
+    found = ranking.find([Path(name)]).values()
+    files = [each for each in found if isinstance(each, kernel_file.KernelFile)]
+    if not files:
+        raise InvalidSetting(f"no kernel file in {name}")
+    return files
+
+
 def _must_emulate(files: Sequence[kernel_file.KernelFile]) -> bool:
     """Whether CUDA files are among them and there is no GPU, which is said then."""
     if all(file.device == "cpu" for file in files):
@@ -381,7 +394,7 @@ def _text(verdict: Verdict) -> str:
         said, colour = "right on the course's layers, wrong on other sizes", "yellow"
     else:
         said, colour = "wrong", "red"
-    return "\n".join([*lines, f"  verdict: {paint(said, colour, sys.stdout)}"])
+    return "\n".join([*map(plain, lines), f"  verdict: {paint(said, colour, sys.stdout)}"])
 
 
 def _sanitized(ran: Sanitized) -> list[str]:

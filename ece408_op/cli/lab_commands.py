@@ -53,7 +53,7 @@ def _add_check(actions: Any) -> None:
         "are computed, from whole numbers exactly and from real ones as exactly as float32 is. "
         "Exit code: 0, or 23 when a file is wrong.",
     )
-    check.add_argument("files", nargs="+", metavar="FILE")
+    check.add_argument("files", nargs="+", metavar="FILE|DIR")
     check.add_argument(
         "--problem",
         metavar="P",

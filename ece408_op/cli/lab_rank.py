@@ -6,13 +6,16 @@ import contextlib
 import csv
 import io
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 from tqdm import tqdm
 
 from .. import settings
 from ..backends.cuda.runtime import device
+from ..backends.kernel_file import KernelFile
 from ..errors import InvalidSetting
 from ..files import markdown
 from ..files.cachedir import atomic_path
@@ -22,8 +25,10 @@ from ..lab.timing import OURS, STEADY, device_of
 from ..operator.environment import cpu_model
 from ..problem import check_precision
 from ..report import page
+from .colour import plain
 from .lab import asked_layers
 
+_DEVICES = {"cpu": "the CPU", "cuda": "GPUs"}
 _LAYERS_ONLY = "right on these layers only"
 
 
@@ -49,7 +54,7 @@ def rank(
         raise InvalidSetting(f"no kernel file in {', '.join(map(str, paths))}")
     if jobs is not None and jobs < 1:
         raise InvalidSetting("--jobs takes numbers from 1 on")
-    kind = device_of(kernels)
+    kind = _most(files)
     wanted = asked_layers(kind, layers, batches or (1000,), rounds)
     conditions = {
         "device": device.get(settings.devices()[0]).name if kind == "cuda" else cpu_model(),
@@ -73,14 +78,34 @@ def rank(
         )
     ranks.save(ranking, kept)
     head, rows = _table(ranking)
-    _write(folder / "ranking.csv", _csv(head, rows))
-    text = _markdown(ranking, head, rows)
-    with _without_page(folder):
-        _write(folder / "ranking.html", page.render(text, "Ranking", folder))
-    print(_terminal(head, rows))
+    _write(folder / "ranking.csv", _csv(head, [*rows, *_left(ranking, head)]))
+    written = ["ranking.json", "ranking.csv"]
+    print(plain(_terminal(head, rows)))
     for each in ranking.without():
-        print(f"not ranked: {each.name}: {each.why_not or 'not timed'}")
-    print(f"{folder}: ranking.json, ranking.csv, ranking.html")
+        print(plain(f"not ranked: {each.name}: {each.why_not or 'not timed'}"))
+    text = _markdown(ranking, head, rows)
+    try:
+        _write(folder / "ranking.html", page.render(text, "Ranking", folder))
+        written.append("ranking.html")
+    except InvalidSetting as error:
+        # The rest is there without it.
+        print(f"no {folder / 'ranking.html'}: {error}")
+    print(f"{folder}: {', '.join(written)}")
+
+
+def _most(files: dict[str, KernelFile | str]) -> str:
+    """The device that most of the files are for; the others' entries say why they are not ranked.
+    Raises `InvalidSetting` where they are as many for each."""
+    kernels = {name: file for name, file in files.items() if isinstance(file, KernelFile)}
+    counts = Counter(file.device for file in kernels.values())
+    (kind, count), *others = counts.most_common()
+    if others and others[0][1] == count:
+        device_of(list(kernels.values()))
+    for name, file in kernels.items():
+        if file.device != kind:
+            own, most = _DEVICES[file.device], _DEVICES[kind]
+            files[name] = f"it is for {own}, and most files are for {most}"
+    return kind
 
 
 class _Progress:
@@ -102,15 +127,6 @@ class _Progress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-@contextlib.contextmanager
-def _without_page(folder: Path):  # type: ignore[no-untyped-def]
-    """Say what is missing for the page; the rest is there without it."""
-    try:
-        yield
-    except InvalidSetting as error:
-        print(f"no {folder / 'ranking.html'}: {error}")
 
 
 def _table(ranking: Ranking) -> tuple[list[str], list[list[str]]]:
@@ -137,6 +153,15 @@ def _table(ranking: Ranking) -> tuple[list[str], list[list[str]]]:
             ]
         )
     return head, rows
+
+
+def _left(ranking: Ranking, head: Sequence[str]) -> list[list[str]]:
+    """Rows of those that are not ranked."""
+    cells = {"name": "{0.name}", "remarks": "not ranked: {1}"}
+    return [
+        [cells.get(column, "").format(each, each.why_not or "not timed") for column in head]
+        for each in ranking.without()
+    ]
 
 
 def _around(entry: Entry, layers: Sequence[str]) -> str:
@@ -168,8 +193,15 @@ def _terminal(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    cells = [[_harmless(each) for each in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([head, *cells])
     return text.getvalue()
+
+
+def _harmless(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    text = plain(text)
+    return f"'{text}" if text.startswith(tuple("=+-@\t")) else text
 
 
 def _markdown(ranking: Ranking, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -179,8 +211,9 @@ def _markdown(ranking: Ranking, head: Sequence[str], rows: Sequence[Sequence[str
     conditions = ranking.conditions
     parts = [
         "# Ranking",
-        f"On {conditions['device']}, {conditions['rounds']} rounds, {ranking.precision}. Medians; "
-        f"the sum decides. {OURS} is what this package chooses itself.",
+        f"On {conditions['device']}, {date.today()}, {conditions['rounds']} rounds, "
+        f"{ranking.precision}. Medians; the sum decides. "
+        f"{OURS} is what this package chooses itself.",
         markdown.table(head, cells, numbers),
     ]
     left = ranking.without()
@@ -192,8 +225,8 @@ def _markdown(ranking: Ranking, head: Sequence[str], rows: Sequence[Sequence[str
 
 def _cell(text: str) -> str:
     """Text for a table's cell, as code where it could mean something."""
-    plain = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
-    return f"`{plain}`" if plain else ""
+    line = " ".join(plain(text).split()).replace("`", "'").replace("|", "\\|")
+    return f"`{line}`" if line else ""
 
 
 def _write(path: Path, text: str) -> None:

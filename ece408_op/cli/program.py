@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, NoReturn
 
 from ..errors import Ece408Error, OutputUnwritable
-from .colour import paint
+from .colour import paint, plain
 
 EXIT_UNEXPECTED = 1
 EXIT_INTERRUPTED = 130
@@ -99,7 +99,7 @@ def fail(name: str, text: str, code: int) -> int:
     """Print the one line of an error; returns `code`."""
     # Errors after the output is lost are its consequences.
     if not output_failed():
-        print(f"{name}: {paint('error', 'red', sys.stderr)}: {text}", file=sys.stderr)
+        print(f"{name}: {paint('error', 'red', sys.stderr)}: {plain(text)}", file=sys.stderr)
     return code
 
 

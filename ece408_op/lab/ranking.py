@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -96,22 +97,26 @@ class Ranking:
 
 
 def find(paths: Sequence[Path]) -> dict[str, KernelFile | str]:
-    """Kernel files, and those in folders, by the names that they are shown by; for a file that is
-    none, why. Raises `InvalidSetting` for a path that is not there."""
+    """Kernel files, and those in folders, by their paths from the folder that has them all; for a
+    file that is none, why. Raises `InvalidSetting` for a path that is not there."""
     found: dict[str, KernelFile | str] = {}
     for path in paths:
         if not path.exists():
             raise InvalidSetting(f"{path} is not there; give kernel files, or folders of them")
-        inside = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else []
-        for each in inside or [path]:
-            name = str(each.relative_to(path)) if inside else each.name
+    folders = [str((path if path.is_dir() else path.parent).absolute()) for path in paths]
+    above = os.path.commonpath(folders) if folders else ""
+    for path in paths:
+        is_folder = path.is_dir()
+        inside = [each for each in path.rglob("*") if not each.is_dir()] if is_folder else [path]
+        for each in sorted(inside):
             if kernel_file.device_of(each.name) is None or each.name in _NO_KERNELS:
                 continue
+            name = os.path.relpath(each.absolute(), above)
             try:
-                found[name if name not in found else str(each)] = kernel_file.find(str(each))
+                found[name] = kernel_file.find(str(each))
             except InvalidSetting as error:
                 # Headers are there to be included.
-                if not inside or each.suffix in (".cu", ".cc", ".cpp", ".cxx"):
+                if not is_folder or each.suffix in (".cu", ".cc", ".cpp", ".cxx"):
                     found[name] = str(error)
     return found
 

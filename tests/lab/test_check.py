@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
+import programs
 import pytest
 from kernel_files import COURSE_2019, COURSE_2020, FORMS
 from places import ROOT
@@ -188,3 +191,64 @@ def test_without_a_gpu_cuda_files_are_not_ranked(run_ece408, tmp_path):
     assert (result.returncode, result.stdout) == (18, "")
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert not (tmp_path / "ranking").exists()
+
+
+def test_what_lies_in_the_current_folder_is_not_imported(tmp_path, kept):
+    """Neither by the command nor by the process in which the file's code runs."""
+    (tmp_path / "mine.cc").write_text(COURSE_2020)
+    for name in ("random.py", "json.py", "ece408_op.py", "numpy.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')")
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.path.remove('')\n"
+    code += "from ece408_op.__main__ import main; main()"
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "lab",
+        "check",
+        "mine.cc",
+        "--problem",
+        "b3,c2,h9,w8,m4,k3",
+    ]
+    environment = programs.environment(ECE408_CACHE=str(kept))
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert "verdict: right" in result.stdout, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "launch f<<<1, 1>>>(" + "-" * 5000 + "1)",
+        "launch f<<<1, 1>>>(" + "+".join(["1"] * 3000) + ")",
+        "launch f<<<" + "(" * 400 + "1" + ")" * 400 + ", 1>>>(y)",
+        "launch f<<<" + "-" * 900 + "1, 1>>>(y)",
+    ],
+)
+def test_declarations_that_are_nested_too_deeply_are_one_line(run_here, tmp_path, text):
+    path = tmp_path / "deep.cu"
+    path.write_text(f'// ece408: {text}\nextern "C" __global__ void f(float *y) {{}}\n')
+    result = run_here("tune", str(path))
+    line = result.stderr.splitlines()
+    assert (result.returncode, len(line)) == (16, 1), result.stderr
+    assert len(line[0]) < 800
+
+
+def test_blank_lines_take_no_time_to_read(tmp_path):
+    """In linear time: a pattern that tries each line from each line on would take minutes."""
+    path = tmp_path / "blank.cu"
+    path.write_text("\n" * 3_000_000 + "// ece408: launch f<<<1, 1>>>(y)\n")
+    assert kernel_file.find(str(path)).form == "declared"
+
+
+def test_folders_are_checked_too(run_here, tmp_path, kept):
+    for name in ("ann/mine.cc", "bob/mine.cc"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(COURSE_2020)
+    with settings.override(cache=kept):
+        result = run_here("lab", "check", str(tmp_path), "--problem", "b3,c2,h9,w8,m4,k3")
+    assert result.stdout.count("verdict: right") == 2, result.stdout
+    (tmp_path / "none").mkdir()
+    result = run_here("lab", "check", str(tmp_path / "none"))
+    assert result.stderr.endswith(f"no kernel file in {tmp_path / 'none'}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime
 import functools
 import json
 import os
@@ -13,7 +14,7 @@ from kernel_files import COURSE_2020, DECLARED
 from places import ROOT
 
 from ece408_op import settings
-from ece408_op.errors import InvalidSize, NoUsableGpu
+from ece408_op.errors import InvalidSetting, InvalidSize, NoUsableGpu
 from ece408_op.lab import ranking as ranks
 from ece408_op.lab import shares
 from ece408_op.lab.check import Group, Verdict
@@ -195,11 +196,14 @@ def test_the_command(run_ece408, folder, tmp_path):
     cache = str(settings.cache())
     result = run_ece408(*arguments, ECE408_CACHE=cache)
     assert result.returncode == 0, result.stderr
-    assert "not ranked: wrong.cc: " in result.stdout
+    assert "not ranked: cy/wrong.cc: " in result.stdout
     rows = list(csv.DictReader((output / "ranking.csv").open()))
-    assert {row["name"]: row["rank"] for row in rows} == {OURS: "", "cpu-new-forward.cc": "1"}
+    ranks_of = {row["name"]: row["rank"] for row in rows}
+    assert ranks_of == {OURS: "", "ann/cpu-new-forward.cc": "1", "cy/wrong.cc": ""}
+    assert rows[-1]["remarks"].startswith("not ranked: b")
     page = (output / "ranking.html").read_text()
     assert "cpu-new-forward.cc" in page
+    assert str(datetime.date.today()) in page
     assert "Not ranked" in page
     assert json.loads((output / "ranking.json").read_text())["conditions"]["rounds"] == 1
     result = run_ece408(*arguments, "--batch-size", "5", ECE408_CACHE=cache)
@@ -226,3 +230,59 @@ def test_bad_input_is_one_line(run_here, tmp_path):
         assert (result.returncode, result.stdout) == (16, ""), arguments
         assert text in result.stderr
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_names_are_paths_from_the_folder_that_has_them_all(tmp_path):
+    for name in ("a/new.cc", "b/new.cc", "b/deep/new.cc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(COURSE_2020)
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert sorted(ranks.find([tmp_path])) == ["a/new.cc", "b/deep/new.cc", "b/new.cc"]
+    assert sorted(ranks.find([a, b])) == ["a/new.cc", "b/deep/new.cc", "b/new.cc"]
+    assert sorted(ranks.find([a / "new.cc", b / "new.cc"])) == ["a/new.cc", "b/new.cc"]
+    assert sorted(ranks.find([a / "new.cc"])) == ["new.cc"]
+
+
+def test_odd_files_are_told_and_stop_nothing(run_here, folder, tmp_path):
+    """A name that is no text, or steers the terminal or a spreadsheet, a pipe, a file of gigabytes,
+    a CUDA file among those for the CPU."""
+    (folder / "eve").mkdir()
+    (folder / "eve" / "k.cu").write_text(DECLARED)
+    os.mkfifo(folder / "eve" / "pipe.cc")
+    with (folder / "eve" / "sparse.cc").open("wb") as sparse:
+        sparse.truncate(6 << 30)
+    for name in (b"\xff.cc", b"\x1b[31mred.cc"):
+        with open(os.path.join(os.fsencode(folder / "eve"), name), "w") as file:
+            file.write("")
+    (folder / "=1+1").mkdir()
+    (folder / "=1+1" / "k.cc").write_text("")
+    output = tmp_path / "ranking"
+    layer = ("--layer", "fa17_1", "--batch-size", "3", "--repeat", "1")
+    result = run_here("lab", "rank", str(folder), "--output", str(output), *layer)
+    assert result.returncode == 0, result.stderr
+    told = dict(
+        line.removeprefix("not ranked: ").split(": ", 1)
+        for line in result.stdout.splitlines()
+        if line.startswith("not ranked: ")
+    )
+    assert told["eve/k.cu"] == "it is for GPUs, and most files are for the CPU"
+    assert "it is no regular file" in told["eve/pipe.cc"]
+    assert "it has 6442450944 bytes, more than 4194304" in told["eve/sparse.cc"]
+    assert {"eve/\\udcff.cc", "eve/\\x1b[31mred.cc"} <= told.keys()
+    rows = list(csv.DictReader((output / "ranking.csv").open()))
+    assert "'=1+1/k.cc" in [row["name"] for row in rows]
+    assert "\x1b" not in result.stdout + (output / "ranking.csv").read_text()
+
+
+def test_a_page_that_is_not_written_is_not_announced(run_here, folder, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise InvalidSetting("no such library")
+
+    monkeypatch.setattr("ece408_op.cli.lab_rank.page.render", fail)
+    output = tmp_path / "ranking"
+    layer = ("--layer", "fa17_1", "--batch-size", "3", "--repeat", "1")
+    result = run_here("lab", "rank", str(folder / "ann"), "--output", str(output), *layer)
+    assert result.stdout.splitlines()[-2:] == [
+        f"no {output / 'ranking.html'}: no such library",
+        f"{output}: ranking.json, ranking.csv",
+    ]

@@ -46,7 +46,9 @@ _LAUNCH = re.compile(r"launch\s+(\w+)\s*<<<(.+)>>>\s*\((.*)\)\s*;?$")
 _CONSTANT = re.compile(r"constant\s+(\w+)\s*=\s*(x|w)$")
 _TUNABLE = re.compile(r"tunable\s+(\w+)\s*=\s*(\d+(?:\s*,\s*\d+)*)$")
 _MOST_LAYOUTS = 256
-_DEFINE = re.compile(r"^\s*#\s*define\s+(\w+)\s+\(?(\d+)\)?\s*(?://.*)?$", re.M)
+# Characters of a declaration in a message.
+_MOST_SHOWN = 200
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+\(?(\d+)\)?[ \t]*(?://.*)?$", re.M)
 _ARRAYS = ("y", "x", "w", "bias", "workspace")
 _MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
@@ -246,8 +248,9 @@ class _Declared(Family):
         """Expressions between commas."""
         try:
             tree = ast.parse(f"({text.strip()},)", mode="eval") if text.strip() else None
-        except (SyntaxError, ValueError):
-            raise self._invalid(directive, f"has {text.strip()!r}, which does not parse") from None
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            given = _short(text.strip())
+            raise self._invalid(directive, f"has {given!r}, which does not parse") from None
         return [] if tree is None else list(tree.body.elts)  # type: ignore[attr-defined]
 
     def _evaluate(self, directive: _Directive, node: ast.expr, names: Mapping[str, int]) -> int:
@@ -261,12 +264,12 @@ class _Declared(Family):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _FUNCTIONS:
                 return _FUNCTIONS[node.func.id](*map(value, node.args))  # type: ignore[attr-defined]
             known = f"{', '.join(_names(_ANY))}, #define numbers, tunables, ceil_div, min, max"
-            raise self._invalid(directive, f"has {ast.unparse(node)!r}; there are {known}")
+            raise self._invalid(directive, f"has {_text(node)!r}; there are {known}")
 
         try:
             return value(node)
         except (ZeroDivisionError, TypeError, RecursionError) as error:
-            raise self._invalid(directive, f"has {ast.unparse(node)!r}: {error}") from None
+            raise self._invalid(directive, f"has {_text(node)!r}: {error}") from None
 
     def _defines(self, problem: ConvProblem, accumulate: bool) -> Defines:
         """The macros of shape.cuh and output.cuh, where the file has them; its text's checksum, so
@@ -290,7 +293,7 @@ class _Declared(Family):
 
     def _invalid(self, directive: _Directive, what: str) -> InvalidSetting:
         return InvalidSetting(
-            f"{self._file.path}:{directive.line}: '// ece408: {directive.text}' {what}"
+            f"{self._file.path}:{directive.line}: '// ece408: {_short(directive.text)}' {what}"
         )
 
 
@@ -312,6 +315,18 @@ def _names(problem: ConvProblem) -> dict[str, int]:
 
 def _pair(name: str, numbers: tuple[int, int]) -> dict[str, int]:
     return {f"{name}_H": numbers[0], f"{name}_W": numbers[1]}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _text(node: ast.AST) -> str:
+    """An expression as it is written."""
+    try:
+        return _short(ast.unparse(node))
+    except RecursionError:
+        return "an expression that is nested too deeply"
 
 
 def _directives(text: str) -> Iterator[_Directive]:

@@ -34,7 +34,7 @@ LIBRARY_OPTIONS = (
     "-Xlinker=--wrap=cudaMalloc",
 )
 _asking = threading.Lock()
-_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.M)
 
 
 def compile_plan(source: str, defines: Defines, architecture: str, cache_folder: Path) -> bytes:
