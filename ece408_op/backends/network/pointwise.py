@@ -57,9 +57,13 @@ def leaf(value: Value, shape: tuple[int, ...] | None = None) -> Term:
 
 
 def number(value: float) -> str:
-    """A number as C has it."""
+    """A number as C has it, also behind a sign: of two of them C would make another operator."""
+    if math.isnan(value):
+        return "NAN"
+    if math.copysign(1, value) < 0:
+        return f"(-{number(-value)})"
     if math.isinf(value):
-        return "INFINITY" if value > 0 else "-INFINITY"
+        return "INFINITY"
     return f"{value!r}f" if "." in repr(value) or "e" in repr(value) else f"{value!r}.f"
 
 

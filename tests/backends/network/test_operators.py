@@ -35,7 +35,7 @@ def _operators(sym):
             leaky("gelu") - leaky("rrelu", lower_bound=0.1, upper_bound=0.4)[0],
         ],
         "prelu": [sym.LeakyReLU(x, sym.Variable("gamma", shape=(4,)), act_type="prelu")],
-        "scalars": [(1 - x) / 3 + 2 * x - 0.5, 1 / (x + 3)],
+        "scalars": [(1 - x) / 3 + 2 * x - 0.5, 1 / (x + 3), x - -0.5, -1 - -x],
         "arithmetic": [sym.elemwise_add(x, x * x) - sym.add_n(x, 2 * x, 3 * x) / (2 + x)],
         "spread": [
             sym.broadcast_add(x, y),
