@@ -90,7 +90,8 @@ def _leaky_why_not(attributes: Attributes) -> str | None:
 
 def _clip(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
     least, most = (number(attributes.number(name)) for name in ("a_min", "a_max"))
-    form = f"({{0}}<{least}?{least}:{{0}}>{most}?{most}:{{0}})"
+    # In MXNet's order: bounds may be exchanged.
+    form = f"({{0}}>{most}?{most}:{{0}}<{least}?{least}:{{0}})"
     return builder.unary(operands[0], form)
 
 
