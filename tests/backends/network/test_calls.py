@@ -45,6 +45,14 @@ def test_little_memory_makes_chunks_and_too_little_an_error(mx):
         case.run(case.network())
 
 
+def test_a_normalisation_over_images_has_no_chunks(mx, monkeypatch):
+    monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", 4)
+    x = mx.sym.Variable("data")
+    for symbol in (mx.sym.BatchNorm(x, axis=0), mx.sym.BatchNorm(x, axis=-2)):
+        case = Case(symbol, data=(3, 2))
+        assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
+
+
 def _chain(mx):
     sym = mx.sym
     x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=8, name="a")

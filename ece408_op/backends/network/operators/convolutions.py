@@ -141,6 +141,12 @@ def _normalisation(builder: Builder, attributes: Attributes, operands: list[Oper
     x, gamma, beta, mean, variance = operands
     axis = axis_of(attributes.integer("axis", 1), len(x.shape))
     channels = (x.shape[axis],)
+    if gamma.shape != channels:
+        raise UnsupportedProblem(
+            f"{builder.node}: data of shape {x.shape} has not {gamma.shape[0]} channels"
+        )
+    if axis == 0:
+        builder.mixes_images()
     root = f"sqrt(double({{0}})+{attributes.number('eps', 1e-3)!r})"
     if attributes.flag("fix_gamma", True):
         builder.drop(gamma)
