@@ -28,7 +28,8 @@ def _operators(sym):
         "activations": [
             act("relu") + 2 * act("tanh") + 3 * act("sigmoid"),
             act("softrelu") - act("softsign") + sym.relu(x) * sym.tanh(2 - x) + sym.sigmoid(x),
-            sym.clip(x, -0.5, 0.25) * sym.clip(x, 1, -1) - sym.exp(x) / sym.sqrt(3 + x) + sym.clip(x, 0.1, np.inf),
+            sym.clip(x, -0.5, 0.25) - sym.exp(x) / sym.sqrt(3 + x) + sym.clip(x, 0.1, np.inf),
+            sym.clip(x, 1, -1),
         ],
         "leaky": [
             leaky("leaky", slope=0.3) + 2 * leaky("elu", slope=0.7) + 3 * leaky("selu"),
