@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import os
+
+import operator_draws
 import operator_fuzz
 import pytest
 
+from ece408_op import settings
 from ece408_op.backends.network import operators
 
 
-def _expect_none_wrong(seed, cases):
-    wrong, counts = operator_fuzz.run(seed, cases)
-    assert wrong == []
-    assert sum(counts.values()) >= cases
+@pytest.fixture(autouse=True)
+def _kept(kept):
+    with settings.override(cache=kept):
+        yield
 
 
-def test_chains_of_operators():
-    _expect_none_wrong(1, 60)
+def test_every_operator_is_drawn():
+    assert set(operator_draws.NODES) == set(operators.OPERATORS)
+
+
+def _expect_none_wrong(outcome):
+    assert outcome.wrong == []
+    assert outcome.refused < outcome.cases / 20
+    never = [kind for kind in operator_draws.NODES if outcome.counts[kind].gpu == 0]
+    assert never == []
+
+
+def test_chains_of_operators(mx):
+    _expect_none_wrong(operator_fuzz.run(1, range(500)))
+
+
+def test_chains_of_operators_touch_only_their_own_memory(mx):
+    outcome = operator_fuzz.run(2, range(100), "checked")
+    assert outcome.wrong == []
 
 
 @pytest.mark.slow
 def test_many_chains_of_operators():
-    _expect_none_wrong(2, 2000)
+    cores = len(os.sched_getaffinity(0))
+    _expect_none_wrong(operator_fuzz.run_beside(3, 20000, cores, "fast", lambda outcome: None))
 
 
-def test_a_fault_is_found(monkeypatch):
+def test_a_fault_is_found(mx, monkeypatch):
     monkeypatch.setitem(operators.OPERATORS, "tanh", operators.OPERATORS["relu"])
-    wrong, _ = operator_fuzz.run(1, 30)
-    assert wrong != []
+    number = sorted(operator_draws.NODES).index("tanh")
+    assert operator_fuzz.run(1, [number]).wrong != []

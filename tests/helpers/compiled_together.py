@@ -1,0 +1,135 @@
+"""The emulated GPU with the kernels of many networks compiled at once.
+
+Most of what a compiler needs for a kernel is its own start, headers and the linker: a hundred
+kernels in one file take a tenth of the time of a hundred files.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tempfile
+from pathlib import Path
+
+from ece408_op.backends.emulator import compiler, library, plans
+from ece408_op.backends.network.emulated import EmulatedMachine
+from ece408_op.errors import KernelCompileFailed
+from ece408_op.files.resources import kernels_dir
+
+# What kernels include; within a namespace they could not.
+_HEADERS = (
+    *("cuda_runtime.h", "cuda_fp16.h", "cuda_pipeline.h", "cooperative_groups.h", "mma.h"),
+    "stdint.h",
+)
+_OWN_HEADER = re.compile(r'^ *# *include "([^"]+)"', re.M)
+_OTHERS_HEADER = re.compile(r"^ *# *include <[^>]+>|^ *# *pragma once", re.M)
+_MACRO = re.compile(r"^ *# *define (\w+)", re.M)
+
+
+class _Kernel:
+    """What a plan's code is in a library of many, once that is compiled."""
+
+    def __init__(self, plan):
+        self.plan, self.number = plan, 0
+        self.library = self.failure = None
+
+    def __getattr__(self, name):
+        return getattr(self.library, name)
+
+    def __getitem__(self, name):
+        return self.library[f"{name}_{self.number}"]
+
+
+class _Loaded:
+    def __init__(self, plan, kernel):
+        self.plan, self._kernel = plan, kernel
+
+    def launch(self, pointers):
+        if self._kernel.failure is not None:
+            raise self._kernel.failure
+        if self._kernel.library is not None:
+            plans.run(self.plan, self._kernel, pointers)
+
+
+class MachineOfMany(EmulatedMachine):
+    """An emulated GPU whose kernels do nothing until `compile` is called."""
+
+    def __init__(self, mode):
+        super().__init__(mode)
+        self._mode = mode
+        self._kernels = {}
+        self._waiting = []
+
+    def load(self, plans):
+        return [_Loaded(plan, self._kernel(plan)) for plan in plans]
+
+    def _kernel(self, plan):
+        key = plan.kernel.source, plan.defines, _functions(plan)
+        if key not in self._kernels:
+            self._kernels[key] = _Kernel(plan)
+            self._waiting.append(self._kernels[key])
+        return self._kernels[key]
+
+    def compile(self):
+        """Have all kernels that have been loaded so far compute from now on, or raise what is wrong
+        with them."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._compile(waiting)
+
+    def _compile(self, kernels):
+        for number, kernel in enumerate(kernels):
+            kernel.number = number
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "kernels.cu"
+                path.write_text(_source(kernels), encoding="utf-8")
+                found = library.load(compiler.program(path, self._mode))
+        except KernelCompileFailed as error:
+            if len(kernels) == 1:
+                kernels[0].failure = error
+                return
+            for half in kernels[::2], kernels[1::2]:
+                self._compile(half)
+            return
+        for kernel in kernels:
+            kernel.library = found
+
+
+def _functions(plan):
+    return tuple(dict.fromkeys(launch.function for launch in plan.launches))
+
+
+def _source(kernels):
+    """Each kernel in a namespace of its own, and behind it none of its macros."""
+    parts = [f"#include <{name}>\n" for name in _HEADERS]
+    for kernel in kernels:
+        text, space = _text(kernel.plan.kernel.source), f"of_{kernel.number}"
+        parts += [f"#define {name} {value}\n" for name, value in kernel.plan.defines]
+        parts += [f"namespace {space} {{\n{text}\n}}\n"]
+        names = {re.match(r"\w+", name)[0] for name, _ in kernel.plan.defines}
+        parts += [f"#undef {name}\n" for name in sorted(names | set(_MACRO.findall(text)))]
+        for function in _functions(kernel.plan):
+            parts.append(
+                f'extern "C" void ece408_launch_{function}_{kernel.number}('
+                "const unsigned *sizes, size_t shared_bytes, void **arguments) {\n"
+                f'    ece408_emulator::launch("{function}", {space}::{function}, sizes,'
+                " shared_bytes, arguments);\n}\n"
+            )
+    return "".join(parts)
+
+
+@functools.cache
+def _text(name):
+    """A source with its own headers in it, each once, and without those of others."""
+    seen = set()
+
+    def whole(name):
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = (kernels_dir() / "cuda" / name).read_text(encoding="utf-8")
+        return _OWN_HEADER.sub(lambda match: whole(match[1]), text)
+
+    # Functions of one name are one where they are C's.
+    return _OTHERS_HEADER.sub("", whole(name)).replace('extern "C" ', "")
