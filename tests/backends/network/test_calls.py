@@ -45,12 +45,13 @@ def test_little_memory_makes_chunks_and_too_little_an_error(mx):
         case.run(case.network())
 
 
-def test_a_normalisation_over_images_has_no_chunks(mx, monkeypatch):
+@pytest.mark.parametrize("name", ["BatchNorm", "Concat"])
+def test_what_takes_parameters_of_every_image_has_no_chunks(mx, monkeypatch, name):
     monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", 4)
-    x = mx.sym.Variable("data")
-    for symbol in (mx.sym.BatchNorm(x, axis=0), mx.sym.BatchNorm(x, axis=-2)):
-        case = Case(symbol, data=(3, 2))
-        assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
+    x, other = mx.sym.Variable("data"), mx.sym.Variable("other", shape=(3, 2, 4))
+    symbols = {"BatchNorm": mx.sym.BatchNorm(x, axis=-3), "Concat": mx.sym.concat(x, other, dim=2)}
+    case = Case(symbols[name], data=(3, 2, 1))
+    assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
 
 
 def _chain(mx):

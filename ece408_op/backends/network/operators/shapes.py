@@ -249,6 +249,10 @@ def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -
     sizes = [each.shape[axis] for each in operands]
     shape = list(operands[0].shape)
     shape[axis] = sum(sizes)
+    # A parameter that has an element for each image has too many for some of them.
+    shapes = [each.shape for each in operands]
+    if len({(*each[:axis], *each[axis + 1 :]) for each in shapes}) > 1:
+        raise UnsupportedProblem(f"{builder.node}: {shapes} differ not only in axis {axis}")
     if axis == 0:
         builder.mixes_images()
     after = math.prod(shape[axis + 1 :])
