@@ -8,20 +8,24 @@
 #define FACTOR 1.f  // that sums are multiplied by
 #endif
 
+// What is not a number is larger than all numbers.
+__device__ float combined(float a, float b) {
+    if (LARGEST) return a >= b || a != a ? a : b;
+    return a + b;
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     reduce_rows(float *y, const float *x, int rows, int length, int inner) {
     const unsigned row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const float *from = x + size_t(row / inner) * length * inner + row % inner;
-    float found = LARGEST ? -3.402823466e+38f : 0.f;
+    float found = LARGEST ? -INFINITY : 0.f;
     for (unsigned i = lane; i < length; i += 32) {
-        const float value = __ldg(from + size_t(i) * inner);
-        found = LARGEST ? (value > found ? value : found) : found + value;
+        found = combined(found, __ldg(from + size_t(i) * inner));
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, found, step);
-        found = LARGEST ? (other > found ? other : found) : found + other;
+        found = combined(found, __shfl_xor_sync(0xffffffffu, found, step));
     }
     if (lane == 0) y[row] = LARGEST ? found : found * FACTOR;
 }

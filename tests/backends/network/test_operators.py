@@ -141,6 +141,16 @@ def test_an_operator_computes_what_mxnet_does(mx, name):
         assert error(found, expected) < BELOW, number
 
 
+def test_the_largest_of_what_is_no_number_is_none(mx):
+    """Nor of infinities another number."""
+    case = Case(mx.sym.max(mx.sym.Variable("data"), axis=1), data=(4, 70))
+    data = case.arrays["data"]
+    data[0, 3], data[1, 69], data[2] = np.nan, np.nan, -np.inf
+    (found,), (expected,) = case.run(case.network()), case.expected()
+    assert np.isnan(expected[:2]).all()
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_why_an_operator_is_not_computed_is_said():
     cases = {
         ("Convolution", "kernel", "(3, 3)"): None,
