@@ -36,6 +36,8 @@ TOGETHER = 100
 # Of a result's largest element: what float32's roundings are allowed, and by what factor more than
 # MXNet's own, which float64 shows.
 BELOW, FACTOR = 1e-5, 8
+# A largest element below this one is what roundings have left.
+_LEAST = 1e-2
 # Errors of MXNet's above that are not roundings.
 _MOST_OF_MXNET = 1e-2
 _MOST_ELEMENTS = 40000
@@ -230,7 +232,7 @@ def difference(found, reference, exact, is_whole):
     if not finite.any():
         return None
     found, reference, exact = found[finite], reference[finite], exact[finite]
-    largest = max(1e-30, np.abs(reference).max())
+    largest = max(_LEAST, np.abs(reference).max())
     beside, beyond, own = (
         np.abs(a - b).max() / largest
         for a, b in ((found, reference), (found, exact), (reference, exact))
