@@ -119,10 +119,10 @@ class Opened:
         """Give back what it has on the GPU."""
         self._network.close()
 
-    def retire(self) -> None:
+    def retire(self, retired: deque[Opened] = _retired) -> None:
         """Have it closed before another network is made or runs: Python may find, in the middle of
-        what another one does, that nobody needs this one."""
-        _retired.append(self)
+        what another one does, that nobody needs this one, or when this module's names are gone."""
+        retired.append(self)
 
 
 _said: set[str] = set()

@@ -179,7 +179,7 @@ def test_a_failure_found_at_the_end_is_one_line(run_python):
 
 
 def test_what_outlives_modules_is_freed_in_silence(run_python):
-    """An executor in a module that Python clears after ours."""
+    """An executor, and a network on the GPU, in a module that Python clears after ours."""
     result = run_python(
         """
 import threading
@@ -187,6 +187,11 @@ import ece408_op, mxnet as mx
 y = ece408_op.Convolution(mx.sym.Variable("x"), kernel=(3, 3), num_filter=4)
 threading.kept = y.simple_bind(mx.cpu(), grad_req="null", x=(1, 3, 6, 6))
 threading.kept.forward()[0].wait_to_read()
+x = mx.nd.ones((2, 3))
+dense = mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=1, no_bias=True, name="dense")
+with ece408_op.settings.override(backend="emulator"):
+    threading.other = ece408_op.to_gpu(dense, {"dense_weight": mx.nd.ones((1, 3))})
+    threading.other(x).wait_to_read()
 """
     )
     assert result.returncode == 0
