@@ -2,15 +2,19 @@
 //
 // A warp has a row, whose elements lie `inner` apart.
 #ifndef LARGEST
-#define LARGEST 0
+#define LARGEST NONE  // or OF_ALL, of which what is no number is one, or OF_NUMBERS
 #endif
 #ifndef FACTOR
 #define FACTOR 1.f  // that sums are multiplied by
 #endif
 
-// What is not a number is larger than all numbers.
+#define NONE 0
+#define OF_ALL 1
+#define OF_NUMBERS 2
+
 __device__ float combined(float a, float b) {
-    if (LARGEST) return a >= b || a != a ? a : b;
+    if (LARGEST == OF_ALL) return a >= b || a != a ? a : b;
+    if (LARGEST == OF_NUMBERS) return b > a ? b : a;
     return a + b;
 }
 
@@ -19,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const unsigned row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const float *from = x + size_t(row / inner) * length * inner + row % inner;
-    float found = LARGEST ? -INFINITY : 0.f;
+    float found = LARGEST == OF_ALL ? -INFINITY : LARGEST == OF_NUMBERS ? -3.402823466e+38f : 0.f;
     for (unsigned i = lane; i < length; i += 32) {
         found = combined(found, __ldg(from + size_t(i) * inner));
     }

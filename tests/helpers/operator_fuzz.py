@@ -126,6 +126,9 @@ class Case:
         self.values = np.random.default_rng([seed, number])
         self.whole = self.rng.random() < 0.5
         self.pixels = self.rng.random() < 0.1
+        # Infinities, and what is not a number; what MXNet's softmax makes of them depends on who
+        # computes it.
+        self.odd = self.chain.exact and self.rng.random() < 0.2
         # Bytes of a chunk, by images.
         self.chunk = self.rng.choice([None, None, 1, 2, 5])
 
@@ -144,8 +147,13 @@ class Case:
         if name == "data" and self.pixels:
             return self.values.integers(0, 256, shape).astype(np.uint8)
         if self.whole:
-            return self.values.integers(-3, 4, shape).astype(np.float32)
-        return self.values.standard_normal(shape).astype(np.float32)
+            found = self.values.integers(-3, 4, shape).astype(np.float32)
+        else:
+            found = self.values.standard_normal(shape).astype(np.float32)
+        if self.odd and name == "data":
+            some = self.values.random(shape) < 0.1
+            found[some] = self.values.choice([np.nan, np.inf, -np.inf], some.sum())
+        return found
 
     def expected(self, found, aux, dtype):
         """MXNet's results."""
@@ -211,7 +219,7 @@ class Case:
 
     def __str__(self):
         chain = self.chain
-        how = [name for name in ("whole", "pixels") if getattr(self, name)]
+        how = [name for name in ("whole", "pixels", "odd") if getattr(self, name)]
         how += [f"chunks of {self.chunk}"] * bool(self.chunk)
         return f"case {self.number}, {chain.shapes}, {list(chain.kinds.values())} {' '.join(how)}"
 

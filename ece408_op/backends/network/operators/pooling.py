@@ -91,15 +91,17 @@ def _windows(
     return Plan(WINDOWS, tuple(defines), (launch,))
 
 
-# How axes are reduced, by the name of the operator or of pooling.
-_REDUCED = {"mean": "mean", "sum": "sum", "max": "max", "avg": "mean"}
+# How axes are reduced, by the name of pooling. From its largest values MXNet's pooling leaves out
+# what is no number, its max does not.
+_REDUCED = {"sum": "sum", "max": "largest number", "avg": "mean"}
+_LARGEST = {"max": "OF_ALL", "largest number": "OF_NUMBERS"}
 
 
 def reduced(
     builder: Builder, operand: Operand, axes: tuple[int, ...], kind: str, keepdims: bool
 ) -> Operand:
-    """The "mean", "sum" or "max" over axes, in ascending order: a launch for each run of
-    neighbouring ones."""
+    """The "mean", "sum", "max" or "largest number" over axes, in ascending order: a launch for each
+    run of neighbouring ones."""
     x = builder.dense(operand)
     first, last = axes[-1], axes[-1]
     while first - 1 in axes:
@@ -115,7 +117,7 @@ def reduced(
     length = math.prod(x.shape[first : last + 1])
     y = builder.empty(shape, x.constant)
     factor = number(1 / length) if kind == "mean" else "1.f"
-    defines = (("LARGEST", int(kind == "max")), ("FACTOR", factor))
+    defines = (("LARGEST", _LARGEST.get(kind, "NONE")), ("FACTOR", factor))
     arguments = ("y", "x", y.elements, length, math.prod(x.shape[last + 1 :]))
     grid = (divide_up(y.elements, _WARPS), 1, 1)
     launch = Launch("reduce_rows", grid, (32 * _WARPS, 1, 1), arguments)
