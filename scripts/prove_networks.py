@@ -8,7 +8,14 @@ import importlib.util
 import json
 import sys
 
-from studies import emulated_networks, networks_gluon, options, results  # noqa: F401
+from studies import (  # noqa: F401
+    emulated_networks,
+    networks_gluon,
+    networks_sequences,
+    networks_symbols,
+    options,
+    results,
+)
 from tqdm import tqdm
 
 from ece408_op.cli import program

@@ -19,11 +19,13 @@ from ece408_op import errors
 from ece408_op.files import markdown
 from ece408_op.operator.gpu_network import to_gpu
 from ece408_op.operator.loading import load_mxnet
+from ece408_op.operator.memory import make_plain
 
 # What outputs may differ from MXNet's, of the largest value; and a network that amplifies rounding
-# may have as many times MXNet's own error beside float64.
+# may have as many times MXNet's own error beside float64, as far as that is small.
 TOLERANCE = 1e-5
 TIMES_STOCK = 2
+MOST_OF_STOCK = 1e-4
 # Operators that put values in order, so that rounding can change which one comes first.
 _ORDER = ("box_nms", "topk", "argsort", "argmax", "sort", "MultiBoxDetection", "Proposal")
 Inputs = Mapping[str, Any]
@@ -78,7 +80,8 @@ class _Model:
 
     def _input(self, value: Any, rng: np.random.Generator) -> Any:
         drawn = rng.uniform(-1, 1, value) if isinstance(value, tuple) else value
-        return self._mx.nd.array(drawn, dtype=getattr(value, "dtype", np.float32))
+        dtype = getattr(value, "dtype", np.float64)
+        return self._mx.nd.array(drawn, dtype=np.float32 if dtype == np.float64 else dtype)
 
     def _traced(self, block: Any) -> Any:
         block.initialize()
@@ -107,26 +110,33 @@ class _Model:
         return self._mx.nd.array(drawn, dtype=np.float32)
 
     def _calibrate(self) -> None:
-        """Take each BatchNorm's statistics of what it is given, which keeps values near 1 in deep
-        networks; those of a channel partly of all channels, as one may hardly vary."""
-        graph = json.loads(self.symbol.tojson())
-        nodes = graph["nodes"]
-        norms = [node for node in nodes if node["op"] == "BatchNorm"]
-        graph["heads"] = [node["inputs"][0] for node in norms]
-        if norms:
-            symbol = self._mx.sym.load_json(json.dumps(graph))
-            for node, given in zip(norms, self._bound(symbol, np.float32).forward(is_train=True)):
+        """Take each BatchNorm's statistics of what it is given, in the order of the pass, which
+        keeps values near 1 in deep networks. Of means only half, as images become alike in deep
+        networks with random weights: what is left beside the mean would be rounding."""
+        nodes = json.loads(self.symbol.tojson())["nodes"]
+        norms = {f"{node['name']}_data": node for node in nodes if node["op"] == "BatchNorm"}
+
+        def seen(name: str, handle: Any) -> None:
+            if name in norms:
+                node = norms[name]
+                given = self._mx.nd.NDArray(handle, writable=False)
                 axis = int(node.get("attrs", {}).get("axis", 1))
                 values = np.moveaxis(given.asnumpy(), axis, 0).reshape(given.shape[axis], -1)
                 mean, var = (nodes[entry[0]]["name"] for entry in node["inputs"][3:])
-                own = values.var(1)
-                self.arrays[mean][:] = values.mean(1)
+                center = values.mean(1) / 2
+                own = ((values - center[:, None]) ** 2).mean(1)
+                self.arrays[mean][:] = center
                 self.arrays[var][:] = 0.7 * own + 0.3 * own.mean() + 1e-3
+
+        if norms:
+            executor = self._bound(self.symbol, np.float32)
+            executor.set_monitor_callback(seen, monitor_all=True)
+            executor.forward(is_train=False)
 
     def _bound(self, symbol: Any, dtype: Any) -> Any:
         def cast(name: str) -> Any:
             array = self.arrays[name]
-            return array.astype(dtype) if array.dtype == np.float32 else array
+            return array.astype(dtype, copy=False) if array.dtype == np.float32 else array
 
         arguments = {name: cast(name) for name in symbol.list_arguments()}
         states = {name: cast(name) for name in symbol.list_auxiliary_states()}
@@ -144,6 +154,8 @@ class _Model:
     def ours(self) -> tuple[list[np.ndarray], Any]:
         """What `to_gpu` gives, and its report, `None` where nothing went to the GPU."""
         others = {n: a for n, a in self.arrays.items() if n not in self.inputs}
+        # MXNet cannot write to weights that convolutions in three dimensions have been run with.
+        make_plain([each.data() for each in self._parameters.values()])
         for name, parameter in self._parameters.items():
             if name in others:
                 parameter.set_data(others[name])
@@ -152,7 +164,9 @@ class _Model:
         else:
             states = {name: others[name] for name in self.states}
             made = to_gpu(self.symbol, others, states)
-        outputs = [each.asnumpy() for each in self._flat(made(*self.inputs.values()))]
+        order = self.inputs if self._parameters else self.symbol.list_inputs()
+        given = [self.inputs[name] for name in order if name in self.inputs]
+        outputs = [each.asnumpy() for each in self._flat(made(*given))]
         try:
             return outputs, made.report
         except errors.InvalidSetting:
@@ -217,7 +231,8 @@ def _explain(
     except model._mx.MXNetError:  # some operators take float32 only
         return
     row["stock_error64"], row["error64"] = _error(expected, exact), _error(found, exact)
-    row["right"] = row["error64"] <= TIMES_STOCK * row["stock_error64"] + TOLERANCE
+    allowed = TIMES_STOCK * row["stock_error64"] + TOLERANCE
+    row["right"] = row["stock_error64"] <= MOST_OF_STOCK and row["error64"] <= allowed
 
 
 def run(script: str, name: str, limit: float) -> dict[str, Any]:
