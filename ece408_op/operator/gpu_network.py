@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
@@ -81,6 +81,9 @@ class GpuNetwork:
 
     def __call__(self, *arrays: Any) -> Any:
         """What the network gives for these arrays."""
+        return self._source.called(arrays, self._computed)
+
+    def _computed(self, arrays: Sequence[Any]) -> Any:
         from mxnet import autograd
 
         flat = self._source.flat(arrays)
@@ -357,6 +360,10 @@ class _Source(ABC):
     def run(self, arrays: Sequence[Any]) -> Any:
         """Run it as if nobody had taken it to the GPU."""
 
+    def called(self, arrays: Sequence[Any], compute: Callable[[Sequence[Any]], Any]) -> Any:
+        """Call the model so that `compute` is asked for what it computes of arrays."""
+        return compute(arrays)
+
     def flat(self, arrays: Sequence[Any]) -> list[Any]:
         return list(arrays)
 
@@ -370,6 +377,24 @@ class _OfBlock(_Source):
         self._block = block
         self._graph: Any = None
         self._lists: list[tuple[Any, Any]] = []
+
+    def called(self, arrays: Sequence[Any], compute: Callable[[Sequence[Any]], Any]) -> Any:
+        """As the block's own `__call__` does it, on a twin of the block, whose `forward` computes:
+        there are hooks, and classes that add arguments or leave some out, as RNN layers do."""
+        block = self._block
+        twin = object.__new__(type(block))
+        before = dict(vars(block))
+        vars(twin).update(before)
+
+        def forward(*given: Any) -> Any:
+            # What has been set on the way may be for `hybrid_forward`.
+            for name, value in vars(twin).items():
+                if name != "forward" and (name not in before or before[name] is not value):
+                    vars(block)[name] = value
+            return compute(given)
+
+        vars(twin)["forward"] = forward
+        return twin(*arrays)
 
     def flat(self, arrays: Sequence[Any]) -> list[Any]:
         flat, _ = self.mx.gluon.block._flatten(list(arrays), "input")
@@ -401,7 +426,7 @@ class _OfBlock(_Source):
         return all(parameter._data is arrays for parameter, arrays in self._lists)
 
     def run(self, arrays: Sequence[Any]) -> Any:
-        return self._block(*arrays)
+        return self._block.forward(*arrays)
 
 
 class _OfSymbol(_Source):

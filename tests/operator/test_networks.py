@@ -82,6 +82,57 @@ def test_to_gpu_leaves_the_net_as_it_is(mx, x, middle):
     assert not net._active
 
 
+def test_a_block_that_rearranges_its_arguments(mx, x):
+    class Scaled(mx.gluon.HybridBlock):
+        """Leaves out an argument that stands between two others, as models of BERT do."""
+
+        def __init__(self):
+            super().__init__()
+            self.net = make_net(mx)
+
+        def __call__(self, x, scale=None):
+            self.sign = -1
+            return super().__call__(x, [], scale) * 3
+
+        def hybrid_forward(self, F, x, shift=None, scale=None):
+            y = self.net(x)
+            y = y if not shift else F.broadcast_add(y, shift)
+            return self.sign * (y if scale is None else F.broadcast_mul(y, scale))
+
+    scale = mx.nd.array([[1], [5]])
+    for given in ([x, scale], [x]):
+        net = Scaled()
+        network = ece408_op.to_gpu(Scaled())
+        for _ in range(2):
+            expect(network(*given), net(*given))
+        assert network.report.parts
+        with mx.autograd.train_mode():
+            network(*given)
+
+
+@pytest.mark.parametrize("has_states", [False, True])
+def test_an_rnn_layer_begins_with_states_of_its_own(mx, has_states):
+    layer = mx.gluon.rnn.LSTM(5, bidirectional=True)
+    layer.initialize()
+    x = mx.nd.array(np.random.default_rng(2).standard_normal((4, 2, 3)))
+    given = (x, layer.begin_state(2)) if has_states else (x,)
+    found, expected = ece408_op.to_gpu(layer)(*given), layer(*given)
+    if has_states:
+        expect(found[1][1], expected[1][1])
+        found, expected = found[0], expected[0]
+    expect(found, expected)
+
+
+def test_hooks_are_called(mx, x):
+    net, seen = make_net(mx), []
+    network = ece408_op.to_gpu(net)
+    net.register_forward_pre_hook(lambda block, given: seen.append(given[0]))
+    net.register_forward_hook(lambda block, given, outputs: seen.append(outputs))
+    found = network(x)
+    assert seen[0] is x
+    assert seen[1] is found
+
+
 def test_symbols_and_modules(mx, x):
     symbol = make_symbol(mx)
     parameters = parameters_of(mx, symbol)
