@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -110,22 +111,23 @@ class _Model:
         return self._mx.nd.array(drawn, dtype=np.float32)
 
     def _calibrate(self) -> None:
-        """Take each BatchNorm's statistics of what it is given, in the order of the pass, which
-        keeps values near 1 in deep networks. Of means only half, as images become alike in deep
-        networks with random weights: what is left beside the mean would be rounding."""
+        """Take each BatchNorm's variance of the squares of what it is given, in the order of the
+        pass, which keeps values near 1 in deep networks. Means stay small: images become alike in
+        deep networks with random weights, so that rounding would be left beside means of theirs."""
         nodes = json.loads(self.symbol.tojson())["nodes"]
-        norms = {f"{node['name']}_data": node for node in nodes if node["op"] == "BatchNorm"}
+        norms = {
+            f"{node['name']}_data".encode(): node for node in nodes if node["op"] == "BatchNorm"
+        }
 
-        def seen(name: str, handle: Any) -> None:
+        def seen(name: bytes, address: int) -> None:
+            handle = ctypes.cast(address, self._mx.base.NDArrayHandle)
+            given = self._mx.nd.NDArray(handle, writable=False)
             if name in norms:
                 node = norms[name]
-                given = self._mx.nd.NDArray(handle, writable=False)
                 axis = int(node.get("attrs", {}).get("axis", 1))
                 values = np.moveaxis(given.asnumpy(), axis, 0).reshape(given.shape[axis], -1)
-                mean, var = (nodes[entry[0]]["name"] for entry in node["inputs"][3:])
-                center = values.mean(1) / 2
-                own = ((values - center[:, None]) ** 2).mean(1)
-                self.arrays[mean][:] = center
+                own = (values**2).mean(1)
+                var = nodes[node["inputs"][4][0]]["name"]
                 self.arrays[var][:] = 0.7 * own + 0.3 * own.mean() + 1e-3
 
         if norms:

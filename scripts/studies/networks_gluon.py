@@ -12,7 +12,8 @@ from ece408_op.operator.loading import load_mxnet
 from .emulated_networks import CASES, Case, Inputs
 
 mx = load_mxnet()
-np.int = int  # type: ignore[attr-defined]  # GluonCV asks for this old name.
+# GluonCV asks for these old names.
+np.int, np.float = int, float  # type: ignore[attr-defined]
 
 
 def _get(name: str, options: dict[str, Any]) -> Any:
@@ -93,9 +94,8 @@ _add("action recognition, clips", "slowfast_4x16_resnet50_kinetics400", data=(1,
 def _proposing(name: str) -> Any:
     """A detector that looks at few proposals."""
     net = _get(name, {})
-    for each in (net.rpn, net.rpn.region_proposer):
-        each._test_pre_nms, each._test_post_nms = 60, 6
-    net._rpn_test_post_nms = 6
+    net.rpn._test_pre_nms, net.rpn._test_post_nms = 60, 6
+    net._rpn_test_post_nms = net._rcnn_max_dets = 6
     return net
 
 

@@ -16,6 +16,10 @@ sym, nn = mx.sym, mx.gluon.nn
 _draw = np.random.default_rng(408)
 
 
+class _Block(mx.gluon.HybridBlock):  # type: ignore[name-defined]
+    pass
+
+
 def _words(limit: int, *shape: int) -> Any:
     return _draw.integers(0, limit, shape).astype(np.float32)
 
@@ -43,7 +47,7 @@ def text_cnn() -> Any:
 
 @network("Text CNN, one dimension", data=_words(60, 3, 20))
 def text_cnn_1d() -> Any:
-    class Net(mx.gluon.HybridBlock):
+    class Net(_Block):
         def __init__(self) -> None:
             super().__init__()
             with self.name_scope():
@@ -61,18 +65,6 @@ def text_cnn_1d() -> Any:
     return Net()
 
 
-@network("Character CNN with highways", data=_words(40, 2, 6, 9))
-def highway() -> Any:
-    x = sym.Embedding(sym.Variable("data"), input_dim=40, output_dim=8)
-    x = sym.transpose(sym.reshape(x, shape=(-3, 0, 0)), axes=(0, 2, 1))
-    found = [sym.Convolution(x, num_filter=8, kernel=(width,)) for width in (2, 3, 4)]
-    x = sym.concat(*[sym.max(sym.tanh(each), axis=2) for each in found], dim=1)
-    for _ in range(2):
-        gate = sym.sigmoid(_dense(x, 24))
-        x = gate * sym.relu(_dense(x, 24)) + (1 - gate) * x
-    return sym.reshape(_dense(x, 16), shape=(-4, -1, 6, 0))
-
-
 def _attention(F: Any, query: Any, key: Any, value: Any, heads: int, size: int, mask: Any) -> Any:
     def split(x: Any) -> Any:
         x = F.transpose(F.reshape(x, shape=(0, 0, heads, -1)), axes=(0, 2, 1, 3))
@@ -86,7 +78,7 @@ def _attention(F: Any, query: Any, key: Any, value: Any, heads: int, size: int, 
     return F.reshape(x, shape=(0, 0, -3))
 
 
-class _Layer(mx.gluon.HybridBlock):
+class _Layer(_Block):
     """A layer of a transformer, `across` with attention to the encoder's result as well."""
 
     def __init__(self, units: int, heads: int, across: bool) -> None:
@@ -112,7 +104,7 @@ class _Layer(mx.gluon.HybridBlock):
 
 @network("Transformer", source=_words(50, 2, 9), target=_words(50, 2, 7))
 def transformer() -> Any:
-    class Net(mx.gluon.HybridBlock):
+    class Net(_Block):
         def __init__(self) -> None:
             super().__init__()
             place = np.arange(9)[:, None] / 10000 ** (np.arange(24)[None] / 24)
@@ -169,7 +161,7 @@ def lstm_fused() -> Any:
 
 @network("CRNN", data=(2, 1, 32, 64))
 def crnn() -> Any:
-    class Net(mx.gluon.HybridBlock):
+    class Net(_Block):
         def __init__(self) -> None:
             super().__init__()
             with self.name_scope():
@@ -187,19 +179,6 @@ def crnn() -> Any:
             return self.letters(self.lstm(F.transpose(x, axes=(2, 0, 1))))
 
     return Net()
-
-
-@network("Sequence to sequence with attention", data=_words(30, 2, 8), query=(2, 12))
-def attention_rnn() -> Any:
-    x = sym.Embedding(sym.Variable("data"), input_dim=30, output_dim=12)
-    cell = mx.rnn.GRUCell(12, prefix="encoder_")
-    start = [sym.Variable("start", shape=(2, 12))]
-    keys, _ = cell.unroll(8, inputs=x, begin_state=start, merge_outputs=True)
-    query = sym.expand_dims(_dense(sym.Variable("query"), 12, no_bias=True), axis=1)
-    scores = sym.broadcast_add(_dense(keys, 12, flatten=False), query)
-    scores = _dense(sym.tanh(scores), 1, flatten=False, no_bias=True)
-    context = sym.sum(sym.broadcast_mul(keys, sym.softmax(scores, axis=1)), axis=1)
-    return _dense(sym.concat(context, sym.Variable("query"), dim=1), 30)
 
 
 # Sound and time.
@@ -222,35 +201,6 @@ def wavenet() -> Any:
     return sym.softmax(conv(sym.relu(x), 32), axis=1)
 
 
-@network("Temporal convolutions", data=(2, 6, 40))
-def temporal() -> Any:
-    x = sym.Variable("data")
-    for k, filters in enumerate((12, 12, 16)):
-        y = x
-        for _ in range(2):
-            pad = 2 * 2**k
-            sizes = {"kernel": (3,), "dilate": (2**k,), "pad": (pad,)}
-            y = sym.Convolution(y, num_filter=filters, **sizes)
-            y = sym.relu(sym.slice_axis(y, axis=2, begin=0, end=-pad))
-        short = sym.Convolution(x, num_filter=filters, kernel=(1,)) if k != 1 else x
-        x = sym.relu(y + short)
-    return _dense(sym.slice_axis(x, axis=2, begin=-1, end=None), 5)
-
-
-@network("LSTNet", data=(2, 24, 8))
-def lstnet() -> Any:
-    data = sym.Variable("data")
-    x = sym.reshape(data, shape=(0, 1, 24, 8))
-    x = sym.relu(sym.Convolution(x, num_filter=10, kernel=(6, 8)))
-    x = sym.transpose(sym.reshape(x, shape=(0, 0, -1)), axes=(2, 0, 1))
-    start = sym.Variable("start", shape=(1, 2, 10))
-    state = sym.RNN(x, sym.Variable("rnn_weight"), start, state_size=10, num_layers=1, mode="gru")
-    x = _dense(sym.reshape(sym.slice_axis(state, axis=0, begin=-1, end=None), shape=(-1, 10)), 8)
-    linear = sym.reshape(sym.slice_axis(data, axis=1, begin=-6, end=None), shape=(0, -1))
-    linear = sym.transpose(sym.reshape(linear, shape=(0, 6, 8)), axes=(0, 2, 1))
-    return x + sym.reshape(_dense(linear, 1, flatten=False), shape=(0, 8))
-
-
 @network("Speech, convolutions and recurrent layers", data=(1, 1, 40, 24))
 def deep_speech() -> Any:
     x = sym.Variable("data")
@@ -269,27 +219,15 @@ def deep_speech() -> Any:
 
 @network("Neural collaborative filtering", user=_words(40, 6), item=_words(30, 6))
 def neural_filtering() -> Any:
-    def embedded(name: str, count: int, size: int, kind: str) -> Any:
-        x = sym.Variable(name)
-        return sym.Embedding(x, input_dim=count, output_dim=size, name=f"{name}_{kind}")
-
-    product = embedded("user", 40, 8, "mf") * embedded("item", 30, 8, "mf")
-    x = sym.concat(embedded("user", 40, 12, "mlp"), embedded("item", 30, 12, "mlp"), dim=1)
+    user, item = sym.Variable("user"), sym.Variable("item")
+    sides = ((user, 40), (item, 30))
+    factors = [sym.Embedding(x, input_dim=count, output_dim=8) for x, count in sides]
+    hidden = [sym.Embedding(x, input_dim=count, output_dim=12) for x, count in sides]
+    x = sym.concat(*hidden, dim=1)
     for units in (24, 16, 8):
         x = _dense(x, units, "relu")
-    x = _dense(sym.concat(product, x, dim=1), 1)
+    x = _dense(sym.concat(factors[0] * factors[1], x, dim=1), 1)
     return sym.LogisticRegressionOutput(x, sym.Variable("label"), name="score")
-
-
-@network("Factorization machine, deep", fields=_words(50, 4, 6))
-def deep_fm() -> Any:
-    fields = sym.Variable("fields")
-    linear = sym.sum(sym.Embedding(fields, input_dim=50, output_dim=1), axis=1)
-    x = sym.Embedding(fields, input_dim=50, output_dim=8)
-    pairs = sym.square(sym.sum(x, axis=1)) - sym.sum(sym.square(x), axis=1)
-    pairs = 0.5 * sym.sum(pairs, axis=1, keepdims=True)
-    deep = _dense(_dense(sym.Flatten(x), 24, "relu"), 1)
-    return sym.sigmoid(linear + pairs + deep)
 
 
 @network("Wide and deep", wide=(4, 20), fields=_words(20, 4, 3), numbers=(4, 5))
@@ -305,7 +243,7 @@ def wide_and_deep() -> Any:
 # Attention in images, and what moves pixels.
 
 
-class _Gated(mx.gluon.HybridBlock):
+class _Gated(_Block):
     """A residual block whose channels, and with `places` whose pixels, are weighed."""
 
     def __init__(self, filters: int, places: bool) -> None:
@@ -369,7 +307,7 @@ def spatial_transformer() -> Any:
     for filters in (8, 10):
         x = sym.Convolution(x, num_filter=filters, kernel=(5, 5))
         x = sym.Pooling(sym.Activation(x, "relu"), kernel=(2, 2), stride=(2, 2), pool_type="max")
-    place = _dense(_dense(sym.Flatten(x), 32, "relu"), 6)
+    place = 0.2 * _dense(_dense(sym.Flatten(x), 32, "relu"), 6)
     options = {"transform_type": "affine", "sampler_type": "bilinear"}
     x = sym.SpatialTransformer(data, place, target_shape=(20, 20), **options)
     x = sym.Activation(sym.Convolution(x, num_filter=12, kernel=(5, 5), stride=(2, 2)), "relu")

@@ -11,12 +11,8 @@ from ece408_op.operator.loading import load_mxnet
 from .emulated_networks import network
 
 mx = load_mxnet()
-sym, nn = mx.sym, mx.gluon.nn
+sym = mx.sym
 _draw = np.random.default_rng(408)
-
-
-def _words(limit: int, *shape: int) -> Any:
-    return _draw.integers(0, limit, shape).astype(np.float32)
 
 
 def _conv(x: Any, filters: int, kernel: int = 3, stride: int = 1, **options: Any) -> Any:
@@ -68,12 +64,6 @@ def lenet() -> Any:
     return _classes(_dense(sym.Flatten(x), 50, "tanh"))
 
 
-@network("MLP by symbols", data=(8, 1, 28, 28))
-def mlp() -> Any:
-    x = sym.Flatten(sym.Variable("data"))
-    return _classes(_dense(_dense(x, 64, "relu"), 32, "relu"))
-
-
 @network("AlexNet by symbols, LRN and groups", data=(1, 3, 67, 67))
 def alexnet_lrn() -> Any:
     x = _plain(sym.Variable("data"), 16, 11, 4, pad=(0, 0))
@@ -100,52 +90,6 @@ def inception_bn() -> Any:
     x = module(module(x, 8, 8, 8, "avg"), 8, 12, 8, "avg")
     x = module(smaller(x, 12, 8), 8, 12, 12, "avg")
     return _classes(_mean(module(smaller(x, 16, 12), 16, 16, 12, "max")))
-
-
-@network("SqueezeNet by symbols", data=(1, 3, 48, 48))
-def squeezenet() -> Any:
-    def fire(x: Any, few: int, many: int) -> Any:
-        x = _plain(x, few, 1)
-        return sym.concat(_plain(x, many, 1), _plain(x, many, 3), dim=1)
-
-    x = _pool(_plain(sym.Variable("data"), 16, 7, 2), 3, 2)
-    x = _pool(fire(fire(x, 4, 16), 4, 16), 3, 2)
-    x = _plain(sym.Dropout(fire(x, 8, 24)), 10, 1)
-    return sym.SoftmaxOutput(_mean(x), name="softmax")
-
-
-@network("Network in network", data=(2, 3, 32, 32))
-def network_in_network() -> Any:
-    x = sym.Variable("data")
-    for filters, kernel in ((24, 5), (24, 5), (16, 3)):
-        x = _plain(_plain(_plain(x, filters, kernel), 16, 1), 16, 1)
-        x = sym.Dropout(_pool(x, 3, 2, "max" if kernel == 5 else "avg"))
-    return sym.softmax(_mean(_plain(x, 10, 1)), axis=1)
-
-
-@network("DenseNet by symbols", data=(1, 3, 32, 32))
-def densenet() -> Any:
-    x = sym.Convolution(sym.Variable("data"), num_filter=8, kernel=(3, 3), pad=(1, 1))
-    for block in range(3):
-        for _ in range(3):
-            y = sym.Activation(sym.BatchNorm(x, fix_gamma=False), "relu")
-            y = sym.Convolution(y, num_filter=8, kernel=(3, 3), pad=(1, 1), no_bias=True)
-            x = sym.Concat(x, y)
-        if block < 2:
-            x = _pool(_conv(x, 12, 1), 2, 2, "avg")
-    return _classes(_mean(x))
-
-
-@network("ResNeXt by symbols", data=(1, 3, 32, 32))
-def resnext() -> Any:
-    x = _conv(sym.Variable("data"), 16)
-    for filters, stride in ((16, 1), (32, 2), (32, 1)):
-        y = _conv(
-            _conv(_conv(x, filters, 1), filters, 3, stride, num_group=8), filters, 1, act=None
-        )
-        short = _conv(x, filters, 1, stride, act=None) if filters != 16 or stride > 1 else x
-        x = sym.Activation(y + short, act_type="relu")
-    return _classes(_mean(x))
 
 
 @network("Capsules, routed by agreement", data=(2, 1, 20, 20))
@@ -201,28 +145,15 @@ def mobile_face() -> Any:
     return sym.L2Normalization(_dense(sym.Flatten(x), 32), mode="instance")
 
 
-def _mtcnn(filters: tuple[int, ...], size: int | None) -> Any:
-    x = sym.Variable("data")
-    for k, each in enumerate(filters):
-        x = sym.Convolution(x, num_filter=each, kernel=(3, 3) if k < 2 else (2, 2))
-        x = sym.LeakyReLU(x, act_type="prelu")
-        if k == 0:
-            x = _pool(x, 3 if size else 2, 2, pooling_convention="full")
-    if size is None:
-        score, box = (sym.Convolution(x, num_filter=n, kernel=(1, 1)) for n in (2, 4))
-        return sym.Group([sym.SoftmaxActivation(score, mode="channel"), box])
-    x = sym.LeakyReLU(_dense(x, size), act_type="prelu")
-    return sym.Group([sym.SoftmaxActivation(_dense(x, 2)), _dense(x, 4), _dense(x, 10)])
-
-
 @network("MTCNN, proposals", data=(1, 3, 37, 41))
 def mtcnn_proposals() -> Any:
-    return _mtcnn((10, 16, 32), None)
-
-
-@network("MTCNN, refinement", data=(3, 3, 24, 24))
-def mtcnn_refinement() -> Any:
-    return _mtcnn((12, 16, 24), 48)
+    x = sym.Variable("data")
+    for filters in (10, 16, 32):
+        x = sym.Convolution(x, num_filter=filters, kernel=(3, 3))
+        x = sym.LeakyReLU(x, act_type="prelu")
+        x = _pool(x, pooling_convention="full") if filters == 10 else x
+    score, box = (sym.Convolution(x, num_filter=n, kernel=(1, 1)) for n in (2, 4))
+    return sym.Group([sym.SoftmaxActivation(score, mode="channel"), box])
 
 
 # Detection and dense prediction.
@@ -235,7 +166,9 @@ def ssd() -> Any:
     while len(layers) < 3:
         layers.append(_conv(_conv(layers[-1], 12, 1), 24, 3, 2))
     layers[0] = 20 * sym.L2Normalization(layers[0], mode="channel")
-    scores, boxes, anchors = [], [], []
+    scores: list[Any] = []
+    boxes: list[Any] = []
+    anchors: list[Any] = []
     for k, layer in enumerate(layers):
         for found, each in ((scores, 4 * 4), (boxes, 4 * 4)):
             y = sym.Convolution(layer, num_filter=each, kernel=(3, 3), pad=(1, 1))
@@ -252,7 +185,7 @@ def ssd() -> Any:
     )
 
 
-@network("Faster R-CNN by symbols", data=(1, 3, 64, 64), im_info=np.float32([[64, 64, 1]]))
+@network("Faster R-CNN by symbols", data=(1, 3, 64, 64), im_info=np.array([[64.0, 64, 1]]))
 def faster_rcnn() -> Any:
     x = _pool(_plain(_pool(_plain(sym.Variable("data"), 12)), 16))
     y = _plain(x, 16)
@@ -275,7 +208,8 @@ def fcn_8s() -> Any:
         sizes = {"kernel": (2 * scale,) * 2, "stride": (scale,) * 2}
         return sym.Deconvolution(x, num_filter=5, num_group=1, no_bias=True, **sizes)
 
-    x = _pool(_plain(sym.Variable("data"), 12, pad=(20, 20)))
+    data = sym.Variable("data")
+    x = _pool(_plain(data, 12, pad=(20, 20)))
     skips = []
     for filters in (16, 16, 24):
         x = _pool(_plain(x, filters), pooling_convention="full")
@@ -285,7 +219,7 @@ def fcn_8s() -> Any:
         y = larger(y, 2)
         skip = skips.pop()
         y = sym.Crop(y, skip, offset=(1, 1)) + skip
-    y = sym.Crop(larger(y, 4), sym.Variable("data"), offset=(12, 12))
+    y = sym.Crop(larger(y, 4), data, offset=(12, 12))
     return sym.SoftmaxOutput(y, multi_output=True, use_ignore=True, name="softmax")
 
 
@@ -318,17 +252,6 @@ def hourglass() -> Any:
         y = _conv(nested(x, 2), 16, 1)
         heads.append(_plain(y, 6, 1, act=None))
         x = x + _plain(y, 16, 1, act=None) + _plain(heads[-1], 16, 1, act=None)
-    return sym.Group(heads)
-
-
-@network("OpenPose, stages of two branches", data=(1, 3, 32, 40))
-def open_pose() -> Any:
-    features = x = _plain(_pool(_plain(_pool(_plain(sym.Variable("data"), 12)), 16)), 16)
-    heads: list[Any] = []
-    for stage in range(3):
-        kernel = 7 if stage else 3
-        heads = [_plain(_plain(_plain(x, 12, kernel), 12, 1), n, 1, act=None) for n in (10, 6)]
-        x = sym.concat(*heads, features, dim=1)
     return sym.Group(heads)
 
 
@@ -409,14 +332,3 @@ def super_resolution() -> Any:
     x = sym.Reshape(_plain(x, 4, act=None), shape=(0, -4, -1, 4, 0, 0))
     x = sym.Reshape(x, shape=(0, 0, -4, 2, 2, 0, 0))
     return sym.Reshape(sym.transpose(x, axes=(0, 1, 4, 2, 5, 3)), shape=(0, 0, -3, -3))
-
-
-@network("Variational autoencoder", data=(3, 1, 16, 16))
-def autoencoder() -> Any:
-    x = _dense(sym.Flatten(sym.Variable("data")), 48, "tanh")
-    mean, logarithm = sym.split(_dense(x, 16), num_outputs=2, axis=1)
-    z = mean + sym.exp(0.5 * logarithm) * 0.1
-    x = _dense(_dense(z, 48, "tanh"), 256, "sigmoid")
-    return sym.Group(
-        [sym.Reshape(x, shape=(-1, 1, 16, 16)), mean, sym.Activation(logarithm, "tanh")]
-    )
