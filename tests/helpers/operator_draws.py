@@ -329,6 +329,39 @@ def _function(sym, kind):
     return getattr(sym, kind, None) or getattr(sym._internal, kind)
 
 
+def _slice_like(draw, function, x, shape):
+    axes = tuple(axis for axis in range(len(shape)) if draw.maybe())
+    if not axes or draw.maybe(0.3):
+        return function(x, draw.variable(draw.rng.randint(1, size) for size in shape))
+    sizes = (draw.rng.randint(1, n) if k in axes else n + 1 for k, n in enumerate(shape))
+    other = draw.variable(sizes)
+    return function(x, other, axes=tuple(draw.rng.choice([k, k - len(shape)]) for k in axes))
+
+
+def _broadcast_like(draw, function, x, shape):
+    axes = [axis for axis in range(len(shape)) if shape[axis] == 1 or draw.maybe()]
+    for axis in axes:
+        x = draw.sym.slice_axis(x, axis=axis, begin=0, end=1)
+    if not axes or draw.maybe():
+        return function(x, draw.variable(shape))
+    sizes = [draw.rng.randint(1, 5) for _ in range(draw.rng.randint(1, 4))]
+    others = [draw.rng.randint(-len(sizes), len(sizes) - 1) for _ in axes]
+    mine = tuple(draw.rng.choice([axis, axis - len(shape)]) for axis in axes)
+    return function(x, draw.variable(sizes), lhs_axes=mine, rhs_axes=tuple(others))
+
+
+def _reshape_like(draw, function, x, shape):
+    if draw.maybe():
+        return function(draw.sym.Reshape(x, shape=(-1,)), x)
+    begin = draw.rng.randint(0, len(shape) - 1)
+    end = draw.rng.randint(begin + 1, len(shape))
+    joined = draw.sym.Reshape(x, shape=(*shape[:begin], -1, *shape[end:]))
+    places = {"rhs_begin": begin, "rhs_end": end - len(shape) if end < len(shape) else end}
+    if end == len(shape) and draw.maybe():
+        del places["rhs_end"]
+    return function(joined, x, lhs_begin=begin, lhs_end=begin + 1, **places)
+
+
 def _kinds(names, *options, **more):
     return dict.fromkeys(names.split(), Kind(*options, **more))
 
@@ -372,6 +405,10 @@ NODES = {
     **_kinds("expand_dims", lambda draw, function, x, shape:
              function(x, axis=draw.axis(shape, 1)), (1, 2, 3, 4, 5)),
     **_kinds("squeeze", _squeeze),
+    **_kinds("zeros_like ones_like", _plain),
+    **_kinds("slice_like", _slice_like),
+    **_kinds("broadcast_like", _broadcast_like),
+    **_kinds("reshape_like", _reshape_like),
     **_kinds("transpose", _transpose),
     **_kinds("SwapAxis swapaxes", _with(dim1="axis", dim2="axis")),
     **_kinds("Pad pad", _pad, (4, 5)),
