@@ -45,6 +45,7 @@ _SHARED = ("-shared", "-Xlinker", "--exclude-libs=ALL")
 Run = Callable[[Sequence[str]], str]
 # The parameters of a method that has a stride: ten, where others have nine.
 _STRIDED = re.compile(r"GPUInterface\s*::\s*conv_forward_gpu\s*\(([^,)]*,){9}[^,)]*\)")
+_PLAIN_OUTPUT = re.compile(r"GPUInterface\s*::\s*conv_forward_gpu_prolog\s*\(\s*float\b")
 _EXPECTED = {
     "cpu": "neither conv_forward_cpu(...) nor forward(...) of mshadow::Tensor",
     "cuda": "no GPUInterface::conv_forward_gpu(...), no forward(...) of mshadow::Tensor, and no "
@@ -131,6 +132,12 @@ def why_not(problem: ConvProblem, takes_strides: bool) -> str | None:
     if problem.stride != (1, 1) and not (takes_strides and problem.stride[0] == problem.stride[1]):
         return "the same stride both ways only" if takes_strides else "stride 1 only"
     return None
+
+
+def macros(file: KernelFile) -> list[str]:
+    """Of the sources in kernels/files, for a CUDA file: where terms' headers differ."""
+    found = ["ECE408_STRIDED"] if has_stride(file) else []
+    return [*found, "ECE408_PLAIN_OUTPUT"] if _PLAIN_OUTPUT.search(file.text) else found
 
 
 @functools.lru_cache(maxsize=64)

@@ -308,3 +308,11 @@ def test_a_milestone_on_the_cpu_runs_a_file_too(run_ece408, tmp_path):
     result = run_ece408(*command, CUDA_VISIBLE_DEVICES="", ECE408_EMULATION="fast")
     assert result.returncode == 0, result.stderr
     assert "race" not in result.stderr
+
+
+def test_a_prolog_whose_output_has_no_const(check):
+    """As the header of some terms has it; a function of CUDA's for numbers without sign."""
+    text = TILED.replace("const float *, const float *x,", "float *, const float *x,")
+    text = text.replace("blockIdx.z % across", "blockIdx.z % __float2uint_rd(across + 0.5f)")
+    assert text.count("float *, const float *x,") == text.count("__float2uint_rd") == 1
+    assert check("new-forward.cu", text).is_right

@@ -130,8 +130,7 @@ def library_command(file: KernelFile, name: str) -> list[str]:
     source = kernel_file.source_of(file)
     # To nvcc a bare comma separates values.
     defines = [f'-DECE408_FILE="{file.path}"'.replace(",", "\\,")]
-    if kernel_file.has_stride(file):
-        defines.append("-DECE408_STRIDED")
+    defines += [f"-D{name}" for name in kernel_file.macros(file)]
     nvcc = str(require_nvcc())
     return [nvcc, *LIBRARY_OPTIONS, gencode(name), *defines, f"-I{source.parent}", str(source)]
 

@@ -66,8 +66,7 @@ def library(file: KernelFile, mode: str) -> bytes:
     """
     source = kernel_file.source_of(file)
     own = [f'-DECE408_FILE="{file.path}"', f"-I{source.parent}"]
-    if kernel_file.has_stride(file):
-        own.append("-DECE408_STRIDED")
+    own += [f"-D{name}" for name in kernel_file.macros(file)]
     # kernels/files/entry.cuh has what cudaMalloc is exchanged for.
     return _library(file, mode, [*own, str(source)], ["-Wl,--wrap=cudaMalloc"])
 

@@ -75,6 +75,10 @@ inline int __float2int_rn(float x) { return static_cast<int>(nearbyintf(x)); }
 inline int __float2int_rz(float x) { return static_cast<int>(x); }
 inline int __float2int_rd(float x) { return static_cast<int>(floorf(x)); }
 inline int __float2int_ru(float x) { return static_cast<int>(ceilf(x)); }
+inline unsigned __float2uint_rn(float x) { return static_cast<unsigned>(nearbyintf(x)); }
+inline unsigned __float2uint_rz(float x) { return static_cast<unsigned>(x); }
+inline unsigned __float2uint_rd(float x) { return static_cast<unsigned>(floorf(x)); }
+inline unsigned __float2uint_ru(float x) { return static_cast<unsigned>(ceilf(x)); }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 inline int __float_as_int(float x) { return ece408_emulator::value_of<int>(ece408_emulator::bits(x)); }
