@@ -102,7 +102,8 @@ def _functions(plan):
 
 def _source(kernels):
     """Each kernel in a namespace of its own, and behind it none of its macros."""
-    parts = [f"#include <{name}>\n" for name in _HEADERS]
+    # On arrays as small as these it takes longer to make code fast than to run slow code.
+    parts = ['#pragma GCC optimize("O0")\n', *(f"#include <{name}>\n" for name in _HEADERS)]
     for kernel in kernels:
         text, space = _text(kernel.plan.kernel.source), f"of_{kernel.number}"
         parts += [f"#define {name} {value}\n" for name, value in kernel.plan.defines]

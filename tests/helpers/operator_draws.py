@@ -124,6 +124,10 @@ def _divisor(draw, number):
 
 def _convolution(draw, function, x, shape):
     options = _windows(draw, len(shape) - 2, 5, dilate=2)
+    others = (options.get(name, (1 - k,) * 3) for k, name in enumerate(("dilate", "pad")))
+    for size, kernel, dilate, pad in zip(shape[2:], options["kernel"], *others):
+        if dilate * (kernel - 1) >= size + 2 * pad:
+            raise Unfit
     groups = _divisor(draw, shape[1])
     options["num_filter"] = groups * draw.rng.choice([1, 2, 3, 5])
     if draw.maybe():

@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -348,7 +348,7 @@ def run_beside(seed, count, jobs, mode, progress):
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         for found in pool.map(run, [seed] * len(parts), parts, [mode] * len(parts)):
             outcome.add(found)
-            progress(outcome)
+            progress(outcome, found.wrong)
     return outcome
 
 
@@ -363,14 +363,15 @@ def main():
     asked = parser.parse_args()
     start = time.monotonic()
 
-    def progress(outcome):
+    def progress(outcome, wrong):
         seconds = f"{time.monotonic() - start:.0f} s"
         line = f"{outcome.cases} cases, {len(outcome.wrong)} wrong, {seconds}"
-        print(line, file=sys.stderr, flush=True)
+        print(*wrong, line, sep="\n", file=sys.stderr, flush=True)
 
     os.environ["MXNET_SUBGRAPH_VERBOSE"] = "0"
     if asked.case is not None:
         outcome = run(asked.seed, [asked.case], asked.mode)
+        progress(outcome, outcome.wrong)
     else:
         outcome = run_beside(asked.seed, asked.cases, asked.jobs, asked.mode, progress)
     show(outcome, asked, time.monotonic() - start)
@@ -387,7 +388,7 @@ def show(outcome, asked, seconds):
         f"\n\n{outcome.cases} random chains of seed {asked.seed}, {len(outcome.wrong)} of them "
         f"wrong, {outcome.refused} that MXNet itself does not compute."
     )
-    print("\n".join([text, *outcome.wrong]))
+    print(text)
     if asked.output is not None:
         sys.path.append(str(SCRIPTS))
         from studies import results
@@ -398,7 +399,7 @@ def show(outcome, asked, seconds):
             "refused": outcome.refused,
             "seconds": round(seconds, 1),
             "wrong": outcome.wrong,
-            "operators": {kind: vars(each) for kind, each in sorted(outcome.counts.items())},
+            "operators": {kind: asdict(each) for kind, each in sorted(outcome.counts.items())},
         }
         title = "Random chains of operators on the emulated GPU, compared with MXNet's results"
         results.write(asked.output, title, text, content)

@@ -41,7 +41,7 @@ def test_chains_of_operators_touch_only_their_own_memory(mx):
 @pytest.mark.slow
 def test_many_chains_of_operators():
     cores = len(os.sched_getaffinity(0))
-    _expect_none_wrong(operator_fuzz.run_beside(3, 20000, cores, "fast", lambda outcome: None))
+    _expect_none_wrong(operator_fuzz.run_beside(3, 20000, cores, "fast", lambda *found: None))
 
 
 def test_a_fault_is_found(mx, monkeypatch):
