@@ -375,6 +375,7 @@ class _OfBlock(_Source):
     def __init__(self, mx: Any, block: Any) -> None:
         self.mx = mx
         self._block = block
+        self._is_of_symbol = isinstance(block, mx.gluon.SymbolBlock)
         self._graph: Any = None
         self._lists: list[tuple[Any, Any]] = []
 
@@ -391,10 +392,20 @@ class _OfBlock(_Source):
             for name, value in vars(twin).items():
                 if name != "forward" and (name not in before or before[name] is not value):
                     vars(block)[name] = value
+            self._forget_others(given)
             return compute(given)
 
         vars(twin)["forward"] = forward
         return twin(*arrays)
+
+    def _forget_others(self, given: Sequence[Any]) -> None:
+        """Drop the block's graph if it is for other arguments than these; a hybridized block
+        refuses them itself."""
+        block = self._block
+        if block._cached_graph and not block._active and not self._is_of_symbol:
+            _, form = self.mx.gluon.block._flatten(given, "input")
+            if form != block._in_format:
+                block._clear_cached_op()
 
     def flat(self, arrays: Sequence[Any]) -> list[Any]:
         flat, _ = self.mx.gluon.block._flatten(list(arrays), "input")
