@@ -1,0 +1,182 @@
+"""What a kernel file can do to the machine beside computing: nothing."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from ece408_op import settings
+from ece408_op.backends import kernel_file
+from ece408_op.lab.session import Session
+from ece408_op.problem import ConvProblem
+
+# An output that has room for a number for each thing that is tried.
+PROBLEM = ConvProblem.parse("b1,c1,h20,w20,m1,k1")
+HEAD = """
+#include <cerrno>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <unistd.h>
+#include "cpu-new-forward.h"
+void conv_forward_cpu(float *y, const float *x, const float *w, const int B, const int M,
+                      const int C, const int H, const int W, const int K) {
+"""
+# By name, with arguments that mean nothing: the filter answers before they are looked at.
+REFUSED = """
+    accept accept4 acct add_key adjtimex bind bpf capset chmod chown chroot clock_adjtime
+    clock_settime clone3 connect delete_module epoll_pwait2 execveat fanotify_init fchmod fchmodat
+    fchown fchownat fgetxattr finit_module flistxattr flock fremovexattr fsconfig fsetxattr fsmount
+    fsopen fspick futimesat getpeername getsockname getsockopt getxattr init_module
+    inotify_add_watch inotify_init inotify_init1 io_cancel io_destroy io_getevents io_setup
+    io_submit io_uring_enter io_uring_register io_uring_setup ioperm iopl ioprio_get ioprio_set kcmp
+    kexec_load keyctl landlock_add_rule landlock_create_ruleset lchown lgetxattr link linkat listen
+    listxattr llistxattr lookup_dcookie lremovexattr lsetxattr memfd_create memfd_secret
+    migrate_pages mknod mknodat modify_ldt mount mount_setattr move_mount move_pages
+    mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv
+    msgsnd name_to_handle_at open_by_handle_at open_tree openat2 perf_event_open personality
+    pidfd_getfd pidfd_open pidfd_send_signal pivot_root process_madvise process_mrelease
+    process_vm_readv process_vm_writev ptrace quotactl reboot recvfrom recvmmsg recvmsg
+    remap_file_pages removexattr request_key rt_sigqueueinfo rt_tgsigqueueinfo sched_setaffinity
+    sched_setattr sched_setparam sched_setscheduler seccomp semctl semget semop semtimedop sendmmsg
+    sendmsg sendto setdomainname setfsgid setfsuid setgid setgroups sethostname setns setpgid
+    setpriority setregid setresgid setresuid setreuid setrlimit setsid setsockopt settimeofday
+    setuid setxattr shmat shmctl shmdt shmget shutdown signalfd signalfd4 socket socketpair splice
+    statmount swapoff swapon symlink symlinkat sync sync_file_range syncfs sysfs syslog tee tkill
+    truncate umount2 unshare userfaultfd ustat utime utimensat utimes vhangup vmsplice
+"""
+ALLOWED = """
+    access clock_gettime close dup epoll_create1 eventfd2 fcntl:F_GETFD fstat getcwd
+    getdents64 getegid geteuid getgid getpid getppid getrandom getrusage gettid gettimeofday getuid
+    lseek membarrier mincore mmap mprotect munmap newfstatat nanosleep openat poll pread64
+    prctl:PR_GET_NAME pwrite64 read readlinkat readv rseq rt_sigaction rt_sigprocmask
+    sched_getaffinity sched_getparam sched_getscheduler sched_yield set_robust_list sigaltstack
+    statfs statx sysinfo times uname unlinkat wait4 write writev
+"""
+
+
+@pytest.fixture
+def tried(tmp_path, kept):
+    """Evaluate expressions of C++ in a kernel file; the error number that each left, or 0."""
+
+    def tried(expressions, before=""):
+        lines = [
+            f"errno = 0; y[{i}] = (long)({each}) < 0 ? errno : 0;"
+            for i, each in enumerate(expressions)
+        ]
+        path = tmp_path / "tries.cc"
+        path.write_text("\n".join([HEAD, before, *lines, "}"]))
+        x, w = (np.ones(shape, np.float32) for shape in (PROBLEM.x_shape, PROBLEM.w_shape))
+        with settings.override(cache=kept), Session(kernel_file.find(str(path))) as session:
+            if session.lacking:
+                pytest.skip("; ".join(session.lacking))
+            y = session.forward(PROBLEM, x, w).ravel()
+        return [int(each) for each in y[: len(expressions)]]
+
+    return tried
+
+
+def _call(name):
+    """By its number, with this first or second argument, if any, and otherwise with -1."""
+    name, _, argument = name.partition(":")
+    arguments = ["-1L"] * 6
+    if argument:
+        arguments[name != "prctl"] = argument
+    # What the C library's headers do not know yet is no call that it makes.
+    return f"""
+#ifdef SYS_{name}
+syscall(SYS_{name}, {", ".join(arguments)})
+#else
+(errno = ENOSYS, -1)
+#endif
+"""
+
+
+def _refused(names, errors):
+    return {name for name, each in zip(names, errors) if each in (errno.EPERM, errno.ENOSYS)}
+
+
+def test_other_system_calls_than_a_kernel_needs_are_refused(tried):
+    names = REFUSED.split()
+    assert len(names) > 150
+    assert set(names) - _refused(names, tried([_call(name) for name in names])) == set()
+
+
+def test_system_calls_that_a_kernel_needs_are_allowed(tried):
+    names = ALLOWED.split()
+    assert _refused(names, tried([_call(name) for name in names])) == set()
+
+
+# Calls that are allowed for some arguments, with others.
+ARGUMENTS = [
+    ("fcntl(1, F_SETOWN, getppid())", False),
+    ("fcntl(1, F_SETSIG, SIGKILL)", False),
+    ("fcntl(1, F_SETLEASE, F_WRLCK)", False),
+    ("fcntl(1, F_NOTIFY, 1)", False),
+    ("fcntl(1, F_ADD_SEALS, 0)", False),
+    ("fcntl(1, F_GETFL)", True),
+    ("fcntl(1, F_DUPFD_CLOEXEC, 10)", True),
+    ("prctl(PR_SET_PDEATHSIG, 0)", False),
+    ("prctl(PR_SET_DUMPABLE, 1)", False),
+    ("prctl(PR_SET_CHILD_SUBREAPER, 1)", False),
+    ('prctl(PR_SET_NAME, "kernel")', True),
+    ("(ioctl(1, FS_IOC_SETFLAGS, &zero))", False),
+    ('ioctl(1, TIOCSTI, "x")', False),
+    ("ioctl(1, FIONREAD, &zero) && errno == EPERM ? -1 : 0", True),
+    ("madvise(page, 4096, MADV_REMOVE)", False),
+    ("madvise(page, 4096, MADV_DONTNEED)", True),
+    ("fallocate(1, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096)", False),
+    ("sched_setaffinity(getppid(), sizeof all, &all)", False),
+    ("sched_setaffinity(0, sizeof all, &all)", True),
+    ("sched_setaffinity(getpid(), sizeof all, &all)", True),
+    ("syscall(SYS_prlimit64, getppid(), RLIMIT_CPU, 0, &limit)", False),
+    ("syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &limit, 0)", False),
+    ("syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, high, 0)", False),
+    ("syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, &limit)", True),
+    ("kill(getppid(), 0)", False),
+    ("kill(0, 0)", False),
+    ("kill(-1, 0)", False),
+    ("kill(getpid(), 0)", True),
+    ("syscall(SYS_tgkill, getppid(), getppid(), 0)", False),
+    ("syscall(SYS_tgkill, getpid(), getpid(), 0)", True),
+    ("(fork() ?: (_exit(0), 0))", False),
+    ("syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) ?: (_exit(0), 0)", False),
+    (
+        "syscall(SYS_clone, CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_NEWNS, 0, 0, 0, 0)",
+        False,
+    ),
+    ("syscall(SYS_futex, &zero, FUTEX_WAKE, 1, 0, 0, 0)", True),
+    ("socket(AF_UNIX, SOCK_STREAM, 0)", False),
+    ("socket(AF_INET, SOCK_DGRAM, 0)", False),
+]
+BEFORE = """
+    static int zero = 0;
+    static struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    cpu_set_t all;
+    sched_getaffinity(0, sizeof all, &all);
+    void *page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    // Its low half is 0.
+    void *high = mmap((void *)0x500000000000, 4096, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    *(struct rlimit *)high = limit;
+"""
+
+
+def test_calls_are_allowed_by_their_arguments(tried):
+    answers = tried([expression for expression, _ in ARGUMENTS], BEFORE)
+    found = [(expression, each == 0) for (expression, _), each in zip(ARGUMENTS, answers)]
+    assert found == ARGUMENTS
