@@ -10,20 +10,42 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import stat
 import struct
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files.resources import kernels_dir
 from . import seccomp
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
+# Landlock's calls, and what it calls accesses.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-# Everything that changes a file or a folder; the last two came with versions 2 and 3.
-_CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
-_BY_VERSION = ((2, 1 << 13), (3, _TRUNCATE))
+_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL = 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+_READ = _READ_FILE | _READ_DIR
+_DEVICE = _READ | _WRITE_FILE | _TRUNCATE | _IOCTL
+_OF_FILES = 1 | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+# All of the first version's; others came with later ones. Since the sixth it also keeps signals,
+# and sockets by abstract names, within the process.
+_FIRST = (1 << 13) - 1
+_BY_VERSION = ((2, 1 << 13), (3, _TRUNCATE), (5, _IOCTL))
+_SCOPED = 3
+
+_PACKAGE = Path(__file__).parents[1]
+# What libraries read of the system, none of it a person's own.
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/proc/self"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm/overcommit_memory"),
+    *("/sys/devices/system/cpu", "/sys/devices/system/node"),
+)
+_GPU_SYSTEM = ("/proc", "/sys", "/etc/nvidia", "/run", "/opt")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Linux's numbers of what root may do beside: only to read what is another user's.
+_CAPABILITIES_3, _READ_SEARCH = 0x20080522, 1 << 2
 
 
 @dataclass(frozen=True)
@@ -37,20 +59,23 @@ class Limits:
     file_bytes: int = 64 << 20
 
 
-def isolate(scratch: Path, limits: Limits, sockets: bool = False) -> list[str]:
-    """Give up, for good: writing files but in `scratch` and devices, other processes, the network,
-    and what is beyond the limits. Returns what this machine has no means for, a line each.
+def isolate(scratch: Path, limits: Limits, kernel: Path, gpu: bool = False) -> list[str]:
+    """Give up, for good: files but for `scratch`, the kernel's own file and what libraries read;
+    other processes, the network, and what is beyond the limits. Returns what this machine has no
+    means for, a line each.
 
-    With `sockets`, those between processes of this machine are left, which CUDA's driver uses.
+    With `gpu`, its devices are left, and sockets between processes of this machine, which CUDA's
+    driver uses.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _limit(limits)
     lacking = []
-    if not _landlock(scratch):
-        lacking.append("files can be written: this kernel has no Landlock")
-    if not seccomp.install(sockets):
+    if not _landlock(_rules(scratch, kernel, gpu)):
+        lacking.append("files can be read and written: this kernel has no Landlock")
+    _drop_capabilities()
+    if not seccomp.install(gpu):
         lacking.append("network and processes are open: seccomp does not work here")
     return lacking
 
@@ -70,25 +95,70 @@ def _limit(limits: Limits) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def _landlock(scratch: Path) -> bool:
-    """Have files be changed in `scratch` and devices be written only; whether that worked."""
+def _drop_capabilities() -> None:
+    """Have root be able to do no more than others, but to read what Landlock leaves."""
+    header = struct.pack("Ii", _CAPABILITIES_3, 0)
+    held = ctypes.create_string_buffer(24)
+    if _libc.capget(header, held) == 0:
+        permitted = struct.unpack("6I", held.raw)[1] & _READ_SEARCH
+        _libc.capset(header, struct.pack("6I", permitted, permitted, 0, 0, 0, 0))
+
+
+def _rules(scratch: Path, kernel: Path, gpu: bool) -> list[tuple[Path, int]]:
+    """Paths, and the accesses that are left to each and to what is below it."""
+    everything = _FIRST | sum(bit for _, bit in _BY_VERSION)
+    python = [Path(each) for each in (sys.prefix, sys.base_prefix)]
+    python += [Path(each) for each in sys.path if each.endswith("-packages")]
+    system = [Path(each) for each in (*_SYSTEM, *(_GPU_SYSTEM if gpu else ()))]
+    read = [*system, *python, _PACKAGE, kernels_dir(), kernel]
+    devices = [*map(Path, _DEVICES), *(Path("/dev").glob("nvidia*") if gpu else ())]
+    # This package's own kernels are not a file's to call.
+    hidden = [each.resolve() for each in _PACKAGE.rglob("*.so")]
+    found = [(path, _READ) for each in read for path in _without(each.resolve(), hidden)]
+    return [(scratch, everything), *found, *((path, _DEVICE) for path in devices)]
+
+
+def _without(path: Path, hidden: list[Path]) -> Iterator[Path]:
+    """The path, or, where something hidden is below it, all that is below it but for that."""
+    if not any(path == each or path in each.parents for each in hidden):
+        yield path
+    elif path.is_dir():
+        for each in path.iterdir():
+            if not each.is_symlink():
+                yield from _without(each, hidden)
+
+
+def _landlock(rules: list[tuple[Path, int]]) -> bool:
+    """Have files be used as the rules say only, and signals reach this process alone; whether that
+    worked."""
     version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
-    handled = _CHANGES | sum(bit for since, bit in _BY_VERSION if version >= since)
-    attributes = ctypes.create_string_buffer(struct.pack("Q", handled), 8)
-    ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(8), 0)
+    handled = _FIRST | sum(bit for since, bit in _BY_VERSION if version >= since)
+    attributes = (
+        struct.pack("QQQ", handled, 0, _SCOPED) if version >= 6 else struct.pack("Q", handled)
+    )
+    ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
         return False
     try:
-        for path, allowed in ((scratch, handled), (Path("/dev"), _WRITE_FILE | _TRUNCATE)):
-            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            try:
-                rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed & handled, folder))
-                if _libc.syscall(_ADD_RULE, ruleset, 1, rule, 0) != 0:
-                    return False
-            finally:
-                os.close(folder)
+        if not all(_allow(ruleset, path, allowed & handled) for path, allowed in rules):
+            return False
         return bool(_libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
     finally:
         os.close(ruleset)
+
+
+def _allow(ruleset: int, path: Path, allowed: int) -> bool:
+    """Add a rule for what is at a path, if anything is; whether that worked."""
+    try:
+        number = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        if not stat.S_ISDIR(os.fstat(number).st_mode):
+            allowed &= _OF_FILES
+        rule = struct.pack("=Qi", allowed, number)
+        return bool(_libc.syscall(_ADD_RULE, ruleset, 1, rule, 0) == 0)
+    finally:
+        os.close(number)

@@ -80,10 +80,11 @@ def _prepare(
         # The process that asks compiles the file.
         emulator_library.load_runtime()
         emulated = _EmulatedWorker(emulator.of_kernel(file or kernel), number)
-        return emulated, sandbox.isolate(scratch, limits)
+        return emulated, sandbox.isolate(scratch, limits, Path(kernel))
     if file is not None and file.device == "cpu":
         compiled_file.library(file)
-        return _CpuWorker(Layer(cuda_kernel=kernel), number), sandbox.isolate(scratch, limits)
+        lacking = sandbox.isolate(scratch, limits, file.path)
+        return _CpuWorker(Layer(cuda_kernel=kernel), number), lacking
     observed = mode == "observed"
     gpu = device.get(settings.devices()[0])
     name = None if kernel == "cuda" else kernel
@@ -98,7 +99,7 @@ def _prepare(
         worker = _ObservedWorker(layer, file, number) if observed else _GpuWorker(layer, file)
     # CUDA maps all of the machine's memory and the GPU's.
     limits = dataclasses.replace(limits, memory=0)
-    return worker, sandbox.isolate(scratch, limits, sockets=True)
+    return worker, sandbox.isolate(scratch, limits, file.path, gpu=True)
 
 
 class _Worker(ABC):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ece408_op
 from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.lab.session import Session
@@ -16,6 +19,8 @@ from ece408_op.problem import ConvProblem
 PROBLEM = ConvProblem.parse("b1,c1,h20,w20,m1,k1")
 HEAD = """
 #include <cerrno>
+#include <cstdlib>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <linux/futex.h>
@@ -180,3 +185,46 @@ def test_calls_are_allowed_by_their_arguments(tried):
     answers = tried([expression for expression, _ in ARGUMENTS], BEFORE)
     found = [(expression, each == 0) for (expression, _), each in zip(ARGUMENTS, answers)]
     assert found == ARGUMENTS
+
+
+def test_no_file_but_its_own_and_the_systems_can_be_opened(tried, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "others.cc").write_text("// another one's")
+    library = next(Path(ece408_op.__file__).parent.rglob("libece408_cpu.so"))
+    paths = [
+        *("/etc/passwd", "/tmp", "/dev/shm", "/dev/tty", "/dev/kmsg", "/root", "/home", "/boot"),
+        *(
+            f"/proc/{os.getpid()}/{name}"
+            for name in ("environ", "maps", "cmdline", "mem", "status")
+        ),
+        *map(str, (tmp_path, tmp_path / "others.cc", library)),
+    ]
+    answers = tried([f'open("{path}", O_RDONLY)' for path in paths if os.path.exists(path)])
+    assert set(answers) == {errno.EACCES}
+    writable = ["/tmp/x", "/dev/shm/x", "/dev/null/x", str(tmp_path / "tries.cc"), "/usr/x"]
+    answers = tried([f'open("{path}", O_WRONLY | O_CREAT, 0600)' for path in writable])
+    assert set(answers) <= {errno.EACCES, errno.ENOTDIR}
+    assert (tmp_path / "tries.cc").read_text()
+    left = [
+        *('open("/proc/self/maps", O_RDONLY)', 'open("/proc/cpuinfo", O_RDONLY)'),
+        *('open("/dev/null", O_RDWR)', 'open("/dev/urandom", O_RDONLY)', 'chdir(getenv("TMPDIR"))'),
+        *('open("own", O_RDWR | O_CREAT, 0600)', 'open("own", O_RDONLY)', 'unlink("own")'),
+        'dlopen("libm.so.6", RTLD_NOW) ? 0 : -1',
+    ]
+    assert tried(left) == [0] * len(left)
+
+
+def test_the_packages_kernels_cannot_be_called(tried):
+    library = next(Path(ece408_op.__file__).parent.rglob("libece408_cpu.so"))
+    found = [
+        f'dlopen("{library}", RTLD_NOW) ? 0 : -1',
+        'dlopen("libece408_cpu.so", RTLD_NOW | RTLD_NOLOAD) ? 0 : -1',
+        'dlsym(RTLD_DEFAULT, "ece408_forward_f32") ? 0 : -1',
+    ]
+    assert 0 not in tried([f"({each}) && (errno = 1) ? -1 : 0" for each in found])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has what is given up here")
+def test_root_gives_up_its_capabilities(tried):
+    asked = "syscall(SYS_capget, header, held) || (held[1] & ~4U) ? (errno = 1, -1) : 0"
+    assert tried([asked], "unsigned header[2] = {0x20080522, 0}, held[6];") == [0]
