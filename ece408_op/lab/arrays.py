@@ -9,6 +9,7 @@ itself, so that it ends where a page does: what reads or writes behind it ends t
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import math
 import mmap
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import NotEnoughMemory
 from ..problem import ConvProblem
 
 PAGE = mmap.PAGESIZE
@@ -25,6 +27,8 @@ ALIGNMENT = 64
 CANARY = 0xFF  # as floats, NaN
 _NONE, _READ, _WRITE = 0, 1, 2
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _POPULATE = 1, 2, 0x10, 0x20, 0x8000
+# That neither size nor seals change; and a hole that leaves the size as it is.
+_F_ADD_SEALS, _SEALS, _PUNCH_HOLE = 1033, 1 | 2 | 4, 1 | 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -32,6 +36,7 @@ _libc.mmap.argtypes = [
     *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
     *(ctypes.c_int, ctypes.c_long),
 ]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
@@ -65,10 +70,14 @@ def layout(sizes: list[int]) -> list[Place]:
 
 class HostArrays:
     """x, w and y of one problem after the other, as the process that writes inputs and reads
-    outputs sees them: `number` is the descriptor of the file that they are in."""
+    outputs sees them: `number` is the descriptor of the file that they are in, whose size nobody
+    can change. It is the machine's memory's; only what is written takes any."""
 
     def __init__(self) -> None:
-        self.number = os.memfd_create("ece408-lab", os.MFD_CLOEXEC)
+        self.number = os.memfd_create("ece408-lab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._size = os.sysconf("SC_PHYS_PAGES") * PAGE
+        os.ftruncate(self.number, self._size)
+        fcntl.fcntl(self.number, _F_ADD_SEALS, _SEALS)
         self._content = np.empty(0, np.uint8)
         self._places: list[Place] = []
         self._shapes: list[tuple[int, ...]] = []
@@ -80,7 +89,11 @@ class HostArrays:
     def release(self) -> None:
         """Give the memory back; nothing may use the arrays any more."""
         self._content = np.empty(0, np.uint8)
-        os.ftruncate(self.number, 0)
+        _libc.fallocate(self.number, _PUNCH_HOLE, 0, self._size)
+
+    def excess(self) -> int:
+        """Bytes that the file takes beyond the arrays."""
+        return (os.fstat(self.number).st_blocks << 9) - self._content.size
 
     def place(self, problem: ConvProblem, margins: str = "closed") -> dict[str, Any]:
         """Make room for a problem's arrays, y full of NaN; returns what the other process is told
@@ -133,7 +146,8 @@ class HostArrays:
     def _whole(self, place: Place) -> np.ndarray:
         end = place.offset + place.size
         if self._content.size < end:
-            os.ftruncate(self.number, end)
+            if end > self._size:
+                raise NotEnoughMemory(f"the machine has no memory for arrays of {end >> 20} MiB")
             self._content = np.frombuffer(mmap.mmap(self.number, end), np.uint8)
         return self._content[place.offset : end]
 

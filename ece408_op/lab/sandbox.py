@@ -50,13 +50,15 @@ _CAPABILITIES_3, _READ_SEARCH = 0x20080522, 1 << 2
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one process: bytes of its address space (0: none), seconds of computing on all
-    cores together, and bytes of a file that it writes. (Linux's limit on threads counts all that
-    the user has; `Session` counts this process's.)"""
+    """Bounds of one process: bytes of its address space and number of open files (0: none), seconds
+    of computing on all cores together, and bytes of a file that it writes. Files that have no name
+    any more take memory or disk as long as they are open. (Linux's limit on threads counts all
+    that the user has; `Session` counts this process's.)"""
 
     memory: int
     seconds: int = 600
     file_bytes: int = 64 << 20
+    open_files: int = 64
 
 
 def isolate(scratch: Path, limits: Limits, kernel: Path, gpu: bool = False) -> list[str]:
@@ -88,6 +90,8 @@ def _limit(limits: Limits) -> None:
     }
     if limits.memory:
         wanted[resource.RLIMIT_AS] = limits.memory
+    if limits.open_files:
+        wanted[resource.RLIMIT_NOFILE] = limits.open_files
     for kind, value in wanted.items():
         _, hard = resource.getrlimit(kind)
         if hard != resource.RLIM_INFINITY:

@@ -305,7 +305,8 @@ class Session:
         """What the process takes too much of."""
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
             family = _family(self._process.pid)
-            if sum(int(each["VmRSS"].split()[0]) << 10 for each in family) > self._memory:
+            taken = sum(int(each["VmRSS"].split()[0]) << 10 for each in family)
+            if taken + self.host_arrays.excess() > self._memory:
                 return f"takes more than {self._memory >> 20} MiB of memory"
             if sum(int(each["Threads"]) for each in family) > _MOST_THREADS:
                 return f"starts more than {_MOST_THREADS} threads"

@@ -97,8 +97,8 @@ def _prepare(
         worker: _Worker = _MethodsWorker(file, gpu, number, observed)
     else:
         worker = _ObservedWorker(layer, file, number) if observed else _GpuWorker(layer, file)
-    # CUDA maps all of the machine's memory and the GPU's.
-    limits = dataclasses.replace(limits, memory=0)
+    # CUDA maps all of the machine's memory and the GPU's, and opens a file for much.
+    limits = dataclasses.replace(limits, memory=0, open_files=0)
     return worker, sandbox.isolate(scratch, limits, file.path, gpu=True)
 
 

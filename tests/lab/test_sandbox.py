@@ -12,7 +12,7 @@ import pytest
 import ece408_op
 from ece408_op import settings
 from ece408_op.backends import kernel_file
-from ece408_op.lab.session import Session
+from ece408_op.lab.session import Ended, Session
 from ece408_op.problem import ConvProblem
 
 # An output that has room for a number for each thing that is tried.
@@ -73,6 +73,19 @@ ALLOWED = """
 """
 
 
+def _computed(path, kept, calls=1, **keywords):
+    """What a file computes in the last of so many calls."""
+    x, w = (np.ones(shape, np.float32) for shape in (PROBLEM.x_shape, PROBLEM.w_shape))
+    file = kernel_file.find(str(path))
+    with settings.override(cache=kept), Session(file, **keywords) as session:
+        if session.lacking:
+            pytest.skip("; ".join(session.lacking))
+        for _ in range(calls):
+            y = session.forward(PROBLEM, x, w).ravel()
+            session.host_arrays.release()
+    return y
+
+
 @pytest.fixture
 def tried(tmp_path, kept):
     """Evaluate expressions of C++ in a kernel file; the error number that each left, or 0."""
@@ -84,11 +97,7 @@ def tried(tmp_path, kept):
         ]
         path = tmp_path / "tries.cc"
         path.write_text("\n".join([HEAD, before, *lines, "}"]))
-        x, w = (np.ones(shape, np.float32) for shape in (PROBLEM.x_shape, PROBLEM.w_shape))
-        with settings.override(cache=kept), Session(kernel_file.find(str(path))) as session:
-            if session.lacking:
-                pytest.skip("; ".join(session.lacking))
-            y = session.forward(PROBLEM, x, w).ravel()
+        y = _computed(path, kept)
         return [int(each) for each in y[: len(expressions)]]
 
     return tried
@@ -228,3 +237,34 @@ def test_the_packages_kernels_cannot_be_called(tried):
 def test_root_gives_up_its_capabilities(tried):
     asked = "syscall(SYS_capget, header, held) || (held[1] & ~4U) ? (errno = 1, -1) : 0"
     assert tried([asked], "unsigned header[2] = {0x20080522, 0}, held[6];") == [0]
+
+
+def test_shared_memory_keeps_its_size(kept, tmp_path):
+    """Where it is cut short, the process that asks would be ended by SIGBUS."""
+    path = tmp_path / "cuts.cc"
+    cuts = (
+        "for (int i = 3; i < 1024; i++) { if (ftruncate(i, 0)) {} if (ftruncate(i, 1L << 50)) {} }"
+    )
+    path.write_text("".join([HEAD, cuts, "for (int i = 0; i < B * H * W; i++) y[i] = i; }"]))
+    np.testing.assert_array_equal(_computed(path, kept, calls=2), np.arange(400))
+
+
+def test_memory_behind_the_arrays_counts(kept, tmp_path):
+    path = tmp_path / "fills.cc"
+    # Written, and not mapped any more: none of it is the process's own by Linux's count.
+    fills = """
+        const long size = 32L << 20;
+        struct stat found;
+        for (int i = 3; i < 1024; i++) {
+            if (fstat(i, &found) || found.st_size < 2L << 30) continue;
+            for (long k = 1; k < 64; k++) {
+                void *part = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, i,
+                                  k * size);
+                if (part != MAP_FAILED) munmap(part, size);
+            }
+        }
+        for (;;) {}
+    }"""
+    path.write_text(HEAD + fills)
+    with pytest.raises(Ended, match="takes more than 1024 MiB of memory"):
+        _computed(path, kept, call_seconds=9, memory=1 << 30)
