@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import stat
 import struct
 import sys
@@ -61,6 +62,12 @@ class Limits:
     open_files: int = 64
 
 
+def end_with_parent() -> None:
+    """Have the thread that started this process take it with it when it ends, also where this
+    process is stopped."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def isolate(scratch: Path, limits: Limits, kernel: Path, gpu: bool = False) -> list[str]:
     """Give up, for good: files but for `scratch`, the kernel's own file and what libraries read;
     other processes, the network, and what is beyond the limits. Returns what this machine has no
@@ -69,7 +76,6 @@ def isolate(scratch: Path, limits: Limits, kernel: Path, gpu: bool = False) -> l
     With `gpu`, its devices are left, and sockets between processes of this machine, which CUDA's
     driver uses.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _limit(limits)

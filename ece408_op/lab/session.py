@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import json
 import os
@@ -36,6 +37,8 @@ COMPILE_SECONDS = 300.0
 # Of the memory that the machine has to spare.
 _SHARE_OF_MEMORY = 0.5
 _MOST_SCRATCH = 256 << 20
+_MOST_FILES = 1000
+_SCRATCH = "ece408-lab-"
 _MOST_THREADS = 512
 # What is said of a file that has others fail, too.
 OF_GPU_MEMORY = "of the GPU's free memory"
@@ -108,7 +111,7 @@ class Session:
         self._arrays: Any = self.host_arrays
         if self._gpu is not None and not self.by_method and not self._tool:
             self._arrays = Block(self._gpu)
-        self._scratch = Path(tempfile.mkdtemp(prefix="ece408-lab-"))
+        self._scratch, self._lock = _new_scratch()
         self._printed = open(self._scratch / ".printed", "w+b")
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
@@ -153,7 +156,8 @@ class Session:
             self._arrays.close()
         self.host_arrays.close()
         self._printed.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        _remove(self._scratch)
+        os.close(self._lock)
 
     def forward(
         self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"
@@ -310,10 +314,11 @@ class Session:
                 return f"takes more than {self._memory >> 20} MiB of memory"
             if sum(int(each["Threads"]) for each in family) > _MOST_THREADS:
                 return f"starts more than {_MOST_THREADS} threads"
-        with contextlib.suppress(OSError):
-            size = sum(path.stat().st_size for path in self._scratch.rglob("*"))
-            if size > _MOST_SCRATCH:
-                return f"writes more than {_MOST_SCRATCH >> 20} MiB of files"
+        number, size = _content(self._scratch)
+        if number > _MOST_FILES:
+            return f"makes more than {_MOST_FILES} files"
+        if size > _MOST_SCRATCH:
+            return f"writes more than {_MOST_SCRATCH >> 20} MiB of files"
         if self._gpu_free - self._free_gpu_bytes() > _SHARE_OF_MEMORY * self._gpu_free:
             return f"takes more than {_SHARE_OF_MEMORY:.0%} {OF_GPU_MEMORY}"
         return None
@@ -402,6 +407,59 @@ def _family(pid: int) -> list[dict[str, str]]:
             for child in (task / "children").read_text().split():
                 found += _family(int(child))
     return found
+
+
+def _new_scratch() -> tuple[Path, int]:
+    """A folder, and a descriptor that keeps others from sweeping it as long as it is open. What
+    processes have left that were killed is swept before."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            _sweep(left)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        # Another process may sweep it before it is locked.
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.is_dir():
+                return folder, lock
+            os.close(lock)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove a folder of this user's that no process has locked."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(lock).st_uid == os.geteuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(folder)
+    finally:
+        os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        # Folders within folders, more than Python can go down into.
+        subprocess.run(["rm", "-rf", str(folder)], capture_output=True)
+
+
+def _content(folder: Path) -> tuple[int, int]:
+    """Number and bytes of what is in a folder, as far as it is counted."""
+    number, size = 0, 0
+    folders = [str(folder)]
+    while folders and number <= _MOST_FILES:
+        # What goes while it is looked at takes nothing.
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for each in entries:
+                number += 1
+                if each.is_dir(follow_symlinks=False):
+                    folders.append(each.path)
+                else:
+                    with contextlib.suppress(OSError):
+                        size += each.stat(follow_symlinks=False).st_size
+    return number, size
 
 
 def printable(text: str) -> str:

@@ -19,6 +19,7 @@ from .. import settings
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error
 from ..problem import ConvProblem
+from . import sandbox
 from .timing import Race, Timing, device_of
 
 # A process that has used the GPU cannot be forked.
@@ -35,6 +36,7 @@ def pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def _use_next(gpus: Any) -> None:
+    sandbox.end_with_parent()
     settings.configure(devices=str(gpus.get()))
 
 
@@ -76,6 +78,7 @@ class Turns:
     def run(self, gpu: int, results: Connection) -> None:
         """Give turns on a GPU in a process of its own, and send what each round measures, `None`
         after each turn, and what it raises."""
+        sandbox.end_with_parent()
         settings.configure(devices=str(gpu))
         # The process that asked ends this one, which then ends its own.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -50,6 +50,7 @@ _libc = ctypes.CDLL(None)
 
 
 def main(arguments: list[str]) -> None:
+    sandbox.end_with_parent()
     kernel, scratch = arguments[0], Path(arguments[1])
     memory, requests, replies, number = map(int, arguments[2:6])
     mode = arguments[6] if len(arguments) > 6 else ""

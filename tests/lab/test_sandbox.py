@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -268,3 +272,53 @@ def test_memory_behind_the_arrays_counts(kept, tmp_path):
     path.write_text(HEAD + fills)
     with pytest.raises(Ended, match="takes more than 1024 MiB of memory"):
         _computed(path, kept, call_seconds=9, memory=1 << 30)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from ece408_op.lab.session import Session
+with Session("cpu") as session:
+    session.stop()
+    print(session._process.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_process_leaves_neither_process_nor_folder(number, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    asking = subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    child = os.pidfd_open(int(asking.stdout.readline()))
+    left = list(tmp_path.glob("ece408-lab-*"))
+    with Session("cpu") as session:
+        # That of a process that is alive is not swept.
+        assert session._scratch not in left
+        assert all(each.is_dir() for each in left)
+    asking.send_signal(number)
+    asking.communicate()
+    assert asking.returncode == -number
+    # It can be read once the process has ended.
+    assert select.select([child], [], [], 60)[0]
+    os.close(child)
+    with Session("cpu"):
+        assert len(left) == 1
+        assert not left[0].exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_within_folders_end_the_file_alone(kept, tmp_path, monkeypatch):
+    path = tmp_path / "nests.cc"
+    nests = """
+        if (chdir(getenv("TMPDIR"))) {}
+        for (int i = 0; i < 3000; i++) if (mkdir("d", 0700) || chdir("d")) break;
+        y[0] = 1; }"""
+    path.write_text(HEAD + nests)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(Ended, match="makes more than 1000 files"):
+        _computed(path, kept)
+    assert not list((tmp_path / "temporary").iterdir())
