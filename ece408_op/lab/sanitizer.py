@@ -107,7 +107,7 @@ def of_emulator(taken: dict[bytes, list[dict[str, Any]]]) -> Sanitized:
 
 
 def _run(tool: str, program: str, file: KernelFile, problems: Sequence[ConvProblem]) -> Sanitized:
-    with tempfile.TemporaryDirectory(prefix="ece408-lab-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ece408-sanitizer-") as folder:
         log = Path(folder) / "log"
         command = [program, "--tool", tool, *_OPTIONS.get(tool, ()), "--log-file", str(log)]
         command += ["--target-processes", "application-only", "--show-backtrace", "no"]

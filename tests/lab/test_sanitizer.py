@@ -43,13 +43,13 @@ RACECHECK = """========= COMPUTE-SANITIZER
 =========
 ========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
 """
-# Runs what it is given, and writes a log of its own.
+# Runs what it is given, and has the log that lies beside it be its own.
 FAKE = """#!/bin/sh
 while [ "$1" != --log-file ]; do shift; done
 log=$2
 while [ "${1##*/}" != "{python}" ]; do shift; done
 "$@"
-printf '%s' "$FAKE_LOG" > "$log"
+cp "${0%/*}/log" "$log"
 """
 
 
@@ -88,8 +88,8 @@ def file(tmp_path, monkeypatch):
         yield kernel_file.find(str(path))
 
 
-def test_a_tool_watches_each_run(file, monkeypatch):
-    monkeypatch.setenv("FAKE_LOG", MEMCHECK)
+def test_a_tool_watches_each_run(file):
+    (file.path.parent / "bin" / "log").write_text(MEMCHECK)
     steps = []
     found = sanitizer.sanitize(file, [PROBLEM], lambda: steps.append(1))
     assert [each.tool for each in found] == list(sanitizer.TOOLS)
@@ -101,8 +101,8 @@ def test_a_tool_watches_each_run(file, monkeypatch):
     assert not verdict.is_right
 
 
-def test_a_run_that_finds_out_nothing_is_not_clean(file, monkeypatch):
-    monkeypatch.setenv("FAKE_LOG", "========= COMPUTE-SANITIZER\n")
+def test_a_run_that_finds_out_nothing_is_not_clean(file):
+    (file.path.parent / "bin" / "log").write_text("========= COMPUTE-SANITIZER\n")
     assert {each.failure for each in sanitizer.sanitize(file, [PROBLEM])} == {
         "it ended without a summary"
     }
