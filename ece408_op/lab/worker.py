@@ -50,10 +50,12 @@ _libc = ctypes.CDLL(None)
 
 
 def main(arguments: list[str]) -> None:
-    sandbox.end_with_parent()
     kernel, scratch = arguments[0], Path(arguments[1])
     memory, requests, replies, number = map(int, arguments[2:6])
     mode = arguments[6] if len(arguments) > 6 else ""
+    if mode != "observed":
+        # A tool may start it by a thread that ends.
+        sandbox.end_with_parent()
     with open(requests) as lines, open(replies, "w", buffering=1) as answers:
         try:
             worker, lacking = _prepare(kernel, scratch, memory, number, mode)
