@@ -68,19 +68,21 @@ def end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def isolate(scratch: Path, limits: Limits, kernel: Path, gpu: bool = False) -> list[str]:
+def isolate(
+    scratch: Path, limits: Limits, kernel: Path, gpu: bool = False, observed: bool = False
+) -> list[str]:
     """Give up, for good: files but for `scratch`, the kernel's own file and what libraries read;
     other processes, the network, and what is beyond the limits. Returns what this machine has no
     means for, a line each.
 
     With `gpu`, its devices are left, and sockets between processes of this machine, which CUDA's
-    driver uses.
+    driver uses; if the process is `observed`, those to the tool that observes it, too.
     """
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _limit(limits)
     lacking = []
-    if not _landlock(_rules(scratch, kernel, gpu)):
+    if not _landlock(_rules(scratch, kernel, gpu), scoped=not observed):
         lacking.append("files can be read and written: this kernel has no Landlock")
     _drop_capabilities()
     if not seccomp.install(gpu):
@@ -138,16 +140,15 @@ def _without(path: Path, hidden: list[Path]) -> Iterator[Path]:
                 yield from _without(each, hidden)
 
 
-def _landlock(rules: list[tuple[Path, int]]) -> bool:
-    """Have files be used as the rules say only, and signals reach this process alone; whether that
-    worked."""
+def _landlock(rules: list[tuple[Path, int]], scoped: bool) -> bool:
+    """Have files be used as the rules say only, and, if `scoped`, signals and sockets by abstract
+    names stay within this process; whether that worked."""
     version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
     handled = _FIRST | sum(bit for since, bit in _BY_VERSION if version >= since)
-    attributes = (
-        struct.pack("QQQ", handled, 0, _SCOPED) if version >= 6 else struct.pack("Q", handled)
-    )
+    scopes = struct.pack("QQ", 0, _SCOPED) if scoped and version >= 6 else b""
+    attributes = struct.pack("Q", handled) + scopes
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
         return False

@@ -95,6 +95,8 @@ _THREADS = (0x3D0F00, 0x7D0F00)
 _ADVICE = (*range(5), 8, *range(10, 18), *range(20, 24), 25)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ.
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
+# F_GETLK, F_SETLK, F_SETLKW, and the same for open files: NVIDIA's tools lock their own files.
+_GPU_FCNTL = (5, 6, 7, 36, 37, 38)
 # PR_GET_PDEATHSIG, PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ,
 # PR_GET_TIMERSLACK, PR_GET_NO_NEW_PRIVS, PR_SET_VMA.
 _PRCTL = (2, 3, 15, 16, 21, 23, 30, 39, 0x53564D41)
@@ -128,7 +130,7 @@ def _conditional(sockets: bool, process: int) -> dict[int, _Ways]:
     own = _Word(0, (0, process))
     ways: dict[int, _Ways] = {
         28: [[_Word(4, _ADVICE)]],  # madvise
-        72: [[_Word(2, _FCNTL)]],
+        72: [[_Word(2, (*_FCNTL, *(_GPU_FCNTL if sockets else ())))]],
         157: [[_Word(0, _PRCTL)]],
         16: [[_Word(2, _IOCTL)], *([[_GPU_IOCTL]] if sockets else [])],
         # New threads, but no new processes.

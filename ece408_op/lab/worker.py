@@ -102,7 +102,7 @@ def _prepare(
         worker = _ObservedWorker(layer, file, number) if observed else _GpuWorker(layer, file)
     # CUDA maps all of the machine's memory and the GPU's, and opens a file for much.
     limits = dataclasses.replace(limits, memory=0, open_files=0)
-    return worker, sandbox.isolate(scratch, limits, file.path, gpu=True)
+    return worker, sandbox.isolate(scratch, limits, file.path, gpu=True, observed=observed)
 
 
 class _Worker(ABC):
