@@ -14,8 +14,10 @@ import multiprocessing
 import os
 import random
 import sys
+import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -383,14 +385,33 @@ def _run_together(seed, numbers, mode, outcome):
 
 def run_beside(seed, count, jobs, mode, progress):
     """The outcome of the first `count` cases of a seed, by so many processes."""
-    outcome = Outcome()
+    outcome, lock = Outcome(), threading.Lock()
     parts = [range(at, min(count, at + TOGETHER)) for at in range(0, count, TOGETHER)]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        for found in pool.map(run, [seed] * len(parts), parts, [mode] * len(parts)):
-            outcome.add(found)
-            progress(outcome, found.wrong)
+    waiting = collections.deque(parts)
+
+    def work(_):
+        for found in _in_processes(seed, waiting, mode):
+            with lock:
+                outcome.add(found)
+                progress(outcome, found.wrong)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(work, range(jobs)))
     return outcome
+
+
+def _in_processes(seed, waiting, mode):
+    """The outcomes of parts, one after the other; after a process that dies another one goes on."""
+    context = multiprocessing.get_context("spawn")
+    while waiting:
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            try:
+                while waiting:
+                    part = waiting.popleft()
+                    yield pool.submit(run, seed, part, mode).result()
+            except BrokenProcessPool:
+                dead = f"seed {seed}, one of the cases {part[0]} to {part[-1]}: the process dies"
+                yield Outcome([dead], cases=len(part))
 
 
 def main():
