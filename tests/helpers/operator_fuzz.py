@@ -33,6 +33,7 @@ from ece408_op.backends.network import emulated, resident
 from ece408_op.files.markdown import table
 from ece408_op.operator.graphs import partition
 from ece408_op.operator.loading import load_mxnet
+from ece408_op.operator.memory import make_plain
 
 # Kernels of so many cases are compiled together.
 TOGETHER = 100
@@ -138,8 +139,7 @@ class Case:
         self.values = np.random.default_rng([seed, number])
         self.whole = self.rng.random() < 0.5
         self.pixels = self.rng.random() < 0.1
-        # Infinities, and what is not a number; what MXNet's softmax makes of them depends on who
-        # computes it.
+        # Infinities, and what is not a number.
         self.odd = self.chain.exact and self.rng.random() < 0.2
         # Bytes of a chunk, by images.
         self.chunk = self.rng.choice([None, None, 1, 2, 5])
@@ -159,14 +159,14 @@ class Case:
             found[some] = self.values.choice([np.nan, np.inf, -np.inf], some.sum())
         return found
 
-    def _expected(self, found, dtype, aux=None):
+    def _expected(self, found, dtype, aux=None, symbol=None):
         """MXNet's results."""
-        mx = self.mx
+        mx, symbol = self.mx, self.chain.symbol if symbol is None else symbol
         held, states = (
             {name: mx.nd.array(each, dtype=dtype) for name, each in every.items()}
             for every in (found, aux or self.aux)
         )
-        executor = self.chain.symbol.bind(mx.cpu(), held, aux_states=states, grad_req="null")
+        executor = symbol.bind(mx.cpu(), held, aux_states=states, grad_req="null")
         return [each.asnumpy() for each in executor.forward(is_train=False)]
 
     def _call(self, found):
@@ -230,16 +230,27 @@ class Case:
     def wrong(self):
         """What is wrong with the network's results, or `None`."""
         for arrays, values in ((self.held, self.found), (self.states, self.aux)):
+            # What is in a layout of oneDNN's MXNet does not always write to.
+            make_plain(list(arrays.values()))
             for name, array in arrays.items():
                 array[:] = self.mx.nd.array(values[name])
         for call in self.calls:
             for number, each in enumerate(zip(self._run(call), call.reference, call.exact)):
                 moved = functools.partial(self._moved, call, number)
                 reason = difference(*each, self.whole and self.chain.exact, moved)
-                if reason is not None:
+                if reason is not None and not self._is_odd_softmax(call):
                     images = len(call.found["data"])
                     return f"output {number} for {images} images: {reason}"
         return None
+
+    def _is_odd_softmax(self, call):
+        """Whether a softmax is given infinities or NaN: what MXNet makes of these depends on who
+        computes it."""
+        if not any("softmax" in kind.lower() for kind in self.chain.kinds.values()):
+            return False
+        symbol = self.chain.symbol.get_internals()
+        found = self._expected(call.found, "float32", symbol=symbol)
+        return not all(np.isfinite(each).all() for each in found)
 
     def _moved(self, call, number):
         """A result of MXNet's in float64 where float32's roundings have moved all arrays."""
