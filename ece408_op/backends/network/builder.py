@@ -144,7 +144,10 @@ class Builder:
         found[entry] = result
 
     def _output(self, operand: Operand, number: int) -> None:
-        """Have a result written to where it leaves the GPU from."""
+        """Have a result written to where it leaves the GPU from. What is the same for all images is
+        not a chunk's images' results, and would be written beyond the array for each chunk."""
+        if self.constant(operand):
+            self.mixes_images()
         dtype = self._results[number]
         if dtype != "float32":
             value = self._compute(self.chain(operand), self.empty(operand.shape, False, dtype))

@@ -54,6 +54,16 @@ def test_what_takes_parameters_of_every_image_has_no_chunks(mx, monkeypatch, nam
     assert error(case.run(case.network())[0], case.expected()[0]) < BELOW
 
 
+def test_a_result_of_weights_alone_is_written_once(mx, monkeypatch):
+    """Not by each chunk, at the place of its images."""
+    monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", 4)
+    weight = mx.sym.Variable("weight", shape=(5, 3))
+    dense = mx.sym.FullyConnected(mx.sym.Variable("data"), weight, num_hidden=5, no_bias=True)
+    case = Case(mx.sym.Group([weight * 2, dense]), whole=True, data=(5, 3))
+    for found, expected in zip(case.run(case.network()), case.expected()):
+        np.testing.assert_array_equal(found, expected)
+
+
 def _chain(mx):
     sym = mx.sym
     x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=8, name="a")
