@@ -162,6 +162,9 @@ class Case:
     def _expected(self, found, dtype, aux=None, symbol=None):
         """MXNet's results."""
         mx, symbol = self.mx, self.chain.symbol if symbol is None else symbol
+        if dtype == "float64":
+            named = ('"dtype": "float32"', '"dtype": "float64"')
+            symbol = mx.sym.load_json(symbol.tojson().replace(*named))
         held, states = (
             {name: mx.nd.array(each, dtype=dtype) for name, each in every.items()}
             for every in (found, aux or self.aux)
@@ -261,7 +264,10 @@ class Case:
                 for name, each in arrays.items()
             }
 
-        return self._expected(near(call.found), "float64", near(self.aux))[number]
+        try:
+            return self._expected(near(call.found), "float64", near(self.aux))[number]
+        except self.mx.MXNetError:
+            return call.exact[number]
 
     def left(self):
         """Names of the nodes that have stayed with MXNet."""
