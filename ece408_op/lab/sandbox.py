@@ -14,34 +14,40 @@ import signal
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..files.resources import kernels_dir
 from . import seccomp
 
+# A path, and the accesses that are left to it and to what is below it.
+Rule = tuple[Path, int]
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 # Landlock's calls, and what it calls accesses.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL = 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
-_READ = _READ_FILE | _READ_DIR
-_DEVICE = _READ | _WRITE_FILE | _TRUNCATE | _IOCTL
-_OF_FILES = 1 | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
+READ = _READ_FILE | _READ_DIR
+READ_AND_RUN = READ | _EXECUTE
+_DEVICE = READ | _WRITE_FILE | _TRUNCATE | _IOCTL
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 # All of the first version's; others came with later ones. Since the sixth it also keeps signals,
 # and sockets by abstract names, within the process.
 _FIRST = (1 << 13) - 1
 _BY_VERSION = ((2, 1 << 13), (3, _TRUNCATE), (5, _IOCTL))
 _SCOPED = 3
 
+EVERYTHING = _FIRST | sum(bit for _, bit in _BY_VERSION)
+
 _PACKAGE = Path(__file__).parents[1]
 # What libraries read of the system, none of it a person's own.
-_SYSTEM = (
-    *("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/proc/self"),
-    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm/overcommit_memory"),
-    *("/sys/devices/system/cpu", "/sys/devices/system/node"),
+SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
+_KERNEL_SYSTEM = (
+    *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat"),
+    *("/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu", "/sys/devices/system/node"),
 )
 _GPU_SYSTEM = ("/proc", "/sys", "/etc/nvidia", "/run", "/opt")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -78,16 +84,42 @@ def isolate(
     With `gpu`, its devices are left, and sockets between processes of this machine, which CUDA's
     driver uses; if the process is `observed`, those to the tool that observes it, too.
     """
+    python = [Path(each) for each in (sys.prefix, sys.base_prefix)]
+    python += [Path(each) for each in sys.path if each.endswith("-packages")]
+    system = [Path(each) for each in (*SYSTEM, *_KERNEL_SYSTEM, *(_GPU_SYSTEM if gpu else ()))]
+    rules = readable([*system, *python, _PACKAGE, kernels_dir(), kernel])
+    if gpu:
+        rules += [(path, _DEVICE) for path in Path("/dev").glob("nvidia*")]
+    return confine([(scratch, EVERYTHING), *rules], limits, sockets=gpu, scoped=not observed)
+
+
+def confine(
+    rules: list[Rule],
+    limits: Limits,
+    sockets: bool = False,
+    programs: bool = False,
+    scoped: bool = True,
+) -> list[str]:
+    """Give up all files but for the rules' and plain devices, and the rest as `isolate`; with
+    `programs` this process can start some, and unless it is `scoped` reach sockets by abstract
+    names."""
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _limit(limits)
     lacking = []
-    if not _landlock(_rules(scratch, kernel, gpu), scoped=not observed):
+    if not _landlock([*rules, *((Path(each), _DEVICE) for each in _DEVICES)], scoped):
         lacking.append("files can be read and written: this kernel has no Landlock")
     _drop_capabilities()
-    if not seccomp.install(gpu):
+    if not seccomp.install(sockets, programs):
         lacking.append("network and processes are open: seccomp does not work here")
     return lacking
+
+
+def readable(paths: Iterable[Path], accesses: int = READ) -> list[Rule]:
+    """Rules that leave these to be read, but for this package's own kernels, which are not a
+    file's to call."""
+    hidden = [each.resolve() for each in _PACKAGE.rglob("*.so")]
+    return [(path, accesses) for each in paths for path in _without(each.resolve(), hidden)]
 
 
 def _limit(limits: Limits) -> None:
@@ -116,20 +148,6 @@ def _drop_capabilities() -> None:
         _libc.capset(header, struct.pack("6I", permitted, permitted, 0, 0, 0, 0))
 
 
-def _rules(scratch: Path, kernel: Path, gpu: bool) -> list[tuple[Path, int]]:
-    """Paths, and the accesses that are left to each and to what is below it."""
-    everything = _FIRST | sum(bit for _, bit in _BY_VERSION)
-    python = [Path(each) for each in (sys.prefix, sys.base_prefix)]
-    python += [Path(each) for each in sys.path if each.endswith("-packages")]
-    system = [Path(each) for each in (*_SYSTEM, *(_GPU_SYSTEM if gpu else ()))]
-    read = [*system, *python, _PACKAGE, kernels_dir(), kernel]
-    devices = [*map(Path, _DEVICES), *(Path("/dev").glob("nvidia*") if gpu else ())]
-    # This package's own kernels are not a file's to call.
-    hidden = [each.resolve() for each in _PACKAGE.rglob("*.so")]
-    found = [(path, _READ) for each in read for path in _without(each.resolve(), hidden)]
-    return [(scratch, everything), *found, *((path, _DEVICE) for path in devices)]
-
-
 def _without(path: Path, hidden: list[Path]) -> Iterator[Path]:
     """The path, or, where something hidden is below it, all that is below it but for that."""
     if not any(path == each or path in each.parents for each in hidden):
@@ -140,7 +158,7 @@ def _without(path: Path, hidden: list[Path]) -> Iterator[Path]:
                 yield from _without(each, hidden)
 
 
-def _landlock(rules: list[tuple[Path, int]], scoped: bool) -> bool:
+def _landlock(rules: list[Rule], scoped: bool) -> bool:
     """Have files be used as the rules say only, and, if `scoped`, signals and sockets by abstract
     names stay within this process; whether that worked."""
     version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)

@@ -73,6 +73,7 @@ _SOCKETS = {
     **{"shutdown": 48, "bind": 49, "listen": 50, "getsockname": 51, "getpeername": 52},
     **{"setsockopt": 54, "getsockopt": 55, "accept4": 288},
 }
+_PROGRAMS = {"fork": 57, "vfork": 58, "execve": 59}
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,10 @@ class _Word:
 _Ways = Sequence[Sequence[_Word]]
 
 _AF_UNIX = 1
-# Flags of glibc's threads, and of musl's.
+# Flags of glibc's threads, and of musl's; and those that no new process may have: namespaces of its
+# own, another parent, who traces it.
 _THREADS = (0x3D0F00, 0x7D0F00)
+_NO_PROCESS_HAS = 0x7E02A000
 # All kinds of advice but those that change what other processes see, or break a page.
 _ADVICE = (*range(5), 8, *range(10, 18), *range(20, 24), 25)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ.
@@ -106,15 +109,15 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
 _GPU_IOCTL = _Word(2, (0x4600, 0x0000), 0xFF00)
 
 
-def install(sockets: bool = False) -> bool:
+def install(sockets: bool = False, programs: bool = False) -> bool:
     """Refuse all other calls to this process, for good; whether that worked.
 
     With `sockets`, those between processes of this machine are left, and what NVIDIA's drivers are
-    asked by.
+    asked by; with `programs` it can start some.
     """
     if platform.machine() != "x86_64":
         return False
-    code = b"".join(_program(sockets, os.getpid()))
+    code = b"".join(_program(sockets, programs, os.getpid()))
     buffer = ctypes.create_string_buffer(code, len(code))
 
     class Program(ctypes.Structure):
@@ -125,7 +128,7 @@ def install(sockets: bool = False) -> bool:
     return bool(ctypes.CDLL(None).syscall(*call) == 0)
 
 
-def _conditional(sockets: bool, process: int) -> dict[int, _Ways]:
+def _conditional(sockets: bool, programs: bool, process: int) -> dict[int, _Ways]:
     """Calls that are allowed with some arguments, by number."""
     own = _Word(0, (0, process))
     ways: dict[int, _Ways] = {
@@ -144,12 +147,14 @@ def _conditional(sockets: bool, process: int) -> dict[int, _Ways]:
         # Room may be made, but no hole.
         285: [[_Word(2, (0,))]],  # fallocate
     }
+    if programs:
+        ways[56] = [[_Word(0, (0,), _NO_PROCESS_HAS)]]
     if sockets:
         ways[41] = ways[53] = [[_Word(0, (_AF_UNIX,))]]  # socket, socketpair
     return ways
 
 
-def _program(sockets: bool, process: int) -> Iterator[bytes]:
+def _program(sockets: bool, programs: bool, process: int) -> Iterator[bytes]:
     refuse = _instruction(_RETURN, _REFUSE | errno.EPERM)
     yield _instruction(_LOAD, _ARCHITECTURE)
     yield _instruction(_EQUAL, _X86_64, 1, 0)
@@ -157,10 +162,11 @@ def _program(sockets: bool, process: int) -> Iterator[bytes]:
     yield _instruction(_LOAD, _NUMBER)
     yield _instruction(_AT_LEAST, _X32_CALLS, 0, 1)
     yield refuse
-    for number in {**_ALWAYS, **(_SOCKETS if sockets else {})}.values():
+    more = {**(_SOCKETS if sockets else {}), **(_PROGRAMS if programs else {})}
+    for number in {**_ALWAYS, **more}.values():
         yield _instruction(_EQUAL, number, 0, 1)
         yield _instruction(_RETURN, _ALLOW)
-    for number, ways in _conditional(sockets, process).items():
+    for number, ways in _conditional(sockets, programs, process).items():
         block = [each for way in ways for each in _way(way)]
         yield _instruction(_EQUAL, number, 1, 0)
         yield _instruction(_JUMP, len(block) + 1)

@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from .. import errors, settings
+from ..backends import kernel_file
 from ..backends.cuda.runtime import device
 from ..backends.emulator.backend import Emulated
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error
 from ..host import footprint, this_python
 from ..problem import ConvProblem
+from . import compiling
 from .arrays import HostArrays
 from .gpu_arrays import Block
 
@@ -46,10 +48,11 @@ _POLL_SECONDS = 0.02
 # A process that sleeps takes 0.1 to 0.3 ms to wake.
 _AWAKE_SECONDS = 0.1
 _LAST_WORDS = 200
+_LONGEST_ERROR = 2000
 _IDLE_CALLS = 101
 # Of the environment: how to find compilers and libraries, what language to speak, and settings.
 _VARIABLES = ("PATH", "CXX", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TZ")
-_PREFIXES = ("ECE408_", "CUDA_", "NVIDIA_", "OMP_", "GOMP_")
+_PREFIXES = ("ECE408_", "CUDA_", "NVCC_", "NVIDIA_", "OMP_", "GOMP_")
 _CHOOSING = ("ECE408_KERNEL", "ECE408_BACKEND")
 _LONGEST_ANSWER = 1 << 20
 _SIGNALS = {
@@ -199,7 +202,8 @@ class Session:
         if self._emulated is not None:
             # Nothing can be compiled in that process.
             library = self._scratch / ".library"
-            library.write_bytes(self._emulated.content(problem))
+            with kernel_file.guarding(compiling.guard(self._scratch)):
+                library.write_bytes(self._emulated.content(problem))
             request["library"] = str(library)
             request["emulation"] = dataclasses.astuple(self._emulated.emulation)
         self._ask(request, "preparing it")
@@ -267,7 +271,7 @@ class Session:
         if not (isinstance(kind, type) and issubclass(kind, Ece408Error)):
             kind = Ece408Error
         # The next call that needs one gets another process.
-        raise kind(printable(str(answer.get("text"))).replace(device.RESTART, ""))
+        raise kind(printable(str(answer.get("text"))[:_LONGEST_ERROR]).replace(device.RESTART, ""))
 
     def _wait(self, seconds: float, what: str, awake: float) -> dict[str, Any]:
         """The next line of the process, for which this one does not sleep in the first `awake`

@@ -38,7 +38,7 @@ from ..backends.kernel_file import KernelFile
 from ..dispatch import Layer
 from ..errors import Ece408Error, UnsupportedProblem
 from ..problem import ConvProblem
-from . import sandbox
+from . import compiling, sandbox
 from .arrays import Mapped, Place
 
 _ROLES = ("x", "w", "y")
@@ -56,7 +56,8 @@ def main(arguments: list[str]) -> None:
     if mode != "observed":
         # A tool may start it by a thread that ends.
         sandbox.end_with_parent()
-    with open(requests) as lines, open(replies, "w", buffering=1) as answers:
+    guarded = kernel_file.guarding(compiling.guard(scratch))
+    with open(requests) as lines, open(replies, "w", buffering=1) as answers, guarded:
         try:
             worker, lacking = _prepare(kernel, scratch, memory, number, mode)
         except Ece408Error as error:

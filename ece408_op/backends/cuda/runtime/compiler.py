@@ -21,7 +21,7 @@ from ....errors import KernelCompileFailed, NoUsableGpu
 from ....files.resources import kernels_dir
 from ....files.sealed import kept_or_compiled
 from ....host.gpu import find_nvcc
-from ...kernel_file import first_error
+from ...kernel_file import first_error, guarded
 from ..plan import Defines
 
 OPTIONS = ("-std=c++17", "-O3", "--restrict")
@@ -169,7 +169,9 @@ def compile_source(nvcc: Path, path: Path, options: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
         output = Path(folder) / "kernel.cubin"
         command = [*_command(nvcc, path, options), "-o", str(output)]
-        result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        result = subprocess.run(
+            guarded(command, path), capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
         if result.returncode == 0:
             return output.read_bytes()
     raise KernelCompileFailed(
