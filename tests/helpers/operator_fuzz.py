@@ -46,7 +46,7 @@ _LEAST = 1e-2
 _MOST_OF_MXNET = 1e-2
 _MOST_ELEMENTS = 40000
 _MOST_OF_AXIS = {1: 40, 2: 30, 3: 11, 4: 9, 5: 4, 6: 3}
-_EXACT, _ROUNDING = 2**24, 2**-23
+_EXACT, _ROUNDING = 2**24, 2**-21
 _MOST_ATTEMPTS = 1000
 
 
@@ -185,6 +185,9 @@ class Case:
 
     def _others(self):
         """With the same parameters another number of images, if the chain can have that."""
+        if "reshape_like" in self.chain.kinds.values():
+            # MXNet's does not see that its arrays have not as many elements, and reads beyond.
+            return None
         shapes, images = self.chain.shapes, self.rng.randint(1, 12)
         batch = shapes["data"][0]
         shapes = {n: (images, *s[1:]) if s[0] == batch else s for n, s in shapes.items()}
@@ -256,7 +259,8 @@ class Case:
         return not all(np.isfinite(each).all() for each in found)
 
     def _moved(self, call, number):
-        """A result of MXNet's in float64 where float32's roundings have moved all arrays."""
+        """A result of MXNet's in float64, or in float32 where it has none, of arrays that float32's
+        roundings have moved."""
 
         def near(arrays):
             return {
@@ -264,10 +268,8 @@ class Case:
                 for name, each in arrays.items()
             }
 
-        try:
-            return self._expected(near(call.found), "float64", near(self.aux))[number]
-        except self.mx.MXNetError:
-            return call.exact[number]
+        dtype = "float32" if call.exact is call.reference else "float64"
+        return self._expected(near(call.found), dtype, near(self.aux))[number]
 
     def left(self):
         """Names of the nodes that have stayed with MXNet."""
@@ -305,8 +307,9 @@ def difference(found, reference, exact, is_whole, moved):
     for other in (lambda: reference, moved):
         if error <= allowed:
             return None
-        own = apart(other(), exact)
-        allowed = max(allowed, FACTOR * own) if own < _MOST_OF_MXNET else allowed
+        # Roundings may make a square root one of a negative number.
+        own = np.nan_to_num(apart(other(), exact), nan=_MOST_OF_MXNET)
+        allowed = max(allowed, FACTOR * own) if own <= _MOST_OF_MXNET else allowed
     return None if error <= allowed else f"error {error:.2e}, allowed {allowed:.2e}"
 
 
