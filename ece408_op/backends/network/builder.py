@@ -351,7 +351,8 @@ class Builder:
             plan = apart.images
         plan = of_x.added_to(replace(plan, defines=(*plan.defines, *defines), apart=None))
         # In the layer's own shape, so that `emit` sees all that the kernel writes.
-        own = replace(y, shape=asked.problem.y_shape)
+        image = 0 if y.dense else y.image
+        own = replace(y, shape=asked.problem.y_shape, image=image)
         made = self.emit(plan, own, read, asked.node, asked.problem if asked.logged else None)
         return replace(made, shape=y.shape)
 

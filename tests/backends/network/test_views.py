@@ -37,6 +37,7 @@ def _views(sym):
 
     return {
         "concat of dense layers": sym.concat(dense("a"), dense("b"), dim=1),
+        "concat of one dense layer": sym.concat(dense("a"), dim=1),
         "concat of units": sym.concat(dense("a"), dense("b"), dim=2),
         "concat of images taken apart": sym.concat(
             conv("a", (-1, 2, 4, 2)), conv("b", (-1, 2, 4, 2)), dim=1
