@@ -100,7 +100,8 @@ def of_emulator(taken: dict[bytes, list[dict[str, Any]]]) -> Sanitized:
     for content, told in taken.items():
         for each in findings.located(told, content):
             known = found.setdefault(
-                (each.kind, each.place), Finding(each.title, each.place, each.by, 0)
+                (each.kind, each.place),
+                Finding(each.title, each.place, each.by, 0, each.kind in findings.WARNINGS),
             )
             known.count += each.count
     return Sanitized("emulator", tuple(found.values()))

@@ -20,39 +20,8 @@
 namespace ece408_emulator {
 namespace {
 
-// So many places are told apart.
-constexpr size_t MOST_FINDINGS = 256;
-
 // So far from any allocation a GPU has no memory: it maps pages of this size.
 constexpr size_t MAPPED = 2 << 20;
-
-struct Findings {
-    // By place and kind, in a table of which the first free entry is taken.
-    struct Known {
-        std::atomic<uintptr_t> key{0};
-        std::atomic<uint64_t> count{0};
-    };
-    static constexpr size_t TABLE = 1024;
-
-    std::mutex lock;
-    std::vector<Finding> all;
-    std::vector<size_t> entries;
-    Known known[TABLE];
-
-    // The entry of a place and a kind, or the free one that is to be its own.
-    Known& find(uintptr_t place, Kind kind) {
-        const uintptr_t key = place << 8 | (static_cast<uintptr_t>(kind) + 1);
-        for (size_t i = key * 0x9E3779B97F4A7C15u >> 54;; i = (i + 1) % TABLE) {
-            const uintptr_t found = known[i].key.load(std::memory_order_acquire);
-            if (found == key || !found) return known[i];
-        }
-    }
-};
-
-Findings& findings() {
-    static Findings found;
-    return found;
-}
 
 [[gnu::noinline]] void describe(char* text, size_t room, const void* address) {
     const Memory& memory = emulator().memory;
@@ -70,37 +39,6 @@ Findings& findings() {
         snprintf(text, room, "%zu bytes before %s of %zu bytes", begin - at, what, found->bytes);
     else
         snprintf(text, room, "at byte %zu of %s of %zu bytes", at - begin, what, found->bytes);
-}
-
-struct Searched {
-    uintptr_t address, begin, end;
-};
-
-int look_at(dl_phdr_info* info, size_t, void* data) {
-    Searched& searched = *static_cast<Searched*>(data);
-    uintptr_t begin = UINTPTR_MAX, end = 0;
-    for (int i = 0; i < info->dlpi_phnum; ++i) {
-        const auto& header = info->dlpi_phdr[i];
-        if (header.p_type != PT_LOAD) continue;
-        begin = std::min<uintptr_t>(begin, info->dlpi_addr + header.p_vaddr);
-        end = std::max<uintptr_t>(end, info->dlpi_addr + header.p_vaddr + header.p_memsz);
-    }
-    if (searched.address < begin || searched.address >= end) return 0;
-    searched.begin = begin;
-    searched.end = end;
-    return 1;
-}
-
-uintptr_t key_of(const void* address) { return reinterpret_cast<uintptr_t>(address); }
-uintptr_t key_of(Place place) { return key_of(place.file) + static_cast<uintptr_t>(place.line); }
-
-// Whether this was found before at this place; then it is counted.
-template <class Where>
-bool is_known(Kind kind, Where place) {
-    Findings::Known& found = findings().find(key_of(place), kind);
-    if (!found.key.load(std::memory_order_relaxed)) return false;
-    found.count.fetch_add(1, std::memory_order_relaxed);
-    return true;
 }
 
 bool is_far(const void* address) {
@@ -139,77 +77,220 @@ template <class Where>
     note(kind, place, size, "%s", text);
 }
 
-template <class Where>
-[[gnu::noinline]] void race(Tag before, bool before_writes, bool writes, size_t size, Where place,
-                            const char* where) {
+constexpr uint32_t IN_SOURCE = 1u << 31;
+
+// Places of atomic functions, which are not return addresses.
+struct Places {
+    std::mutex lock;
+    std::vector<Place> all;
+};
+
+Places& places() {
+    static Places found;
+    return found;
+}
+
+inline uint32_t where_id(const void* address) {
+    return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) - worker->running().library_begin);
+}
+
+uint32_t where_id(Place place) {
+    Worker& w = *worker;
+    if (place != w.last_place) {
+        Places& known = places();
+        std::lock_guard<std::mutex> hold(known.lock);
+        const auto found = std::find_if(known.all.begin(), known.all.end(),
+                                        [&](const Place& each) { return !(each != place); });
+        w.last_place = place;
+        w.last_place_id = static_cast<uint32_t>(found - known.all.begin()) | IN_SOURCE;
+        if (found == known.all.end()) known.all.push_back(place);
+    }
+    return w.last_place_id;
+}
+
+Site site_of(uint32_t id) {
+    if (!(id & IN_SOURCE)) return reinterpret_cast<const void*>(worker->running().library_begin + id);
+    Places& known = places();
+    std::lock_guard<std::mutex> hold(known.lock);
+    return known.all[id & ~IN_SOURCE];
+}
+
+// An access that a race is looked for with.
+struct Access {
+    const void* address;
+    size_t size;
+    bool is_shared;
+};
+
+[[gnu::noinline]] void race(Tag before, uint32_t before_at, bool before_writes, bool writes,
+                            const Access& access, Site site) {
     const Worker& w = *worker;
     const bool is_own = block_of(before) == w.block();
-    if (is_known(is_own ? Kind::RACE_IN_BLOCK : Kind::RACE_BETWEEN_BLOCKS, place)) return;
+    if (is_known(is_own ? Kind::RACE_IN_BLOCK : Kind::RACE_BETWEEN_BLOCKS, site)) return;
     const char* const did = before_writes ? "written" : "read";
     const char* const does = writes ? "written" : "read";
+    const char* const where = access.is_shared ? "shared" : "global";
+    const Site other = site_of(before_at);
     if (!is_own) {
-        note(Kind::RACE_BETWEEN_BLOCKS, place, size,
-             "%s here, and %s by another block, in %s memory", does, did, where);
+        note_pair(Kind::RACE_BETWEEN_BLOCKS, site, other, access.size,
+                  "%s here, and %s by another block at {}, in %s memory", does, did, where);
         return;
     }
+    char who[64] = "other threads";
     const uint32_t thread = thread_of(before);
-    if (thread >= BY_ATOMIC) {
-        note(Kind::RACE_IN_BLOCK, place, size,
-             "%s here, and %s by %s, with no barrier between, in %s memory", does, did,
-             thread == BY_ATOMIC ? "an atomic function" : "other threads", where);
-        return;
-    }
     const dim3& b = w.running().block;
-    note(Kind::RACE_IN_BLOCK, place, size,
-         "%s here, and %s by thread (%u,%u,%u), with no barrier between, in %s memory", does, did,
-         thread % b.x, thread / b.x % b.y, thread / b.x / b.y, where);
+    if (thread == BY_ATOMIC)
+        snprintf(who, sizeof who, "an atomic function");
+    else if (thread < SOME_LANES)
+        snprintf(who, sizeof who, "thread (%u,%u,%u)", thread % b.x, thread / b.x % b.y, thread / b.x / b.y);
+    note_pair(Kind::RACE_IN_BLOCK, site, other, access.size,
+              "%s here, and %s by %s at {}, with no barrier between, in %s memory", does, did, who, where);
 }
 
-// The tag of a read after another read: of both.
-inline Tag both(Tag before, Tag own) {
-    if (before >> 56 != own >> 56) return own;
-    if (block_of(before) == MANY_BLOCKS) return before;
-    const Tag many = own | Tag{MANY_THREADS} << 24;
-    if (block_of(before) != block_of(own)) return many | Tag{MANY_BLOCKS} << 36;
-    if (thread_of(before) == thread_of(own)) return own;
-    return clock_of(before) != clock_of(own) && worker->ordered(before) ? own : many;
-}
-
-// Shared memory that another block has touched is another block's.
-inline bool conflicts(Tag before, Tag own, bool is_shared) {
+// Shared memory that another block has touched is another block's. `lanes` are those of a tag of
+// SOME_LANES.
+inline bool conflicts(Tag before, Tag own, uint32_t lanes, bool is_shared) {
     const Tag difference = before ^ own;
     const int other = is_shared ? CLOCK_BITS + THREAD_BITS : CLOCK_BITS + THREAD_BITS + BLOCK_BITS;
     // Not in another launch, and not the same thread.
-    return !(difference >> other) && difference >> CLOCK_BITS && !worker->ordered(before);
+    return !(difference >> other) && difference >> CLOCK_BITS && !worker->ordered(before, lanes);
 }
 
 constexpr bool same_block(Tag a, Tag b) { return !((a ^ b) >> (CLOCK_BITS + THREAD_BITS)); }
+constexpr Tag with_thread(Tag t, uint32_t thread) {
+    return (t & ~(Tag{0xFFF} << CLOCK_BITS)) | Tag{thread} << CLOCK_BITS;
+}
+
+// The tag of a read after another read of this launch and block: of those that are not known to come
+// before it.
+[[gnu::noinline]] Tag both_of_block(Touched& touched, Tag before, Tag own) {
+    const uint32_t thread = thread_of(own), other = thread_of(before), warp = thread / LANES;
+    if (thread == other) return own;
+    const Tag many = with_thread(own, MANY_THREADS);
+    uint32_t lanes = touched.lanes.load(std::memory_order_relaxed);
+    if (other < SOME_LANES && other / LANES == warp)
+        lanes = 1u << other % LANES;
+    else if (other != SOME_LANES + warp)
+        return worker->ordered(before, lanes) ? own : many;
+    lanes = worker->unordered(before, lanes) & ~(1u << thread % LANES);
+    if (!lanes) return own;
+    touched.lanes.store(lanes | 1u << thread % LANES, std::memory_order_relaxed);
+    const Tag last = clock_of(before) > clock_of(own) ? before : own;
+    return with_thread(last, SOME_LANES + warp);
+}
+
+inline Tag both(Touched& touched, Tag before, Tag own) {
+    if (before >> 56 != own >> 56) return own;
+    if (block_of(before) == block_of(own)) return both_of_block(touched, before, own);
+    if (worker->ordered(before, 0)) return own;
+    return with_thread(own, MANY_THREADS) | Tag{MANY_BLOCKS} << 36;
+}
 
 // Where an atomic function of a block follows its own plain write, that write still races with
 // other blocks' atomic functions: it stands in the place of a read, if there is none.
-template <class Word>
-inline void keep_writer(Tag writer, Tag reader, Word& read, Tag own) {
-    if (thread_of(writer) != BY_ATOMIC && same_block(writer, own) && !same_block(reader, own))
-        read = both(reader, writer);
+inline void keep_writer(Touched& touched, Tag own) {
+    const Tag writer = touched.written, reader = touched.read;
+    if (thread_of(writer) == BY_ATOMIC || !same_block(writer, own) || same_block(reader, own)) return;
+    if (!worker->read_by_many_blocks(reader)) touched.read = both(touched, reader, writer);
+    touched.read_at = touched.written_at.load(std::memory_order_relaxed);
 }
 
-// `written` and `read` are of one word; the current thread's tag is `own`.
-template <bool WRITES, class Word, class Where>
-inline void check_race(Word& written, Word& read, Tag own, size_t size, Where place,
-                       bool is_shared) {
-    const Tag writer = written, reader = read;
-    const char* const where = is_shared ? "shared" : "global";
+// What only the next access of the thread shows: whether a write changes anything.
+[[gnu::always_inline]] inline void suspect(Suspect& kept, const Access& access, Site site, Tag before,
+                                           uint32_t before_at, bool is_rewrite) {
+    kept.address = access.address;
+    kept.size = access.size;
+    kept.is_shared = access.is_shared;
+    kept.site = site;
+    kept.before = before;
+    kept.before_at = before_at;
+    kept.is_rewrite = is_rewrite;
+    memcpy(kept.old, access.address, access.size);
+}
+
+void report(const Suspect& each, bool writes) {
+    race(each.before, each.before_at, true, writes, {each.address, each.size, each.is_shared}, each.site);
+}
+
+template <class Each>
+[[gnu::always_inline]] inline void visit(const Access& access, Each each) {
+    Worker& w = *worker;
+    if (access.is_shared)
+        w.shared_touched.visit(w.shared_offset(access.address), access.size, each);
+    else
+        emulator().memory.touched.visit(emulator().memory.offset(access.address), access.size, each);
+}
+
+[[gnu::noinline]] void settle_write(Worker& w) {
+    w.unsettled = false;
+    const Suspect& each = w.written;
+    if (!memcmp(each.old, each.address, each.size)) return;
+    if (!each.is_rewrite) return report(each, true);
+    visit({each.address, each.size, each.is_shared},
+          [](Touched& t) { t.varied.store(1, std::memory_order_relaxed); });
+}
+
+template <bool WRITES>
+[[gnu::noinline]] void conflict_with_writer(const Touched& touched, Tag own, const Access& access,
+                                            Site site) {
+    Worker& w = *worker;
+    const Tag writer = touched.written;
+    const uint32_t at = touched.written_at.load(std::memory_order_relaxed);
+    const bool by_atomic = thread_of(writer) == BY_ATOMIC;
+    if (by_atomic && thread_of(own) == BY_ATOMIC) return;
+    const bool is_small = access.size <= sizeof(Suspect::old);
+    if (!WRITES && by_atomic && is_small) {
+        // The first look of a loop around atomicCAS, which does no harm, or a mistake.
+        if (w.read.address == access.address) return;
+        settle_read(w);
+        suspect(w.read, access, site, writer, at, false);
+        return;
+    }
+    const bool may_be_same = WRITES && !by_atomic && thread_of(own) != BY_ATOMIC && is_small;
+    if (!may_be_same || touched.varied.load(std::memory_order_relaxed))
+        return race(writer, at, true, WRITES, access, site);
+    // Writes of the same value do no harm.
+    if (w.unsettled) return;
+    suspect(w.written, access, site, writer, at, false);
+    w.unsettled = true;
+}
+
+// `own` is the current thread's tag.
+template <bool WRITES, class Where>
+[[gnu::always_inline]] inline void check_race(Touched& touched, Tag own, const Access& access, Where place) {
+    Worker& w = *worker;
+    const Tag writer = touched.written, reader = touched.read;
+    const bool by_atomic = thread_of(own) == BY_ATOMIC;
     if (writer != own) {
-        if (conflicts(writer, own, is_shared) && (thread_of(writer) != BY_ATOMIC || thread_of(own) != BY_ATOMIC))
-            race(writer, true, WRITES, size, place, where);
-        if (WRITES && thread_of(own) == BY_ATOMIC) keep_writer(writer, reader, read, own);
-        if (WRITES) written = own;
+        if (conflicts(writer, own, 0, access.is_shared))
+            conflict_with_writer<WRITES>(touched, own, access, place);
+        if (WRITES) {
+            if (by_atomic) keep_writer(touched, own);
+            touched.written = own;
+            touched.written_at.store(where_id(place), std::memory_order_relaxed);
+            touched.varied.store(0, std::memory_order_relaxed);
+        }
+    } else if (WRITES && !by_atomic && access.size <= sizeof(Suspect::old) && !w.unsettled &&
+               !touched.varied.load(std::memory_order_relaxed)) {
+        suspect(w.written, access, place, 0, 0, true);
+        w.unsettled = true;
     }
     if (reader == own) return;
-    if (!WRITES)
-        read = both(reader, own);
-    else if (conflicts(reader, own, is_shared))
-        race(reader, false, true, size, place, where);
+    if (!WRITES) {
+        if (w.read_by_many_blocks(reader) || reader == with_thread(own, MANY_THREADS)) return;
+        const Tag now = both(touched, reader, own);
+        if (now == reader) return;
+        touched.read = now;
+        touched.read_at.store(where_id(place), std::memory_order_relaxed);
+    } else if (reader) {
+        const uint32_t lanes = touched.lanes.load(std::memory_order_relaxed);
+        if (!conflicts(reader, own, lanes, access.is_shared)) {
+            // Who comes after this write comes after those reads.
+            if (!by_atomic) touched.read = 0;
+        } else if (!w.compares) {
+            race(reader, touched.read_at.load(std::memory_order_relaxed), false, true, access, place);
+        }
+    }
 }
 
 inline bool are_written(const uint8_t* states, size_t size) {
@@ -283,7 +364,7 @@ template <class Where>
 [[gnu::noinline]] void count(const void* address, size_t size, bool writes, const void* place) {
     Worker& w = *worker;
     const Memory& memory = emulator().memory;
-    const Site site{place, {nullptr, 0}};
+    const Site site{place};
     if (memory.offset(address) < memory.size())
         w.counts->access(site, writes ? What::GLOBAL_STORE : What::GLOBAL_LOAD, address, size);
     else if (w.shared_offset(address) < SHARED_REGION)
@@ -297,38 +378,36 @@ template <class Where>
     worker->stop(MISALIGNED_ADDRESS);
 }
 
-// What a kernel does with memory, before it does; `thread` is the current one, or BY_ATOMIC.
+// In memory of which the bytes at `at` have these states.
 template <bool WRITES, class Where>
-[[gnu::always_inline]] inline void check(const void* pointer, size_t size, bool aligned,
-                                         uint32_t thread, Where place) {
+[[gnu::always_inline]] inline void check_in(Shadow& shadow, uint8_t* states, size_t at, const Access& access,
+                                            bool by_atomic, Where place) {
+    if (!are_written(states, access.size) &&
+        !check_states<WRITES>(states, access.address, access.size, place, by_atomic, access.is_shared))
+        return;
+    const Tag current = worker->own_tag(), own = by_atomic ? with_thread(current, BY_ATOMIC) : current;
+    shadow.visit(at, access.size, [&](Touched& each) __attribute__((always_inline)) {
+        check_race<WRITES>(each, own, access, place);
+    });
+}
+
+// What a kernel does with memory, before it does.
+template <bool WRITES, class Where>
+[[gnu::always_inline]] inline void check(const void* pointer, size_t size, bool aligned, bool by_atomic,
+                                         Where place) {
     Worker& w = *worker;
+    if (__builtin_expect(w.unsettled, false)) settle_write(w);
     const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
     if (aligned && address & (size - 1)) misaligned(address, size, place);
     Memory& memory = emulator().memory;
-    const size_t at = memory.offset(pointer);
-    if (at < memory.size()) {
-        if (!are_written(memory.states(at), size) &&
-            !check_states<WRITES>(memory.states(at), pointer, size, place, thread == BY_ATOMIC, false))
-            return;
-        const Tag own = w.own_tag(thread);
-        // Parts of a word may be of several threads.
-        for (size_t i = at; i + 4 <= at + size; i += 4) {
-            Touched& each = memory.touched(i);
-            check_race<WRITES>(each.written, each.read, own, size, place, false);
-        }
-        return;
-    }
-    const size_t offset = w.shared_offset(pointer);
-    if (offset < SHARED_REGION) {
-        if (!are_written(w.shared_states + offset, size) &&
-            !check_states<WRITES>(w.shared_states + offset, pointer, size, place, thread == BY_ATOMIC, true))
-            return;
-        const Tag own = w.own_tag(thread);
-        for (size_t i = offset / 2; i < (offset + size + 1) / 2; ++i)
-            check_race<WRITES>(w.shared_written[i], w.shared_read[i], own, size, place, true);
-        return;
-    }
-    unknown(address, size, WRITES, place);
+    const size_t at = memory.offset(pointer), offset = w.shared_offset(pointer);
+    if (at < memory.size())
+        check_in<WRITES>(memory.touched, memory.states(at), at, {pointer, size, false}, by_atomic, place);
+    else if (offset < SHARED_REGION)
+        check_in<WRITES>(w.shared_touched, w.shared_states + offset, offset, {pointer, size, true},
+                         by_atomic, place);
+    else
+        unknown(address, size, WRITES, place);
 }
 
 template <bool WRITES>
@@ -337,56 +416,20 @@ template <bool WRITES>
     if (worker->counts)
         count(pointer, size, WRITES, place);
     else if (emulator().memory.checked())
-        check<WRITES>(pointer, size, aligned, worker->current(), place);
-}
-
-void note(Kind kind, Place place, const void* address, size_t bytes, const char* format,
-          va_list values) {
-    Findings& found = findings();
-    std::lock_guard<std::mutex> hold(found.lock);
-    const uintptr_t key = address ? key_of(address) : key_of(place);
-    Findings::Known& known = found.find(key, kind);
-    known.count.fetch_add(1, std::memory_order_relaxed);
-    if (known.key.load() || found.all.size() == MOST_FINDINGS) return;
-    found.entries.push_back(&known - found.known);
-    Finding each{};
-    each.kind = kind;
-    each.file = place.file;
-    each.line = place.line;
-    if (address) each.place = reinterpret_cast<uintptr_t>(address) - library_of(address).first;
-    each.bytes = bytes;
-    if (worker) {
-        const uint32_t block[] = {blockIdx.x, blockIdx.y, blockIdx.z};
-        const uint32_t thread[] = {threadIdx.x, threadIdx.y, threadIdx.z};
-        memcpy(each.block, block, sizeof block);
-        memcpy(each.thread, thread, sizeof thread);
-        snprintf(each.kernel, sizeof each.kernel, "%s", worker->running().name);
-    }
-    vsnprintf(each.text, sizeof each.text, format, values);
-    found.all.push_back(each);
-    known.key.store(key << 8 | (static_cast<uintptr_t>(kind) + 1), std::memory_order_release);
+        check<WRITES>(pointer, size, aligned, false, place);
 }
 
 }  // namespace
 
-std::pair<uintptr_t, uintptr_t> library_of(const void* address) {
-    Searched searched{reinterpret_cast<uintptr_t>(address), 0, 0};
-    dl_iterate_phdr(look_at, &searched);
-    return {searched.begin, searched.end};
+void settle_read(Worker& w) {
+    if (!w.read.address) return;
+    report(w.read, false);
+    w.read.address = nullptr;
 }
 
-void note(Kind kind, Place place, size_t bytes, const char* format, ...) {
-    va_list values;
-    va_start(values, format);
-    note(kind, place, nullptr, bytes, format, values);
-    va_end(values);
-}
-
-void note(Kind kind, const void* address, size_t bytes, const char* format, ...) {
-    va_list values;
-    va_start(values, format);
-    note(kind, Place{nullptr, 0}, address, bytes, format, values);
-    va_end(values);
+void settle(Worker& w) {
+    if (w.unsettled) settle_write(w);
+    settle_read(w);
 }
 
 void fail_assertion(Place place, const char* text) {
@@ -398,17 +441,26 @@ void fail_assertion(Place place, const char* text) {
     worker->stop(ASSERTED);
 }
 
-void atomic(Place place, const void* address, size_t bytes, bool may_spin) {
+void atomic(Place place, const void* address, size_t bytes, bool may_spin, bool compares) {
     if (!worker) return;
-    if (worker->counts) {
-        worker->counts->access({nullptr, place}, What::ATOMIC, address, bytes);
+    Worker& w = *worker;
+    if (w.counts) {
+        w.counts->access({place}, What::ATOMIC, address, bytes);
         return;
     }
     if (emulator().memory.checked()) {
-        check<true>(address, bytes, true, BY_ATOMIC, place);
-        worker->acquired = true;
+        if (compares && w.read.address == address) {
+            w.read.address = nullptr;
+            const Tag own = w.own_tag();
+            visit({address, bytes, emulator().memory.offset(address) >= emulator().memory.size()},
+                  [&](Touched& each) { if (each.read == own) each.read = 0; });
+        }
+        w.compares = compares;
+        check<true>(address, bytes, true, true, place);
+        w.compares = false;
+        w.synchronize();
     }
-    if (may_spin) worker->spin(address, bytes, place, nullptr);
+    if (may_spin) w.spin(address, bytes, place, nullptr);
 }
 
 }  // namespace ece408_emulator
@@ -417,26 +469,6 @@ using namespace ece408_emulator;
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define PLACE __builtin_return_address(0)
-
-// How many findings there are; as many as there is room for are copied.
-EXPORTED int ece408_emulator_findings(Finding* to, int room) {
-    Findings& found = findings();
-    std::lock_guard<std::mutex> hold(found.lock);
-    const int all = static_cast<int>(found.all.size());
-    for (int i = 0; i < all && i < room; ++i) {
-        to[i] = found.all[i];
-        to[i].count = found.known[found.entries[i]].count;
-    }
-    return all;
-}
-
-EXPORTED void ece408_emulator_forget_findings() {
-    Findings& found = findings();
-    std::lock_guard<std::mutex> hold(found.lock);
-    found.all.clear();
-    found.entries.clear();
-    for (Findings::Known& each : found.known) each.key = 0, each.count = 0;
-}
 
 // The variables of the library that dlopen gave, each by its address there and its bytes.
 EXPORTED void ece408_emulator_variables(void* library, const uint64_t (*pairs)[2], int count) {

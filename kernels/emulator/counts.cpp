@@ -97,7 +97,7 @@ void Counts::end_step(unsigned active, unsigned exist, Site code) {
 }
 
 void Counts::add_barrier(Place place, unsigned lanes, unsigned exist) {
-    Count& own = total({nullptr, place}, What::BARRIER);
+    Count& own = total(place, What::BARRIER);
     ++own.warps;
     own.lanes += __builtin_popcount(lanes);
     own.possible_lanes += __builtin_popcount(exist);

@@ -32,15 +32,6 @@ struct Launched {
     uint64_t static_shared, dynamic_shared, count;
 };
 
-// Where an access stands: a return address, or a place in the source.
-struct Site {
-    const void* address;
-    Place place;
-    bool operator==(const Site& other) const {
-        return address == other.address && !(place != other.place);
-    }
-};
-
 // What one worker's warps do; the lanes of a step run the same code, one after the other.
 class Counts {
 public:

@@ -27,22 +27,30 @@ enum class Kind : int32_t {
     TRAP,
 };
 
+// A place in the source: a file's name and a line; or with line 0 the offset of a return address in
+// the library, and none if that is 0.
+struct Spot {
+    uint64_t offset;
+    int32_t line;
+    char file[60];
+};
+
 struct Finding {
     Kind kind;
-    int32_t line;          // 0: where `place` says
-    const char* file;      // null: where `place` says
-    uint64_t place;        // offset of the return address in the library
+    Spot at, other;  // `other` is a race's earlier access
     uint32_t block[3], thread[3];
     uint64_t count;
-    uint64_t bytes;        // that were touched
-    char text[192];        // more about it
+    uint64_t bytes;  // that were touched
+    char text[192];  // more about it; "{}" stands for `other`
     char kernel[96];
 };
 
-// Of the current thread, at a place in the source or before a return address.
-void note(Kind kind, Place place, size_t bytes, const char* format, ...)
+// Of the current thread.
+void note(Kind kind, Site site, size_t bytes, const char* format, ...)
     __attribute__((format(printf, 4, 5)));
-void note(Kind kind, const void* address, size_t bytes, const char* format, ...)
-    __attribute__((format(printf, 4, 5)));
+void note_pair(Kind kind, Site site, Site other, size_t bytes, const char* format, ...)
+    __attribute__((format(printf, 5, 6)));
+// Whether this was found before at this place; then it is counted.
+bool is_known(Kind kind, const Site& site);
 
 }  // namespace ece408_emulator

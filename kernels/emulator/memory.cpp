@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace ece408_emulator {
@@ -12,9 +14,17 @@ constexpr size_t ALIGNMENT = 256;  // as cudaMalloc
 // Between allocations, so that an index that is off by a row is not in the next one.
 constexpr size_t GAP = 64 << 10;
 
+// What Shadow takes at once.
+constexpr size_t CHUNK = 2 << 20;
+
 size_t rounded(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 }  // namespace
+
+void no_memory(size_t bytes) {
+    fprintf(stderr, "the emulator has no room for %zu bytes\n", bytes);
+    abort();
+}
 
 void* pages(size_t bytes) {
     void* const found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -43,11 +53,10 @@ void Memory::make(bool checked) {
 bool Memory::watch() {
     std::lock_guard<std::mutex> hold(lock_);
     states_ = static_cast<uint8_t*>(pages(size_));
-    touched_ = static_cast<Touched*>(pages(size_ / 4 * sizeof(Touched)));
-    if (!states_ || !touched_) {
-        if (states_) munmap(states_, size_);
-        if (touched_) munmap(touched_, size_ / 4 * sizeof(Touched));
-        states_ = nullptr, touched_ = nullptr;
+    if (!states_) return false;
+    if (!touched.make(size_)) {
+        munmap(states_, size_);
+        states_ = nullptr;
         return false;
     }
     // What is in them is not known: kernels may have written it, which ran without checks.
@@ -72,7 +81,7 @@ void* Memory::allocate(size_t bytes) {
         begin = found->first;
         if (checked()) {
             memset(states_ + begin, NO_MEMORY, rounded(found->second.bytes));
-            memset(static_cast<void*>(touched_ + begin / 4), 0, room / 4 * sizeof(Touched));
+            touched.clear(begin, room);
         }
     }
     allocations_[begin] = {bytes, false};
@@ -120,9 +129,45 @@ const Memory::Allocation* Memory::nearest(const void* address, size_t* begin) co
     return &found->second;
 }
 
-void Memory::forget_touches() {
+bool Shadow::make(size_t bytes) {
+    pages_ = bytes / PAGE;
+    table_ = static_cast<std::atomic<uintptr_t>*>(pages(pages_ * sizeof *table_));
+    return table_ != nullptr;
+}
+
+char* Shadow::take(size_t bytes) {
+    if (left_ < bytes) {
+        auto* const made = static_cast<char*>(pages(CHUNK));
+        if (!made) no_memory(CHUNK);
+        chunks_.emplace_back(made, CHUNK);
+        left_ = CHUNK;
+    }
+    left_ -= bytes;
+    return chunks_.back().first + left_;
+}
+
+uintptr_t Shadow::make_page(size_t number, bool bytes) {
+    std::lock_guard<std::mutex> hold(lock_);
+    const uintptr_t before = table_[number];
+    if (before && (before & BYTES || !bytes)) return before;
+    const size_t each = bytes ? 1 : 4;
+    char* const made = take(PAGE / each * sizeof(Touched));
+    uintptr_t page = reinterpret_cast<uintptr_t>(made);
+    if (before)
+        for (size_t i = 0; i < PAGE; ++i)
+            memcpy(made + i * sizeof(Touched), reinterpret_cast<Touched*>(before) + i / 4, sizeof(Touched));
+    if (bytes) page |= BYTES;
+    table_[number].store(page, std::memory_order_release);
+    return page;
+}
+
+void Shadow::clear(size_t begin, size_t bytes) {
+    visit(begin, bytes, [](Touched& each) { memset(static_cast<void*>(&each), 0, sizeof each); });
+}
+
+void Shadow::forget() {
     // Fresh pages are zeros.
-    if (checked()) madvise(touched_, end_ / 4 * sizeof(Touched), MADV_DONTNEED);
+    for (const auto& [begin, bytes] : chunks_) madvise(begin, bytes, MADV_DONTNEED);
 }
 
 }  // namespace ece408_emulator

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 namespace ece408_emulator {
 
@@ -19,6 +21,8 @@ constexpr uint32_t CLOCKS = 1u << CLOCK_BITS, BLOCKS = 1u << BLOCK_BITS;
 constexpr uint32_t MANY_BLOCKS = BLOCKS - 1;
 // In a thread's place: several of a block, or one by an atomic function.
 constexpr uint32_t MANY_THREADS = 0xFFF, BY_ATOMIC = 0xFFE;
+// And, with the warp's number added, several lanes of one warp.
+constexpr uint32_t SOME_LANES = 0x800;
 
 constexpr Tag tag(uint32_t launch, uint32_t block, uint32_t thread, uint32_t clock) {
     return Tag{launch & 0xFF} << 56 | Tag{block & (BLOCKS - 1)} << 36 | Tag{thread} << 24 |
@@ -39,15 +43,74 @@ struct Word {
     }
 };
 
-// The last that wrote and the last that read a word. Blocks on other cores change them, too.
-struct Touched {
+// The last that wrote and the last that read a unit of memory, a word or a byte, and where. Blocks
+// on other cores change them, too.
+struct alignas(32) Touched {
     Word written, read;
+    // Where the readers are lanes of one warp, which.
+    std::atomic<uint32_t> lanes;
+    // As `where_id` numbers places.
+    std::atomic<uint32_t> written_at, read_at;
+    // Whether the last writer has written different values since others could have written.
+    std::atomic<uint32_t> varied;
 };
+
+// Touched for a range of addresses, which takes memory only where something is touched: for each
+// word of 4 bytes, but for each byte of pages in which smaller parts are touched, too.
+class Shadow {
+public:
+    static constexpr size_t PAGE = 4096;
+    // False where there are no addresses for it.
+    bool make(size_t bytes);
+    explicit operator bool() const { return table_ != nullptr; }
+    void forget();
+    // Of bytes that become another allocation's.
+    void clear(size_t begin, size_t bytes);
+
+    // Call `each` with every unit of bytes that lie at an offset.
+    template <class Each>
+    [[gnu::always_inline]] void visit(size_t at, size_t size, const Each& each) {
+        const uintptr_t page = table_[at / PAGE].load(std::memory_order_acquire);
+        const bool is_plain = page && !(page & BYTES) && !((at | size) & 3) && at % PAGE + size <= PAGE;
+        if (!__builtin_expect(is_plain, true)) return visit_any(at, size, each);
+        Touched* const units = reinterpret_cast<Touched*>(page) + at % PAGE / 4;
+        for (size_t i = 0; i < size / 4; ++i) each(units[i]);
+    }
+
+private:
+    static constexpr uintptr_t BYTES = 1;
+    template <class Each>
+    [[gnu::noinline]] void visit_any(size_t at, size_t size, const Each& each) {
+        const bool has_parts = (at | size) & 3;
+        for (const size_t end = at + size; at < end;) {
+            uintptr_t page = table_[at / PAGE].load(std::memory_order_acquire);
+            if (!page || (has_parts && !(page & BYTES))) page = make_page(at / PAGE, has_parts);
+            const size_t next = (at | (PAGE - 1)) + 1, stop = end < next ? end : next;
+            const size_t step = page & BYTES ? 1 : 4;
+            Touched* const units = reinterpret_cast<Touched*>(page & ~BYTES);
+            for (; at < stop; at += step) each(units[at % PAGE / step]);
+        }
+    }
+    uintptr_t make_page(size_t number, bool bytes);
+    char* take(size_t bytes);
+
+    // By page: its units, and BYTES where they are bytes.
+    std::atomic<uintptr_t>* table_ = nullptr;
+    size_t pages_ = 0;
+    std::mutex lock_;
+    std::vector<std::pair<char*, size_t>> chunks_;
+    size_t left_ = 0;
+};
+
+// Memory of zeros that takes room only where it is touched; null where there are no addresses.
+void* pages(size_t bytes);
+// Ends the process: so many bytes could not be had.
+[[noreturn]] void no_memory(size_t bytes);
 
 // The GPU's memory: one range of addresses, in which allocations lie with gaps between.
 class Memory {
 public:
-    // With `checked` there is a state for each byte, and a Touched for each word of 4.
+    // With `checked` there is a state for each byte, and who touched it.
     void make(bool checked);
     // Null where there is no room.
     void* allocate(size_t bytes);
@@ -59,16 +122,16 @@ public:
     }
     // Whether all of these bytes are one allocation's.
     bool is_allocated(const void* address, size_t bytes) const;
-    void forget_touches();
 
     size_t offset(const void* address) const {
         return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(base_);
     }
     bool checked() const { return states_ != nullptr; }
     uint8_t* states(size_t offset) const { return states_ + offset; }
-    Touched& touched(size_t offset) const { return touched_[offset / 4]; }
     size_t size() const { return size_; }
     size_t free_bytes() const { return size_ - taken_; }
+
+    Shadow touched;
 
     struct Allocation {
         size_t bytes;
@@ -83,13 +146,9 @@ private:
 
     char* base_ = nullptr;
     uint8_t* states_ = nullptr;
-    Touched* touched_ = nullptr;
     size_t size_ = 0, end_ = 0, taken_ = 0;
     std::map<size_t, Allocation> allocations_;
     mutable std::mutex lock_;
 };
-
-// Memory of zeros that takes room only where it is touched; null where there are no addresses.
-void* pages(size_t bytes);
 
 }  // namespace ece408_emulator

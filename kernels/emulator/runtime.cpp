@@ -56,26 +56,10 @@ __thread Worker* worker;
 namespace {
 
 constexpr size_t STACK = 256 << 10, STACK_GUARD = 4 << 10, MOST_THREADS = 1024;
-constexpr unsigned ALL_LANES = 0xFFFFFFFF;
 // After so many looks that found the same, a spinning thread lets others go on; if nothing has
 // changed after so many times and so long, nothing will.
 constexpr uint32_t SPINS = 64, MOST_YIELDS = 200;
 constexpr std::chrono::milliseconds LONGEST_SPIN{500};
-
-uint64_t reduced(Warp what, uint64_t a, uint64_t b) {
-    const auto x = static_cast<uint32_t>(a), y = static_cast<uint32_t>(b);
-    const auto s = static_cast<int32_t>(x), t = static_cast<int32_t>(y);
-    switch (what) {
-        case Warp::ADD: return x + y;
-        case Warp::MIN: return static_cast<uint32_t>(std::min(s, t));
-        case Warp::MAX: return static_cast<uint32_t>(std::max(s, t));
-        case Warp::UMIN: return std::min(x, y);
-        case Warp::UMAX: return std::max(x, y);
-        case Warp::AND: return x & y;
-        case Warp::OR: return x | y;
-        default: return x ^ y;
-    }
-}
 
 }  // namespace
 
@@ -87,9 +71,7 @@ Worker::Worker() {
     stacks_begin_ = reinterpret_cast<uintptr_t>(pages(stacks_bytes_));
     shared_ = static_cast<char*>(pages(SHARED_REGION));
     shared_states = static_cast<uint8_t*>(pages(SHARED_REGION));
-    shared_written = static_cast<Tag*>(pages(SHARED_REGION / 2 * sizeof(Tag)));
-    shared_read = static_cast<Tag*>(pages(SHARED_REGION / 2 * sizeof(Tag)));
-    if (!stacks_begin_ || !shared_ || !shared_states || !shared_written || !shared_read) {
+    if (!stacks_begin_ || !shared_ || !shared_states || !shared_touched.make(SHARED_REGION)) {
         fprintf(stderr, "the emulator has no room for the stacks of a block\n");
         abort();
     }
@@ -135,6 +117,7 @@ void Worker::run_threads() {
         threads_[thread].waits = Waits::NOT;
         place(thread);
         running_->thread(running_->call);
+        settle(*this);
         threads_[current_].waits = Waits::ENDED;
         ++ended_;
         try_warp_of(current_);
@@ -145,6 +128,7 @@ void Worker::place(uint32_t thread) {
     current_ = thread;
     const dim3& size = running_->block;
     threadIdx = {thread % size.x, thread / size.x % size.y, thread / size.x / size.y};
+    own_tag_ = tag(running_->number, block_, thread, threads_[thread].clock);
 }
 
 void Worker::go_on(Fiber* fiber) {
@@ -154,6 +138,7 @@ void Worker::go_on(Fiber* fiber) {
 
 void Worker::wait(Waits what, Place at) {
     const uint32_t thread = current_;
+    settle(*this);
     threads_[thread].waits = what;
     threads_[thread].place = at;
     Fiber* const own = fiber_;
@@ -256,18 +241,23 @@ void Worker::begin_threads() {
         threads_[i].waits = Waits::NOT_BEGUN;
         threads_[i].clock = 1;
         threads_[i].spun_at = nullptr;
+        threads_[i].released_at = threads_[i].acquired_at = 0;
+        threads_[i].fenced = false;
     }
-    begun_ = ended_ = at_barrier_ = 0;
+    begun_ = ended_ = at_barrier_ = at_active_ = 0;
     barrier_clock_ = 1;
     ready_.clear();
     next_ready_ = 0;
-    acquired = false;
+    acquired = unsettled = compares = false;
+    read.address = nullptr;
+    sequence_ = 0;
     if (warps_used_) std::fill(known_.begin(), known_.end(), 0);
     warps_used_ = false;
 }
 
 void Worker::run_block(uint32_t number) {
     block_ = number;
+    many_blocks_ = tag(running_->number, MANY_BLOCKS, 0, 0) >> (CLOCK_BITS + THREAD_BITS);
     begin_threads();
     if (emulator().memory.checked()) {
         memset(shared_states, NO_MEMORY, shared_end_);
@@ -286,6 +276,8 @@ void Worker::run_block(uint32_t number) {
             current_ = thread;
             go_on(threads_[thread].fiber);
             if (next_ready_ == ready_.size()) ready_.clear(), next_ready_ = 0;
+        } else if (at_active_) {
+            release_active();
         } else if (at_barrier_ && at_barrier_ == count_ - ended_) {
             release_block();
         } else {
@@ -339,7 +331,7 @@ bool Worker::step(uint32_t warp) {
         go_on(threads_[current_].fiber);
         if (running_->error.load(std::memory_order_relaxed)) return false;
     }
-    counts->end_step(lanes, exist, {code, {nullptr, 0}});
+    counts->end_step(lanes, exist, {code});
     return true;
 }
 
@@ -353,7 +345,9 @@ void Worker::run_in_step() {
             for (int i = 0; i < STEPS && step(warp); ++i) goes_on = true;
         if (running_->error.load(std::memory_order_relaxed)) return;
         if (goes_on || ended_ == count_) continue;
-        if (at_barrier_ && at_barrier_ == count_ - ended_) {
+        if (at_active_) {
+            release_active();
+        } else if (at_barrier_ && at_barrier_ == count_ - ended_) {
             count_barrier();
             release_block();
         } else {
@@ -426,133 +420,17 @@ unsigned Worker::existing(uint32_t warp) const {
     return found;
 }
 
-unsigned Worker::present_lanes() const { return existing(current_ / LANES); }
-
-uint64_t Worker::together(Place at, Warp what, unsigned mask, uint64_t value, int lane,
-                          int width) {
-    Thread& own = threads_[current_];
-    const uint32_t warp = current_ / LANES, own_lane = current_ % LANES;
-    if (!(mask >> own_lane & 1)) {
-        note(Kind::WRONG_MASK, at, 0, "mask 0x%08x lacks the calling lane, %u", mask,
-             own_lane);
-        return value;
-    }
-    own.what = what;
-    own.mask = mask;
-    own.value = value;
-    own.lane = lane;
-    own.width = width;
-    own.place = at;
-    own.waits = Waits::FOR_WARP;
-    release_warp(warp, mask);
-    if (own.waits == Waits::FOR_WARP)
-        wait(Waits::FOR_WARP, at);
-    else if (counts)
-        end_step();
-    return own.result;
+bool Worker::knows(uint32_t thread, uint32_t clock) const {
+    if (thread == current_) return true;
+    if (warps_used_ && thread / LANES == current_ / LANES &&
+        known_[current_ * LANES + thread % LANES] >= clock)
+        return true;
+    const Thread& other = threads_[thread];
+    return other.released_at && other.released_at <= threads_[current_].acquired_at &&
+           clock <= other.released;
 }
 
-// If all lanes of the mask have come, they go on; the calling one by itself, others when it is
-// their turn.
-void Worker::release_warp(uint32_t warp, unsigned mask) {
-    const unsigned lanes = mask & existing(warp);
-    const Thread* first = nullptr;
-    for (uint32_t lane = 0; lane < LANES; ++lane) {
-        if (!(lanes >> lane & 1)) continue;
-        const Thread& each = threads_[warp * LANES + lane];
-        if (each.waits != Waits::FOR_WARP || each.mask != mask) return;
-        if (first && each.what != first->what) return;
-        if (!first) first = &each;
-    }
-    answer(warp, lanes);
-    for (uint32_t lane = 0; lane < LANES; ++lane) {
-        if (!(lanes >> lane & 1)) continue;
-        const uint32_t i = warp * LANES + lane;
-        threads_[i].waits = Waits::NOT;
-        if (i != current_) ready_.push_back(i);
-    }
-}
-
-void Worker::answer(uint32_t warp, unsigned lanes) {
-    Thread* const all = &threads_[warp * LANES];
-    unsigned voted = 0;
-    uint64_t total = 0;
-    bool any = false;
-    for (uint32_t lane = 0; lane < LANES; ++lane) {
-        if (!(lanes >> lane & 1)) continue;
-        voted |= unsigned{all[lane].value != 0} << lane;
-        total = any ? reduced(all[lane].what, total, all[lane].value) : all[lane].value;
-        any = true;
-    }
-    for (int lane = 0; lane < LANES; ++lane) {
-        if (!(lanes >> lane & 1)) continue;
-        Thread& each = all[lane];
-        const int begin = lane / each.width * each.width, end = begin + each.width;
-        int from = lane;
-        switch (each.what) {
-            case Warp::SYNC:
-            case Warp::GATHER: each.result = 0; continue;
-            case Warp::BALLOT: each.result = voted; continue;
-            case Warp::MATCH:
-                each.result = 0;
-                for (int other = 0; other < LANES; ++other)
-                    if (lanes >> other & 1 && all[other].value == each.value)
-                        each.result |= uint64_t{1} << other;
-                continue;
-            case Warp::INDEX: from = begin + (each.lane & (each.width - 1)); break;
-            case Warp::UP: from = lane - each.lane < begin ? lane : lane - each.lane; break;
-            case Warp::DOWN: from = lane + each.lane >= end ? lane : lane + each.lane; break;
-            case Warp::XOR: from = (lane ^ each.lane) >= end ? lane : lane ^ each.lane; break;
-            default: each.result = total; continue;
-        }
-        if (!(lanes >> from & 1)) {
-            const uint32_t calling = current_;
-            place(warp * LANES + lane);
-            note(Kind::WRONG_MASK, each.place, 0,
-                 "lane %d reads from lane %d, which does not take part", lane, from);
-            place(calling);
-            from = lane;
-        }
-        each.result = all[from].value;
-    }
-    if (all[__builtin_ctz(lanes)].what == Warp::GATHER) {
-        gathered_.resize(threads_.size());
-        for (uint32_t lane = 0; lane < LANES; ++lane)
-            if (lanes >> lane & 1) gathered_[warp * LANES + lane] = all[lane].value;
-    }
-    // Each lane now knows what the others knew.
-    if (known_.size() < threads_.size() * LANES) known_.resize(threads_.size() * LANES);
-    warps_used_ = true;
-    uint32_t most[LANES] = {};
-    for (int lane = 0; lane < LANES; ++lane) {
-        if (!(lanes >> lane & 1)) continue;
-        const uint32_t* const row = &known_[(warp * LANES + lane) * LANES];
-        for (int other = 0; other < LANES; ++other) most[other] = std::max(most[other], row[other]);
-        most[lane] = std::max(most[lane], all[lane].clock);
-        ++all[lane].clock;
-    }
-    for (int lane = 0; lane < LANES; ++lane)
-        if (lanes >> lane & 1) memcpy(&known_[(warp * LANES + lane) * LANES], most, sizeof most);
-}
-
-void Worker::copy_values(const void* (&to)[LANES]) const {
-    const uint32_t first = current_ / LANES * LANES;
-    for (uint32_t lane = 0; lane < LANES; ++lane)
-        to[lane] = reinterpret_cast<const void*>(gathered_[first + lane]);
-}
-
-// After a thread has ended: what waits for its warp may have waited for it alone.
-void Worker::try_warp_of(uint32_t thread) {
-    if (!warps_used_ && ready_.empty() && ended_ == begun_) return;
-    const uint32_t warp = thread / LANES;
-    for (uint32_t i = warp * LANES; i < std::min((warp + 1) * LANES, count_); ++i)
-        if (threads_[i].waits == Waits::FOR_WARP) {
-            const unsigned mask = threads_[i].mask;
-            release_warp(warp, mask);
-        }
-}
-
-bool Worker::ordered(Tag before) const {
+bool Worker::ordered(Tag before, uint32_t lanes) const {
     if (launch_of(before) != (running_->number & 0xFF)) return true;
     const uint32_t clock = clock_of(before), thread = thread_of(before);
     if (block_of(before) != block_) {
@@ -560,8 +438,32 @@ bool Worker::ordered(Tag before) const {
         return block_of(before) != MANY_BLOCKS && running_->released[block_of(before)] != 0;
     }
     if (thread == current_ || clock < barrier_clock_) return true;
-    if (!warps_used_ || thread >= BY_ATOMIC || thread / LANES != current_ / LANES) return false;
-    return known_[current_ * LANES + thread % LANES] >= clock;
+    if (thread >= BY_ATOMIC) return false;
+    if (thread < SOME_LANES) return knows(thread, clock);
+    for (uint32_t lane = 0; lane < LANES; ++lane)
+        if (lanes >> lane & 1 && !knows((thread - SOME_LANES) * LANES + lane, clock)) return false;
+    return true;
+}
+
+uint32_t Worker::unordered(Tag before, uint32_t lanes) const {
+    const uint32_t clock = clock_of(before), first = current_ / LANES * LANES;
+    if (clock < barrier_clock_) return 0;
+    if (!warps_used_ && !acquired) return lanes;
+    for (uint32_t lane = 0; lane < LANES; ++lane)
+        if (lanes >> lane & 1 && knows(first + lane, clock)) lanes &= ~(1u << lane);
+    return lanes;
+}
+
+void Worker::synchronize() {
+    Thread& own = threads_[current_];
+    acquired = true;
+    if (own.fenced) {
+        own.fenced = false;
+        own.released = own.clock++;
+        own.released_at = ++sequence_;
+    }
+    own.acquired_at = ++sequence_;
+    place(current_);
 }
 
 void Worker::no_one_can_go_on() {
@@ -632,23 +534,16 @@ void* shared(Slot* slot, size_t bytes, size_t alignment) {
 
 void* dynamic_shared(size_t) { return worker->shared_ + SHARED_GAP; }
 
-uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lane, int width) {
-    return worker->together(place, what, mask, value, lane, width);
-}
-
-void gather(Place place, const void* own, const void* (&all)[LANES]) {
-    const auto value = reinterpret_cast<uint64_t>(own);
-    worker->together(place, Warp::GATHER, ALL_LANES, value, 0, LANES);
-    worker->copy_values(all);
-}
-
-unsigned present_lanes() { return worker->present_lanes(); }
-
 void fence() {
     if (!worker) return;
+    worker->fence();
     Running& running = worker->running();
     running.released[worker->block()] = 1;
     running.any_released = true;
+}
+
+void fence_block() {
+    if (worker) worker->fence();
 }
 
 void trap(Place place, const char* what) {
@@ -658,11 +553,6 @@ void trap(Place place, const char* what) {
     }
     note(Kind::TRAP, place, 0, "%s", what);
     worker->stop(ASSERTED);
-}
-
-void Worker::forget_touches() {
-    for (Tag* each : {shared_written, shared_read})
-        madvise(each, SHARED_REGION / 2 * sizeof(Tag), MADV_DONTNEED);
 }
 
 namespace {
@@ -716,8 +606,8 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
         e.settings.random ? 1 : std::min<uint64_t>(std::max(e.settings.cores, 1), blocks);
     while (e.workers.size() < cores) e.workers.push_back(std::make_unique<Worker>());
     if (is_again) {
-        e.memory.forget_touches();
-        for (auto& each : e.workers) each->forget_touches();
+        e.memory.touched.forget();
+        for (auto& each : e.workers) each->shared_touched.forget();
     }
     running.workers = static_cast<int>(cores);
     std::vector<std::thread> others;

@@ -17,7 +17,7 @@
 
 namespace ece408_emulator {
 
-constexpr int LANES = 32;
+constexpr uint32_t LANES = 32;
 // Shared memory of a block: what CUDA gives at most, and gaps between the variables.
 constexpr size_t SHARED_REGION = 512 << 10, SHARED_GAP = 512, SHARED_ALIGNMENT = 128;
 constexpr size_t LARGEST_SHARED = 227 << 10, LARGEST_STATIC_SHARED = 48 << 10;
@@ -43,13 +43,17 @@ struct Fiber {
     void* top = nullptr;  // where it goes on
 };
 
-enum class Waits : uint8_t { NOT, FOR_BLOCK, FOR_WARP, ENDED, NOT_BEGUN };
+enum class Waits : uint8_t { NOT, FOR_BLOCK, FOR_WARP, FOR_ACTIVE, ENDED, NOT_BEGUN };
 
 struct Thread {
     Waits waits;
     Fiber* fiber;
     Place place;  // where it waits
     uint32_t clock;
+    // Of releases and acquisitions of the block by atomic functions: the number of this thread's
+    // last ones, and its clock at its last release. It has gone through a fence since.
+    uint32_t released_at, acquired_at, released;
+    bool fenced;
     int predicate;
     // In one of the warp's functions.
     Warp what;
@@ -89,6 +93,18 @@ struct Running {
     std::atomic<int> workers{1}, stuck{0};
 };
 
+// An access that is a mistake, or none: a write of what another thread has written, if it changes
+// that, and a read of what atomic functions have written, unless atomicCAS follows.
+struct Suspect {
+    const void* address = nullptr;
+    size_t size;
+    Site site;
+    Tag before;
+    uint32_t before_at;
+    bool is_shared, is_rewrite;
+    unsigned char old[16];
+};
+
 // A variable of a library: the addresses that it takes.
 struct Variable {
     uintptr_t begin, end;
@@ -104,7 +120,7 @@ public:
     Arrived arrive(int predicate, Place place);
     uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lane, int width);
     void copy_values(const void* (&to)[LANES]) const;
-    unsigned present_lanes() const;
+    unsigned active_lanes(Place place);
     // Before a piece of code without branches: let the warp's other lanes come there, too.
     void begin_code(const void* code, const void* frame);
     // What a loop may do that waits for another thread: a volatile read of these bytes, or an
@@ -113,11 +129,18 @@ public:
     // End the launch: nothing of it runs on. Does not return in a CUDA thread.
     [[noreturn]] void stop(int error);
 
-    Tag own_tag(uint32_t thread) const {
-        return tag(running_->number, block_, thread, threads_[current_].clock);
-    }
-    // Whether what the tag says comes before what the current thread does now.
-    bool ordered(Tag before) const;
+    // Of what the current thread does now.
+    Tag own_tag() const { return own_tag_; }
+    // A word that many blocks of this launch have read.
+    bool read_by_many_blocks(Tag tag) const { return tag >> (CLOCK_BITS + THREAD_BITS) == many_blocks_; }
+    // Whether what the tag says comes before what the current thread does now; of a tag of
+    // SOME_LANES those lanes.
+    bool ordered(Tag before, uint32_t lanes) const;
+    // Of lanes of the current warp those whose clock the current thread does not know.
+    uint32_t unordered(Tag before, uint32_t lanes) const;
+    // The current thread goes through a fence, or through an atomic function.
+    void fence() { threads_[current_].fenced = true; }
+    void synchronize();
     uint32_t current() const { return current_; }
     uint32_t block() const { return block_; }
     Running& running() const { return *running_; }
@@ -127,13 +150,18 @@ public:
         return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(shared_);
     }
     void* shared_at(size_t offset, size_t bytes);
-    void forget_touches();
 
     char* shared_ = nullptr;
     uint8_t* shared_states = nullptr;
-    // For each 2 bytes.
-    Tag *shared_written = nullptr, *shared_read = nullptr;
+    Shadow shared_touched;
     bool acquired = false;
+    // What the current thread's next access, or its end, decides; `unsettled`: `written` is one.
+    Suspect written, read;
+    bool unsettled = false;
+    // Within atomicCAS.
+    bool compares = false;
+    Place last_place{nullptr, 0};
+    uint32_t last_place_id = 0;
     // Null unless warps are counted.
     std::unique_ptr<Counts> counts;
     // The one of the library's that was touched last.
@@ -150,6 +178,7 @@ private:
     Fiber* idle_fiber();
     void place(uint32_t thread);
     void release_block();
+    void release_active();
     void release_warp(uint32_t warp, unsigned mask);
     void answer(uint32_t warp, unsigned mask);
     void try_warp_of(uint32_t thread);
@@ -163,8 +192,9 @@ private:
     unsigned existing(uint32_t warp) const;
 
     Running* running_ = nullptr;
-    uint32_t block_ = 0, current_ = 0, count_ = 0, begun_ = 0, ended_ = 0, at_barrier_ = 0;
-    uint32_t barrier_clock_ = 0;
+    uint32_t block_ = 0, current_ = 0, count_ = 0, begun_ = 0, ended_ = 0, at_barrier_ = 0, at_active_ = 0;
+    uint32_t barrier_clock_ = 0, sequence_ = 0;
+    Tag own_tag_ = 0, many_blocks_ = 0;
     Arrived arrived_{};
     std::vector<Thread> threads_;
     std::vector<uint32_t> order_, ready_;
@@ -172,6 +202,7 @@ private:
     // By warp, lane and other lane: the other's clock as far as the lane knows it.
     std::vector<uint32_t> known_;
     bool warps_used_ = false;
+    bool knows(uint32_t thread, uint32_t clock) const;
     // By thread: its value of the last GATHER.
     std::vector<uint64_t> gathered_;
     // Where the shared memory ends that any block of this worker has had.
@@ -189,6 +220,10 @@ private:
 
 // The one that runs on this core's thread; null outside of kernels.
 extern __thread Worker* worker;
+
+// Before the worker's current thread waits, or ends.
+void settle(Worker& worker);
+void settle_read(Worker& worker);
 
 // The addresses of the loaded library that has this one; 0 and 0 if none has.
 std::pair<uintptr_t, uintptr_t> library_of(const void* address);

@@ -156,6 +156,31 @@ def test_a_fault_is_found_at_its_line(check, part, kind, mark):
     assert any(each.text.startswith(kind) for each in found), sanitized.findings
 
 
+def test_a_race_is_told_with_both_of_its_lines(check):
+    text = TILED.replace("__syncthreads();  // first", "", 1)
+    lines = text.splitlines()
+    load, use = (
+        next(n for n, each in enumerate(lines, 1) if each.endswith(f"// {mark}"))
+        for mark in ("load", "use")
+    )
+    (sanitized,) = check("tiled.cu", text).sanitized
+    told = [each.text for each in sanitized.findings if each.place == f"tiled.cu:{use}"]
+    race = rf"read here, and written by thread .* at tiled\.cu:{load}, with no barrier"
+    assert any(re.search(race, each) for each in told), told
+
+
+def test_threads_that_end_before_a_barrier_are_a_warning(check):
+    text = TILED.replace(
+        "extern __shared__ float tile[];",
+        "extern __shared__ float tile[]; if (threadIdx.y == TILE) return;",
+    ).replace("dim3(TILE, TILE)", "dim3(TILE, TILE + 1)")
+    verdict = check("tiled.cu", text)
+    assert verdict.is_right, (_failures(verdict), verdict.sanitized)
+    (sanitized,) = verdict.sanitized
+    assert {each.warning for each in sanitized.findings} == {True}
+    assert all(each.text.startswith("__syncthreads() that not all") for each in sanitized.findings)
+
+
 def test_a_kernel_without_an_end_is_ended(check):
     text = TILED.replace("float sum = 0;", "float sum = 0; while (w[0] == w[0]) {}")
     (failure,) = _failures(check("tiled.cu", text, PROBLEMS[:1], call_seconds=2))

@@ -33,8 +33,20 @@ KINDS = (
     "illegal address",
     "stopped",
 )
+# What CUDA allows, though it is seldom meant: threads that have ended count as waiting.
+WARNINGS = ("__syncthreads() that not all threads of the block reach",)
 # A process's answer has room for so many.
 _MOST = 64
+
+
+class _Spot(ctypes.Structure):
+    """`Spot` of kernels/emulator/findings.h."""
+
+    _fields_ = [("offset", ctypes.c_uint64), ("line", ctypes.c_int32), ("file", ctypes.c_char * 60)]
+
+    def told(self) -> str | int:
+        """ "file:line", or an offset."""
+        return f"{text_of(self.file)}:{self.line}" if self.file else int(self.offset)
 
 
 class _Raw(ctypes.Structure):
@@ -42,9 +54,8 @@ class _Raw(ctypes.Structure):
 
     _fields_ = [
         ("kind", ctypes.c_int32),
-        ("line", ctypes.c_int32),
-        ("file", ctypes.c_char_p),
-        ("place", ctypes.c_uint64),
+        ("at", _Spot),
+        ("other", _Spot),
         ("block", ctypes.c_uint32 * 3),
         ("thread", ctypes.c_uint32 * 3),
         ("count", ctypes.c_uint64),
@@ -95,7 +106,8 @@ def take() -> list[dict[str, Any]]:
     found = [
         {
             "kind": KINDS[raw.kind],
-            "place": f"{Path(text_of(raw.file)).name}:{raw.line}" if raw.file else raw.place,
+            "place": raw.at.told(),
+            "other": raw.other.told(),
             "kernel": text_of(raw.kernel),
             "block": list(raw.block),
             "thread": list(raw.thread),
@@ -111,7 +123,8 @@ def take() -> list[dict[str, Any]]:
 
 def located(taken: Sequence[dict[str, Any]], content: bytes) -> list[Finding]:
     """What `take` gave, of the library with this content; those of one kind and line as one."""
-    places = [each["place"] for each in taken if isinstance(each["place"], int)]
+    told = [each.get(role) for each in taken for role in ("place", "other")]
+    places = [each for each in told if isinstance(each, int) and each]
     lines: dict[Any, str] = {**lines_of(content, places)}
     found: dict[tuple[str, str], Finding] = {}
     for each in taken:
@@ -147,7 +160,7 @@ def _finding(told: dict[str, Any], lines: dict[Any, str]) -> Finding:
         (thread[0], thread[1], thread[2]),
         int(told["count"]),
         int(told["bytes"]),
-        str(told["text"]),
+        str(told["text"]).replace("{}", str(lines.get(told["other"], told["other"]))),
     )
 
 

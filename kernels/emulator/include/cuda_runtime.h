@@ -45,7 +45,7 @@ inline void __syncwarp(unsigned mask = 0xFFFFFFFF, ECE408_CALLER) {
     ece408_emulator::together({file, line}, ece408_emulator::Warp::SYNC, mask, 0);
 }
 inline void __threadfence() { ece408_emulator::fence(); }
-inline void __threadfence_block() {}
+inline void __threadfence_block() { ece408_emulator::fence_block(); }
 inline void __threadfence_system() { ece408_emulator::fence(); }
 inline void __nanosleep(unsigned) {}
 [[noreturn]] inline void __trap(ECE408_CALLER) {
@@ -53,7 +53,7 @@ inline void __nanosleep(unsigned) {}
 }
 inline void __brkpt() {}
 
-inline unsigned __activemask() { return ece408_emulator::present_lanes(); }
+inline unsigned __activemask(ECE408_CALLER) { return ece408_emulator::active_lanes({file, line}); }
 inline unsigned __ballot_sync(unsigned mask, int predicate, ECE408_CALLER) {
     return ece408_emulator::together({file, line}, ece408_emulator::Warp::BALLOT, mask, predicate != 0);
 }
@@ -149,7 +149,7 @@ ECE408_ATOMIC(atomicDec, false, old == 0 || old > value ? value : old - 1)
 
 template <class T, class U, class V>
 ECE408_UNCHECKED inline T atomicCAS(T* address, U expected, V other, ECE408_CALLER) {
-    ece408_emulator::atomic({file, line}, address, sizeof(T), true);
+    ece408_emulator::atomic({file, line}, address, sizeof(T), true, true);
     T old = static_cast<T>(expected), made = static_cast<T>(other);
     __atomic_compare_exchange(address, &old, &made, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
     return old;

@@ -79,6 +79,16 @@ struct Place {
     int line;
     bool operator!=(const Place& other) const { return file != other.file || line != other.line; }
 };
+// The same, or a return address.
+struct Site {
+    const void* address;
+    Place place;
+    Site(const void* address = nullptr) : address(address), place{nullptr, 0} {}
+    Site(Place place) : address(nullptr), place(place) {}
+    bool operator==(const Site& other) const {
+        return address == other.address && !(place != other.place);
+    }
+};
 #define ECE408_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 enum class Warp { SYNC, INDEX, UP, DOWN, XOR, BALLOT, MATCH, GATHER, ADD, MIN, MAX, UMIN, UMAX, AND, OR, EXCLUSIVE_OR };
@@ -87,11 +97,14 @@ uint64_t together(Place place, Warp what, unsigned mask, uint64_t value, int lan
                   int width = 32);
 // Of each lane of a whole warp its address.
 void gather(Place place, const void* own, const void* (&all)[32]);
-unsigned present_lanes();
+// Lanes that are at this place together.
+unsigned active_lanes(Place place);
 
-// Before an atomic function touches these bytes; a loop may wait by one that `may_spin`.
-void atomic(Place place, const void* address, size_t bytes, bool may_spin);
+// Before an atomic function touches these bytes; a loop may wait by one that `may_spin`, and one that
+// `compares` may follow a plain read.
+void atomic(Place place, const void* address, size_t bytes, bool may_spin, bool compares = false);
 void fence();
+void fence_block();
 [[noreturn]] void trap(Place place, const char* what);
 [[noreturn]] void fail_assertion(Place place, const char* text);
 

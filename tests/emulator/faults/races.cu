@@ -1,4 +1,6 @@
 // Threads that touch the same memory with nothing between.
+#include <cooperative_groups.h>
+
 #include "program.cuh"
 
 __global__ void lacks_a_barrier(float* y, const float* x) {
@@ -259,4 +261,170 @@ PROGRAM(right_many_launches) {
         adds_one<<<4, 32>>>(a.x);
         adds_one<<<2, 32>>>(a.x + 128);
     }
+}
+
+// A warp's tile that is filled again and again, with nothing but the warp's own waiting between.
+__global__ void right_tile_of_a_warp(float* y, const float* x, int n) {
+    __shared__ float tile[2][32];
+    float* const own = tile[threadIdx.x / 32];
+    float sum = 0;
+    for (int i = 0; i < n; i += 32) {
+        own[threadIdx.x % 32] = x[i + threadIdx.x % 32];
+        __syncwarp();
+        for (int k = 0; k < 32; ++k) sum += own[k];
+        __syncwarp();
+    }
+    y[threadIdx.x] = sum;
+}
+PROGRAM(right_tile_of_a_warp) {
+    Arrays a;
+    right_tile_of_a_warp<<<1, 64>>>(a.y, a.x, a.COUNT);
+}
+
+__global__ void right_tiles_of_groups(float* y, const float* x, int n) {
+    __shared__ float tiles[64];
+    const auto group = cooperative_groups::tiled_partition<8>(cooperative_groups::this_thread_block());
+    float* const own = tiles + group.meta_group_rank() * 8;
+    float sum = 0;
+    // Groups go round as often as their number says.
+    for (int i = 0; i <= group.meta_group_rank() % n; ++i) {
+        own[group.thread_rank()] = x[i * 8 + group.thread_rank()];
+        group.sync();
+        for (int k = 0; k < 8; ++k) sum += own[k];
+        group.sync();
+    }
+    y[threadIdx.x] = sum;
+}
+PROGRAM(right_tiles_of_groups) {
+    Arrays a;
+    right_tiles_of_groups<<<1, 64>>>(a.y, a.x, 4);
+}
+
+__global__ void waits_for_its_group_only(float* y, const float* x) {
+    __shared__ float tile[32];
+    const auto group = cooperative_groups::tiled_partition<8>(cooperative_groups::this_thread_block());
+    for (int i = 0; i < 2; ++i) {
+        tile[threadIdx.x] = x[threadIdx.x];  // waits_for_its_group_only: race between threads of a block
+        group.sync();
+        float sum = 0;
+        for (int k = 0; k < 32; ++k)
+            sum += tile[k];  // waits_for_its_group_only: race between threads of a block
+        group.sync();
+        y[threadIdx.x] = sum;
+    }
+}
+PROGRAM(waits_for_its_group_only) {
+    Arrays a;
+    waits_for_its_group_only<<<1, 32>>>(a.y, a.x);
+}
+
+__device__ void lock(int* held) {
+    while (atomicCAS(held, 0, 1)) {}
+    __threadfence();
+}
+__device__ void unlock(int* held) {
+    __threadfence();
+    atomicExch(held, 0);
+}
+__global__ void right_mutex(int* held, float* sum) {
+    if (threadIdx.x % 32) return;
+    lock(held);
+    *sum = *sum + 1;
+    unlock(held);
+}
+PROGRAM(right_mutex) {
+    Arrays a;
+    right_mutex<<<16, 64>>>((int*)a.x, a.x + 1);
+}
+
+__global__ void looks_after_it_has_unlocked(int* held, float* sum, float* y) {
+    if (threadIdx.x % 32) return;
+    lock(held);
+    *sum = *sum + 1;  // looks_after_it_has_unlocked: race between threads of a block
+    unlock(held);
+    y[threadIdx.x / 32] = *sum;  // looks_after_it_has_unlocked: race between threads of a block
+}
+PROGRAM(looks_after_it_has_unlocked) {
+    Arrays a;
+    looks_after_it_has_unlocked<<<1, 64>>>((int*)a.x, a.x + 1, a.y);
+}
+
+__global__ void right_bytes(unsigned char* y) {
+    __shared__ unsigned char bytes[64];
+    __shared__ bool odd[64];
+    bytes[threadIdx.x] = threadIdx.x;
+    odd[threadIdx.x] = threadIdx.x % 2;
+    __syncthreads();
+    y[threadIdx.x] = bytes[63 - threadIdx.x] + odd[threadIdx.x ^ 1];
+}
+PROGRAM(right_bytes) {
+    Arrays a;
+    right_bytes<<<1, 64>>>((unsigned char*)a.y);
+}
+
+__global__ void reads_bytes_too_early(unsigned char* y) {
+    __shared__ unsigned char bytes[64];
+    bytes[threadIdx.x] = threadIdx.x;  // reads_bytes_too_early: race between threads of a block
+    y[threadIdx.x] = bytes[63 - threadIdx.x];  // reads_bytes_too_early: race between threads of a block
+}
+PROGRAM(reads_bytes_too_early) {
+    Arrays a;
+    cudaMemset(a.y, 0, 64);
+    reads_bytes_too_early<<<1, 64>>>((unsigned char*)a.y);
+}
+
+__global__ void counts_in_a_byte(unsigned char* count) {
+    ++*count;  // counts_in_a_byte: race between threads of a block
+}
+PROGRAM(counts_in_a_byte) {
+    Arrays a;
+    counts_in_a_byte<<<1, 64>>>((unsigned char*)a.x);
+}
+
+__global__ void sums_halves_of_blocks(half* sum) {
+    if (!threadIdx.x) *sum = __hadd(*sum, __float2half(1));  // sums_halves_of_blocks: race between blocks
+}
+PROGRAM(sums_halves_of_blocks) {
+    Arrays a;
+    sums_halves_of_blocks<<<8, 32>>>((half*)a.x);
+}
+
+__global__ void right_flag(float* y, const float* x) {
+    __shared__ int any;
+    if (!threadIdx.x) any = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < 256; i += 64)
+        if (x[i] == 0) any = 1;
+    __syncthreads();
+    y[threadIdx.x] = any;
+}
+PROGRAM(right_flag) {
+    Arrays a;
+    right_flag<<<1, 64>>>(a.y, a.x);
+}
+
+__global__ void clears_a_flag_that_others_set(float* y, const float* x) {
+    __shared__ int any;
+    if (!threadIdx.x) any = 0;  // clears_a_flag_that_others_set: race between threads of a block
+    for (int i = threadIdx.x; i < 256; i += 64)
+        if (x[i] == 0) any = 1;  // clears_a_flag_that_others_set: race between threads of a block
+    __syncthreads();
+    y[threadIdx.x] = any;
+}
+PROGRAM(clears_a_flag_that_others_set) {
+    Arrays a;
+    clears_a_flag_that_others_set<<<1, 64>>>(a.y, a.x);
+}
+
+// CUDA C++ Programming Guide, "Atomic Functions": any operation by atomicCAS.
+__global__ void right_compare_and_swap(int* largest) {
+    int old = *largest, assumed;
+    do {
+        assumed = old;
+        old = atomicCAS(largest, assumed, max(assumed, int(threadIdx.x)));
+    } while (assumed != old);
+}
+PROGRAM(right_compare_and_swap) {
+    Arrays a;
+    right_compare_and_swap<<<4, 64>>>((int*)a.x);
 }

@@ -239,3 +239,20 @@ PROGRAM(right_early_end) {
     Arrays a;
     right_early_end<<<1, 96>>>(a.y, a.x, 64);
 }
+
+// CUDA C++ Programming Guide, "Warp Vote Functions": those who are there elect one.
+__global__ void right_active_lanes(int* count, int* y) {
+    if (threadIdx.x % 3) return;
+    const unsigned mask = __activemask();
+    const int lane = threadIdx.x % 32, leader = __ffs(mask) - 1;
+    int first = 0;
+    if (lane == leader) first = atomicAdd(count, __popc(mask));
+    first = __shfl_sync(mask, first, leader);
+    y[first + __popc(mask & ((1u << lane) - 1))] = threadIdx.x;
+    // One atomic function for each warp.
+    if (!threadIdx.x) assert(__popc(mask) == 11);
+}
+PROGRAM(right_active_lanes) {
+    Arrays a;
+    right_active_lanes<<<1, 64>>>((int*)a.x, (int*)a.y);
+}
