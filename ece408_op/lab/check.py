@@ -6,7 +6,6 @@ NaN. The expected output is computed elsewhere, in this process (`bench.oracle`)
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import random
@@ -19,6 +18,7 @@ import numpy as np
 
 from ..backends import kernel_file
 from ..backends.emulator import backend as emulator
+from ..backends.emulator import findings
 from ..backends.emulator.backend import Emulated
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
@@ -239,11 +239,12 @@ class _Runner:
     def _take_findings(self, problem: ConvProblem) -> None:
         if self._emulated is None or self._session is None:
             return
-        # Those of a process that has ended are gone.
-        with contextlib.suppress(Ended, Ece408Error):
+        try:
             found = self._session.findings()
-            if found:
-                self.findings.setdefault(self._emulated.content(problem), []).extend(found)
+        except (Ended, Ece408Error):
+            found = findings.left(self._session._scratch)
+        if found:
+            self.findings.setdefault(self._emulated.content(problem), []).extend(found)
 
     def check(
         self,

@@ -2,7 +2,10 @@
 
 #include "findings.h"
 
+#include <fcntl.h>
 #include <link.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -27,9 +30,14 @@ struct Findings {
     };
     static constexpr size_t TABLE = 1024;
 
+    // What outlasts the process, if it is in a file.
+    struct Kept {
+        uint64_t count;
+        Finding all[MOST_FINDINGS];
+    };
     std::mutex lock;
-    Finding all[MOST_FINDINGS];
-    size_t count = 0;
+    Kept own{};
+    Kept* kept = &own;
     Known known[TABLE];
 
     // The entry of a place and a kind, or the free one that is to be its own.
@@ -96,8 +104,8 @@ void note(Kind kind, Site site, Site other, size_t bytes, const char* format, va
     const uint64_t key = key_of(kind, site);
     Findings::Known& known = found.find(key);
     if (known.key.load()) return count_once_more(known.finding);
-    if (found.count == MOST_FINDINGS) return;
-    Finding& each = found.all[found.count];
+    if (found.kept->count == MOST_FINDINGS) return;
+    Finding& each = found.kept->all[found.kept->count];
     each = {};
     each.kind = kind;
     each.at = spot_of(site);
@@ -112,7 +120,7 @@ void note(Kind kind, Site site, Site other, size_t bytes, const char* format, va
         snprintf(each.kernel, sizeof each.kernel, "%s", worker->running().name);
     }
     vsnprintf(each.text, sizeof each.text, format, values);
-    ++found.count;
+    ++found.kept->count;
     known.finding = &each;
     known.key.store(key, std::memory_order_release);
 }
@@ -156,14 +164,28 @@ using namespace ece408_emulator;
 EXPORTED int ece408_emulator_findings(Finding* to, int room) {
     Findings& found = findings();
     std::lock_guard<std::mutex> hold(found.lock);
-    const int all = static_cast<int>(found.count);
-    std::copy_n(found.all, std::min(all, room), to);
+    const int all = static_cast<int>(found.kept->count);
+    std::copy_n(found.kept->all, std::min(all, room), to);
     return all;
 }
 
 EXPORTED void ece408_emulator_forget_findings() {
     Findings& found = findings();
     std::lock_guard<std::mutex> hold(found.lock);
-    found.count = 0;
+    found.kept->count = 0;
     for (Findings::Known& each : found.known) each.key = 0, each.finding = nullptr;
+}
+
+// Have what is found from here on be in a file, too: for who asks when this process is no more.
+EXPORTED void ece408_emulator_keep_findings(const char* path) {
+    Findings& found = findings();
+    std::lock_guard<std::mutex> hold(found.lock);
+    if (found.kept != &found.own || found.own.count) return;
+    const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) return;
+    if (!ftruncate(file, sizeof found.own)) {
+        void* const mapped = mmap(nullptr, sizeof found.own, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (mapped != MAP_FAILED) found.kept = static_cast<Findings::Kept*>(mapped);
+    }
+    close(file);
 }

@@ -181,6 +181,20 @@ def test_threads_that_end_before_a_barrier_are_a_warning(check):
     assert all(each.text.startswith("__syncthreads() that not all") for each in sanitized.findings)
 
 
+@pytest.mark.parametrize("end", ["exit(-1)", "abort()", "*(volatile int *)8 = 0"])
+def test_findings_outlast_the_process(check, end):
+    text = TILED.replace("__syncthreads();  // first", "", 1)
+    text = text.replace(
+        "const cudaError_t error = cudaGetLastError();", f"{end}; cudaError_t error;"
+    )
+    verdict = check("tiled.cu", text, PROBLEMS[:1])
+    assert not verdict.is_right
+    (sanitized,) = verdict.sanitized
+    line = next(n for n, each in enumerate(text.splitlines(), 1) if each.endswith("// use"))
+    found = [each for each in sanitized.findings if each.place == f"tiled.cu:{line}"]
+    assert any(each.text.startswith("race between threads") for each in found), sanitized.findings
+
+
 def test_a_kernel_without_an_end_is_ended(check):
     text = TILED.replace("float sum = 0;", "float sum = 0; while (w[0] == w[0]) {}")
     (failure,) = _failures(check("tiled.cu", text, PROBLEMS[:1], call_seconds=2))

@@ -37,6 +37,8 @@ KINDS = (
 WARNINGS = ("__syncthreads() that not all threads of the block reach",)
 # A process's answer has room for so many.
 _MOST = 64
+# The file that outlasts one.
+_KEPT = ".findings"
 
 
 class _Spot(ctypes.Structure):
@@ -103,22 +105,47 @@ def take() -> list[dict[str, Any]]:
         return []
     room = (_Raw * _MOST)()
     count = min(library.ece408_emulator_findings(room, _MOST), _MOST)
-    found = [
-        {
-            "kind": KINDS[raw.kind],
-            "place": raw.at.told(),
-            "other": raw.other.told(),
-            "kernel": text_of(raw.kernel),
-            "block": list(raw.block),
-            "thread": list(raw.thread),
-            "count": raw.count,
-            "bytes": raw.bytes,
-            "text": text_of(raw.text),
-        }
-        for raw in room[:count]
-    ]
+    found = [_told(raw) for raw in room[:count]]
     library.ece408_emulator_forget_findings()
     return found
+
+
+def keep() -> None:
+    """Have what is found be in the folder for temporary files, too, where `left` finds it when this
+    process has ended."""
+    library = runtime()
+    if library is not None:
+        path = Path(tempfile.gettempdir()) / _KEPT
+        library.ece408_emulator_keep_findings(str(path).encode())
+
+
+def left(folder: Path) -> list[dict[str, Any]]:
+    """What a process has kept in its folder, and not given to `take`."""
+    try:
+        with open(folder / _KEPT, "rb") as file:
+            content = file.read(8 + _MOST * ctypes.sizeof(_Raw))
+    except OSError:
+        return []
+    count = min(int.from_bytes(content[:8], "little"), (len(content) - 8) // ctypes.sizeof(_Raw))
+    if count <= 0:
+        return []
+    raws = (_Raw * count).from_buffer_copy(content, 8)
+    # The process may have written anything there.
+    return [_told(raw) for raw in raws if 0 <= raw.kind < len(KINDS)]
+
+
+def _told(raw: _Raw) -> dict[str, Any]:
+    return {
+        "kind": KINDS[raw.kind],
+        "place": raw.at.told(),
+        "other": raw.other.told(),
+        "kernel": text_of(raw.kernel),
+        "block": list(raw.block),
+        "thread": list(raw.thread),
+        "count": raw.count,
+        "bytes": raw.bytes,
+        "text": text_of(raw.text),
+    }
 
 
 def located(taken: Sequence[dict[str, Any]], content: bytes) -> list[Finding]:
