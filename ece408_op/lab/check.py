@@ -28,6 +28,7 @@ from ..errors import (
     Ece408Error,
     InvalidProblem,
     KernelCompileFailed,
+    NotEnoughMemory,
     NoUsableGpu,
     UnsupportedProblem,
 )
@@ -49,6 +50,8 @@ _LARGEST_INTEGER = {"strict": 8, "float32": 8, "tf32": 8, "float16": 1}
 LARGEST_ERROR = {"strict": 1e-6, "float32": 1e-5, "tf32": 2e-3, "float16": 1e-2}
 # The exponents of ten that images and filters are multiplied with.
 _MAGNITUDES = {"strict": 3.0, "float32": 3.0, "tf32": 3.0, "float16": 0.0}
+# What kernels/emulator prints before it gives up.
+_NO_ROOM = "the emulator has no room for"
 # Processes that one file may use up, but for one that hangs.
 _MOST_STARTS = 6
 COURSE, ODD, GIVEN = "course's layers", "odd sizes", "given problems"
@@ -292,6 +295,7 @@ class _Runner:
             except (UnsupportedProblem, KernelCompileFailed, NoUsableGpu):
                 raise
             except (Ended, Ece408Error) as error:
+                self._raise_for_machine(error)
                 self._take_findings(problem)
                 text = self._cause(problem, x, w, error)
                 self.close()
@@ -303,6 +307,15 @@ class _Runner:
             if found is not None:
                 return found
         return None
+
+    def _raise_for_machine(self, error: Exception) -> None:
+        """Raise `NotEnoughMemory` where the emulator has no room, which is no fault of the file."""
+        if self._emulated is None:
+            return
+        if isinstance(error, NotEnoughMemory) or _NO_ROOM in str(error):
+            raise NotEnoughMemory(
+                "the emulator has not enough memory to check this file; free some and try again"
+            ) from None
 
     def _forward(
         self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"

@@ -70,7 +70,7 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
     Emulator& e = emulator();
     if (!address) return said(INVALID_VALUE);
     if (e.sticky) return said(SUCCESS);
-    e.memory.make(e.settings.checked);
+    e.memory.make(e.settings.checked, e.settings.cores);
     *address = bytes ? e.memory.allocate(bytes) : nullptr;
     return said(bytes && !*address ? MEMORY_ALLOCATION : SUCCESS);
 }
@@ -112,7 +112,7 @@ cudaError_t cudaHostUnregister(void*) { return said(SUCCESS); }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     Emulator& e = emulator();
-    e.memory.make(e.settings.checked);
+    e.memory.make(e.settings.checked, e.settings.cores);
     *free = e.memory.free_bytes();
     *total = e.memory.size();
     return said(SUCCESS);
@@ -235,7 +235,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
     *found = {};
     snprintf(found->name, sizeof found->name, "%s", NAME);
     Emulator& e = emulator();
-    e.memory.make(e.settings.checked);
+    e.memory.make(e.settings.checked, e.settings.cores);
     found->totalGlobalMem = e.memory.size();
     found->totalConstMem = CONSTANT_BYTES;
     found->sharedMemPerBlock = LARGEST_STATIC_SHARED;

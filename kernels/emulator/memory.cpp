@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,9 @@ constexpr size_t ALIGNMENT = 256;  // as cudaMalloc
 // Between allocations, so that an index that is off by a row is not in the next one.
 constexpr size_t GAP = 64 << 10;
 
+// For the stacks of a core's threads and what is known of memory, for so many cores.
+constexpr size_t SPARED = size_t{288} << 20;
+constexpr int MOST_SPARED = 4;
 // What Shadow takes at once.
 constexpr size_t CHUNK = 2 << 20;
 
@@ -32,21 +36,26 @@ void* pages(size_t bytes) {
     return found == MAP_FAILED ? nullptr : found;
 }
 
-void Memory::make(bool checked) {
+void Memory::make(bool checked, int cores) {
     if (base_) {
         if (checked && !states_) watch();
         return;
     }
     size_t bytes = checked ? CHECKED_BYTES : UNCHECKED_BYTES;
     // A process may have a bound on its addresses.
-    for (; bytes >= 64 << 20; bytes /= 2) {
+    const size_t others = std::min(std::max(cores, 1), MOST_SPARED) * SPARED;
+    for (; bytes >= 1 << 20; bytes /= 2) {
+        void* const spared = pages(others);
+        if (!spared) break;
         base_ = static_cast<char*>(pages(bytes));
-        if (!base_) continue;
         size_ = bytes;
-        if (!checked || watch()) break;
-        munmap(base_, bytes);
+        const bool fits = base_ && (!checked || watch());
+        munmap(spared, others);
+        if (fits) break;
+        if (base_) munmap(base_, bytes);
         base_ = nullptr, size_ = 0;
     }
+    if (!base_) no_memory(others + bytes);
     end_ = GAP;
 }
 

@@ -104,14 +104,15 @@ private:
 
 // Memory of zeros that takes room only where it is touched; null where there are no addresses.
 void* pages(size_t bytes);
-// Ends the process: so many bytes could not be had.
+// Ends the process: so many bytes could not be had. lab/check.py knows the words.
 [[noreturn]] void no_memory(size_t bytes);
 
 // The GPU's memory: one range of addresses, in which allocations lie with gaps between.
 class Memory {
 public:
-    // With `checked` there is a state for each byte, and who touched it.
-    void make(bool checked);
+    // With `checked` there is a state for each byte, and who touched it. So many cores' stacks are
+    // left room for.
+    void make(bool checked, int cores);
     // Null where there is no room.
     void* allocate(size_t bytes);
     // False for what is no allocation's first address.

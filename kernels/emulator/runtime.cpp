@@ -71,10 +71,13 @@ Worker::Worker() {
     stacks_begin_ = reinterpret_cast<uintptr_t>(pages(stacks_bytes_));
     shared_ = static_cast<char*>(pages(SHARED_REGION));
     shared_states = static_cast<uint8_t*>(pages(SHARED_REGION));
-    if (!stacks_begin_ || !shared_ || !shared_states || !shared_touched.make(SHARED_REGION)) {
-        fprintf(stderr, "the emulator has no room for the stacks of a block\n");
-        abort();
-    }
+    is_ready = stacks_begin_ && shared_ && shared_states && shared_touched.make(SHARED_REGION);
+}
+
+Worker::~Worker() {
+    if (stacks_begin_) munmap(reinterpret_cast<void*>(stacks_begin_), stacks_bytes_);
+    if (shared_) munmap(shared_, SHARED_REGION);
+    if (shared_states) munmap(shared_states, SHARED_REGION);
 }
 
 Fiber* Worker::idle_fiber() {
@@ -578,7 +581,7 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
         e.last = error;
         return;
     }
-    e.memory.make(e.settings.checked);
+    e.memory.make(e.settings.checked, e.settings.cores);
     Running running;
     running.name = name;
     running.grid = grid;
@@ -602,9 +605,16 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
         std::mt19937_64 random(e.settings.seed);
         std::shuffle(running.order.begin(), running.order.end(), random);
     }
-    const size_t cores =
+    size_t cores =
         e.settings.random ? 1 : std::min<uint64_t>(std::max(e.settings.cores, 1), blocks);
-    while (e.workers.size() < cores) e.workers.push_back(std::make_unique<Worker>());
+    while (e.workers.size() < cores) {
+        auto made = std::make_unique<Worker>();
+        if (!made->is_ready) break;
+        e.workers.push_back(std::move(made));
+    }
+    // Fewer do where there is no room for more.
+    cores = std::min(cores, e.workers.size());
+    if (!cores) no_memory(MOST_THREADS * STACK);
     if (is_again) {
         e.memory.touched.forget();
         for (auto& each : e.workers) each->shared_touched.forget();

@@ -114,6 +114,10 @@ struct Variable {
 class Worker {
 public:
     Worker();
+    ~Worker();
+    Worker(const Worker&) = delete;
+    // False where it has no room.
+    bool is_ready;
     void run(Running& running);
 
     void wait(Waits what, Place place);

@@ -12,7 +12,7 @@ from places import ROOT
 from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator.library import CHECKED, Emulation
-from ece408_op.errors import InvalidSetting, KernelFailed
+from ece408_op.errors import InvalidSetting, KernelFailed, NotEnoughMemory
 from ece408_op.lab import check as checking
 from ece408_op.problem import ConvProblem
 
@@ -193,6 +193,17 @@ def test_findings_outlast_the_process(check, end):
     line = next(n for n, each in enumerate(text.splitlines(), 1) if each.endswith("// use"))
     found = [each for each in sanitized.findings if each.place == f"tiled.cu:{line}"]
     assert any(each.text.startswith("race between threads") for each in found), sanitized.findings
+
+
+def test_little_memory_is_enough(check):
+    verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=3 << 29)
+    assert verdict.is_right, (_failures(verdict), verdict.sanitized)
+
+
+def test_too_little_memory_is_no_fault_of_the_file(check):
+    # What the process itself takes is about as much.
+    with pytest.raises(NotEnoughMemory, match="the emulator has not enough memory"):
+        check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
 
 
 def test_a_kernel_without_an_end_is_ended(check):
