@@ -25,6 +25,8 @@ enum class Kind : int32_t {
     OUT_OF_ARRAY,
     UNKNOWN_MEMORY,
     TRAP,
+    FAILED_CALL,
+    FAILED_FREE,
 };
 
 // A place in the source: a file's name and a line; or with line 0 the offset of a return address in
@@ -41,7 +43,7 @@ struct Finding {
     uint32_t block[3], thread[3];
     uint64_t count;
     uint64_t bytes;  // that were touched
-    char text[192];  // more about it; "{}" stands for `other`
+    char text[320];  // more about it; "{}" stands for `other`
     char kernel[96];
 };
 

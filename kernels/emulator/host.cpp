@@ -1,9 +1,14 @@
 // CUDA's runtime functions, as include/runtime_api.h declares them.
 
+#include <dlfcn.h>
+
 #include <chrono>
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "findings.h"
 #include "include/cuda_runtime.h"
 #include "runtime.h"
 
@@ -15,6 +20,8 @@ struct ece408_event {
 
 namespace {
 
+#define PLACE __builtin_return_address(0)
+
 constexpr size_t CONSTANT_BYTES = 64 << 10, PITCH = 512;
 constexpr const char* NAME = "emulated GPU";
 
@@ -22,8 +29,54 @@ constexpr const char* NAME = "emulated GPU";
 cudaError_t said(int error) {
     Emulator& e = emulator();
     if (e.sticky) error = e.sticky;
-    if (error) e.last = error;
+    if (error) e.last = error, e.last_by_free = false;
     return static_cast<cudaError_t>(error);
+}
+
+// The error of a call that asks for what there is not; the text says what.
+[[gnu::format(printf, 3, 4)]] cudaError_t failed(const void* from, int error, const char* format, ...) {
+    char text[160];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    const char* const name = cudaGetErrorString(static_cast<cudaError_t>(error));
+    note(Kind::FAILED_CALL, from, 0, "%s: %s", text, name);
+    return said(error);
+}
+
+// What an address is of, in words.
+struct Described {
+    char text[64] = "memory of the host";
+
+    explicit Described(const void* address) {
+        const Memory& memory = emulator().memory;
+        size_t begin = 0;
+        if (!address) {
+            snprintf(text, sizeof text, "a null pointer");
+        } else if (memory.holds(address, 0)) {
+            const Memory::Allocation* const found = memory.nearest(address, &begin);
+            const size_t at = memory.offset(address) - begin;
+            if (!found || found->freed || memory.offset(address) < begin || at > found->bytes)
+                snprintf(text, sizeof text, "memory of the GPU that is not allocated");
+            else if (at)
+                snprintf(text, sizeof text, "byte %zu of an array of %zu bytes", at, found->bytes);
+            else
+                snprintf(text, sizeof text, "an array of %zu bytes", found->bytes);
+        }
+    }
+};
+
+cudaError_t failed_copy(const void* from_code, int error, const void* to, const void* from, size_t bytes) {
+    return failed(from_code, error, "copies %zu bytes to %s from %s", bytes, Described(to).text,
+                  Described(from).text);
+}
+
+cudaError_t failed_symbol(const void* from, int error, const void* symbol, size_t room, size_t bytes) {
+    Dl_info found;
+    const bool has_name = dladdr(symbol, &found) && found.dli_sname && found.dli_saddr == symbol;
+    return failed(from, error, "copies %zu bytes to or from %s, which has %zu", bytes,
+                  has_name ? found.dli_sname : "a variable", room);
 }
 
 // Whether bytes are memory of the GPU; if they begin in it, all of them must be.
@@ -48,6 +101,15 @@ int bad_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind
         case cudaMemcpyDefault: return SUCCESS;
     }
     return INVALID_COPY_DIRECTION;
+}
+
+cudaError_t copied(const void* place, void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    if (emulator().sticky) return said(SUCCESS);
+    if (const int error = bad_copy(to, from, bytes, kind))
+        return failed_copy(place, error, to, from, bytes);
+    memmove(to, from, bytes);
+    emulator().memory.set_written(to, bytes);
+    return said(SUCCESS);
 }
 
 }  // namespace
@@ -99,7 +161,11 @@ cudaError_t cudaMallocPitch(void** address, size_t* pitch, size_t width, size_t 
 cudaError_t cudaFree(void* address) {
     if (!address) return said(SUCCESS);
     if (emulator().sticky) return said(SUCCESS);
-    return said(emulator().memory.free(address) ? SUCCESS : INVALID_VALUE);
+    if (emulator().memory.free(address)) return said(SUCCESS);
+    note(Kind::FAILED_FREE, PLACE, 0, "frees %s", Described(address).text);
+    const cudaError_t error = said(INVALID_VALUE);
+    emulator().last_by_free = true;
+    return error;
 }
 
 cudaError_t cudaFreeHost(void* address) {
@@ -119,19 +185,15 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-    if (emulator().sticky) return said(SUCCESS);
-    if (const int error = bad_copy(to, from, bytes, kind)) return said(error);
-    memmove(to, from, bytes);
-    emulator().memory.set_written(to, bytes);
-    return said(SUCCESS);
+    return copied(PLACE, to, from, bytes, kind);
 }
 
 cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                          size_t width, size_t height, cudaMemcpyKind kind) {
     for (size_t row = 0; row < height; ++row) {
         const cudaError_t error =
-            cudaMemcpy(static_cast<char*>(to) + row * to_pitch,
-                       static_cast<const char*>(from) + row * from_pitch, width, kind);
+            copied(PLACE, static_cast<char*>(to) + row * to_pitch,
+                   static_cast<const char*>(from) + row * from_pitch, width, kind);
         if (error) return error;
     }
     return said(SUCCESS);
@@ -139,7 +201,8 @@ cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t fro
 
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
     if (emulator().sticky) return said(SUCCESS);
-    if (bytes && (!is_device(to) || !is_whole(to, bytes))) return said(INVALID_VALUE);
+    if (bytes && (!is_device(to) || !is_whole(to, bytes)))
+        return failed(PLACE, INVALID_VALUE, "sets %zu bytes of %s", bytes, Described(to).text);
     memset(to, value, bytes);
     emulator().memory.set_written(to, bytes);
     return said(SUCCESS);
@@ -151,7 +214,9 @@ cudaError_t ece408_emulator_to_symbol(const void* symbol, size_t room, const voi
     if (kind != cudaMemcpyHostToDevice && kind != cudaMemcpyDeviceToDevice &&
         kind != cudaMemcpyDefault)
         return said(INVALID_COPY_DIRECTION);
-    if (offset > room || bytes > room - offset || !is_whole(from, bytes)) return said(INVALID_VALUE);
+    if (offset > room || bytes > room - offset)
+        return failed_symbol(PLACE, INVALID_VALUE, symbol, room, bytes);
+    if (!is_whole(from, bytes)) return failed_copy(PLACE, INVALID_VALUE, symbol, from, bytes);
     memcpy(static_cast<char*>(const_cast<void*>(symbol)) + offset, from, bytes);
     return said(SUCCESS);
 }
@@ -161,11 +226,15 @@ cudaError_t ece408_emulator_from_symbol(void* to, const void* symbol, size_t roo
     if (emulator().sticky) return said(SUCCESS);
     if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost)
         return said(INVALID_COPY_DIRECTION);
-    if (offset > room || bytes > room - offset || !is_whole(to, bytes)) return said(INVALID_VALUE);
+    if (offset > room || bytes > room - offset)
+        return failed_symbol(PLACE, INVALID_VALUE, symbol, room, bytes);
+    if (!is_whole(to, bytes)) return failed_copy(PLACE, INVALID_VALUE, to, symbol, bytes);
     memcpy(to, static_cast<const char*>(symbol) + offset, bytes);
     emulator().memory.set_written(to, bytes);
     return said(SUCCESS);
 }
+
+int ece408_emulator_last_by_free() { return emulator().last_by_free; }
 
 cudaError_t cudaDeviceSynchronize() { return static_cast<cudaError_t>(emulator().sticky.load()); }
 

@@ -578,7 +578,12 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     std::lock_guard<std::mutex> alone(e.running);
     if (e.sticky) return;
     if (const int error = refused(*this, e.most_shared)) {
+        note(Kind::FAILED_CALL, __builtin_return_address(0), 0,
+             "launches %s with (%u,%u,%u) blocks of (%u,%u,%u) threads and %zu bytes of shared memory: "
+             "0 blocks or threads, or more than 1024 threads, 65535 blocks in y or z or %zu bytes", name,
+             grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, e.most_shared);
         e.last = error;
+        e.last_by_free = false;
         return;
     }
     e.memory.make(e.settings.checked, e.settings.cores);

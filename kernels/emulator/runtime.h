@@ -239,6 +239,8 @@ struct Emulator {
     Memory memory;
     // cudaError_t: of the last call, and one that stays, as after an illegal address.
     std::atomic<int> last{0}, sticky{0};
+    // The last one is of a cudaFree(), which does no harm.
+    std::atomic<bool> last_by_free{false};
     uint32_t launches = 0;
     std::vector<std::unique_ptr<Worker>> workers;
     // Of a block, as cudaFuncSetAttribute allows it: for any kernel.

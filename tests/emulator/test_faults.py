@@ -15,6 +15,7 @@ from ece408_op.backends.emulator.library import load
 FILES = sorted((Path(__file__).parent / "faults").glob("*.cu"))
 # What the last error is: of faults that CUDA itself notices.
 ERRORS = {"illegal address": 700, "misaligned access": 716, "stopped": 710, "deadlock": 702}
+ERRORS |= {"failed CUDA call": 1, "failed cudaFree()": 1}
 
 
 @functools.cache

@@ -195,6 +195,24 @@ def test_findings_outlast_the_process(check, end):
     assert any(each.text.startswith("race between threads") for each in found), sanitized.findings
 
 
+def test_a_launch_of_too_many_threads_is_found_at_its_line(check):
+    text = TILED.replace("#define TILE 8", "#define TILE 64")
+    (sanitized,) = check("tiled.cu", text, PROBLEMS[:1]).sanitized
+    (found,) = sanitized.findings
+    line = next(n for n, each in enumerate(text.splitlines(), 1) if "conv<<<" in each)
+    assert (found.place, found.warning) == (f"tiled.cu:{line}", False)
+    assert "launches conv with (3,4,1) blocks of (64,64,1) threads" in found.text
+
+
+def test_a_failed_free_is_a_warning(check):
+    verdict = check("tiled.cu", TILED.replace("    cudaFree(w);", "    cudaFree(host_y);"))
+    assert verdict.is_right, (_failures(verdict), verdict.sanitized)
+    (sanitized,) = verdict.sanitized
+    assert [(each.text, each.warning) for each in sanitized.findings] == [
+        ("failed cudaFree(): frees memory of the host", True)
+    ]
+
+
 def test_little_memory_is_enough(check):
     verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=3 << 29)
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)

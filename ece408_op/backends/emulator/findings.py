@@ -32,9 +32,11 @@ KINDS = (
     "index beyond an array",
     "illegal address",
     "stopped",
+    "failed CUDA call",
+    "failed cudaFree()",
 )
-# What CUDA allows, though it is seldom meant: threads that have ended count as waiting.
-WARNINGS = ("__syncthreads() that not all threads of the block reach",)
+# What does no harm by itself, though it is seldom meant: threads that have ended count as waiting.
+WARNINGS = ("__syncthreads() that not all threads of the block reach", "failed cudaFree()")
 # A process's answer has room for so many.
 _MOST = 64
 # The file that outlasts one.
@@ -62,7 +64,7 @@ class _Raw(ctypes.Structure):
         ("thread", ctypes.c_uint32 * 3),
         ("count", ctypes.c_uint64),
         ("bytes", ctypes.c_uint64),
-        ("text", ctypes.c_char * 192),
+        ("text", ctypes.c_char * 320),
         ("kernel", ctypes.c_char * 96),
     ]
 
@@ -89,7 +91,9 @@ class Finding:
 
     @property
     def by(self) -> str:
-        """The thread that met it first."""
+        """The thread that met it first; empty for code of the host."""
+        if not self.kernel:
+            return ""
         return f"thread {_sizes(self.thread)} of block {_sizes(self.block)} of {self.kernel}"
 
 
@@ -174,7 +178,9 @@ def explained(error: KernelFailed, content: bytes) -> KernelFailed:
     found = located(take(), content)
     if not found:
         return error
-    return KernelFailed(f"{error}; {found[-1].place}: {found[-1].title}, by {found[-1].by}")
+    last = found[-1]
+    by = f", by {last.by}" if last.by else ""
+    return KernelFailed(f"{error}; {last.place}: {last.title}{by}")
 
 
 def _finding(told: dict[str, Any], lines: dict[Any, str]) -> Finding:

@@ -50,7 +50,7 @@ struct Launch {
 
     // Run `kernel` with these arguments, which are copied for each thread, as CUDA does.
     template <class Kernel, class... Arguments>
-    ECE408_UNCHECKED void run(const char* name, Kernel kernel, Arguments... arguments) const {
+    ECE408_UNCHECKED __attribute__((always_inline)) inline void run(const char* name, Kernel kernel, Arguments... arguments) const {
         auto call = [&]() ECE408_UNCHECKED { kernel(arguments...); };
         begin(name, [](void* each) ECE408_UNCHECKED { (*static_cast<decltype(call)*>(each))(); }, &call);
     }

@@ -100,6 +100,9 @@ cudaError_t ece408_emulator_to_symbol(const void* symbol, size_t room, const voi
 cudaError_t ece408_emulator_from_symbol(void* to, const void* symbol, size_t room, size_t bytes,
                                         size_t offset, cudaMemcpyKind kind);
 
+// Whether the last error is of a cudaFree().
+int ece408_emulator_last_by_free();
+
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDeviceReset();
 cudaError_t cudaGetLastError();
@@ -177,30 +180,30 @@ template <class T>
 inline cudaError_t cudaMallocAsync(T** address, size_t bytes, cudaStream_t) {
     return cudaMalloc(address, bytes);
 }
-inline cudaError_t cudaFreeAsync(void* address, cudaStream_t) { return cudaFree(address); }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+__forceinline__ cudaError_t cudaFreeAsync(void* address, cudaStream_t) { return cudaFree(address); }
+__forceinline__ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t = nullptr) {
     return cudaMemcpy(to, from, bytes, kind);
 }
-inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
+__forceinline__ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
     return cudaMemset(to, value, bytes);
 }
 
 template <class T>
-inline cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes,
+__forceinline__ cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, size_t bytes,
                                       size_t offset = 0,
                                       cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
     return ece408_emulator_to_symbol(&symbol, sizeof symbol, from, bytes, offset, kind);
 }
 template <class T>
-inline cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, size_t bytes,
+__forceinline__ cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, size_t bytes,
                                            size_t offset = 0,
                                            cudaMemcpyKind kind = cudaMemcpyHostToDevice,
                                            cudaStream_t = nullptr) {
     return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
 }
 template <class T>
-inline cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
+__forceinline__ cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
                                         cudaMemcpyKind kind = cudaMemcpyDeviceToHost) {
     return ece408_emulator_from_symbol(to, &symbol, sizeof symbol, bytes, offset, kind);
 }

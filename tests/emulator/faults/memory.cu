@@ -139,3 +139,26 @@ PROGRAM(right_part) {
     copy<<<1, 32>>>(a.y, some, 32);
     cudaFree(some);
 }
+
+__constant__ float weights[16];
+__global__ void takes_weights(float* y) { y[threadIdx.x] = weights[threadIdx.x % 16]; }
+PROGRAM(copies_too_much_to_a_variable) {
+    Arrays a;
+    static const float numbers[32] = {};
+    cudaMemcpyToSymbol(weights, numbers, sizeof numbers);  // copies_too_much_to_a_variable: failed CUDA call
+    takes_weights<<<1, 32>>>(a.y);
+}
+
+PROGRAM(copies_too_much) {
+    Arrays a;
+    static float numbers[512];
+    cudaMemcpy(numbers, a.x, sizeof numbers, cudaMemcpyDeviceToHost);  // copies_too_much: failed CUDA call
+}
+
+PROGRAM(frees_twice) {
+    Arrays a;
+    float* z;
+    cudaMalloc(&z, 64);
+    cudaFree(z);
+    cudaFree(z);  // frees_twice: failed cudaFree()
+}
