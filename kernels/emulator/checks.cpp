@@ -410,9 +410,19 @@ template <bool WRITES, class Where>
         unknown(address, size, WRITES, place);
 }
 
+// On the host, which sees another memory.
+[[gnu::noinline]] void touch_by_host(const void* pointer, size_t size, bool writes, const void* place) {
+    const Memory& memory = emulator().memory;
+    if (!memory.checked() || memory.offset(pointer) >= memory.size()) return;
+    size_t begin = 0;
+    const Memory::Allocation* const found = memory.nearest(pointer, &begin);
+    if (found && found->managed) return;
+    note(Kind::HOST_ACCESS, place, size, "%s it without cudaMemcpy", writes ? "writes" : "reads");
+}
+
 template <bool WRITES>
 [[gnu::always_inline]] inline void touch(const void* pointer, size_t size, bool aligned, const void* place) {
-    if (!worker) return;
+    if (!worker) return touch_by_host(pointer, size, WRITES, place);
     if (worker->counts)
         count(pointer, size, WRITES, place);
     else if (emulator().memory.checked())
@@ -527,6 +537,22 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
+
+// What the linker has calls of the C library's functions come to (--wrap).
+#define COPY(name)                                                                               \
+    __attribute__((visibility("default"))) void* __wrap_##name(void* to, const void* from, size_t size) { \
+        if (!worker && size) {                                                                   \
+            touch_by_host(from, size, false, PLACE);                                             \
+            touch_by_host(to, size, true, PLACE);                                                \
+        }                                                                                        \
+        return name(to, from, size);                                                             \
+    }
+COPY(memcpy)
+COPY(memmove)
+__attribute__((visibility("default"))) void* __wrap_memset(void* to, int value, size_t size) {
+    if (!worker && size) touch_by_host(to, size, true, PLACE);
+    return memset(to, value, size);
+}
 
 struct OutOfBounds {
     const char* file;

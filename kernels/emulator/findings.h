@@ -27,6 +27,7 @@ enum class Kind : int32_t {
     TRAP,
     FAILED_CALL,
     FAILED_FREE,
+    HOST_ACCESS,
 };
 
 // A place in the source: a file's name and a line; or with line 0 the offset of a return address in

@@ -139,8 +139,10 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
 
 cudaError_t cudaMallocManaged(void** address, size_t bytes, unsigned) {
     const cudaError_t error = cudaMalloc(address, bytes);
+    if (error || !bytes) return error;
     // The host may write it at any time.
-    if (!error) emulator().memory.set_written(*address, bytes);
+    emulator().memory.set_managed(*address);
+    emulator().memory.set_written(*address, bytes);
     return error;
 }
 

@@ -109,6 +109,11 @@ bool Memory::free(void* address) {
     return true;
 }
 
+void Memory::set_managed(void* address) {
+    std::lock_guard<std::mutex> hold(lock_);
+    allocations_[offset(address)].managed = true;
+}
+
 void Memory::set_written(const void* address, size_t bytes) {
     if (checked() && holds(address, bytes)) memset(states_ + offset(address), WRITTEN, bytes);
 }

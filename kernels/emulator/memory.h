@@ -117,6 +117,7 @@ public:
     void* allocate(size_t bytes);
     // False for what is no allocation's first address.
     bool free(void* address);
+    void set_managed(void* address);
     void set_written(const void* address, size_t bytes);
     bool holds(const void* address, size_t bytes) const {
         return offset(address) < size_ && bytes <= size_ - offset(address);
@@ -137,6 +138,8 @@ public:
     struct Allocation {
         size_t bytes;
         bool freed;
+        // The host may touch it, too.
+        bool managed = false;
     };
     // The allocation that is the nearest to an address, and its offset; null if there is none.
     const Allocation* nearest(const void* address, size_t* begin) const;

@@ -162,3 +162,23 @@ PROGRAM(frees_twice) {
     cudaFree(z);
     cudaFree(z);  // frees_twice: failed cudaFree()
 }
+
+PROGRAM(reads_on_the_host) {
+    Arrays a;
+    static volatile float kept;
+    kept = a.x[3];  // reads_on_the_host: the host touches memory of the GPU
+}
+
+PROGRAM(copies_on_the_host) {
+    Arrays a;
+    static float numbers[Arrays::COUNT];
+    memcpy(numbers, a.x, sizeof numbers);  // copies_on_the_host: the host touches memory of the GPU
+}
+
+PROGRAM(right_managed_memory) {
+    float* both;
+    cudaMallocManaged(&both, 64);
+    memset(both, 0, 64);
+    both[1] = 1;
+    cudaFree(both);
+}
