@@ -68,6 +68,12 @@ template <class Where>
                  is_shared ? "shared" : "global");
         return;
     }
+    if (state == COMING) {
+        if (!is_known(Kind::RACE_IN_BLOCK, place))
+            note(Kind::RACE_IN_BLOCK, place, size, "%s while a copy to it has not been waited for",
+                 writes ? "written" : "read");
+        return;
+    }
     if (!is_shared && is_far(address)) illegal(address, size, writes, place);
     const Kind kind = state == FREED ? (writes ? Kind::FREED_WRITE : Kind::FREED_READ)
                                      : (writes ? Kind::OUT_OF_BOUNDS_WRITE : Kind::OUT_OF_BOUNDS_READ);
@@ -440,6 +446,31 @@ void settle_read(Worker& w) {
 void settle(Worker& w) {
     if (w.unsettled) settle_write(w);
     settle_read(w);
+}
+
+void begin_copy(void* shared, size_t bytes) {
+    if (!worker || worker->counts || !emulator().memory.checked()) return;
+    memset(worker->shared_states + worker->shared_offset(shared), COMING, bytes);
+    Copies& copies = worker->copies();
+    copies.begun.push_back({shared, bytes, copies.groups});
+}
+
+void commit_copies() {
+    if (worker) ++worker->copies().groups;
+}
+
+void wait_for_copies(size_t but) {
+    if (!worker) return;
+    Worker& w = *worker;
+    Copies& copies = w.copies();
+    const auto is_over = [&](const Copies::Copy& each) { return each.group + but < copies.groups; };
+    const auto end = std::stable_partition(copies.begun.begin(), copies.begun.end(), is_over);
+    for (auto each = copies.begun.begin(); each != end; ++each) {
+        memset(w.shared_states + w.shared_offset(each->to), WRITTEN, each->bytes);
+        // As if it were written now.
+        visit({each->to, each->bytes, true}, [&](Touched& unit) { unit.written = w.own_tag(); });
+    }
+    copies.begun.erase(copies.begun.begin(), end);
 }
 
 void fail_assertion(Place place, const char* text) {

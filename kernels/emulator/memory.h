@@ -11,8 +11,8 @@
 
 namespace ece408_emulator {
 
-// Of a byte.
-enum State : uint8_t { NO_MEMORY, NEVER_WRITTEN, WRITTEN, FREED };
+// Of a byte; COMING: a copy to it has begun and was not waited for.
+enum State : uint8_t { NO_MEMORY, NEVER_WRITTEN, WRITTEN, FREED, COMING };
 
 // Who touched a word: launch (8 bits), block (20), thread (12), and the thread's clock (24).
 using Tag = uint64_t;

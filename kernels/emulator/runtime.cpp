@@ -246,6 +246,8 @@ void Worker::begin_threads() {
         threads_[i].spun_at = nullptr;
         threads_[i].released_at = threads_[i].acquired_at = 0;
         threads_[i].fenced = false;
+        threads_[i].copies.begun.clear();
+        threads_[i].copies.groups = 0;
     }
     begun_ = ended_ = at_barrier_ = at_active_ = 0;
     barrier_clock_ = 1;

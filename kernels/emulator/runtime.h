@@ -45,6 +45,17 @@ struct Fiber {
 
 enum class Waits : uint8_t { NOT, FOR_BLOCK, FOR_WARP, FOR_ACTIVE, ENDED, NOT_BEGUN };
 
+// Into shared memory, that a thread has begun and not waited for, by the number of groups that it had
+// committed before.
+struct Copies {
+    struct Copy {
+        void* to;
+        size_t bytes, group;
+    };
+    std::vector<Copy> begun;
+    size_t groups = 0;
+};
+
 struct Thread {
     Waits waits;
     Fiber* fiber;
@@ -54,6 +65,7 @@ struct Thread {
     // last ones, and its clock at its last release. It has gone through a fence since.
     uint32_t released_at, acquired_at, released;
     bool fenced;
+    Copies copies;
     int predicate;
     // In one of the warp's functions.
     Warp what;
@@ -159,6 +171,7 @@ public:
     uint8_t* shared_states = nullptr;
     Shadow shared_touched;
     bool acquired = false;
+    Copies& copies() { return threads_[current_].copies; }
     // What the current thread's next access, or its end, decides; `unsettled`: `written` is one.
     Suspect written, read;
     bool unsettled = false;

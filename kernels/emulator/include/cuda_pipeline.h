@@ -1,5 +1,5 @@
-// Copies to shared memory that a kernel waits for: here, as on GPUs before Ampere, they are done at
-// once.
+// Copies to shared memory that a kernel waits for: here they are done at
+// once, and who touches them before they are waited for is told.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -18,7 +18,8 @@ inline void __pipeline_memcpy_async(void* shared, const void* global, size_t byt
         }
         to[i / 4] = word;
     }
+    ece408_emulator::begin_copy(shared, bytes);
 }
 
-inline void __pipeline_commit() {}
-inline void __pipeline_wait_prior(size_t) {}
+inline void __pipeline_commit() { ece408_emulator::commit_copies(); }
+inline void __pipeline_wait_prior(size_t but) { ece408_emulator::wait_for_copies(but); }

@@ -104,6 +104,10 @@ unsigned active_lanes(Place place);
 // `compares` may follow a plain read.
 void atomic(Place place, const void* address, size_t bytes, bool may_spin, bool compares = false);
 void fence();
+// Of copies to shared memory: what is copied must not be touched until it is waited for.
+void begin_copy(void* shared, size_t bytes);
+void commit_copies();
+void wait_for_copies(size_t but);
 void fence_block();
 [[noreturn]] void trap(Place place, const char* what);
 [[noreturn]] void fail_assertion(Place place, const char* text);

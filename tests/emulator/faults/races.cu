@@ -1,5 +1,6 @@
 // Threads that touch the same memory with nothing between.
 #include <cooperative_groups.h>
+#include <cuda_pipeline.h>
 
 #include "program.cuh"
 
@@ -427,4 +428,48 @@ __global__ void right_compare_and_swap(int* largest) {
 PROGRAM(right_compare_and_swap) {
     Arrays a;
     right_compare_and_swap<<<4, 64>>>((int*)a.x);
+}
+
+__global__ void right_copies_ahead(float* y, const float* x) {
+    __shared__ float tiles[2][64];
+    const auto fetch = [&](int i) {
+        __pipeline_memcpy_async(&tiles[i % 2][threadIdx.x], x + i * 64 + threadIdx.x, 4);
+        __pipeline_commit();
+    };
+    float sum = 0;
+    fetch(0);
+    for (int i = 0; i < 4; ++i) {
+        if (i < 3) fetch(i + 1);
+        __pipeline_wait_prior(i < 3);
+        __syncthreads();
+        sum += tiles[i % 2][63 - threadIdx.x];
+        __syncthreads();
+    }
+    y[threadIdx.x] = sum;
+}
+PROGRAM(right_copies_ahead) {
+    Arrays a;
+    right_copies_ahead<<<1, 64>>>(a.y, a.x);
+}
+
+__global__ void waits_for_too_few_copies(float* y, const float* x) {
+    __shared__ float tiles[2][64];
+    const auto fetch = [&](int i) {
+        __pipeline_memcpy_async(&tiles[i % 2][threadIdx.x], x + i * 64 + threadIdx.x, 4);  // waits_for_too_few_copies: race between threads of a block
+        __pipeline_commit();
+    };
+    float sum = 0;
+    fetch(0);
+    for (int i = 0; i < 4; ++i) {
+        if (i < 3) fetch(i + 1);
+        __pipeline_wait_prior(2);
+        __syncthreads();
+        sum += tiles[i % 2][63 - threadIdx.x];  // waits_for_too_few_copies: race between threads of a block
+        __syncthreads();
+    }
+    y[threadIdx.x] = sum;
+}
+PROGRAM(waits_for_too_few_copies) {
+    Arrays a;
+    waits_for_too_few_copies<<<1, 64>>>(a.y, a.x);
 }
