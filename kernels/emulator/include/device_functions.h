@@ -85,6 +85,8 @@ inline int __float_as_int(float x) { return ece408_emulator::value_of<int>(ece40
 inline unsigned __float_as_uint(float x) { return ece408_emulator::value_of<unsigned>(ece408_emulator::bits(x)); }
 inline float __int_as_float(int x) { return ece408_emulator::value_of<float>(ece408_emulator::bits(x)); }
 inline float __uint_as_float(unsigned x) { return ece408_emulator::value_of<float>(ece408_emulator::bits(x)); }
+inline double __longlong_as_double(long long x) { return ece408_emulator::value_of<double>(x); }
+inline long long __double_as_longlong(double x) { return ece408_emulator::bits(x); }
 
 inline long long clock64() {
 #if defined(__x86_64__)

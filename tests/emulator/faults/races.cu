@@ -473,3 +473,19 @@ PROGRAM(waits_for_too_few_copies) {
     Arrays a;
     waits_for_too_few_copies<<<1, 64>>>(a.y, a.x);
 }
+
+__global__ void right_sum_of_doubles(double* sum) {
+    auto* const bits = (unsigned long long*)sum;
+    unsigned long long old = *bits, assumed;
+    do {
+        assumed = old;
+        old = atomicCAS(bits, assumed, __double_as_longlong(1 + __longlong_as_double(assumed)));
+    } while (assumed != old);
+}
+PROGRAM(right_sum_of_doubles) {
+    Arrays a;
+    right_sum_of_doubles<<<2, 32>>>((double*)a.x);
+    double sum;
+    cudaMemcpy(&sum, a.x, sizeof sum, cudaMemcpyDeviceToHost);
+    assert(sum == 64);
+}
