@@ -19,6 +19,7 @@ from ece408_op.course.comparison import Options, Row, Run, plan, read_run
 from ece408_op.course.milestone import MILESTONES
 from ece408_op.course.models import BASELINE, TERMS
 from ece408_op.errors import CacheUnwritable, InvalidSetting, InvalidSize, NoUsableGpu
+from ece408_op.host import this_python
 from ece408_op.host.interruptible import interrupts_later
 from ece408_op.operator.environment import cpu_model
 
@@ -63,7 +64,7 @@ def _job(script, **options):
 
 def _play(command):
     """What the milestones would have done on a machine without a GPU."""
-    milestone = MILESTONES[command[3]]
+    milestone = MILESTONES[this_python.parts(command)[1][0]]
     if milestone.on_gpu:
         return _result(stderr=f"ece408: error: {NO_DRIVER}\n", code=NoUsableGpu.exit_code)
     layers = 1 if "--term=2017fa" in command else 2
@@ -171,7 +172,7 @@ def test_every_milestone_runs_with_every_model_of_its_kind():
 
 
 def test_commands():
-    start = (sys.executable, "-m", "ece408_op")
+    start = tuple(this_python.running("ece408_op"))
     assert _job("m1.1").command == (*start, "m1.1", "baseline", "10000", "--term=2019fa")
     options = {"batch_size": "50", "threads": "1", "data": "-dir"}
     ours = _job("m2.1", size="100", backend="reference", **options)
@@ -233,7 +234,7 @@ def test_repeats_go_in_rounds_and_what_failed_is_not_repeated():
     scripts = []
 
     def run(command):
-        scripts.append(command[3])
+        scripts.append(this_python.parts(command)[1][0])
         return _play(command)
 
     jobs = [_job(script) for script in ("m1.1", "m1.2", "m2.1")]
@@ -425,7 +426,7 @@ def test_the_command_prints_the_table_only(tmp_path, played, capsys, no_data):
 
 def test_all_terms(played, no_data):
     assert main.execute(["compare", "20", "--all-terms", "--repeat", "2"]) == 0
-    terms = [re.fullmatch("--term=(.*)", command[6])[1] for command in played]
+    terms = [re.fullmatch("--term=(.*)", this_python.parts(each)[1][3])[1] for each in played]
     assert set(terms) == set(TERMS)
 
 

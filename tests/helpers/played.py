@@ -8,6 +8,7 @@ from subprocess import CompletedProcess
 from ece408_op.course.milestone import MILESTONES
 from ece408_op.course.models import TERMS
 from ece408_op.errors import NoUsableGpu
+from ece408_op.host import this_python
 from ece408_op.profile import activities
 from ece408_op.profile.activities import Activity, Profile
 from ece408_op.report import ladder
@@ -44,7 +45,7 @@ class Player:
             if word in " ".join(command):
                 return answer() if callable(answer) else answer
         if "ece408_op.report.measure_ladder" in command:
-            return self._ladder(command[3])
+            return self._ladder(this_python.parts(command)[1][0])
         profile = next((word[7:] for word in command if word.startswith("--json=")), None)
         script = next(word for word in command if word in MILESTONES)
         if MILESTONES[script].on_gpu and (not self.gpu or script == "m1.2"):
