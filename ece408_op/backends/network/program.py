@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ... import settings
 from ...errors import UnsupportedProblem
-from .arrays import ITEM_BYTES, Array
+from .arrays import ITEM_BYTES
 from .builder import Builder, Room
 from .graph import Graph
-from .inputs import Inputs
+from .inputs import Call, Inputs
 from .machine import Machine, Recorded, Run
 from .memory import Places, places
 from .operators import lower, shapes
@@ -156,18 +156,23 @@ class Program:
         return base + self.places.of(buffer) + value.offset
 
 
-def refused(steps: Steps, images: int, asked: Sequence[Array]) -> str | None:
-    """Why the steps' outputs are not those that are asked for, or are so for another number of
-    images; `None` if they are."""
-    for value, array in zip(steps.outputs, asked):
-        same = value.shape == array.shape
-        if not same and (value.shape[:1] != (images,) or value.shape[1:] != array.shape[1:]):
-            return f"an output has shape {value.shape}, not {array.shape}"
+def refused(steps: Steps, images: int, call: Call) -> str | None:
+    """Why the steps' outputs are not those of a call, or, where they are for fewer `images` than it
+    has, not so many of each; `None` if they are."""
+    whole = call.inputs.images
+    for value, array in zip(steps.outputs, call.outputs):
+        expected = array.shape
+        if images < whole and array.shape[:1] == (whole,):
+            expected = (images, *array.shape[1:])
+        elif images < whole:
+            return f"an output of shape {array.shape} has not an element for each image"
+        if value.shape != expected:
+            return f"an output has shape {value.shape}, not {expected}"
     return None
 
 
-def check(steps: Steps, images: int, asked: Sequence[Array]) -> None:
+def check(steps: Steps, images: int, call: Call) -> None:
     """Raise `UnsupportedProblem` if `refused` has a reason."""
-    reason = refused(steps, images, asked)
+    reason = refused(steps, images, call)
     if reason is not None:
         raise UnsupportedProblem(reason)

@@ -10,7 +10,6 @@ from typing import Optional, TypeVar
 from ... import settings
 from ...errors import Ece408Error, NotEnoughMemory
 from . import pieces, program
-from .arrays import Array
 from .chunks import Pass, Ready
 from .graph import Graph
 from .inputs import Call, Inputs
@@ -78,12 +77,12 @@ class Resident:
             while len(self._programs) >= _MOST_PROGRAMS:
                 self._programs.popitem(last=False)[1].program.close()
             try:
-                self._programs[key] = self._made(inputs, call.outputs, most)
+                self._programs[key] = self._made(inputs, call, most)
             except NotEnoughMemory:
                 if not self._programs:
                     raise
                 self._forget_programs()
-                self._programs[key] = self._made(inputs, call.outputs, most)
+                self._programs[key] = self._made(inputs, call, most)
         self._programs.move_to_end(key)
         return self._programs[key]
 
@@ -109,7 +108,7 @@ class Resident:
                 made.stamp = weights.stamp
             return how(Pass(ready, lanes, weights.addresses(), call, part.images, part.threads))
 
-    def _made(self, inputs: Inputs, outputs: Sequence[Array], most: int) -> Ready:
+    def _made(self, inputs: Inputs, call: Call, most: int) -> Ready:
         """Chunks as large as is of use, or as fit into memory; of a network that computes images
         from each other there is one."""
         whole = inputs.images
@@ -117,7 +116,7 @@ class Resident:
         own = sum(each.program.places.lasting_bytes for each in self._programs.values())
         budget = self.machine.budget(own + self._weights.nbytes())
         while True:
-            steps, values = self._divided(inputs, images, outputs)
+            steps, values = self._divided(inputs, images, call)
             images = steps.images if steps.divisible else whole
             chunks = -(-whole // images) if steps.divisible and images else 1
             steps.early = self._early(inputs, steps) if chunks <= _MOST_WITH_EARLY else None
@@ -149,9 +148,7 @@ class Resident:
             # Some graphs have their number of images in their shapes.
             return None
 
-    def _divided(
-        self, inputs: Inputs, images: int, outputs: Sequence[Array]
-    ) -> tuple[Steps, list[Value]]:
+    def _divided(self, inputs: Inputs, images: int, call: Call) -> tuple[Steps, list[Value]]:
         """The steps for so many images, or for all where they cannot be taken apart."""
         if images < inputs.images:
             try:
@@ -159,10 +156,10 @@ class Resident:
             except Ece408Error:
                 # Shapes in the graph may be for all images: then that is what is tried next.
                 found = None
-            if found and found[0].divisible and not program.refused(found[0], images, outputs):
+            if found and found[0].divisible and not program.refused(found[0], images, call):
                 return found
         found = program.build(self._graph, inputs, self.machine)
-        program.check(found[0], inputs.images, outputs)
+        program.check(found[0], inputs.images, call)
         if images < inputs.images:
             found[0].divisible = False
         return found

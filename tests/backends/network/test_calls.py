@@ -64,6 +64,16 @@ def test_a_result_of_weights_alone_is_written_once(mx, monkeypatch):
         np.testing.assert_array_equal(found, expected)
 
 
+def test_a_result_without_an_axis_of_images_is_written_once(mx, monkeypatch):
+    """In a chunk of one image its shape is that of all images together."""
+    monkeypatch.setattr("ece408_op.backends.network.resident._CHUNK_BYTES", 4)
+    dense = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, no_bias=True)
+    others = mx.sym.Variable("others", shape=(1, 5, 3))
+    symbol = mx.sym.broadcast_add(others, mx.sym.expand_dims(dense, axis=0))
+    case = Case(symbol, whole=True, data=(5, 2))
+    np.testing.assert_array_equal(case.run(case.network())[0], case.expected()[0])
+
+
 def _chain(mx):
     sym = mx.sym
     x = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=8, name="a")
