@@ -117,7 +117,14 @@ def test_nodes_of_one_name_are_all_reported(mx):
 
 
 def test_another_number_of_inputs_is_refused(mx, x):
-    network = ece408_op.to_gpu(make_net(mx))
+    net = make_net(mx)
+    network = ece408_op.to_gpu(net)
+    network(x)
+    for each in (net, network):
+        with pytest.raises(TypeError, match="positional arguments"):
+            each(x, x)
+    symbol = make_symbol(mx)
+    network = ece408_op.to_gpu(symbol, parameters_of(mx, symbol))
     network(x)
     with pytest.raises(InvalidProblem, match=r"takes 1 arrays \(data\), and is called with 2"):
         network(x, x)
