@@ -268,7 +268,8 @@ class Builder:
         value = self.value(operand)
         if not value.dense and shape[:1] != value.shape[:1]:
             value = self.dense(value)
-        return replace(value, shape=shape)
+        # Of another shape, images that lie one behind the other may have another size.
+        return replace(value, shape=shape, image=0 if value.dense else value.image)
 
     def into(self, operand: Operand, y: Value) -> None:
         """Compute the operand where `y` lies, an array of its shape."""

@@ -68,6 +68,14 @@ def test_layers_seen_in_another_shape(mx):
 
 
 @pytest.mark.usefixtures("emulated")
+def test_the_one_part_of_a_split_in_another_shape(mx):
+    part = mx.sym.split(mx.sym.Variable("data") * 2, axis=1, num_outputs=1)
+    case = Case(mx.sym.Reshape(part, shape=(-1,)), whole=True, data=(3, 22))
+    (found,), (expected,) = case.run(case.network()), case.expected()
+    assert (found == expected).all()
+
+
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("axes", [(4, 5), (4, 5, 6, 7, 2)])
 def test_a_softmax_with_a_label_of_3_and_5_axes(mx, axes):
     label = mx.sym.Variable("label")
