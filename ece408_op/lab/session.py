@@ -50,6 +50,9 @@ _AWAKE_SECONDS = 0.1
 _LAST_WORDS = 200
 _LONGEST_ERROR = 2000
 _IDLE_CALLS = 101
+# Of the environment: how to find compilers and libraries, what language to speak, and settings.
+_VARIABLES = ("PATH", "CXX", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "TZ")
+_PREFIXES = ("ECE408_", "CUDA_", "NVCC_", "NVIDIA_", "OMP_", "GOMP_")
 _CHOOSING = ("ECE408_KERNEL", "ECE408_BACKEND")
 _LONGEST_ANSWER = 1 << 20
 _SIGNALS = {
@@ -473,8 +476,13 @@ def printable(text: str) -> str:
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """This process's environment with its settings, but for those that choose a kernel."""
-    environment = {name: value for name, value in os.environ.items() if name not in _CHOOSING}
+    """What a process needs of this one's environment, in which there may be secrets, with its
+    settings, but for those that choose a kernel."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _VARIABLES or (name.startswith(_PREFIXES) and name not in _CHOOSING)
+    }
     return {
         **environment,
         # Threads that are there before the sandbox are not all within it.

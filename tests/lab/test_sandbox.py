@@ -323,3 +323,14 @@ def test_folders_within_folders_end_the_file_alone(kept, tmp_path, monkeypatch):
     with pytest.raises(Ended, match="makes more than 1000 files"):
         _computed(path, kept)
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_the_environment_is_a_small_one(tried, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = [
+        'getenv("MY_TOKEN") ? 0 : -1',
+        'getenv("PATH") ? 0 : -1',
+        'strcmp(getenv("HOME"), getenv("TMPDIR")) ? -1 : 0',
+    ]
+    assert tried([f"(errno = 1, {each})" for each in asked]) == [1, 0, 0]
