@@ -89,10 +89,16 @@ def compiler_versions(compiler: str) -> tuple[str, ...]:
     Raises `KernelsMissing` if it does not run.
     """
     options = (["--version"], ["-march=native", "-Q", "--help=target"])
+    # Its text fits the terminal and speaks the user's language; it is a key of what is kept.
+    environment = {**os.environ, "COLUMNS": "80", "LC_ALL": "C"}
     try:
         return tuple(
             subprocess.run(
-                [compiler, *each], capture_output=True, text=True, errors="replace"
+                [compiler, *each],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=environment,
             ).stdout
             for each in options
         )
