@@ -13,7 +13,7 @@ import pytest
 from fake_driver import FakeDriver
 from places import SCRIPTS
 
-from ece408_op import errors
+from ece408_op import errors, settings
 from ece408_op.backends.cpu import native
 from ece408_op.backends.cuda.runtime import device, page_locked
 from ece408_op.cli.main import execute
@@ -42,6 +42,13 @@ def kept(tmp_path_factory):
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kept"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def emulated(kept):
+    """Networks run in the emulator."""
+    with settings.override(cache=kept, backend="emulator"):
+        yield
 
 
 @pytest.fixture

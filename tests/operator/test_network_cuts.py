@@ -12,11 +12,7 @@ from ece408_op.errors import InvalidProblem
 from ece408_op.operator import networks
 from ece408_op.operator.graphs import partition
 
-
-@pytest.fixture(autouse=True)
-def _emulated():
-    with settings.override(backend="emulator"):
-        yield
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.fixture

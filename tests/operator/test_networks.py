@@ -25,10 +25,7 @@ from ece408_op.operator.memory import pointer
 STATIC = {"static_alloc": True, "static_shape": True}
 
 
-@pytest.fixture(autouse=True)
-def _emulated():
-    with settings.override(backend="emulator"):
-        yield
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.fixture

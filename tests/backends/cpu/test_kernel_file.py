@@ -114,6 +114,14 @@ def test_a_changed_file_and_a_damaged_copy_are_compiled_again(write, kept, rng, 
     assert "compiling changes.cc again" in capfd.readouterr().err
 
 
+def test_a_compiler_is_known_whatever_the_terminal(monkeypatch):
+    """g++ breaks the lines of its help for the terminal's width."""
+    versions = compiled_file.compiler_versions.__wrapped__
+    before = versions(compiled_file.compiler())
+    monkeypatch.setenv("COLUMNS", "131")
+    assert versions(compiled_file.compiler()) == before
+
+
 def test_what_a_file_does_not_compute_is_refused(write, mx):
     backend = _backend(write("cpu-new-forward.cc"))
     for text, reason in (

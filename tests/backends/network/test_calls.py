@@ -254,7 +254,7 @@ def test_what_cannot_be_computed_is_said(mx):
     data = case.arrays["data"].astype(np.float64)
     inputs = [array(each) for each in ({**case.arrays, "data": data}).values()]
     out = np.empty(case.output_shapes[0], np.float32)
-    with pytest.raises(UnsupportedProblem, match="data is of type float64; networks on the GPU"):
+    with pytest.raises(UnsupportedProblem, match="data is of type float64; use float32"):
         case.network().compute(inputs, [array(out)])
     wrong = np.empty((5, 11), np.float32)
     inputs = [array(each) for each in case.arrays.values()]
