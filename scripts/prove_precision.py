@@ -41,7 +41,7 @@ def main():
 
 
 def measured(name, batch):
-    """The errors of a network by what it is computed in. Raises what a call raises."""
+    """A network's errors in each precision. Raises what a call raises."""
     net, x = zoo.build(name, batch)
     expected = net(x).asnumpy()
     network = ece408_op.to_gpu(net)
@@ -106,8 +106,8 @@ def show(rows, output):
     text = (
         "The largest difference from MXNet's float32 outputs on the CPU, as a share of the largest "
         f"output. Allowed is {bars}; more has a '!'. {wrong} have. The last column is what "
-        "rounding both operands of each layer to 11 bits costs on the CPU; TF32 and float16 have "
-        "so many.\n\n"
+        "rounding both operands of each layer to the 11 bits of TF32 and float16 costs on the "
+        "CPU.\n\n"
     )
     content = {"allowed": BELOW, "rows": rows, "wrong": wrong}
     title = "Precision of whole networks on a GPU"

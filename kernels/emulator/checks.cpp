@@ -167,8 +167,8 @@ constexpr Tag with_thread(Tag t, uint32_t thread) {
     return (t & ~(Tag{0xFFF} << CLOCK_BITS)) | Tag{thread} << CLOCK_BITS;
 }
 
-// The tag of a read after another read of this launch and block: of those that are not known to come
-// before it.
+// The tag to keep of two reads in this launch and block: both threads, unless one read is known to come
+// before the other.
 [[gnu::noinline]] Tag both_of_block(Touched& touched, Tag before, Tag own) {
     const uint32_t thread = thread_of(own), other = thread_of(before), warp = thread / LANES;
     if (thread == other) return own;

@@ -33,7 +33,7 @@ cudaError_t said(int error) {
     return static_cast<cudaError_t>(error);
 }
 
-// The error of a call that asks for what there is not; the text says what.
+// Notes a failed call as a finding, with this text; returns its error.
 [[gnu::format(printf, 3, 4)]] cudaError_t failed(const void* from, int error, const char* format, ...) {
     char text[160];
     va_list values;

@@ -15,7 +15,7 @@ constexpr size_t ALIGNMENT = 256;  // as cudaMalloc
 // Between allocations, so that an index that is off by a row is not in the next one.
 constexpr size_t GAP = 64 << 10;
 
-// For the stacks of a core's threads and what is known of memory, for so many cores.
+// Left for the stacks of one core's threads and the tags of memory.
 constexpr size_t SPARED = size_t{288} << 20;
 constexpr int MOST_SPARED = 4;
 // What Shadow takes at once.

@@ -104,7 +104,7 @@ private:
 
 // Memory of zeros that takes room only where it is touched; null where there are no addresses.
 void* pages(size_t bytes);
-// Ends the process: so many bytes could not be had. lab/check.py knows the words.
+// Ends the process for want of this many bytes. lab/check.py looks for the words that it prints.
 [[noreturn]] void no_memory(size_t bytes);
 
 // The GPU's memory: one range of addresses, in which allocations lie with gaps between.

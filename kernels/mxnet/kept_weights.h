@@ -58,8 +58,8 @@ public:
 
     bool keeps() const { return keeps_ && !are_shared; }
 
-    // Has everything made again, and kept or not. Call it before other arrays take the place of those that
-    // it was made of: they may lie at the same addresses, with as many writes.
+    // Discards everything that was made of weights; from now on it is kept or not. Call it before other
+    // arrays take the place of these, which may lie at the same addresses, with as many writes.
     void forget(bool keeps) {
         const std::lock_guard<std::mutex> lock(mutex_);
         keeps_ = keeps;

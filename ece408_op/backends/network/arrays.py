@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...errors import UnsupportedProblem
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "uint8": 1}
-# Inside a network all is of float32; results are converted where the caller wants another one.
+# Of a network's outputs. Inside all is of float32.
 RESULTS = ("float32", "float16")
 
 
@@ -33,9 +33,7 @@ class Array:
         return ITEM_BYTES[self.dtype] * math.prod(self.shape[1:])
 
 
-def check(array: Array, name: str, types: Collection[str] = tuple(ITEM_BYTES)) -> None:
-    """Raise `UnsupportedProblem` unless the array is of one of these types."""
-    if array.dtype not in types:
-        raise UnsupportedProblem(
-            f"{name} is of type {array.dtype}; networks on the GPU have {', '.join(types)} there"
-        )
+def check(dtype: str, name: str, types: Collection[str]) -> None:
+    """Raise `UnsupportedProblem` unless the type is one of these."""
+    if dtype not in types:
+        raise UnsupportedProblem(f"{name} is of type {dtype}; use {' or '.join(types)}")

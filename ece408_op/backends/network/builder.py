@@ -144,8 +144,8 @@ class Builder:
         found[entry] = result
 
     def _output(self, operand: Operand, number: int) -> None:
-        """Have a result written to where it leaves the GPU from. What is the same for all images is
-        not a chunk's images' results, and would be written beyond the array for each chunk."""
+        """Write a result where it leaves the GPU from. A result that is the same for all images has
+        no chunks: each would write all of it."""
         if self.constant(operand):
             self.mixes_images()
         dtype = self._results[number]
@@ -167,7 +167,7 @@ class Builder:
         self.steps.divisible = False
 
     def given(self, value: Value) -> Operand:
-        """What a variable is, with a claim. Halves are converted where they are read."""
+        """The operand for a variable, with a claim. Halves are converted where they are read."""
         value = self.claimed(value)
         return Chain(value.shape, leaf(value)) if value.dtype == "float16" else value
 
@@ -268,7 +268,7 @@ class Builder:
         value = self.value(operand)
         if not value.dense and shape[:1] != value.shape[:1]:
             value = self.dense(value)
-        # Of another shape, images that lie one behind the other may have another size.
+        # The distance between images is of the old shape.
         return replace(value, shape=shape, image=0 if value.dense else value.image)
 
     def into(self, operand: Operand, y: Value) -> None:

@@ -16,9 +16,9 @@ _MOST_KNOWN = 64
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Names, shapes and types of a network's inputs, the numbers of those that have an element for
-    each image, and the types of its outputs. `images` is how many there are, what the first axis of
-    all inputs with an element for each counts, or 0 where they differ."""
+    """A network's inputs: names, shapes, types, and the numbers of the inputs with an element for
+    each image; and the types of its outputs. `images` is the size of those inputs' first axis, or 0
+    where they differ."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -99,17 +99,16 @@ class Calls:
             if key not in self._known:
                 if len(self._known) == _MOST_KNOWN:
                     self._known.clear()
-                self._known[key] = self._inputs(arrays, outputs)
+                self._known[key] = self._inputs(arrays, results)
             return Call(self._known[key], arrays, outputs, self._generation, are_held)
 
-    def _inputs(self, arrays: Sequence[Array], outputs: Sequence[Array]) -> Inputs:
+    def _inputs(self, arrays: Sequence[Array], results: tuple[str, ...]) -> Inputs:
         for name, array in zip(self._names, arrays):
-            check(array, name)
-        for number, array in enumerate(outputs):
-            check(array, f"output {number}", RESULTS)
+            check(array.dtype, name, ITEM_BYTES)
+        for number, dtype in enumerate(results):
+            check(dtype, f"output {number}", RESULTS)
         firsts = {arrays[k].shape[:1] for k in self._over_images}
         images = max(next(iter(firsts)), default=0) if len(firsts) == 1 else 0
         shapes = tuple(array.shape for array in arrays)
         dtypes = tuple(array.dtype for array in arrays)
-        results = tuple(array.dtype for array in outputs)
         return Inputs(self._names, shapes, dtypes, self._over_images, results, images)

@@ -157,8 +157,8 @@ class Program:
 
 
 def refused(steps: Steps, images: int, call: Call) -> str | None:
-    """Why the steps' outputs are not those of a call, or, where they are for fewer `images` than it
-    has, not so many of each; `None` if they are."""
+    """Why the steps for this number of images, all of a call's or a chunk of them, do not give the
+    call's outputs; `None` if they do."""
     whole = call.inputs.images
     for value, array in zip(steps.outputs, call.outputs):
         expected = array.shape

@@ -22,7 +22,7 @@ from .graph_json import PART, Entry, Graph, Node, is_part
 PARAMETERS = "parameters"
 UNREAD = "unread"
 OWNER = "owner"
-# Operators that ask for the shapes of some of their inputs only, by the places of these.
+# Operators that read only the shapes of the inputs at these places.
 _ONLY_SHAPES: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("zeros_like", "ones_like", "shape_array", "size_array"), (0,)),
     **dict.fromkeys(("_contrib_MultiBoxPrior", "_contrib_arange_like"), (0,)),
