@@ -11,6 +11,15 @@ import threading
 from collections.abc import Callable, Iterator
 
 
+def printable(text: str) -> str:
+    """A stranger's text in one line, with what is not printable, such as a terminal's escape
+    sequences, as Python writes it."""
+    return "".join(
+        each if each.isprintable() else " " if each.isspace() else ascii(each)[1:-1]
+        for each in text
+    )
+
+
 class Ece408Error(Exception):
     """Base of every error below; catching it catches all that this package raises on purpose."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import TextIO
 
+from ..errors import printable
+
 _CODES = {"green": "32", "yellow": "33", "red": "31"}
 
 
@@ -20,8 +22,5 @@ def paint(text: str, colour: str, stream: TextIO) -> str:
 
 
 def plain(text: str) -> str:
-    """The text with what is not printable, such as escape sequences, as Python writes it."""
-    return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
-        for each in text
-    )
+    """Lines that others' names and messages are part of, as `printable` has each."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -19,7 +19,13 @@ from ..backends.cuda.kernels import catalog
 from ..backends.emulator.library import Emulation
 from ..bench import shapes
 from ..bench.peers import cudnn
-from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed, WrongResult
+from ..errors import (
+    Ece408Error,
+    InvalidSetting,
+    KernelCompileFailed,
+    NotEnoughMemory,
+    WrongResult,
+)
 from ..files.cachedir import atomic_path
 from ..files.resources import kernels_dir
 from ..lab import check as checking
@@ -122,10 +128,14 @@ def check(
         with atomic_path(output) as temporary:
             content = [dataclasses.asdict(each) for each in verdicts]
             temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    wrong = [each for each in verdicts if not each.is_right]
+    unchecked = [each for each in verdicts if each.by_machine]
+    wrong = [each for each in verdicts if not each.is_right and not each.by_machine]
     if wrong:
         names = ", ".join(Path(each.file).name for each in wrong)
         raise WrongResult(f"{names}: not right; what is wrong stands above")
+    if unchecked:
+        names = ", ".join(Path(each.file).name for each in unchecked)
+        raise NotEnoughMemory(f"{names}: not checked; {unchecked[0].broken}")
 
 
 def time(
@@ -385,7 +395,9 @@ def _text(verdict: Verdict) -> str:
         lines += _sanitized(each)
     if verdict.broken:
         lines.append(f"  stopped: {verdict.broken}")
-    if verdict.is_right:
+    if verdict.by_machine:
+        said, colour = "not checked", "yellow"
+    elif verdict.is_right:
         exact = "" if verdict.precision == "float32" else f", as exact as {verdict.precision} is"
         said, colour = f"right{exact}", "green"
     elif verdict.sanitized and dataclasses.replace(verdict, sanitized=[]).is_right:

@@ -156,7 +156,7 @@ def _table(ranking: Ranking) -> tuple[list[str], list[list[str]]]:
 
 
 def _left(ranking: Ranking, head: Sequence[str]) -> list[list[str]]:
-    """Rows of those that are not ranked."""
+    """Rows of the files that are not ranked."""
     cells = {"name": "{0.name}", "remarks": "not ranked: {1}"}
     return [
         [cells.get(column, "").format(each, each.why_not or "not timed") for column in head]

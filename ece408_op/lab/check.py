@@ -82,12 +82,14 @@ class Group:
 class Verdict:
     """What checking a file found. `error` is the largest relative L2 error on real numbers,
     `sanitized` what compute-sanitizer's tools or the emulator found, if it was asked, `order` the
-    emulator's of threads if it was not the usual one."""
+    emulator's of threads if it was not the usual one. `broken` says why checking stopped, and
+    `by_machine` whether that was no fault of the file."""
 
     file: str
     groups: list[Group] = field(default_factory=list)
     error: float = 0.0
     broken: str = ""
+    by_machine: bool = False
     lacking: list[str] = field(default_factory=list)
     sanitized: list[Sanitized] = field(default_factory=list)
     precision: str = "float32"
@@ -155,6 +157,8 @@ def check(
         pass
     except Ended as ended:
         verdict.broken = str(ended)
+    except NotEnoughMemory as error:
+        verdict.broken, verdict.by_machine = str(error), True
     finally:
         runner.close()
     if emulation and emulation.mode == "checked":
@@ -245,7 +249,7 @@ class _Runner:
         try:
             found = self._session.findings()
         except (Ended, Ece408Error):
-            found = findings.left(self._session._scratch)
+            found = findings.left(self._session.scratch)
         if found:
             self.findings.setdefault(self._emulated.content(problem), []).extend(found)
 

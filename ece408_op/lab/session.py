@@ -26,7 +26,7 @@ from ..backends import kernel_file
 from ..backends.cuda.runtime import device
 from ..backends.emulator.backend import Emulated
 from ..backends.kernel_file import KernelFile
-from ..errors import Ece408Error
+from ..errors import Ece408Error, printable
 from ..host import footprint, this_python
 from ..problem import ConvProblem
 from . import compiling
@@ -118,21 +118,21 @@ class Session:
         self._arrays: Any = self.host_arrays
         if self._gpu is not None and not self.by_method and not self._tool:
             self._arrays = Block(self._gpu)
-        self._scratch, self._lock = _new_scratch()
-        self._printed = open(self._scratch / ".printed", "w+b")
+        self.scratch, self._lock = _new_scratch()
+        self._printed = open(self.scratch / ".printed", "w+b")
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
         given = (read_requests, write_replies, self.host_arrays.number)
         kernel = self.kernel if isinstance(self.kernel, str) else str(self.kernel.path)
         command = [*self._tool, *this_python.running(f"{__package__}.worker"), kernel]
-        command += [str(self._scratch), str(self._memory), *map(str, given)]
+        command += [str(self.scratch), str(self._memory), *map(str, given)]
         self._process = subprocess.Popen(
             [*command, self._mode],
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._printed,
             pass_fds=given,
-            env=_environment(self._scratch),
+            env=_environment(self.scratch),
             start_new_session=True,
         )
         os.close(read_requests)
@@ -163,7 +163,7 @@ class Session:
             self._arrays.close()
         self.host_arrays.close()
         self._printed.close()
-        _remove(self._scratch)
+        _remove(self.scratch)
         os.close(self._lock)
 
     def forward(
@@ -201,8 +201,8 @@ class Session:
         request = {"problem": str(problem), "fills": fills, **arrays}
         if self._emulated is not None:
             # Nothing can be compiled in that process.
-            library = self._scratch / ".library"
-            with kernel_file.guarding(compiling.guard(self._scratch)):
+            library = self.scratch / ".library"
+            with kernel_file.guarding(compiling.guard(self.scratch)):
                 library.write_bytes(self._emulated.content(problem))
             request["library"] = str(library)
             request["emulation"] = dataclasses.astuple(self._emulated.emulation)
@@ -322,7 +322,7 @@ class Session:
                 return f"takes more than {self._memory >> 20} MiB of memory"
             if sum(int(each["Threads"]) for each in family) > _MOST_THREADS:
                 return f"starts more than {_MOST_THREADS} threads"
-        number, size = _content(self._scratch)
+        number, size = _content(self.scratch)
         if number > _MOST_FILES:
             return f"makes more than {_MOST_FILES} files"
         if size > _MOST_SCRATCH:
@@ -468,11 +468,6 @@ def _content(folder: Path) -> tuple[int, int]:
                     with contextlib.suppress(OSError):
                         size += each.stat(follow_symlinks=False).st_size
     return number, size
-
-
-def printable(text: str) -> str:
-    """A stranger's text in one line, without what would have a terminal do something."""
-    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _environment(scratch: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator.library import CHECKED, Emulation
 from ece408_op.errors import InvalidSetting, KernelFailed, NotEnoughMemory
 from ece408_op.lab import check as checking
+from ece408_op.lab.check import Group, Verdict
 from ece408_op.problem import ConvProblem
 
 STARTERS = ROOT / "kernels" / "files" / "starters"
@@ -220,8 +221,24 @@ def test_little_memory_is_enough(check):
 
 def test_too_little_memory_is_no_fault_of_the_file(check):
     # What the process itself takes is about as much.
-    with pytest.raises(NotEnoughMemory, match="the emulator has not enough memory"):
-        check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
+    verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
+    assert verdict.by_machine
+    assert verdict.broken.startswith("the emulator has not enough memory")
+
+
+def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatch):
+    """And goes on with other files."""
+    unchecked = Verdict("one.cu", broken="too little memory", by_machine=True)
+    right = Verdict("two.cu", [Group("given problems", 1)])
+    verdicts = iter([unchecked, right])
+    monkeypatch.setattr("ece408_op.lab.check.check", lambda *args, **keywords: next(verdicts))
+    for name in ("one.cu", "two.cu"):
+        (tmp_path / name).write_text(TILED)
+    result = run_here("lab", "check", "--emulate", *map(str, sorted(tmp_path.glob("*.cu"))))
+    assert result.returncode == NotEnoughMemory.exit_code
+    assert "verdict: not checked" in result.stdout
+    assert "verdict: right" in result.stdout
+    assert "one.cu: not checked; too little memory" in result.stderr
 
 
 def test_a_kernel_without_an_end_is_ended(check):
