@@ -192,6 +192,9 @@ class Case:
             return None
         shapes, images = self.chain.shapes, self.rng.randint(1, 12)
         batch = shapes["data"][0]
+        if not {"Reshape", "reshape"}.isdisjoint(self.chain.kinds.values()):
+            # Nor does Reshape.
+            images = batch * self.rng.randint(1, 2)
         shapes = {n: (images, *s[1:]) if s[0] == batch else s for n, s in shapes.items()}
         arguments = dict(zip(self.found, _sizes(self.chain.symbol, **shapes)[0]))
         same = [arguments.get(name) == self.found[name].shape for name in self.parameters]
