@@ -123,21 +123,16 @@ class GpuNetwork:
         return self._made.report
 
 
-def _choice(traced: _Traced, data: list[Any]) -> Choice:
-    """The parts for arrays of these shapes and types. Raises `InvalidProblem` for their count."""
-    if len(data) != len(traced.data):
-        raise InvalidProblem(
-            f"the network takes {len(traced.data)} arrays ({', '.join(traced.data)}), and is "
-            f"called with {len(data)}"
-        )
-    named = {**traced.parameters, **dict(zip(traced.data, data))}
-    shapes = {name: array.shape for name, array in named.items()}
-    types = {name: _as_float(array.dtype) for name, array in named.items()}
-    return partition.choose(traced.symbol, [*traced.data, *traced.labels], shapes, types)
+def _choice(traced: _Traced, sizes: _Sizes) -> Choice:
+    """The parts for data of these shapes and types."""
+    shapes = {name: array.shape for name, array in traced.parameters.items()}
+    types = {name: _as_float(dtype) for name, dtype in sizes.types.items()}
+    data = [*traced.data, *traced.labels]
+    return partition.choose(traced.symbol, data, {**shapes, **sizes.inputs}, types)
 
 
 def _made(traced: _Traced, data: list[Any]) -> _Made:
-    choice = _choice(traced, data)
+    choice = _choice(traced, _sizes(traced, data))
     one_batch = len({array.shape[:1] for array in data}) == 1
     return (_MadeWhole if one_batch and _is_whole(choice) else _MadeOfParts)(traced, choice)
 
@@ -155,9 +150,8 @@ def _is_whole(choice: Choice) -> bool:
 class _Made(ABC):
     """A network in the form in which it runs."""
 
-    def __init__(self, traced: _Traced, choice: Choice) -> None:
+    def __init__(self, traced: _Traced) -> None:
         self.traced = traced
-        self._choice = choice
         self._sizes: dict[Any, _Sizes] = {}
         self._last = _Sizes({}, {}, [])
 
@@ -165,14 +159,14 @@ class _Made(ABC):
     def run(self, data: list[Any]) -> list[Any]:
         """The outputs for these arrays."""
 
+    @abstractmethod
     def fits(self, data: list[Any]) -> bool:
-        """Whether its parts are those for arrays of these shapes and types."""
-        known = _key(data) in self._sizes
-        return known or _choice(self.traced, data).groups == self._choice.groups
+        """Whether it computes arrays of these shapes and types."""
 
     @property
     def report(self) -> GpuReport:
-        return partition.report_of(self._choice, self._last.inputs, self._last.types)
+        choice = _choice(self.traced, self._last)
+        return partition.report_of(choice, self._last.inputs, self._last.types)
 
     def sizes(self, data: list[Any]) -> _Sizes:
         """Shapes and types of all that goes in and comes out with these arrays."""
@@ -201,6 +195,11 @@ class _Sizes:
 
 
 def _sizes(traced: _Traced, data: list[Any]) -> _Sizes:
+    if len(data) != len(traced.data):
+        raise InvalidProblem(
+            f"the network takes {len(traced.data)} arrays ({', '.join(traced.data)}), and is "
+            f"called with {len(data)}"
+        )
     symbol = traced.symbol
     shapes = {name: array.shape for name, array in zip(traced.data, data)}
     types = {name: _as_float(array.dtype) for name, array in zip(traced.data, data)}
@@ -228,7 +227,8 @@ class _MadeWhole(_Made):
     """One network, called without MXNet in between."""
 
     def __init__(self, traced: _Traced, choice: Choice) -> None:
-        super().__init__(traced, choice)
+        super().__init__(traced)
+        self._choice = choice
         graph = parts.read(choice.symbol())
         assert graph is not None
         part = next(filter(graph_json.is_part, graph["nodes"]))
@@ -242,13 +242,17 @@ class _MadeWhole(_Made):
         if hasattr(self, "_opened"):
             self._opened.retire()
 
+    def fits(self, data: list[Any]) -> bool:
+        if _key(data) in self._sizes:
+            return True
+        return _choice(self.traced, _sizes(self.traced, data)).groups == self._choice.groups
+
     def run(self, data: list[Any]) -> list[Any]:
         import mxnet as mx
 
         from ..backends.network import WeightsNeeded
 
         nd = mx.nd
-
         sizes = self.sizes(data)
         labels = [nd.zeros(sizes.inputs[name]) for name in self.traced.labels]
         given = dict(zip([*self.traced.data, *self.traced.labels], [*data, *labels]))
@@ -280,8 +284,12 @@ class _MadeOfParts(_Made):
     """Parts, and what MXNet computes between them."""
 
     def __init__(self, traced: _Traced, choice: Choice) -> None:
-        super().__init__(traced, choice)
+        super().__init__(traced)
         self._op = _Operator(traced, choice.symbol())
+
+    def fits(self, data: list[Any]) -> bool:
+        # The graph is cut for each call's arrays where it runs.
+        return True
 
     def run(self, data: list[Any]) -> list[Any]:
         return self._op(_as_floats(data), self.sizes(data))
