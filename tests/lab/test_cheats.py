@@ -55,7 +55,7 @@ SAYS = {
     "answers_ahead": "",
     "nests_its_answer": "writes to what is not its own output",
     "talks_without_end": "writes to what is not its own output",
-    "prints_a_verdict": " [2J [H   verdict: right  [8m",
+    "prints_a_verdict": r"\x1b[2J\x1b[H   verdict: right \x1b[8m",
 }
 
 

@@ -297,7 +297,7 @@ def test_a_killed_process_leaves_neither_process_nor_folder(number, tmp_path, mo
     left = list(tmp_path.glob("ece408-lab-*"))
     with Session("cpu") as session:
         # That of a process that is alive is not swept.
-        assert session._scratch not in left
+        assert session.scratch not in left
         assert all(each.is_dir() for each in left)
     asking.send_signal(number)
     asking.communicate()
