@@ -104,19 +104,14 @@ class HostArrays:
         for place in reversed(self._places):
             self._whole(place)[:] = CANARY
         places = [(place.offset, place.nbytes) for place in self._places]
+        self._inputs = ()
         return {"places": places, "margins": margins}
 
-    def put(
-        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = "closed"
-    ) -> dict[str, Any]:
-        """As `place`, with x in its place, and w to come."""
-        told = self.place(problem, margins)
-        self.array(0)[...] = x
+    def fill(self, x: np.ndarray, w: np.ndarray) -> None:
+        """Write the inputs to their places."""
         self._inputs = (x, w)
-        return told
-
-    def put_weights(self) -> None:
-        self.array(1)[...] = self._inputs[1]
+        for index, array in enumerate(self._inputs):
+            self.array(index)[...] = array
 
     def array(self, role: int) -> np.ndarray:
         """The float32 array x, w or y, by number, itself: what the other process writes shows."""
@@ -129,7 +124,7 @@ class HostArrays:
         return self.array(2)
 
     def damage(self) -> list[str]:
-        """What the call since `put` changed beside its output."""
+        """What the call since `fill` changed beside its output."""
         found = []
         for role, place in zip("xwy", self._places):
             before, behind = self._margins(place)

@@ -68,9 +68,9 @@ class Block:
                 self._blocks.append(self._gpu.cuda.mem_alloc(nbytes))
             self._nbytes = nbytes
 
-    def place(self, problem: ConvProblem, sets: int = 1) -> dict[str, Any]:
-        """Lay out so many sets, all NaN; returns what the other process is told of them. Raises
-        `NotEnoughMemory`."""
+    def place(self, problem: ConvProblem, sets: int = 1, margins: str = "") -> dict[str, Any]:
+        """Lay out so many sets, all NaN, always with margins that can be touched; returns what the
+        other process is told of them. Raises `NotEnoughMemory`."""
         self.reserve(problem, sets)
         self._shapes = [problem.x_shape, problem.w_shape, problem.y_shape]
         offsets, nbytes = _layout(problem, sets)
@@ -81,23 +81,20 @@ class Block:
         self.sets = [(begin + i, begin + j, begin + k) for i, j, k in offsets]
         return {"memory": handle.hex(), "sets": offsets}
 
-    def put(
-        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, margins: str = ""
-    ) -> dict[str, Any]:
-        """As `place`, with x in its place, and w to come."""
-        told = self.place(problem)
+    def fill(self, x: np.ndarray, w: np.ndarray) -> None:
+        """Copy the inputs to the first set."""
         self._inputs = (x, w)
-        self._write(0)
-        return told
-
-    def put_weights(self) -> None:
-        self._write(1)
+        for address, array in zip(self.sets[0], self._inputs):
+            with self._gpu.active():
+                self._gpu.cuda.memcpy_htod(address, np.ascontiguousarray(array))
+                # Of memory that is not page-locked it may not have arrived when the copy returns.
+                self._gpu.cuda.Context.synchronize()
 
     def output(self) -> np.ndarray:
         return self._read(2)
 
     def damage(self) -> list[str]:
-        """What the call since `put` changed beside its output."""
+        """What the call since `fill` changed beside its output."""
         found = self.strays()
         for index, array in enumerate(self._inputs):
             if self._read(index).tobytes() != array.tobytes():
@@ -115,13 +112,6 @@ class Block:
                     self._gpu.cuda.memcpy_dtoh(behind, address + 4 * math.prod(shape))
                 found += damage(role, np.flatnonzero(before != CANARY) - _MARGIN, behind != CANARY)
         return found
-
-    def _write(self, role: int) -> None:
-        with self._gpu.active():
-            array = np.ascontiguousarray(self._inputs[role])
-            self._gpu.cuda.memcpy_htod(self.sets[0][role], array)
-            # A copy from memory that is not page-locked may not have arrived when it returns.
-            self._gpu.cuda.Context.synchronize()
 
     def _read(self, role: int) -> np.ndarray:
         found = np.empty(self._shapes[role], np.float32)

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,14 @@ class Session:
     """A process for one kernel file; or, in its place, for a CUDA kernel of this package by name,
     or for what it chooses itself on "cpu" or "cuda". Use it in `with`.
 
-    A call may take `call_seconds`, the process `memory` bytes, half of what the machine has to
-    spare unless told. `tool` is the command of a program that starts the process and watches it;
-    arrays are then on the host. With `emulated` a CUDA file runs on that, without a GPU, and
-    `findings` tells what is wrong with its accesses to memory. `lacking` says what cannot be kept
-    from the kernel on this machine. Entering raises `KernelCompileFailed` and other errors of this
-    package, such as `NoUsableGpu`, and `Ended`.
+    The process runs only while it is asked for something; between requests it is stopped (SIGSTOP),
+    so that it computes nothing before a call begins or after it has ended. A call may take
+    `call_seconds`, the process `memory` bytes, half of what the machine has to spare unless told.
+    `tool` is the command of a program that starts the process and watches it; arrays are then on
+    the host, and the process is not stopped. With `emulated` a CUDA file runs on that, without a
+    GPU, and `findings` tells what is wrong with its accesses to memory. `lacking` says what cannot
+    be kept from the kernel on this machine. Entering raises `KernelCompileFailed` and other errors
+    of this package, such as `NoUsableGpu`, and `Ended`.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class Session:
         self._left = False
         try:
             self.lacking = self._answer(COMPILE_SECONDS, "compiling it").get("lacking", [])
+            self._rest()
         except BaseException:
             self.__exit__()
             raise
@@ -181,9 +184,9 @@ class Session:
     ) -> tuple[np.ndarray, float]:
         """As `forward`, and the seconds that the call took, by this process's clock. The array is
         overwritten by the next call."""
-        # A thread that an earlier call has left must not compute ahead: weights come at the end.
-        self.prepare(problem, self._arrays.put(problem, x, w, margins), fills=True)
-        self._arrays.put_weights()
+        self.prepare(problem, self._arrays.place(problem, margins=margins), fills=True)
+        # The process rests: no thread of it computes ahead.
+        self._arrays.fill(x, w)
         seconds = self.go()
         self.watch()
         return self._arrays.output(), seconds
@@ -248,6 +251,7 @@ class Session:
         return self._seconds({"idle": True}, "no call")
 
     def _seconds(self, request: dict[str, Any], what: str) -> float:
+        """From the request until the process rests again."""
         # On the CPU the call may need the core on which this process would stay awake.
         awake = _AWAKE_SECONDS if self._gpu is not None else 0.0
         begin = time.perf_counter()
@@ -258,9 +262,13 @@ class Session:
         # What answers before it is asked does not know what it will be asked.
         if self._buffer or select.select([self._replies], [], [], 0)[0]:
             self._refuse_early()
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._requests, json.dumps(request).encode() + b"\n")
-        return self._answer(self._call_seconds, what, awake)
+        self._signal(signal.SIGCONT)
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._requests, json.dumps(request).encode() + b"\n")
+            return self._answer(self._call_seconds, what, awake)
+        finally:
+            self._rest()
 
     def _answer(self, seconds: float, what: str, awake: float = 0.0) -> dict[str, Any]:
         answer = self._wait(seconds, what, awake)
@@ -366,18 +374,15 @@ class Session:
         words = [line.strip() for line in lines if line.strip()]
         return f"; it printed: {printable(words[-1])}" if words else ""
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let the process run for the length of this block, and not before or after it."""
-        self._signal(signal.SIGCONT)
-        try:
-            yield
-        finally:
-            self.stop()
-
-    def stop(self) -> None:
-        """Have the process rest until `alone`."""
+    def _rest(self) -> None:
+        """Stop the process, and wait until all of its threads have; a tool's must go on."""
+        if self._tool or self._process.returncode is not None:
+            return
         self._signal(signal.SIGSTOP)
+        changed = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if changed is not None and changed.si_code == os.CLD_STOPPED:
+            # So that the next one is waited for.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def _signal(self, number: signal.Signals) -> None:
         # Once it has been waited for, its number may be another process's.
