@@ -1,15 +1,17 @@
 """Turns of kernels on the GPU: each is a few timed calls on arrays of this process.
 
 Asking another process takes time, which varies. So a window of many calls is timed as a whole, each
-call on arrays of its own, and the time of a window without kernels is subtracted. After a window
-this process reads the last output at once: if that takes longer than usual, the kernel was still
-running.
+call on arrays of its own, and the time of a window without kernels is subtracted. How many calls a
+window has is random, so that none can be left to a later one, and its weights are there only when
+it begins. After it this process reads an output at once, the last one or any other: if that takes
+longer than usual, the kernel was still running.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import statistics
 import time
@@ -28,11 +30,12 @@ from ..problem import ConvProblem
 from .gpu_arrays import Block, Judge, judge
 from .session import Ended, Session
 
-# Calls of a window, as far as there is room for their arrays: the fewest that take long enough. On
-# an H200 the time of a window varies by 20 us, whatever its calls take.
+# The most calls of a window, as far as there is room for their arrays: the fewest that take long
+# enough. On an H200 the time of a window varies by 20 us, whatever its calls take.
 _CALLS, _LONG_ENOUGH = (4, 16, 64), 0.01
-# Windows of a turn, after one that warms up. They differ less than those of two turns.
-_WINDOWS = 2
+# Windows of a turn that count, which differ less than those of two turns. They have at least this
+# share of the most calls; one more window, which does not count, has any number.
+_WINDOWS, _LEAST_SHARE = 2, 0.75
 _ARRAY_BYTES = 16 << 30
 _SHARE_OF_FREE = 0.25
 # Files with an empty kernel, by form, of those that launch their kernels themselves.
@@ -81,8 +84,8 @@ class GpuTurns:
         self._judged = contextlib.ExitStack()
         # Seconds that reading the output takes after our own kernels.
         self._usual: dict[ConvProblem, list[float]] = {}
-        # Seconds of a window without kernels, by form and calls.
-        self._empty: dict[tuple[str, int], float] = {}
+        # Seconds of windows without kernels, by form: by their calls.
+        self._empty: dict[str, dict[int, float]] = {}
         # Files whose prolog and epilog count, on a problem.
         self._counted: set[tuple[KernelFile | str, ConvProblem]] = set()
         with self._gpu.active():
@@ -110,17 +113,18 @@ class GpuTurns:
         for form in forms:
             name = _EMPTY.get(form)
             with Session(kernel_file.find(str(folder / name)) if name else "cuda") as session:
+                found = self._empty.setdefault(form, {})
                 for problem, counts in self._calls_of.items():
-                    for calls in counts:
-                        if (form, calls) not in self._empty:
-                            found = self._empty_seconds(session, problem, calls)
-                            self._empty[form, calls] = found
+                    for calls in {1, *counts} - set(found):
+                        found[calls] = self._empty_seconds(session, problem, calls)
 
     def _empty_seconds(self, session: Session, problem: ConvProblem, calls: int) -> float:
+        numbers = self._numbers(problem)
         session.prepare(problem, self._block.place(problem, calls))
         found = []
         for _ in range(_EMPTY_WINDOWS):
             session.wake()
+            numbers.copy("w", self._block.sets[0][1])
             found.append(session.go_idle() if session.is_ours else session.go())
         return statistics.median(found)
 
@@ -160,30 +164,39 @@ class GpuTurns:
     def _windows(
         self, session: Session, problem: ConvProblem, window: Callable[[], tuple[float, int]]
     ) -> list[float]:
-        """Seconds of a call in each window of a turn; `window` takes one, as `_window` does. Raises
-        `WrongResult` if elements are wrong, and `_WrongAtOnce` if they are in the first window."""
+        """Seconds of a call in each window of a turn that counts; `window` takes one, as `_window`
+        does. Raises `WrongResult` if elements are wrong, and `_WrongAtOnce` if they are in the
+        first window."""
         counts = self._calls_of[problem]
-        calls = counts[0]
+        begin = 1 + secrets.randbelow(counts[0])
+        each = self._of_a_call(session, problem, window, begin, _WrongAtOnce)
+        most = next((n for n in counts if n * each >= _LONG_ENOUGH), counts[-1])
+        least = math.ceil(_LEAST_SHARE * most)
+        lengths = [least + secrets.randbelow(most - least + 1) for _ in range(_WINDOWS)]
+        other = secrets.randbelow(_WINDOWS + 1)
+        lengths.insert(other, 1 + secrets.randbelow(most))
+        taken = [self._of_a_call(session, problem, window, calls) for calls in lengths]
+        session.watch()
+        return [*taken[:other], *taken[other + 1 :]]
+
+    def _of_a_call(
+        self,
+        session: Session,
+        problem: ConvProblem,
+        window: Callable[[], tuple[float, int]],
+        calls: int,
+        error: type[Exception] = WrongResult,
+    ) -> float:
+        """Seconds of a call in a window of so many. Raises the error if elements are wrong."""
         session.prepare(problem, self._block.place(problem, calls))
         seconds, wrong = window()
         if wrong:
-            raise _WrongAtOnce(_wrong_elements(wrong))
-        self._check_strays()
-        each = (seconds - self._empty[session.form, calls]) / calls
-        calls = next((n for n in counts if n * each >= _LONG_ENOUGH), counts[-1])
-        session.prepare(problem, self._block.place(problem, calls))
-        taken = [window() for _ in range(_WINDOWS)]
-        wrong = sum(each for _, each in taken)
-        if wrong:
-            raise WrongResult(_wrong_elements(wrong))
-        self._check_strays()
-        session.watch()
-        empty = self._empty[session.form, calls]
-        return [max(seconds - empty, 1e-9) / calls for seconds, _ in taken]
-
-    def _check_strays(self) -> None:
+            raise error(_wrong_elements(wrong))
         for each in self._block.strays():
             raise WrongResult(f"it {each}")
+        known = sorted(self._empty[session.form].items())
+        empty = np.interp(calls, [n for n, _ in known], [found for _, found in known])
+        return max(seconds - float(empty), 1e-9) / calls
 
     def _window(
         self, session: Session, numbers: Judge, problem: ConvProblem, blank: float = np.nan
@@ -191,15 +204,21 @@ class GpuTurns:
         """Seconds of a call for each set of arrays, with a new x each, onto outputs full of one
         value; and how many elements are wrong. Raises `WrongResult` for what else is wrong."""
         sets = self._block.sets
-        seeds = [secrets.token_bytes(8) for _ in sets]
-        self._fill(numbers, seeds, blank)
+        drawn = [(secrets.token_bytes(8), each) for each in sets]
+        last = drawn.pop(secrets.randbelow(len(sets)) if secrets.randbelow(2) else -1)
+        drawn.append(last)
+        for seed, (x, _, y) in drawn:
+            numbers.draw("x", seed)
+            numbers.copy("x", x)
+            numbers.clear(y, blank)
         numbers.expect()
         session.wake()
+        numbers.copy("w", sets[0][1])
         seconds = session.go()
         begin = time.perf_counter()
-        wrong = numbers.wrong(sets[-1][2])
+        wrong = numbers.wrong(last[1][2])
         self._note_reading(session, problem, time.perf_counter() - begin)
-        for seed, (x, _, y) in list(zip(seeds, sets))[::-1]:
+        for seed, (x, _, y) in drawn[::-1]:
             numbers.draw("x", seed)
             numbers.expect()
             wrong += numbers.wrong(y)
@@ -208,15 +227,6 @@ class GpuTurns:
         if numbers.changed("w", sets[0][1]):
             raise WrongResult("it writes into its input w")
         return seconds, wrong
-
-    def _fill(self, numbers: Judge, seeds: list[bytes], blank: float) -> None:
-        """Give each set its x, the last one's staying in the judge, the judge's w, and an output
-        full of one value."""
-        numbers.copy("w", self._block.sets[0][1])
-        for seed, (x, _, y) in zip(seeds, self._block.sets):
-            numbers.draw("x", seed)
-            numbers.copy("x", x)
-            numbers.clear(y, blank)
 
     def _note_reading(self, session: Session, problem: ConvProblem, seconds: float) -> None:
         """Compare how long reading an output took with what it takes after our own kernels. Raises
@@ -284,12 +294,11 @@ class GpuTurns:
         return Turn([seconds], note=_COUNTED if session.has_prolog else _COPIES)
 
     def _prepare_on_host(self, session: Session, numbers: Judge, problem: ConvProblem) -> None:
-        """Have x and w on the host, and the session get ready for them."""
+        """Have the session get ready for x and w on the host, and write them there."""
         arrays = session.host_arrays
-        told = arrays.place(problem)
+        session.prepare(problem, arrays.place(problem))
         for index, role in enumerate("xw"):
             numbers.read(role, arrays.array(index))
-        session.prepare(problem, told)
 
     def _check_on_host(
         self, session: Session, numbers: Judge, problem: ConvProblem, images: int
