@@ -9,9 +9,11 @@ import dataclasses
 import functools
 import json
 import os
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,9 @@ class Entry:
     """A file's standing. `key` is of its content; `wrong` says why it is not timed, `failure` what
     went wrong while it was.
 
-    `seconds` and `around` are those of all counted calls, by layer, and `rounds` how many there
-    were. `before` is the sum of an earlier ranking, in seconds.
+    `seconds` and `around` are those of all counted calls, by layer, `ours` those of our own choice
+    in the same rounds, and `rounds` how many there were; `timed` is when the last run began.
+    `before` is the sum of an earlier ranking, as a multiple of ours.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Entry:
     rounds: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
     around: dict[str, list[float]] = field(default_factory=dict)
+    ours: dict[str, list[float]] = field(default_factory=dict)
+    timed: str = ""
     note: str = ""
     before: float | None = None
 
@@ -57,12 +62,6 @@ class Entry:
     def why_not(self) -> str:
         """Why it has no rank, if there is a reason."""
         return self.wrong or self.failure
-
-    def sum(self, layers: Sequence[str]) -> float | None:
-        """Seconds of all layers' median calls, or `None` without all of them."""
-        if self.why_not or not all(self.seconds.get(layer) for layer in layers):
-            return None
-        return sum(self.timing(layer).median for layer in layers)
 
     def timing(self, layer: str) -> Timing:
         seconds, around = self.seconds.get(layer, []), self.around.get(layer, [])
@@ -85,14 +84,31 @@ class Ranking:
         """How exact kernels must be."""
         return str(self.conditions.get("precision", "float32"))
 
+    def seconds(self, entry: Entry, layer: str) -> float:
+        """An entry's median call. Runs differ, so it is the multiple of ours in the same rounds,
+        times the median of ours in all."""
+        ours = self.entries[OURS].timing(layer).median
+        return entry.timing(layer).median / statistics.median(entry.ours[layer]) * ours
+
+    def sum(self, entry: Entry) -> float | None:
+        """Seconds of all layers' median calls, or `None` without all of them."""
+        if entry.why_not or not all(entry.seconds.get(layer) for layer in self.layers):
+            return None
+        return sum(self.seconds(entry, layer) for layer in self.layers)
+
+    def multiple(self, entry: Entry) -> float | None:
+        """An entry's sum as a multiple of ours, if both have one."""
+        own, ours = self.sum(entry), self.sum(self.entries[OURS])
+        return own / ours if own and ours else None
+
     def in_order(self) -> list[Entry]:
         """Those that have a rank, the fastest first."""
-        timed = [each for each in self.entries.values() if each.sum(self.layers) is not None]
-        return sorted(timed, key=lambda each: each.sum(self.layers) or 0.0)
+        timed = [each for each in self.entries.values() if self.sum(each) is not None]
+        return sorted(timed, key=lambda each: self.sum(each) or 0.0)
 
     def without(self) -> list[Entry]:
         """Those that have none, by name."""
-        left = [each for each in self.entries.values() if each.sum(self.layers) is None]
+        left = [each for each in self.entries.values() if self.sum(each) is None]
         return sorted(left, key=lambda each: each.name)
 
 
@@ -128,7 +144,7 @@ def load(path: Path, conditions: dict[str, Any]) -> Ranking:
         return Ranking(conditions)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        entries = [Entry(**each) for each in content["entries"]]
+        entries = [Entry(**{**each, "ours": each["ours"]}) for each in content["entries"]]
         kept = content["conditions"]
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidSetting(f"{path} is no ranking ({error}); remove it") from error
@@ -185,23 +201,26 @@ def rank(
 def _enter(files: dict[str, KernelFile | str], ranking: Ranking) -> None:
     """Have an entry for each file, new where its content is; others leave."""
     kept = ranking.entries
-    ranking.entries = {OURS: kept.get(OURS, Entry(OURS, "", checked=True))}
+    kept.setdefault(OURS, Entry(OURS, "", checked=True))
+    entries = {OURS: kept[OURS]}
     for name, file in files.items():
         key = file.key if isinstance(file, KernelFile) else ""
         last = kept.get(name)
         if last is None or last.key != key:
-            before = last.sum(ranking.layers) if last is not None else None
+            before = ranking.multiple(last) if last is not None else None
             last = Entry(name, key, before=before)
         if isinstance(file, str):
             last.checked, last.wrong = True, file
-        ranking.entries[name] = last
+        entries[name] = last
+    ranking.entries = entries
 
 
 def again(ranking: Ranking) -> None:
     """Have all be timed anew; what they have is what was before."""
-    for each in ranking.entries.values():
-        each.before = each.sum(ranking.layers)
-        each.seconds, each.around, each.rounds, each.failure = {}, {}, 0, ""
+    before = {name: ranking.multiple(each) for name, each in ranking.entries.items()}
+    for name, each in ranking.entries.items():
+        each.before = before[name]
+        each.seconds, each.around, each.ours, each.rounds, each.failure = {}, {}, {}, 0, ""
 
 
 def _checked(
@@ -276,6 +295,7 @@ def _time(
 ) -> None:
     """Rounds until each entry has its number."""
     entries = ranking.entries
+    begin = datetime.now().isoformat(" ", "minutes")
     while True:
         behind = [name for name in kernels if not entries[name].why_not]
         has = {entries[name].rounds for name in behind if entries[name].rounds < rounds}
@@ -290,17 +310,20 @@ def _time(
         turns = shares.Turns(list(who), layers, until - least, ranking.precision)
         who[device_of(list(who))] = entries[OURS]
         for timings in turns.rounds(progress):
-            _take_over(timings, who)
+            _take_over(timings, who, begin)
             keep()
 
 
-def _take_over(timings: Timings, who: dict[KernelFile | str, Entry]) -> None:
-    """Move what a round has measured to the entries."""
+def _take_over(timings: Timings, who: dict[KernelFile | str, Entry], begin: str) -> None:
+    """Move what a round of a run that began then has measured to the entries."""
     measured: dict[int, Entry] = {}
+    ours = {timing.layer: timing.seconds for timing in timings.values() if timing.name == OURS}
     for (contender, layer), timing in timings.items():
         entry = who[contender]
+        entry.timed = begin
         measured[id(entry)] = entry
         entry.seconds.setdefault(layer, []).extend(timing.seconds)
+        entry.ours.setdefault(layer, []).extend(ours[layer])
         entry.around.setdefault(layer, []).extend(timing.around)
         entry.note = timing.note or entry.note
         if timing.failure:

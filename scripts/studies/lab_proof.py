@@ -137,7 +137,7 @@ def table_rows(
     for number, (name, file) in enumerate(files.items(), 1):
         entry, own = checked.entries[name], others.get(name, [])
         right = not entry.wrong
-        found = [r.entries[name].sum(r.layers) for r in rankings if name in r.entries]
+        found = [r.sum(r.entries[name]) for r in rankings if name in r.entries]
         sums = [total for total in found if total is not None]
         rows.append(
             [
@@ -165,15 +165,15 @@ def _short(entry: Entry, name: str) -> str:
 def summary(rankings: Sequence[Ranking]) -> str:
     """How much medians and sums change from one ranking to the other, and which pairs change
     places."""
-    first, second = ({e.name: e.sum(r.layers) or 0.0 for e in r.in_order()} for r in rankings)
+    first, second = ({e.name: r.sum(e) or 0.0 for e in r.in_order()} for r in rankings)
     both = [name for name in first if name in second]
     if not both:
         return "None is ranked."
     medians = [
-        abs(rankings[1].entries[name].timing(layer).median / before - 1)
+        abs(rankings[1].seconds(rankings[1].entries[name], layer) / before - 1)
         for name in both
         for layer in rankings[0].layers
-        for before in [rankings[0].entries[name].timing(layer).median]
+        for before in [rankings[0].seconds(rankings[0].entries[name], layer)]
     ]
     swapped = [
         (a, b)

@@ -109,14 +109,13 @@ def test_it_goes_on_where_it_was_stopped(folder, tmp_path):
 def test_a_changed_file_is_compared_with_its_last_sum(folder):
     ranking = ranks.Ranking(CONDITIONS)
     _rank(folder, ranking)
-    layers = [layer for layer, _ in LAYERS]
     bob = folder / "bob" / "cpu-new-forward.cc"
-    slow = ranking.entries["bob/cpu-new-forward.cc"].sum(layers)
+    slow = ranking.multiple(ranking.entries["bob/cpu-new-forward.cc"])
     bob.write_text(COURSE_2020 + "// faster\n")
     _rank(folder, ranking)
     entry = ranking.entries["bob/cpu-new-forward.cc"]
     assert entry.before == slow
-    assert entry.sum(layers) < slow
+    assert ranking.multiple(entry) < slow
     bob.unlink()
     _rank(folder, ranking)
     assert "bob/cpu-new-forward.cc" not in ranking.entries
@@ -125,7 +124,22 @@ def test_a_changed_file_is_compared_with_its_last_sum(folder):
     ranks.again(ranking)
     assert not ranking.entries["ann/cpu-new-forward.cc"].why_not
     assert ranking.in_order() == []
-    assert ranking.entries[OURS].before > 0
+    assert ranking.entries[OURS].before == 1
+
+
+def test_runs_are_compared_by_our_own_kernel():
+    """The machine was five times as slow in the second run."""
+    (layer, _), *_ = LAYERS
+    seconds = {OURS: [1, 1, 5, 5], "first": [3, 3], "second": [10, 10]}
+    ours = {OURS: seconds[OURS], "first": [1, 1], "second": [5, 5]}
+    entries = {
+        name: ranks.Entry(name, "", True, rounds=2, seconds={layer: each}, ours={layer: ours[name]})
+        for name, each in seconds.items()
+    }
+    ranking = ranks.Ranking({"layers": {layer: layer}}, entries)
+    assert [each.name for each in ranking.in_order()] == [OURS, "second", "first"]
+    assert [ranking.sum(each) for each in ranking.in_order()] == [3, 6, 9]
+    assert [ranking.multiple(each) for each in ranking.in_order()] == [1, 2, 3]
 
 
 def _ends(file, folder):
