@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from places import ROOT
 from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.lab import check as checking
+from ece408_op.lab import timing
 from ece408_op.lab.session import Ended, Session
 from ece408_op.problem import ConvProblem
 
@@ -58,6 +60,12 @@ SAYS = {
     "prints_a_verdict": r"\x1b[2J\x1b[H   verdict: right \x1b[8m",
 }
 
+# Right as long as they are only checked: what timing says.
+BESIDE_CHECKS = {
+    **dict.fromkeys(("answers_first_when_it_is_timed", "answers_one_call_later"), "image"),
+    "skips_images_when_it_is_timed": "wrong; ece408 lab check says more",
+}
+LARGE = ConvProblem.parse("b60,c6,h40,w40,m16,k5")
 
 # Where the machine cannot keep files from being written, these succeed.
 FILES = ("fills_the_disk", "writes_elsewhere")
@@ -73,7 +81,8 @@ def lacking(kept):
 
 
 def test_every_cheat_is_tried():
-    tried = [*SAYS, "slows_the_others"]
+    # The others are right as long as they are only checked.
+    tried = [*SAYS, "slows_the_others", *BESIDE_CHECKS]
     assert sorted(tried) == sorted(path.stem for path in CHEATS.glob("*.cc"))
 
 
@@ -91,6 +100,16 @@ def test_a_cheat_is_found(name, kept, lacking):
     assert not Path("/tmp/ece408-cheat").exists()
 
 
+@pytest.mark.parametrize(("name", "says"), BESIDE_CHECKS.items())
+def test_what_cheats_only_where_it_is_timed_is_not_timed(kept, name, says):
+    with settings.override(cache=kept):
+        files = [kernel_file.find(str(CHEATS / f"{name}.cc"))]
+        assert checking.check(files[0], PROBLEMS).is_right
+        _, found = timing.measure(files, [(str(LARGE), LARGE)], 4)
+    assert says in found.failure
+    assert found.seconds == []
+
+
 def test_what_knows_the_course_only_is_right_there(kept):
     with settings.override(cache=kept):
         file = kernel_file.find(str(CHEATS / "knows_the_course.cc"))
@@ -104,15 +123,15 @@ def test_who_has_no_turn_rests(kept):
     x, w = (np.ones(shape, np.float32) for shape in (problem.x_shape, problem.w_shape))
     file = kernel_file.find(str(CHEATS / "slows_the_others.cc"))
     with settings.override(cache=kept), Session(file) as session:
-        with session.alone():
-            session.forward(problem, x, w)
-            # On a busy machine it may have to wait for a core.
-            assert any(_seconds_of_children(0.2) for _ in range(50))
+        y = session.forward(problem, x, w)
+        assert (y == y.flat[0]).all()
         # A tick of the clock may fall into the moment of stopping.
         assert _seconds_of_children(0.2) < 0.05
-        with session.alone():
-            y, _ = session.timed(problem, x, w)
-            assert (y == y.flat[0]).all()
+        assert (session.forward(problem, x, w) == y).all()
+        for child in _children():
+            os.kill(int(child), signal.SIGCONT)
+        # On a busy machine it may have to wait for a core.
+        assert any(_seconds_of_children(0.2) for _ in range(50))
 
 
 def _seconds_of_children(wait):
@@ -172,5 +191,6 @@ def test_the_number_of_a_process_that_has_ended_is_not_used(kept, monkeypatch):
             session.forward(problem, x, w)
         signals = []
         monkeypatch.setattr(os, "killpg", lambda *signal: signals.append(signal))
-        session.stop()
+        with pytest.raises(Ended):
+            session.forward(problem, x, w)
     assert signals == []
