@@ -15,7 +15,6 @@ MOST_LINES_OF_A_FILE, MOST_BYTES_OF_A_RESULT = 700, 60_000
 LONG = {
     "kernels/cpu/filters_as_lanes.h",
     "kernels/cpu/weight_sums.cpp",
-    "kernels/cuda/direct_gemm.cuh",
     "tests/helpers/random_graphs.py",
 }
 SOURCES = (".py", ".sh", ".h", ".cc", ".cpp", ".cu", ".cuh")

@@ -14,7 +14,7 @@ from ..backends.cuda.runtime.launcher import cache_folder
 def compile_all(gpu: Target, plans: Iterable[Plan]) -> None:
     """Compile what the plans need on this GPU, on all cores. Raises what `compile_plan` raises."""
     wanted = {
-        (plan.kernel.source, plan.defines, _architecture(plan, gpu), cache_folder()): None
+        (plan.kernel.source, plan.macros, _architecture(plan, gpu), cache_folder()): None
         for plan in plans
     }
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -31,7 +31,11 @@ _CHECKED_PRODUCTS = 4e9
 _RANDOM_BYTES = 1 << 28
 _NAN = 0xFFFFFFFF
 _COUNT = Code(
-    "count_nonfinite", "count_nonfinite.cu", ARCHITECTURES, "float32", float32_accurate=True
+    "count_nonfinite",
+    "measuring/count_nonfinite.cu",
+    ARCHITECTURES,
+    "float32",
+    float32_accurate=True,
 )
 
 

@@ -159,7 +159,7 @@ def _compiled_operator() -> Finding:
 
 def _cuda_kernels() -> Finding:
     folder = resources.kernels_dir() / "cuda"
-    count = len(list(folder.glob("*.cu")))
+    count = len(list(folder.rglob("*.cu")))
     if not count:
         return Finding("CUDA kernels", MISSING, f"no sources in {folder}", "run pip install again")
     return Finding("CUDA kernels", OK, f"{count} in {folder}")

@@ -28,6 +28,12 @@ def models_dir() -> Path:
     return folder
 
 
+def cuda_folders() -> list[Path]:
+    """Folders of the CUDA kernels' sources; headers in them are included by their names alone, also
+    by a kernel file elsewhere."""
+    return sorted(each for each in (kernels_dir() / "cuda").iterdir() if each.is_dir())
+
+
 def results_dir() -> Path | None:
     """Folder of the checkout with what benchmarks wrote; an installed package has none."""
     folder = _PACKAGE.parent / "docs" / "results"

@@ -76,7 +76,7 @@ def resources(kernel: KernelFile | str, problem: ConvProblem, gpu: Target) -> di
         commands = [
             compiler.plan_command(
                 plan.kernel.source,
-                plan.defines,
+                plan.macros,
                 architecture(plan.kernel.architectures, gpu.capability) or "",
             )
             for plan in asked.plans(gpu, problem.batch)

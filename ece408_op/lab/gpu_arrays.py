@@ -35,9 +35,9 @@ _SAMPLED = 2
 # Of a product of two numbers drawn in +-0.5, on average.
 _MAGNITUDE = 1 / 16
 _OWN_ERROR = 1e-5
-# kernels/cuda/judge.cu takes it as a 32-bit number of 1e-9.
+# kernels/cuda/measuring/judge.cu takes it as a 32-bit number of 1e-9.
 _LARGEST_BOUND = 2.0
-_JUDGE = Code("judge", "judge.cu", ARCHITECTURES, "float32", float32_accurate=True)
+_JUDGE = Code("judge", "measuring/judge.cu", ARCHITECTURES, "float32", float32_accurate=True)
 
 
 class Block:

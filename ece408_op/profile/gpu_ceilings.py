@@ -11,7 +11,7 @@ from ..backends.cuda.runtime import launcher
 from ..backends.cuda.runtime.compiler import compile_plan
 from ..backends.cuda.runtime.device import BEGIN, COMPUTED, Gpu, Lane, immortal
 
-SOURCE = "ceilings.cu"
+SOURCE = "measuring/ceilings.cu"
 ARCHITECTURES = ("75", "80", "86", "89", "90", "90a", "100", "120")
 _COPY_BYTES = 1 << 30
 _THREADS = 256

@@ -68,7 +68,8 @@ def machine(tools, tmp_path, monkeypatch):
     monkeypatch.setenv("ECE408_CACHE", str(cache))
     kernels = tmp_path / "kernels"
     (kernels / "cuda").mkdir(parents=True)
-    (kernels / "cuda" / "1_naive.cu").touch()
+    (kernels / "cuda" / "ladder").mkdir()
+    (kernels / "cuda" / "ladder" / "1_naive.cu").touch()
     monkeypatch.setattr(checks.resources, "kernels_dir", lambda: kernels)
     monkeypatch.setattr(gpu, "find_driver", lambda: gpu.Driver("13.0", (H200,)))
     monkeypatch.setitem(checks.CHECKS["build"], "emulator", lambda: Finding("emulator", OK, ""))
@@ -322,7 +323,7 @@ def test_the_compiler_is_cxx_or_a_usual_one(machine, tools, monkeypatch):
 
 
 def test_without_cuda_kernels(machine, monkeypatch):
-    (checks.resources.kernels_dir() / "cuda" / "1_naive.cu").unlink()
+    (checks.resources.kernels_dir() / "cuda" / "ladder" / "1_naive.cu").unlink()
     assert _finding("CUDA kernels").hint == "run pip install again"
     assert not doctor.diagnose().ready("gpu")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ece408_op.backends.emulator import compiler, library, plans
 from ece408_op.backends.network.emulated import EmulatedMachine
 from ece408_op.errors import KernelCompileFailed
-from ece408_op.files.resources import kernels_dir
+from ece408_op.files.resources import cuda_folders, kernels_dir
 
 # What kernels include; within a namespace they could not.
 _HEADERS = (
@@ -64,7 +64,7 @@ class MachineOfMany(EmulatedMachine):
         return [_Loaded(plan, self._kernel(plan)) for plan in plans]
 
     def _kernel(self, plan):
-        key = plan.kernel.source, plan.defines, _functions(plan)
+        key = plan.kernel.source, plan.macros, _functions(plan)
         if key not in self._kernels:
             self._kernels[key] = _Kernel(plan)
             self._waiting.append(self._kernels[key])
@@ -106,9 +106,9 @@ def _source(kernels):
     parts = ['#pragma GCC optimize("O0")\n', *(f"#include <{name}>\n" for name in _HEADERS)]
     for kernel in kernels:
         text, space = _text(kernel.plan.kernel.source), f"of_{kernel.number}"
-        parts += [f"#define {name} {value}\n" for name, value in kernel.plan.defines]
+        parts += [f"#define {name} {value}\n" for name, value in kernel.plan.macros]
         parts += [f"namespace {space} {{\n{text}\n}}\n"]
-        names = {re.match(r"\w+", name)[0] for name, _ in kernel.plan.defines}
+        names = {re.match(r"\w+", name)[0] for name, _ in kernel.plan.macros}
         parts += [f"#undef {name}\n" for name in sorted(names | set(_MACRO.findall(text)))]
         for function in _functions(kernel.plan):
             parts.append(
@@ -123,14 +123,14 @@ def _source(kernels):
 @functools.cache
 def _text(name):
     """A source with its own headers in it, each once, and without those of others."""
+    headers = {path.name: path for folder in cuda_folders() for path in folder.iterdir()}
     seen = set()
 
-    def whole(name):
-        if name in seen:
+    def whole(path):
+        if path in seen:
             return ""
-        seen.add(name)
-        text = (kernels_dir() / "cuda" / name).read_text(encoding="utf-8")
-        return _OWN_HEADER.sub(lambda match: whole(match[1]), text)
+        seen.add(path)
+        return _OWN_HEADER.sub(lambda match: whole(headers[match[1]]), path.read_text())
 
     # Functions of one name are one where they are C's.
-    return _OTHERS_HEADER.sub("", whole(name)).replace('extern "C" ', "")
+    return _OTHERS_HEADER.sub("", whole(kernels_dir() / "cuda" / name)).replace('extern "C" ', "")

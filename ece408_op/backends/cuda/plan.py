@@ -58,7 +58,7 @@ class ConstantCopy:
 
 @dataclass(frozen=True)
 class Code:
-    """A source in kernels/cuda, by a name.
+    """A source in kernels/cuda with macros, by a name.
 
     `architectures` are what it is for, as nvcc names them without the sm_. `precision` is that of
     its arithmetic: "strict", "float32" (of general kernels: the arrays' own, at least float32),
@@ -73,6 +73,11 @@ class Code:
     float32_accurate: bool
 
     @property
+    def macros(self) -> Defines:
+        """What its source is always compiled with."""
+        return ()
+
+    @property
     def exactness(self) -> str:
         """Of `PRECISIONS`, that of its results."""
         inexact = self.precision not in ("strict", "float32")
@@ -81,8 +86,8 @@ class Code:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a kernel computes a problem: the macros that its source is compiled with, and what to
-    enqueue, copies first. Macros do not depend on the batch.
+    """How a kernel computes a problem: the macros that its source is compiled with beside the
+    kernel's own, and what to enqueue, copies first. Macros do not depend on the batch.
 
     `workspace_bytes` is memory on the GPU that the launches share; its contents do not matter.
     `apart` is the same with what depends on weights alone done first, if there is such a thing.
@@ -94,6 +99,11 @@ class Plan:
     constants: tuple[ConstantCopy, ...] = ()
     workspace_bytes: int = 0
     apart: Apart | None = None
+
+    @property
+    def macros(self) -> Defines:
+        """All that the source is compiled with."""
+        return (*self.kernel.macros, *self.defines)
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,7 @@ class Kernel(Code):
     summary: str
     family: Family
     rank: int | None = None
+    macros: Defines = ()
 
     def why_not(self, problem: ConvProblem, capability: Capability) -> str | None:
         """Why this kernel cannot compute the problem on a GPU of this capability, or `None`."""
@@ -226,11 +237,13 @@ def entry(
     precision: str = "float32",
     float32_accurate: bool = True,
     direction: str = "forward",
+    source: str = "",
+    macros: Defines = (),
 ) -> Kernel:
-    """The kernel of the source kernels/cuda/`name`.cu, which is for all GPUs and as accurate as
-    float32 unless told otherwise."""
-    code = (name, f"{name}.cu", architectures, precision, float32_accurate)
-    return Kernel(*code, direction, summary, family, rank)
+    """The kernel of a source in kernels/cuda with macros, ladder/`name`.cu unless another is named,
+    which is for all GPUs and as accurate as float32 unless told otherwise."""
+    code = (name, source or f"ladder/{name}.cu", architectures, precision, float32_accurate)
+    return Kernel(*code, direction, summary, family, rank, macros)
 
 
 def architecture(names: tuple[str, ...], capability: Capability) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ... import settings
 from ...errors import KernelCompileFailed, KernelsMissing
-from ...files.resources import kernels_dir
+from ...files.resources import cuda_folders, kernels_dir
 from ...files.sealed import kept_or_compiled
 from .. import kernel_file
 from ..cpu.compiled_file import compiler, compiler_missing, compiler_versions
@@ -93,7 +93,8 @@ def source(
     launches = " ".join(f"ECE408_LAUNCH({each})" for each in functions)
     arguments = [f'-DECE408_SOURCE="{path}"', f"-DECE408_LAUNCHES={launches}", *macros]
     wrapper = _sources() / "launches.cu"
-    return _library(file, mode, [*arguments, f"-I{kernels_dir() / 'cuda'}", str(wrapper)], [])
+    headers = [f"-I{each}" for each in cuda_folders()]
+    return _library(file, mode, [*arguments, *headers, str(wrapper)], [])
 
 
 def _library(file: KernelFile, mode: str, arguments: Sequence[str], link: Sequence[str]) -> bytes:

@@ -81,7 +81,7 @@ def compiled(plan: Plan, emulation: Emulation) -> bytes:
     """The library that launches a plan's functions. Raises what `compiler.source` raises."""
     path = kernels_dir() / "cuda" / plan.kernel.source
     functions = tuple(dict.fromkeys(launch.function for launch in plan.launches))
-    return compiler.source(path, plan.defines, functions, emulation.mode)
+    return compiler.source(path, plan.macros, functions, emulation.mode)
 
 
 def run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:

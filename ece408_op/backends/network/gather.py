@@ -9,7 +9,7 @@ from ...errors import UnsupportedProblem
 from ..cuda.plan import ARCHITECTURES, Code, Defines, Launch, Plan, divide_up
 from .values import Value
 
-KERNEL = Code("gather", "gather.cu", ARCHITECTURES, "float32", True)
+KERNEL = Code("gather", "network/gather.cu", ARCHITECTURES, "float32", True)
 _MOST_AXES = 6
 _THREADS = 256
 

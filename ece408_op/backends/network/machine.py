@@ -137,7 +137,7 @@ class RealGpu(Machine):
 
     def load(self, plans: Sequence[Plan]) -> list[Any]:
         gpu, folder = self._gpu, launcher.cache_folder()
-        wanted = {(plan.kernel, plan.defines) for plan in plans}
+        wanted = {(plan.kernel, plan.macros) for plan in plans}
 
         def compiled(each: tuple[Code, Defines]) -> None:
             # Without code for this GPU, `load` says so.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from .values import Value
 
-KERNEL = Code("pointwise", "pointwise.cu", ARCHITECTURES, "float32", True)
+KERNEL = Code("pointwise", "network/pointwise.cu", ARCHITECTURES, "float32", True)
 # What pointwise.cu has room for.
 MOST_INPUTS = 6
 # Of a chain: nvcc takes longer for more, and there is no use in it.

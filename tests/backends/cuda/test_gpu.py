@@ -227,7 +227,7 @@ def test_a_gpu_that_is_full(rng):
 def test_a_kernel_that_does_not_compile(mx, tmp_path, monkeypatch):
     broken = tmp_path / "kernels"
     shutil.copytree(resources.kernels_dir(), broken)
-    source = broken / "cuda" / "general.cu"
+    source = broken / "cuda" / "general" / "general.cu"
     lines = source.read_text().count("\n")
     source.write_text(source.read_text() + "int broken() { return nothing; }\n")
     monkeypatch.setattr("ece408_op.backends.cuda.runtime.compiler.kernels_dir", lambda: broken)

@@ -1,5 +1,5 @@
 """Kernels for groups of one channel and one filter (depthwise) and for groups of few (grouped), at
-the memory's speed. kernels/cuda/depthwise.cuh and depthwise_gather.cuh say how they read."""
+the memory's speed. kernels/cuda/depthwise/depthwise.cuh and depthwise_gather.cuh say how."""
 
 from __future__ import annotations
 
@@ -470,6 +470,7 @@ KERNELS = (
         "groups of one channel: planes in shared memory, columns in registers",
         Forward(),
         rank=0,
+        source="depthwise/depthwise.cu",
     ),
     entry(
         "depthwise_backward_data",
@@ -477,6 +478,7 @@ KERNELS = (
         BackwardData(),
         rank=0,
         direction="backward_data",
+        source="depthwise/depthwise_backward_data.cu",
     ),
     entry(
         "depthwise_backward_weight",
@@ -484,12 +486,14 @@ KERNELS = (
         BackwardWeight(),
         rank=0,
         direction="backward_weight",
+        source="depthwise/depthwise_backward_weight.cu",
     ),
     entry(
         "grouped",
         "groups of few filters: as depthwise, with all filters of a group in a thread",
         Forward(few=True),
         rank=0,
+        source="depthwise/grouped.cu",
     ),
     entry(
         "grouped_backward_data",
@@ -497,6 +501,7 @@ KERNELS = (
         BackwardData(few=True),
         rank=0,
         direction="backward_data",
+        source="depthwise/grouped_backward_data.cu",
     ),
     entry(
         "grouped_backward_weight",
@@ -504,5 +509,6 @@ KERNELS = (
         BackwardWeight(few=True),
         rank=0,
         direction="backward_weight",
+        source="depthwise/grouped_backward_weight.cu",
     ),
 )

@@ -1,7 +1,7 @@
 """Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch:
 `direct_gemm` by Hopper's wgmma, `mma_gemm` by mma.sync, which GPUs since Ampere have.
 
-kernels/cuda/direct_gemm.cuh says how; here is how the products are cut up.
+kernels/cuda/gemm/direct_gemm.cu says how; here is how the products are cut up.
 """
 
 from __future__ import annotations
@@ -356,6 +356,8 @@ KERNELS = (
         Gemm("forward"),
         rank=9,
         architectures=("90a",),
+        source="gemm/direct_gemm.cu",
+        macros=(("DIRECTION", 0),),
     ),
     entry(
         "direct_gemm_backward_data",
@@ -364,6 +366,8 @@ KERNELS = (
         rank=10,
         architectures=("90a",),
         direction="backward_data",
+        source="gemm/direct_gemm.cu",
+        macros=(("DIRECTION", 1),),
     ),
     entry(
         "direct_gemm_backward_weight",
@@ -372,6 +376,8 @@ KERNELS = (
         rank=10,
         architectures=("90a",),
         direction="backward_weight",
+        source="gemm/direct_gemm.cu",
+        macros=(("DIRECTION", 2),),
     ),
     entry(
         "mma_gemm",
@@ -379,6 +385,8 @@ KERNELS = (
         Gemm("forward", by_warps=True),
         rank=13,
         architectures=ARCHITECTURES[1:],
+        source="gemm/direct_gemm.cu",
+        macros=(("BY_WARPS", 1), ("DIRECTION", 0)),
     ),
     entry(
         "mma_gemm_backward_data",
@@ -387,6 +395,8 @@ KERNELS = (
         rank=12,
         architectures=ARCHITECTURES[1:],
         direction="backward_data",
+        source="gemm/direct_gemm.cu",
+        macros=(("BY_WARPS", 1), ("DIRECTION", 1)),
     ),
     entry(
         "mma_gemm_backward_weight",
@@ -395,5 +405,7 @@ KERNELS = (
         rank=12,
         architectures=ARCHITECTURES[1:],
         direction="backward_weight",
+        source="gemm/direct_gemm.cu",
+        macros=(("BY_WARPS", 1), ("DIRECTION", 2)),
     ),
 )

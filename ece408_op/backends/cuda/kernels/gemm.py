@@ -1,5 +1,5 @@
 """Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy or TF32's: forward,
-and the gradient for x. kernels/cuda/gemm.cuh says how; here is how the products are cut up.
+and the gradient for x. kernels/cuda/gemm/gemm.cu says how; here is how the products are cut up.
 """
 
 from __future__ import annotations
@@ -275,6 +275,7 @@ KERNELS = (
         Gemm(backward=False),
         rank=10,
         architectures=("90a",),
+        source="gemm/gemm.cu",
     ),
     entry(
         "gemm_backward_data",
@@ -283,6 +284,8 @@ KERNELS = (
         rank=11,
         architectures=("90a",),
         direction="backward_data",
+        source="gemm/gemm.cu",
+        macros=(("BACKWARD", 1),),
     ),
     entry(
         "gemm_half",
@@ -292,6 +295,8 @@ KERNELS = (
         architectures=("90a",),
         precision="tf32",
         float32_accurate=False,
+        source="gemm/gemm.cu",
+        macros=(("PARTS", 1),),
     ),
     entry(
         "gemm_half_backward_data",
@@ -302,5 +307,7 @@ KERNELS = (
         precision="tf32",
         float32_accurate=False,
         direction="backward_data",
+        source="gemm/gemm.cu",
+        macros=(("BACKWARD", 1), ("PARTS", 1)),
     ),
 )

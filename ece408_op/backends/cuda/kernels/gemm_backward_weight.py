@@ -1,6 +1,6 @@
 """The gradient for w as a matrix product on Hopper's tensor cores, at float32 accuracy or TF32's.
 
-kernels/cuda/gemm_backward_weight.cu says how; here is how the products are cut up.
+kernels/cuda/gemm/gemm_backward_weight.cu says how; here is how the products are cut up.
 """
 
 from __future__ import annotations
@@ -298,6 +298,7 @@ KERNELS = (
         rank=11,
         architectures=("90a",),
         direction="backward_weight",
+        source="gemm/gemm_backward_weight.cu",
     ),
     entry(
         "gemm_half_backward_weight",
@@ -308,5 +309,7 @@ KERNELS = (
         precision="tf32",
         float32_accurate=False,
         direction="backward_weight",
+        source="gemm/gemm_backward_weight.cu",
+        macros=(("PARTS", 1),),
     ),
 )

@@ -1,4 +1,4 @@
-"""The grids of kernels/cuda/gemm_grid.cuh: how convolutions become matrix products.
+"""The grids of kernels/cuda/gemm/gemm_grid.cuh: how convolutions become matrix products.
 
 What `gemm` and the gradient for w have in common: the arithmetic of the grids, the macros that tell
 it to the sources, and what their estimates reckon with.
@@ -45,7 +45,7 @@ _FEW_TERMS, _SHORT_TERMS, SHORT_STEP = 96, 200, 32
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a grid, as the macros of gemm.cuh have it. `taps` has, for each remainder, the
+    """One axis of a grid, as the macros of gemm.cu have it. `taps` has, for each remainder, the
     taps' places in the grid; `all_taps` are their places when remainders are channels."""
 
     grid: int

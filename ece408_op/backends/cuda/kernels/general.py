@@ -197,6 +197,7 @@ KERNELS = (
         "every convolution and type: an implicit matrix product for each group",
         Forward(),
         rank=15,
+        source="general/general.cu",
     ),
     entry(
         "general_backward_data",
@@ -204,6 +205,7 @@ KERNELS = (
         BackwardData(),
         rank=14,
         direction="backward_data",
+        source="general/general_backward_data.cu",
     ),
     entry(
         "general_backward_weight",
@@ -211,6 +213,7 @@ KERNELS = (
         BackwardWeight(),
         rank=15,
         direction="backward_weight",
+        source="general/general_backward_weight.cu",
     ),
     entry(
         "general_backward_bias",
@@ -219,6 +222,7 @@ KERNELS = (
         rank=16,
         precision="strict",
         direction="backward_bias",
+        source="general/general_backward_bias.cu",
     ),
     entry(
         "general_strict",
@@ -226,6 +230,8 @@ KERNELS = (
         Forward(8),
         rank=18,
         precision="strict",
+        source="general/general.cu",
+        macros=(("TOTAL", "double"),),
     ),
     entry(
         "general_strict_backward_data",
@@ -234,6 +240,8 @@ KERNELS = (
         rank=18,
         precision="strict",
         direction="backward_data",
+        source="general/general_backward_data.cu",
+        macros=(("TOTAL", "double"),),
     ),
     entry(
         "general_strict_backward_weight",
@@ -242,5 +250,7 @@ KERNELS = (
         rank=19,
         precision="strict",
         direction="backward_weight",
+        source="general/general_backward_weight.cu",
+        macros=(("TOTAL", "double"),),
     ),
 )

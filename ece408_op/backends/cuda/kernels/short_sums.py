@@ -1,5 +1,5 @@
 """1x1 convolutions of few channels, and of few filters their gradients for x, in plain float32
-arithmetic. kernels/cuda/short_sums.cuh says how; here is how the products are cut up.
+arithmetic. kernels/cuda/gemm/short_sums.cu says how; here is how the products are cut up.
 """
 
 from __future__ import annotations
@@ -195,6 +195,8 @@ KERNELS = (
         ShortSums("forward"),
         rank=8,
         architectures=ARCHITECTURES[1:],
+        source="gemm/short_sums.cu",
+        macros=(("DIRECTION", 0),),
     ),
     entry(
         "short_sums_backward_data",
@@ -203,5 +205,7 @@ KERNELS = (
         rank=9,
         architectures=ARCHITECTURES[1:],
         direction="backward_data",
+        source="gemm/short_sums.cu",
+        macros=(("DIRECTION", 1),),
     ),
 )

@@ -1,6 +1,6 @@
 """The gradient for w where all images together have few pixels, in plain float32 arithmetic.
 
-kernels/cuda/short_sums_backward_weight.cu says how; here is how the products are cut up.
+kernels/cuda/gemm/short_sums_backward_weight.cu says how; here is how the products are cut up.
 """
 
 from __future__ import annotations
@@ -203,5 +203,6 @@ KERNELS = (
         rank=8,
         architectures=ARCHITECTURES[1:],
         direction="backward_weight",
+        source="gemm/short_sums_backward_weight.cu",
     ),
 )

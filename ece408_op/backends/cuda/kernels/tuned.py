@@ -346,7 +346,7 @@ def _kernels() -> str:
     """A word that changes with the kernels: with their code, not with their comments."""
     key = hashlib.sha256(__version__.encode())
     folder = kernels_dir() / "cuda"
-    for path in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")]):
+    for path in sorted([*folder.rglob("*.cu"), *folder.rglob("*.cuh")]):
         code = _COMMENT.sub("", path.read_text(encoding="utf-8"))
         key.update(f"{path.name}\0{' '.join(code.split())}\0".encode())
     return key.hexdigest()[:12]

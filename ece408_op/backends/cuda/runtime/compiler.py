@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import KernelCompileFailed, NoUsableGpu
-from ....files.resources import kernels_dir
+from ....files.resources import cuda_folders, kernels_dir
 from ....files.sealed import kept_or_compiled
 from ....host.gpu import find_nvcc
 from ...kernel_file import first_error, guarded
@@ -113,7 +113,8 @@ def _texts(folder: Path, source: str) -> list[str]:
         texts.append(text)
         for name in includes:
             # One that is nowhere is nvcc's to complain about.
-            found = [place / name for place in (path.parent, folder) if (place / name).is_file()]
+            places = (path.parent, *cuda_folders())
+            found = [place / name for place in places if (place / name).is_file()]
             paths += [header for header in found[:1] if header not in paths]
     return texts
 
@@ -144,7 +145,7 @@ def plan_command(source: str, defines: Defines, architecture: str) -> list[str]:
 
 
 def _command(nvcc: Path, path: Path, options: tuple[str, ...]) -> list[str]:
-    return [str(nvcc), "-cubin", *options, f"-I{kernels_dir() / 'cuda'}", str(path)]
+    return [str(nvcc), "-cubin", *options, *(f"-I{each}" for each in cuda_folders()), str(path)]
 
 
 @functools.lru_cache(maxsize=64)

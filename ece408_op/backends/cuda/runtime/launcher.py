@@ -28,7 +28,7 @@ def load(gpu: Target, plan: Plan) -> LoadedPlan:
     """
     import pycuda.driver as cuda
 
-    key = (cuda.Context.get_device().pci_bus_id(), plan.kernel.source, plan.defines)
+    key = (cuda.Context.get_device().pci_bus_id(), plan.kernel.source, plan.macros)
     with _lock:
         module = _modules.setdefault(key, _Module())
     module.require(plan, gpu.capability)
@@ -44,7 +44,7 @@ def machine_code(plan: Plan, capability: Capability) -> bytes:
             f"kernel {plan.kernel.name} has no code for compute capability "
             f"{capability[0]}.{capability[1]}; choose another kernel"
         )
-    return compile_plan(plan.kernel.source, plan.defines, name, cache_folder())
+    return compile_plan(plan.kernel.source, plan.macros, name, cache_folder())
 
 
 def grid_of(launch: Launch, processors: int) -> Grid:

@@ -29,7 +29,7 @@ def launches(plan: Plan, gpu: Gpu) -> list[NativeLaunch]:
     context is current. Raises what `compile_plan` raises, and `GpuFailed`."""
     code = machine_code(plan, gpu.capability)
     with _lock:
-        key = (gpu.index, plan.kernel.source, plan.defines)
+        key = (gpu.index, plan.kernel.source, plan.macros)
         if key not in _modules:
             _modules[key] = _made("cuModuleLoadData", code)
         return [_native(launch, _modules[key], gpu) for launch in plan.launches]

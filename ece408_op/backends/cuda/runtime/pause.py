@@ -7,7 +7,7 @@ from ..plan import ARCHITECTURES, Code, Launch, Plan
 from . import launcher
 from .device import Gpu
 
-_CODE = Code("pause", "pause.cu", ARCHITECTURES, "float32", float32_accurate=True)
+_CODE = Code("pause", "measuring/pause.cu", ARCHITECTURES, "float32", float32_accurate=True)
 
 
 def load(gpu: Gpu, microseconds: int) -> launcher.LoadedPlan:

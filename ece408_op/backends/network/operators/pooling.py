@@ -12,8 +12,8 @@ from ..pointwise import number
 from ..values import Value
 from .operator import Operator, axis_of
 
-WINDOWS = Code("pool", "pool.cu", ARCHITECTURES, "float32", True)
-ROWS = Code("reduce_rows", "reduce_rows.cu", ARCHITECTURES, "float32", True)
+WINDOWS = Code("pool", "network/pool.cu", ARCHITECTURES, "float32", True)
+ROWS = Code("reduce_rows", "network/reduce_rows.cu", ARCHITECTURES, "float32", True)
 _KINDS = {"max": "LARGEST", "avg": "AVERAGE", "sum": "SUM"}
 _THREADS, _WARPS = 256, 8
 

@@ -12,8 +12,8 @@ from ..builder import Builder, Operand
 from ..pointwise import number
 from .operator import Operator, axis_of
 
-SOFTMAX = Code("softmax", "softmax.cu", ARCHITECTURES, "float32", True)
-LRN = Code("lrn", "lrn.cu", ARCHITECTURES, "float32", True)
+SOFTMAX = Code("softmax", "network/softmax.cu", ARCHITECTURES, "float32", True)
+LRN = Code("lrn", "network/lrn.cu", ARCHITECTURES, "float32", True)
 _THREADS, _WARPS = 256, 8
 # The first axis of the part that is normalised, and the axis behind it.
 _Part = Callable[[Attributes, int], "tuple[int, int]"]

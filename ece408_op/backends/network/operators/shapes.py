@@ -16,7 +16,7 @@ from ..pointwise import number
 from ..values import Value
 from .operator import Operator, axis_of
 
-RESIZE = Code("resize", "resize.cu", ARCHITECTURES, "float32", True)
+RESIZE = Code("resize", "network/resize.cu", ARCHITECTURES, "float32", True)
 
 
 def _flatten(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:

@@ -1,4 +1,4 @@
-"""The grids of kernels/cuda/gemm.cuh, in NumPy: what the host tells the kernel is a convolution."""
+"""The grids of kernels/cuda/gemm/gemm.cu, in NumPy: what it is told is a convolution."""
 
 import contextlib
 import itertools
@@ -128,4 +128,4 @@ def test_its_source_takes_what_the_host_does(nvcc, name, architecture, window):
     compiles = contextlib.nullcontext()
     fails = pytest.raises(KernelCompileFailed, match="static assertion failed")
     with compiles if kernel.why_not(problem, (9, 0)) is None else fails:
-        compiler.compile_plan(plan.kernel.source, plan.defines, architecture, CUBINS)
+        compiler.compile_plan(plan.kernel.source, plan.macros, architecture, CUBINS)

@@ -35,8 +35,8 @@ def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, name):
     kernel = catalog.get(name)
     for case in random_cases(kernel, 5, seed=17):
         plan = kernel.plan(case.problem, HOPPER, case.accumulate)
-        compiler.compile_plan(plan.kernel.source, plan.defines, "90a", CUBINS)
-    wrong = {**dict(plan.defines), "SHARED_BYTES": dict(plan.defines)["SHARED_BYTES"] + 16}
+        compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
+    wrong = {**dict(plan.macros), "SHARED_BYTES": dict(plan.macros)["SHARED_BYTES"] + 16}
     with pytest.raises(KernelCompileFailed, match="another size"):
         compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), "90a", CUBINS)
 
@@ -68,7 +68,7 @@ def test_every_choice_fits_a_processor(name, problem):
         (launch,) = plan.launches
         assert launch.blocks_per_processor * (launch.shared_bytes + 1024) <= 228 << 10
         assert launch.blocks_per_processor * launch.block[0] <= 2048
-        filters = 8 * math.prod(dict(plan.defines)[n] for n in ("FILTER_TILES", "FILTER_TURNS"))
+        filters = 8 * math.prod(dict(plan.macros)[n] for n in ("FILTER_TILES", "FILTER_TURNS"))
         assert launch.grid[1] * filters >= problem.filters
 
 

@@ -21,8 +21,8 @@ NAMES = ("short_sums", "short_sums_backward_data", "short_sums_backward_weight")
 
 
 def _refused_at_another_size(plan, architecture):
-    compiler.compile_plan(plan.kernel.source, plan.defines, architecture, CUBINS)
-    wrong = {**dict(plan.defines), "SHARED_BYTES": dict(plan.defines)["SHARED_BYTES"] + 16}
+    compiler.compile_plan(plan.kernel.source, plan.macros, architecture, CUBINS)
+    wrong = {**dict(plan.macros), "SHARED_BYTES": dict(plan.macros)["SHARED_BYTES"] + 16}
     with pytest.raises(KernelCompileFailed, match="another size"):
         compiler.compile_plan(plan.kernel.source, tuple(wrong.items()), architecture, CUBINS)
 
@@ -58,7 +58,7 @@ def test_shallow_layouts_compile(nvcc, name, text):
     assert shallow
     for layout in shallow[:2]:
         plan = kernel.plan(problem, (9, 0), False, layout)
-        compiler.compile_plan(plan.kernel.source, plan.defines, "90a", CUBINS)
+        compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
 
 
 @every(
@@ -94,7 +94,7 @@ def test_layouts_of_the_gradient_for_w_compile(nvcc, text):
     assert len({each.shares for each in layouts}) > 1
     for layout in layouts[::4]:
         plan = kernel.plan(problem, (9, 0), False, layout)
-        compiler.compile_plan(plan.kernel.source, plan.defines, "90", CUBINS)
+        compiler.compile_plan(plan.kernel.source, plan.macros, "90", CUBINS)
 
 
 def test_a_small_layer_is_for_many_blocks_and_a_large_one_for_large_tiles():

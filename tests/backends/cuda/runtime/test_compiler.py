@@ -19,11 +19,10 @@ from ece408_op.files.resources import kernels_dir
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import gpu_ceilings
 
-# Each source, and the architectures that it claims.
+# Each source with its macros, and the architectures that it claims.
 SOURCES = {
-    **{kernel.source: kernel.architectures for kernel in catalog.KERNELS},
-    **{code.source: code.architectures for code in CODES},
-    gpu_ceilings.SOURCE: gpu_ceilings.ARCHITECTURES,
+    **{(each.source, each.macros): each.architectures for each in (*catalog.KERNELS, *CODES)},
+    (gpu_ceilings.SOURCE, ()): gpu_ceilings.ARCHITECTURES,
 }
 
 
@@ -34,17 +33,17 @@ def folder(tmp_path, nvcc):
 
 def _check_all_compile(architectures_of):
     def compile_one(task):
-        source, architecture = task
+        (source, macros), architecture = task
         try:
-            compiler.compile_plan(source, (), architecture, CUBINS)
+            compiler.compile_plan(source, macros, architecture, CUBINS)
         except KernelCompileFailed as error:
-            return f"{source} for sm_{architecture}: {error}"
+            return f"{source} {macros} for sm_{architecture}: {error}"
         return None
 
     tasks = [
         (source, architecture)
         for source, claimed in SOURCES.items()
-        for architecture in architectures_of(source, claimed)
+        for architecture in architectures_of(source[0], claimed)
     ]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         failures = [failure for failure in pool.map(compile_one, tasks) if failure]
@@ -81,11 +80,11 @@ def _count_compiles(monkeypatch):
 
 def test_the_same_is_compiled_once(folder, monkeypatch):
     calls = _count_compiles(monkeypatch)
-    first = compiler.compile_plan("1_naive.cu", (), "90", folder)
-    assert compiler.compile_plan("1_naive.cu", (), "90", folder) == first
+    first = compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
+    assert compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == first
     assert len(calls) == 1
     for defines, architecture in [((("BIAS", 1),), "90"), ((), "80")]:
-        compiler.compile_plan("1_naive.cu", defines, architecture, folder)
+        compiler.compile_plan("ladder/1_naive.cu", defines, architecture, folder)
     assert len(calls) == 3
 
 
@@ -105,16 +104,16 @@ SPOILED = {
 
 @pytest.mark.parametrize("how", SPOILED)
 def test_what_is_kept_is_compiled_again_unless_it_is_sound(folder, monkeypatch, capfd, how):
-    sound = compiler.compile_plan("1_naive.cu", (), "90", folder)
+    sound = compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
     (kept,) = folder.glob("*.cubin")
     calls = _count_compiles(monkeypatch)
     spoil, reason = SPOILED[how]
     spoil(kept)
     for _ in range(2):
-        assert compiler.compile_plan("1_naive.cu", (), "90", folder) == sound
+        assert compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == sound
     assert len(calls) == 1
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"ece408: compiling 1_naive.cu again: {kept} {reason}")
+    assert line.startswith(f"ece408: compiling ladder/1_naive.cu again: {kept} {reason}")
 
 
 OWN = {
@@ -160,7 +159,7 @@ def test_threads_that_ask_at_once_share_one_compile(folder, monkeypatch):
 
     def ask(_):
         gate.wait()
-        return compiler.compile_plan("1_naive.cu", (), "75", folder)
+        return compiler.compile_plan("ladder/1_naive.cu", (), "75", folder)
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(ask, range(4)))) == 1
@@ -184,7 +183,7 @@ def test_a_source_that_does_not_compile_is_named_with_its_line(folder, tmp_path)
 def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler, "find_nvcc", lambda: None)
     with pytest.raises(NoUsableGpu, match="nvcc, which compiles the CUDA kernels, is not on PATH"):
-        compiler.compile_plan("1_naive.cu", (), "90", tmp_path)
+        compiler.compile_plan("ladder/1_naive.cu", (), "90", tmp_path)
 
 
 def test_an_nvcc_that_does_not_run_is_said(tmp_path):
@@ -205,8 +204,8 @@ def test_blocks_begin_with_the_registers_that_they_hand_over(folder, layer):
     kernel, problem = catalog.get("19_more_registers"), ConvProblem.parse(layer)
     for layout in kernel.layouts(problem, (9, 0))[:2]:
         plan = kernel.plan(problem, (9, 0), False, layout)
-        binary = compiler.compile_plan(plan.kernel.source, plan.defines, "90a", folder)
-        warps, later = plan.launches[0].block[0] // 32, dict(plan.defines)["REGISTERS"]
+        binary = compiler.compile_plan(plan.kernel.source, plan.macros, "90a", folder)
+        warps, later = plan.launches[0].block[0] // 32, dict(plan.macros)["REGISTERS"]
         # Of .nv.info: a value of 8 bytes, 0x2f, which is a function and its threads' registers.
         (found,) = re.findall(rb"\x04\x2f\x08\0....(....)", binary, re.S)
         at_first = int.from_bytes(found, "little")

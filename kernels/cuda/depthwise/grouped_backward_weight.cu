@@ -6,4 +6,4 @@
 #define GROUP_OUT 4
 #define THREADS 256
 #endif
-#include "depthwise_weight.cuh"
+#include "depthwise_backward_weight.cu"
