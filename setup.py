@@ -26,8 +26,8 @@ OPERATOR = "ece408_op.operator.libece408_mxnet"
 SOURCES = Path("kernels/cpu")
 OPERATOR_SOURCES = Path("kernels/mxnet")
 # What a .pth file runs, and the name of its copy outside of the package.
-BEFORE_MXNET = Path("ece408_op/operator/before_mxnet.py")
-STARTED = "_ece408_op_before_mxnet"
+STARTUP_HOOK = Path("ece408_op/operator/startup_hook.py")
+STARTED = "_ece408_op_startup_hook"
 COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-pthread", "-Wall", "-Wextra")
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
 LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno")
@@ -171,7 +171,7 @@ class BuildModules(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            shutil.copy(BEFORE_MXNET, Path(self.build_lib) / f"{STARTED}.py")
+            shutil.copy(STARTUP_HOOK, Path(self.build_lib) / f"{STARTED}.py")
             line = f"import {STARTED}; {STARTED}.wait_for_mxnet()\n"
             (Path(self.build_lib) / f"{STARTED}.pth").write_text(line)
 

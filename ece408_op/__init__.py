@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .operator.checkpoint import load_checkpoint
     from .operator.convolution import Convolution
     from .operator.gpu_network import gpu_report, to_gpu
-    from .operator.lent_memory import page_locked
     from .operator.net_comparison import NetComparison, compare
+    from .operator.pinned_arrays import page_locked
     from .operator.swap import swap, swap_checkpoint, unswap
     from .problem import ConvProblem
     from .version import __version__
@@ -52,7 +52,7 @@ _MODULES = {
     "gpu_report": "operator.gpu_network",
     "load_checkpoint": "operator.checkpoint",
     "op_times": "op_log",
-    "page_locked": "operator.lent_memory",
+    "page_locked": "operator.pinned_arrays",
     "register_backend": "dispatch",
     "swap": "operator.swap",
     "swap_checkpoint": "operator.swap",

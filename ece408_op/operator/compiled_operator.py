@@ -29,7 +29,7 @@ from ..backends import DIRECTIONS, Backend, Done, NativeFunction, NativeLaunch
 from ..backends.cpu import native
 from ..backends.cpu.backend import chosen_isa
 from ..problem import ConvProblem
-from . import gpu_support, recorded
+from . import autograd_state, gpu_support
 from .attributes import OWN, ConvAttributes, problem_of
 
 NAME = "ece408_convolution"
@@ -163,9 +163,9 @@ def call(mxnet: Any, layer: ConvAttributes, arrays: list[Any], out: Any = None) 
 
     given = node_attributes(layer)
     if mxnet.autograd.is_recording():
-        wanted = [recorded.has_gradient(array) for array in arrays]
+        wanted = [autograd_state.has_gradient(array) for array in arrays]
         given["gradients"] = gradients(wanted)
-        if recorded.may_add():
+        if autograd_state.may_add():
             # To what its array holds, which MXNet does not tell this operator.
             arrays = [mxnet.nd.identity(a) if has else a for a, has in zip(arrays, wanted)]
     return _imperative_invoke(

@@ -11,7 +11,7 @@ from .. import dispatch, settings
 from ..backends import Backend
 from ..errors import InvalidProblem
 from ..problem import ConvProblem
-from . import compiled_operator, lent_memory
+from . import compiled_operator, pinned_arrays
 from .attributes import ConvAttributes, is_of_mxnet
 from .graphs import guards
 from .graphs.graph_json import OP_TYPE
@@ -130,7 +130,7 @@ def _ndarray(
     ):
         layer = dataclasses.replace(parsed, layer=name or "")
         if out is None and backend is not None and not mx.autograd.is_recording():
-            out = lent_memory.result(mx, backend, problem, shape)
+            out = pinned_arrays.result(mx, backend, problem, shape)
         return compiled_operator.call(mx, layer, [data, *parameters], out)
     if guarded:
         data = guards.plain_data(mx.nd, data)

@@ -10,16 +10,16 @@ from typing import Any
 
 from ..errors import Ece408Error
 from . import (
-    before_mxnet,
+    autograd_state,
     cuda_libraries,
     fork_safety,
+    lazy_imports,
     loading,
     mxnet_functions,
+    native_handles,
     networks,
-    owners,
     python_calls,
-    rarely_used,
-    recorded,
+    startup_hook,
     variables,
 )
 from .graphs import binding, graph_inference, native_views
@@ -31,10 +31,10 @@ def around_import() -> Iterator[None]:
     that it is linked to, and the code of its operators' functions in a file, and import what few
     programs use when it is used; then `register`."""
     cuda_libraries.preload()
-    before_mxnet.prepare()
-    with mxnet_functions.kept(), rarely_used.imported_when_used():
+    startup_hook.prepare()
+    with mxnet_functions.kept(), lazy_imports.imported_when_used():
         yield
-    recorded.watch(sys.modules["mxnet"].base)
+    autograd_state.watch(sys.modules["mxnet"].base)
     register()
 
 
@@ -47,7 +47,7 @@ def register() -> None:
     fork_safety.install(mxnet)
     python_calls.install(mxnet)
     importlib.import_module("ece408_op.operator.compiled_operator").install(mxnet)
-    owners.install(mxnet)
+    native_handles.install(mxnet)
     networks.install()
     graph_inference.install(mxnet)
     binding.install(mxnet)

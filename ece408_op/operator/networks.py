@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import errors, settings
 from ..errors import UnsupportedProblem
-from . import compiled_operator, owners
+from . import compiled_operator, native_handles
 from .memory import make_plain
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ _numbers = itertools.count(1)
 def install() -> None:
     """Have the operator call the functions of this module, if MXNet has loaded it."""
     if compiled_operator.missing() is None:
-        owners.library().ece408_network_use(_open, _compute, _close)
-        owners.library().ece408_parameters_use(_seen)
+        native_handles.library().ece408_network_use(_open, _compute, _close)
+        native_handles.library().ece408_parameters_use(_seen)
 
 
 def missing() -> str | None:
@@ -178,7 +178,9 @@ class Parameters:
         names = [f"parameter{number}" for number in range(len(arrays))]
         nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in names]
         attributes = {"key": compiled_operator.KEY, "network": f"{self._number} {len(arrays)}"}
-        attributes["foreign"] = "".join(str(int(owners.are_foreign([each]))) for each in arrays)
+        attributes["foreign"] = "".join(
+            str(int(native_handles.are_foreign([each]))) for each in arrays
+        )
         inputs = [[number, 0, 0] for number in range(len(arrays))]
         look = {"op": "ece408_parameters", "name": "look", "attrs": attributes, "inputs": inputs}
         heads = [[len(arrays), 0, 0]]

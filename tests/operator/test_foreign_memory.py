@@ -7,7 +7,7 @@ import pytest
 
 import ece408_op
 from ece408_op import settings
-from ece408_op.operator import owners
+from ece408_op.operator import native_handles
 from ece408_op.operator.graphs import held
 
 CHANNELS = 64  # weights of 3x3 that are more than is compared, or held
@@ -37,7 +37,7 @@ def in_shared_memory(mx, values):
 
 @pytest.mark.parametrize("make", [from_numpy, from_dlpack, a_slice, reshaped, in_shared_memory])
 def test_foreign_memory_is_known(mx, make):
-    assert owners.are_foreign([mx.nd.ones(3), make(mx, np.ones((4, 3), np.float32))])
+    assert native_handles.are_foreign([mx.nd.ones(3), make(mx, np.ones((4, 3), np.float32))])
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_foreign_memory_is_known(mx, make):
 )
 def test_mxnets_memory_is_known(mx, own):
     array = own(mx.nd.ones((2, 3)))
-    assert not owners.are_foreign([array])
+    assert not native_handles.are_foreign([array])
     array[:] = 3
-    assert not owners.are_foreign([array])
+    assert not native_handles.are_foreign([array])
 
 
 def make_net(mx, channels, sequences):

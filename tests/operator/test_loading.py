@@ -42,8 +42,8 @@ def test_mxnet_is_imported_without_setuptools(run_python):
 
 def test_another_who_imports_them_meanwhile_gets_them(run_python):
     result = run_python(
-        "from ece408_op.operator import rarely_used\n"
-        "with rarely_used._imported_when_used('scipy.stats'):\n"
+        "from ece408_op.operator import lazy_imports\n"
+        "with lazy_imports._imported_when_used('scipy.stats'):\n"
         "    from scipy.stats import norm\n"
         "    import scipy.stats\n"
         "    import scipy.stats._stats_py\n"

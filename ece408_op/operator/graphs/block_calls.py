@@ -13,7 +13,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from ..owners import locked_library
+from ..native_handles import locked_library
 
 _data_of, _first = operator.attrgetter("_data"), operator.itemgetter(0)
 

@@ -15,12 +15,12 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .. import compiled_operator, memory, recorded
-from ..owners import Owner
+from .. import autograd_state, compiled_operator, memory
+from ..native_handles import Owner
 from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
 from .graph_json import Graph
 from .held import HeldCalls
-from .ordered_op import OrderedOp
+from .permuted_cached_op import OrderedOp
 
 # A compiled operator's key: not on a GPU, not to be trained.
 _INFERENCE = (False, False)
@@ -90,7 +90,7 @@ class DualCachedOp:
         self._without = [n for n, name in enumerate(self._names) if name not in states]
         self._data = {self._names[number] for number in dict(flags).get("data_indices", ())}
         self._flags = [flag for flag in flags if flag[0] not in ("data_indices", "param_indices")]
-        self._adds = recorded.may_add()
+        self._adds = autograd_state.may_add()
         self._states = [n for n, name in enumerate(self._names) if name in states]
         # By whether they are on a GPU and whether they are to be trained; `None` if there is none.
         self._compiled: dict[tuple[bool, bool], _Compiled | None] = {}
@@ -168,9 +168,9 @@ class DualCachedOp:
         """The compiled operator, if there is one; tries to make it when it is first needed, and
         when gradients are wanted that were not before."""
         if trains:
-            without = [n for n in self._without if not recorded.has_gradient(arrays[n])]
-            if len(without) < len(self._without) or self._adds != recorded.may_add():
-                self._without, self._adds = without, recorded.may_add()
+            without = [n for n in self._without if not autograd_state.has_gradient(arrays[n])]
+            if len(without) < len(self._without) or self._adds != autograd_state.may_add():
+                self._without, self._adds = without, autograd_state.may_add()
                 self._compiled.pop((False, True), None)
         key = on_gpu, trains
         if key not in self._compiled:

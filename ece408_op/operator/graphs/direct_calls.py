@@ -12,9 +12,9 @@ from typing import Any
 
 from .. import compiled_operator
 from ..loading import load_mxnet
-from ..owners import locked_library
+from ..native_handles import locked_library
 from .graph_json import Graph
-from .ordered_op import handles_of
+from .permuted_cached_op import handles_of
 
 # The header's `ece408_mxnet`.
 _NAMES = (

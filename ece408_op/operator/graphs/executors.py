@@ -17,7 +17,7 @@ import numpy as np
 
 from ...problem import ITEM_BYTES
 from .. import compiled_operator, memory, variables
-from ..owners import Owner
+from ..native_handles import Owner
 from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
 from .graph_inference import Shapes
 from .graph_json import Graph

@@ -22,11 +22,11 @@ from typing import Any, Callable
 
 from .. import compiled_operator, memory
 from ..loading import load_mxnet
-from ..owners import Owner, are_foreign, library
+from ..native_handles import Owner, are_foreign, library
 from . import graph_json, groups
 from .direct_calls import DirectCalls, mxnet_functions
 from .graph_json import Graph, Node
-from .ordered_op import Flags, OrderedOp, handles_of
+from .permuted_cached_op import Flags, OrderedOp, handles_of
 
 # An input of the held form that nobody reads. Who waits for its uses waits for every call.
 _UNREAD = f"unread_{compiled_operator.KEY}"

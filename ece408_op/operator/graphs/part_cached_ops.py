@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..memory import make_plain
-from ..owners import Owner
+from ..native_handles import Owner
 from . import graph_json, partition, parts
 
 # Different arrays for the parameters, such as those of several contexts, for which a graph is kept.

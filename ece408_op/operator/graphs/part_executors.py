@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..owners import are_foreign
+from ..native_handles import are_foreign
 from . import graph_json, partition, parts
 from .executors import Bound
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .. import networks
+from ..native_handles import are_foreign
 from ..networks import DATA, FOR_ALL_IMAGES, PARAMETER
-from ..owners import are_foreign
 from . import graph_json, groups
 from .graph_json import PART, Entry, Graph, Node, is_part
 

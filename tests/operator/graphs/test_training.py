@@ -11,7 +11,7 @@ import pytest
 from cases import every
 
 import ece408_op
-from ece408_op.operator import compiled_operator, recorded
+from ece408_op.operator import autograd_state, compiled_operator
 from ece408_op.operator.graphs import graph_json, training
 from ece408_op.operator.python_operator import ConvolutionOp
 
@@ -351,7 +351,7 @@ def test_arrays_that_have_gradients(mx):
     with_place.attach_grad()
     with mx.autograd.record():
         result = with_place * read
-    found = [recorded.has_gradient(a) for a in (with_place, result, read, result.detach())]
+    found = [autograd_state.has_gradient(a) for a in (with_place, result, read, result.detach())]
     assert found == [True, True, False, False]
 
 
@@ -382,7 +382,7 @@ def test_other_normalisation_stays_mxnets(mx, norm):
 
 
 def test_copies_once_a_gradient_is_to_be_added(mx, rng, monkeypatch):
-    monkeypatch.setattr(recorded, "_may_add", False)
+    monkeypatch.setattr(autograd_state, "_may_add", False)
     made, compiled = [], training.compiled
 
     def noted(*arguments):

@@ -203,9 +203,12 @@ def test_a_gpu_that_is_not_there_locks_nothing(mx):
 
 def test_weights_are_kept_beside_page_locked_arrays(mx, pool, arrays, monkeypatch):
     """Nobody but MXNet and this package writes to them, so MXNet's counts of writes hold."""
-    from ece408_op.operator import owners
 
-    monkeypatch.setattr(owners.library(), "ece408_weights_are_shared", pytest.fail, raising=False)
+    from ece408_op.operator import native_handles
+
+    monkeypatch.setattr(
+        native_handles.library(), "ece408_weights_are_shared", pytest.fail, raising=False
+    )
     ece408_op.page_locked(arrays[0])
 
 

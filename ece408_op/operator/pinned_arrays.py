@@ -17,7 +17,7 @@ from .. import settings
 from ..backends import Backend, HostMemory
 from ..errors import InvalidProblem
 from ..problem import ITEM_BYTES, ConvProblem
-from . import fork_safety, owners
+from . import fork_safety, native_handles
 from .loading import load_mxnet
 
 _ON_CPU = 1
@@ -84,7 +84,7 @@ def _array(mxnet: Any, memory: HostMemory, shape: Sequence[int], dtype: str) -> 
     # As the whole tensor, not a view of one: MXNet's gradient of max pooling is wrong for views.
     fork_safety.do_before_forks(memory.before_fork)
     sizes = (ctypes.c_int64 * len(shape))(*shape)
-    deleter = ctypes.cast(owners.library().ece408_memory_is_free, ctypes.c_void_p)
+    deleter = ctypes.cast(native_handles.library().ece408_memory_is_free, ctypes.c_void_p)
     tensor = _Tensor(
         *(memory.address, _ON_CPU, 0, len(shape), _FLOAT, 8 * ITEM_BYTES[dtype], 1, sizes, None, 0),
         *(ctypes.addressof(memory.busy), deleter),
