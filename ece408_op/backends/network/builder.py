@@ -16,7 +16,7 @@ from ...errors import UnsupportedProblem
 from ...problem import ConvProblem
 from ..cuda.kernels import catalog, tuned
 from ..cuda.plan import Defines, Kernel, Plan, Target
-from . import gather, pointwise
+from . import pointwise, strided_copy
 from .arrays import ITEM_BYTES
 from .graph import Entry, Graph, Node
 from .pointwise import Term, leaf
@@ -308,7 +308,7 @@ class Builder:
             return term
         value = replace(self.dense(term.value), shape=term.shape)
         y = self.empty(shape, value.constant)
-        return leaf(self.emit(gather.spread(value, shape), y, {"x": value}))
+        return leaf(self.emit(strided_copy.spread(value, shape), y, {"x": value}))
 
     def _convolve(self, asked: Convolution, place: Value | None = None) -> Value:
         """The convolution as an array, at `place` if one is given."""

@@ -5,7 +5,7 @@
 // in small planes, threads read their pixels from global memory instead.
 //
 // Measured: not yet.
-#include "depthwise_gather.cuh"
+#include "depthwise_fwd.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {

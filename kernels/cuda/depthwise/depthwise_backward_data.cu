@@ -7,7 +7,7 @@
 //
 // Measured: no, it is not on the ladder.
 #define BACKWARD 1
-#include "depthwise_gather.cuh"
+#include "depthwise_fwd.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_data(float *dx, const float *w, const float *dy, int batch) {

@@ -9,7 +9,7 @@
 #define GROUP_IN 4
 #define GROUP_OUT 4
 #endif
-#include "depthwise_gather.cuh"
+#include "depthwise_fwd.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     convolve(float *y, const float *x, const float *w, const float *bias, int batch) {

@@ -1,6 +1,6 @@
 // Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch: blocks read
-// the arrays directly, and split each number into halves (halves.cuh), or with PARTS 3 into three
-// (thirds.cuh), on the way to shared memory. Hopper's tensor cores multiply by wgmma (wgmma.cuh),
+// the arrays directly, and split each number into halves (split_fp16x2.cuh), or with PARTS 3 into three
+// (split_bf16x3.cuh), on the way to shared memory. Hopper's tensor cores multiply by wgmma (wgmma.cuh),
 // those of other GPUs by mma.sync (mma.cuh, BY_WARPS). gemm.cu splits once for all blocks, in a
 // launch of its own, which costs more memory traffic, but less arithmetic where a number is used by
 // many taps.
@@ -33,9 +33,9 @@
 #endif
 #if PARTS == 3
 #define MULTIPLIED "bf16"
-#include "thirds.cuh"
+#include "split_bf16x3.cuh"
 #else
-#include "halves.cuh"
+#include "split_fp16x2.cuh"
 #endif
 #include "output.cuh"
 #include "shape.cuh"

@@ -2,7 +2,7 @@
 // gradient for x. Any stride, padding, dilation and groups.
 //
 // 1. `lay_out` writes the input into records of 16 bytes: 8 channels of a pixel in half
-//    precision, in two parts (halves.cuh) or one (PARTS). Records lie in a grid: the pixels of all
+//    precision, in two parts (split_fp16x2.cuh) or one (PARTS). Records lie in a grid: the pixels of all
 //    images row by row, with zeros between rows and images. So a tap is a constant distance in it,
 //    and padding costs nothing later.
 //    The same for the weights.

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "halves.cuh"
+#include "split_fp16x2.cuh"
 #include "output.cuh"
 
 #ifndef BACKWARD

@@ -14,7 +14,7 @@
 
 #include <stdint.h>
 
-#include "halves.cuh"
+#include "split_fp16x2.cuh"
 #include "output.cuh"
 #include "shape.cuh"
 #include "wgmma.cuh"

@@ -1,4 +1,4 @@
-// Records of 8 numbers, as tensor cores take them. pair_of is that of halves.cuh or of thirds.cuh.
+// Records of 8 numbers, as tensor cores take them. pair_of is that of split_fp16x2.cuh or of split_bf16x3.cuh.
 #pragma once
 
 __device__ __forceinline__ uint4 record(const float *values, float scale, int part) {

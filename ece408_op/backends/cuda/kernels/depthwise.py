@@ -1,5 +1,5 @@
 """Kernels for groups of one channel and one filter (depthwise) and for groups of few (grouped), at
-the memory's speed. kernels/cuda/depthwise/depthwise.cuh and depthwise_gather.cuh say how."""
+the memory's speed. kernels/cuda/depthwise/depthwise.cuh and depthwise_fwd.cuh say how."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from ....errors import Ece408Error, UnsupportedProblem
-from .. import gather, pointwise
+from .. import pointwise, strided_copy
 from ..arrays import ITEM_BYTES, RESULTS
 from ..attributes import Attributes
 from ..builder import Builder, Operand
@@ -23,7 +23,7 @@ OPERATORS: dict[str, Operator] = {
 }
 # What computes them besides convolutions' kernels.
 CODES = (
-    *(pointwise.KERNEL, gather.KERNEL, shapes.RESIZE),
+    *(pointwise.KERNEL, strided_copy.KERNEL, shapes.RESIZE),
     *(pooling.WINDOWS, pooling.ROWS, rows.SOFTMAX, rows.LRN),
 )
 # How operators written in Python appear in graphs, and what they do not tell the operator.

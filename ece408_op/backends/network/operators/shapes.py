@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ....errors import UnsupportedProblem
 from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
-from .. import gather
+from .. import strided_copy
 from ..attributes import Attributes
 from ..builder import Builder, Operand, Room
 from ..graph import Node
@@ -86,7 +86,7 @@ def _transpose(builder: Builder, attributes: Attributes, operands: list[Operand]
     if axes[0] != 0:
         builder.mixes_images()
     y = builder.empty([x.shape[axis] for axis in axes], x.constant)
-    return builder.emit(gather.transposed(x, axes), y, {"x": x})
+    return builder.emit(strided_copy.transposed(x, axes), y, {"x": x})
 
 
 def _swap_axes(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -108,7 +108,7 @@ def _pad(builder: Builder, attributes: Attributes, operands: list[Operand]) -> O
     fill = number(attributes.number("constant_value", 0.0))
     border = (("BORDER", _BORDERS[attributes.text("mode", "constant")]), ("FILL", fill))
     y = builder.empty(shape, x.constant)
-    return builder.emit(gather.windowed(x, shape, before, border), y, {"x": x})
+    return builder.emit(strided_copy.windowed(x, shape, before, border), y, {"x": x})
 
 
 def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -122,7 +122,7 @@ def _slice_axis(builder: Builder, attributes: Attributes, operands: list[Operand
     if axis == 0:
         builder.mixes_images()
     y = builder.empty(shape, x.constant)
-    return builder.emit(gather.windowed(x, shape, first), y, {"x": x})
+    return builder.emit(strided_copy.windowed(x, shape, first), y, {"x": x})
 
 
 def _slice_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -139,7 +139,7 @@ def _slice_like(builder: Builder, attributes: Attributes, operands: list[Operand
             builder.mixes_images()
     builder.drop(operands[1])
     y = builder.empty(shape, x.constant)
-    return builder.emit(gather.windowed(x, shape, [0] * len(shape)), y, {"x": x})
+    return builder.emit(strided_copy.windowed(x, shape, [0] * len(shape)), y, {"x": x})
 
 
 def _broadcast_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -157,7 +157,7 @@ def _broadcast_like(builder: Builder, attributes: Attributes, operands: list[Ope
         builder.mixes_images()
     builder.drop(operands[1])
     y = builder.empty(shape, x.constant)
-    return builder.emit(gather.spread(x, shape), y, {"x": x})
+    return builder.emit(strided_copy.spread(x, shape), y, {"x": x})
 
 
 def _reshape_like(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
@@ -201,7 +201,7 @@ def _split(builder: Builder, attributes: Attributes, operands: list[Operand]) ->
         else:
             first[axis] = -k * shape[axis]
             y = builder.empty(shape, x.constant)
-            made = builder.emit(gather.windowed(x, shape, first), y, {"x": part})
+            made = builder.emit(strided_copy.windowed(x, shape, first), y, {"x": part})
             found.append(replace(made, shape=tuple(seen)))
     builder.drop(x)
     return found
@@ -220,7 +220,7 @@ def _upsampling(builder: Builder, attributes: Attributes, operands: list[Operand
     scale = attributes.integer("scale")
     y = builder.empty((images * channels, height, scale, width, scale), x.constant)
     pixels = replace(x, shape=(images * channels, height, 1, width, 1))
-    made = builder.emit(gather.spread(pixels, y.shape), y, {"x": pixels})
+    made = builder.emit(strided_copy.spread(pixels, y.shape), y, {"x": pixels})
     return replace(made, shape=(images, channels, height * scale, width * scale))
 
 

@@ -28,8 +28,8 @@
 
 // The last axis is axis 0.
 extern "C" __global__ void __launch_bounds__(256)
-    gather(float *y, const float *x, int elements, AXIS(0), AXIS(1), AXIS(2), AXIS(3), AXIS(4),
-           AXIS(5)) {
+    strided_copy(float *y, const float *x, int elements, AXIS(0), AXIS(1), AXIS(2), AXIS(3),
+                 AXIS(4), AXIS(5)) {
     const unsigned i = blockIdx.x * 256 + threadIdx.x;
     if (i >= elements) return;
     unsigned rest = i;

@@ -1,4 +1,4 @@
-"""Transposed, repeated, cut and bordered arrays, by gather.cu."""
+"""Transposed, repeated, cut and bordered arrays, by strided_copy.cu."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...errors import UnsupportedProblem
 from ..cuda.plan import ARCHITECTURES, Code, Defines, Launch, Plan, divide_up
 from .values import Value
 
-KERNEL = Code("gather", "network/gather.cu", ARCHITECTURES, "float32", True)
+KERNEL = Code("strided_copy", "network/strided_copy.cu", ARCHITECTURES, "float32", True)
 _MOST_AXES = 6
 _THREADS = 256
 
@@ -44,5 +44,5 @@ def _plan(axes: Sequence[tuple[int, int, int, int]], border: Defines = ()) -> Pl
     numbers = [number for axis in padded for number in axis]
     blocks = divide_up(elements, _THREADS)
     arguments: tuple[str | int, ...] = ("y", "x", elements, *numbers)
-    launch = Launch("gather", (blocks, 1, 1), (_THREADS, 1, 1), arguments)
+    launch = Launch("strided_copy", (blocks, 1, 1), (_THREADS, 1, 1), arguments)
     return Plan(KERNEL, border, (launch,))
