@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../cpu/ece408.h"
+#include "../cpu/api/ece408.h"
 
 #ifdef __cplusplus
 extern "C" {

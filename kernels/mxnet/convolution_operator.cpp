@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "../cpu/shape.h"
+#include "../cpu/api/shape.h"
 #include "epilogue.h"
 #include "kept_weights.h"
 #include "library.h"

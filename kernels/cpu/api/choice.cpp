@@ -1,0 +1,475 @@
+// Chooses a kernel by what the layer is, without measuring anything: `depthwise`, and `direct` for
+// single taps, for what they do; of stride 1 in float32 the one of `direct` and `winograd` that is
+// estimated to be faster, where they suit it; else, for any problem, kernels that slide over images
+// (conv_fwd_ow.h, conv_fwd_oc.h, conv_bwd_w_dot.cpp, conv_bwd_w_ic.h) or multiply patches
+// (im2col.h), whichever is estimated to be faster. A strict task has only those of them that take
+// products one by one and add them up in double.
+//
+// Estimates are in multiply-adds of vectors, at the rate at which one core does them.
+//
+// What the choice loses: docs/results/cpu_layers.md has every kernel's time on 26 layers of networks
+// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, the chosen kernel has 0.98 of the
+// fastest one's speed forward, 0.98 for the gradient for x and 1.00 for w (geometric means).
+#include "api/choice.h"
+
+#include "api/shape.h"
+#include "conv/flat_image.h"
+#include "micro/winograd_f23.h"
+
+namespace ece408 {
+namespace {
+
+// ---- what kernels suit
+
+bool is_float32(const Task& task) { return task.element_bytes == 4; }
+
+// A single tap and no border, of one group: `direct` takes an image as one row.
+bool is_row(const Shape& s) { return is_flat(s) && s.groups == 1; }
+
+// Whether the gradient for x is a convolution of dy with a border, and not of a part of dy: the border
+// is kernel - 1 - pad wide.
+bool has_inner_border(const Shape& s) { return s.pad_h < s.kernel_h && s.pad_w < s.kernel_w; }
+
+bool direct_suits(const Shape& s, Direction direction, int64_t lanes) {
+    const bool forward = direction == Direction::forward;
+    if (is_row(s)) return s.out_height * s.out_width >= lanes;
+    if (!has_unit_steps(s) || !(forward || has_inner_border(s))) return false;
+    return (forward ? s.out_width : s.width) >= lanes;
+}
+
+// Kernels of height and width 3, 5 or 7.
+bool winograd_suits(const Shape& s, Direction direction) {
+    const auto fits = [](int64_t side) { return side == 3 || side == 5 || side == 7; };
+    const bool border = direction == Direction::forward || has_inner_border(s);
+    return has_unit_steps(s) && fits(s.kernel_h) && fits(s.kernel_w) && border;
+}
+
+// Groups of one channel, a square kernel of 3 or 5, and the same stride both ways, 1 or, without
+// dilation, 2.
+bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
+    const bool kernel = s.kernel_h == s.kernel_w && (s.kernel_h == 3 || s.kernel_h == 5);
+    const bool dilated = s.dilate_h > 1 || s.dilate_w > 1;
+    const bool stride = s.stride_h == s.stride_w && s.stride_h <= (dilated ? 1 : 2);
+    if (s.groups != s.channels || !kernel || !stride) return false;
+    if (direction == Direction::forward) return true;
+    if (direction == Direction::backward_data) return s.filters == s.channels;
+    // Lanes are masked, and sums stay in registers.
+    const bool has_lanes = lanes == 16 || (lanes == 8 && s.kernel_h == 3);
+    return has_lanes && (is_shifted_plane(s) || !dilated);
+}
+
+// conv_fwd_oc.h by pairs of output rows: some residue modulo the stride has two taps. Kernels of one row
+// without strides are taken by pairs of columns.
+bool pairs_suit(const Shape& s, Direction direction) {
+    const bool strided = s.stride_h > 1 || s.stride_w > 1;
+    const bool columns = s.kernel_h == 1 && s.kernel_w > 1 && !strided && s.dilate_w == 1;
+    const bool fits = (s.kernel_h > s.stride_h || columns) && s.kernel_h * s.kernel_w <= kMostPairTaps;
+    const bool steps = !strided || (direction == Direction::forward && s.dilate_h == 1);
+    return fits && steps && s.pad_h <= (s.kernel_h - 1) * s.dilate_h &&
+           s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
+}
+
+// And by squares of outputs.
+bool squares_suit(const Shape& s, Direction direction) {
+    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_w <= kMostApart;
+    return plain && has_pairs(s.kernel_h) && has_pairs(s.kernel_w) && pairs_suit(s, direction);
+}
+
+// What the patches of a forward pass may take of memory, in images. Chosen, not measured.
+constexpr double kMostPatches = 4;
+
+bool patches_suit(const Shape& s, Direction direction) {
+    const double pixels = static_cast<double>(s.out_height * s.out_width);
+    const double patches = pixels * static_cast<double>(s.kernel_h * s.kernel_w);
+    return direction != Direction::forward ||
+           patches <= kMostPatches * static_cast<double>(s.height * s.width);
+}
+
+bool suits(KernelName name, const Task& task, const Shape& s) {
+    const bool weight = task.direction == Direction::backward_weight;
+    switch (name) {
+        case KernelName::direct:
+            return is_float32(task) && !weight && direct_suits(s, task.direction, task.lanes);
+        case KernelName::winograd:
+            return is_float32(task) && !weight && winograd_suits(s, task.direction);
+        case KernelName::depthwise:
+            return is_float32(task) && depthwise_suits(s, task.direction, task.lanes);
+        case KernelName::pixels_as_lanes: return !weight;
+        case KernelName::filters_as_lanes: return !weight;
+        case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s, task.direction);
+        case KernelName::filters_as_lanes_squares: return !task.strict && !weight && squares_suit(s, task.direction);
+        case KernelName::patches: return patches_suit(s, task.direction);
+        case KernelName::weight_sums: return weight;
+        case KernelName::channels_as_lanes: return weight;
+    }
+    return false;
+}
+
+// ---- kernels for any problem
+
+// Channels of the output from which on they are lanes, and a sum's products, without and with a
+// stride, that pay for the transposition of the result; with a stride pixels as lanes must be laid
+// out first. With 8 lanes or 16 sums of 4 products pay already, with 4 those of 48.
+constexpr int64_t kLongSum = 128, kLongStridedSum = 4, kLongStridedSumOf4 = 48;
+// Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
+// image, or of a batch, with less channels of the output, in a group, from which on they pay for sums of domains.
+constexpr int64_t kPairPixels = 100, kPairPlane = 64, kPairBatch = 512, kPairFilters = 32;
+// With 16 lanes, pixels of a batch from which on squares pay, with 3x3 taps, with more, and for each channel; and
+// pixels of an image: of smaller ones too many squares reach beyond the border.
+constexpr int64_t kSquarePixels = 512, kLargeSquarePixels = 1024, kChannelSquarePixels = 4, kSquarePlane = 64;
+// Where packed weights are kept, pixels of an image and channels from which on pairs and squares pay: of one image
+// of 7x7 with 512 channels squares take 0.82 of the time without.
+constexpr int64_t kKeptPlane = 49, kKeptChannels = 128;
+// With a stride: products of a sum from which on they do, and the most of the products that pairs may leave.
+constexpr int64_t kPairProducts = 100;
+constexpr double kPairShare = 0.8;
+// With 16 lanes also more, as the five sixths of 3x3 with stride 2: for such sums, batches of so many pixels, an even number
+// of rows, and columns that fill such a share of tiles of 14.
+constexpr int64_t kLongPairProducts = 64 * 9, kManyPairPixels = 2048, kTileColumns = 14;
+constexpr double kLongPairShare = 0.84, kFilledColumns = 0.85;
+// Pixels after which conv_bwd_w_dot.cpp adds lanes up, and conv_bwd_w_ic.h adds sums to totals.
+constexpr double kChunkPixels = 800, kSummedPixels = 200;
+// Pixels of dy that conv_bwd_w_dot.cpp lays out images for.
+constexpr double kFilterBlock = 1 << 17;
+// Filters from which on tiles of conv_bwd_w_ic.h hide the latency of their sums, and taps up to which a
+// tile's totals stay in the second cache.
+constexpr int64_t kLaneFilters = 8, kLaneTaps = 128;
+
+// Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
+// pixels; `strided`: the problem has a stride.
+bool is_deep(const Shape& s, bool strided, int64_t lanes) {
+    const int64_t of_strides = lanes == 4 ? kLongStridedSumOf4 : kLongStridedSum;
+    return s.group_filters >= lanes &&
+           s.group_channels * s.kernel_h * s.kernel_w >= (strided ? of_strides : kLongSum);
+}
+
+// The share of the products that pairs of rows leave.
+double share_of_pairs(const Shape& s) {
+    int64_t taps = 0;
+    for (int64_t r = 0; r < s.stride_h; ++r)
+        taps += pairs_of_residue(s.kernel_h, s.stride_h, r, s.out_height).taps();
+    return static_cast<double>(taps) / static_cast<double>(2 * s.kernel_h);
+}
+
+// What the kernels for any problem take, of one group. Constants are fitted to the times of about
+// 60 shapes with AVX-512, where two multiply-adds take a cycle.
+struct Costs {
+    Sweep s;                // of the forward pass
+    bool deep;              // whether the output's channels are lanes
+    bool in_double;
+    int64_t lanes, panel;   // of a vector of sums; taps of patches that are copied at a time
+    double batch, channels, filters, taps, pixels, all_pixels, source, weights;
+
+    Costs(const Shape& shape, bool deep, const Task& task)
+        : s(forward_sweep(shape)),
+          deep(deep),
+          in_double(task.element_bytes == 8),
+          lanes(in_double ? task.lanes / 2 : task.lanes),
+          panel(2 * lanes) {
+        batch = static_cast<double>(s.batch);
+        channels = static_cast<double>(s.group_channels);
+        filters = static_cast<double>(s.group_filters);
+        taps = channels * static_cast<double>(s.kernel_h * s.kernel_w);
+        pixels = static_cast<double>(s.out_height * s.out_width);
+        all_pixels = batch * pixels;
+        source = channels * static_cast<double>(s.height * s.width);
+        weights = filters * taps;
+    }
+    double vectors(double numbers) const {
+        return static_cast<double>(divide_up(static_cast<int64_t>(numbers), lanes));
+    }
+    // To copy a batch's images in the order that the kernels which slide over them have.
+    double laid_out() const {
+        return batch * source * (s.stride_w > 2 ? 4 : s.stride_w > 1 ? 2 : 1);
+    }
+    // To copy a pixel's patch, in runs of taps.
+    double copied(int64_t longest) const {
+        return 35 * taps / static_cast<double>(s.kernel_w < longest ? s.kernel_w : longest) +
+               1.5 * taps;
+    }
+
+    double forward_sliding() const {
+        if (!deep)
+            return batch * filters * taps * vectors(flat_image(s).length) + laid_out() +
+                   6 * weights;
+        // Tiles of a few pixels wait for their sums.
+        const double columns = static_cast<double>(s.out_width > 4 ? s.out_width : 4);
+        const double rows = static_cast<double>(s.out_height);
+        return batch * (rows * columns * taps * vectors(filters) + source) + 5 * weights;
+    }
+    double forward_patches() const {
+        const double dots = filters * (2.5 * vectors(taps) + 16);
+        return all_pixels * (dots + (is_one_window(s) ? 0.1 * taps : copied(s.kernel_w))) + weights;
+    }
+
+    double data_sliding() const {
+        const double places = static_cast<double>(s.height * s.width);
+        if (deep) {
+            const double steps = static_cast<double>(s.stride_h * s.stride_w);
+            const double window = taps / channels;
+            return 0.8 * batch * filters * window * places / steps * vectors(channels) +
+                   4 * steps * window;
+        }
+        const double row = static_cast<double>(s.width + (s.kernel_w - 1) * s.dilate_w);
+        const double rows = static_cast<double>(s.height + (s.kernel_h - 1) * s.dilate_h);
+        const double laid_out = rows * row * (s.stride_h > 1 || s.stride_w > 1 ? 6 : 1);
+        const double products = taps * vectors(static_cast<double>(s.height) * row);
+        return batch * filters * (products + laid_out);
+    }
+    double data_patches() const {
+        const double added = s.dilate_w == 1 && s.kernel_w >= 64 ? 1 : 4;
+        return all_pixels * (filters * vectors(taps) + added * taps) + 3 * batch * source + weights;
+    }
+
+    // Dot products over rows that end with vectors, of images or of parts of them, whose lanes are added
+    // up; by pairs of rows, of height 3 two thirds of the products, with 16 lanes in three quarters of the
+    // time, with a third more sums.
+    double weight_sliding() const {
+        const double places = static_cast<double>(s.out_height * flat_image(s).row);
+        const double chunks = places < kChunkPixels ? batch * places / kChunkPixels + 1
+                                                    : batch * (places / kChunkPixels + 1);
+        const double taps = sums_row_pairs(s, in_double) ? 2 * share_of_pairs(s) : 1;
+        // Images are laid out for each block of filters, in the end from a cache.
+        const double chunk = places < kChunkPixels ? places : kChunkPixels;
+        const double blocks = filters * chunk / kFilterBlock + 1;
+        const double products = taps > 1 ? lanes == 16 ? 0.58 * taps : taps / 2 : 1;
+        return weights * (batch * vectors(places) * products + 5 * chunks * taps + 4) +
+               laid_out() * (1 + blocks) / 2;
+    }
+    double weight_patches() const {
+        return all_pixels * (filters * vectors(taps) + copied(panel)) + 4 * weights;
+    }
+
+    // The share of a tap's outputs, along one side, whose pixel is not in the border.
+    static double inside(int64_t out, int64_t kernel, int64_t stride, int64_t pad, int64_t dilate) {
+        const int64_t taps = pad / dilate < kernel ? pad / dilate : kernel;
+        const double all = static_cast<double>(kernel * out * stride);
+        const double lost = static_cast<double>(dilate * taps * (taps + 1));
+        return lost < all / 2 ? 1 - lost / all : 0.5;
+    }
+    // Only products with pixels, of x and dy transposed, and totals that are kept and put. The other
+    // kernels share one image worse among threads.
+    double weight_channels() const {
+        const double met = inside(s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h) *
+                           inside(s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w);
+        const double products = all_pixels * met * filters * taps / channels * vectors(channels);
+        const double chunks = all_pixels / kSummedPixels + 1;
+        const double x = is_flat(s) ? all_pixels * channels * (s.stride_w > 1 ? 2 : 1) : batch * source;
+        return (batch > 1 ? 0.9 : 0.8) * products + 3 * (x + all_pixels * filters) +
+               weights * (6 + 0.3 * chunks);
+    }
+
+    bool patches_are_faster(Direction direction) const {
+        return direction == Direction::forward ? forward_patches() < forward_sliding()
+                                               : data_patches() < data_sliding();
+    }
+    KernelName fastest_for_weight() const {
+        const double sums = weight_sliding(), patches = weight_patches();
+        const bool fits = s.group_channels >= lanes && s.group_filters >= kLaneFilters &&
+                          s.kernel_h * s.kernel_w <= kLaneTaps;
+        if (fits && weight_channels() < (sums < patches ? sums : patches))
+            return KernelName::channels_as_lanes;
+        return patches < sums ? KernelName::patches : KernelName::weight_sums;
+    }
+};
+
+// Whether pairs, and squares, pay for their products alone, as their weights are packed already.
+bool are_kept(const Task& task, const Shape& layer) {
+    const bool is_large = layer.out_height * layer.out_width >= kKeptPlane;
+    return task.kept && is_float32(task) && is_large && layer.group_channels >= kKeptChannels;
+}
+
+// For a layer with a stride.
+bool strided_pairs_pay(const Task& task, const Shape& s, const Shape& layer) {
+    const int64_t plane = s.out_height * s.out_width, sum = layer.group_channels * s.kernel_h * s.kernel_w;
+    if (task.lanes < 8 || plane < kPairPlane || sum < kPairProducts) return false;
+    const double share = share_of_pairs(s);
+    const int64_t columns = divide_up(s.out_width, kTileColumns) * kTileColumns;
+    const bool fills = s.out_height % 2 == 0 && static_cast<double>(s.out_width) >=
+                                                    kFilledColumns * static_cast<double>(columns);
+    return share <= kPairShare || (task.lanes >= 16 && share <= kLongPairShare && fills &&
+                                   sum >= kLongPairProducts && s.batch * plane >= kManyPairPixels);
+}
+
+// For a layer that has filters as lanes; `layer`: the problem or, as a layer of its own, its gradient.
+bool pairs_pay(const Task& task, const Shape& s, const Shape& layer, bool strided) {
+    const int64_t plane = s.out_height * s.out_width;
+    if (!suits(KernelName::filters_as_lanes_pairs, task, s)) return false;
+    // Tiles of shorter vectors fit rows of half the columns worse.
+    if (s.kernel_h == 1 && task.lanes < 16) return false;
+    if (!strided && are_kept(task, layer)) return true;
+    if (s.batch * plane < kPairPixels) return false;
+    if (strided) return strided_pairs_pay(task, s, layer);
+    if (task.lanes < 16) return layer.group_filters >= kPairFilters;
+    return plane >= kPairPlane || s.batch * plane >= kPairBatch;
+}
+
+// Whether squares are worth a third more weights than pairs of rows. With vectors of 16 lanes products are fast,
+// and weights of few pixels, or of large kernels, take longer to read.
+bool squares_pay(const Task& task, const Shape& s, const Shape& layer) {
+    if (!suits(KernelName::filters_as_lanes_squares, task, s)) return false;
+    if (are_kept(task, layer)) return true;
+    const int64_t plane = layer.out_height * layer.out_width, pixels = s.batch * plane;
+    const int64_t least = s.kernel_h * s.kernel_w > 9 ? kLargeSquarePixels : kSquarePixels;
+    return task.lanes < 16 || (plane >= kSquarePlane && pixels >= least &&
+                               pixels >= kChannelSquarePixels * layer.group_channels);
+}
+
+KernelName choose_for_any(const Task& task, const Shape& s) {
+    const bool forward = task.direction == Direction::forward;
+    const bool strided = s.stride_h > 1 || s.stride_w > 1;
+    if (task.direction == Direction::backward_weight)
+        return Costs(s, false, task).fastest_for_weight();
+    const Shape layer = forward ? s : gradient_shape(s);
+    const bool deep = is_deep(layer, strided, task.lanes);
+    if (suits(KernelName::patches, task, s) &&
+        Costs(s, deep, task).patches_are_faster(task.direction))
+        return KernelName::patches;
+    if (!deep) return KernelName::pixels_as_lanes;
+    if (!pairs_pay(task, s, layer, strided)) return KernelName::filters_as_lanes;
+    return squares_pay(task, s, layer) ? KernelName::filters_as_lanes_squares
+                                       : KernelName::filters_as_lanes_pairs;
+}
+
+// ---- kernels of stride 1 in float32
+
+// Images, channels and filters from which on packing the weights of a single tap pays for lanes
+// that are all used, where planes would fill less than such a share of them: of 32 images of 4x5 with
+// 512 channels and filters 3.8 ms in place of 4.8.
+constexpr int64_t kPacksImages = 8, kPacksChannels = 128;
+constexpr double kFullLanes = 0.8;
+// Pixels of a batch up to which the gradient for x of a single tap has filters as lanes, with 16 lanes.
+constexpr int64_t kShortRows = 64;
+// Products of a sum up to which `direct` is faster than `filters_as_lanes` for padded images.
+constexpr int64_t kDirectPadded = 128;
+// Products of a sum from which on the kernels for any problem, which take it in blocks, lose less
+// to rounding: of `direct`, and of each of the sums that `winograd` puts together. They keep the
+// relative error against float64 below 1e-6 (tests/backends).
+constexpr int64_t kLongDirect = 1536, kLongOfSquares = 256;
+// Pixels of x for each of y from which on a window covers much of an image, so that the gradient
+// for x would mostly be sums of borders; patches leave them out. Chosen, not measured.
+constexpr int64_t kDense = 4;
+// Channels of x from which on the gradient for it fills register tiles.
+constexpr int64_t kGradientChannels = 3;
+// The share of its lanes from which on `winograd` is faster than `filters_as_lanes`, and the
+// vectors of sums of a filter, over all images, that pay for the packing of its weights.
+constexpr double kFilledLanes = 0.7;
+constexpr int64_t kWorthPacking = 24;
+// Channels from which on squares with filters as lanes are faster than `winograd`, with 16 lanes also products of
+// a sum; and channels from which on pairs of rows are, with 16 lanes.
+constexpr int64_t kSquareChannels = 16, kSquareProducts = 576, kRowPairChannels = 256;
+
+// Filters from which on threads have enough of them to share the gradient for w.
+constexpr int64_t kPlaneFilters = 32;
+
+int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
+
+// What `direct` and `winograd` take of an image: counts of what they do, with factors fitted to
+// times with AVX-512 on one core; docs/design.md says how good they are.
+struct UnitCosts {
+    const Shape& s;  // of the layer, or of the gradient as one
+    int64_t lanes;
+    Pairs rows, columns;
+
+    UnitCosts(const Shape& s, int64_t lanes)
+        : s(s), lanes(lanes), rows(pairs_of(s.kernel_h, s.out_height)),
+          columns(pairs_of(s.kernel_w, s.out_width)) {}
+
+    // Vectors that a filter's 2x2 squares of pixels are summed in.
+    int64_t square_vectors() const {
+        return divide_up((rows.pairs - 1) * columns.starts() + columns.pairs, lanes);
+    }
+    // Products, and a store of each vector.
+    double direct() const {
+        const int64_t vectors = divide_up(s.out_height * s.out_width, lanes);
+        return static_cast<double>(s.filters * vectors) *
+               (1.08 * static_cast<double>(products(s)) + 3);
+    }
+    // Products and what is kept between domains, domains, and rows of y.
+    double winograd() const {
+        const double taps = static_cast<double>(rows.taps() * columns.taps());
+        const double sums = static_cast<double>(s.filters * square_vectors()) *
+                            (1.05 * static_cast<double>(s.channels) * taps + 40);
+        const int64_t domains =
+            s.channels * rows.starts() * divide_up(columns.starts(), lanes) * 70;
+        const int64_t y = s.filters * s.out_height * divide_up(s.out_width, lanes) * 8;
+        return sums + static_cast<double>(domains) + static_cast<double>(y);
+    }
+    bool winograd_is_faster_than_filters_as_lanes() const {
+        const int64_t vectors = square_vectors();
+        return static_cast<double>(s.out_height * s.out_width) >=
+                   kFilledLanes * 4 * static_cast<double>(lanes) * static_cast<double>(vectors) &&
+               s.batch * vectors >= kWorthPacking;
+    }
+};
+
+// `name`: what any problem of the layer's kind would be computed by.
+bool beats_winograd(KernelName name, const Task& task, const Shape& layer) {
+    if (task.lanes < 8) return false;
+    if (name == KernelName::filters_as_lanes_squares)
+        return layer.channels >= kSquareChannels && (task.lanes < 16 || products(layer) >= kSquareProducts);
+    return name == KernelName::filters_as_lanes_pairs && layer.channels >= kRowPairChannels;
+}
+
+// `layer` is the problem or, as a layer of its own, its gradient; `direct`: whether that may be
+// chosen.
+KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& layer, bool direct) {
+    direct = direct && layer.out_width >= task.lanes && products(layer) <= kLongDirect;
+    if (suits(KernelName::winograd, task, s)) {
+        const UnitCosts costs(layer, task.lanes);
+        const bool exact =
+            layer.channels * costs.rows.groups * costs.columns.groups <= kLongOfSquares;
+        if (exact && (direct ? costs.winograd() < costs.direct()
+                             : costs.winograd_is_faster_than_filters_as_lanes())) {
+            const KernelName name = choose_for_any(task, s);
+            return beats_winograd(name, task, layer) ? name : KernelName::winograd;
+        }
+    }
+    return direct ? KernelName::direct : choose_for_any(task, s);
+}
+
+// Whether lanes would be idle that packed weights have a use for. Odd tiles leave none idle; for x, where `direct`
+// turns weights round, they are still slower with 16 threads.
+bool is_packed(const Task& task, const Shape& s) {
+    const int64_t pixels = s.out_height * s.out_width, lanes = task.lanes;
+    const double all = static_cast<double>(lanes) * static_cast<double>(divide_up(pixels, lanes));
+    const bool fills = task.direction == Direction::forward && odd_tiles(s, lanes) > 0;
+    return !fills && static_cast<double>(pixels) < kFullLanes * all && s.batch >= kPacksImages &&
+           s.channels >= kPacksChannels && s.filters >= kPacksChannels;
+}
+
+// Whether filters are the better lanes for a row of so few pixels. For x, weights are packed as they lie.
+bool is_short_row(const Task& task, const Shape& s) {
+    return task.lanes == 16 && task.direction == Direction::backward_data &&
+           s.batch * s.out_height * s.out_width <= kShortRows && is_deep(gradient_shape(s), false, 16);
+}
+
+KernelName choose(const Task& task, const Shape& s) {
+    const bool weight = task.direction == Direction::backward_weight;
+    if (s.groups > 1 && suits(KernelName::depthwise, task, s) &&
+        (!weight || s.filters >= kPlaneFilters))
+        return KernelName::depthwise;
+    if (is_row(s) && suits(KernelName::direct, task, s) && !is_packed(task, s) &&
+        !is_short_row(task, s))
+        return KernelName::direct;
+    if (weight || !is_float32(task) || !has_unit_steps(s)) return choose_for_any(task, s);
+    const bool forward = task.direction == Direction::forward;
+    const Shape layer = forward ? s : gradient_shape(s);
+    const bool few = layer.filters < task.lanes || products(layer) < kDirectPadded;
+    if (forward)
+        return choose_unit_steps(task, s, layer, few || (s.pad_h == 0 && s.pad_w == 0));
+    const bool dense = s.height * s.width >= kDense * s.out_height * s.out_width;
+    if (!has_inner_border(s) || s.channels < kGradientChannels || dense)
+        return choose_for_any(task, s);
+    return choose_unit_steps(task, s, layer, few);
+}
+
+}  // namespace
+
+bool suits(KernelName name, const Task& task) { return suits(name, task, derive(task.problem)); }
+
+KernelName choose(const Task& task) { return choose(task, derive(task.problem)); }
+
+KernelName choose_for_any(const Task& task) { return choose_for_any(task, derive(task.problem)); }
+
+}  // namespace ece408

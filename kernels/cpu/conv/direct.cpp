@@ -1,0 +1,327 @@
+// Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, and of
+// single taps with any stride, forward and the gradient for x: what surrounds the register tile of
+// tile.h. It is compiled once per instruction set, with ECE408_ISA its name and ECE408_LANES the floats
+// in one of its vectors, and only the constant at the end is not local.
+//
+// The tile knows no padding: an image that has some is copied with its border first. The gradient for x
+// is such a convolution of dy, with the kernel turned round and channels and filters swapped. A border's
+// zeros are multiplied like pixels, so other kernels compute with weights that are not all finite.
+//
+// An image's work is a list of tiles, filter block by filter block, and within one along the flat
+// output plane. Threads take whole images, or, of few images, stretches of that list. Each tile asks for
+// a few lines of what its thread will read next: processors fetch ahead within a page, and such an image
+// is a few pages.
+//
+// Single taps have a loop of their own, in conv_1x1.h, but where output is written past the caches.
+// They see an image without a border as one row. Of an image that they stride over, the pixels that
+// they meet are copied, and gradients for those are put among zeros.
+#include "api/kernels.h"
+
+#include <string.h>
+
+#include "conv/conv_1x1.h"
+#include "host/buffer.h"
+#include "host/thread_pool.h"
+#include "micro/lanes.h"
+#include "micro/plane.h"
+#include "micro/tile.h"
+
+namespace ece408 {
+namespace {
+
+// Layers whose sums are this short write so much per product that output bound for memory goes
+// past the caches: a line that the caches take in would be read before it is overwritten.
+constexpr int64_t kStreamedTaps = 72;
+// The same of single taps: with more channels conv_1x1.h is faster, as it asks for its outputs in time.
+constexpr int64_t kStreamedSingleTaps = 32;
+static_assert(kStreamedSingleTaps <= kSumChannels, "streamed single taps are packed as one sum");
+
+// Floats of the gradients for pixels that strides pick, for the second cache.
+constexpr int64_t kSpreadFloats = 1 << 20;
+
+struct Plan {
+    Layer layer;
+    Shape shape;  // the layer's
+    Tiling tiling;
+    const float* packed;
+    ece408_finish finish;  // without factors: nothing
+    float* y;
+};
+
+int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
+
+// Some tiles of one filter block of one image.
+struct Stretch {
+    const Plan& plan;
+    StripArgs args;
+    int64_t filters;
+    float* y;  // of the block
+
+    // `ahead`: the image that this thread is likely to read next, or null.
+    Stretch(const Plan& plan, const float* x, const float* ahead, float* image_y, int64_t block)
+        : plan(plan) {
+        const Shape& s = plan.shape;
+        const int64_t plane = plan.tiling.plane, m = plan.tiling.first_filter(block);
+        filters = plan.tiling.filters_of(block);
+        y = image_y + m * plane;
+        const Layer& layer = plan.layer;
+        args = {};
+        args.channels = s.channels, args.height = s.height, args.width = s.width;
+        args.kernel_h = s.kernel_h, args.kernel_w = s.kernel_w;
+        args.x = x, args.y = y, args.filter_step = plane;
+        args.finish = finish_from(plan.finish, m, y - plan.y);
+        if (ahead) {
+            const int64_t lines = divide_up(s.channels * layer.height * layer.width, kLine);
+            args.ahead_lines = divide_up(lines, plan.tiling.all());
+            args.ahead = ahead + block * plan.tiling.tiles * args.ahead_lines * kLine;
+        }
+        args.packed = plan.packed + m * (1 + taps(s));
+    }
+
+    void set(int64_t vector, int64_t tiles) {
+        args.in = plan.tiling.in + vector;
+        args.out = plan.tiling.out + vector;
+        args.split = plan.tiling.split + vector;
+        args.tiles = tiles;
+    }
+
+    template <bool Stream>
+    typename Strip<Stream>::Function* pick_strip(int64_t vectors) const {
+        return pick_tile<Strip<Stream>>(args.kernel_w, static_cast<int>(filters),
+                                        static_cast<int>(vectors));
+    }
+
+    template <bool Stream>
+    void strip_of(int64_t begin, int64_t end, int64_t vectors) {
+        if (begin >= end) return;
+        set(plan.tiling.first_vector(begin), end - begin);
+        args.head = begin == 0;
+        pick_strip<Stream>(vectors)(args);
+        args.ahead += args.tiles * args.ahead_lines * kLine;
+    }
+
+    template <bool Stream>
+    void run(int64_t begin, int64_t end) {
+        const int64_t wide = plan.tiling.wide, size = plan.tiling.size;
+        const int64_t turn = wide < begin ? begin : wide < end ? wide : end;
+        strip_of<Stream>(begin, turn, size + 1);
+        strip_of<Stream>(turn, end, size);
+    }
+
+    // Tile by tile by way of a scratch array: for tiles that may not simply overwrite what lies
+    // under their vectors.
+    void run_apart(int64_t begin, int64_t end, bool accumulate) {
+        float scratch[kMaxFilters * 4 * kLanes];
+        const ece408_finish finish = args.finish;
+        for (int64_t tile = begin; tile < end; ++tile) {
+            const int64_t first = plan.tiling.first_vector(tile);
+            const int64_t last = plan.tiling.first_vector(tile + 1);
+            set(first, 1);
+            args.y = scratch;
+            args.out = kInScratch;
+            args.filter_step = (last - first) * kLanes;
+            args.finish = {};
+            pick_strip<false>(last - first)(args);
+            put(plan.tiling, finish, scratch, y, filters, first, last, accumulate);
+        }
+    }
+
+    // The whole plane, past the caches, but for the last tile, whose first lanes may be others'
+    // too: those are written twice, with the same values.
+    void run_streamed() {
+#if ECE408_STREAMS
+        alignas(64) float carried[kMaxFilters * kLanes] = {};
+        args.carried = carried;
+        const int64_t last = plan.tiling.tiles - 1;
+        run<true>(0, last);
+        const int64_t out = plan.tiling.first_vector(last) * kLanes;
+        for (int64_t m = 0; m < filters && last > 0; ++m)
+            finish_stream(y + m * args.filter_step, out, carried + m * kLanes);
+        run<false>(last, last + 1);
+#endif
+    }
+};
+
+// `whole`: the image is one thread's.
+void run_tiles(Stretch* stretch, int64_t begin, int64_t end, bool accumulate, bool whole) {
+    if (accumulate) return stretch->run_apart(begin, end, true);
+    const Tiling& tiling = stretch->plan.tiling;
+    // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
+    const bool apart = !whole && end == tiling.tiles && tiling.first > 0;
+    stretch->run<false>(begin, end - apart);
+    if (apart) stretch->run_apart(end - 1, end, false);
+}
+
+// The tiles [begin, end) of an image, numbered through its filter blocks.
+void run_part(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
+              int64_t end, bool accumulate, bool streams, bool whole) {
+    int64_t next = 0;
+    for (int64_t tile = begin; tile < end; tile = next) {
+        const int64_t of_block = plan.tiling.tiles;
+        const int64_t block = tile / of_block, start = block * of_block;
+        next = start + of_block < end ? start + of_block : end;
+        Stretch stretch(plan, x, ahead, y, block);
+        if (streams)
+            stretch.run_streamed();
+        else
+            run_tiles(&stretch, tile - start, next - start, accumulate, whole);
+    }
+}
+
+// Whether output goes past the caches, for which threads take whole images.
+bool is_streamed(const Shape& s, bool accumulate, int threads) {
+    const int64_t vectors = divide_up(s.out_height * s.out_width, kLanes);
+    const int64_t most = s.kernel_h * s.kernel_w == 1 ? kStreamedSingleTaps : kStreamedTaps;
+    return ECE408_STREAMS && !accumulate && taps(s) <= most &&
+           exceeds_caches(4 * s.batch * s.filters * s.out_height * s.out_width) &&
+           count_parts(s.batch, s.filters * vectors, threads) == 1;
+}
+
+// Whole images are copied with their border per thread, images in parts once for all. False without
+// memory.
+bool run(const Plan& plan, const float* x, bool streams, bool accumulate, int threads) {
+    const Shape& s = plan.shape;
+    const Layer& layer = plan.layer;
+    const int64_t pixels = layer.height * layer.width, y_image = s.filters * plan.tiling.plane;
+    const int64_t all = plan.tiling.all(), parts = count_parts(s.batch, all, threads);
+    const int64_t units = s.batch * parts, padded = s.channels * s.height * s.width;
+    const int team = static_cast<int>(threads < units ? threads : units);
+    Buffer<float> memory;
+    if (!layer.as_it_is()) {
+        memory = Buffer<float>((parts == 1 ? team : s.batch) * padded);
+        if (!memory) return false;
+    }
+    float* const copies = memory;
+    if (copies && parts > 1)
+        share(team, s.batch * s.channels, [&](int64_t c, int) {
+            pad_channel(layer, x + c * pixels, copies + c * s.height * s.width);
+        });
+    share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
+        for (int64_t unit = begin; unit < end; ++unit) {
+            const int64_t b = unit / parts, part = unit % parts;
+            const float* image = x + b * s.channels * pixels;
+            if (copies) {
+                float* own = copies + (parts == 1 ? member : b) * padded;
+                for (int64_t c = 0; c < s.channels && parts == 1; ++c)
+                    pad_channel(layer, image + c * pixels, own + c * s.height * s.width);
+                image = own;
+            }
+            const bool more = parts == 1 && unit + 1 < end;
+            const float* ahead = more ? x + (b + 1) * s.channels * pixels : nullptr;
+            run_part(plan, image, ahead, plan.y + b * y_image, part_start(all, parts, part),
+                     part_start(all, parts, part + 1), accumulate, streams, parts == 1);
+        }
+#if ECE408_STREAMS
+        finish_streams();
+#endif
+    });
+    return true;
+}
+
+bool run_windows(const Layer& layer, const float* x, const float* packed,
+                 const ece408_finish& finish, float* y, bool streams, bool accumulate,
+                 int threads) {
+    const Shape& s = layer.shape;
+    Plan plan = {layer, s, Tiling(s), packed, finish, y};
+    return make_tiling(s.out_height, s.out_width, s.width, &plan.tiling) &&
+           run(plan, x, streams, accumulate, threads);
+}
+
+// `packed`: the layer's weights, or null.
+int run_layer(const Layer& layer, const float* x, const float* bias, const float* packed,
+              const ece408_finish& finish, float* y, bool accumulate, int threads) {
+    const bool streams = is_streamed(layer.shape, accumulate, threads);
+    const bool single_tap = layer.shape.kernel_h * layer.shape.kernel_w == 1 &&
+                            !(streams && layer.as_it_is());
+    Buffer<float> own;
+    if (!packed && (!single_tap || is_worth_packing(layer.shape, threads))) {
+        own = Buffer<float>(packed_floats(layer.shape));
+        if (!own) return ECE408_NO_MEMORY;
+        pack_weights(layer, bias, own, threads);
+        packed = own;
+    }
+    const bool has_memory =
+        single_tap ? run_single_tap(layer, x, bias, packed, finish, y, accumulate, threads)
+                   : run_windows(layer, x, packed, finish, y, streams, accumulate, threads);
+    return has_memory ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+bool can_take(const ece408_problem& problem, const float* w) {
+    const bool border = problem.pad_h > 0 || problem.pad_w > 0;
+    return !border || all_finite(w, weights(problem));
+}
+
+int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+            float* y, bool accumulate, int threads) {
+    if (!can_take(problem, w)) return kNotFinite;
+    return run_layer(forward_layer(problem, w), x, bias, nullptr, {}, y, accumulate, threads);
+}
+
+int64_t forward_packed_floats(const ece408_problem& problem) {
+    return packed_floats(forward_layer(problem, nullptr).shape);
+}
+
+int pack(const ece408_problem& problem, const float* w, const float* bias, float* packed,
+         int threads) {
+    if (!can_take(problem, w)) return kNotFinite;
+    pack_weights(forward_layer(problem, w), bias, packed, threads);
+    return ECE408_OK;
+}
+
+int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                   const float* packed, const ece408_finish& finish, float* y, int threads) {
+    if (!packed && !can_take(problem, w)) return kNotFinite;
+    return run_layer(forward_layer(problem, w), x, bias, packed, finish, y, false, threads);
+}
+
+// A channel of the gradient for pixels that strides pick becomes one for all of them.
+void spread_channel(const Shape& s, const float* from, float* to, bool accumulate) {
+    for (int64_t y = 0; y < s.height; ++y, to += s.width) {
+        const bool picked = y % s.stride_h == 0;
+        if (!accumulate) memset(to, 0, static_cast<size_t>(s.width) * sizeof(float));
+        if (!picked) continue;
+        for (int64_t x = 0; x < s.out_width; ++x) to[x * s.stride_w] += from[x];
+        from += s.out_width;
+    }
+}
+
+// The gradient for x of a single tap with strides: that for the pixels which are met, of some images
+// at a time, which stay in the caches, and then in its place among zeros.
+int spread_backward(const ece408_problem& problem, const float* w, const float* dy, float* dx,
+                    bool accumulate, int threads) {
+    const Shape s = derive(problem);
+    const int64_t met = s.out_height * s.out_width, pixels = s.height * s.width;
+    const int64_t most = kSpreadFloats / (s.channels * met);
+    const int64_t together = most < 1 ? 1 : most < s.batch ? most : s.batch;
+    const Buffer<float> memory(together * s.channels * met);
+    if (!memory) return ECE408_NO_MEMORY;
+    const float* const found = memory;
+    ece408_problem some = problem;
+    for (int64_t first = 0; first < s.batch; first += together) {
+        some.batch = s.batch - first < together ? s.batch - first : together;
+        const int status = run_layer(backward_layer(some, w), dy + first * s.filters * met, nullptr,
+                                     nullptr, {},
+                                     memory, false, threads);
+        if (status != ECE408_OK) return status;
+        share(threads, some.batch * s.channels, [&](int64_t c, int) {
+            spread_channel(s, found + c * met, dx + (first * s.channels + c) * pixels, accumulate);
+        });
+    }
+    return ECE408_OK;
+}
+
+int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,
+                  bool accumulate, int threads) {
+    if (is_flat(problem) && (problem.stride_h > 1 || problem.stride_w > 1))
+        return spread_backward(problem, w, dy, dx, accumulate, threads);
+    if (!is_flat(problem) && !all_finite(w, weights(problem))) return kNotFinite;
+    return run_layer(backward_layer(problem, w), dy, nullptr, nullptr, {}, dx, accumulate, threads);
+}
+
+}  // namespace
+
+extern const Kernel ECE408_THIS_BUILD(direct) = {
+    {forward, backward_data, nullptr}, {}, {}, {},
+    forward_packed_floats, pack, forward_packed};
+
+}  // namespace ece408

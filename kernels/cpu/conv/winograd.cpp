@@ -1,0 +1,463 @@
+// Convolutions of stride 1 with kernels of 3, 5 or 7 rows and columns, by squares of 2x2 output
+// pixels with half the products or fewer: winograd_f23.h has the idea, here in rows and in columns. It is
+// compiled once per instruction set.
+//
+// With pairs in both directions an image becomes 4 x 4 domains of half its height and width, and y
+// is put together from sums over these. Lanes are neighbouring columns of a domain. Threads take
+// stretches of an image's pairs of rows: first the domains' rows that they need are made, few
+// enough to stay in cache, then register tiles take the sums of a few filters over a run of
+// lanes, and last the sums become rows of y.
+#include "api/kernels.h"
+
+#include <string.h>
+
+#include "conv/textbook.h"
+#include "host/buffer.h"
+#include "host/thread_pool.h"
+#include "micro/lanes.h"
+#include "micro/plane.h"
+#include "micro/winograd_tile.h"
+
+namespace ece408 {
+namespace {
+
+// Bytes of domains that are made at a time, if that is rows enough: they share a core's cache with
+// weights and sums. (Those of two stretches have rows in common.)
+constexpr int64_t kNearBytes = 384 << 10;
+constexpr int64_t kLeastRows = 4;
+
+// Channels times filters from which on threads share the packing of weights.
+constexpr int64_t kManyWeights = 1024;
+
+// The largest kernel.
+constexpr int64_t kMostSide = 7, kMostTaps = kMostSide * kMostSide;
+
+constexpr int64_t kLineBytes = kLine * sizeof(float);
+
+struct Plan {
+    Layer layer;
+    Pairs rows, columns;
+    int64_t pitch;    // floats from row to row of a domain
+    int64_t stretch;  // pairs of rows that are taken at a time
+    int64_t domain;   // floats of a channel's domain of a stretch
+    int64_t sums;     // floats of a filter's sums of a stretch, for one pixel of a square
+    int64_t blocks;   // of filters
+    const float* packed;
+    const float* bias;
+    Textbook book;  // of the output
+
+    int64_t first_filter(int64_t block) const {
+        return part_start(layer.shape.filters, blocks, block);
+    }
+    int64_t most_filters() const { return divide_up(layer.shape.filters, blocks); }
+    int64_t filter_floats() const {
+        return 1 + layer.shape.channels * rows.taps() * columns.taps();
+    }
+    int64_t packed_floats() const { return layer.shape.filters * filter_floats(); }
+    // Vectors that hold the sums of `pairs` pairs of rows, with the unused lanes between rows.
+    int64_t vectors(int64_t pairs) const {
+        return divide_up((pairs - 1) * pitch + columns.pairs, kLanes);
+    }
+    // Floats that are read of an image's row, most of them its own.
+    int64_t row_span() const { return 2 * divide_up(pitch, kLanes) * kLanes + 2; }
+    int64_t image_rows() const { return 2 * (stretch + rows.groups); }
+    // A thread's floats: domains, the sums of a block of filters, and rows with a border.
+    int64_t domain_floats() const { return kDomains * kDomains * layer.shape.channels * domain; }
+    int64_t sum_floats() const { return 4 * most_filters() * sums; }
+    int64_t row_floats() const { return (image_rows() + 1) * row_span(); }
+    int64_t scratch_floats() const {
+        return divide_up(domain_floats() + sum_floats() + row_floats(), kLine) * kLine;
+    }
+};
+
+// Of a layer, without the sizes that threads share its work by.
+Plan plan_of(const Layer& layer, const float* bias) {
+    const Shape& s = layer.shape;
+    Plan plan = {};
+    plan.layer = layer;
+    plan.bias = bias;
+    plan.rows = pairs_of(s.kernel_h, s.out_height);
+    plan.columns = pairs_of(s.kernel_w, s.out_width);
+    plan.blocks = s.filters <= kMostFilters ? 1 : divide_up(s.filters, kBlockFilters);
+    return plan;
+}
+
+void choose_sizes(Plan* plan, int threads) {
+    const Shape& s = plan->layer.shape;
+    plan->pitch = plan->columns.starts();
+    const int64_t row_bytes = kDomains * kDomains * s.channels * plan->pitch *
+                              static_cast<int64_t>(sizeof(float));
+    int64_t rows = kNearBytes / row_bytes - plan->rows.groups + 1;
+    if (rows < kLeastRows) rows = kLeastRows;
+    int64_t parts = divide_up(plan->rows.pairs, rows);
+    const int64_t wanted = count_parts(s.batch, plan->rows.pairs, threads);
+    // More parts than threads are worth having while they fill tiles.
+    const auto fills = [&](int64_t number) {
+        const int64_t vectors = plan->vectors(divide_up(plan->rows.pairs, number));
+        return vectors >= tile_vectors(static_cast<int>(kBlockFilters));
+    };
+    while (parts < wanted && (s.batch * parts < threads || fills(parts + 1))) ++parts;
+    plan->stretch = divide_up(plan->rows.pairs, parts);
+    // An odd number of lines, so that the domains of one place do not compete for a few sets of
+    // the cache; a vector may begin with the last lane that counts.
+    const int64_t floats = (plan->stretch + plan->rows.groups - 1) * plan->pitch + kLanes;
+    plan->domain = (divide_up(floats, kLine) | 1) * kLine;
+    plan->sums = (plan->vectors(plan->stretch) + 1) * kLanes;
+}
+
+static_assert(kMostFilters <= 8, "weights are packed in 8 lanes at most");
+
+// A number for each filter of a block, and lanes beyond them.
+template <int LANES>
+struct Each {
+    double of[LANES];
+};
+
+// A group's weights for the four domains, from taps that lie `step` apart, the third one or zero.
+template <int LANES>
+void expand(const Pairs& pairs, int64_t group, const Each<LANES>* taps, int64_t step,
+            Each<LANES> (&out)[kDomains]) {
+    static constexpr Each<LANES> zeros = {};
+    const Each<LANES>* g = taps + 2 * group * step;
+    const Each<LANES>& third = pairs.has_third(group) ? g[2 * step] : zeros;
+    for (int m = 0; m < LANES; ++m)
+        for (int t = 0; t < kDomains; ++t)
+            out[t].of[m] = domain_weight(t, g[0].of[m], g[step].of[m], third.of[m]);
+}
+
+// All weights of a block's `filters` filters for a channel, where the tile takes them: `next` has a
+// place for each domain of rows and pair of domains of columns, and is moved on. SIDE: of the kernel
+// both ways, or 0 for any.
+template <int LANES, int SIDE>
+void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
+                  float* (&next)[kDomains][2]) {
+    const Shape& s = plan.layer.shape;
+    const int64_t kernel_h = SIDE ? SIDE : s.kernel_h, kernel_w = SIDE ? SIDE : s.kernel_w;
+    const Pairs rows = pairs_of(kernel_h, 1), columns = pairs_of(kernel_w, 1);
+    Each<LANES> taps[kMostTaps], half[kDomains][kMostSide], all[kDomains];
+    for (int m = 0; m < LANES; ++m) {
+        // Lanes beyond the filters are not kept.
+        const float* from = plan.layer.taps(first + (m < filters ? m : 0), c);
+        const int64_t step = plan.layer.turned ? -1 : 1;
+        for (int64_t t = 0; t < kernel_h * kernel_w; ++t) taps[t].of[m] = from[t * step];
+    }
+    for (int64_t gr = 0; gr < rows.groups; ++gr) {
+        for (int64_t q = 0; q < kernel_w; ++q) {
+            expand(rows, gr, taps + q, kernel_w, all);
+            for (int t = 0; t < kDomains; ++t) half[t][q] = all[t];
+        }
+        for (int tr = 0; tr < kDomains; ++tr)
+            for (int64_t gc = 0; gr >= rows.first_group(tr) && gc < columns.groups;
+                 ++gc) {
+                expand(columns, gc, half[tr], 1, all);
+                for (int pair = 0; pair < 2; ++pair)
+                    for (int tc : kColumns[pair]) {
+                        if (gc < columns.first_group(tc)) continue;
+                        for (int64_t m = 0; m < filters; ++m)
+                            next[tr][pair][m] = static_cast<float>(all[tc].of[m]);
+                        next[tr][pair] += filters;
+                    }
+            }
+    }
+}
+
+// Filter block after filter block: the biases or zeros, then for each domain of rows, in kOrder,
+// what both columns take and what one takes, as [c][group of rows][group of columns][domain of
+// columns][filter of block].
+void pack_weights(const Plan& plan, float* packed, int threads) {
+    const int64_t channels = plan.layer.shape.channels, groups = plan.columns.groups;
+    const bool many = channels * plan.layer.shape.filters >= kManyWeights;
+    const bool of_three = plan.rows.kernel == 3 && plan.columns.kernel == 3;
+    share(many ? threads : 1, plan.blocks, [&](int64_t block, int) {
+        const int64_t first = plan.first_filter(block);
+        const int64_t filters = plan.first_filter(block + 1) - first;
+        float* at = packed + first * plan.filter_floats();
+        for (int64_t m = 0; m < filters; ++m) *at++ = plan.bias ? plan.bias[first + m] : 0.0f;
+        float* next[kDomains][2];
+        for (int tr : kOrder) {
+            const int64_t rows = plan.rows.groups - plan.rows.first_group(tr);
+            next[tr][0] = at;
+            next[tr][1] = at += channels * rows * 2 * groups * filters;
+            at += channels * rows * (groups + 1) * filters;
+        }
+        const auto pack = filters > 4 ? pack_channel<8, 0> : of_three ? pack_channel<4, 3>
+                                                                     : pack_channel<4, 0>;
+        for (int64_t c = 0; c < channels; ++c) pack(plan, first, filters, c, next);
+    });
+}
+
+// Row `row` of a channel with its border: in place, if x has row_span() floats from there on;
+// otherwise copied to `buffer`.
+const float* find_row(const Plan& plan, const float* channel, int64_t row, const float* x_end,
+                      const float* zeros, float* buffer) {
+    const Layer& layer = plan.layer;
+    const int64_t from = row - layer.top;
+    if (from < 0 || from >= layer.height) return zeros;
+    const float* found = channel + from * layer.width;
+    if (layer.width == layer.shape.width && x_end - found >= plan.row_span()) return found;
+    memcpy(buffer + layer.left, found, static_cast<size_t>(layer.width) * sizeof(float));
+    return buffer;
+}
+
+// Four domains of a row's columns, from column 2j on.
+inline void transform_columns(const float* row, int64_t j, Vec (&out)[kDomains]) {
+    const float* d = row + 2 * j;
+    const Vec first = load(d), second = load(d + kLanes);
+    const Vec next_first = load(d + 2), next_second = load(d + 2 + kLanes);
+    to_domains(even_lanes(first, second), odd_lanes(first, second),
+               even_lanes(next_first, next_second), odd_lanes(next_first, next_second), out, 1);
+}
+
+// The domains of a channel, from the image's rows on.
+void transform(const Plan& plan, const float* const* rows, int64_t starts, float* domains) {
+    const int64_t step = plan.layer.shape.channels * kDomains * plan.domain;
+    for (int64_t j = 0; j < plan.pitch; j += kLanes) {
+        // The last vector ends with the row, so as to leave the next one's start alone; shorter
+        // rows are written one after the other.
+        int64_t at = j;
+        if (at > 0 && at + kLanes > plan.pitch) at = plan.pitch - kLanes;
+        Vec d[4][kDomains];
+        transform_columns(rows[0], at, d[2]);
+        transform_columns(rows[1], at, d[3]);
+        float* to = domains + at;
+        for (int64_t start = 0; start < starts; ++start, to += plan.pitch) {
+            ECE408_UNROLL
+            for (int t = 0; t < kDomains; ++t) d[0][t] = d[2][t], d[1][t] = d[3][t];
+            transform_columns(rows[2 * start + 2], at, d[2]);
+            transform_columns(rows[2 * start + 3], at, d[3]);
+            ECE408_UNROLL
+            for (int t = 0; t < kDomains; ++t) {
+                Vec z[kDomains];
+                to_domains(d[0][t], d[1][t], d[2][t], d[3][t], z, 1);
+                ECE408_UNROLL
+                for (int r = 0; r < kDomains; ++r) store(to + r * step + t * plan.domain, z[r]);
+            }
+        }
+    }
+}
+
+// Computes a filter's sums again where they are not finite: differences of pixels or weights may be
+// infinite or NaN where the sum of products is not.
+void settle_rows(const Plan& plan, int64_t filter, float* sums, int64_t rows, const float* y) {
+    const int64_t width = plan.layer.shape.out_width;
+    const double first = plan.bias ? plan.bias[filter] : 0;
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t j = 0; j < width; ++j, ++y) {
+            float* sum = sums + (row % 2 * 2 + j % 2) * plan.sums + row / 2 * plan.pitch + j / 2;
+            if (!is_finite(*sum)) *sum = static_cast<float>(plan.book.at(y) + first);
+        }
+}
+
+// Writes a filter's sums to `rows` rows of y. Each sum times zero is added to `rest`, which stays
+// zero if all are finite.
+void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate, float* y,
+              Vec (&rest)[2]) {
+    const int64_t width = plan.layer.shape.out_width;
+    const float* const end = y + rows * width;
+    const auto put = [&](float* to, int64_t left, Vec v) {
+        // What is beyond the row's end is overwritten by the next one.
+        if (!accumulate && end - to >= kLanes)
+            store(to, v);
+        else
+            put_lanes(0, left < kLanes ? static_cast<int>(left) : kLanes, to, v, accumulate);
+    };
+    for (int64_t row = 0; row < rows; ++row, y += width) {
+        const float* even = sums + row / 2 * plan.pitch + row % 2 * 2 * plan.sums;
+        const float* odd = even + plan.sums;
+        for (int64_t j = 0; j < width; j += 2 * kLanes, even += kLanes, odd += kLanes) {
+            const Vec e = load(even), o = load(odd);
+            rest[0] = multiply_add(e, broadcast(0.0f), rest[0]);
+            rest[1] = multiply_add(o, broadcast(0.0f), rest[1]);
+            put(y + j, width - j, interleave_first(e, o));
+            if (width - j > kLanes)
+                put(y + j + kLanes, width - j - kLanes, interleave_second(e, o));
+        }
+    }
+}
+
+// Writes the sums of a block of filters to `rows` rows of y. Sums that overwrite y are checked as
+// they are written, and written again if one is not finite. Sums that are added are checked first.
+void put_block(const Plan& plan, int64_t block, float* sums, int64_t rows, bool accumulate,
+               float* y) {
+    const Shape& s = plan.layer.shape;
+    const int64_t first = plan.first_filter(block), end = plan.first_filter(block + 1);
+    const auto put = [&](bool finite) {
+        Vec rest[2] = {broadcast(0.0f), broadcast(0.0f)};
+        for (int64_t m = first; m < end; ++m) {
+            float* const own = sums + 4 * (m - first) * plan.sums;
+            float* const to = y + m * s.out_height * s.out_width;
+            if (!finite) settle_rows(plan, m, own, rows, to);
+            put_rows(plan, own, rows, accumulate, to, rest);
+        }
+        float lanes[kLanes];
+        store(lanes, rest[0] + rest[1]);
+        return all_finite(lanes, kLanes);
+    };
+    if (accumulate)
+        put(all_finite(sums, 4 * (end - first) * plan.sums));
+    else if (!put(true))
+        put(false);
+}
+
+// A thread's own.
+struct Scratch {
+    float *domains, *sums, *rows;
+    const float** found;
+};
+
+// All threads'. Zeros, for borders, and because lanes that count for nothing are computed with too.
+struct Scratches {
+    int64_t step;  // bytes
+    Buffer<char> memory;
+
+    Scratches(const Plan& plan, int threads)
+        : step(round_up(plan.scratch_floats() * static_cast<int64_t>(sizeof(float)) +
+                            plan.image_rows() * static_cast<int64_t>(sizeof(float*)),
+                        kLineBytes)),
+          memory(shared_zeros<char>(threads, threads * step)) {}
+    Scratch of(const Plan& plan, int member) const {
+        float* domains = reinterpret_cast<float*>(memory + member * step);
+        float* sums = domains + plan.domain_floats();
+        float* rows = sums + plan.sum_floats();
+        return {domains, sums, rows,
+                reinterpret_cast<const float**>(domains + plan.scratch_floats())};
+    }
+};
+
+void make_domains(const Plan& plan, const float* image, const float* x_end, int64_t pair,
+                  int64_t pairs, const Scratch& scratch) {
+    const Layer& layer = plan.layer;
+    const int64_t starts = pairs + plan.rows.groups - 1;
+    const float* zeros = scratch.rows + plan.image_rows() * plan.row_span();
+    for (int64_t c = 0; c < layer.shape.channels; ++c) {
+        const float* channel = image + c * layer.height * layer.width;
+        for (int64_t r = 0; r < 2 * starts + 2; ++r)
+            scratch.found[r] = find_row(plan, channel, 2 * pair + r, x_end, zeros,
+                                        scratch.rows + r * plan.row_span());
+        transform(plan, scratch.found, starts,
+                  scratch.domains + c * kDomains * plan.domain);
+    }
+}
+
+// Asks for share `part` of `parts` of some memory; where there is none, nothing happens.
+template <bool WRITE>
+void fetch(const float* memory, int64_t floats, int64_t parts, int64_t part) {
+    const float* const end = memory + part_start(floats, parts, part + 1);
+    for (const float* line = memory + part_start(floats, parts, part); line < end; line += kLine)
+        __builtin_prefetch(line, WRITE, 2);
+}
+
+// Pairs of rows [pair, pair + pairs) of an image. With each tile goes a share of what comes next:
+// of an image's floats from `ahead` on, unless null, and of the lines of y that the next block of
+// filters is put into.
+void run_stretch(const Plan& plan, const float* image, const float* x_end, int64_t pair,
+                 int64_t pairs, const float* ahead, bool accumulate, const Scratch& scratch,
+                 float* y) {
+    const Layer& layer = plan.layer;
+    const Shape& s = layer.shape;
+    make_domains(plan, image, x_end, pair, pairs, scratch);
+    const int64_t vectors = plan.vectors(pairs), plane = s.out_height * s.out_width;
+    const int64_t left = s.out_height - 2 * pair, rows = left < 2 * pairs ? left : 2 * pairs;
+    SquareArgs args = {s.channels, plan.domain, plan.pitch, plan.rows.groups,
+                     nullptr,    nullptr,     nullptr,    plan.sums};
+    y += 2 * pair * s.out_width;
+    for (int64_t block = 0; block < plan.blocks; ++block) {
+        const int64_t first = plan.first_filter(block);
+        const int64_t filters = plan.first_filter(block + 1) - first;
+        args.packed = plan.packed + first * plan.filter_floats();
+        const int64_t tiles = divide_up(vectors, tile_vectors(static_cast<int>(filters)));
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            if (ahead)
+                fetch<false>(ahead, s.channels * layer.height * layer.width,
+                             plan.blocks * tiles, block * tiles + tile);
+            for (int64_t m = filters; m < 2 * filters; ++m)
+                fetch<true>(y + (first + m) * plane, rows * s.out_width, tiles, tile);
+            const int64_t begin = part_start(vectors, tiles, tile);
+            const int64_t end = part_start(vectors, tiles, tile + 1);
+            args.x = scratch.domains + begin * kLanes;
+            args.y = scratch.sums + begin * kLanes;
+            pick_tile(plan.columns.groups, filters, end - begin)(args);
+        }
+        put_block(plan, block, scratch.sums, rows, accumulate, y);
+    }
+}
+
+// False if there is no memory.
+bool run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
+    const Layer& layer = plan.layer;
+    const Shape& s = layer.shape;
+    const int64_t parts = divide_up(plan.rows.pairs, plan.stretch), units = s.batch * parts;
+    const int team = static_cast<int>(threads < units ? threads : units);
+    const int64_t image = s.channels * layer.height * layer.width;
+    const float* const x_end = x + s.batch * image;
+    const Scratches scratches(plan, team);
+    if (!scratches.memory) return false;
+    share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
+        for (int64_t unit = begin; unit < end; ++unit) {
+            const int64_t b = unit / parts, pair = unit % parts * plan.stretch;
+            const int64_t left = plan.rows.pairs - pair;
+            const float* const from = x + b * image;
+            run_stretch(plan, from, x_end, pair, left < plan.stretch ? left : plan.stretch,
+                        parts == 1 && unit + 1 < end ? from + image : nullptr, accumulate,
+                        scratches.of(plan, member),
+                        y + b * s.filters * s.out_height * s.out_width);
+        }
+    });
+    return true;
+}
+
+// `packed`: of the layer's weights, or null.
+int run_layer(const Layer& layer, const Textbook& book, const float* x, const float* bias,
+              const float* packed, float* y, bool accumulate, int threads) {
+    Plan plan = plan_of(layer, bias);
+    plan.book = book;
+    choose_sizes(&plan, threads);
+    Buffer<float> own;
+    if (!packed) {
+        own = Buffer<float>(plan.packed_floats());
+        if (!own) return ECE408_NO_MEMORY;
+        pack_weights(plan, own, threads);
+    }
+    plan.packed = packed ? packed : own;
+    return run(plan, x, y, accumulate, threads) ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+int run_forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                const float* packed, float* y, bool accumulate, int threads) {
+    const Textbook book = {derive(problem), x, w, y, forward_element<float>};
+    return run_layer(forward_layer(problem, w), book, x, bias, packed, y, accumulate, threads);
+}
+
+int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+            float* y, bool accumulate, int threads) {
+    return run_forward(problem, x, w, bias, nullptr, y, accumulate, threads);
+}
+
+int64_t packed_floats(const ece408_problem& problem) {
+    return plan_of(forward_layer(problem, nullptr), nullptr).packed_floats();
+}
+
+int pack(const ece408_problem& problem, const float* w, const float* bias, float* packed,
+         int threads) {
+    pack_weights(plan_of(forward_layer(problem, w), bias), packed, threads);
+    return ECE408_OK;
+}
+
+int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
+                   const float* packed, const ece408_finish& finish, float* y, int threads) {
+    if (finish.factors) return ECE408_UNSUPPORTED;
+    return run_forward(problem, x, w, bias, packed, y, false, threads);
+}
+
+int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,
+                  bool accumulate, int threads) {
+    const Textbook book = {derive(problem), w, dy, dx, data_element<float>};
+    return run_layer(backward_layer(problem, w), book, dy, nullptr, nullptr, dx, accumulate, threads);
+}
+
+}  // namespace
+
+extern const Kernel ECE408_THIS_BUILD(winograd) = {
+    {forward, backward_data, nullptr}, {}, {}, {}, packed_floats, pack, forward_packed};
+
+}  // namespace ece408

@@ -1,0 +1,541 @@
+// The team of thread_pool.h: workers of its own, or the threads of GNU's OpenMP, with which MXNet computes.
+// Workers are made when first asked for and stay, asleep, for as long as the process does; several
+// callers at once share them.
+//
+// A caller takes one of a few slots and writes its job there. The caller claims pieces from the
+// first on, workers from the last. So each of two threads works on one half, the same half of every
+// layer, which its core's caches still hold: with pieces dealt out in one order densenet121 took 6 %
+// longer at batch 1. Claims are subtracted from the number of pieces left. The same word counts how
+// often the slot was filled: a worker that read a slot, lost its core, and returns when the slot
+// holds another job claims nothing of it. Slots are never freed, so that a worker may read any slot
+// at any time.
+//
+// A worker that waits for a job, and a caller that waits for the pieces of others, first spin: most
+// waits end within microseconds, and waking a thread takes longer. Then they sleep, because another
+// thread may need the core, perhaps the one that they wait for.
+#include "host/thread_pool.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace ece408 {
+namespace {
+
+// Callers at once that can have help.
+constexpr int kSlots = 16;
+constexpr int kMostThreads = 1023;
+// A claim is one of kParts parts of a thread's share of the pieces left: long runs first and single
+// pieces at the end, so that all members end together.
+constexpr int64_t kParts = 4;
+constexpr int64_t kSpinNs = 100 * 1000;
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+// What a slot's ticket says: how often the slot was filled (32 bits), how many members there have
+// been (10), how many pieces, or portions of many, workers have claimed (11), and how many are left
+// to be claimed (11).
+constexpr uint64_t kByWorkers = uint64_t{1} << 11, kMember = kByWorkers << 11;
+constexpr uint64_t kFilling = uint64_t{1} << 32;
+constexpr int64_t kMostPortions = kByWorkers - 1;
+
+int64_t left_of(uint64_t ticket) { return static_cast<int64_t>(ticket % kByWorkers); }
+int64_t by_workers_of(uint64_t ticket) {
+    return static_cast<int64_t>(ticket % kMember / kByWorkers);
+}
+int members_of(uint64_t ticket) { return static_cast<int>(ticket % kFilling / kMember); }
+uint64_t filling_of(uint64_t ticket) { return ticket / kFilling; }
+
+// Beside the number of portions that are not done yet: the caller sleeps.
+constexpr uint32_t kCallerSleeps = uint32_t{1} << 31;
+
+struct Job {
+    ece408_pieces* pieces;
+    const void* work;
+    int64_t count, portions;
+    int threads;
+
+    // How many of the portions left to claim.
+    int64_t claim(int64_t left) const {
+        const int64_t some = left / (kParts * threads);
+        return some < 1 ? 1 : some;
+    }
+    // Does what was claimed of a slot with this ticket: the caller the first that were left, a
+    // worker the last.
+    void run(uint64_t ticket, int64_t claimed, int member) const {
+        const int64_t end = portions - by_workers_of(ticket);
+        const int64_t first = end - (member ? claimed : left_of(ticket));
+        pieces(work, count * first / portions, count * (first + claimed) / portions, member);
+    }
+};
+
+struct alignas(128) Slot {
+    std::atomic<bool> taken;
+    std::atomic<uint64_t> ticket;
+    std::atomic<uint32_t> unfinished;
+    // The job; the same for as long as there is something left to be claimed.
+    std::atomic<ece408_pieces*> pieces;
+    std::atomic<const void*> work;
+    std::atomic<int64_t> count, portions;
+    std::atomic<int> threads;
+
+    // The ticket, of which the caller is a member.
+    uint64_t fill(const Job& job) {
+        pieces.store(job.pieces, relaxed);
+        work.store(job.work, relaxed);
+        count.store(job.count, relaxed);
+        portions.store(job.portions, relaxed);
+        threads.store(job.threads, relaxed);
+        unfinished.store(static_cast<uint32_t>(job.portions), relaxed);
+        const uint64_t filled = (filling_of(ticket.load(relaxed)) + 1) * kFilling;
+        const uint64_t full = filled + kMember + static_cast<uint64_t>(job.portions);
+        ticket.store(full, std::memory_order_release);
+        return full;
+    }
+
+    // What the filling has whose ticket was seen, provided that a claim of it succeeds afterwards.
+    Job job() const {
+        return {pieces.load(relaxed), work.load(relaxed), count.load(relaxed),
+                portions.load(relaxed), threads.load(relaxed)};
+    }
+};
+
+// A worker, by the number of its thread, 0 until it runs, and a core that it keeps away from.
+struct Worker {
+    std::atomic<int> thread, away_from;
+};
+
+Slot slots[kSlots];
+Worker all_workers[kMostThreads];
+// Rung as a slot is filled; workers sleep until then.
+alignas(128) std::atomic<uint32_t> bell;
+// Until when jobs are expected soon.
+std::atomic<int64_t> expected_until;
+// How many workers there are; that sleep, or are about to; that listen for the bell.
+alignas(128) std::atomic<int> workers, sleeping, listening;
+
+int current_thread() { return static_cast<int>(syscall(SYS_gettid)); }
+
+int64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t{t.tv_sec} * 1000000000 + t.tv_nsec;
+}
+
+// When spinning that begins now should end.
+int64_t spin_end() { return now_ns() + kSpinNs; }
+
+// Whether it is `over` by then.
+template <class Over>
+bool spin(int64_t end, const Over& over) {
+    do {
+        for (int i = 0; i < 16; ++i) {
+            if (over()) return true;
+#if defined(__SSE2__)
+            _mm_pause();
+#endif
+        }
+    } while (now_ns() < end);
+    return false;
+}
+
+void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
+    static_assert(sizeof word == sizeof value, "a futex is a plain word");
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake(const std::atomic<uint32_t>& word, int most) {
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
+}
+
+// The ticket after a member's claim.
+uint64_t after_claim(uint64_t ticket, int64_t claimed, int member) {
+    const uint64_t some = static_cast<uint64_t>(claimed);
+    return ticket - some + (member ? some * kByWorkers : 0);
+}
+
+// Claims and does pieces of the filling that `ticket` is of until none are left; returns how many
+// portions those were.
+uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int member) {
+    const uint64_t filling = filling_of(ticket);
+    int64_t done = 0;
+    while (filling_of(ticket) == filling && left_of(ticket) > 0) {
+        const int64_t claimed = job.claim(left_of(ticket));
+        const uint64_t next = after_claim(ticket, claimed, member);
+        if (!slot.ticket.compare_exchange_weak(ticket, next, relaxed)) continue;
+        job.run(ticket, claimed, member);
+        done += claimed;
+        ticket = slot.ticket.load(relaxed);
+    }
+    return static_cast<uint32_t>(done);
+}
+
+// A worker's part in a slot; false if it has none there.
+bool help(Slot& slot) {
+    uint64_t ticket = slot.ticket.load(std::memory_order_acquire);
+    Job job;
+    int64_t claimed;
+    int member;
+    uint64_t joined;
+    do {
+        member = members_of(ticket);
+        job = slot.job();
+        if (left_of(ticket) == 0 || member >= job.threads) return false;
+        claimed = job.claim(left_of(ticket));
+        joined = after_claim(ticket, claimed, member) + kMember;
+    } while (!slot.ticket.compare_exchange_weak(ticket, joined, std::memory_order_acquire));
+    job.run(ticket, claimed, member);
+    const uint64_t next = slot.ticket.load(relaxed);
+    uint32_t done = static_cast<uint32_t>(claimed);
+    if (filling_of(next) == filling_of(ticket)) done += work_off(slot, job, next, member);
+    // Once all is done the slot may become another caller's, whom waking does no harm.
+    if (slot.unfinished.fetch_sub(done, std::memory_order_acq_rel) - done == kCallerSleeps)
+        wake(slot.unfinished, 1);
+    return true;
+}
+
+void* be_worker(void* self) {
+    static_cast<Worker*>(self)->thread = current_thread();
+    for (int64_t end = spin_end();;) {
+        const uint32_t heard = bell.load(std::memory_order_acquire);
+        bool helped = false;
+        for (Slot& slot : slots) helped = help(slot) || helped;
+        if (helped) {
+            end = spin_end();
+            continue;
+        }
+        // The bell may ring for others again and again: that is no reason to stay awake.
+        listening.fetch_add(1, relaxed);
+        const bool rung = spin(end, [&] { return bell.load(relaxed) != heard; });
+        listening.fetch_sub(1, relaxed);
+        if (rung) continue;
+        const int64_t expected = expected_until.load(relaxed);
+        if (expected > end) {
+            end = expected;
+            continue;
+        }
+        sleeping.fetch_add(1);
+        if (bell.load() == heard) sleep_while(bell, heard);
+        sleeping.fetch_sub(1);
+        end = spin_end();
+    }
+    return nullptr;
+}
+
+// Starts a detached thread; false if the system refuses. Signals are for the program's own threads.
+bool start_thread(void* (*run)(void*), void* argument) {
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) return false;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    const bool started = pthread_create(&thread, &attributes, run, argument) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+    return started;
+}
+
+bool start_workers(int first, int last) {
+    for (int i = first; i < last; ++i) {
+        all_workers[i].away_from = -1;
+        if (!start_thread(be_worker, &all_workers[i])) return i > first;
+    }
+    return true;
+}
+
+// Starts workers until there are `wanted`, or as many as the system allows.
+void have_workers(int wanted) {
+    int there = workers.load(relaxed);
+    while (there < wanted)
+        if (workers.compare_exchange_weak(there, wanted)) {
+            if (!start_workers(there, wanted)) workers.store(there);
+            return;
+        }
+}
+
+// Keeps workers off the caller's core. Where no core is free the system likes to put a thread beside
+// the one that wakes it, where it cannot run before that one ends.
+void part_from_caller(int helpers) {
+    const int here = sched_getcpu();
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    for (int i = 0; i < helpers; ++i) {
+        Worker& worker = all_workers[i];
+        const int thread = worker.thread.load(relaxed);
+        if (thread == 0 || worker.away_from.exchange(here, relaxed) == here) continue;
+        if (CPU_COUNT(&cores) == 0) {
+            if (sched_getaffinity(0, sizeof cores, &cores) != 0) return;
+            CPU_CLR(here, &cores);
+            if (CPU_COUNT(&cores) == 0) return;
+        }
+        sched_setaffinity(thread, sizeof cores, &cores);
+    }
+}
+
+void ring(int helpers) {
+    part_from_caller(helpers);
+    bell.fetch_add(1);
+    helpers -= listening.load(relaxed);
+    if (helpers > 0 && sleeping.load() > 0) wake(bell, helpers);
+}
+
+void wait_for_others(Slot& slot) {
+    const auto finished = [&] { return slot.unfinished.load(std::memory_order_acquire) == 0; };
+    if (spin(spin_end(), finished)) return;
+    uint32_t left = slot.unfinished.fetch_or(kCallerSleeps, std::memory_order_acq_rel);
+    for (left |= kCallerSleeps; left != kCallerSleeps;
+         left = slot.unfinished.load(std::memory_order_acquire))
+        sleep_while(slot.unfinished, left);
+}
+
+using OpenMPParallel = void(void (*run)(void*), void* argument, unsigned threads, unsigned flags);
+
+// GNU's OpenMP, if it is in this process: what the compiler calls for a parallel region.
+OpenMPParallel* find_openmp() {
+    void* const library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? reinterpret_cast<OpenMPParallel*>(dlsym(library, "GOMP_parallel")) : nullptr;
+}
+
+// OpenMP's threads spin for some milliseconds after each of MXNet's operators. On a machine that has
+// cores for them they are awake when a kernel comes, and workers would have to share cores with them.
+// But a parallel region ends when all its threads have been there. Beside other busy programs it
+// waits for threads that have no core, and who spins takes the cores of those that work. So:
+//
+// - A call is a parallel region as long as regions' ends do not wait for long, and OpenMP's threads
+//   are awake when it begins soon after another one.
+// - Else workers help for some time. On a busy machine a crowd of threads that sleep in another
+//   region makes OpenMP count more threads than cores, for which it hardly spins. It counts so by
+//   itself where two threads of a program have had regions; then waking its threads again and again
+//   made mobilenetv2_1.0 take 9.5 ms on two cores, where workers, who spin, take 7.2.
+// - Then a region is tried again.
+//
+// What regions lose by waiting is added up, and a part of the time in which they work is taken off.
+// One of them counts no more than kMostLost: a virtual machine may not run for a while. Of regions
+// that follow others soon, late ones are counted, and those in time are taken off.
+constexpr int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond;
+constexpr int64_t kMostLost = kMillisecond, kForgiven = 32, kBusy = 4 * kMillisecond;
+// Waking a thread that sleeps takes so long on a machine with nothing else to do.
+constexpr int64_t kWakes = 100 * kMicrosecond;
+// A thread that is awake is there in so long, one that OpenMP has sleep is not.
+constexpr int64_t kLate = 5 * kMicrosecond;
+// OpenMP's threads spin for longer than this, if they do.
+constexpr int64_t kSoon = 200 * kMicrosecond;
+constexpr int kMostLate = 32, kMostLateInTrial = 4;
+// After a pause of this length some of OpenMP's threads may sleep.
+constexpr int64_t kPause = 5 * kMillisecond;
+// The machine is taken for busy for so long, twice as long each time that it is found busy again
+// within kTrial.
+constexpr int64_t kFirstBusy = 100 * kMillisecond, kLongestBusy = 4000 * kMillisecond;
+constexpr int64_t kTrial = 1000 * kMillisecond;
+
+std::atomic<bool> busy;
+std::atomic<int64_t> lost, quiet_since, busy_for, busy_until, last_end;
+std::atomic<int> late;
+
+OpenMPParallel* openmp() {
+    static OpenMPParallel* const found = find_openmp();
+    return found;
+}
+
+void be_in_crowd(void* until) {
+    const int64_t end = *static_cast<const int64_t*>(until);
+    const timespec time = {end / 1000000000, end % 1000000000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) continue;
+}
+
+void* hold_crowd(void*) {
+    int64_t until = busy_until.load();
+    cpu_set_t cores;
+    const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
+    openmp()(be_in_crowd, &until, known ? static_cast<unsigned>(CPU_COUNT(&cores)) : 2, 0);
+    return nullptr;
+}
+
+void become_busy(int64_t now, bool needs_crowd) {
+    if (busy.exchange(true)) return;
+    const bool was_trial = now - quiet_since.load(relaxed) < kTrial;
+    const int64_t longer = std::clamp(2 * busy_for.load(relaxed), kFirstBusy, kLongestBusy);
+    busy_for.store(was_trial ? longer : kFirstBusy, relaxed);
+    busy_until.store(now + busy_for.load(relaxed));
+    if (needs_crowd) start_thread(hold_crowd, nullptr);
+}
+
+// Of a thread beside another one that has regions: OpenMP would count the threads of both.
+thread_local bool uses_workers = false;
+
+// Whether a call is to be a parallel region.
+bool is_region_due() {
+    if (uses_workers || !openmp()) return false;
+    if (!busy.load(relaxed)) return true;
+    const int64_t now = now_ns();
+    if (now < busy_until.load(relaxed)) return false;
+    if (busy.exchange(false)) {
+        lost.store(kBusy - kMostLost / 2, relaxed);
+        late.store(kMostLate - kMostLateInTrial, relaxed);
+        quiet_since.store(now, relaxed);
+    }
+    return true;
+}
+
+// OpenMP's threads that were in a caller's last region, as many as there is room for. After a pause they
+// sleep. If a core is taken when they are woken, perhaps by a thread that is about to sleep, Linux puts one
+// of them beside the caller, who spins at the region's end: that thread had to wait for some 12 ms.
+class Sleepers {
+public:
+    static constexpr int kMost = 15;
+
+    void know(const std::atomic<int>* threads, int count) {
+        count_ = std::min(count, kMost);
+        for (int i = 0; i < count_; ++i) threads_[i] = threads[i].load(relaxed);
+    }
+    // Keeps them off this core until `release`. Those with a core of their own stay there.
+    void part() {
+        const int here = sched_getcpu();
+        for (int i = 0; i < count_; ++i) {
+            parted_[i] = sched_getaffinity(threads_[i], sizeof cores_[i], &cores_[i]) == 0 &&
+                         CPU_ISSET(here, &cores_[i]) && CPU_COUNT(&cores_[i]) > 1;
+            if (!parted_[i]) continue;
+            cpu_set_t others = cores_[i];
+            CPU_CLR(here, &others);
+            sched_setaffinity(threads_[i], sizeof others, &others);
+        }
+    }
+    void release() {
+        for (int i = 0; i < count_; ++i)
+            if (parted_[i]) sched_setaffinity(threads_[i], sizeof cores_[i], &cores_[i]);
+    }
+
+private:
+    int count_ = 0, threads_[kMost];
+    bool parted_[kMost];
+    cpu_set_t cores_[kMost];
+};
+
+// A call as a parallel region.
+struct Region {
+    Slot& slot;
+    const Job& job;
+    uint64_t ticket;
+    pthread_t caller;
+    // How many portions the caller did, and when none were left.
+    uint32_t done;
+    int64_t none_left;
+    // When the first of the others came, or 0; how many came, and who.
+    std::atomic<int64_t> joined;
+    std::atomic<int> others;
+    std::atomic<int> who[Sleepers::kMost];
+
+    static void run(void* self) {
+        Region& r = *static_cast<Region*>(self);
+        if (!pthread_equal(r.caller, pthread_self())) {
+            int64_t nobody = 0;
+            r.joined.compare_exchange_strong(nobody, now_ns(), relaxed);
+            static thread_local const int own_number = current_thread();
+            const int place = r.others.fetch_add(1, relaxed);
+            if (place < Sleepers::kMost) r.who[place].store(own_number, relaxed);
+            help(r.slot);
+            return;
+        }
+        r.done = work_off(r.slot, r.job, r.ticket, 0);
+        r.none_left = now_ns();
+    }
+};
+
+// Works off the filling in a parallel region; returns how many portions the caller did. OpenMP ends
+// the threads that a region has less than the one before, so it has the same number every time.
+uint32_t work_off_in_region(Slot& slot, const Job& job, uint64_t ticket, int threads) {
+    static thread_local Sleepers sleepers;
+    Region region = {slot, job, ticket, pthread_self(), 0, 0, {0}, {0}, {}};
+    const int64_t start = now_ns();
+    const bool is_after_pause = start - last_end.load(relaxed) > kPause;
+    if (is_after_pause) sleepers.part();
+    openmp()(Region::run, &region, static_cast<unsigned>(threads), 0);
+    if (is_after_pause) sleepers.release();
+    sleepers.know(region.who, region.others.load(relaxed));
+    const int64_t end = now_ns();
+    // Others may rightly be at their last portion for as long as one takes.
+    const int64_t portion = region.done ? (region.none_left - start) / region.done : end - start;
+    const int64_t waited = end - region.none_left - 2 * portion - kWakes;
+    const int64_t forgiven = (region.none_left - start) / kForgiven;
+    const int64_t more = std::clamp<int64_t>(waited, 0, kMostLost) - forgiven;
+    const int64_t sum = std::max<int64_t>(0, lost.load(relaxed) + more);
+    lost.store(sum, relaxed);
+    if (start - last_end.exchange(end, relaxed) < kSoon) {
+        const int change = region.joined.load(relaxed) - start > kLate ? 1 : -1;
+        late.store(std::max(0, late.load(relaxed) + change), relaxed);
+    }
+    if (sum > kBusy || late.load(relaxed) > kMostLate) become_busy(end, sum > kBusy);
+    return region.done;
+}
+
+Slot* take_slot() {
+    for (Slot& slot : slots)
+        if (!slot.taken.load(relaxed) && !slot.taken.exchange(true, std::memory_order_acquire))
+            return &slot;
+    return nullptr;
+}
+
+// In a forked child there is none of the other threads, nor what they were at.
+void begin_forked_child() {
+    for (Slot& slot : slots) {
+        slot.taken = false;
+        slot.ticket = filling_of(slot.ticket) * kFilling;
+    }
+    for (Worker& worker : all_workers) worker.thread = 0;
+    workers = sleeping = listening = 0;
+    // A region of OpenMP in a thread that had one before would wait for threads for ever.
+    busy = true;
+    busy_until = INT64_MAX;
+}
+
+}  // namespace
+}  // namespace ece408
+
+void ece408_share(int threads, int64_t count, ece408_pieces* pieces, const void* work) {
+    using namespace ece408;
+    const int most = std::min(threads, kMostThreads);
+    threads = static_cast<int>(std::min<int64_t>(most, count));
+    Slot* const slot = threads > 1 ? take_slot() : nullptr;
+    if (!slot) return pieces(work, 0, count, 0);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, [] { pthread_atfork(nullptr, nullptr, begin_forked_child); });
+    const Job job = {pieces, work, count, count < kMostPortions ? count : kMostPortions, threads};
+    const uint64_t ticket = slot->fill(job);
+    uint32_t done;
+    if (is_region_due()) {
+        done = work_off_in_region(*slot, job, ticket, most);
+    } else {
+        have_workers(threads - 1);
+        ring(threads - 1);
+        done = work_off(*slot, job, ticket, 0);
+    }
+    if (slot->unfinished.fetch_sub(done, std::memory_order_acq_rel) != done)
+        wait_for_others(*slot);
+    slot->taken.store(false, std::memory_order_release);
+}
+
+void ece408_use_workers(int threads) {
+    using namespace ece408;
+    uses_workers = threads > 0;
+    if (threads < 2) return;
+    expected_until.store(spin_end(), relaxed);
+    const int helpers = std::min(threads, kMostThreads) - 1;
+    have_workers(helpers);
+    ring(helpers);
+}

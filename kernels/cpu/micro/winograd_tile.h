@@ -1,0 +1,197 @@
+// The register tile of winograd.cpp: MT filters by VT vectors of 2x2 squares of output pixels,
+// summed over all domains, channels and taps.
+#pragma once
+
+#include <stdint.h>
+
+#include "micro/vector.h"
+#include "micro/winograd_f23.h"
+
+namespace ece408 {
+namespace {
+
+// The order in which a tile takes the domains of rows: those of both rows first.
+constexpr int kOrder[kDomains] = {1, 2, 3, 0};
+// Of the columns it takes domains 1 and 2 at once, which go to both columns of a square, and then 0
+// and 3, for one each, so that what both have in common never leaves the registers.
+constexpr int kColumns[2][2] = {{1, 2}, {0, 3}};
+
+// The sizes of tiles; there are two sums for each filter and vector.
+#if ECE408_LANES == 16
+constexpr int kMostFilters = 6;
+constexpr int tile_vectors(int filters) { return filters > 4 ? 2 : filters > 3 ? 3 : 4; }
+#else
+constexpr int kMostFilters = ECE408_LANES == 8 ? 3 : 2;
+constexpr int tile_vectors(int) { return 2; }
+#endif
+// Filters by which many are divided: those of the tile that loads least for each product.
+constexpr int64_t kBlockFilters = ECE408_LANES == 16 ? 4 : kMostFilters;
+
+struct SquareArgs {
+    int64_t channels, domain, pitch, groups;  // groups of rows
+    const float* x;       // the domains' first pixel of the tile
+    const float* packed;  // of the block
+    float* y;             // the first filter's sums, of the tile's first lane,
+    int64_t sums;         // floats of a plane; a filter has four: even and odd columns of both rows
+};
+
+// One tap: a vector of a domain's pixels each, times one weight per filter.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void add_tap(const float* x, const float* weight,
+                                                   Vec (&sum)[MT][VT]) {
+    Vec in[VT];
+    ECE408_UNROLL
+    for (int v = 0; v < VT; ++v) in[v] = load(x + v * kLanes);
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        const Vec factor = broadcast(weight[m]);
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) sum[m][v] = multiply_add(in[v], factor, sum[m][v]);
+    }
+}
+
+// All taps of row domain T on column domains A and B.
+template <int T, int A, int B, int GROUPS, int MT, int VT>
+__attribute__((always_inline)) inline void add_row(const SquareArgs& args, const float*& weight,
+                                                   Vec (&a)[MT][VT], Vec (&b)[MT][VT]) {
+    constexpr int kSkipped = B < 3 ? 0 : GROUPS - 1;  // of B's groups of columns
+    const int64_t skipped = T == 3 ? args.groups - 1 : 0;
+    const float* x = args.x + T * args.channels * kDomains * args.domain + skipped * args.pitch;
+    for (int64_t c = 0; c < args.channels; ++c, x += kDomains * args.domain) {
+        const float* in_a = x + A * args.domain;
+        const float* in_b = x + B * args.domain;
+        for (int64_t g = skipped; g < args.groups; ++g) {
+            // Two addresses to count from: GCC would have one for each load.
+            __asm__("" : "+r"(in_a), "+r"(in_b));
+            ECE408_UNROLL
+            for (int q = 0; q < GROUPS; ++q) {
+                add_tap(in_a + q, weight, a);
+                weight += MT;
+                if (q < kSkipped) continue;
+                add_tap(in_b + q, weight, b);
+                weight += MT;
+            }
+            in_a += args.pitch;
+            in_b += args.pitch;
+        }
+    }
+}
+
+// Adds sums that are kept to those in registers.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void add_kept(const float* kept, int64_t step,
+                                                    Vec (&sum)[MT][VT]) {
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) sum[m][v] = sum[m][v] + load(kept + m * step + v * kLanes);
+    }
+}
+
+template <int MT, int VT>
+__attribute__((always_inline)) inline void keep(const Vec (&sum)[MT][VT], int64_t step,
+                                                float* kept) {
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) store(kept + m * step + v * kLanes, sum[m][v]);
+    }
+}
+
+// What is kept of row domain 1 becomes its sum with row domain 2, for even rows, and its
+// difference from it, for odd ones.
+template <int MT, int VT>
+__attribute__((always_inline)) inline void keep_both(const Vec (&second)[MT][VT], int64_t step,
+                                                     float* even, float* odd) {
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) {
+            const int64_t at = m * step + v * kLanes;
+            const Vec first = load(even + at);
+            store(even + at, first + second[m][v]);
+            store(odd + at, first - second[m][v]);
+        }
+    }
+}
+
+// The sums of row domain T, and with them what they complete.
+template <int T, int GROUPS, int MT, int VT>
+__attribute__((always_inline)) inline void add_domain(const SquareArgs& args,
+                                                      const float*& weight) {
+    const int64_t step = 4 * args.sums;
+    float* const even_row = args.y;
+    float* const odd_row = even_row + 2 * args.sums;
+    Vec a[MT][VT], b[MT][VT];
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        const Vec first = broadcast(T == 1 ? args.packed[m] : 0.0f);
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) {
+            a[m][v] = first;
+            b[m][v] = broadcast(0.0f);
+        }
+    }
+    add_row<T, 1, 2, GROUPS>(args, weight, a, b);
+    ECE408_UNROLL
+    for (int m = 0; m < MT; ++m) {
+        ECE408_UNROLL
+        for (int v = 0; v < VT; ++v) {
+            const Vec first = a[m][v];
+            a[m][v] = first + b[m][v];
+            b[m][v] = first - b[m][v];
+        }
+    }
+    float* const to = T == 3 ? odd_row : even_row;
+    if (T == 3 || T == 0) {
+        add_kept(to, step, a);
+        add_kept(to + args.sums, step, b);
+    }
+    add_row<T, 0, 3, GROUPS>(args, weight, a, b);
+    if (T == 2) {
+        keep_both(a, step, even_row, odd_row);
+        keep_both(b, step, even_row + args.sums, odd_row + args.sums);
+    } else {
+        keep(a, step, to);
+        keep(b, step, to + args.sums);
+    }
+}
+
+template <int GROUPS, int MT, int VT>
+__attribute__((noinline)) void run_tile(const SquareArgs& args) {
+    const float* weight = args.packed + MT;
+    add_domain<1, GROUPS, MT, VT>(args, weight);
+    add_domain<2, GROUPS, MT, VT>(args, weight);
+    add_domain<3, GROUPS, MT, VT>(args, weight);
+    add_domain<0, GROUPS, MT, VT>(args, weight);
+}
+
+using Tile = void(const SquareArgs&);
+
+template <int GROUPS, int MT, int VT>
+Tile* pick_vectors(int64_t vectors) {
+    if constexpr (VT > 1) {
+        if (vectors < VT) return pick_vectors<GROUPS, MT, VT - 1>(vectors);
+    }
+    return run_tile<GROUPS, MT, VT>;
+}
+
+template <int GROUPS, int MT = kMostFilters>
+Tile* pick_filters(int64_t filters, int64_t vectors) {
+    if constexpr (MT > 1) {
+        if (filters < MT) return pick_filters<GROUPS, MT - 1>(filters, vectors);
+    }
+    return pick_vectors<GROUPS, MT, tile_vectors(MT)>(vectors);
+}
+
+// The tile for these numbers: filters up to kMostFilters, vectors up to tile_vectors().
+Tile* pick_tile(int64_t groups, int64_t filters, int64_t vectors) {
+    switch (groups) {
+        case 1: return pick_filters<1>(filters, vectors);
+        case 2: return pick_filters<2>(filters, vectors);
+        default: return pick_filters<3>(filters, vectors);
+    }
+}
+
+}  // namespace
+}  // namespace ece408
