@@ -12,10 +12,12 @@
 // order sums are taken does not depend on the number of threads, and stretches are added up in order.
 #pragma once
 
-#include "conv/conv_fwd_oc.h"
+#include "conv/flat_image.h"
+#include "conv/oc_tile.h"
 #include "conv/textbook.h"
 #include "host/buffer.h"
 #include "host/thread_pool.h"
+#include "micro/interleave.h"
 #include "micro/row_copy.h"
 
 namespace ece408 {

@@ -14,7 +14,7 @@
 // of work are independent of each other, and do not depend on the number of threads.
 #pragma once
 
-#include "conv/conv_fwd_oc.h"
+#include "conv/oc_tile.h"
 #include "host/buffer.h"
 #include "host/thread_pool.h"
 #include "micro/dot_tile.h"

@@ -1,0 +1,195 @@
+// Epilogue of conv_fwd_oc.h: from sums to outputs.
+#pragma once
+
+#include "conv/oc_geometry.h"
+#include "micro/epilogue.h"
+#include "micro/half.h"
+#include "micro/interleave.h"
+#include "micro/lanes.h"
+
+namespace ece408 {
+namespace {
+
+// Pixels side by side in a row of the output: of the first filter, from element `at` on, of which sums begin with
+// pixel `from`.
+struct DeepOutput {
+    int64_t at, count, from;
+};
+
+// The lines of a block's outputs, of which each tile asks for a share while its sums are taken: many stores at
+// once would wait for memory.
+template <class T>
+class DeepAsked {
+public:
+    // `first`: the first filter's output. `step`: from pixel to pixel.
+    DeepAsked(const DeepOutput* output, int64_t outputs, const T* first, int64_t plane, int64_t filters,
+              int64_t step, int64_t tiles)
+        : output_(output), outputs_(outputs), first_(first), plane_(plane), filters_(filters), step_(step) {
+        int64_t lines = 0;
+        for (int64_t n = 0; n < outputs; ++n) lines += divide_up(output[n].count * step, kInLine);
+        share_ = divide_up(filters * lines, tiles);
+    }
+
+    void ask() {
+        for (int64_t n = 0; n < share_ && done_ < outputs_; ++n) {
+            const DeepOutput& output = output_[done_];
+            __builtin_prefetch(first_ + output.at + filter_ * plane_ + next_, 1, 3);
+            next_ += kInLine;
+            if (next_ < output.count * step_) continue;
+            next_ = 0;
+            if (++filter_ < filters_) continue;
+            filter_ = 0;
+            ++done_;
+        }
+    }
+
+private:
+    static constexpr int64_t kInLine = 64 / sizeof(T);
+
+    const DeepOutput* output_;
+    int64_t outputs_;
+    const T* first_;
+    int64_t plane_, filters_, step_, share_, done_ = 0, filter_ = 0, next_ = 0;
+};
+
+// What becomes of sums on their way to the output.
+template <class T>
+struct DeepEnd {
+    const T* bias;         // or null
+    bool accumulate;       // to what is there
+    ece408_finish finish;  // of floats; without factors: nothing
+    bool streams = false;  // past the caches, whole lines of them
+
+    // The same from filter `m` and element `at` of the output on.
+    DeepEnd from(int64_t m, int64_t at) const {
+        return {bias ? bias + m : nullptr, accumulate, finish_from(finish, m, at), streams};
+    }
+};
+
+// A number, or a vector, between bounds; NaN stays NaN.
+template <class V>
+V between(V value, V lowest, V highest) {
+    value = value < lowest ? lowest : value;
+    return value > highest ? highest : value;
+}
+
+// Sums of `filters` filters for `count` pixels are finished, but for what is added and bounds after that.
+template <class T, class Sum>
+void finish_rows(const DeepEnd<T>& end, int64_t filters, int64_t wide, int64_t count, Sum* rows) {
+    using L = Lanes<Sum>;
+    const ece408_finish& finish = end.finish;
+    if (!end.bias && !finish.factors) return;
+    Sum factors[kDeepVectors * L::count] = {}, addends[kDeepVectors * L::count] = {};
+    for (int64_t m = 0; m < filters; ++m) {
+        factors[m] = finish.factors ? finish.factors[m] : 1;
+        const Sum bias = end.bias ? static_cast<Sum>(widen(end.bias[m])) : Sum(0);
+        addends[m] = finish.factors ? bias * factors[m] + finish.addends[m] : bias;
+    }
+    const bool is_bounded = finish.factors && !finish.added;
+    const auto lowest = L::broadcast(finish.lowest), highest = L::broadcast(finish.highest);
+    for (int64_t m = 0; m < wide; m += L::count) {
+        const auto factor = L::load(factors + m), addend = L::load(addends + m);
+        for (Sum* at = rows + m; at < rows + count * wide; at += wide) {
+            const auto value = L::load(at) * factor + addend;
+            L::store(at, is_bounded ? between(value, lowest, highest) : value);
+        }
+    }
+}
+
+// The reverse, for `count` pixels: rows[k * wide + m] becomes out[m * step + k * spread], with what is
+// added and its bounds, or is added to that.
+template <class T, class Sum>
+void part_spread(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out,
+                 int64_t step, int64_t filters, int64_t spread) {
+    const ece408_finish& finish = end.finish;
+    for (int64_t m = 0; m < filters; ++m) {
+        T* to = out + m * step;
+        for (int64_t k = 0; k < count; ++k, to += spread) {
+            Sum value = rows[k * wide + m];
+            if (finish.added)
+                value = between<Sum>(value + finish.added[to - out], finish.lowest, finish.highest);
+            narrow(end.accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
+        }
+    }
+}
+
+template <class T, class Sum>
+void part(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out, int64_t step,
+          int64_t filters) {
+    part_spread(rows, wide, count, end, out, step, filters, 1);
+}
+
+// Of a multiple of four filters. Vectors of pixels are handed on as put(filter, first pixel, pixels, vector).
+template <class Put>
+__attribute__((always_inline)) inline void part_fours(const float* rows, int64_t wide, int64_t count,
+                                                      int64_t filters, const Put& put) {
+    const int64_t whole = count / kLanes * kLanes;
+    for (int64_t m = 0; m < filters; m += 4) {
+        Vec sums[4];
+        for (int64_t k = 0; k < whole; k += kLanes) {
+            transpose_four(rows + k * wide + m, wide, kLanes, sums);
+            for (int64_t i = 0; i < 4; ++i) put(m + i, k, kLanes, sums[i]);
+        }
+        if (whole == count) continue;
+        transpose_four(rows + whole * wide + m, wide, count - whole, sums);
+        for (int64_t i = 0; i < 4; ++i) put(m + i, whole, static_cast<int>(count - whole), sums[i]);
+    }
+}
+
+inline void part(const float* rows, int64_t wide, int64_t count, const DeepEnd<float>& end, float* out,
+                 int64_t step, int64_t filters) {
+    const int64_t fours = filters / 4 * 4;
+    const float* const added = end.finish.added;
+    const Vec lowest = broadcast(end.finish.lowest), highest = broadcast(end.finish.highest);
+    if (added)
+        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+            const int64_t at = m * step + k;
+            const float* const from = added + at;
+            sum += pixels == kLanes ? load(from) : load_only(lanes_between(0, pixels), from);
+            put_lanes(0, pixels, out + at, bounded(sum, lowest, highest), false);
+        });
+#if ECE408_STREAMS
+    else if (end.streams)
+        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+            float* const to = out + m * step + k;
+            if (pixels == kLanes && floats_past_line(to) == 0) return stream(to, sum);
+            put_lanes(0, pixels, to, sum, false);
+        });
+#endif
+    else
+        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+            put_lanes(0, pixels, out + m * step + k, sum, end.accumulate);
+        });
+    const int64_t last = fours * step;  // of the filters that are left
+    part_spread(rows + fours, wide, count, end.from(fours, last), out + last, step, filters - fours, 1);
+}
+
+// The same to every second element, where nothing is added or bounded.
+template <class T, class Sum>
+void part_to_even(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out, int64_t step,
+                  int64_t filters) {
+    part_spread(rows, wide, count, end, out, step, filters, 2);
+}
+
+#if ECE408_LANES == 16
+inline void part_to_even(const float* rows, int64_t wide, int64_t count, const DeepEnd<float>& end,
+                         float* out, int64_t step, int64_t filters) {
+    constexpr Mask kEven = 0x5555;
+    const int64_t fours = filters / 4 * 4;
+    const auto put_half = [&](Mask lanes, Vec sum, float* to) {
+        store_only(lanes, to, end.accumulate ? sum + load_only(lanes, to) : sum);
+    };
+    part_fours(rows, wide, count, fours, [&](int64_t m, int64_t k, int pixels, Vec sum) {
+        float* const to = out + m * step + 2 * k;
+        const int first = pixels < kLanes / 2 ? pixels : kLanes / 2;
+        put_half(kEven & lanes_below(2 * first), interleave_first(sum, sum), to);
+        if (pixels > first)
+            put_half(kEven & lanes_below(2 * (pixels - first)), interleave_second(sum, sum), to + kLanes);
+    });
+    const int64_t last = fours * step;
+    part_spread(rows + fours, wide, count, end, out + last, step, filters - fours, 2);
+}
+#endif
+
+}  // namespace
+}  // namespace ece408
