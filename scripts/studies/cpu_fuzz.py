@@ -219,7 +219,7 @@ def _few_windows(rng: np.random.Generator) -> ConvProblem:
 
 
 def _apart(rng: np.random.Generator) -> ConvProblem:
-    """Windows that have nothing in common: patches."""
+    """Windows that have nothing in common: im2col."""
     fields = _plain(rng, _some(rng, 3))
     kernel = _pair(rng, 20)
     fields |= {"kernel": kernel, "height": _some(rng, 80), "width": _some(rng, 80)}

@@ -60,29 +60,29 @@ bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
 
 // conv_fwd_oc.h by pairs of output rows: some residue modulo the stride has two taps. Kernels of one row
 // without strides are taken by pairs of columns.
-bool pairs_suit(const Shape& s, Direction direction) {
+bool f23_1d_suits(const Shape& s, Direction direction) {
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
     const bool columns = s.kernel_h == 1 && s.kernel_w > 1 && !strided && s.dilate_w == 1;
-    const bool fits = (s.kernel_h > s.stride_h || columns) && s.kernel_h * s.kernel_w <= kMostPairTaps;
+    const bool fits = (s.kernel_h > s.stride_h || columns) && s.kernel_h * s.kernel_w <= kMaxF23Taps;
     const bool steps = !strided || (direction == Direction::forward && s.dilate_h == 1);
     return fits && steps && s.pad_h <= (s.kernel_h - 1) * s.dilate_h &&
            s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
 }
 
 // And by squares of outputs.
-bool squares_suit(const Shape& s, Direction direction) {
-    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_w <= kMostApart;
-    return plain && has_pairs(s.kernel_h) && has_pairs(s.kernel_w) && pairs_suit(s, direction);
+bool f23_2d_suits(const Shape& s, Direction direction) {
+    const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_w <= kMaxF23Dilation;
+    return plain && is_f23_kernel(s.kernel_h) && is_f23_kernel(s.kernel_w) && f23_1d_suits(s, direction);
 }
 
 // What the patches of a forward pass may take of memory, in images. Chosen, not measured.
-constexpr double kMostPatches = 4;
+constexpr double kMaxIm2col = 4;
 
-bool patches_suit(const Shape& s, Direction direction) {
+bool im2col_suits(const Shape& s, Direction direction) {
     const double pixels = static_cast<double>(s.out_height * s.out_width);
-    const double patches = pixels * static_cast<double>(s.kernel_h * s.kernel_w);
+    const double im2col = pixels * static_cast<double>(s.kernel_h * s.kernel_w);
     return direction != Direction::forward ||
-           patches <= kMostPatches * static_cast<double>(s.height * s.width);
+           im2col <= kMaxIm2col * static_cast<double>(s.height * s.width);
 }
 
 bool suits(KernelName name, const Task& task, const Shape& s) {
@@ -94,13 +94,13 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
             return is_float32(task) && !weight && winograd_suits(s, task.direction);
         case KernelName::depthwise:
             return is_float32(task) && depthwise_suits(s, task.direction, task.lanes);
-        case KernelName::pixels_as_lanes: return !weight;
-        case KernelName::filters_as_lanes: return !weight;
-        case KernelName::filters_as_lanes_pairs: return !task.strict && !weight && pairs_suit(s, task.direction);
-        case KernelName::filters_as_lanes_squares: return !task.strict && !weight && squares_suit(s, task.direction);
-        case KernelName::patches: return patches_suit(s, task.direction);
-        case KernelName::weight_sums: return weight;
-        case KernelName::channels_as_lanes: return weight;
+        case KernelName::conv_fwd_ow: return !weight;
+        case KernelName::conv_fwd_oc: return !weight;
+        case KernelName::conv_fwd_oc_f23_1d: return !task.strict && !weight && f23_1d_suits(s, task.direction);
+        case KernelName::conv_fwd_oc_f23_2d: return !task.strict && !weight && f23_2d_suits(s, task.direction);
+        case KernelName::im2col: return im2col_suits(s, task.direction);
+        case KernelName::conv_bwd_w_dot: return weight;
+        case KernelName::conv_bwd_w_ic: return weight;
     }
     return false;
 }
@@ -113,20 +113,20 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 constexpr int64_t kLongSum = 128, kLongStridedSum = 4, kLongStridedSumOf4 = 48;
 // Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
 // image, or of a batch, with less channels of the output, in a group, from which on they pay for sums of domains.
-constexpr int64_t kPairPixels = 100, kPairPlane = 64, kPairBatch = 512, kPairFilters = 32;
+constexpr int64_t kF23Pixels = 100, kF23Plane = 64, kF23Batch = 512, kF23Filters = 32;
 // With 16 lanes, pixels of a batch from which on squares pay, with 3x3 taps, with more, and for each channel; and
 // pixels of an image: of smaller ones too many squares reach beyond the border.
-constexpr int64_t kSquarePixels = 512, kLargeSquarePixels = 1024, kChannelSquarePixels = 4, kSquarePlane = 64;
+constexpr int64_t k2dPixels = 512, k2dPixelsLargeKernel = 1024, k2dPixelsPerChannel = 4, k2dPlane = 64;
 // Where packed weights are kept, pixels of an image and channels from which on pairs and squares pay: of one image
 // of 7x7 with 512 channels squares take 0.82 of the time without.
-constexpr int64_t kKeptPlane = 49, kKeptChannels = 128;
+constexpr int64_t kPackedPlane = 49, kPackedChannels = 128;
 // With a stride: products of a sum from which on they do, and the most of the products that pairs may leave.
-constexpr int64_t kPairProducts = 100;
-constexpr double kPairShare = 0.8;
+constexpr int64_t kStridedF23Products = 100;
+constexpr double kStridedF23Ratio = 0.8;
 // With 16 lanes also more, as the five sixths of 3x3 with stride 2: for such sums, batches of so many pixels, an even number
 // of rows, and columns that fill such a share of tiles of 14.
-constexpr int64_t kLongPairProducts = 64 * 9, kManyPairPixels = 2048, kTileColumns = 14;
-constexpr double kLongPairShare = 0.84, kFilledColumns = 0.85;
+constexpr int64_t kStridedF23LongProducts = 64 * 9, kStridedF23ManyPixels = 2048, kTileColumns = 14;
+constexpr double kStridedF23LongRatio = 0.84, kFilledColumns = 0.85;
 // Pixels after which conv_bwd_w_dot.cpp adds lanes up, and conv_bwd_w_ic.h adds sums to totals.
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
 // Pixels of dy that conv_bwd_w_dot.cpp lays out images for.
@@ -137,17 +137,17 @@ constexpr int64_t kLaneFilters = 8, kLaneTaps = 128;
 
 // Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
 // pixels; `strided`: the problem has a stride.
-bool is_deep(const Shape& s, bool strided, int64_t lanes) {
+bool pays_oc_lanes(const Shape& s, bool strided, int64_t lanes) {
     const int64_t of_strides = lanes == 4 ? kLongStridedSumOf4 : kLongStridedSum;
     return s.group_filters >= lanes &&
            s.group_channels * s.kernel_h * s.kernel_w >= (strided ? of_strides : kLongSum);
 }
 
 // The share of the products that pairs of rows leave.
-double share_of_pairs(const Shape& s) {
+double f23_product_ratio(const Shape& s) {
     int64_t taps = 0;
     for (int64_t r = 0; r < s.stride_h; ++r)
-        taps += pairs_of_residue(s.kernel_h, s.stride_h, r, s.out_height).taps();
+        taps += f23_of_residue(s.kernel_h, s.stride_h, r, s.out_height).taps();
     return static_cast<double>(taps) / static_cast<double>(2 * s.kernel_h);
 }
 
@@ -155,14 +155,14 @@ double share_of_pairs(const Shape& s) {
 // 60 shapes with AVX-512, where two multiply-adds take a cycle.
 struct Costs {
     Sweep s;                // of the forward pass
-    bool deep;              // whether the output's channels are lanes
+    bool oc_lanes;              // whether the output's channels are lanes
     bool in_double;
     int64_t lanes, panel;   // of a vector of sums; taps of patches that are copied at a time
     double batch, channels, filters, taps, pixels, all_pixels, source, weights;
 
-    Costs(const Shape& shape, bool deep, const Task& task)
+    Costs(const Shape& shape, bool oc_lanes, const Task& task)
         : s(forward_sweep(shape)),
-          deep(deep),
+          oc_lanes(oc_lanes),
           in_double(task.element_bytes == 8),
           lanes(in_double ? task.lanes / 2 : task.lanes),
           panel(2 * lanes) {
@@ -179,7 +179,7 @@ struct Costs {
         return static_cast<double>(divide_up(static_cast<int64_t>(numbers), lanes));
     }
     // To copy a batch's images in the order that the kernels which slide over them have.
-    double laid_out() const {
+    double layout_cost() const {
         return batch * source * (s.stride_w > 2 ? 4 : s.stride_w > 1 ? 2 : 1);
     }
     // To copy a pixel's patch, in runs of taps.
@@ -189,22 +189,22 @@ struct Costs {
     }
 
     double forward_sliding() const {
-        if (!deep)
-            return batch * filters * taps * vectors(flat_image(s).length) + laid_out() +
+        if (!oc_lanes)
+            return batch * filters * taps * vectors(flat_image(s).length) + layout_cost() +
                    6 * weights;
         // Tiles of a few pixels wait for their sums.
         const double columns = static_cast<double>(s.out_width > 4 ? s.out_width : 4);
         const double rows = static_cast<double>(s.out_height);
         return batch * (rows * columns * taps * vectors(filters) + source) + 5 * weights;
     }
-    double forward_patches() const {
+    double forward_im2col() const {
         const double dots = filters * (2.5 * vectors(taps) + 16);
         return all_pixels * (dots + (is_one_window(s) ? 0.1 * taps : copied(s.kernel_w))) + weights;
     }
 
     double data_sliding() const {
         const double places = static_cast<double>(s.height * s.width);
-        if (deep) {
+        if (oc_lanes) {
             const double steps = static_cast<double>(s.stride_h * s.stride_w);
             const double window = taps / channels;
             return 0.8 * batch * filters * window * places / steps * vectors(channels) +
@@ -212,11 +212,11 @@ struct Costs {
         }
         const double row = static_cast<double>(s.width + (s.kernel_w - 1) * s.dilate_w);
         const double rows = static_cast<double>(s.height + (s.kernel_h - 1) * s.dilate_h);
-        const double laid_out = rows * row * (s.stride_h > 1 || s.stride_w > 1 ? 6 : 1);
+        const double layout_cost = rows * row * (s.stride_h > 1 || s.stride_w > 1 ? 6 : 1);
         const double products = taps * vectors(static_cast<double>(s.height) * row);
-        return batch * filters * (products + laid_out);
+        return batch * filters * (products + layout_cost);
     }
-    double data_patches() const {
+    double data_im2col() const {
         const double added = s.dilate_w == 1 && s.kernel_w >= 64 ? 1 : 4;
         return all_pixels * (filters * vectors(taps) + added * taps) + 3 * batch * source + weights;
     }
@@ -224,19 +224,19 @@ struct Costs {
     // Dot products over rows that end with vectors, of images or of parts of them, whose lanes are added
     // up; by pairs of rows, of height 3 two thirds of the products, with 16 lanes in three quarters of the
     // time, with a third more sums.
-    double weight_sliding() const {
+    double weight_dot() const {
         const double places = static_cast<double>(s.out_height * flat_image(s).row);
         const double chunks = places < kChunkPixels ? batch * places / kChunkPixels + 1
                                                     : batch * (places / kChunkPixels + 1);
-        const double taps = sums_row_pairs(s, in_double) ? 2 * share_of_pairs(s) : 1;
+        const double taps = bwd_w_uses_winograd(s, in_double) ? 2 * f23_product_ratio(s) : 1;
         // Images are laid out for each block of filters, in the end from a cache.
         const double chunk = places < kChunkPixels ? places : kChunkPixels;
         const double blocks = filters * chunk / kFilterBlock + 1;
         const double products = taps > 1 ? lanes == 16 ? 0.58 * taps : taps / 2 : 1;
         return weights * (batch * vectors(places) * products + 5 * chunks * taps + 4) +
-               laid_out() * (1 + blocks) / 2;
+               layout_cost() * (1 + blocks) / 2;
     }
-    double weight_patches() const {
+    double weight_im2col() const {
         return all_pixels * (filters * vectors(taps) + copied(panel)) + 4 * weights;
     }
 
@@ -249,7 +249,7 @@ struct Costs {
     }
     // Only products with pixels, of x and dy transposed, and totals that are kept and put. The other
     // kernels share one image worse among threads.
-    double weight_channels() const {
+    double weight_ic() const {
         const double met = inside(s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h) *
                            inside(s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w);
         const double products = all_pixels * met * filters * taps / channels * vectors(channels);
@@ -259,60 +259,60 @@ struct Costs {
                weights * (6 + 0.3 * chunks);
     }
 
-    bool patches_are_faster(Direction direction) const {
-        return direction == Direction::forward ? forward_patches() < forward_sliding()
-                                               : data_patches() < data_sliding();
+    bool im2col_is_faster(Direction direction) const {
+        return direction == Direction::forward ? forward_im2col() < forward_sliding()
+                                               : data_im2col() < data_sliding();
     }
     KernelName fastest_for_weight() const {
-        const double sums = weight_sliding(), patches = weight_patches();
+        const double sums = weight_dot(), im2col = weight_im2col();
         const bool fits = s.group_channels >= lanes && s.group_filters >= kLaneFilters &&
                           s.kernel_h * s.kernel_w <= kLaneTaps;
-        if (fits && weight_channels() < (sums < patches ? sums : patches))
-            return KernelName::channels_as_lanes;
-        return patches < sums ? KernelName::patches : KernelName::weight_sums;
+        if (fits && weight_ic() < (sums < im2col ? sums : im2col))
+            return KernelName::conv_bwd_w_ic;
+        return im2col < sums ? KernelName::im2col : KernelName::conv_bwd_w_dot;
     }
 };
 
 // Whether pairs, and squares, pay for their products alone, as their weights are packed already.
-bool are_kept(const Task& task, const Shape& layer) {
-    const bool is_large = layer.out_height * layer.out_width >= kKeptPlane;
-    return task.kept && is_float32(task) && is_large && layer.group_channels >= kKeptChannels;
+bool has_packed_weights(const Task& task, const Shape& layer) {
+    const bool is_large = layer.out_height * layer.out_width >= kPackedPlane;
+    return task.kept && is_float32(task) && is_large && layer.group_channels >= kPackedChannels;
 }
 
 // For a layer with a stride.
-bool strided_pairs_pay(const Task& task, const Shape& s, const Shape& layer) {
+bool strided_f23_pays(const Task& task, const Shape& s, const Shape& layer) {
     const int64_t plane = s.out_height * s.out_width, sum = layer.group_channels * s.kernel_h * s.kernel_w;
-    if (task.lanes < 8 || plane < kPairPlane || sum < kPairProducts) return false;
-    const double share = share_of_pairs(s);
+    if (task.lanes < 8 || plane < kF23Plane || sum < kStridedF23Products) return false;
+    const double ratio = f23_product_ratio(s);
     const int64_t columns = divide_up(s.out_width, kTileColumns) * kTileColumns;
     const bool fills = s.out_height % 2 == 0 && static_cast<double>(s.out_width) >=
                                                     kFilledColumns * static_cast<double>(columns);
-    return share <= kPairShare || (task.lanes >= 16 && share <= kLongPairShare && fills &&
-                                   sum >= kLongPairProducts && s.batch * plane >= kManyPairPixels);
+    return ratio <= kStridedF23Ratio || (task.lanes >= 16 && ratio <= kStridedF23LongRatio && fills &&
+                                   sum >= kStridedF23LongProducts && s.batch * plane >= kStridedF23ManyPixels);
 }
 
 // For a layer that has filters as lanes; `layer`: the problem or, as a layer of its own, its gradient.
-bool pairs_pay(const Task& task, const Shape& s, const Shape& layer, bool strided) {
+bool f23_1d_pays(const Task& task, const Shape& s, const Shape& layer, bool strided) {
     const int64_t plane = s.out_height * s.out_width;
-    if (!suits(KernelName::filters_as_lanes_pairs, task, s)) return false;
+    if (!suits(KernelName::conv_fwd_oc_f23_1d, task, s)) return false;
     // Tiles of shorter vectors fit rows of half the columns worse.
     if (s.kernel_h == 1 && task.lanes < 16) return false;
-    if (!strided && are_kept(task, layer)) return true;
-    if (s.batch * plane < kPairPixels) return false;
-    if (strided) return strided_pairs_pay(task, s, layer);
-    if (task.lanes < 16) return layer.group_filters >= kPairFilters;
-    return plane >= kPairPlane || s.batch * plane >= kPairBatch;
+    if (!strided && has_packed_weights(task, layer)) return true;
+    if (s.batch * plane < kF23Pixels) return false;
+    if (strided) return strided_f23_pays(task, s, layer);
+    if (task.lanes < 16) return layer.group_filters >= kF23Filters;
+    return plane >= kF23Plane || s.batch * plane >= kF23Batch;
 }
 
 // Whether squares are worth a third more weights than pairs of rows. With vectors of 16 lanes products are fast,
 // and weights of few pixels, or of large kernels, take longer to read.
-bool squares_pay(const Task& task, const Shape& s, const Shape& layer) {
-    if (!suits(KernelName::filters_as_lanes_squares, task, s)) return false;
-    if (are_kept(task, layer)) return true;
+bool f23_2d_pays(const Task& task, const Shape& s, const Shape& layer) {
+    if (!suits(KernelName::conv_fwd_oc_f23_2d, task, s)) return false;
+    if (has_packed_weights(task, layer)) return true;
     const int64_t plane = layer.out_height * layer.out_width, pixels = s.batch * plane;
-    const int64_t least = s.kernel_h * s.kernel_w > 9 ? kLargeSquarePixels : kSquarePixels;
-    return task.lanes < 16 || (plane >= kSquarePlane && pixels >= least &&
-                               pixels >= kChannelSquarePixels * layer.group_channels);
+    const int64_t least = s.kernel_h * s.kernel_w > 9 ? k2dPixelsLargeKernel : k2dPixels;
+    return task.lanes < 16 || (plane >= k2dPlane && pixels >= least &&
+                               pixels >= k2dPixelsPerChannel * layer.group_channels);
 }
 
 KernelName choose_for_any(const Task& task, const Shape& s) {
@@ -321,14 +321,14 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
     if (task.direction == Direction::backward_weight)
         return Costs(s, false, task).fastest_for_weight();
     const Shape layer = forward ? s : gradient_shape(s);
-    const bool deep = is_deep(layer, strided, task.lanes);
-    if (suits(KernelName::patches, task, s) &&
-        Costs(s, deep, task).patches_are_faster(task.direction))
-        return KernelName::patches;
-    if (!deep) return KernelName::pixels_as_lanes;
-    if (!pairs_pay(task, s, layer, strided)) return KernelName::filters_as_lanes;
-    return squares_pay(task, s, layer) ? KernelName::filters_as_lanes_squares
-                                       : KernelName::filters_as_lanes_pairs;
+    const bool oc_lanes = pays_oc_lanes(layer, strided, task.lanes);
+    if (suits(KernelName::im2col, task, s) &&
+        Costs(s, oc_lanes, task).im2col_is_faster(task.direction))
+        return KernelName::im2col;
+    if (!oc_lanes) return KernelName::conv_fwd_ow;
+    if (!f23_1d_pays(task, s, layer, strided)) return KernelName::conv_fwd_oc;
+    return f23_2d_pays(task, s, layer) ? KernelName::conv_fwd_oc_f23_2d
+                                       : KernelName::conv_fwd_oc_f23_1d;
 }
 
 // ---- kernels of stride 1 in float32
@@ -340,24 +340,24 @@ constexpr int64_t kPacksImages = 8, kPacksChannels = 128;
 constexpr double kFullLanes = 0.8;
 // Pixels of a batch up to which the gradient for x of a single tap has filters as lanes, with 16 lanes.
 constexpr int64_t kShortRows = 64;
-// Products of a sum up to which `direct` is faster than `filters_as_lanes` for padded images.
+// Products of a sum up to which `direct` is faster than `conv_fwd_oc` for padded images.
 constexpr int64_t kDirectPadded = 128;
 // Products of a sum from which on the kernels for any problem, which take it in blocks, lose less
 // to rounding: of `direct`, and of each of the sums that `winograd` puts together. They keep the
 // relative error against float64 below 1e-6 (tests/backends).
-constexpr int64_t kLongDirect = 1536, kLongOfSquares = 256;
+constexpr int64_t kLongDirect = 1536, kLongWinograd = 256;
 // Pixels of x for each of y from which on a window covers much of an image, so that the gradient
 // for x would mostly be sums of borders; patches leave them out. Chosen, not measured.
 constexpr int64_t kDense = 4;
 // Channels of x from which on the gradient for it fills register tiles.
 constexpr int64_t kGradientChannels = 3;
-// The share of its lanes from which on `winograd` is faster than `filters_as_lanes`, and the
+// The share of its lanes from which on `winograd` is faster than `conv_fwd_oc`, and the
 // vectors of sums of a filter, over all images, that pay for the packing of its weights.
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
 // Channels from which on squares with filters as lanes are faster than `winograd`, with 16 lanes also products of
 // a sum; and channels from which on pairs of rows are, with 16 lanes.
-constexpr int64_t kSquareChannels = 16, kSquareProducts = 576, kRowPairChannels = 256;
+constexpr int64_t k2dChannels = 16, k2dProducts = 576, k1dChannels = 256;
 
 // Filters from which on threads have enough of them to share the gradient for w.
 constexpr int64_t kPlaneFilters = 32;
@@ -369,15 +369,15 @@ int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; 
 struct UnitCosts {
     const Shape& s;  // of the layer, or of the gradient as one
     int64_t lanes;
-    Pairs rows, columns;
+    F23 rows, columns;
 
     UnitCosts(const Shape& s, int64_t lanes)
-        : s(s), lanes(lanes), rows(pairs_of(s.kernel_h, s.out_height)),
-          columns(pairs_of(s.kernel_w, s.out_width)) {}
+        : s(s), lanes(lanes), rows(f23_of(s.kernel_h, s.out_height)),
+          columns(f23_of(s.kernel_w, s.out_width)) {}
 
     // Vectors that a filter's 2x2 squares of pixels are summed in.
-    int64_t square_vectors() const {
-        return divide_up((rows.pairs - 1) * columns.starts() + columns.pairs, lanes);
+    int64_t component_vectors() const {
+        return divide_up((rows.out_pairs - 1) * columns.starts() + columns.out_pairs, lanes);
     }
     // Products, and a store of each vector.
     double direct() const {
@@ -388,15 +388,15 @@ struct UnitCosts {
     // Products and what is kept between domains, domains, and rows of y.
     double winograd() const {
         const double taps = static_cast<double>(rows.taps() * columns.taps());
-        const double sums = static_cast<double>(s.filters * square_vectors()) *
+        const double sums = static_cast<double>(s.filters * component_vectors()) *
                             (1.05 * static_cast<double>(s.channels) * taps + 40);
-        const int64_t domains =
+        const int64_t components =
             s.channels * rows.starts() * divide_up(columns.starts(), lanes) * 70;
         const int64_t y = s.filters * s.out_height * divide_up(s.out_width, lanes) * 8;
-        return sums + static_cast<double>(domains) + static_cast<double>(y);
+        return sums + static_cast<double>(components) + static_cast<double>(y);
     }
-    bool winograd_is_faster_than_filters_as_lanes() const {
-        const int64_t vectors = square_vectors();
+    bool winograd_is_faster_than_oc() const {
+        const int64_t vectors = component_vectors();
         return static_cast<double>(s.out_height * s.out_width) >=
                    kFilledLanes * 4 * static_cast<double>(lanes) * static_cast<double>(vectors) &&
                s.batch * vectors >= kWorthPacking;
@@ -406,9 +406,9 @@ struct UnitCosts {
 // `name`: what any problem of the layer's kind would be computed by.
 bool beats_winograd(KernelName name, const Task& task, const Shape& layer) {
     if (task.lanes < 8) return false;
-    if (name == KernelName::filters_as_lanes_squares)
-        return layer.channels >= kSquareChannels && (task.lanes < 16 || products(layer) >= kSquareProducts);
-    return name == KernelName::filters_as_lanes_pairs && layer.channels >= kRowPairChannels;
+    if (name == KernelName::conv_fwd_oc_f23_2d)
+        return layer.channels >= k2dChannels && (task.lanes < 16 || products(layer) >= k2dProducts);
+    return name == KernelName::conv_fwd_oc_f23_1d && layer.channels >= k1dChannels;
 }
 
 // `layer` is the problem or, as a layer of its own, its gradient; `direct`: whether that may be
@@ -418,9 +418,9 @@ KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& laye
     if (suits(KernelName::winograd, task, s)) {
         const UnitCosts costs(layer, task.lanes);
         const bool exact =
-            layer.channels * costs.rows.groups * costs.columns.groups <= kLongOfSquares;
+            layer.channels * costs.rows.groups * costs.columns.groups <= kLongWinograd;
         if (exact && (direct ? costs.winograd() < costs.direct()
-                             : costs.winograd_is_faster_than_filters_as_lanes())) {
+                             : costs.winograd_is_faster_than_oc())) {
             const KernelName name = choose_for_any(task, s);
             return beats_winograd(name, task, layer) ? name : KernelName::winograd;
         }
@@ -441,7 +441,7 @@ bool is_packed(const Task& task, const Shape& s) {
 // Whether filters are the better lanes for a row of so few pixels. For x, weights are packed as they lie.
 bool is_short_row(const Task& task, const Shape& s) {
     return task.lanes == 16 && task.direction == Direction::backward_data &&
-           s.batch * s.out_height * s.out_width <= kShortRows && is_deep(gradient_shape(s), false, 16);
+           s.batch * s.out_height * s.out_width <= kShortRows && pays_oc_lanes(gradient_shape(s), false, 16);
 }
 
 KernelName choose(const Task& task, const Shape& s) {

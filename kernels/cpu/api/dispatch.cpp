@@ -190,7 +190,7 @@ int ece408_pack(const ece408_problem* problem, const float* w, const float* bias
 }
 
 int ece408_forward_packed(const ece408_problem* problem, const float* x, const float* w,
-                          const float* bias, const float* packed, const ece408_finish* finish,
+                          const float* bias, const float* packed, const ece408_epilogue* epilogue,
                           float* y, int threads, int isa, int kernel) {
     using namespace ece408;
     if (!usable(problem, isa) || !x || !w || !y || threads < 1) return ECE408_INVALID;
@@ -199,7 +199,7 @@ int ece408_forward_packed(const ece408_problem* problem, const float* x, const f
     prepare(*problem, Direction::forward, y, 0);
     const int useful = useful_threads(*problem, threads);
     const int status = found->forward_packed(*problem, x, w, bias, packed,
-                                             finish ? *finish : ece408_finish{}, y, useful);
+                                             epilogue ? *epilogue : ece408_epilogue{}, y, useful);
     return status == kNotFinite ? ECE408_UNSUPPORTED : status;
 }
 

@@ -75,8 +75,8 @@ ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, in
 
 /* Any convolution, in all directions; `bias` may be null. A kernel that is asked for refuses what
  * it cannot do: choice.cpp says what that is. Where weights are not all finite another one may
- * compute in the place of `direct` and `depthwise`. With `winograd`, `filters_as_lanes_pairs` and
- * `filters_as_lanes_squares` whole numbers are exact while the products of a sum times the largest
+ * compute in the place of `direct` and `depthwise`. With `winograd`, `conv_fwd_oc_f23_1d` and
+ * `conv_fwd_oc_f23_2d` whole numbers are exact while the products of a sum times the largest
  * |x| and |w| stay below 2^18. */
 #define ECE408_FAST(T, suffix)                                                                   \
     ECE408_EXPORT int ece408_forward_##suffix(const ece408_problem* problem, const T* x,         \
@@ -108,16 +108,16 @@ ECE408_EXPORT int ece408_choose(const ece408_problem* problem, int direction, in
 ECE408_ALL(float, f32)
 ECE408_ALL(double, f64)
 ECE408_ALL(uint16_t, f16)
-/* For floats with all products and sums in double, rounded once; by `pixels_as_lanes`,
- * `filters_as_lanes`, `patches` and `weight_sums`. */
+/* For floats with all products and sums in double, rounded once; by `conv_fwd_ow`,
+ * `conv_fwd_oc`, `patches` and `conv_bwd_w_dot`. */
 ECE408_FAST(float, strict)
 
 /* What becomes of each output of a convolution, (output * factor + addend [+ added]) between bounds: a
  * factor and an addend for each filter, and an array like y, or null. NaN stays NaN. */
-typedef struct ece408_finish {
+typedef struct ece408_epilogue {
     const float *factors, *addends, *added;
     float lowest, highest;
-} ece408_finish;
+} ece408_epilogue;
 
 /* Floats of a layer's weights and biases in the order in which a kernel's forward pass reads them, the
  * same for images of any number and size; 0 if it reads them as they are. Here and below, ECE408_CHOSEN
@@ -130,11 +130,11 @@ ECE408_EXPORT int ece408_pack(const ece408_problem* problem, const float* w, con
                               float* packed, int threads, int isa, int kernel);
 
 /* As ece408_forward_f32 overwrites y. `packed`, unless null, is what ece408_pack has made of these
- * weights and biases for this kernel. `finish`, unless null, is done to each output as it is stored;
+ * weights and biases for this kernel. `epilogue`, unless null, is done to each output as it is stored;
  * kernels that leave it to their caller return ECE408_UNSUPPORTED, and have done nothing. */
 ECE408_EXPORT int ece408_forward_packed(const ece408_problem* problem, const float* x,
                                         const float* w, const float* bias, const float* packed,
-                                        const ece408_finish* finish, float* y, int threads,
+                                        const ece408_epilogue* epilogue, float* y, int threads,
                                         int isa, int kernel);
 
 /* What a batch is normalised by: the averages of each channel of arrays (images, channels, pixels),
@@ -184,12 +184,12 @@ ECE408_EXPORT double ece408_ceiling_multiply_adds(int64_t thousands, int threads
 ECE408_EXPORT int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa);
 ECE408_EXPORT int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa);
 
-/* Does pieces [begin, end) of some work as its member `member`. */
-typedef void ece408_pieces(const void* work, int64_t begin, int64_t end, int member);
+/* Does pieces [begin, end) of some work as its member `thread`. */
+typedef void ece408_pieces(const void* work, int64_t begin, int64_t end, int thread);
 
 /* Does `count` pieces of some work, each once and in any order, on the caller's thread and on those
  * of the kernels' threads that have a core, at most `threads` in all. Each has its own number
- * `member` below `threads`. Returns when all pieces are done. */
+ * `thread` below `threads`. Returns when all pieces are done. */
 ECE408_EXPORT void ece408_share(int threads, int64_t count, ece408_pieces* pieces,
                                 const void* work);
 

@@ -10,13 +10,13 @@
     EACH(direct)                   \
     EACH(winograd)                 \
     EACH(depthwise)                \
-    EACH(pixels_as_lanes)          \
-    EACH(filters_as_lanes)         \
-    EACH(filters_as_lanes_pairs)   \
-    EACH(filters_as_lanes_squares) \
-    EACH(patches)                  \
-    EACH(weight_sums)              \
-    EACH(channels_as_lanes)
+    EACH(conv_fwd_ow)          \
+    EACH(conv_fwd_oc)         \
+    EACH(conv_fwd_oc_f23_1d)   \
+    EACH(conv_fwd_oc_f23_2d) \
+    EACH(im2col)                  \
+    EACH(conv_bwd_w_dot)              \
+    EACH(conv_bwd_w_ic)
 
 namespace ece408 {
 
@@ -48,10 +48,10 @@ struct Kernel {
     int (*pack)(const ece408_problem& problem, const float* w, const float* bias, float* packed,
                 int threads) = nullptr;
     // That pass, with `packed`, unless null, of this problem's layer, and with what follows done to
-    // each output, unless `finish` has no factors: ECE408_UNSUPPORTED where it cannot do that. Null
+    // each output, unless `epilogue` has no factors: ECE408_UNSUPPORTED where it cannot do that. Null
     // where there is neither.
     int (*forward_packed)(const ece408_problem& problem, const float* x, const float* w,
-                          const float* bias, const float* packed, const ece408_finish& finish,
+                          const float* bias, const float* packed, const ece408_epilogue& epilogue,
                           float* y, int threads) = nullptr;
 };
 

@@ -89,16 +89,16 @@ inline bool has_unit_steps(const ece408_problem& p) {
 // Products with a number of x, and of dy, from which on conv_bwd_w_dot.cpp takes rows in pairs, to make up for sums
 // of rows: with 72, 8 channels by 3x3, both ways take the same time. And pixels, to make up for more sums of lanes.
 // Sums in double are for results that rows of other magnitudes must not touch.
-constexpr int64_t kPairedProducts = 72, kPairedPixels = 512;
+constexpr int64_t kWinogradProducts = 72, kWinogradPixels = 512;
 
-inline bool sums_row_pairs(const Shape& s, bool in_double) {
+inline bool bwd_w_uses_winograd(const Shape& s, bool in_double) {
     const bool fits = s.stride_h == 1 ? s.kernel_h == 3 || s.kernel_h == 5 || s.kernel_h == 7
                                       : s.kernel_h >= 2 * s.stride_h;
     const int64_t window = s.kernel_h * s.kernel_w;
     return fits && !in_double && s.dilate_h == 1 && s.out_height > 1 &&
-           s.group_channels * window >= kPairedProducts &&
-           s.group_filters * window / (s.stride_h * s.stride_w) >= kPairedProducts &&
-           s.batch * s.out_height * s.out_width >= kPairedPixels;
+           s.group_channels * window >= kWinogradProducts &&
+           s.group_filters * window / (s.stride_h * s.stride_w) >= kWinogradProducts &&
+           s.batch * s.out_height * s.out_width >= kWinogradPixels;
 }
 
 // Pixels of a plane up to which `depthwise` takes what a tap reads for a plane shifted, in the gradient for w.

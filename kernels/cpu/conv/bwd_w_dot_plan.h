@@ -21,8 +21,8 @@ constexpr int64_t kLeastChunk = 512;
 constexpr double kFilledTile = 0.85;
 // Pieces to have, taps of one that are worth laying out dy for, and what the totals of several stretches
 // may take.
-constexpr int64_t kWeightPieces = 32, kLeastTaps = 96;
-constexpr int64_t kStretchBytes = 2 << 20;
+constexpr int64_t kDotTasks = 32, kLeastTaps = 96;
+constexpr int64_t kSplitBytes = 2 << 20;
 
 struct Span {
     int64_t begin, end;
@@ -42,11 +42,11 @@ struct Chunk {
 
 // Tile `tile` of the `tiles` that a set's taps in a domain are, `taps` of each channel.
 struct Column {
-    int64_t domain, tile, tiles, taps;
+    int64_t component, tile, tiles, taps;
 };
 
 // A tap of a domain.
-struct PairTap {
+struct ComponentTap {
     int64_t residue, group, column;  // of the kernel's rows, and its column
     int64_t thirds;                  // lower residues whose last group has three rows
 };
@@ -54,8 +54,8 @@ struct PairTap {
 struct WeightPlan {
     Sweep s;
     bool in_place;     // whether x and dy are read where they are, as rows of a vector
-    bool by_pairs;     // of rows of dy
-    int64_t domains;   // then four, each laid out like x and dy, else one
+    bool winograd;     // of rows of dy
+    int64_t components;   // then four, each laid out like x and dy, else one
     int64_t taps;      // of a channel in a domain, but
     int64_t last_taps; // in the fourth domain, which only groups of three rows have
     int64_t rows;      // of an image's dy, or pairs
@@ -69,7 +69,7 @@ struct WeightPlan {
     int64_t filter_tiles, filter_blocks;
     int64_t channel_sets, channel_blocks;  // a set is packed at once
     int64_t tap_tiles, last_tiles;         // of a set in a domain, and in the fourth one
-    int64_t stretches;
+    int64_t splits;
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
     // Numbers of an image.
@@ -89,22 +89,22 @@ struct WeightPlan {
     int64_t totals() const {
         return divide_up(channel_sets, channel_blocks) * columns() * most_tiles() * kDotsOfTile;
     }
-    int64_t columns() const { return by_pairs ? 3 * tap_tiles + last_tiles : tap_tiles; }
+    int64_t columns() const { return winograd ? 3 * tap_tiles + last_tiles : tap_tiles; }
     Column column(int64_t index) const {
-        const int64_t domain = by_pairs && index / tap_tiles > 2 ? 3 : index / tap_tiles;
-        const bool last = domain == 3;
-        return {domain, index - domain * tap_tiles, last ? last_tiles : tap_tiles,
+        const int64_t component = winograd && index / tap_tiles > 2 ? 3 : index / tap_tiles;
+        const bool last = component == 3;
+        return {component, index - component * tap_tiles, last ? last_tiles : tap_tiles,
                 last ? last_taps : taps};
     }
     // The kernel's rows of a residue modulo the stride.
-    Pairs residue(int64_t r) const {
-        return pairs_of_residue(s.kernel_h, s.stride_h, r, s.out_height);
+    F23 residue(int64_t r) const {
+        return f23_of_residue(s.kernel_h, s.stride_h, r, s.out_height);
     }
     // Tap `tap` of a channel in a domain.
-    PairTap pair_tap(int64_t domain, int64_t tap) const {
-        const int d = static_cast<int>(domain);
-        PairTap at = {0, tap / s.kernel_w, tap % s.kernel_w, 0};
-        Pairs rows = residue(0);
+    ComponentTap component_tap(int64_t component, int64_t tap) const {
+        const int d = static_cast<int>(component);
+        ComponentTap at = {0, tap / s.kernel_w, tap % s.kernel_w, 0};
+        F23 rows = residue(0);
         while (at.group >= rows.groups_in(d)) {
             at.group -= rows.groups_in(d);
             at.thirds += rows.groups_in(3);
@@ -119,7 +119,7 @@ struct WeightPlan {
     }
     // Rows of dy.
     Span rows_of(const Chunk& chunk) const {
-        if (!by_pairs) return chunk.rows;
+        if (!winograd) return chunk.rows;
         const int64_t end = 2 * chunk.rows.end;
         return {2 * chunk.rows.begin, end < s.out_height ? end : s.out_height};
     }
@@ -191,13 +191,13 @@ void plan_chunks(WeightPlan* plan) {
     plan->x_image = (rows + plan->halo) * plan->f.row + (plan->joined() ? 0 : plan->tail);
     plan->dy_row = runs * round_up(images / runs * rows * plan->f.row, lanes);
     // Domains are written by aligned vectors.
-    if (plan->by_pairs && !plan->joined()) plan->x_image = round_up(plan->x_image, lanes);
+    if (plan->winograd && !plan->joined()) plan->x_image = round_up(plan->x_image, lanes);
     // Rows whose distance is a multiple of a page would meet in the first cache.
     if (plan->dy_row / lanes % 2 == 0) plan->dy_row += lanes;
     // Beyond the last image lies what the last tap meets with the zeros between dy's rows.
     const int64_t reach = taps_reach(s.kernel_w, s.stride_w, s.dilate_w);
     plan->f.phase = round_up(images * plan->x_image + reach + lanes, lanes);
-    plan->f.channel = plan->f.phase * plan->domains * s.stride_h * s.stride_w;
+    plan->f.channel = plan->f.phase * plan->components * s.stride_h * s.stride_w;
 }
 
 // Planes that lie a multiple of a page apart would meet in the caches.
@@ -219,16 +219,16 @@ WeightPlan plan_weight(Sweep s) {
         s.width = s.out_width = Lanes<Sum>::count;
     }
     plan.s = s;
-    plan.by_pairs = sums_row_pairs(s, sizeof(Sum) == sizeof(double));
-    plan.domains = plan.by_pairs ? kDomains : 1;
-    plan.taps = plan.by_pairs ? 0 : plan.window();
-    for (int64_t r = 0; plan.by_pairs && r < s.stride_h; ++r) {
+    plan.winograd = bwd_w_uses_winograd(s, sizeof(Sum) == sizeof(double));
+    plan.components = plan.winograd ? kComponents : 1;
+    plan.taps = plan.winograd ? 0 : plan.window();
+    for (int64_t r = 0; plan.winograd && r < s.stride_h; ++r) {
         plan.taps += plan.residue(r).groups * s.kernel_w;
         plan.last_taps += plan.residue(r).groups_in(3) * s.kernel_w;
     }
-    plan.rows = plan.by_pairs ? divide_up(s.out_height, 2) : s.out_height;
+    plan.rows = plan.winograd ? divide_up(s.out_height, 2) : s.out_height;
     plan.f.row = least_row(s);
-    plan.halo = plan.by_pairs ? plan.residue(0).groups - 1
+    plan.halo = plan.winograd ? plan.residue(0).groups - 1
                               : taps_reach(s.kernel_h, s.stride_h, s.dilate_h);
     plan.tail = s.out_width + taps_reach(s.kernel_w, s.stride_w, s.dilate_w) - plan.f.row;
     if (plan.tail < 0) plan.tail = 0;
@@ -239,16 +239,16 @@ WeightPlan plan_weight(Sweep s) {
     plan_chunks<Sum>(&plan);
 
     plan.filter_tiles = divide_up(s.group_filters, kDotFilters);
-    const int64_t row = plan.domains * plan.dy_row * static_cast<int64_t>(sizeof(Sum));
+    const int64_t row = plan.components * plan.dy_row * static_cast<int64_t>(sizeof(Sum));
     const int64_t tiles = kBlockBytes / (row * kDotFilters);
     plan.filter_blocks = divide_up(plan.filter_tiles, tiles < 1 ? 1 : tiles);
     plan.channel_blocks = 1;
-    plan.stretches = divide_up(kWeightPieces, plan.places());
+    plan.splits = divide_up(kDotTasks, plan.places());
     const int64_t bytes = plan.places() * plan.totals() * static_cast<int64_t>(sizeof(double));
-    if (plan.stretches > kStretchBytes / bytes) plan.stretches = kStretchBytes / bytes;
-    if (plan.stretches > plan.chunks()) plan.stretches = plan.chunks();
-    if (plan.stretches < 1) plan.stretches = 1;
-    plan.channel_blocks = divide_up(kWeightPieces, plan.places() * plan.stretches);
+    if (plan.splits > kSplitBytes / bytes) plan.splits = kSplitBytes / bytes;
+    if (plan.splits > plan.chunks()) plan.splits = plan.chunks();
+    if (plan.splits < 1) plan.splits = 1;
+    plan.channel_blocks = divide_up(kDotTasks, plan.places() * plan.splits);
     const int64_t blocks = s.group_channels * plan.window() / kLeastTaps;
     if (plan.channel_blocks > blocks) plan.channel_blocks = blocks;
     if (plan.channel_blocks > plan.channel_sets) plan.channel_blocks = plan.channel_sets;

@@ -46,30 +46,30 @@ void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& row
 }
 
 // How rows of pixels become a row of each domain.
-struct DomainSource {
+struct ComponentSource {
     int64_t left, width;  // zeros before the pixels, and pixels
     int64_t count;        // numbers of the domain's row, with zeros behind the pixels
 };
 
 // Rows of the four domains, side by side, by aligned vectors: lanes that a row leaves are the next one's first.
-class DomainRows {
+class ComponentRows {
 public:
-    DomainRows(float* out, int64_t domain) : out_(out), domain_(domain) {}
+    ComponentRows(float* out, int64_t component) : out_(out), component_(component) {}
 
     // `make` is given a vector of each row, and makes one of each domain. Rows that are null are zeros.
     template <int ROWS, class Make>
-    void add(const DomainSource& source, const float* const (&rows)[ROWS], const Make& make) {
+    void add(const ComponentSource& source, const float* const (&rows)[ROWS], const Make& make) {
         const int64_t left = source.left, count = source.count, all = left + source.width;
         const int64_t end = all < count ? all : count;
         bool whole = true;
         for (int r = 0; r < ROWS; ++r) whole = whole && rows[r];
-        Vec of[ROWS], domains[kDomains];
+        Vec of[ROWS], components[kComponents];
         for (int64_t k = -kept_lanes_;; k += kLanes) {
             for (; whole && k >= left && k + kLanes <= end; k += kLanes) {
                 ECE408_UNROLL
                 for (int r = 0; r < ROWS; ++r) of[r] = load(rows[r] + k - left);
-                make(of, domains);
-                put(domains);
+                make(of, components);
+                put(components);
             }
             kept_lanes_ = count - k;
             if (kept_lanes_ <= 0) break;
@@ -77,21 +77,21 @@ public:
             ECE408_UNROLL
             for (int r = 0; r < ROWS; ++r)
                 of[r] = rows[r] ? load_only(inside, rows[r] + k - left) : broadcast(0.0f);
-            make(of, domains);
+            make(of, components);
             ECE408_UNROLL
-            for (int d = 0; d < kDomains && k < 0; ++d) domains[d] += kept_[d];
+            for (int d = 0; d < kComponents && k < 0; ++d) components[d] += kept_[d];
             if (kept_lanes_ < kLanes) {
                 ECE408_UNROLL
-                for (int d = 0; d < kDomains; ++d) kept_[d] = domains[d];
+                for (int d = 0; d < kComponents; ++d) kept_[d] = components[d];
                 return;
             }
-            put(domains);
+            put(components);
         }
         kept_lanes_ = 0;
     }
     // Zeros, so many and up to a whole vector.
     void end(int64_t zeros) {
-        const Vec none[kDomains] = {};
+        const Vec none[kComponents] = {};
         int64_t left = kept_lanes_ + zeros;
         if (kept_lanes_ > 0) put(kept_), left -= kLanes;
         for (; left > 0; left -= kLanes) put(none);
@@ -100,15 +100,15 @@ public:
 
 private:
     static int lane(int64_t k) { return static_cast<int>(k < 0 ? 0 : k > kLanes ? kLanes : k); }
-    void put(const Vec (&domains)[kDomains]) {
+    void put(const Vec (&components)[kComponents]) {
         ECE408_UNROLL
-        for (int d = 0; d < kDomains; ++d) store(out_ + d * domain_, domains[d]);
+        for (int d = 0; d < kComponents; ++d) store(out_ + d * component_, components[d]);
         out_ += kLanes;
     }
 
     float* out_;
-    int64_t domain_, kept_lanes_ = 0;
-    Vec kept_[kDomains] = {};
+    int64_t component_, kept_lanes_ = 0;
+    Vec kept_[kComponents] = {};
 };
 
 // Some rows of a plane, in float, `step` numbers apart.
@@ -134,70 +134,70 @@ PlaneRows rows_of_plane(const T* plane, int64_t width, const Span& rows, float* 
     }
 }
 
-// The four rows that each of `pairs` meets, the first of which is `top`.
-inline void add_x_rows(const DomainSource& source, const PlaneRows& rows, int64_t top, int64_t pairs,
-                       DomainRows* out) {
-    for (int64_t y = top; y < top + 2 * pairs; y += 2)
+// The four rows that each of `row_pairs` meets, the first of which is `top`.
+inline void add_x_rows(const ComponentSource& source, const PlaneRows& rows, int64_t top, int64_t row_pairs,
+                       ComponentRows* out) {
+    for (int64_t y = top; y < top + 2 * row_pairs; y += 2)
         out->add(source, {rows.row(y), rows.row(y + 1), rows.row(y + 2), rows.row(y + 3)},
-                 [](const Vec(&x)[4], Vec(&domains)[kDomains]) {
-                     domains[0] = x[0] - x[2];
-                     domains[1] = x[1] + x[2];
-                     domains[2] = x[2] - x[1];
-                     domains[3] = x[3] - x[1];
+                 [](const Vec(&x)[4], Vec(&components)[kComponents]) {
+                     components[0] = x[0] - x[2];
+                     components[1] = x[1] + x[2];
+                     components[2] = x[2] - x[1];
+                     components[3] = x[3] - x[1];
                  });
 }
 
 // A chunk of one channel by pairs.
 template <class T>
-void lay_out_channel_pairs(const WeightPlan& plan, const T* x, const Chunk& chunk, float* scratch,
+void lay_out_channel_components(const WeightPlan& plan, const T* x, const Chunk& chunk, float* scratch,
                            float* out) {
     const Sweep& s = plan.s;
-    const int64_t pairs = chunk.rows.count() + plan.halo, top = 2 * chunk.rows.begin - s.pad_h;
-    const int64_t bottom = top + 2 * pairs + 2;
+    const int64_t row_pairs = chunk.rows.count() + plan.halo, top = 2 * chunk.rows.begin - s.pad_h;
+    const int64_t bottom = top + 2 * row_pairs + 2;
     Span some = {top > 0 ? top : 0, bottom < s.height ? bottom : s.height};
     if (some.end < some.begin) some.end = some.begin;
-    DomainRows domains(out, plan.f.phase);
+    ComponentRows components(out, plan.f.phase);
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
         const PlaneRows rows = rows_of_plane(x + b * plan.image_of_x(), s.width, some, scratch);
-        add_x_rows({s.pad_w, s.width, plan.f.row}, rows, top, pairs, &domains);
-        if (!plan.joined() || b + 1 == chunk.images.end) domains.end(plan.tail);
+        add_x_rows({s.pad_w, s.width, plan.f.row}, rows, top, row_pairs, &components);
+        if (!plan.joined() || b + 1 == chunk.images.end) components.end(plan.tail);
     }
 }
 
 // The same with a stride: rows of a phase are copied first.
 template <class T>
-void lay_out_phase_pairs(const WeightPlan& plan, const T* x, const Chunk& chunk, int64_t phase,
+void lay_out_phase_components(const WeightPlan& plan, const T* x, const Chunk& chunk, int64_t phase,
                          float* scratch, float* out) {
-    const int64_t pairs = chunk.rows.count() + plan.halo, step = plan.copied_row(kLanes);
+    const int64_t row_pairs = chunk.rows.count() + plan.halo, step = plan.copied_row(kLanes);
     const PhaseRows rows = {phase / plan.s.stride_w, phase % plan.s.stride_w, 2 * chunk.rows.begin,
-                            2 * pairs + 2};
-    DomainRows domains(out, plan.f.phase);
+                            2 * row_pairs + 2};
+    ComponentRows components(out, plan.f.phase);
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
         lay_out_phase(plan, x + b * plan.image_of_x(), rows, step, scratch);
-        add_x_rows({0, plan.f.row, plan.f.row}, {scratch, {0, rows.count}, step}, 0, pairs, &domains);
-        if (!plan.joined() || b + 1 == chunk.images.end) domains.end(plan.tail);
+        add_x_rows({0, plan.f.row, plan.f.row}, {scratch, {0, rows.count}, step}, 0, row_pairs, &components);
+        if (!plan.joined() || b + 1 == chunk.images.end) components.end(plan.tail);
     }
 }
 
 // A chunk of one filter's dy by pairs.
 template <class T>
-void lay_out_filter_pairs(const WeightPlan& plan, const T* dy, const Chunk& chunk, float* scratch,
+void lay_out_filter_components(const WeightPlan& plan, const T* dy, const Chunk& chunk, float* scratch,
                           float* out) {
     const Sweep& s = plan.s;
     const Span some = plan.rows_of(chunk);
-    DomainRows domains(out, plan.dy_row);
+    ComponentRows components(out, plan.dy_row);
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
         const PlaneRows rows = rows_of_plane(dy + b * plan.image_of_dy(), s.out_width, some, scratch);
         // The last row of an odd number has no second one.
         for (int64_t y = some.begin; y < some.end; y += 2)
-            domains.add({0, s.out_width, plan.f.row}, {rows.row(y), rows.row(y + 1)},
-                        [](const Vec(&dy_rows)[2], Vec(&made)[kDomains]) {
+            components.add({0, s.out_width, plan.f.row}, {rows.row(y), rows.row(y + 1)},
+                        [](const Vec(&dy_rows)[2], Vec(&made)[kComponents]) {
                             made[0] = dy_rows[0];
                             made[1] = dy_rows[0] + dy_rows[1];
                             made[2] = dy_rows[0] - dy_rows[1];
                             made[3] = dy_rows[1];
                         });
-        if (!plan.joined() || b + 1 == chunk.images.end) domains.end(0);
+        if (!plan.joined() || b + 1 == chunk.images.end) components.end(0);
     }
 }
 
@@ -206,11 +206,11 @@ template <class T, class Sum>
 void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
                      Sum* out) {
     if constexpr (std::is_same<Sum, float>::value) {
-        if (plan.by_pairs && !plan.strides()) return lay_out_channel_pairs(plan, x, chunk, scratch, out);
-        if (plan.by_pairs) {
+        if (plan.winograd && !plan.strides()) return lay_out_channel_components(plan, x, chunk, scratch, out);
+        if (plan.winograd) {
             for (int64_t phase = 0; phase < plan.s.stride_h * plan.s.stride_w; ++phase)
                 if (has_taps(phase % plan.s.stride_w, plan.s.kernel_w, plan.s.stride_w, plan.s.dilate_w))
-                    lay_out_phase_pairs(plan, x, chunk, phase, scratch, out + phase * kDomains * plan.f.phase);
+                    lay_out_phase_components(plan, x, chunk, phase, scratch, out + phase * kComponents * plan.f.phase);
             return;
         }
     }
@@ -240,7 +240,7 @@ template <class T, class Sum>
 void lay_out_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum* scratch,
                     Sum* out) {
     if constexpr (std::is_same<Sum, float>::value) {
-        if (plan.by_pairs) return lay_out_filter_pairs(plan, dy, chunk, scratch, out);
+        if (plan.winograd) return lay_out_filter_components(plan, dy, chunk, scratch, out);
     }
     const Sweep& s = plan.s;
     const int64_t image = plan.image_of_dy();
@@ -267,18 +267,18 @@ void lay_out_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum
 }
 
 // Rows of some planes of some images that are needed soon: each call asks for some of their lines.
-class Ahead {
+class RowPrefetch {
 public:
-    Ahead() = default;
+    RowPrefetch() = default;
     template <class T>
-    Ahead(const T* first, int64_t planes, int64_t plane, int64_t images, int64_t image,
+    RowPrefetch(const T* first, int64_t planes, int64_t plane, int64_t images, int64_t image,
           int64_t rows, int64_t row, int64_t pixels)
         : at_(reinterpret_cast<const char*>(first)), planes_(planes), images_(images), rows_(rows),
           lines_(divide_up(pixels * size<T>(), kLineBytes)), plane_(plane * size<T>()),
           image_(image * size<T>()), row_(row * size<T>()) {}
 
     int64_t lines() const { return planes_ * images_ * rows_ * lines_; }
-    void fetch(int64_t count) {
+    void issue(int64_t count) {
         while (count > 0 && next_plane_ < planes_) {
             const char* const row = at_ + next_plane_ * plane_ + next_image_ * image_ + next_row_ * row_;
             const int64_t left = lines_ - next_line_, some = count < left ? count : left;

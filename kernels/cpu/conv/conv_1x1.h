@@ -30,7 +30,7 @@ namespace ece408 {
 namespace {
 
 // Blocks of filters from which on a tile's pixels are laid out.
-constexpr int64_t kLaidOutBlocks = 9;
+constexpr int64_t kPackPixelsBlocks = 9;
 
 // Pixels for each thread from which on weights are packed for a call.
 constexpr int64_t kPackedPixels = 300;
@@ -48,10 +48,10 @@ constexpr int64_t kRunFloats = 1 << 15;
 // Channels between which a block asks for some of its lines. An Intel core waits for 16 lines at most: asked
 // for all at once, more would hold up the loads of the sums. 64 channels of 56x56 took 1.25 times as long.
 // Products of shorter vectors take longer.
-constexpr int64_t kStretchChannels = kLanes == 16 ? 16 : 64;
+constexpr int64_t kPrefetchChannels = kLanes == 16 ? 16 : 64;
 
 // Channels from which on threads that share an image ask for its pixels.
-constexpr int64_t kAskedChannels = 64;
+constexpr int64_t kPrefetchMinChannels = 64;
 
 // What a tile of pixels does with consecutive blocks of filters: it computes sums of channels [begin, end),
 // and adds them to those of the channels before, which lie where the outputs are to be.
@@ -60,7 +60,7 @@ struct Column {
     const float* x;       // a channel's vectors lie at `in`, the next one's `step` floats further on
     const int64_t* in;
     int64_t step;
-    float* laid_out;      // where a function that lays them out has the pixels for later blocks
+    float* packed_pixels;      // where a function that lays them out has the pixels for later blocks
     const float* packed;  // of each block its biases, for the first channels, and weights as [c][filter];
     const float* bias;    // or the first filter's bias, unless null,
     const float* weights;  // and its weights, with so many floats to the next filter's and channel's
@@ -68,31 +68,31 @@ struct Column {
     float* y;             // of the first filter
     const int64_t* out;   // where vectors go there
     int64_t filter_step;
-    ece408_finish finish;  // as in StripArgs
+    ece408_epilogue epilogue;  // as in StripArgs
     // Pixels further on, of which each block asks for so many channels, `ahead_step` floats apart, and
     // so many floats of each.
     const float* ahead;
     int64_t ahead_channels, ahead_floats, ahead_step;
-    // The pixel that an odd tile has more, the next channel's `one_step` floats further on; where it is laid
+    // The pixel that an odd tile has more, the next channel's `odd_step` floats further on; where it is laid
     // out; and where it goes in y.
-    const float* one;
-    int64_t one_step;
-    float* one_laid_out;
-    int64_t one_out;
-    bool asks;  // whether each block asks for the next one's weights, if they are not packed
+    const float* odd_pixel;
+    int64_t odd_step;
+    float* odd_packed;
+    int64_t odd_out;
+    bool prefetches_weights;  // whether each block asks for the next one's weights, if they are not packed
     // Whether this is the first or the last one that a thread computes with these blocks, one after
     // the other: each one asks for the next one's outputs.
     bool is_first, is_last;
 };
 
 // The weights of the first channel begin at `weight`. All addresses are of few registers, which few
-// instructions move on: where two threads share a core, instructions are what it is short of. `ask` is
-// called before each kStretchChannels channels, the first time before those that are left over, or once if
+// instructions move on: where two threads share a core, instructions are what it is short of. `prefetch_next` is
+// called before each kPrefetchChannels channels, the first time before those that are left over, or once if
 // no pixels are asked for.
-template <bool Packed, bool LaysOut, bool Odd, int MT, int VT, class Ask>
+template <bool Packed, bool PacksPixels, bool Odd, int MT, int VT, class PrefetchNext>
 __attribute__((always_inline)) inline void add_channels(const Column& column, const float* weight,
-                                                        Vec (&sum)[MT][VT], Vec* sums_of_one,
-                                                        const Ask& ask) {
+                                                        Vec (&sum)[MT][VT], Vec* sums_of_odd,
+                                                        const PrefetchNext& prefetch_next) {
     const int64_t row = Packed ? 0 : column.weight_step;
     const int64_t rows[6] = {0, row, 2 * row, hidden(3 * row), 4 * row, hidden(5 * row)};
     const float* pixel[VT];
@@ -100,29 +100,29 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
     for (int v = 0; v < VT; ++v) pixel[v] = column.x + column.in[v];
     int64_t at = 0;
     const int64_t all = (column.end - column.begin) * column.step;
-    float* to = column.laid_out;
-    const float* one = column.one;
-    float* one_to = column.one_laid_out;
-    Vec ones = Odd ? *sums_of_one : Vec{};
+    float* to = column.packed_pixels;
+    const float* odd_pixel = column.odd_pixel;
+    float* odd_to = column.odd_packed;
+    Vec odd_sums = Odd ? *sums_of_odd : Vec{};
     // The next block's weights follow, behind its biases: each channel asks for one's.
     const int64_t next = MT * (column.end - column.begin + 1);
-    const int64_t stretch = column.ahead ? kStretchChannels * column.step : all, rest = all % stretch;
-    for (int64_t stop = rest ? rest : stretch; stop <= all; stop += stretch) {
-        ask();
+    const int64_t prefetch_step = column.ahead ? kPrefetchChannels * column.step : all, rest = all % prefetch_step;
+    for (int64_t stop = rest ? rest : prefetch_step; stop <= all; stop += prefetch_step) {
+        prefetch_next();
         do {
             if (Packed) prefetch(weight + next);
             Vec x[VT];
             ECE408_UNROLL
             for (int v = 0; v < VT; ++v) {
                 x[v] = load(pixel[v] + at);
-                if (LaysOut) store(to + v * kLanes, x[v]);
+                if (PacksPixels) store(to + v * kLanes, x[v]);
             }
             at += column.step;
-            if (LaysOut) to += VT * kLanes;
+            if (PacksPixels) to += VT * kLanes;
             if constexpr (Odd) {
-                ones = multiply_add(load(weight), broadcast(*one), ones);
-                if (LaysOut) *one_to++ = *one;
-                one += column.one_step;
+                odd_sums = multiply_add(load(weight), broadcast(*odd_pixel), odd_sums);
+                if (PacksPixels) *odd_to++ = *odd_pixel;
+                odd_pixel += column.odd_step;
             }
             ECE408_UNROLL
             for (int m = 0; m < MT; ++m) {
@@ -138,43 +138,43 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
             weight += Packed ? MT : hidden(column.channel_step);
         } while (at != stop);
     }
-    if (Odd) *sums_of_one = ones;
+    if (Odd) *sums_of_odd = odd_sums;
 }
 
 template <int MT, int VT>
-__attribute__((always_inline)) inline void finish_sums(const Column& column, int64_t first,
+__attribute__((always_inline)) inline void apply_epilogue(const Column& column, int64_t first,
                                                        Vec (&sum)[MT][VT]) {
-    const Finish finish(column.finish);
+    const VectorEpilogue epilogue(column.epilogue);
     ECE408_UNROLL
     for (int m = 0; m < MT; ++m) {
         const int64_t plane = (first + m) * column.filter_step;
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v)
-            sum[m][v] = finish(first + m, plane + column.out[v], sum[m][v]);
+            sum[m][v] = epilogue(first + m, plane + column.out[v], sum[m][v]);
     }
 }
 
 // The sums of one pixel, of kOddFilters filters from the block's filter `first` on: what they are added to
 // where a channel is not the first, what follows them, and where they go, `y` for the first. Not inline: what
 // it needs would take registers from the other sums.
-__attribute__((noinline)) void put_one(const Column& column, int64_t first, float* y, Vec sums) {
+__attribute__((noinline)) void store_odd_pixel(const Column& column, int64_t first, float* y, Vec sums) {
     const int64_t step = column.filter_step;
     alignas(64) float each[kLanes] = {};
     if (column.begin > 0) {
         for (int m = 0; m < kOddFilters; ++m) each[m] = y[m * step];
         sums = load(each) + sums;
     }
-    const ece408_finish& finish = column.finish;
-    if (finish.factors) {
+    const ece408_epilogue& epilogue = column.epilogue;
+    if (epilogue.factors) {
         const Mask some = lanes_between(0, kOddFilters);
-        sums = multiply_add(sums, load_only(some, finish.factors + first),
-                            load_only(some, finish.addends + first));
-        if (finish.added) {
-            const float* const added = finish.added + first * step + column.one_out;
+        sums = multiply_add(sums, load_only(some, epilogue.factors + first),
+                            load_only(some, epilogue.addends + first));
+        if (epilogue.added) {
+            const float* const added = epilogue.added + first * step + column.odd_out;
             for (int m = 0; m < kOddFilters; ++m) each[m] = added[m * step];
             sums = load(each) + sums;
         }
-        sums = bounded(sums, broadcast(finish.lowest), broadcast(finish.highest));
+        sums = bounded(sums, broadcast(epilogue.lowest), broadcast(epilogue.highest));
     }
     store(each, sums);
     for (int m = 0; m < kOddFilters; ++m) y[m * step] = each[m];
@@ -182,7 +182,7 @@ __attribute__((noinline)) void put_one(const Column& column, int64_t first, floa
 
 // The next block's weights, whose rows are too short for processors to fetch ahead by themselves.
 template <int MT>
-inline void ask_for_weights(const Column& column, int64_t first) {
+inline void prefetch_weights(const Column& column, int64_t first) {
     const float* row = column.weights + (first + MT) * column.weight_step;
     for (int m = 0; m < MT; ++m, row += column.weight_step)
         for (int64_t c = column.begin; c < column.end; c += kLine) prefetch(row + c);
@@ -192,20 +192,20 @@ inline void ask_for_weights(const Column& column, int64_t first) {
 // the next tile, of which processors fetch too few ahead by themselves. The blocks of a thread's first tile
 // also ask for the outputs of their own.
 template <int MT, int VT>
-struct Asked {
+struct ColumnPrefetch {
     const Column& column;
     const float* pixels;
     int64_t channels, first_row, end_row, channels_each, rows_each;
     const float* pixels_end = nullptr;
     int64_t row = 0;
 
-    explicit Asked(const Column& column)
+    explicit ColumnPrefetch(const Column& column)
         : column(column), pixels(column.ahead), channels(pixels ? column.ahead_channels : 0),
           first_row(column.is_last ? MT : 0), end_row(column.is_first ? 2 * MT : MT) {
-        const int64_t stretches =
-            pixels ? divide_up(column.end - column.begin, kStretchChannels) : 1;
-        channels_each = divide_up(channels, stretches);
-        rows_each = divide_up(end_row - first_row, stretches);
+        const int64_t prefetch_steps =
+            pixels ? divide_up(column.end - column.begin, kPrefetchChannels) : 1;
+        channels_each = divide_up(channels, prefetch_steps);
+        rows_each = divide_up(end_row - first_row, prefetch_steps);
     }
 
     void start_block() {
@@ -214,9 +214,9 @@ struct Asked {
     }
 
     // What follows a stretch of channels; `y` is where the block's outputs go.
-    __attribute__((always_inline)) void ask(float* const (&y)[VT]) {
+    __attribute__((always_inline)) void prefetch_next(float* const (&y)[VT]) {
         for (int64_t c = 0; c < channels_each && pixels != pixels_end; ++c, pixels += column.ahead_step)
-            for (int64_t i = 0; i < column.ahead_floats; i += kLine) prefetch_soon(pixels + i);
+            for (int64_t i = 0; i < column.ahead_floats; i += kLine) prefetch_first_level(pixels + i);
         for (int64_t m = 0; m < rows_each && row < end_row; ++m, ++row) {
             const int64_t at = row < MT ? row * column.filter_step + VT * kLanes
                                         : (row - MT) * column.filter_step;
@@ -226,7 +226,7 @@ struct Asked {
 };
 
 // Those that lay pixels out are functions of their own: in one function GCC keeps sums in memory.
-template <bool Packed, bool LaysOut, bool Odd = false>
+template <bool Packed, bool PacksPixels, bool Odd = false>
 struct Columns {
     using Function = void(const Column&);
 
@@ -253,31 +253,31 @@ struct Columns {
     __attribute__((noinline)) static void run(const Column& given) {
         const Column column = given;  // which no store to y can change
         const float* packed = column.packed;
-        Asked<MT, VT> asked(column);
+        ColumnPrefetch<MT, VT> column_prefetch(column);
         float* y[VT];
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v) y[v] = column.y + column.out[v];
         for (int64_t first = 0; first < column.blocks * MT; first += MT) {
-            asked.start_block();
-            const auto ask = [&] { asked.ask(y); };
+            column_prefetch.start_block();
+            const auto prefetch_next = [&] { column_prefetch.prefetch_next(y); };
             Vec sum[MT][VT];
             const float zeros[Odd ? kLanes : MT] = {};
             const float* bias = Packed ? packed : column.bias ? column.bias + first : zeros;
             start(column.begin == 0 ? bias : zeros, sum);
-            Vec ones = Odd ? load(column.begin == 0 ? packed : zeros) : Vec{};
+            Vec odd_sums = Odd ? load(column.begin == 0 ? packed : zeros) : Vec{};
             if constexpr (Packed) {
                 if (column.begin == 0) packed += MT;
-                add_channels<true, LaysOut, Odd>(column, packed, sum, &ones, ask);
+                add_channels<true, PacksPixels, Odd>(column, packed, sum, &odd_sums, prefetch_next);
                 packed += MT * (column.end - column.begin);
             } else {
-                if (column.asks) ask_for_weights<MT>(column, first);
+                if (column.prefetches_weights) prefetch_weights<MT>(column, first);
                 const float* const row = column.weights + first * column.weight_step;
-                add_channels<false, LaysOut, false>(column, row + column.begin * column.channel_step,
-                                                    sum, nullptr, ask);
+                add_channels<false, PacksPixels, false>(column, row + column.begin * column.channel_step,
+                                                    sum, nullptr, prefetch_next);
             }
             if (column.begin > 0) add_to_sums(y, column.filter_step, sum);
             // Its bounds are read again: kept from block to block, they would take registers from the sums.
-            if (column.finish.factors) finish_sums(*hidden(&given), first, sum);
+            if (column.epilogue.factors) apply_epilogue(*hidden(&given), first, sum);
             ECE408_UNROLL
             for (int m = 0; m < MT; ++m) {
                 ECE408_UNROLL
@@ -287,17 +287,17 @@ struct Columns {
                 }
             }
             if constexpr (Odd)
-                put_one(given, first, given.y + given.one_out + first * given.filter_step, ones);
+                store_odd_pixel(given, first, given.y + given.odd_out + first * given.filter_step, odd_sums);
         }
     }
 };
 
-struct TapPlan {
+struct Plan1x1 {
     Layer layer;
     Tiling tiling;
     const float* packed;  // or null
     const float* bias;    // for weights that are not packed
-    ece408_finish finish;
+    ece408_epilogue epilogue;
     float* y;
     int64_t groups;
     bool by_groups;  // whether the parts of an image are its groups
@@ -310,7 +310,7 @@ struct TapPlan {
 
     // The groups of an image that threads take whole, for which pixels are laid out; or 0.
     int64_t own_groups(int threads) const {
-        const int64_t each = tiling.blocks / (kLaidOutBlocks * threads);
+        const int64_t each = tiling.blocks / (kPackPixelsBlocks * threads);
         const bool own = threads > 1 && threads <= kGroupsThreads && layer.shape.batch == 1 &&
                          tiling.plane <= kGroupsPlane;
         return !own ? 0 : threads * (each < kGroupsEach ? each : kGroupsEach);
@@ -332,21 +332,21 @@ struct TapPlan {
 
 // Room for a thread's work: a tile's pixels for a partial sum as [c][vector][lane], or null, and its outputs
 // as [filter][vector][lane].
-struct TapRoom {
+struct Scratch1x1 {
     float *pixels, *outputs;
 };
 
 // A tile of an image, of which blocks of filters can be computed.
-struct TapTile {
-    const TapPlan& plan;
+struct Tile1x1 {
+    const Plan1x1& plan;
     const float* x;
-    TapRoom room;
+    Scratch1x1 scratch;
     int64_t first, vectors;
     bool is_odd;
     Column column;
 
-    TapTile(const TapPlan& plan, int64_t tile, const float* x, const TapRoom& room)
-        : plan(plan), x(x), room(room), first(plan.tiling.first_vector(tile)),
+    Tile1x1(const Plan1x1& plan, int64_t tile, const float* x, const Scratch1x1& scratch)
+        : plan(plan), x(x), scratch(scratch), first(plan.tiling.first_vector(tile)),
           vectors(plan.tiling.first_vector(tile + 1) - first), is_odd(tile < plan.tiling.odd),
           column() {
         column.weight_step = plan.layer.turned ? 1 : plan.channels();
@@ -354,24 +354,24 @@ struct TapTile {
     }
 
     // The channels of a partial sum, the next one's after the first.
-    void take_channels(int64_t begin, bool lays_out) {
+    void take_channels(int64_t begin, bool packs_pixels) {
         column.begin = begin, column.end = sum_end(plan.layer.shape, begin);
         if (is_odd) {
             const int64_t others = vectors * kLanes * sum_end(plan.layer.shape, 0);
-            column.one_out = plan.tiling.out[first + vectors - 1] + kLanes;
-            column.one = x + begin * plan.plane() + column.one_out, column.one_step = plan.plane();
-            column.one_laid_out = lays_out ? room.pixels + others : nullptr;
+            column.odd_out = plan.tiling.out[first + vectors - 1] + kLanes;
+            column.odd_pixel = x + begin * plan.plane() + column.odd_out, column.odd_step = plan.plane();
+            column.odd_packed = packs_pixels ? scratch.pixels + others : nullptr;
         }
         column.x = x + begin * plan.plane();
         column.in = &plan.tiling.in[first], column.step = plan.plane();
-        column.laid_out = lays_out ? room.pixels : nullptr;
+        column.packed_pixels = packs_pixels ? scratch.pixels : nullptr;
         if (begin == 0) return;
         // Outputs and pixels have been asked for.
         column.is_first = false, column.is_last = true, column.ahead = nullptr;
     }
 
     // `blocks` blocks together ask for channels [begin, end) of a run of tiles of an image.
-    void ask_for(const float* image, int64_t tile, int64_t begin, int64_t end, int64_t blocks) {
+    void set_prefetch(const float* image, int64_t tile, int64_t begin, int64_t end, int64_t blocks) {
         const Tiling& tiling = plan.tiling;
         const int64_t vector = tiling.first_vector(tile), stop = tile + plan.run;
         const int64_t last = tiling.first_vector(stop < tiling.tiles ? stop : tiling.tiles);
@@ -384,29 +384,29 @@ struct TapTile {
     // The tiles of a run together ask for the next run, or, at the image's end, for the first run of
     // the image `next`, unless null. So each channel's pixels are asked for in long rows, which memory
     // gives fastest.
-    void ask_for_run_after(int64_t tile, const float* next, int64_t blocks) {
+    void set_prefetch_after(int64_t tile, const float* next, int64_t blocks) {
         const int64_t place = tile % plan.run, start = tile - place;
         const int64_t left = plan.tiling.tiles - start, some = left < plan.run ? left : plan.run;
         const int64_t begin = part_start(plan.channels(), some, place);
         const int64_t end = part_start(plan.channels(), some, place + 1);
         if (left > plan.run)
-            ask_for(x, start + plan.run, begin, end, blocks);
+            set_prefetch(x, start + plan.run, begin, end, blocks);
         else if (next)
-            ask_for(next, 0, begin, end, blocks);
+            set_prefetch(next, 0, begin, end, blocks);
     }
 
-    template <bool LaysOut>
+    template <bool PacksPixels>
     void (*pick(int filters, int wide) const)(const Column&) {
         if constexpr (kLanes == 16) {
-            using Family = Columns<true, LaysOut, true>;
+            using Family = Columns<true, PacksPixels, true>;
             if (is_odd) return Family::template run<0, kOddFilters, kOddVectors>;
         }
-        return plan.packed ? pick_filters<Columns<true, LaysOut>, 0>(filters, wide)
-                           : pick_filters<Columns<false, LaysOut>, 0>(filters, wide);
+        return plan.packed ? pick_filters<Columns<true, PacksPixels>, 0>(filters, wide)
+                           : pick_filters<Columns<false, PacksPixels>, 0>(filters, wide);
     }
 
     // Blocks [begin, end), which are of one size, to `y`, where the filter `first_filter(begin)` begins.
-    void compute(int64_t begin, int64_t end, float* y, const ece408_finish& finish) {
+    void compute(int64_t begin, int64_t end, float* y, const ece408_epilogue& epilogue) {
         if (begin >= end) return;
         const int64_t m = plan.tiling.first_filter(begin);
         const int64_t taps = column.end - column.begin;
@@ -416,58 +416,58 @@ struct TapTile {
         column.weights = plan.layer.weights + m * column.weight_step;
         column.blocks = end - begin;
         column.y = y;
-        column.finish = finish;
+        column.epilogue = epilogue;
         const auto filters = static_cast<int>(plan.tiling.filters_of(begin));
         const auto wide = static_cast<int>(vectors);
-        (column.laid_out ? pick<true>(filters, wide) : pick<false>(filters, wide))(column);
-        if (column.laid_out) {
-            column.x = column.laid_out, column.in = kInScratch, column.step = vectors * kLanes;
-            column.laid_out = nullptr;
-            column.one = column.one_laid_out, column.one_step = 1, column.one_laid_out = nullptr;
+        (column.packed_pixels ? pick<true>(filters, wide) : pick<false>(filters, wide))(column);
+        if (column.packed_pixels) {
+            column.x = column.packed_pixels, column.in = kInScratch, column.step = vectors * kLanes;
+            column.packed_pixels = nullptr;
+            column.odd_pixel = column.odd_packed, column.odd_step = 1, column.odd_packed = nullptr;
         }
         if (column.ahead) column.ahead += column.ahead_step * column.ahead_channels * column.blocks;
     }
 
-    // Blocks [begin, end) to `y`, where filters are `column.filter_step` apart, and what `finish` does there.
-    void compute_all(int64_t begin, int64_t end, float* y, const ece408_finish& finish) {
+    // Blocks [begin, end) to `y`, where filters are `column.filter_step` apart, and what `epilogue` does there.
+    void compute_all(int64_t begin, int64_t end, float* y, const ece408_epilogue& epilogue) {
         const Tiling& tiling = plan.tiling;
         const int64_t large = tiling.large_blocks(), start = tiling.first_filter(begin);
-        const bool lays_out = room.pixels && end - begin > 1;
-        const int64_t second = lays_out ? begin + 1 : begin;
+        const bool packs_pixels = scratch.pixels && end - begin > 1;
+        const int64_t second = packs_pixels ? begin + 1 : begin;
         const int64_t turn = large < second ? second : large < end ? large : end;
         for (int64_t c = 0; c < plan.channels(); c = column.end) {
-            take_channels(c, lays_out);
-            const auto compute_some = [&](int64_t some_begin, int64_t some_end) {
-                const int64_t m = tiling.first_filter(some_begin) - start;
+            take_channels(c, packs_pixels);
+            const auto compute_blocks = [&](int64_t blocks_begin, int64_t blocks_end) {
+                const int64_t m = tiling.first_filter(blocks_begin) - start;
                 const int64_t at = m * column.filter_step;
                 const bool is_last = column.end == plan.channels();
-                compute(some_begin, some_end, y + at,
-                        is_last ? finish_from(finish, m, at) : ece408_finish{});
+                compute(blocks_begin, blocks_end, y + at,
+                        is_last ? epilogue_from(epilogue, m, at) : ece408_epilogue{});
             };
-            compute_some(begin, second);
-            compute_some(second, turn);
-            compute_some(turn, end);
+            compute_blocks(begin, second);
+            compute_blocks(second, turn);
+            compute_blocks(turn, end);
         }
     }
 
-    // Blocks [begin, end) of the image whose output is `image_y`. `apart`: by way of the room for outputs,
+    // Blocks [begin, end) of the image whose output is `image_y`. `through_scratch`: by way of the room for outputs,
     // where vectors may not overwrite what lies under them.
-    void run(int64_t begin, int64_t end, float* image_y, bool apart, bool accumulate) {
+    void run(int64_t begin, int64_t end, float* image_y, bool through_scratch, bool accumulate) {
         const Tiling& tiling = plan.tiling;
         const int64_t m = tiling.first_filter(begin), filters = tiling.first_filter(end) - m;
         float* const y = image_y + m * tiling.plane;
-        const ece408_finish finish = finish_from(plan.finish, m, y - plan.y);
-        column.out = apart ? kInScratch : &tiling.out[first];
-        column.filter_step = apart ? vectors * kLanes : tiling.plane;
-        if (!apart) return compute_all(begin, end, y, finish);
-        compute_all(begin, end, room.outputs, {});
-        put(tiling, finish, room.outputs, y, filters, first, first + vectors, accumulate);
+        const ece408_epilogue epilogue = epilogue_from(plan.epilogue, m, y - plan.y);
+        column.out = through_scratch ? kInScratch : &tiling.out[first];
+        column.filter_step = through_scratch ? vectors * kLanes : tiling.plane;
+        if (!through_scratch) return compute_all(begin, end, y, epilogue);
+        compute_all(begin, end, scratch.outputs, {});
+        put(tiling, epilogue, scratch.outputs, y, filters, first, first + vectors, accumulate);
     }
 };
 
 // Cells [begin, end) of an image. `next`: the image that this thread is likely to read next, or null.
 // `whole`: the image is one thread's.
-void run_cells(const TapPlan& plan, const float* x, const float* next, float* y, const TapRoom& room,
+void run_cells(const Plan1x1& plan, const float* x, const float* next, float* y, const Scratch1x1& scratch,
                int64_t begin, int64_t end, bool accumulate, bool whole) {
     const Tiling& tiling = plan.tiling;
     int64_t group = 0, known = -1;
@@ -479,16 +479,16 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
         const int64_t left = end - begin, all = first + blocks - block;
         const int64_t last = block + (left < all ? left : all);
         begin += last - block;
-        TapTile tile(plan, number, x, room);
-        tile.column.asks = known != group && !plan.layer.turned;
+        Tile1x1 tile(plan, number, x, scratch);
+        tile.column.prefetches_weights = known != group && !plan.layer.turned;
         tile.column.is_first = known != group;
         tile.column.is_last = number + 1 == tiling.tiles || begin == end;
         known = group;
         const bool of_last_group = first + blocks == tiling.blocks;
         // The parts of an image that threads share lie in caches, some of them other cores'. Sums of few channels
         // end before such pixels come.
-        if (whole || (!plan.by_groups && plan.channels() >= kAskedChannels))
-            tile.ask_for_run_after(number, of_last_group ? next : nullptr, last - block);
+        if (whole || (!plan.by_groups && plan.channels() >= kPrefetchMinChannels))
+            tile.set_prefetch_after(number, of_last_group ? next : nullptr, last - block);
         // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
         const bool shared = !whole && !plan.by_groups && number == tiling.tiles - 1 && tiling.first > 0;
         tile.run(block, last, y, accumulate || shared, accumulate);
@@ -496,14 +496,14 @@ void run_cells(const TapPlan& plan, const float* x, const float* next, float* y,
 }
 
 // Pixels further on that are asked for before some are picked: processors do not fetch ahead rows that lie apart.
-constexpr int64_t kPickedAhead = 1024;
+constexpr int64_t kStridedPrefetch = 1024;
 
 // The pixels of a channel that the strides pick, one after the other.
 void pick_channel(const Layer& layer, const float* from, float* to) {
     const int64_t step = layer.stride_w, columns = divide_up(layer.width, step);
     for (int64_t y = 0; y < layer.height; y += layer.stride_h, to += columns) {
         const float* row = from + y * layer.width;
-        for (int64_t x = 0; x < layer.width; x += kLine) prefetch_soon(row + kPickedAhead + x);
+        for (int64_t x = 0; x < layer.width; x += kLine) prefetch_first_level(row + kStridedPrefetch + x);
         if (step == 2)  // as the compiler has vectors for
             for (int64_t x = 0; x < columns; ++x) to[x] = row[2 * x];
         else
@@ -513,10 +513,10 @@ void pick_channel(const Layer& layer, const float* from, float* to) {
 
 // Groups of blocks. Weights are read from the last cache once for each tile of a group and each thread
 // at it, and pixels are laid out once for each group. Few threads are not held up by that cache.
-int64_t count_groups(const TapPlan& plan, int team) {
+int64_t count_groups(const Plan1x1& plan, int used_threads) {
     const Shape& s = plan.layer.shape;
     const int64_t weights = s.filters * s.channels, pixels = s.channels * plan.plane();
-    const int64_t held_up = s.batch < team ? team / 4 : 0, most = plan.tiling.blocks / 2;
+    const int64_t held_up = s.batch < used_threads ? used_threads / 4 : 0, most = plan.tiling.blocks / 2;
     int64_t groups = 1;
     while (groups < most && 2 * pixels * groups * (groups + 1) < held_up * weights) ++groups;
     return groups;
@@ -531,10 +531,10 @@ void copy_channel(const Layer& layer, const float* from, float* to) {
 }
 
 // False without memory.
-bool run_single_tap(const Layer& layer, const float* x, const float* bias, const float* packed,
-                    const ece408_finish& finish, float* y, bool accumulate, int threads) {
+bool run_conv_1x1(const Layer& layer, const float* x, const float* bias, const float* packed,
+                    const ece408_epilogue& epilogue, float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
-    TapPlan plan = {layer, Tiling(s), packed, bias, finish, y, 1, false, 1};
+    Plan1x1 plan = {layer, Tiling(s), packed, bias, epilogue, y, 1, false, 1};
     const int64_t odd = packed && !accumulate ? odd_tiles(s, kLanes) : 0;
     const bool made = odd > 0 ? make_odd_tiling(s.out_height * s.out_width, odd, &plan.tiling)
                               : make_tiling(s.out_height, s.out_width, s.width, &plan.tiling);
@@ -543,32 +543,32 @@ bool run_single_tap(const Layer& layer, const float* x, const float* bias, const
     plan.by_groups = own_groups > 0;
     const int64_t parts = plan.by_groups ? own_groups : count_parts(s.batch, all, threads);
     const int64_t units = s.batch * parts;
-    const int team = static_cast<int>(threads < units ? threads : units);
+    const int used_threads = static_cast<int>(threads < units ? threads : units);
     const int64_t pixels = layer.height * layer.width, image = s.channels * plan.plane();
-    plan.groups = plan.by_groups ? own_groups : count_groups(plan, team);
+    plan.groups = plan.by_groups ? own_groups : count_groups(plan, used_threads);
     while (2 * plan.run * plan.tile_floats(s.channels) <= kRunFloats) plan.run *= 2;
-    const bool lays_out = plan.tiling.blocks >= kLaidOutBlocks * plan.groups;
+    const bool packs_pixels = plan.tiling.blocks >= kPackPixelsBlocks * plan.groups;
     const bool copies = !layer.as_it_is();
-    const bool apart = accumulate || (parts > 1 && !plan.by_groups && plan.tiling.first > 0);
-    const int64_t for_pixels = lays_out ? plan.tile_floats(sum_end(s, 0)) : 0;
-    const int64_t for_one = for_pixels + (apart ? plan.tile_floats(s.filters) : 0);
-    Buffer<float> rooms, copied;
-    if (for_one > 0) rooms = Buffer<float>(team * for_one);
-    if (copies) copied = Buffer<float>((parts == 1 ? team : s.batch) * image);
-    if ((for_one > 0 && !rooms) || (copies && !copied)) return false;
-    const auto room_of = [&](int member) {
-        float* const own = rooms + member * for_one;
-        return TapRoom{lays_out ? own : nullptr, apart ? own + for_pixels : nullptr};
+    const bool through_scratch = accumulate || (parts > 1 && !plan.by_groups && plan.tiling.first > 0);
+    const int64_t for_pixels = packs_pixels ? plan.tile_floats(sum_end(s, 0)) : 0;
+    const int64_t for_one = for_pixels + (through_scratch ? plan.tile_floats(s.filters) : 0);
+    Buffer<float> scratches, copied;
+    if (for_one > 0) scratches = Buffer<float>(used_threads * for_one);
+    if (copies) copied = Buffer<float>((parts == 1 ? used_threads : s.batch) * image);
+    if ((for_one > 0 && !scratches) || (copies && !copied)) return false;
+    const auto scratch_of = [&](int thread) {
+        float* const own = scratches + thread * for_one;
+        return Scratch1x1{packs_pixels ? own : nullptr, through_scratch ? own + for_pixels : nullptr};
     };
     const auto copy = [&](int64_t b, int64_t c, float* to) {
         copy_channel(layer, x + (b * s.channels + c) * pixels, to + c * plan.plane());
     };
     if (copies && parts > 1)
-        share(team, s.batch * s.channels, [&](int64_t number, int) {
+        parallel_for(used_threads, s.batch * s.channels, [&](int64_t number, int) {
             const int64_t b = number / s.channels;
             copy(b, number % s.channels, copied + b * image);
         });
-    share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
+    parallel_for_ranges(used_threads, units, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t unit = begin, after; unit < end; unit = after) {
             const int64_t b = unit / parts, part = unit % parts;
             after = end < (b + 1) * parts ? end : (b + 1) * parts;
@@ -576,11 +576,11 @@ bool run_single_tap(const Layer& layer, const float* x, const float* bias, const
             const bool more = !copies && parts == 1 && after < end;
             const float* const next = more ? from + image : nullptr;
             if (copies) {
-                float* const own = copied + (parts == 1 ? member : b) * image;
+                float* const own = copied + (parts == 1 ? thread : b) * image;
                 for (int64_t c = 0; c < s.channels && parts == 1; ++c) copy(b, c, own);
                 from = own;
             }
-            run_cells(plan, from, next, y + b * s.filters * plan.tiling.plane, room_of(member),
+            run_cells(plan, from, next, y + b * s.filters * plan.tiling.plane, scratch_of(thread),
                       plan.first_cell(part, parts), plan.first_cell(after - b * parts, parts), accumulate,
                       parts == 1);
         }

@@ -81,12 +81,12 @@ struct WeightCall {
     int64_t x_size() const { return plan.in_place ? 0 : plan.most_channels() * plan.f.channel; }
     int64_t scratch_size() const {
         const bool copies = plan.strides() || !std::is_same<T, Sum>::value;
-        return plan.by_pairs && copies ? plan.scratch(Lanes<Sum>::count) : 0;
+        return plan.winograd && copies ? plan.scratch(Lanes<Sum>::count) : 0;
     }
     // Rows are written by whole vectors.
     int64_t dy_size() const {
         if (plan.in_place) return 0;
-        return plan.most_tiles() * kDotFilters * plan.domains * plan.dy_row + Lanes<Sum>::count;
+        return plan.most_tiles() * kDotFilters * plan.components * plan.dy_row + Lanes<Sum>::count;
     }
 
     const T* plane_of_x(int64_t group, int64_t channel) const {
@@ -96,7 +96,7 @@ struct WeightCall {
         return dy + (group * plan.s.group_filters + filter) * plan.s.out_height * plan.s.out_width;
     }
     // What a set reads of x in a chunk, and all filters of a place of dy.
-    Ahead ahead_of_set(int64_t group, const Span& some, const Chunk& chunk) const {
+    RowPrefetch prefetch_of_set(int64_t group, const Span& some, const Chunk& chunk) const {
         const Sweep& s = plan.s;
         const Span rows_of_dy = plan.rows_of(chunk);
         int64_t begin = rows_of_dy.begin * s.stride_h - s.pad_h;
@@ -109,18 +109,18 @@ struct WeightCall {
                          chunk.images.begin * plan.image_of_x();
         const bool apart = s.stride_h > (s.kernel_h - 1) * s.dilate_h + 1;
         const int64_t rows = apart ? divide_up(end - begin, s.stride_h) : 1;
-        return Ahead(first + begin * s.width, some.count(), s.height * s.width,
+        return RowPrefetch(first + begin * s.width, some.count(), s.height * s.width,
                      chunk.images.count(), plan.image_of_x(), rows,
                      s.stride_h * s.width, apart ? s.width : (end - begin) * s.width);
     }
-    Ahead ahead_of_filters(const WeightPlace& place, const Chunk& chunk) const {
+    RowPrefetch prefetch_of_filters(const WeightPlace& place, const Chunk& chunk) const {
         const Sweep& s = plan.s;
         const int64_t plane = s.out_height * s.out_width;
         const Span some = {filters(place.tiles.begin).begin, filters(place.tiles.end - 1).end};
         const T* first = plane_of_dy(place.group, some.begin) +
                          chunk.images.begin * plan.image_of_dy() +
                          plan.rows_of(chunk).begin * s.out_width;
-        return Ahead(first, some.count(), plane, chunk.images.count(), plan.image_of_dy(), 1, 0,
+        return RowPrefetch(first, some.count(), plane, chunk.images.count(), plan.image_of_dy(), 1, 0,
                      plan.rows_of(chunk).count() * s.out_width);
     }
 
@@ -140,33 +140,33 @@ struct WeightCall {
                     continue;
                 }
             }
-            Ahead dy_ahead = last ? Ahead() : ahead_of_filters(place, next);
+            RowPrefetch dy_ahead = last ? RowPrefetch() : prefetch_of_filters(place, next);
             for (int64_t m = first; m < filters(place.tiles.end - 1).end; ++m)
                 lay_out_filter(plan, plane_of_dy(place.group, m), chunk, scratch,
-                               dy_chunk + (m - first) * plan.domains * plan.dy_row);
+                               dy_chunk + (m - first) * plan.components * plan.dy_row);
             for (int64_t set = place.sets.begin; set < place.sets.end; ++set) {
                 const Span some = channels(set);
                 for (int64_t c = some.begin; c < some.end; ++c)
                     lay_out_channel(plan, plane_of_x(place.group, c), chunk, scratch,
                                     x_chunk + (c - some.begin) * plan.f.channel);
-                Ahead x_ahead;
+                RowPrefetch x_ahead;
                 if (set + 1 < place.sets.end)
-                    x_ahead = ahead_of_set(place.group, channels(set + 1), chunk);
+                    x_ahead = prefetch_of_set(place.group, channels(set + 1), chunk);
                 else if (!last)
-                    x_ahead = ahead_of_set(place.group, channels(place.sets.begin), next);
+                    x_ahead = prefetch_of_set(place.group, channels(place.sets.begin), next);
                 add_set(place, set, chunk, x_chunk, dy_chunk, x_ahead, dy_ahead, totals);
             }
         }
     }
     void add_set(const WeightPlace& place, int64_t set, const Chunk& chunk, const Sum* x_chunk,
-                 const Sum* dy_chunk, Ahead& x_ahead, Ahead& dy_ahead, double* totals) const {
+                 const Sum* dy_chunk, RowPrefetch& x_ahead, RowPrefetch& dy_ahead, double* totals) const {
         const int64_t images = chunk.images.count();
         const int64_t first = filters(place.tiles.begin).begin;
         const int64_t tiles = plan.columns() * place.tiles.count();
         const int64_t x_lines = divide_up(x_ahead.lines(), tiles);
         const int64_t dy_lines = divide_up(dy_ahead.lines(), tiles * place.sets.count());
         DotTile<Sum> tile;
-        tile.filter_step = plan.domains * plan.dy_row;
+        tile.filter_step = plan.components * plan.dy_row;
         tile.runs = plan.joined() ? 1 : images;
         tile.x_run = plan.x_image;
         tile.vectors = divide_up(images / tile.runs * chunk.rows.count() * plan.f.row,
@@ -179,16 +179,16 @@ struct WeightCall {
             if (some.count() == 0) continue;
             for (int64_t t = some.begin; t < some.end; ++t)
                 tile.tap[t - some.begin] =
-                    x_chunk + t / column.taps * plan.f.channel + column.domain * plan.f.phase +
-                    offset_of(column.domain, t % column.taps);
+                    x_chunk + t / column.taps * plan.f.channel + column.component * plan.f.phase +
+                    offset_of(column.component, t % column.taps);
             tile.totals_step = some.count();
             const auto whole = pick_dot_tile<Sum>(kDotFilters, some.count());
             for (int64_t m = place.tiles.begin; m < place.tiles.end; ++m) {
                 const Span rows = filters(m);
-                x_ahead.fetch(x_lines);
-                dy_ahead.fetch(dy_lines);
+                x_ahead.issue(x_lines);
+                dy_ahead.issue(dy_lines);
                 tile.dy = dy_chunk +
-                          ((rows.begin - first) * plan.domains + column.domain) * plan.dy_row;
+                          ((rows.begin - first) * plan.components + column.component) * plan.dy_row;
                 tile.totals = totals + slot(place, set, index, m);
                 if (rows.count() == kDotFilters)
                     whole(tile);
@@ -235,25 +235,25 @@ struct WeightCall {
         }
     }
     // Where a channel's tap finds the pixel of output (0, 0), in its domain.
-    int64_t offset_of(int64_t domain, int64_t tap) const {
+    int64_t offset_of(int64_t component, int64_t tap) const {
         const Sweep& s = plan.s;
-        if (!plan.by_pairs) return tap_offset(s, plan.f, tap / s.kernel_w, tap % s.kernel_w);
-        const PairTap at = plan.pair_tap(domain, tap);
+        if (!plan.winograd) return tap_offset(s, plan.f, tap / s.kernel_w, tap % s.kernel_w);
+        const ComponentTap at = plan.component_tap(component, tap);
         const int64_t across = at.column * s.dilate_w;
         const int64_t phase = at.residue * s.stride_w + across % s.stride_w;
-        return phase * kDomains * plan.f.phase + at.group * plan.f.row + across / s.stride_w;
+        return phase * kComponents * plan.f.phase + at.group * plan.f.row + across / s.stride_w;
     }
     // Adds the totals of all stretches to the first one's, and makes them gradients.
     void put(const WeightPlace& place, double* totals) const {
         const int64_t size = plan.totals();
-        for (int64_t stretch = 1; stretch < plan.stretches; ++stretch)
-            for (int64_t i = 0; i < size; ++i) totals[i] += totals[stretch * size + i];
+        for (int64_t split = 1; split < plan.splits; ++split)
+            for (int64_t i = 0; i < size; ++i) totals[i] += totals[split * size + i];
         for (int64_t set = place.sets.begin; set < place.sets.end; ++set) {
             const Span set_channels = channels(set);
             for (int64_t column = 0; column < plan.tap_tiles; ++column)
                 for (int64_t m = place.tiles.begin; m < place.tiles.end; ++m) {
-                    if (plan.by_pairs)
-                        put_pairs(place, set, column, m, totals);
+                    if (plan.winograd)
+                        put_transformed(place, set, column, m, totals);
                     else
                         put_tile(place.group, filters(m), set_channels.begin,
                                  taps(set_channels, plan.column(column)),
@@ -262,18 +262,18 @@ struct WeightCall {
         }
     }
     // The totals of a tile's domains become those of two rows of the kernel or, of groups of three, of three.
-    void put_pairs(const WeightPlace& place, int64_t set, int64_t column, int64_t m,
+    void put_transformed(const WeightPlace& place, int64_t set, int64_t column, int64_t m,
                    const double* totals) const {
         const Sweep& s = plan.s;
         const Span rows = filters(m), some = taps(channels(set), plan.column(column));
         const double* of[3];
-        for (int64_t domain = 0; domain < 3; ++domain)
-            of[domain] = totals + slot(place, set, column + domain * plan.tap_tiles, m);
+        for (int64_t component = 0; component < 3; ++component)
+            of[component] = totals + slot(place, set, column + component * plan.tap_tiles, m);
         int64_t places[kDotTaps];
         Fourth fourth[kDotTaps];
         for (int64_t n = 0; n < some.count(); ++n) {
             const int64_t c = (some.begin + n) / plan.taps, tap = (some.begin + n) % plan.taps;
-            const PairTap at = plan.pair_tap(0, tap);
+            const ComponentTap at = plan.component_tap(0, tap);
             const int64_t row = at.residue + 2 * at.group * s.stride_h;
             places[n] = (channels(set).begin + c) * plan.window() + row * s.kernel_w + at.column;
             fourth[n] = {nullptr, 0};
@@ -299,7 +299,7 @@ struct WeightCall {
                 for (int64_t n = 0; n < some.count(); ++n, ++from) {
                     if (p == 2 && !fourth[n].first) continue;
                     T* to = line + places[n];
-                    const double total = finite ? *from : book.settled(*from, to);
+                    const double total = finite ? *from : book.finite_or_textbook(*from, to);
                     narrow(static_cast<Sum>(accumulate ? widen(*to) + total : total), to);
                 }
         }
@@ -326,7 +326,7 @@ struct WeightCall {
         T* to = dw + (group * s.group_filters + rows.begin) * step + channel * plan.window() +
                 some.begin;
         for (int64_t m = rows.begin; m < rows.end; ++m, to += step, totals += count) {
-            if (!finite) settle(book, totals, 1, count, to, 1);
+            if (!finite) recompute_nonfinite(book, totals, 1, count, to, 1);
             for (int64_t t = 0; t < count; ++t)
                 narrow(static_cast<Sum>(accumulate ? widen(to[t]) + totals[t] : totals[t]), to + t);
         }
@@ -341,34 +341,34 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
     const WeightPlan plan = plan_weight<T, Sum>(forward_sweep(s));
     const WeightCall<T, Sum> call = {plan, book, x, dy, dw, accumulate};
     const int64_t places = plan.places(), size = plan.totals();
-    const int64_t pieces = places * plan.stretches;
-    const int team = static_cast<int>(pieces < threads ? pieces : threads);
-    const bool one = plan.stretches == 1;
-    const Buffer<double> totals((one ? team : pieces) * size);
+    const int64_t tasks = places * plan.splits;
+    const int used_threads = static_cast<int>(tasks < threads ? tasks : threads);
+    const bool one = plan.splits == 1;
+    const Buffer<double> totals((one ? used_threads : tasks) * size);
     // Zeros: vectors reach beyond what is laid out, and meet zeros of dy there.
-    const auto x_chunks = shared_zeros<Sum>(team, team * call.x_size());
-    const Buffer<Sum> dy_chunks(team * call.dy_size()), scratch(team * call.scratch_size());
+    const auto x_chunks = parallel_zeros<Sum>(used_threads, used_threads * call.x_size());
+    const Buffer<Sum> dy_chunks(used_threads * call.dy_size()), scratch(used_threads * call.scratch_size());
     if (!totals || !x_chunks || !dy_chunks || !scratch) return ECE408_NO_MEMORY;
-    share(team, pieces, [&](int64_t piece, int member) {
-        const WeightPlace place = place_of(plan, piece / plan.stretches);
-        const Span chunks = span_of(plan.chunks(), plan.stretches, piece % plan.stretches);
-        double* sums = totals + (one ? member : piece) * size;
+    parallel_for(used_threads, tasks, [&](int64_t task, int thread) {
+        const WeightPlace place = place_of(plan, task / plan.splits);
+        const Span chunks = span_of(plan.chunks(), plan.splits, task % plan.splits);
+        double* sums = totals + (one ? thread : task) * size;
         memset(sums, 0, static_cast<size_t>(size) * sizeof(double));
-        call.add_chunks(place, chunks, x_chunks + member * call.x_size(),
-                        dy_chunks + member * call.dy_size(),
-                        scratch + member * call.scratch_size(), sums);
+        call.add_chunks(place, chunks, x_chunks + thread * call.x_size(),
+                        dy_chunks + thread * call.dy_size(),
+                        scratch + thread * call.scratch_size(), sums);
         if (one) call.put(place, sums);
     });
     if (!one)
-        share(team, places, [&](int64_t index, int) {
-            call.put(place_of(plan, index), totals + index * plan.stretches * size);
+        parallel_for(used_threads, places, [&](int64_t index, int) {
+            call.put(place_of(plan, index), totals + index * plan.splits * size);
         });
     return ECE408_OK;
 }
 
 }  // namespace
 
-extern const Kernel ECE408_THIS_BUILD(weight_sums) = {
+extern const Kernel ECE408_THIS_BUILD(conv_bwd_w_dot) = {
     {nullptr, nullptr, backward_weight<float>},
     {nullptr, nullptr, backward_weight<double>},
     {nullptr, nullptr, backward_weight<Half>},

@@ -24,12 +24,12 @@ namespace ece408 {
 namespace {
 
 // Pieces to have, if the problem has them, and what the totals of several stretches may take.
-constexpr int64_t kChannelPieces = 64, kChannelStretchBytes = 4 << 20;
+constexpr int64_t kIcTasks = 64, kIcSplitBytes = 4 << 20;
 
 // Numbers of x and dy that are laid out before products are taken with them: they stay in the caches of so many
 // threads. More threads lay out more, where that leaves the order of sums as it is, but less than 32 MiB: the memory of
 // larger arrays goes back to the system after each call.
-constexpr int64_t kNumbersTogether = 1 << 20, kThreadsTogether = 4, kMostTogether = 7 << 20;
+constexpr int64_t kElementsAtOnce = 1 << 20, kScalingThreads = 4, kMostElementsAtOnce = 7 << 20;
 
 struct Range {
     int64_t begin, end;
@@ -54,13 +54,13 @@ struct ChannelPlan {
     int64_t tiles, tall;  // and of filters, and the most of one
     int64_t tile_parts;  // tiles of a piece are one of these parts
     int64_t image_parts, row_parts, column_parts;  // the chunks
-    int64_t stretches;
-    int64_t together;    // images that are laid out at a time
+    int64_t splits;
+    int64_t images_at_once;    // images that are laid out at a time
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
     int64_t pixels() const { return s.height * s.width; }
     int64_t out_pixels() const { return s.out_height * s.out_width; }
-    int64_t wide() const { return kDeepVectors * lanes; }
+    int64_t wide() const { return kOcVectors * lanes; }
     int64_t channels(int64_t block) const {
         const int64_t left = s.group_channels - block * wide();
         return left < wide() ? left : wide();
@@ -97,28 +97,28 @@ ChannelPlan plan_channels(const Sweep& s, int threads) {
         plan.s.height = plan.s.out_height = plan.s.stride_h = plan.s.stride_w = 1;
     }
     plan.blocks = divide_up(s.group_channels, plan.wide());
-    plan.tiles = divide_up(s.group_filters, kDeepPixels);
+    plan.tiles = divide_up(s.group_filters, kOcPixels);
     plan.tall = divide_up(s.group_filters, plan.tiles);
-    plan.column_parts = divide_up(plan.s.out_width, kDeepBlock);
-    const int64_t rows = kDeepBlock / divide_up(plan.s.out_width, plan.column_parts);
+    plan.column_parts = divide_up(plan.s.out_width, kSumBlock);
+    const int64_t rows = kSumBlock / divide_up(plan.s.out_width, plan.column_parts);
     plan.row_parts = divide_up(plan.s.out_height, rows);
     const bool whole = plan.column_parts == 1 && plan.row_parts == 1;
-    const int64_t images = whole ? kDeepBlock / plan.out_pixels() : 1;
-    plan.tile_parts = divide_up(kChannelPieces, s.groups * plan.blocks);
+    const int64_t images = whole ? kSumBlock / plan.out_pixels() : 1;
+    plan.tile_parts = divide_up(kIcTasks, s.groups * plan.blocks);
     if (plan.tile_parts > plan.tiles) plan.tile_parts = plan.tiles;
     // A piece that has all chunks of an image adds up the same sums in the same order, however many images.
-    const bool scales = !whole && plan.places() >= kChannelPieces && threads > kThreadsTogether;
-    const int64_t many = kNumbersTogether * threads / 2;
-    const int64_t numbers = !scales ? kNumbersTogether : many < kMostTogether ? many : kMostTogether;
+    const bool scales = !whole && plan.places() >= kIcTasks && threads > kScalingThreads;
+    const int64_t many = kElementsAtOnce * threads / 2;
+    const int64_t numbers = !scales ? kElementsAtOnce : many < kMostElementsAtOnce ? many : kMostElementsAtOnce;
     const int64_t most = numbers / (plan.x_image() + plan.dy_image());
-    plan.together = most < 1 ? 1 : most < s.batch ? most : s.batch;
-    if (scales) plan.together = divide_up(s.batch, divide_up(s.batch, plan.together));
-    plan.image_parts = divide_up(plan.together, images);
+    plan.images_at_once = most < 1 ? 1 : most < s.batch ? most : s.batch;
+    if (scales) plan.images_at_once = divide_up(s.batch, divide_up(s.batch, plan.images_at_once));
+    plan.image_parts = divide_up(plan.images_at_once, images);
     const int64_t bytes = plan.places() * plan.totals() * static_cast<int64_t>(sizeof(double));
-    plan.stretches = divide_up(kChannelPieces, plan.places());
-    if (plan.stretches > kChannelStretchBytes / bytes) plan.stretches = kChannelStretchBytes / bytes;
-    if (plan.stretches > plan.chunks()) plan.stretches = plan.chunks();
-    if (plan.stretches < 1) plan.stretches = 1;
+    plan.splits = divide_up(kIcTasks, plan.places());
+    if (plan.splits > kIcSplitBytes / bytes) plan.splits = kIcSplitBytes / bytes;
+    if (plan.splits > plan.chunks()) plan.splits = plan.chunks();
+    if (plan.splits < 1) plan.splits = 1;
     return plan;
 }
 
@@ -167,7 +167,7 @@ __attribute__((noinline)) void channel_tile(const ChannelTile<Sum>& tile) {
 template <class Sum>
 using RunChannelTile = void (*)(const ChannelTile<Sum>&);
 
-template <class Sum, int MV, int P = kDeepPixels>
+template <class Sum, int MV, int P = kOcPixels>
 RunChannelTile<Sum> pick_channel_tile(int64_t filters) {
     if constexpr (P > 1) {
         if (filters < P) return pick_channel_tile<Sum, MV, P - 1>(filters);
@@ -282,7 +282,7 @@ struct ChannelCall {
                     double* from = totals + tap * step + (m - rows.begin) * wide;
                     const int64_t filter = group * image.group_filters + m;
                     T* to = dw + (filter * image.group_channels + block * plan.wide()) * window + tap;
-                    if (!finite) settle(book, from, 1, channels, to, window);
+                    if (!finite) recompute_nonfinite(book, from, 1, channels, to, window);
                     if (window == 1)
                         put_line<1>(from, channels, 1, to);
                     else
@@ -304,44 +304,44 @@ struct ChannelCall {
 
 // False without memory, and then nothing is written.
 template <class Sum, class T>
-bool sum_by_channels(const Shape& shape, const Textbook& book, const T* x, const T* dy, T* dw,
+bool run_bwd_w_ic(const Shape& shape, const Textbook& book, const T* x, const T* dy, T* dw,
                      bool accumulate, int threads) {
     const ChannelPlan plan = plan_channels<Sum>(forward_sweep(shape), threads);
     ChannelCall<T, Sum> call = {plan, shape, book, x, dy, dw, accumulate, nullptr, nullptr};
-    const int64_t places = plan.places(), pieces = places * plan.stretches, size = plan.totals();
-    const bool one = plan.stretches == 1 && plan.together == shape.batch;
-    const Buffer<double> totals((one ? threads : pieces) * size);
-    const int64_t x_size = plan.together * plan.x_image(), dy_size = plan.together * plan.dy_image();
+    const int64_t places = plan.places(), tasks = places * plan.splits, size = plan.totals();
+    const bool one = plan.splits == 1 && plan.images_at_once == shape.batch;
+    const Buffer<double> totals((one ? threads : tasks) * size);
+    const int64_t x_size = plan.images_at_once * plan.x_image(), dy_size = plan.images_at_once * plan.dy_image();
     const Buffer<Sum> memory(x_size + dy_size + threads * call.scratch());
     if (!totals || !memory) return false;
     call.images = memory;
     call.tiles = memory + x_size;
     Sum* const scratch = call.tiles + dy_size;
     const int64_t blocks = shape.groups * plan.blocks, tiles = shape.groups * plan.tiles;
-    for (int64_t first = 0; first < shape.batch; first += plan.together) {
+    for (int64_t first = 0; first < shape.batch; first += plan.images_at_once) {
         const int64_t left = shape.batch - first;
-        const int64_t count = left < plan.together ? left : plan.together;
-        share(threads, count * (blocks + tiles), [&](int64_t index, int member) {
+        const int64_t count = left < plan.images_at_once ? left : plan.images_at_once;
+        parallel_for(threads, count * (blocks + tiles), [&](int64_t index, int thread) {
             const int64_t b = index / (blocks + tiles), at = index % (blocks + tiles);
             if (at < blocks)
-                call.lay_out_block(b, first + b, at, scratch + member * call.scratch());
+                call.lay_out_block(b, first + b, at, scratch + thread * call.scratch());
             else
                 call.lay_out_tile(b, first + b, at - blocks);
         });
-        share(threads, pieces, [&](int64_t piece, int member) {
-            const int64_t place = piece / plan.stretches;
-            double* sums = totals + (one ? member : piece) * size;
+        parallel_for(threads, tasks, [&](int64_t task, int thread) {
+            const int64_t place = task / plan.splits;
+            double* sums = totals + (one ? thread : task) * size;
             if (first == 0) memset(sums, 0, static_cast<size_t>(size) * sizeof(double));
-            call.add_chunks(place, part_of(plan.chunks(), plan.stretches, piece % plan.stretches), count,
+            call.add_chunks(place, part_of(plan.chunks(), plan.splits, task % plan.splits), count,
                             sums);
             if (one) call.put(place, sums);
         });
     }
     if (one) return true;
-    share(threads, places, [&](int64_t place, int) {
-        double* sums = totals + place * plan.stretches * size;
-        for (int64_t stretch = 1; stretch < plan.stretches; ++stretch)
-            for (int64_t i = 0; i < size; ++i) sums[i] += sums[stretch * size + i];
+    parallel_for(threads, places, [&](int64_t place, int) {
+        double* sums = totals + place * plan.splits * size;
+        for (int64_t split = 1; split < plan.splits; ++split)
+            for (int64_t i = 0; i < size; ++i) sums[i] += sums[split * size + i];
         call.put(place, sums);
     });
     return true;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kTapBlock = 256;
 // Output pixels that a thread computes at a time, for one block of channels.
-constexpr int64_t kStretch = 2048;
+constexpr int64_t kOwMacroTile = 2048;
 
 template <class Sum, int MT, int VT>
 __attribute__((noinline)) void sum_tile(const Sum* flat, const int64_t* taps, int64_t count,
@@ -72,7 +72,7 @@ struct SweepPlan {
     FlatImage flat;
     int64_t blocks;        // of output channels, in a group
     int64_t rows_at_once;  // output rows of a stretch
-    int64_t stretches;
+    int64_t macro_tiles;
     int64_t image_size;    // of a laid-out image, with room to read past its end
     Buffer<int64_t> taps;  // of a group: offsets in the laid-out group
     Buffer<Sum> weights;   // [group][block][tap][channel of block]
@@ -84,7 +84,7 @@ inline int64_t block_start(int64_t total, int64_t blocks, int64_t block) {
 }
 
 template <class Sum>
-int64_t stretch_pixels(const SweepPlan<Sum>& plan) {
+int64_t macro_tile_pixels(const SweepPlan<Sum>& plan) {
     return round_up(plan.rows_at_once * plan.flat.row, kTileVectors * Lanes<Sum>::count);
 }
 
@@ -99,11 +99,11 @@ bool make_plan(const Sweep& s, WeightAt weight_at, SweepPlan<Sum>* plan) {
     plan->sweep = s;
     plan->flat = flat_image(s);
     plan->blocks = (s.group_filters + kTileFilters - 1) / kTileFilters;
-    const int64_t rows = kStretch / plan->flat.row;
+    const int64_t rows = kOwMacroTile / plan->flat.row;
     plan->rows_at_once = rows < 1 ? 1 : rows > s.out_height ? s.out_height : rows;
-    plan->stretches = (s.out_height + plan->rows_at_once - 1) / plan->rows_at_once;
+    plan->macro_tiles = (s.out_height + plan->rows_at_once - 1) / plan->rows_at_once;
     plan->image_size =
-        s.groups * s.group_channels * plan->flat.channel + stretch_pixels(*plan);
+        s.groups * s.group_channels * plan->flat.channel + macro_tile_pixels(*plan);
     const int64_t taps = group_taps<Sum>(s);
     const int64_t weights = s.groups * s.group_filters * taps;
     plan->taps = Buffer<int64_t>(taps);
@@ -168,15 +168,15 @@ inline void put_rows(float* sums, int64_t row, int64_t rows, int64_t width, floa
 
 // Sums of one block of channels over one stretch, into `sums`, then rounded into the output.
 template <class T, class Sum>
-void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, int64_t block,
-                 int64_t stretch, const T* bias, Store store, Sum* sums, T* out) {
+void run_macro_tile(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, int64_t block,
+                 int64_t macro_tile, const T* bias, Store store, Sum* sums, T* out) {
     const Sweep& s = plan.sweep;
     const int64_t lanes = Lanes<Sum>::count, row = plan.flat.row;
     const int64_t begin = block_start(s.group_filters, plan.blocks, block);
     const int filters = static_cast<int>(block_start(s.group_filters, plan.blocks, block + 1) - begin);
-    const int64_t taps = group_taps<Sum>(s), step = stretch_pixels(plan);
+    const int64_t taps = group_taps<Sum>(s), step = macro_tile_pixels(plan);
     const Sum* weights = plan.weights + (group * s.group_filters + begin) * taps;
-    const int64_t first_row = stretch * plan.rows_at_once;
+    const int64_t first_row = macro_tile * plan.rows_at_once;
     int64_t rows = s.out_height - first_row;
     if (rows > plan.rows_at_once) rows = plan.rows_at_once;
     const int64_t vectors = ((rows - 1) * row + s.out_width + lanes - 1) / lanes;
@@ -196,7 +196,7 @@ void run_stretch(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, in
         T* to = out + (channel * s.out_height + first_row) * s.out_width;
         if (!all_finite(sums + m * step, (rows - 1) * row + s.out_width))
             for (int64_t i = 0; i < rows; ++i)
-                settle(plan.book, sums + m * step + i * row, 1, s.out_width, to + i * s.out_width,
+                recompute_nonfinite(plan.book, sums + m * step + i * row, 1, s.out_width, to + i * s.out_width,
                        1);
         put_rows(sums + m * step, row, rows, s.out_width, offset, store, to);
     }
@@ -212,28 +212,28 @@ bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T
     if (!make_plan(s, weight_at, &plan)) return false;
     const int64_t channels = s.groups * s.group_channels, pixels = s.height * s.width;
     const int64_t out_size = s.groups * s.group_filters * s.out_height * s.out_width;
-    const int64_t units = s.groups * plan.blocks * plan.stretches;
+    const int64_t units = s.groups * plan.blocks * plan.macro_tiles;
     const bool by_image = s.batch >= 2 * threads || threads == 1;
     const bool streams = exceeds_caches(s.batch * out_size * static_cast<int64_t>(sizeof(T)));
     const Store store = accumulate ? kAccumulate : streams ? kStream : kOverwrite;
-    const int64_t sums_size = kTileFilters * stretch_pixels(plan);
-    const int64_t together = images_together(s.batch, plan.image_size);
-    const int64_t images = by_image ? threads : together;
+    const int64_t sums_size = kTileFilters * macro_tile_pixels(plan);
+    const int64_t images_at_once = images_per_pass(s.batch, plan.image_size);
+    const int64_t images = by_image ? threads : images_at_once;
     const auto zeros =
-        shared_zeros<Sum>(threads, images * plan.image_size + threads * sums_size);
+        parallel_zeros<Sum>(threads, images * plan.image_size + threads * sums_size);
     if (!zeros) return false;
     Sum* const memory = zeros;
     if (by_image) {
-        share_runs(threads, s.batch, [&](int64_t begin, int64_t end, int member) {
-            Sum* image = memory + member * plan.image_size;
-            Sum* sums = memory + images * plan.image_size + member * sums_size;
+        parallel_for_ranges(threads, s.batch, [&](int64_t begin, int64_t end, int thread) {
+            Sum* image = memory + thread * plan.image_size;
+            Sum* sums = memory + images * plan.image_size + thread * sums_size;
             for (int64_t b = begin; b < end; ++b) {
                 for (int64_t c = 0; c < channels; ++c)
                     fill_channel(s, plan.flat, source + (b * channels + c) * pixels,
                                  image + c * plan.flat.channel);
                 for (int64_t unit = 0; unit < units; ++unit)
-                    run_stretch(plan, image, unit / plan.stretches / plan.blocks,
-                                unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
+                    run_macro_tile(plan, image, unit / plan.macro_tiles / plan.blocks,
+                                unit / plan.macro_tiles % plan.blocks, unit % plan.macro_tiles, bias,
                                 store, sums, out + b * out_size);
             }
 #if defined(__SSE2__)
@@ -241,20 +241,20 @@ bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T
 #endif
         });
     } else {
-        for (int64_t first = 0; first < s.batch; first += together) {
-            const int64_t left = s.batch - first, count = left < together ? left : together;
+        for (int64_t first = 0; first < s.batch; first += images_at_once) {
+            const int64_t left = s.batch - first, count = left < images_at_once ? left : images_at_once;
             const int64_t parts = channels * s.stride_h;
-            share(threads, count * parts, [&](int64_t at, int) {
+            parallel_for(threads, count * parts, [&](int64_t at, int) {
                 const int64_t b = at / parts, c = at % parts / s.stride_h;
                 fill_rows(s, plan.flat, source + ((first + b) * channels + c) * pixels,
                           at % s.stride_h, memory + b * plan.image_size + c * plan.flat.channel);
             });
-            share(threads, count * units, [&](int64_t at, int member) {
+            parallel_for(threads, count * units, [&](int64_t at, int thread) {
                 const int64_t b = at / units, unit = at % units;
-                run_stretch(plan, memory + b * plan.image_size, unit / plan.stretches / plan.blocks,
-                            unit / plan.stretches % plan.blocks, unit % plan.stretches, bias,
+                run_macro_tile(plan, memory + b * plan.image_size, unit / plan.macro_tiles / plan.blocks,
+                            unit / plan.macro_tiles % plan.blocks, unit % plan.macro_tiles, bias,
                             accumulate ? kAccumulate : kOverwrite,
-                            memory + images * plan.image_size + member * sums_size,
+                            memory + images * plan.image_size + thread * sums_size,
                             out + (first + b) * out_size);
             });
         }

@@ -53,18 +53,18 @@ void lay_out_rows(Call* call) {
     call->tiles = divide_up(call->rows + (call->one_more > 0), call->tile_rows);
 }
 
-int run_layer(const Layer& layer, const float* x, const float* bias, const ece408_finish& finish,
+int run_layer(const Layer& layer, const float* x, const float* bias, const ece408_epilogue& epilogue,
               float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
     const int64_t vectors = divide_up(s.out_width, kLanes);
     const int64_t before = layer.left > 0 ? layer.left : 0;
     const int64_t after = layer.left < 0 ? -layer.left : 0;
     const int64_t reach = (vectors + 1) * kLanes * s.stride_w + s.kernel_w * s.dilate_w + after;
-    const auto zeros = shared_zeros<float>(1, before + reach);
+    const auto zeros = parallel_zeros<float>(1, before + reach);
     const Buffer<Column> columns(vectors);
     if (!zeros || !columns) return ECE408_NO_MEMORY;
     Call call = {};
-    call.layer = layer, call.finish = finish, call.accumulate = accumulate;
+    call.layer = layer, call.epilogue = epilogue, call.accumulate = accumulate;
     call.x = x, call.x_end = x + s.batch * s.channels * s.height * s.width;
     call.bias = bias, call.y = y;
     call.zeros = zeros + before, call.columns = columns, call.reach = reach;
@@ -87,7 +87,7 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
     RunPlanes* const run = call.goes_down ? run_bands : by_tiles;
     // Of few planes threads share each.
     const int64_t parts = layer.planes() < 4 * threads ? call.tiles : 1;
-    share_runs(threads, layer.planes() * parts, [&](int64_t begin, int64_t end, int) {
+    parallel_for_ranges(threads, layer.planes() * parts, [&](int64_t begin, int64_t end, int) {
         if (parts == 1) {
             run(call, begin, end, 0, call.tiles);
         } else {
@@ -98,7 +98,7 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
             }
         }
 #if ECE408_STREAMS
-        finish_streams();
+        stream_fence();
 #endif
     });
     return ECE408_OK;
@@ -169,10 +169,10 @@ void spread_plane(const Shape& s, const float* w, const float* dy, const float* 
 
 int spread_gradient(const Shape& s, const float* w, const float* dy, float* dx, bool accumulate,
                     int threads) {
-    const auto zeros = shared_zeros<float>(1, s.out_width);
+    const auto zeros = parallel_zeros<float>(1, s.out_width);
     if (!zeros) return ECE408_NO_MEMORY;
     const auto spread = s.kernel_h == 3 ? spread_plane<3> : spread_plane<5>;
-    share(threads, s.batch * s.channels, [&](int64_t plane, int) {
+    parallel_for(threads, s.batch * s.channels, [&](int64_t plane, int) {
         spread(s, w + plane % s.channels * s.kernel_h * s.kernel_w,
                dy + plane * s.out_height * s.out_width, zeros, dx + plane * s.height * s.width,
                accumulate);
@@ -181,10 +181,10 @@ int spread_gradient(const Shape& s, const float* w, const float* dy, float* dx, 
 }
 
 int run_forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
-                const ece408_finish& finish, float* y, bool accumulate, int threads) {
+                const ece408_epilogue& epilogue, float* y, bool accumulate, int threads) {
     if (!all_finite(w, weights(problem))) return kNotFinite;
     const Layer layer = {derive(problem), problem.pad_h, problem.pad_w, w, false};
-    return run_layer(layer, x, bias, finish, y, accumulate, threads);
+    return run_layer(layer, x, bias, epilogue, y, accumulate, threads);
 }
 
 int forward(const ece408_problem& problem, const float* x, const float* w, const float* bias,
@@ -194,9 +194,9 @@ int forward(const ece408_problem& problem, const float* x, const float* w, const
 
 // Sums with another array do not follow such convolutions in networks.
 int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
-                   const float*, const ece408_finish& finish, float* y, int threads) {
-    if (finish.added) return ECE408_UNSUPPORTED;
-    return run_forward(problem, x, w, bias, finish, y, false, threads);
+                   const float*, const ece408_epilogue& epilogue, float* y, int threads) {
+    if (epilogue.added) return ECE408_UNSUPPORTED;
+    return run_forward(problem, x, w, bias, epilogue, y, false, threads);
 }
 
 int backward_data(const ece408_problem& problem, const float* w, const float* dy, float* dx,

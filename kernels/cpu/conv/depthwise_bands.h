@@ -18,7 +18,7 @@ struct Band {
     float bias;
     const float* image;
     float* y;
-    bool accumulate, finishes;
+    bool accumulate, has_epilogue;
     float factor, addend, lowest, highest;
     int64_t first, end;
 };
@@ -31,7 +31,7 @@ enum Columns { kInside, kBorder, kTail };
 template <Columns C>
 __attribute__((always_inline)) inline void put(const Band& b, int64_t r, int64_t j, float* to,
                                                Vec sum) {
-    if (b.finishes)
+    if (b.has_epilogue)
         sum = bounded(multiply_add(sum, broadcast(b.factor), broadcast(b.addend)),
                       broadcast(b.lowest), broadcast(b.highest));
     if (C != kTail)
@@ -139,10 +139,10 @@ void run_plane_by_bands(const Call& call, int64_t plane, int64_t first, int64_t 
     b.bias = call.bias ? call.bias[filter] : 0.0f;
     b.image = call.x + layer.source(plane) * s.height * s.width;
     b.y = call.y + plane * s.out_height * s.out_width;
-    b.accumulate = call.accumulate, b.finishes = call.finish.factors != nullptr;
-    b.factor = b.finishes ? call.finish.factors[filter] : 1;
-    b.addend = b.finishes ? call.finish.addends[filter] : 0;
-    b.lowest = call.finish.lowest, b.highest = call.finish.highest;
+    b.accumulate = call.accumulate, b.has_epilogue = call.epilogue.factors != nullptr;
+    b.factor = b.has_epilogue ? call.epilogue.factors[filter] : 1;
+    b.addend = b.has_epilogue ? call.epilogue.addends[filter] : 0;
+    b.lowest = call.epilogue.lowest, b.highest = call.epilogue.highest;
     const int64_t rows = last * call.tile_rows, end = rows < s.out_height ? rows : s.out_height;
     for (int64_t r = first * call.tile_rows; r < end; r += kBandRows) {
         b.first = r, b.end = r + kBandRows < end ? r + kBandRows : end;

@@ -98,7 +98,7 @@ struct Call {
     Layer layer;
     const float *x, *x_end;
     const float* bias;
-    ece408_finish finish;
+    ece408_epilogue epilogue;
     float* y;
     bool accumulate;
     const float* zeros;  // a row, with room for loads beyond its ends
@@ -151,7 +151,7 @@ struct Plane {
     const float* image;
     float* y;
     Vec weight[K * K], bias, factor, addend, lowest, highest;
-    bool finishes;
+    bool has_epilogue;
 
     __attribute__((always_inline)) Plane(const Call& call, int64_t plane) {
         const Shape& s = call.layer.shape;
@@ -163,11 +163,11 @@ struct Plane {
         for (int k = 0; k < K * K; ++k)
             weight[k] = broadcast(w[call.layer.turned ? K * K - 1 - k : k]);
         bias = broadcast(call.bias ? call.bias[filter] : 0.0f);
-        finishes = call.finish.factors != nullptr;
-        if (!finishes) return;
-        factor = broadcast(call.finish.factors[filter]);
-        addend = broadcast(call.finish.addends[filter]);
-        lowest = broadcast(call.finish.lowest), highest = broadcast(call.finish.highest);
+        has_epilogue = call.epilogue.factors != nullptr;
+        if (!has_epilogue) return;
+        factor = broadcast(call.epilogue.factors[filter]);
+        addend = broadcast(call.epilogue.addends[filter]);
+        lowest = broadcast(call.epilogue.lowest), highest = broadcast(call.epilogue.highest);
     }
 };
 
@@ -175,7 +175,7 @@ struct Plane {
 struct Tile {
     int64_t from;  // the row of the input where the first window begins
     float* y;
-    int64_t apart;  // from one row of outputs, or vector of rows, to the next
+    int64_t row_step;  // from one row of outputs, or vector of rows, to the next
     int64_t limit;  // outputs from y on that are the tile's
     int64_t skipped;
     bool guarded;        // loads beyond rows' ends would leave the array
@@ -191,7 +191,7 @@ __attribute__((always_inline)) inline void store_rows(const Call& call, const Ti
     if (call.streams) {
         ECE408_UNROLL
         for (int r = 0; r < R; ++r)
-            if (r >= t.skipped) stream(t.y + r * t.apart + j, sum[r]);
+            if (r >= t.skipped) stream(t.y + r * t.row_step + j, sum[r]);
         return;
     }
 #endif
@@ -199,8 +199,8 @@ __attribute__((always_inline)) inline void store_rows(const Call& call, const Ti
     ECE408_UNROLL
     for (int r = 0; r < R; ++r) {
         if (r < t.skipped) continue;
-        float* const to = t.y + r * t.apart + j;
-        const int64_t left = t.limit - r * t.apart - j;
+        float* const to = t.y + r * t.row_step + j;
+        const int64_t left = t.limit - r * t.row_step - j;
         // What goes beyond a row's end is written again: rows follow each other.
         if (!call.accumulate && (Whole || wide >= kLanes || (left >= kLanes && s.dilate_h == 1)))
             store(to, sum[r]);
@@ -253,7 +253,7 @@ __attribute__((always_inline)) inline void run_columns(const Call& call, const P
             }
         }
     }
-    if (plane.finishes) {
+    if (plane.has_epilogue) {
         ECE408_UNROLL
         for (int r = 0; r < R; ++r)
             sum[r] = bounded(multiply_add(sum[r], plane.factor, plane.addend), plane.lowest,
@@ -296,9 +296,9 @@ __attribute__((always_inline)) inline Tile tile_of(const Call& call, const Plane
     Tile t;
     t.from = y_row * S - layer.top;
     t.y = plane.y + y_row * s.out_width;
-    t.apart = P * s.dilate_h * s.out_width;
+    t.row_step = P * s.dilate_h * s.out_width;
     const int64_t left = (s.out_height - y_row) * s.out_width;
-    t.limit = left < R * t.apart ? left : R * t.apart;
+    t.limit = left < R * t.row_step ? left : R * t.row_step;
     t.skipped = number * R - start;
     const int64_t last = t.from + ((R - 1) * S * P + K - 1) * s.dilate_h + P - 1;
     const int64_t lowest = t.from < 0 ? 0 : t.from, highest = last < s.height ? last : s.height - 1;

@@ -68,7 +68,7 @@ __attribute__((noinline)) void add_sums(Vec (&sum)[K * K], double* totals) {
 template <int K>
 void put_totals(const Textbook& book, const double* totals, float* to, bool accumulate) {
     for (int tap = 0; tap < K * K; ++tap) {
-        const double total = book.settled(totals[tap], to + tap);
+        const double total = book.finite_or_textbook(totals[tap], to + tap);
         to[tap] = static_cast<float>(accumulate ? to[tap] + total : total);
     }
 }
@@ -103,7 +103,7 @@ void sum_planes(const Shape& s, const Textbook& book, const float* x, const floa
     const PlaneTaps<K> taps(s);
     const int64_t in = s.height * s.width, out = s.out_height * s.out_width;
     const int64_t at_once = divide_up(kPlaneProducts, taps.vectors);
-    share(threads, s.filters, [&](int64_t m, int) {
+    parallel_for(threads, s.filters, [&](int64_t m, int) {
         double totals[K * K] = {};
         for (int64_t b = 0; b < s.batch; b += at_once) {
             const int64_t left = s.batch - b;
@@ -133,11 +133,11 @@ struct Strip {
 };
 
 // What is read later: so many lines of it are asked for with each row.
-struct Later {
+struct PlanePrefetch {
     const float* at;
     int64_t lines;
 
-    void ask() {
+    void issue() {
         for (int64_t line = 0; line < lines; ++line, at += kLine) prefetch(at);
     }
 };
@@ -145,7 +145,7 @@ struct Later {
 // A channel's plane and one of dy, and those that come next.
 struct Planes {
     const float *x, *dy;
-    Later x_later, dy_later;
+    PlanePrefetch x_prefetch, dy_prefetch;
 };
 
 // Adds the products of rows [begin, end) of dy, and of those before that end there, in a strip. Row i of dy
@@ -155,7 +155,7 @@ __attribute__((noinline)) void add_strip(const Shape& s, const Strip<K, S>& stri
                                          int64_t begin, int64_t end, Vec* sums) {
     constexpr int kRows = (K + S - 1) / S;  // of dy that one of x meets
     const float *const x = planes->x, *const dy = planes->dy;
-    Later x_later = planes->x_later, dy_later = planes->dy_later;
+    PlanePrefetch x_prefetch = planes->x_prefetch, dy_prefetch = planes->dy_prefetch;
     Mask inside[kLoads<K, S>];
     ECE408_UNROLL
     for (int n = 0; n < kLoads<K, S>; ++n) inside[n] = strip.inside[n];
@@ -172,7 +172,7 @@ __attribute__((noinline)) void add_strip(const Shape& s, const Strip<K, S>& stri
         ECE408_UNROLL
         for (int k = kRows - 1; k > 0; --k) from[k] = from[k - 1];
         from[0] = row_of_dy(i);
-        x_later.ask(), dy_later.ask();
+        x_prefetch.issue(), dy_prefetch.issue();
         ECE408_UNROLL
         for (int y = 0; y < S; ++y) {
             const int64_t h = i * S + y - s.pad_h;
@@ -187,7 +187,7 @@ __attribute__((noinline)) void add_strip(const Shape& s, const Strip<K, S>& stri
             }
         }
     }
-    planes->x_later = x_later, planes->dy_later = dy_later;
+    planes->x_prefetch = x_prefetch, planes->dy_prefetch = dy_prefetch;
     ECE408_UNROLL
     for (int tap = 0; tap < K * K; ++tap) sums[tap] = sum[tap];
 }
@@ -253,10 +253,10 @@ template <int K, int S>
 int sum_rows(const Shape& s, const Textbook& book, const float* x, const float* dy, float* dw,
              bool accumulate, int threads) {
     const Buffer<Strip<K, S>> strips(divide_up(s.out_width, int64_t{kLanes}));
-    const auto totals = shared_zeros<double>(1, s.filters * K * K);
+    const auto totals = parallel_zeros<double>(1, s.filters * K * K);
     if (!strips || !totals) return ECE408_NO_MEMORY;
     const RowSums<K, S> sums(s, x, dy, strips);
-    share_runs(threads, s.filters, [&](int64_t begin, int64_t end, int) {
+    parallel_for_ranges(threads, s.filters, [&](int64_t begin, int64_t end, int) {
         sums.add(begin, end, totals);
         for (int64_t m = begin; m < end; ++m)
             put_totals<K>(book, totals + m * K * K, dw + m * K * K, accumulate);

@@ -33,8 +33,8 @@ namespace {
 // past the caches: a line that the caches take in would be read before it is overwritten.
 constexpr int64_t kStreamedTaps = 72;
 // The same of single taps: with more channels conv_1x1.h is faster, as it asks for its outputs in time.
-constexpr int64_t kStreamedSingleTaps = 32;
-static_assert(kStreamedSingleTaps <= kSumChannels, "streamed single taps are packed as one sum");
+constexpr int64_t kStreamed1x1Channels = 32;
+static_assert(kStreamed1x1Channels <= kSumChannels, "streamed single taps are packed as one sum");
 
 // Floats of the gradients for pixels that strides pick, for the second cache.
 constexpr int64_t kSpreadFloats = 1 << 20;
@@ -44,21 +44,21 @@ struct Plan {
     Shape shape;  // the layer's
     Tiling tiling;
     const float* packed;
-    ece408_finish finish;  // without factors: nothing
+    ece408_epilogue epilogue;  // without factors: nothing
     float* y;
 };
 
 int64_t taps(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
 // Some tiles of one filter block of one image.
-struct Stretch {
+struct TileRun {
     const Plan& plan;
     StripArgs args;
     int64_t filters;
     float* y;  // of the block
 
     // `ahead`: the image that this thread is likely to read next, or null.
-    Stretch(const Plan& plan, const float* x, const float* ahead, float* image_y, int64_t block)
+    TileRun(const Plan& plan, const float* x, const float* ahead, float* image_y, int64_t block)
         : plan(plan) {
         const Shape& s = plan.shape;
         const int64_t plane = plan.tiling.plane, m = plan.tiling.first_filter(block);
@@ -69,7 +69,7 @@ struct Stretch {
         args.channels = s.channels, args.height = s.height, args.width = s.width;
         args.kernel_h = s.kernel_h, args.kernel_w = s.kernel_w;
         args.x = x, args.y = y, args.filter_step = plane;
-        args.finish = finish_from(plan.finish, m, y - plan.y);
+        args.epilogue = epilogue_from(plan.epilogue, m, y - plan.y);
         if (ahead) {
             const int64_t lines = divide_up(s.channels * layer.height * layer.width, kLine);
             args.ahead_lines = divide_up(lines, plan.tiling.all());
@@ -110,9 +110,9 @@ struct Stretch {
 
     // Tile by tile by way of a scratch array: for tiles that may not simply overwrite what lies
     // under their vectors.
-    void run_apart(int64_t begin, int64_t end, bool accumulate) {
+    void run_through_scratch(int64_t begin, int64_t end, bool accumulate) {
         float scratch[kMaxFilters * 4 * kLanes];
-        const ece408_finish finish = args.finish;
+        const ece408_epilogue epilogue = args.epilogue;
         for (int64_t tile = begin; tile < end; ++tile) {
             const int64_t first = plan.tiling.first_vector(tile);
             const int64_t last = plan.tiling.first_vector(tile + 1);
@@ -120,9 +120,9 @@ struct Stretch {
             args.y = scratch;
             args.out = kInScratch;
             args.filter_step = (last - first) * kLanes;
-            args.finish = {};
+            args.epilogue = {};
             pick_strip<false>(last - first)(args);
-            put(plan.tiling, finish, scratch, y, filters, first, last, accumulate);
+            put(plan.tiling, epilogue, scratch, y, filters, first, last, accumulate);
         }
     }
 
@@ -136,20 +136,20 @@ struct Stretch {
         run<true>(0, last);
         const int64_t out = plan.tiling.first_vector(last) * kLanes;
         for (int64_t m = 0; m < filters && last > 0; ++m)
-            finish_stream(y + m * args.filter_step, out, carried + m * kLanes);
+            end_stream(y + m * args.filter_step, out, carried + m * kLanes);
         run<false>(last, last + 1);
 #endif
     }
 };
 
 // `whole`: the image is one thread's.
-void run_tiles(Stretch* stretch, int64_t begin, int64_t end, bool accumulate, bool whole) {
-    if (accumulate) return stretch->run_apart(begin, end, true);
-    const Tiling& tiling = stretch->plan.tiling;
+void run_tiles(TileRun* tile_run, int64_t begin, int64_t end, bool accumulate, bool whole) {
+    if (accumulate) return tile_run->run_through_scratch(begin, end, true);
+    const Tiling& tiling = tile_run->plan.tiling;
     // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
-    const bool apart = !whole && end == tiling.tiles && tiling.first > 0;
-    stretch->run<false>(begin, end - apart);
-    if (apart) stretch->run_apart(end - 1, end, false);
+    const bool through_scratch = !whole && end == tiling.tiles && tiling.first > 0;
+    tile_run->run<false>(begin, end - through_scratch);
+    if (through_scratch) tile_run->run_through_scratch(end - 1, end, false);
 }
 
 // The tiles [begin, end) of an image, numbered through its filter blocks.
@@ -160,18 +160,18 @@ void run_part(const Plan& plan, const float* x, const float* ahead, float* y, in
         const int64_t of_block = plan.tiling.tiles;
         const int64_t block = tile / of_block, start = block * of_block;
         next = start + of_block < end ? start + of_block : end;
-        Stretch stretch(plan, x, ahead, y, block);
+        TileRun tile_run(plan, x, ahead, y, block);
         if (streams)
-            stretch.run_streamed();
+            tile_run.run_streamed();
         else
-            run_tiles(&stretch, tile - start, next - start, accumulate, whole);
+            run_tiles(&tile_run, tile - start, next - start, accumulate, whole);
     }
 }
 
 // Whether output goes past the caches, for which threads take whole images.
 bool is_streamed(const Shape& s, bool accumulate, int threads) {
     const int64_t vectors = divide_up(s.out_height * s.out_width, kLanes);
-    const int64_t most = s.kernel_h * s.kernel_w == 1 ? kStreamedSingleTaps : kStreamedTaps;
+    const int64_t most = s.kernel_h * s.kernel_w == 1 ? kStreamed1x1Channels : kStreamedTaps;
     return ECE408_STREAMS && !accumulate && taps(s) <= most &&
            exceeds_caches(4 * s.batch * s.filters * s.out_height * s.out_width) &&
            count_parts(s.batch, s.filters * vectors, threads) == 1;
@@ -185,23 +185,23 @@ bool run(const Plan& plan, const float* x, bool streams, bool accumulate, int th
     const int64_t pixels = layer.height * layer.width, y_image = s.filters * plan.tiling.plane;
     const int64_t all = plan.tiling.all(), parts = count_parts(s.batch, all, threads);
     const int64_t units = s.batch * parts, padded = s.channels * s.height * s.width;
-    const int team = static_cast<int>(threads < units ? threads : units);
+    const int used_threads = static_cast<int>(threads < units ? threads : units);
     Buffer<float> memory;
     if (!layer.as_it_is()) {
-        memory = Buffer<float>((parts == 1 ? team : s.batch) * padded);
+        memory = Buffer<float>((parts == 1 ? used_threads : s.batch) * padded);
         if (!memory) return false;
     }
     float* const copies = memory;
     if (copies && parts > 1)
-        share(team, s.batch * s.channels, [&](int64_t c, int) {
+        parallel_for(used_threads, s.batch * s.channels, [&](int64_t c, int) {
             pad_channel(layer, x + c * pixels, copies + c * s.height * s.width);
         });
-    share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
+    parallel_for_ranges(used_threads, units, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t unit = begin; unit < end; ++unit) {
             const int64_t b = unit / parts, part = unit % parts;
             const float* image = x + b * s.channels * pixels;
             if (copies) {
-                float* own = copies + (parts == 1 ? member : b) * padded;
+                float* own = copies + (parts == 1 ? thread : b) * padded;
                 for (int64_t c = 0; c < s.channels && parts == 1; ++c)
                     pad_channel(layer, image + c * pixels, own + c * s.height * s.width);
                 image = own;
@@ -212,37 +212,37 @@ bool run(const Plan& plan, const float* x, bool streams, bool accumulate, int th
                      part_start(all, parts, part + 1), accumulate, streams, parts == 1);
         }
 #if ECE408_STREAMS
-        finish_streams();
+        stream_fence();
 #endif
     });
     return true;
 }
 
 bool run_windows(const Layer& layer, const float* x, const float* packed,
-                 const ece408_finish& finish, float* y, bool streams, bool accumulate,
+                 const ece408_epilogue& epilogue, float* y, bool streams, bool accumulate,
                  int threads) {
     const Shape& s = layer.shape;
-    Plan plan = {layer, s, Tiling(s), packed, finish, y};
+    Plan plan = {layer, s, Tiling(s), packed, epilogue, y};
     return make_tiling(s.out_height, s.out_width, s.width, &plan.tiling) &&
            run(plan, x, streams, accumulate, threads);
 }
 
 // `packed`: the layer's weights, or null.
 int run_layer(const Layer& layer, const float* x, const float* bias, const float* packed,
-              const ece408_finish& finish, float* y, bool accumulate, int threads) {
+              const ece408_epilogue& epilogue, float* y, bool accumulate, int threads) {
     const bool streams = is_streamed(layer.shape, accumulate, threads);
-    const bool single_tap = layer.shape.kernel_h * layer.shape.kernel_w == 1 &&
+    const bool is_1x1 = layer.shape.kernel_h * layer.shape.kernel_w == 1 &&
                             !(streams && layer.as_it_is());
     Buffer<float> own;
-    if (!packed && (!single_tap || is_worth_packing(layer.shape, threads))) {
+    if (!packed && (!is_1x1 || is_worth_packing(layer.shape, threads))) {
         own = Buffer<float>(packed_floats(layer.shape));
         if (!own) return ECE408_NO_MEMORY;
         pack_weights(layer, bias, own, threads);
         packed = own;
     }
     const bool has_memory =
-        single_tap ? run_single_tap(layer, x, bias, packed, finish, y, accumulate, threads)
-                   : run_windows(layer, x, packed, finish, y, streams, accumulate, threads);
+        is_1x1 ? run_conv_1x1(layer, x, bias, packed, epilogue, y, accumulate, threads)
+                   : run_windows(layer, x, packed, epilogue, y, streams, accumulate, threads);
     return has_memory ? ECE408_OK : ECE408_NO_MEMORY;
 }
 
@@ -269,9 +269,9 @@ int pack(const ece408_problem& problem, const float* w, const float* bias, float
 }
 
 int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
-                   const float* packed, const ece408_finish& finish, float* y, int threads) {
+                   const float* packed, const ece408_epilogue& epilogue, float* y, int threads) {
     if (!packed && !can_take(problem, w)) return kNotFinite;
-    return run_layer(forward_layer(problem, w), x, bias, packed, finish, y, false, threads);
+    return run_layer(forward_layer(problem, w), x, bias, packed, epilogue, y, false, threads);
 }
 
 // A channel of the gradient for pixels that strides pick becomes one for all of them.
@@ -292,18 +292,18 @@ int spread_backward(const ece408_problem& problem, const float* w, const float* 
     const Shape s = derive(problem);
     const int64_t met = s.out_height * s.out_width, pixels = s.height * s.width;
     const int64_t most = kSpreadFloats / (s.channels * met);
-    const int64_t together = most < 1 ? 1 : most < s.batch ? most : s.batch;
-    const Buffer<float> memory(together * s.channels * met);
+    const int64_t images_at_once = most < 1 ? 1 : most < s.batch ? most : s.batch;
+    const Buffer<float> memory(images_at_once * s.channels * met);
     if (!memory) return ECE408_NO_MEMORY;
     const float* const found = memory;
     ece408_problem some = problem;
-    for (int64_t first = 0; first < s.batch; first += together) {
-        some.batch = s.batch - first < together ? s.batch - first : together;
+    for (int64_t first = 0; first < s.batch; first += images_at_once) {
+        some.batch = s.batch - first < images_at_once ? s.batch - first : images_at_once;
         const int status = run_layer(backward_layer(some, w), dy + first * s.filters * met, nullptr,
                                      nullptr, {},
                                      memory, false, threads);
         if (status != ECE408_OK) return status;
-        share(threads, some.batch * s.channels, [&](int64_t c, int) {
+        parallel_for(threads, some.batch * s.channels, [&](int64_t c, int) {
             spread_channel(s, found + c * met, dx + (first * s.channels + c) * pixels, accumulate);
         });
     }

@@ -20,12 +20,12 @@ namespace ece408 {
 namespace {
 
 // Numbers of laid out images at a time, unless threads take whole ones.
-constexpr int64_t kTogether = 4 << 20;
+constexpr int64_t kPassElements = 4 << 20;
 
 // How many images of so many numbers threads lay out before they share the work on them: the more,
 // the less often they wait for each other.
-inline int64_t images_together(int64_t batch, int64_t image) {
-    const int64_t most = kTogether / image;
+inline int64_t images_per_pass(int64_t batch, int64_t image) {
+    const int64_t most = kPassElements / image;
     return most < 1 ? 1 : most < batch ? most : batch;
 }
 

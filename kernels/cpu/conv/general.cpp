@@ -16,7 +16,7 @@ template <class T>
 using SumOf = typename Number<T>::Sum;
 
 template <class T, class Sum = SumOf<T>>
-int pixels_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
+int ow_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                    bool accumulate, int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, w, y, forward_element<T>};
@@ -28,7 +28,7 @@ int pixels_forward(const ece408_problem& problem, const T* x, const T* w, const 
 }
 
 template <class T, class Sum = SumOf<T>>
-int pixels_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
+int ow_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                 int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, w, dy, dx, data_element<T>};
@@ -47,154 +47,154 @@ Sweep forward_rows(const ece408_problem& p) {
 }
 
 // What conv_fwd_oc.h takes at once: outputs by their taps, pairs of rows or columns, or squares.
-enum class By { taps, pairs, squares };
+enum class Method { direct, f23_1d, f23_2d };
 
-template <By BY>
-bool forward_deep(const ece408_problem& problem, Deep* deep) {
+template <Method METHOD>
+bool describe(const ece408_problem& problem, OcConv* conv) {
     const Sweep sweep = forward_rows(problem);
-    return BY == By::taps ? deep_forward(sweep, deep)
-                          : deep_by_pairs(sweep, false, BY == By::squares, deep);
+    return METHOD == Method::direct ? describe_forward(sweep, conv)
+                          : describe_winograd(sweep, false, METHOD == Method::f23_2d, conv);
 }
 
 // Where the forward pass finds a filter's weights.
 template <class T>
-DeepWeights<T> forward_weights(const Shape& s, const T* w) {
+OcWeights<T> forward_weights(const Shape& s, const T* w) {
     const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
     return {w, s.group_filters * filter, filter, window};
 }
 
-// `packed`: the weights as `filters_pack` leaves them, or null.
-template <class T, By BY, class Sum>
-int filters_by(const ece408_problem& problem, const T* x, const T* w, const Sum* packed,
-               const DeepEnd<T>& end, T* y, int threads) {
+// `packed`: the weights as `oc_pack` leaves them, or null.
+template <class T, Method METHOD, class Sum>
+int oc_run(const ece408_problem& problem, const T* x, const T* w, const Sum* packed,
+               const Epilogue<T>& epilogue, T* y, int threads) {
     const Shape s = derive(problem);
-    Deep deep;
-    if (!forward_deep<BY>(problem, &deep)) return ECE408_NO_MEMORY;
-    DeepPlan<T, Sum> plan(deep, forward_weights(s, w), {s, x, w, y, forward_element<T>});
-    return status(run_deep(&plan, packed, x, end, y, threads));
+    OcConv conv;
+    if (!describe<METHOD>(problem, &conv)) return ECE408_NO_MEMORY;
+    OcPlan<T, Sum> plan(conv, forward_weights(s, w), {s, x, w, y, forward_element<T>});
+    return status(run_oc(&plan, packed, x, epilogue, y, threads));
 }
 
-template <class T, By BY, class Sum = SumOf<T>>
-int filters_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
+template <class T, Method METHOD, class Sum = SumOf<T>>
+int oc_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                     bool accumulate, int threads) {
     const Sum* const packed = nullptr;
-    return filters_by<T, BY>(problem, x, w, packed, {bias, accumulate, {}}, y, threads);
+    return oc_run<T, METHOD>(problem, x, w, packed, {bias, accumulate, {}}, y, threads);
 }
 
-template <By BY>
-int filters_forward_packed(const ece408_problem& problem, const float* x, const float* w,
-                           const float* bias, const float* packed, const ece408_finish& finish,
+template <Method METHOD>
+int oc_forward_packed(const ece408_problem& problem, const float* x, const float* w,
+                           const float* bias, const float* packed, const ece408_epilogue& epilogue,
                            float* y, int threads) {
-    return filters_by<float, BY>(problem, x, w, packed, {bias, false, finish}, y, threads);
+    return oc_run<float, METHOD>(problem, x, w, packed, {bias, false, epilogue}, y, threads);
 }
 
-template <By BY>
-int64_t filters_packed_floats(const ece408_problem& problem) {
-    Deep deep;
-    if (!forward_deep<BY>(problem, &deep)) return 0;
-    const DeepPlan<float, float> plan(deep, {}, {});
+template <Method METHOD>
+int64_t oc_packed_floats(const ece408_problem& problem) {
+    OcConv conv;
+    if (!describe<METHOD>(problem, &conv)) return 0;
+    const OcPlan<float, float> plan(conv, {}, {});
     return plan.units() * plan.packed();
 }
 
-template <By BY>
-int filters_pack(const ece408_problem& problem, const float* w, const float*, float* packed,
+template <Method METHOD>
+int oc_pack(const ece408_problem& problem, const float* w, const float*, float* packed,
                  int threads) {
     const Shape s = derive(problem);
-    Deep deep;
-    if (!forward_deep<BY>(problem, &deep)) return ECE408_NO_MEMORY;
-    const DeepPlan<float, float> plan(deep, forward_weights(s, w), {});
-    pack_deep(plan, packed, threads);
+    OcConv conv;
+    if (!describe<METHOD>(problem, &conv)) return ECE408_NO_MEMORY;
+    const OcPlan<float, float> plan(conv, forward_weights(s, w), {});
+    pack_oc(plan, packed, threads);
     return ECE408_OK;
 }
 
-template <class T, By BY, class Sum = SumOf<T>>
-int filters_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
+template <class T, Method METHOD, class Sum = SumOf<T>>
+int oc_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                  int threads) {
     const Shape s = derive(problem);
     const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
-    const DeepWeights<T> weights = {w, s.group_filters * filter, window, filter};
+    const OcWeights<T> weights = {w, s.group_filters * filter, window, filter};
     const Sum* const no_packed = nullptr;
-    Deep deep;
-    const bool ready = BY == By::taps ? deep_backward(forward_rows(problem), &deep)
-                                      : deep_by_pairs(backward_sweep(s), true, BY == By::squares, &deep);
+    OcConv conv;
+    const bool ready = METHOD == Method::direct ? describe_backward_data(forward_rows(problem), &conv)
+                                      : describe_winograd(backward_sweep(s), true, METHOD == Method::f23_2d, &conv);
     if (!ready) return ECE408_NO_MEMORY;
-    DeepPlan<T, Sum> plan(deep, weights, {s, w, dy, dx, data_element<T>});
-    return status(run_deep(&plan, no_packed, dy, {nullptr, accumulate, {}}, dx, threads));
+    OcPlan<T, Sum> plan(conv, weights, {s, w, dy, dx, data_element<T>});
+    return status(run_oc(&plan, no_packed, dy, {nullptr, accumulate, {}}, dx, threads));
 }
 
 template <class T, class Sum = SumOf<T>>
-int patches_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
+int im2col_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
                     bool accumulate, int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, w, y, forward_element<T>};
     return status(
-        multiply_patches<Sum>(forward_sweep(s), book, x, w, bias, y, accumulate, threads));
+        im2col_dots<Sum>(forward_sweep(s), book, x, w, bias, y, accumulate, threads));
 }
 
 template <class T, class Sum = SumOf<T>>
-int patches_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
+int im2col_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
                  int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, w, dy, dx, data_element<T>};
-    return status(put_back_patches<Sum>(forward_sweep(s), book, w, dy, dx, accumulate, threads));
+    return status(col2im<Sum>(forward_sweep(s), book, w, dy, dx, accumulate, threads));
 }
 
 template <class T, class Sum = SumOf<T>>
-int patches_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
+int im2col_backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
                    int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
-    return status(sum_patches<Sum>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
+    return status(im2col_weights<Sum>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
 }
 
 template <class T, class Sum = SumOf<T>>
-int channels_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
+int ic_backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
                     int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
-    return status(sum_by_channels<Sum>(s, book, x, dy, dw, accumulate, threads));
+    return status(run_bwd_w_ic<Sum>(s, book, x, dy, dw, accumulate, threads));
 }
 
 }  // namespace
 
-extern const Kernel ECE408_THIS_BUILD(pixels_as_lanes) = {
-    {pixels_forward<float>, pixels_data<float>, nullptr},
-    {pixels_forward<double>, pixels_data<double>, nullptr},
-    {pixels_forward<Half>, pixels_data<Half>, nullptr},
-    {pixels_forward<float, double>, pixels_data<float, double>, nullptr},
+extern const Kernel ECE408_THIS_BUILD(conv_fwd_ow) = {
+    {ow_forward<float>, ow_backward_data<float>, nullptr},
+    {ow_forward<double>, ow_backward_data<double>, nullptr},
+    {ow_forward<Half>, ow_backward_data<Half>, nullptr},
+    {ow_forward<float, double>, ow_backward_data<float, double>, nullptr},
 };
-extern const Kernel ECE408_THIS_BUILD(filters_as_lanes) = {
-    {filters_forward<float, By::taps>, filters_data<float, By::taps>, nullptr},
-    {filters_forward<double, By::taps>, filters_data<double, By::taps>, nullptr},
-    {filters_forward<Half, By::taps>, filters_data<Half, By::taps>, nullptr},
-    {filters_forward<float, By::taps, double>, filters_data<float, By::taps, double>, nullptr},
-    filters_packed_floats<By::taps>, filters_pack<By::taps>, filters_forward_packed<By::taps>,
+extern const Kernel ECE408_THIS_BUILD(conv_fwd_oc) = {
+    {oc_forward<float, Method::direct>, oc_backward_data<float, Method::direct>, nullptr},
+    {oc_forward<double, Method::direct>, oc_backward_data<double, Method::direct>, nullptr},
+    {oc_forward<Half, Method::direct>, oc_backward_data<Half, Method::direct>, nullptr},
+    {oc_forward<float, Method::direct, double>, oc_backward_data<float, Method::direct, double>, nullptr},
+    oc_packed_floats<Method::direct>, oc_pack<Method::direct>, oc_forward_packed<Method::direct>,
 };
-extern const Kernel ECE408_THIS_BUILD(filters_as_lanes_pairs) = {
-    {filters_forward<float, By::pairs>, filters_data<float, By::pairs>, nullptr},
-    {filters_forward<double, By::pairs>, filters_data<double, By::pairs>, nullptr},
-    {filters_forward<Half, By::pairs>, filters_data<Half, By::pairs>, nullptr},
+extern const Kernel ECE408_THIS_BUILD(conv_fwd_oc_f23_1d) = {
+    {oc_forward<float, Method::f23_1d>, oc_backward_data<float, Method::f23_1d>, nullptr},
+    {oc_forward<double, Method::f23_1d>, oc_backward_data<double, Method::f23_1d>, nullptr},
+    {oc_forward<Half, Method::f23_1d>, oc_backward_data<Half, Method::f23_1d>, nullptr},
     {},
-    filters_packed_floats<By::pairs>, filters_pack<By::pairs>, filters_forward_packed<By::pairs>,
+    oc_packed_floats<Method::f23_1d>, oc_pack<Method::f23_1d>, oc_forward_packed<Method::f23_1d>,
 };
-extern const Kernel ECE408_THIS_BUILD(filters_as_lanes_squares) = {
-    {filters_forward<float, By::squares>, filters_data<float, By::squares>, nullptr},
-    {filters_forward<double, By::squares>, filters_data<double, By::squares>, nullptr},
-    {filters_forward<Half, By::squares>, filters_data<Half, By::squares>, nullptr},
+extern const Kernel ECE408_THIS_BUILD(conv_fwd_oc_f23_2d) = {
+    {oc_forward<float, Method::f23_2d>, oc_backward_data<float, Method::f23_2d>, nullptr},
+    {oc_forward<double, Method::f23_2d>, oc_backward_data<double, Method::f23_2d>, nullptr},
+    {oc_forward<Half, Method::f23_2d>, oc_backward_data<Half, Method::f23_2d>, nullptr},
     {},
-    filters_packed_floats<By::squares>, filters_pack<By::squares>, filters_forward_packed<By::squares>,
+    oc_packed_floats<Method::f23_2d>, oc_pack<Method::f23_2d>, oc_forward_packed<Method::f23_2d>,
 };
-extern const Kernel ECE408_THIS_BUILD(patches) = {
-    {patches_forward<float>, patches_data<float>, patches_weight<float>},
-    {patches_forward<double>, patches_data<double>, patches_weight<double>},
-    {patches_forward<Half>, patches_data<Half>, patches_weight<Half>},
-    {patches_forward<float, double>, patches_data<float, double>, patches_weight<float, double>},
+extern const Kernel ECE408_THIS_BUILD(im2col) = {
+    {im2col_forward<float>, im2col_backward_data<float>, im2col_backward_weight<float>},
+    {im2col_forward<double>, im2col_backward_data<double>, im2col_backward_weight<double>},
+    {im2col_forward<Half>, im2col_backward_data<Half>, im2col_backward_weight<Half>},
+    {im2col_forward<float, double>, im2col_backward_data<float, double>, im2col_backward_weight<float, double>},
 };
-extern const Kernel ECE408_THIS_BUILD(channels_as_lanes) = {
-    {nullptr, nullptr, channels_weight<float>},
-    {nullptr, nullptr, channels_weight<double>},
-    {nullptr, nullptr, channels_weight<Half>},
-    {nullptr, nullptr, channels_weight<float, double>},
+extern const Kernel ECE408_THIS_BUILD(conv_bwd_w_ic) = {
+    {nullptr, nullptr, ic_backward_weight<float>},
+    {nullptr, nullptr, ic_backward_weight<double>},
+    {nullptr, nullptr, ic_backward_weight<Half>},
+    {nullptr, nullptr, ic_backward_weight<float, double>},
 };
 
 }  // namespace ece408

@@ -23,7 +23,7 @@ namespace ece408 {
 namespace {
 
 // Pieces of work to have at least, where the problem has as many.
-constexpr int64_t kLeastPieces = 16;
+constexpr int64_t kLeastTasks = 16;
 // Rows of dy of a piece, for each that windows of two pieces share.
 constexpr int64_t kLeastOwnRows = 4;
 // Sums that a thread keeps of dx.
@@ -37,7 +37,7 @@ int64_t bytes_of(int64_t count) {
 inline int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
 
 // The taps and output pixels of one group.
-struct Patches {
+struct Im2col {
     Sweep s;
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
@@ -53,7 +53,7 @@ struct TapRun {
 
 // As many as there are lanes, in the worst case.
 template <class Sum>
-constexpr int64_t kPanel = kDeepVectors * Lanes<Sum>::count;
+constexpr int64_t kPanel = kOcVectors * Lanes<Sum>::count;
 
 // A panel: taps [first, first + count) of a group as runs.
 template <class Sum>
@@ -61,7 +61,7 @@ struct Panel {
     TapRun run[kPanel<Sum>];
     int64_t runs, first, count;
 
-    Panel(const Patches& of, int64_t first, int64_t count) : runs(0), first(first), count(count) {
+    Panel(const Im2col& of, int64_t first, int64_t count) : runs(0), first(first), count(count) {
         const int64_t wide = of.s.kernel_w;
         for (int64_t lane = 0; lane < count; lane += run[runs++].count) {
             const int64_t tap = first + lane, q = tap % wide;
@@ -97,9 +97,9 @@ void copy_run(const Sweep& s, const T* image, const TapRun& run, int64_t i, int6
 template <class Sum>
 void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, const Sum* panel,
                int64_t vectors, Sum* sums) {
-    const auto tile = pick_deep_tile<Sum>(vectors, tall, 0, true);
-    for (int64_t done = 0; done < count; done += kDeepBlock)
-        tile(factors + done * step, step, nullptr, at_most(count - done, kDeepBlock),
+    const auto tile = pick_oc_tile<Sum>(vectors, tall, 0, true);
+    for (int64_t done = 0; done < count; done += kSumBlock)
+        tile(factors + done * step, step, nullptr, at_most(count - done, kSumBlock),
              panel + done * vectors * Lanes<Sum>::count, {panel, 0}, done > 0, sums);
 }
 
@@ -113,7 +113,7 @@ struct RowsBack {
 // A piece is some images' gradients for some channels of a group, which are summed in double in
 // planes with a border, so that every window is in them; of an image alone, some rows of them. Windows
 // that meet the rows of two pieces are computed by both.
-struct PutBack : Patches {
+struct Col2im : Im2col {
     int64_t images, channels;  // of a piece
     int64_t row_parts;         // of an image
     int64_t block;             // pixels of dy that are taken at a time
@@ -121,7 +121,7 @@ struct PutBack : Patches {
 
     int64_t image_parts() const { return divide_up(s.batch, images); }
     int64_t channel_parts() const { return divide_up(s.group_channels, channels); }
-    int64_t pieces() const { return s.groups * image_parts() * channel_parts() * row_parts; }
+    int64_t tasks() const { return s.groups * image_parts() * channel_parts() * row_parts; }
     int64_t reach() const { return (s.kernel_h - 1) * s.dilate_h; }
     RowsBack rows_of(int64_t part) const {
         if (row_parts == 1) return {0, s.height, 0, s.out_height};
@@ -135,26 +135,26 @@ struct PutBack : Patches {
     // Bytes of a thread: planes, factors, a panel and a tile.
     template <class Sum>
     int64_t bytes() const {
-        const int64_t factors = round_up(block, kDeepPixels) * s.group_filters;
-        const int64_t sums = factors + (s.group_filters + kDeepPixels) * kPanel<Sum>;
+        const int64_t factors = round_up(block, kOcPixels) * s.group_filters;
+        const int64_t sums = factors + (s.group_filters + kOcPixels) * kPanel<Sum>;
         return bytes_of<double>(kept()) + bytes_of<Sum>(sums);
     }
 };
 
-inline PutBack plan_put_back(const Sweep& s) {
-    PutBack plan = {{s}, 0, 0, 1, 0, 0, 0};
+inline Col2im plan_col2im(const Sweep& s) {
+    Col2im plan = {{s}, 0, 0, 1, 0, 0, 0};
     plan.rows = (s.out_height - 1) * s.stride_h + plan.reach() + 1;
     plan.row = (s.out_width - 1) * s.stride_w + (s.kernel_w - 1) * s.dilate_w + 1;
     plan.channels = at_most(divide_up(256, plan.window()), s.group_channels);
     // Images enough to use weights more than once.
     plan.images = at_most(divide_up(128, plan.pixels()), s.batch);
-    while (plan.images > 1 && (plan.pieces() < kLeastPieces || plan.kept() > kMostKept))
+    while (plan.images > 1 && (plan.tasks() < kLeastTasks || plan.kept() > kMostKept))
         plan.images = divide_up(plan.images, 2);
     while (plan.channels > 1 && plan.kept() > kMostKept)
         plan.channels = divide_up(plan.channels, 2);
-    if (plan.images == 1 && plan.pieces() < kLeastPieces) {
+    if (plan.images == 1 && plan.tasks() < kLeastTasks) {
         const int64_t shared = 1 + plan.reach() / s.stride_h;
-        const int64_t parts = at_most(divide_up(kLeastPieces, plan.pieces()),
+        const int64_t parts = at_most(divide_up(kLeastTasks, plan.tasks()),
                                       s.out_height / (kLeastOwnRows * shared));
         plan.row_parts = parts < 1 ? 1 : parts;
     }
@@ -165,7 +165,7 @@ inline PutBack plan_put_back(const Sweep& s) {
 
 // One tile's patches to their places; `pixel` is the first one's, among all of a piece.
 template <class Sum>
-void add_patches(const PutBack& plan, const Panel<Sum>& panel, int64_t channel, int64_t pixel,
+void add_patches(const Col2im& plan, const Panel<Sum>& panel, int64_t channel, int64_t pixel,
                  int64_t count, const Sum* sums, double* planes) {
     const Sweep& s = plan.s;
     const int64_t plane = plan.rows * plan.row, step = s.dilate_w;
@@ -194,8 +194,8 @@ void add_patches(const PutBack& plan, const Panel<Sum>& panel, int64_t channel, 
 }
 
 template <class T, class Sum>
-struct PutBackCall {
-    const PutBack& plan;
+struct Col2imCall {
+    const Col2im& plan;
     const Textbook& book;
     const T* w;
     const T* dy;
@@ -207,8 +207,8 @@ struct PutBackCall {
     void copy_factors(int64_t group, int64_t image, int64_t first, int64_t count,
                       Sum* out) const {
         const Sweep& s = plan.s;
-        const int64_t plane = plan.pixels(), tiles = divide_up(count, kDeepPixels);
-        for (int64_t tile = 0; tile < tiles; ++tile, out += kDeepPixels * s.group_filters) {
+        const int64_t plane = plan.pixels(), tiles = divide_up(count, kOcPixels);
+        for (int64_t tile = 0; tile < tiles; ++tile, out += kOcPixels * s.group_filters) {
             const int64_t begin = first + count * tile / tiles;
             const int64_t end = first + count * (tile + 1) / tiles;
             for (int64_t at = begin; at < end;) {
@@ -216,7 +216,7 @@ struct PutBackCall {
                 const int64_t run = at_most(end - at, plane - pixel);
                 const T* from = dy + (b * s.groups + group) * s.group_filters * plane + pixel;
                 Sum* to = out + at - begin;
-                for (int64_t m = 0; m < s.group_filters; ++m, from += plane, to += kDeepPixels)
+                for (int64_t m = 0; m < s.group_filters; ++m, from += plane, to += kOcPixels)
                     for (int64_t k = 0; k < run; ++k) to[k] = widen(from[k]);
                 at += run;
             }
@@ -240,7 +240,7 @@ struct PutBackCall {
             double* line = plane + from * plan.row + s.pad_w;
             int64_t end = from < plan.rows ? at_most(s.width, plan.row - s.pad_w) : 0;
             if (end < 0) end = 0;
-            if (!all_finite(line, end)) settle(book, line, 1, end, to, 1);
+            if (!all_finite(line, end)) recompute_nonfinite(book, line, 1, end, to, 1);
             for (int64_t x = 0; x < s.width; ++x) {
                 const double sum = x < end ? line[x] : 0;
                 narrow(static_cast<Sum>(accumulate ? widen(to[x]) + sum : sum), to + x);
@@ -260,14 +260,14 @@ struct PutBackCall {
                    static_cast<size_t>(count * plan.row) * sizeof(double));
     }
 
-    void run(int64_t piece, void* memory) const {
+    void run(int64_t task, void* memory) const {
         const Sweep& s = plan.s;
-        const RowsBack some = plan.rows_of(piece % plan.row_parts);
-        piece /= plan.row_parts;
-        const int64_t first_channel = piece % plan.channel_parts() * plan.channels;
-        piece /= plan.channel_parts();
-        const int64_t image = piece % plan.image_parts() * plan.images;
-        const int64_t group = piece / plan.image_parts();
+        const RowsBack some = plan.rows_of(task % plan.row_parts);
+        task /= plan.row_parts;
+        const int64_t first_channel = task % plan.channel_parts() * plan.channels;
+        task /= plan.channel_parts();
+        const int64_t image = task % plan.image_parts() * plan.images;
+        const int64_t group = task / plan.image_parts();
         const int64_t channels = at_most(plan.channels, s.group_channels - first_channel);
         const int64_t images = at_most(plan.images, s.batch - image);
         // With parts of rows there is one image.
@@ -276,20 +276,20 @@ struct PutBackCall {
         const int64_t last = (first_channel + channels) * plan.window();
         double* planes = static_cast<double*>(memory);
         Sum* factors = reinterpret_cast<Sum*>(planes + plan.kept());
-        Sum* weights = factors + round_up(plan.block, kDeepPixels) * s.group_filters;
+        Sum* weights = factors + round_up(plan.block, kOcPixels) * s.group_filters;
         Sum* sums = weights + s.group_filters * kPanel<Sum>;
         clear(planes, some);
         for (int64_t pixel = begin_pixel; pixel < end_pixel; pixel += plan.block) {
             const int64_t count = at_most(plan.block, end_pixel - pixel);
-            const int64_t tiles = divide_up(count, kDeepPixels);
+            const int64_t tiles = divide_up(count, kOcPixels);
             copy_factors(group, image, pixel, count, factors);
             for (int64_t tap = first_channel * plan.window(); tap < last; tap += kPanel<Sum>) {
                 const Panel<Sum> panel(plan, tap, at_most(kPanel<Sum>, last - tap));
                 copy_weights(group, panel, weights);
                 for (int64_t tile = 0; tile < tiles; ++tile) {
                     const int64_t begin = count * tile / tiles, end = count * (tile + 1) / tiles;
-                    sum_panel(factors + tile * kDeepPixels * s.group_filters, end - begin,
-                              kDeepPixels, s.group_filters, weights, panel.vectors(), sums);
+                    sum_panel(factors + tile * kOcPixels * s.group_filters, end - begin,
+                              kOcPixels, s.group_filters, weights, panel.vectors(), sums);
                     add_patches(plan, panel, first_channel, pixel + begin, end - begin, sums,
                                 planes);
                 }
@@ -306,17 +306,17 @@ struct PutBackCall {
 // The gradient for x. `s` describes the forward pass. False without memory, and then nothing is
 // written.
 template <class Sum, class T>
-bool put_back_patches(const Sweep& s, const Textbook& book, const T* w, const T* dy, T* dx,
+bool col2im(const Sweep& s, const Textbook& book, const T* w, const T* dy, T* dx,
                       bool accumulate, int threads) {
-    const PutBack plan = plan_put_back(s);
-    const int64_t pieces = plan.pieces();
-    const int team = static_cast<int>(at_most(threads, pieces));
+    const Col2im plan = plan_col2im(s);
+    const int64_t tasks = plan.tasks();
+    const int used_threads = static_cast<int>(at_most(threads, tasks));
     const int64_t bytes = round_up(plan.bytes<Sum>(), 64);
-    const Buffer<char> memory(team * bytes);
+    const Buffer<char> memory(used_threads * bytes);
     if (!memory) return false;
-    PutBackCall<T, Sum> call = {plan, book, w, dy, dx, accumulate};
-    share(team, pieces, [&](int64_t piece, int member) {
-        call.run(piece, memory + member * bytes);
+    Col2imCall<T, Sum> call = {plan, book, w, dy, dx, accumulate};
+    parallel_for(used_threads, tasks, [&](int64_t task, int thread) {
+        call.run(task, memory + thread * bytes);
     });
     return true;
 }
@@ -324,11 +324,11 @@ bool put_back_patches(const Sweep& s, const Textbook& book, const T* w, const T*
 // ---- dw
 
 // A piece is a panel of taps for some tiles of filters.
-struct OfWeights : Patches {
+struct Im2colWeights : Im2col {
     int64_t tiles, tall;   // of filters, in a group, and the most of one
     int64_t panels, parts;  // of taps; of the tiles of a group
 
-    int64_t pieces() const { return s.groups * panels * parts; }
+    int64_t tasks() const { return s.groups * panels * parts; }
     int64_t first_tile(int64_t part) const { return tiles * part / parts; }
     int64_t first_filter(int64_t tile) const { return s.group_filters * tile / tiles; }
     int64_t most_filters() const { return tall * divide_up(tiles, parts); }
@@ -336,18 +336,18 @@ struct OfWeights : Patches {
 };
 
 template <class Sum>
-OfWeights plan_of_weights(const Sweep& s) {
-    OfWeights plan = {{s}, divide_up(s.group_filters, kDeepPixels), 0, 0, 1};
+Im2colWeights plan_of_weights(const Sweep& s) {
+    Im2colWeights plan = {{s}, divide_up(s.group_filters, kOcPixels), 0, 0, 1};
     plan.tall = divide_up(s.group_filters, plan.tiles);
     plan.panels = divide_up(plan.taps(), kPanel<Sum>);
-    if (plan.pieces() < kLeastPieces)
-        plan.parts = at_most(divide_up(kLeastPieces, plan.pieces()), plan.tiles);
+    if (plan.tasks() < kLeastTasks)
+        plan.parts = at_most(divide_up(kLeastTasks, plan.tasks()), plan.tiles);
     return plan;
 }
 
 template <class T, class Sum>
-struct OfWeightsCall {
-    const OfWeights& plan;
+struct Im2colWeightsCall {
+    const Im2colWeights& plan;
     const Textbook& book;
     const T* x;
     const T* dy;
@@ -357,7 +357,7 @@ struct OfWeightsCall {
 
     // Of a thread: totals, a block of pixels' patches, and a tile.
     int64_t bytes() const {
-        const int64_t sums = (kDeepBlock + kDeepPixels) * kPanel<Sum>;
+        const int64_t sums = (kSumBlock + kOcPixels) * kPanel<Sum>;
         return bytes_of<double>(plan.most_filters() * kPanel<Sum>) + bytes_of<Sum>(sums);
     }
     // One image's dy for one tile.
@@ -383,18 +383,18 @@ struct OfWeightsCall {
                 out[lane] = 0;
         }
     }
-    void run(int64_t piece, void* memory) const {
+    void run(int64_t task, void* memory) const {
         const Sweep& s = plan.s;
-        const int64_t part = piece % plan.parts, group = piece / plan.parts / plan.panels;
-        const int64_t tap = piece / plan.parts % plan.panels * kPanel<Sum>;
+        const int64_t part = task % plan.parts, group = task / plan.parts / plan.panels;
+        const int64_t tap = task / plan.parts % plan.panels * kPanel<Sum>;
         const Panel<Sum> panel(plan, tap, at_most(kPanel<Sum>, plan.taps() - tap));
         const int64_t begin = plan.first_tile(part), end = plan.first_tile(part + 1);
         const int64_t lanes = panel.lanes(), first = plan.first_filter(begin);
         double* totals = static_cast<double*>(memory);
         Sum* patches = reinterpret_cast<Sum*>(totals + plan.most_filters() * kPanel<Sum>);
-        Sum* sums = patches + kDeepBlock * kPanel<Sum>;
-        for (int64_t pixel = 0; pixel < plan.all_pixels(); pixel += kDeepBlock) {
-            const int64_t count = at_most(kDeepBlock, plan.all_pixels() - pixel);
+        Sum* sums = patches + kSumBlock * kPanel<Sum>;
+        for (int64_t pixel = 0; pixel < plan.all_pixels(); pixel += kSumBlock) {
+            const int64_t count = at_most(kSumBlock, plan.all_pixels() - pixel);
             copy_patches(group, panel, pixel, count, patches);
             for (int64_t tile = begin; tile < end; ++tile) {
                 const int64_t m = plan.first_filter(tile), tall = plan.first_filter(tile + 1) - m;
@@ -410,7 +410,7 @@ struct OfWeightsCall {
         }
         T* to = dw + (group * s.group_filters + first) * plan.taps() + tap;
         for (int64_t m = first; m < plan.first_filter(end); ++m) {
-            if (!all_finite(totals, panel.count)) settle(book, totals, 1, panel.count, to, 1);
+            if (!all_finite(totals, panel.count)) recompute_nonfinite(book, totals, 1, panel.count, to, 1);
             for (int64_t k = 0; k < panel.count; ++k)
                 narrow(static_cast<Sum>(accumulate ? widen(to[k]) + totals[k] : totals[k]), to + k);
             to += plan.taps();
@@ -421,20 +421,20 @@ struct OfWeightsCall {
 
 // The gradient for w. False without memory, and then nothing is written.
 template <class Sum, class T>
-bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, T* dw,
+bool im2col_weights(const Sweep& s, const Textbook& book, const T* x, const T* dy, T* dw,
                  bool accumulate, int threads) {
-    const OfWeights plan = plan_of_weights<Sum>(s);
-    const int64_t pieces = plan.pieces(), tiles = s.groups * plan.tiles;
-    const int team = static_cast<int>(at_most(threads, pieces));
-    OfWeightsCall<T, Sum> call = {plan, book, x, dy, dw, accumulate, nullptr};
+    const Im2colWeights plan = plan_of_weights<Sum>(s);
+    const int64_t tasks = plan.tasks(), tiles = s.groups * plan.tiles;
+    const int used_threads = static_cast<int>(at_most(threads, tasks));
+    Im2colWeightsCall<T, Sum> call = {plan, book, x, dy, dw, accumulate, nullptr};
     const int64_t bytes = round_up(call.bytes(), 64);
     const int64_t factors = bytes_of<Sum>(tiles * plan.factors());
-    const Buffer<char> memory(team * bytes + factors);
+    const Buffer<char> memory(used_threads * bytes + factors);
     if (!memory) return false;
-    call.factors = reinterpret_cast<Sum*>(memory + team * bytes);
-    share(team, tiles * s.batch, [&](int64_t index, int) { call.copy_factors(index); });
-    share(team, pieces, [&](int64_t piece, int member) {
-        call.run(piece, memory + member * bytes);
+    call.factors = reinterpret_cast<Sum*>(memory + used_threads * bytes);
+    parallel_for(used_threads, tiles * s.batch, [&](int64_t index, int) { call.copy_factors(index); });
+    parallel_for(used_threads, tasks, [&](int64_t task, int thread) {
+        call.run(task, memory + thread * bytes);
     });
     return true;
 }
@@ -444,15 +444,15 @@ bool sum_patches(const Sweep& s, const Textbook& book, const T* x, const T* dy, 
 // Filters and pixels of a piece, and vectors of a patch that are taken at a time.
 constexpr int64_t kDotsFilters = 16, kDotsPixels = 64, kDotBlock = 64;
 
-struct Dots : Patches {
+struct Im2colDots : Im2col {
     int64_t filter_parts() const { return divide_up(s.group_filters, kDotsFilters); }
     int64_t pixel_parts() const { return divide_up(all_pixels(), kDotsPixels); }
-    int64_t pieces() const { return s.groups * filter_parts() * pixel_parts(); }
+    int64_t tasks() const { return s.groups * filter_parts() * pixel_parts(); }
 };
 
 template <class T, class Sum>
-struct DotsCall {
-    const Dots& plan;
+struct Im2colDotsCall {
+    const Im2colDots& plan;
     const Textbook& book;
     const T* x;
     const T* w;
@@ -496,12 +496,12 @@ struct DotsCall {
             for (int64_t k = count; k < wide; ++k) to[k] = 0;
         }
     }
-    void run(int64_t piece, void* memory) const {
+    void run(int64_t task, void* memory) const {
         const Sweep& s = plan.s;
-        const int64_t pixel = piece % plan.pixel_parts() * kDotsPixels;
-        piece /= plan.pixel_parts();
-        const int64_t filter = piece % plan.filter_parts() * kDotsFilters;
-        const int64_t group = piece / plan.filter_parts();
+        const int64_t pixel = task % plan.pixel_parts() * kDotsPixels;
+        task /= plan.pixel_parts();
+        const int64_t filter = task % plan.filter_parts() * kDotsFilters;
+        const int64_t group = task / plan.filter_parts();
         const int64_t pixels = at_most(kDotsPixels, plan.all_pixels() - pixel);
         const int64_t filters = at_most(kDotsFilters, s.group_filters - filter);
         double* totals = static_cast<double*>(memory);
@@ -539,7 +539,7 @@ struct DotsCall {
             for (int64_t n = 0; n < pixels; ++n) {
                 T* to = y + (b * s.groups * s.group_filters + of) * plan.pixels() + at;
                 if (++at == plan.pixels()) at = 0, ++b;
-                const double sum = book.settled(totals[m * kDotsPixels + n], to) + offset;
+                const double sum = book.finite_or_textbook(totals[m * kDotsPixels + n], to) + offset;
                 narrow(static_cast<Sum>(accumulate ? widen(*to) + sum : sum), to);
             }
         }
@@ -548,11 +548,11 @@ struct DotsCall {
 
 // The forward pass; `bias` may be null. False without memory, and then nothing is written.
 template <class Sum, class T>
-bool multiply_patches(const Sweep& s, const Textbook& book, const T* x, const T* w, const T* bias,
+bool im2col_dots(const Sweep& s, const Textbook& book, const T* x, const T* w, const T* bias,
                       T* y, bool accumulate, int threads) {
-    const Dots plan = {{s}};
-    const int64_t pieces = plan.pieces(), patches = s.groups * plan.all_pixels();
-    DotsCall<T, Sum> call = {plan, book, x, w, bias, y, accumulate, nullptr};
+    const Im2colDots plan = {{s}};
+    const int64_t tasks = plan.tasks(), patches = s.groups * plan.all_pixels();
+    Im2colDotsCall<T, Sum> call = {plan, book, x, w, bias, y, accumulate, nullptr};
     const int64_t bytes = round_up(call.bytes(), 64);
     const bool copies = !call.images_are_patches();
     const int64_t copied = copies ? bytes_of<Sum>(patches * call.patch()) : 0;
@@ -560,13 +560,13 @@ bool multiply_patches(const Sweep& s, const Textbook& book, const T* x, const T*
     if (!memory) return false;
     if (copies) {
         Sum* const all = reinterpret_cast<Sum*>(memory + threads * bytes);
-        share(threads, patches, [&](int64_t index, int) { call.copy_patch(index, all); });
+        parallel_for(threads, patches, [&](int64_t index, int) { call.copy_patch(index, all); });
         call.patches = all;
     } else {
         call.patches = reinterpret_cast<const Sum*>(x);
     }
-    share(threads, pieces, [&](int64_t piece, int member) {
-        call.run(piece, memory + member * bytes);
+    parallel_for(threads, tasks, [&](int64_t task, int thread) {
+        call.run(task, memory + thread * bytes);
     });
     return true;
 }

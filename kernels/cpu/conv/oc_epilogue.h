@@ -12,27 +12,27 @@ namespace {
 
 // Pixels side by side in a row of the output: of the first filter, from element `at` on, of which sums begin with
 // pixel `from`.
-struct DeepOutput {
+struct OutputRun {
     int64_t at, count, from;
 };
 
 // The lines of a block's outputs, of which each tile asks for a share while its sums are taken: many stores at
 // once would wait for memory.
 template <class T>
-class DeepAsked {
+class OutputPrefetch {
 public:
     // `first`: the first filter's output. `step`: from pixel to pixel.
-    DeepAsked(const DeepOutput* output, int64_t outputs, const T* first, int64_t plane, int64_t filters,
+    OutputPrefetch(const OutputRun* output, int64_t outputs, const T* first, int64_t plane, int64_t filters,
               int64_t step, int64_t tiles)
         : output_(output), outputs_(outputs), first_(first), plane_(plane), filters_(filters), step_(step) {
         int64_t lines = 0;
         for (int64_t n = 0; n < outputs; ++n) lines += divide_up(output[n].count * step, kInLine);
-        share_ = divide_up(filters * lines, tiles);
+        lines_per_tile_ = divide_up(filters * lines, tiles);
     }
 
-    void ask() {
-        for (int64_t n = 0; n < share_ && done_ < outputs_; ++n) {
-            const DeepOutput& output = output_[done_];
+    void issue() {
+        for (int64_t n = 0; n < lines_per_tile_ && done_ < outputs_; ++n) {
+            const OutputRun& output = output_[done_];
             __builtin_prefetch(first_ + output.at + filter_ * plane_ + next_, 1, 3);
             next_ += kInLine;
             if (next_ < output.count * step_) continue;
@@ -46,23 +46,23 @@ public:
 private:
     static constexpr int64_t kInLine = 64 / sizeof(T);
 
-    const DeepOutput* output_;
+    const OutputRun* output_;
     int64_t outputs_;
     const T* first_;
-    int64_t plane_, filters_, step_, share_, done_ = 0, filter_ = 0, next_ = 0;
+    int64_t plane_, filters_, step_, lines_per_tile_, done_ = 0, filter_ = 0, next_ = 0;
 };
 
 // What becomes of sums on their way to the output.
 template <class T>
-struct DeepEnd {
+struct Epilogue {
     const T* bias;         // or null
     bool accumulate;       // to what is there
-    ece408_finish finish;  // of floats; without factors: nothing
+    ece408_epilogue affine;  // of floats; without factors: nothing
     bool streams = false;  // past the caches, whole lines of them
 
     // The same from filter `m` and element `at` of the output on.
-    DeepEnd from(int64_t m, int64_t at) const {
-        return {bias ? bias + m : nullptr, accumulate, finish_from(finish, m, at), streams};
+    Epilogue from(int64_t m, int64_t at) const {
+        return {bias ? bias + m : nullptr, accumulate, epilogue_from(affine, m, at), streams};
     }
 };
 
@@ -75,18 +75,18 @@ V between(V value, V lowest, V highest) {
 
 // Sums of `filters` filters for `count` pixels are finished, but for what is added and bounds after that.
 template <class T, class Sum>
-void finish_rows(const DeepEnd<T>& end, int64_t filters, int64_t wide, int64_t count, Sum* rows) {
+void apply_epilogue(const Epilogue<T>& epilogue, int64_t filters, int64_t wide, int64_t count, Sum* rows) {
     using L = Lanes<Sum>;
-    const ece408_finish& finish = end.finish;
-    if (!end.bias && !finish.factors) return;
-    Sum factors[kDeepVectors * L::count] = {}, addends[kDeepVectors * L::count] = {};
+    const ece408_epilogue& affine = epilogue.affine;
+    if (!epilogue.bias && !affine.factors) return;
+    Sum factors[kOcVectors * L::count] = {}, addends[kOcVectors * L::count] = {};
     for (int64_t m = 0; m < filters; ++m) {
-        factors[m] = finish.factors ? finish.factors[m] : 1;
-        const Sum bias = end.bias ? static_cast<Sum>(widen(end.bias[m])) : Sum(0);
-        addends[m] = finish.factors ? bias * factors[m] + finish.addends[m] : bias;
+        factors[m] = affine.factors ? affine.factors[m] : 1;
+        const Sum bias = epilogue.bias ? static_cast<Sum>(widen(epilogue.bias[m])) : Sum(0);
+        addends[m] = affine.factors ? bias * factors[m] + affine.addends[m] : bias;
     }
-    const bool is_bounded = finish.factors && !finish.added;
-    const auto lowest = L::broadcast(finish.lowest), highest = L::broadcast(finish.highest);
+    const bool is_bounded = affine.factors && !affine.added;
+    const auto lowest = L::broadcast(affine.lowest), highest = L::broadcast(affine.highest);
     for (int64_t m = 0; m < wide; m += L::count) {
         const auto factor = L::load(factors + m), addend = L::load(addends + m);
         for (Sum* at = rows + m; at < rows + count * wide; at += wide) {
@@ -99,29 +99,29 @@ void finish_rows(const DeepEnd<T>& end, int64_t filters, int64_t wide, int64_t c
 // The reverse, for `count` pixels: rows[k * wide + m] becomes out[m * step + k * spread], with what is
 // added and its bounds, or is added to that.
 template <class T, class Sum>
-void part_spread(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out,
+void transpose_store_strided(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue, T* out,
                  int64_t step, int64_t filters, int64_t spread) {
-    const ece408_finish& finish = end.finish;
+    const ece408_epilogue& affine = epilogue.affine;
     for (int64_t m = 0; m < filters; ++m) {
         T* to = out + m * step;
         for (int64_t k = 0; k < count; ++k, to += spread) {
             Sum value = rows[k * wide + m];
-            if (finish.added)
-                value = between<Sum>(value + finish.added[to - out], finish.lowest, finish.highest);
-            narrow(end.accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
+            if (affine.added)
+                value = between<Sum>(value + affine.added[to - out], affine.lowest, affine.highest);
+            narrow(epilogue.accumulate ? static_cast<Sum>(widen(*to) + value) : value, to);
         }
     }
 }
 
 template <class T, class Sum>
-void part(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out, int64_t step,
+void transpose_store(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue, T* out, int64_t step,
           int64_t filters) {
-    part_spread(rows, wide, count, end, out, step, filters, 1);
+    transpose_store_strided(rows, wide, count, epilogue, out, step, filters, 1);
 }
 
 // Of a multiple of four filters. Vectors of pixels are handed on as put(filter, first pixel, pixels, vector).
 template <class Put>
-__attribute__((always_inline)) inline void part_fours(const float* rows, int64_t wide, int64_t count,
+__attribute__((always_inline)) inline void transpose_fours(const float* rows, int64_t wide, int64_t count,
                                                       int64_t filters, const Put& put) {
     const int64_t whole = count / kLanes * kLanes;
     for (int64_t m = 0; m < filters; m += 4) {
@@ -136,50 +136,50 @@ __attribute__((always_inline)) inline void part_fours(const float* rows, int64_t
     }
 }
 
-inline void part(const float* rows, int64_t wide, int64_t count, const DeepEnd<float>& end, float* out,
+inline void transpose_store(const float* rows, int64_t wide, int64_t count, const Epilogue<float>& epilogue, float* out,
                  int64_t step, int64_t filters) {
     const int64_t fours = filters / 4 * 4;
-    const float* const added = end.finish.added;
-    const Vec lowest = broadcast(end.finish.lowest), highest = broadcast(end.finish.highest);
+    const float* const added = epilogue.affine.added;
+    const Vec lowest = broadcast(epilogue.affine.lowest), highest = broadcast(epilogue.affine.highest);
     if (added)
-        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+        transpose_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
             const int64_t at = m * step + k;
             const float* const from = added + at;
             sum += pixels == kLanes ? load(from) : load_only(lanes_between(0, pixels), from);
             put_lanes(0, pixels, out + at, bounded(sum, lowest, highest), false);
         });
 #if ECE408_STREAMS
-    else if (end.streams)
-        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+    else if (epilogue.streams)
+        transpose_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
             float* const to = out + m * step + k;
             if (pixels == kLanes && floats_past_line(to) == 0) return stream(to, sum);
             put_lanes(0, pixels, to, sum, false);
         });
 #endif
     else
-        part_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
-            put_lanes(0, pixels, out + m * step + k, sum, end.accumulate);
+        transpose_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
+            put_lanes(0, pixels, out + m * step + k, sum, epilogue.accumulate);
         });
     const int64_t last = fours * step;  // of the filters that are left
-    part_spread(rows + fours, wide, count, end.from(fours, last), out + last, step, filters - fours, 1);
+    transpose_store_strided(rows + fours, wide, count, epilogue.from(fours, last), out + last, step, filters - fours, 1);
 }
 
 // The same to every second element, where nothing is added or bounded.
 template <class T, class Sum>
-void part_to_even(const Sum* rows, int64_t wide, int64_t count, const DeepEnd<T>& end, T* out, int64_t step,
+void transpose_store_even(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue, T* out, int64_t step,
                   int64_t filters) {
-    part_spread(rows, wide, count, end, out, step, filters, 2);
+    transpose_store_strided(rows, wide, count, epilogue, out, step, filters, 2);
 }
 
 #if ECE408_LANES == 16
-inline void part_to_even(const float* rows, int64_t wide, int64_t count, const DeepEnd<float>& end,
+inline void transpose_store_even(const float* rows, int64_t wide, int64_t count, const Epilogue<float>& epilogue,
                          float* out, int64_t step, int64_t filters) {
     constexpr Mask kEven = 0x5555;
     const int64_t fours = filters / 4 * 4;
     const auto put_half = [&](Mask lanes, Vec sum, float* to) {
-        store_only(lanes, to, end.accumulate ? sum + load_only(lanes, to) : sum);
+        store_only(lanes, to, epilogue.accumulate ? sum + load_only(lanes, to) : sum);
     };
-    part_fours(rows, wide, count, fours, [&](int64_t m, int64_t k, int pixels, Vec sum) {
+    transpose_fours(rows, wide, count, fours, [&](int64_t m, int64_t k, int pixels, Vec sum) {
         float* const to = out + m * step + 2 * k;
         const int first = pixels < kLanes / 2 ? pixels : kLanes / 2;
         put_half(kEven & lanes_below(2 * first), interleave_first(sum, sum), to);
@@ -187,7 +187,7 @@ inline void part_to_even(const float* rows, int64_t wide, int64_t count, const D
             put_half(kEven & lanes_below(2 * (pixels - first)), interleave_second(sum, sum), to + kLanes);
     });
     const int64_t last = fours * step;
-    part_spread(rows + fours, wide, count, end, out + last, step, filters - fours, 2);
+    transpose_store_strided(rows + fours, wide, count, epilogue, out + last, step, filters - fours, 2);
 }
 #endif
 

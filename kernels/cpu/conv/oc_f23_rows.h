@@ -10,76 +10,76 @@ namespace ece408 {
 namespace {
 
 // How four rows of an image, or columns, become a row of each domain that is kept of a residue: the pixel in column
-// k of the padded row goes to `places[domain]` + k % step * row + k / step, where k is in [left, left + width).
-struct DomainShape {
+// k of the padded row goes to `places[component]` + k % step * row + k / step, where k is in [left, left + width).
+struct ComponentShape {
     int64_t left, width, step, row;
     bool is_single;
-    int64_t places[kDomains];  // or less than 0
+    int64_t places[kComponents];  // or less than 0
 };
 
 template <class V>
-void to_kept_domains(const DomainShape& s, const V* d, V* z) {
-    if (!s.is_single) return to_domains(d[0], d[1], d[2], d[3], z, 1);
+void transform_kept(const ComponentShape& s, const V* d, V* z) {
+    if (!s.is_single) return transform_input(d[0], d[1], d[2], d[3], z, 1);
     z[0] = d[0], z[3] = d[1];
 }
 
 // Domains of rows: the columns from `begin` on, of each residue of columns; rows that there are not are null.
 template <class T, class Sum>
-void domain_pixels(const DomainShape& s, const T* const* rows, int64_t begin, Sum* out) {
+void row_components_scalar(const ComponentShape& s, const T* const* rows, int64_t begin, Sum* out) {
     for (int64_t k = begin * s.step; k < s.row * s.step; ++k) {
         const bool is_there = k >= s.left && k < s.left + s.width;
-        Sum d[4], z[kDomains] = {};
+        Sum d[4], z[kComponents] = {};
         for (int r = 0; r < 4; ++r)
             d[r] = is_there && rows[r] ? static_cast<Sum>(widen(rows[r][k - s.left])) : Sum(0);
-        to_kept_domains(s, d, z);
-        for (int n = 0; n < kDomains; ++n)
+        transform_kept(s, d, z);
+        for (int n = 0; n < kComponents; ++n)
             if (s.places[n] >= 0) out[s.places[n] + k % s.step * s.row + k / s.step] = z[n];
     }
 }
 
 // `ends`: whether nothing may be written behind the row.
 template <class T, class Sum>
-void domain_row(const DomainShape& s, const T* const* rows, bool, Sum* out) {
-    domain_pixels(s, rows, 0, out);
+void row_components(const ComponentShape& s, const T* const* rows, bool, Sum* out) {
+    row_components_scalar(s, rows, 0, out);
 }
 
 // Domains of the columns of a row: those from column `begin` of a domain on.
 template <class T, class Sum>
-void column_pixels(const DomainShape& s, const T* row, int64_t begin, Sum* out) {
+void column_components_scalar(const ComponentShape& s, const T* row, int64_t begin, Sum* out) {
     for (int64_t k = begin; k < s.row; ++k) {
-        Sum d[4], z[kDomains];
+        Sum d[4], z[kComponents];
         for (int n = 0; n < 4; ++n) {
             const int64_t column = 2 * k + n - s.left;
             d[n] = column >= 0 && column < s.width ? static_cast<Sum>(widen(row[column])) : Sum(0);
         }
-        to_domains(d[0], d[1], d[2], d[3], z, 1);
-        for (int n = 0; n < kDomains; ++n)
+        transform_input(d[0], d[1], d[2], d[3], z, 1);
+        for (int n = 0; n < kComponents; ++n)
             if (s.places[n] >= 0) out[s.places[n] + k] = z[n];
     }
 }
 
 template <class T, class Sum>
-void column_row(const DomainShape& s, const T* row, bool, Sum* out) {
-    column_pixels(s, row, 0, out);
+void column_components(const ComponentShape& s, const T* row, bool, Sum* out) {
+    column_components_scalar(s, row, 0, out);
 }
 
 #if ECE408_LANES > 4
 // Vectors that follow each other become those of the lanes of each residue.
-inline void part_lanes(Vec (&)[1]) {}
-inline void part_lanes(Vec (&v)[2]) {
+inline void split_residues(Vec (&)[1]) {}
+inline void split_residues(Vec (&v)[2]) {
     const Vec even = even_lanes(v[0], v[1]);
     v[1] = odd_lanes(v[0], v[1]);
     v[0] = even;
 }
-inline void part_lanes(Vec (&v)[4]) {
+inline void split_residues(Vec (&v)[4]) {
     Vec first[2] = {v[0], v[1]}, second[2] = {v[2], v[3]};
-    part_lanes(first), part_lanes(second);
+    split_residues(first), split_residues(second);
     v[0] = even_lanes(first[0], second[0]), v[2] = odd_lanes(first[0], second[0]);
     v[1] = even_lanes(first[1], second[1]), v[3] = odd_lanes(first[1], second[1]);
 }
 
 // Of a vector from column `at` of the padded image on, the lanes that are pixels.
-inline Mask lanes_inside(const DomainShape& s, int64_t at) {
+inline Mask lanes_inside(const ComponentShape& s, int64_t at) {
     const auto lane = [&](int64_t column) {
         return static_cast<int>(column < at ? 0 : column > at + kLanes ? kLanes : column - at);
     };
@@ -88,51 +88,51 @@ inline Mask lanes_inside(const DomainShape& s, int64_t at) {
 
 // The first `vectors` columns of each of S residues, in whole vectors.
 template <int S>
-void domain_vectors(const DomainShape& s, const float* const* rows, int64_t vectors, float* out) {
+void row_components_vectors(const ComponentShape& s, const float* const* rows, int64_t vectors, float* out) {
     for (int64_t k = 0; k < vectors; k += kLanes) {
-        Vec kept[kDomains][S];
+        Vec kept[kComponents][S];
         for (int v = 0; v < S; ++v) {
             const int64_t at = S * k + v * kLanes;
             const Mask inside = lanes_inside(s, at);
-            Vec d[4], z[kDomains] = {};
+            Vec d[4], z[kComponents] = {};
             for (int r = 0; r < 4; ++r)
                 d[r] = rows[r] ? load_only(inside, rows[r] + at - s.left) : broadcast(0.0f);
-            to_kept_domains(s, d, z);
-            for (int n = 0; n < kDomains; ++n) kept[n][v] = z[n];
+            transform_kept(s, d, z);
+            for (int n = 0; n < kComponents; ++n) kept[n][v] = z[n];
         }
-        for (int n = 0; n < kDomains; ++n) {
+        for (int n = 0; n < kComponents; ++n) {
             if (s.places[n] < 0) continue;
-            part_lanes(kept[n]);
+            split_residues(kept[n]);
             for (int v = 0; v < S; ++v) store(out + s.places[n] + v * s.row + k, kept[n][v]);
         }
     }
 }
 
-inline void domain_row(const DomainShape& s, const float* const* rows, bool ends, float* out) {
-    if (s.step == 3 || s.step > 4) return domain_pixels(s, rows, 0, out);
+inline void row_components(const ComponentShape& s, const float* const* rows, bool ends, float* out) {
+    if (s.step == 3 || s.step > 4) return row_components_scalar(s, rows, 0, out);
     const int64_t vectors = (ends ? s.row : round_up(s.row, kLanes)) / kLanes * kLanes;
-    (s.step == 1 ? domain_vectors<1> : s.step == 2 ? domain_vectors<2> : domain_vectors<4>)(s, rows, vectors,
+    (s.step == 1 ? row_components_vectors<1> : s.step == 2 ? row_components_vectors<2> : row_components_vectors<4>)(s, rows, vectors,
                                                                                            out);
-    domain_pixels(s, rows, vectors, out);
+    row_components_scalar(s, rows, vectors, out);
 }
 
 // The pixels of a row from `column` of the padded image on.
-inline Vec pixels_from(const DomainShape& s, const float* row, int64_t column) {
+inline Vec pixels_from(const ComponentShape& s, const float* row, int64_t column) {
     return load_only(lanes_inside(s, column), row + column - s.left);
 }
 
-inline void column_row(const DomainShape& s, const float* row, bool ends, float* out) {
+inline void column_components(const ComponentShape& s, const float* row, bool ends, float* out) {
     const int64_t vectors = (ends ? s.row : round_up(s.row, kLanes)) / kLanes * kLanes;
     for (int64_t k = 0; k < vectors; k += kLanes) {
         const Vec first = pixels_from(s, row, 2 * k), second = pixels_from(s, row, 2 * k + kLanes);
         const Vec third = pixels_from(s, row, 2 * k + 2), fourth = pixels_from(s, row, 2 * k + 2 + kLanes);
-        Vec z[kDomains];
-        to_domains(even_lanes(first, second), odd_lanes(first, second), even_lanes(third, fourth),
+        Vec z[kComponents];
+        transform_input(even_lanes(first, second), odd_lanes(first, second), even_lanes(third, fourth),
                    odd_lanes(third, fourth), z, 1);
-        for (int n = 0; n < kDomains; ++n)
+        for (int n = 0; n < kComponents; ++n)
             if (s.places[n] >= 0) store(out + s.places[n] + k, z[n]);
     }
-    column_pixels(s, row, vectors, out);
+    column_components_scalar(s, row, vectors, out);
 }
 #endif
 

@@ -8,37 +8,37 @@ namespace {
 
 // Hands on a vector of weights in each domain, from those of a group's taps, that lie `step` apart.
 template <class Sum, class Store>
-__attribute__((always_inline)) inline void expand(const Pairs& pairs, int64_t group, const Sum* g,
+__attribute__((always_inline)) inline void transform_group(const F23& f23, int64_t group, const Sum* g,
                                                   int64_t step, const Store& store) {
     using L = Lanes<Sum>;
     const typename L::Vec first = L::load(g);
-    if (pairs.is_single()) return store(0, first), store(3, first);
+    if (f23.is_single()) return store(0, first), store(3, first);
     const typename L::Vec second = L::load(g + step);
-    const auto third = pairs.has_third(group) ? L::load(g + 2 * step) : typename L::Vec{};
+    const auto third = f23.has_third(group) ? L::load(g + 2 * step) : typename L::Vec{};
 #pragma GCC unroll 4
-    for (int t = 0; t < kDomains; ++t) store(t, domain_weight(t, first, second, third));
+    for (int t = 0; t < kComponents; ++t) store(t, transform_weight(t, first, second, third));
 }
 
 // Of a block: its first filter's first weight.
 template <class T, class Sum>
-inline const T* DeepPlan<T, Sum>::first_weight(int64_t unit) const {
+inline const T* OcPlan<T, Sum>::first_weight(int64_t unit) const {
     return weights.first + unit / blocks * weights.group_step +
            first(unit % blocks) * weights.filter_step;
 }
 
 // A block's weights as [phase][channel][tap][filter], zeros for filters that do not exist.
 template <class T, class Sum>
-inline void DeepPlan<T, Sum>::pack(int64_t unit, Sum* out) const {
-    if (deep.by_pairs || deep.phases == 1)
-        return pack_part(unit, 0, summed(deep.phase[0]), out);
+inline void OcPlan<T, Sum>::pack(int64_t unit, Sum* out) const {
+    if (conv.winograd || conv.phases == 1)
+        return pack_part(unit, 0, summed(conv.phase[0]), out);
     const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
-    for (int64_t n = 0; n < deep.phases; ++n) {
-        const Phase& phase = deep.phase[n];
-        const DeepTap* taps = deep.tap + phase.first_tap;
-        for (int64_t c = 0; c < deep.group_channels; ++c, out += phase.taps * wide) {
+    for (int64_t n = 0; n < conv.phases; ++n) {
+        const Phase& phase = conv.phase[n];
+        const OcTap* taps = conv.tap + phase.first_tap;
+        for (int64_t c = 0; c < conv.group_channels; ++c, out += phase.taps * wide) {
             const T* from = first_weight(unit) + c * weights.channel_step;
             for (int64_t t = 0; t < phase.taps; ++t)
-                interleave(from + taps[t].p * deep.kernel_w + taps[t].q,
+                interleave(from + taps[t].p * conv.kernel_w + taps[t].q,
                            weights.filter_step, filters(block), wide, 1, out + t * wide);
         }
     }
@@ -47,16 +47,16 @@ inline void DeepPlan<T, Sum>::pack(int64_t unit, Sum* out) const {
 // Weights of `count` terms of a sum from `done` on: products of the only phase, as [product][filter], or
 // channels of pairs.
 template <class T, class Sum>
-inline void DeepPlan<T, Sum>::pack_part(int64_t unit, int64_t done, int64_t count, Sum* out) const {
+inline void OcPlan<T, Sum>::pack_part(int64_t unit, int64_t done, int64_t count, Sum* out) const {
     const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
     const T* const first = first_weight(unit);
-    if (deep.by_pairs)
-        return pack_pairs(block, first + done * weights.channel_step, count, out);
-    const int64_t together = weights.channel_step == deep.window ? offsets() : deep.window;
+    if (conv.winograd)
+        return pack_winograd(block, first + done * weights.channel_step, count, out);
+    const int64_t contiguous = weights.channel_step == conv.window ? offsets() : conv.window;
     for (int64_t t = done, some; t < done + count; t += some, out += some * wide) {
-        const int64_t left = together - t % together;
+        const int64_t left = contiguous - t % contiguous;
         some = left < done + count - t ? left : done + count - t;
-        interleave(first + t / together * weights.channel_step + t % together,
+        interleave(first + t / contiguous * weights.channel_step + t % contiguous,
                    weights.filter_step, filters(block), wide, some, out);
     }
 }
@@ -64,42 +64,42 @@ inline void DeepPlan<T, Sum>::pack_part(int64_t unit, int64_t done, int64_t coun
 // A block's weights of some channels as [domain][channel][tap][filter], each the sum of up to three taps.
 // A few channels at a time.
 template <class T, class Sum>
-inline void DeepPlan<T, Sum>::pack_pairs(int64_t block, const T* first, int64_t channels, Sum* out) const {
+inline void OcPlan<T, Sum>::pack_winograd(int64_t block, const T* first, int64_t channels, Sum* out) const {
     constexpr int64_t kChannels = 4;
-    Sum taps[kChannels * kMostPairTaps * kDeepVectors * Lanes<Sum>::count];
+    Sum taps[kChannels * kMaxF23Taps * kOcVectors * Lanes<Sum>::count];
     const int64_t wide = vectors(block) * Lanes<Sum>::count;
-    const int64_t window = deep.kernel_h * deep.kernel_w;
-    const bool together = weights.channel_step == window;
+    const int64_t window = conv.kernel_h * conv.kernel_w;
+    const bool contiguous = weights.channel_step == window;
     for (int64_t c = 0; c < channels; c += kChannels) {
         const int64_t left = channels - c, count = left < kChannels ? left : kChannels;
         const T* from = first + c * weights.channel_step;
-        for (int64_t i = 0; i < (together ? 1 : count); ++i)
+        for (int64_t i = 0; i < (contiguous ? 1 : count); ++i)
             interleave(from + i * weights.channel_step, weights.filter_step, filters(block),
-                       wide, together ? count * window : window, taps + i * window * wide);
+                       wide, contiguous ? count * window : window, taps + i * window * wide);
         for (int64_t i = 0; i < count; ++i)
-            combine_taps(c + i, channels, taps + i * window * wide, wide, out);
+            transform_taps(c + i, channels, taps + i * window * wide, wide, out);
     }
 }
 
 // The weights of one of `channels` channels for all domains, from its taps as [p][q][filter].
 template <class T, class Sum>
-inline void DeepPlan<T, Sum>::combine_taps(int64_t c, int64_t channels, const Sum* taps, int64_t wide,
+inline void OcPlan<T, Sum>::transform_taps(int64_t c, int64_t channels, const Sum* taps, int64_t wide,
                                         Sum* out) const {
     using L = Lanes<Sum>;
-    Sum row[kDomains][kMostPairTaps / 2 * kDeepVectors * L::count];
-    const int64_t wide_row = deep.kernel_w * wide;
-    for (int64_t r = 0; r < deep.residues; ++r) {
-        const Residue& residue = deep.residue[r];
-        const Pairs& pairs = residue.pairs;
-        for (int64_t g = 0; g < pairs.groups; ++g) {
-            const int64_t tap = r + 2 * g * deep.stride_h;
-            const Sum* first = taps + tap_place(tap, deep.kernel_h) * wide_row;
+    Sum row[kComponents][kMaxF23Taps / 2 * kOcVectors * L::count];
+    const int64_t wide_row = conv.kernel_w * wide;
+    for (int64_t r = 0; r < conv.residues; ++r) {
+        const Residue& residue = conv.residue[r];
+        const F23& f23 = residue.f23;
+        for (int64_t g = 0; g < f23.groups; ++g) {
+            const int64_t tap = r + 2 * g * conv.stride_h;
+            const Sum* first = taps + tap_place(tap, conv.kernel_h) * wide_row;
             for (int64_t m = 0; m < wide_row; m += L::count)
-                expand(pairs, g, first + m, deep.direction * deep.stride_h * wide_row,
+                transform_group(f23, g, first + m, conv.direction * conv.stride_h * wide_row,
                        [&](int t, typename L::Vec v) { L::store(row[t] + m, v); });
-            for (int t = 0; t < kDomains; ++t)
-                if (g >= pairs.first_group(t))
-                    combine_row(c, channels, residue.before[t] + g - pairs.first_group(t), t,
+            for (int t = 0; t < kComponents; ++t)
+                if (g >= f23.first_group(t))
+                    transform_row(c, channels, residue.before[t] + g - f23.first_group(t), t,
                                 row[t], wide, out);
         }
     }
@@ -107,30 +107,30 @@ inline void DeepPlan<T, Sum>::combine_taps(int64_t c, int64_t channels, const Su
 
 // The weights of row `n` of taps in domain `t` of rows, from its columns as [q][filter].
 template <class T, class Sum>
-inline void DeepPlan<T, Sum>::combine_row(int64_t c, int64_t channels, int64_t n, int t, const Sum* columns,
+inline void OcPlan<T, Sum>::transform_row(int64_t c, int64_t channels, int64_t n, int t, const Sum* columns,
                                         int64_t wide, Sum* out) const {
     using L = Lanes<Sum>;
-    const int across = deep.by_squares ? kDomains : 1;
-    Sum* to[kDomains];
+    const int across = conv.winograd_2d ? kComponents : 1;
+    Sum* to[kComponents];
     for (int u = 0; u < across; ++u) {
-        const Phase& phase = deep.phase[t * across + u];
-        const int64_t first = deep.by_squares ? deep.across.first_group(u) : 0;
-        const int64_t taps = deep.by_squares ? deep.across.groups - first : deep.kernel_w;
+        const Phase& phase = conv.phase[t * across + u];
+        const int64_t first = conv.winograd_2d ? conv.across.first_group(u) : 0;
+        const int64_t taps = conv.winograd_2d ? conv.across.groups - first : conv.kernel_w;
         const int64_t before = c * phase.taps + n * taps - first;
         to[u] = out + (channels * phase.first_tap + before) * wide;
     }
-    if (!deep.by_squares) {
-        for (int64_t k = 0; k < deep.kernel_w; ++k)
-            memcpy(to[0] + k * wide, columns + tap_place(k, deep.kernel_w) * wide,
+    if (!conv.winograd_2d) {
+        for (int64_t k = 0; k < conv.kernel_w; ++k)
+            memcpy(to[0] + k * wide, columns + tap_place(k, conv.kernel_w) * wide,
                    static_cast<size_t>(wide) * sizeof(Sum));
         return;
     }
-    for (int64_t k = 0; k < deep.across.groups; ++k) {
-        const Sum* from = columns + tap_place(2 * k, deep.across.kernel) * wide;
+    for (int64_t k = 0; k < conv.across.groups; ++k) {
+        const Sum* from = columns + tap_place(2 * k, conv.across.kernel) * wide;
         for (int64_t m = 0; m < wide; m += L::count)
-            expand(deep.across, k, from + m, deep.direction * wide,
+            transform_group(conv.across, k, from + m, conv.direction * wide,
                    [&](int u, typename L::Vec v) {
-                       if (k >= deep.across.first_group(u)) L::store(to[u] + k * wide + m, v);
+                       if (k >= conv.across.first_group(u)) L::store(to[u] + k * wide + m, v);
                    });
     }
 }

@@ -29,7 +29,7 @@ void put(T* out, double sum, bool accumulate) {
 template <class T>
 void forward(const Shape& s, const T* x, const T* w, const T* bias, T* y, bool accumulate,
              int threads) {
-    share(threads, s.batch * s.filters, [&](int64_t plane, int) {
+    parallel_for(threads, s.batch * s.filters, [&](int64_t plane, int) {
         const int64_t b = plane / s.filters, m = plane % s.filters;
         for (int64_t i = 0; i < s.out_height; ++i)
             for (int64_t j = 0; j < s.out_width; ++j) {
@@ -41,7 +41,7 @@ void forward(const Shape& s, const T* x, const T* w, const T* bias, T* y, bool a
 
 template <class T>
 void backward_data(const Shape& s, const T* w, const T* dy, T* dx, bool accumulate, int threads) {
-    share(threads, s.batch * s.channels, [&](int64_t plane, int) {
+    parallel_for(threads, s.batch * s.channels, [&](int64_t plane, int) {
         const int64_t b = plane / s.channels, c = plane % s.channels;
         for (int64_t h = 0; h < s.height; ++h)
             for (int64_t v = 0; v < s.width; ++v)
@@ -53,7 +53,7 @@ void backward_data(const Shape& s, const T* w, const T* dy, T* dx, bool accumula
 template <class T>
 void backward_weight(const Shape& s, const T* x, const T* dy, T* dw, bool accumulate,
                      int threads) {
-    share(threads, s.filters * s.group_channels, [&](int64_t window, int) {
+    parallel_for(threads, s.filters * s.group_channels, [&](int64_t window, int) {
         const int64_t m = window / s.group_channels, c = window % s.group_channels;
         for (int64_t p = 0; p < s.kernel_h; ++p)
             for (int64_t q = 0; q < s.kernel_w; ++q)
@@ -64,7 +64,7 @@ void backward_weight(const Shape& s, const T* x, const T* dy, T* dw, bool accumu
 
 template <class T>
 void backward_bias(const Shape& s, const T* dy, T* dbias, bool accumulate, int threads) {
-    share(threads, s.filters, [&](int64_t m, int) {
+    parallel_for(threads, s.filters, [&](int64_t m, int) {
         double sum = 0;
         for (int64_t b = 0; b < s.batch; ++b)
             for (int64_t i = 0; i < s.out_height; ++i)

@@ -119,7 +119,7 @@ struct Textbook {
 
     double at(const void* place) const { return element(*this, place); }
     // A sum, if it is finite, or what the element at `place` is.
-    double settled(double sum, const void* place) const {
+    double finite_or_textbook(double sum, const void* place) const {
         return is_finite(sum) ? sum : at(place);
     }
 };
@@ -165,10 +165,10 @@ double weight_element(const Textbook& book, const void* place) {
 // Of `count` sums, `step` apart, of elements `out_step` apart from `out` on, those that are not
 // finite.
 template <class Sum, class T>
-void settle(const Textbook& book, Sum* sums, int64_t step, int64_t count, const T* out,
+void recompute_nonfinite(const Textbook& book, Sum* sums, int64_t step, int64_t count, const T* out,
             int64_t out_step) {
     for (int64_t k = 0; k < count; ++k)
-        sums[k * step] = static_cast<Sum>(book.settled(wide(sums[k * step]), out + k * out_step));
+        sums[k * step] = static_cast<Sum>(book.finite_or_textbook(wide(sums[k * step]), out + k * out_step));
 }
 
 }  // namespace

@@ -36,10 +36,10 @@ constexpr int64_t kLineBytes = kLine * sizeof(float);
 
 struct Plan {
     Layer layer;
-    Pairs rows, columns;
+    F23 rows, columns;
     int64_t pitch;    // floats from row to row of a domain
-    int64_t stretch;  // pairs of rows that are taken at a time
-    int64_t domain;   // floats of a channel's domain of a stretch
+    int64_t band_pairs;  // pairs of rows that are taken at a time
+    int64_t component;   // floats of a channel's domain of a stretch
     int64_t sums;     // floats of a filter's sums of a stretch, for one pixel of a square
     int64_t blocks;   // of filters
     const float* packed;
@@ -55,18 +55,18 @@ struct Plan {
     }
     int64_t packed_floats() const { return layer.shape.filters * filter_floats(); }
     // Vectors that hold the sums of `pairs` pairs of rows, with the unused lanes between rows.
-    int64_t vectors(int64_t pairs) const {
-        return divide_up((pairs - 1) * pitch + columns.pairs, kLanes);
+    int64_t vectors(int64_t row_pairs) const {
+        return divide_up((row_pairs - 1) * pitch + columns.out_pairs, kLanes);
     }
     // Floats that are read of an image's row, most of them its own.
     int64_t row_span() const { return 2 * divide_up(pitch, kLanes) * kLanes + 2; }
-    int64_t image_rows() const { return 2 * (stretch + rows.groups); }
+    int64_t image_rows() const { return 2 * (band_pairs + rows.groups); }
     // A thread's floats: domains, the sums of a block of filters, and rows with a border.
-    int64_t domain_floats() const { return kDomains * kDomains * layer.shape.channels * domain; }
+    int64_t component_floats() const { return kComponents * kComponents * layer.shape.channels * component; }
     int64_t sum_floats() const { return 4 * most_filters() * sums; }
     int64_t row_floats() const { return (image_rows() + 1) * row_span(); }
     int64_t scratch_floats() const {
-        return divide_up(domain_floats() + sum_floats() + row_floats(), kLine) * kLine;
+        return divide_up(component_floats() + sum_floats() + row_floats(), kLine) * kLine;
     }
 };
 
@@ -76,8 +76,8 @@ Plan plan_of(const Layer& layer, const float* bias) {
     Plan plan = {};
     plan.layer = layer;
     plan.bias = bias;
-    plan.rows = pairs_of(s.kernel_h, s.out_height);
-    plan.columns = pairs_of(s.kernel_w, s.out_width);
+    plan.rows = f23_of(s.kernel_h, s.out_height);
+    plan.columns = f23_of(s.kernel_w, s.out_width);
     plan.blocks = s.filters <= kMostFilters ? 1 : divide_up(s.filters, kBlockFilters);
     return plan;
 }
@@ -85,24 +85,24 @@ Plan plan_of(const Layer& layer, const float* bias) {
 void choose_sizes(Plan* plan, int threads) {
     const Shape& s = plan->layer.shape;
     plan->pitch = plan->columns.starts();
-    const int64_t row_bytes = kDomains * kDomains * s.channels * plan->pitch *
+    const int64_t row_bytes = kComponents * kComponents * s.channels * plan->pitch *
                               static_cast<int64_t>(sizeof(float));
     int64_t rows = kNearBytes / row_bytes - plan->rows.groups + 1;
     if (rows < kLeastRows) rows = kLeastRows;
-    int64_t parts = divide_up(plan->rows.pairs, rows);
-    const int64_t wanted = count_parts(s.batch, plan->rows.pairs, threads);
+    int64_t parts = divide_up(plan->rows.out_pairs, rows);
+    const int64_t wanted = count_parts(s.batch, plan->rows.out_pairs, threads);
     // More parts than threads are worth having while they fill tiles.
     const auto fills = [&](int64_t number) {
-        const int64_t vectors = plan->vectors(divide_up(plan->rows.pairs, number));
+        const int64_t vectors = plan->vectors(divide_up(plan->rows.out_pairs, number));
         return vectors >= tile_vectors(static_cast<int>(kBlockFilters));
     };
     while (parts < wanted && (s.batch * parts < threads || fills(parts + 1))) ++parts;
-    plan->stretch = divide_up(plan->rows.pairs, parts);
+    plan->band_pairs = divide_up(plan->rows.out_pairs, parts);
     // An odd number of lines, so that the domains of one place do not compete for a few sets of
     // the cache; a vector may begin with the last lane that counts.
-    const int64_t floats = (plan->stretch + plan->rows.groups - 1) * plan->pitch + kLanes;
-    plan->domain = (divide_up(floats, kLine) | 1) * kLine;
-    plan->sums = (plan->vectors(plan->stretch) + 1) * kLanes;
+    const int64_t floats = (plan->band_pairs + plan->rows.groups - 1) * plan->pitch + kLanes;
+    plan->component = (divide_up(floats, kLine) | 1) * kLine;
+    plan->sums = (plan->vectors(plan->band_pairs) + 1) * kLanes;
 }
 
 static_assert(kMostFilters <= 8, "weights are packed in 8 lanes at most");
@@ -115,14 +115,14 @@ struct Each {
 
 // A group's weights for the four domains, from taps that lie `step` apart, the third one or zero.
 template <int LANES>
-void expand(const Pairs& pairs, int64_t group, const Each<LANES>* taps, int64_t step,
-            Each<LANES> (&out)[kDomains]) {
+void transform_group(const F23& f23, int64_t group, const Each<LANES>* taps, int64_t step,
+            Each<LANES> (&out)[kComponents]) {
     static constexpr Each<LANES> zeros = {};
     const Each<LANES>* g = taps + 2 * group * step;
-    const Each<LANES>& third = pairs.has_third(group) ? g[2 * step] : zeros;
+    const Each<LANES>& third = f23.has_third(group) ? g[2 * step] : zeros;
     for (int m = 0; m < LANES; ++m)
-        for (int t = 0; t < kDomains; ++t)
-            out[t].of[m] = domain_weight(t, g[0].of[m], g[step].of[m], third.of[m]);
+        for (int t = 0; t < kComponents; ++t)
+            out[t].of[m] = transform_weight(t, g[0].of[m], g[step].of[m], third.of[m]);
 }
 
 // All weights of a block's `filters` filters for a channel, where the tile takes them: `next` has a
@@ -130,11 +130,11 @@ void expand(const Pairs& pairs, int64_t group, const Each<LANES>* taps, int64_t 
 // both ways, or 0 for any.
 template <int LANES, int SIDE>
 void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
-                  float* (&next)[kDomains][2]) {
+                  float* (&next)[kComponents][2]) {
     const Shape& s = plan.layer.shape;
     const int64_t kernel_h = SIDE ? SIDE : s.kernel_h, kernel_w = SIDE ? SIDE : s.kernel_w;
-    const Pairs rows = pairs_of(kernel_h, 1), columns = pairs_of(kernel_w, 1);
-    Each<LANES> taps[kMostTaps], half[kDomains][kMostSide], all[kDomains];
+    const F23 rows = f23_of(kernel_h, 1), columns = f23_of(kernel_w, 1);
+    Each<LANES> taps[kMostTaps], half[kComponents][kMostSide], all[kComponents];
     for (int m = 0; m < LANES; ++m) {
         // Lanes beyond the filters are not kept.
         const float* from = plan.layer.taps(first + (m < filters ? m : 0), c);
@@ -143,38 +143,38 @@ void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
     }
     for (int64_t gr = 0; gr < rows.groups; ++gr) {
         for (int64_t q = 0; q < kernel_w; ++q) {
-            expand(rows, gr, taps + q, kernel_w, all);
-            for (int t = 0; t < kDomains; ++t) half[t][q] = all[t];
+            transform_group(rows, gr, taps + q, kernel_w, all);
+            for (int t = 0; t < kComponents; ++t) half[t][q] = all[t];
         }
-        for (int tr = 0; tr < kDomains; ++tr)
+        for (int tr = 0; tr < kComponents; ++tr)
             for (int64_t gc = 0; gr >= rows.first_group(tr) && gc < columns.groups;
                  ++gc) {
-                expand(columns, gc, half[tr], 1, all);
-                for (int pair = 0; pair < 2; ++pair)
-                    for (int tc : kColumns[pair]) {
+                transform_group(columns, gc, half[tr], 1, all);
+                for (int set = 0; set < 2; ++set)
+                    for (int tc : kColumnComponents[set]) {
                         if (gc < columns.first_group(tc)) continue;
                         for (int64_t m = 0; m < filters; ++m)
-                            next[tr][pair][m] = static_cast<float>(all[tc].of[m]);
-                        next[tr][pair] += filters;
+                            next[tr][set][m] = static_cast<float>(all[tc].of[m]);
+                        next[tr][set] += filters;
                     }
             }
     }
 }
 
-// Filter block after filter block: the biases or zeros, then for each domain of rows, in kOrder,
+// Filter block after filter block: the biases or zeros, then for each domain of rows, in kComponentOrder,
 // what both columns take and what one takes, as [c][group of rows][group of columns][domain of
 // columns][filter of block].
 void pack_weights(const Plan& plan, float* packed, int threads) {
     const int64_t channels = plan.layer.shape.channels, groups = plan.columns.groups;
     const bool many = channels * plan.layer.shape.filters >= kManyWeights;
     const bool of_three = plan.rows.kernel == 3 && plan.columns.kernel == 3;
-    share(many ? threads : 1, plan.blocks, [&](int64_t block, int) {
+    parallel_for(many ? threads : 1, plan.blocks, [&](int64_t block, int) {
         const int64_t first = plan.first_filter(block);
         const int64_t filters = plan.first_filter(block + 1) - first;
         float* at = packed + first * plan.filter_floats();
         for (int64_t m = 0; m < filters; ++m) *at++ = plan.bias ? plan.bias[first + m] : 0.0f;
-        float* next[kDomains][2];
-        for (int tr : kOrder) {
+        float* next[kComponents][2];
+        for (int tr : kComponentOrder) {
             const int64_t rows = plan.rows.groups - plan.rows.first_group(tr);
             next[tr][0] = at;
             next[tr][1] = at += channels * rows * 2 * groups * filters;
@@ -200,37 +200,37 @@ const float* find_row(const Plan& plan, const float* channel, int64_t row, const
 }
 
 // Four domains of a row's columns, from column 2j on.
-inline void transform_columns(const float* row, int64_t j, Vec (&out)[kDomains]) {
+inline void transform_columns(const float* row, int64_t j, Vec (&out)[kComponents]) {
     const float* d = row + 2 * j;
     const Vec first = load(d), second = load(d + kLanes);
     const Vec next_first = load(d + 2), next_second = load(d + 2 + kLanes);
-    to_domains(even_lanes(first, second), odd_lanes(first, second),
+    transform_input(even_lanes(first, second), odd_lanes(first, second),
                even_lanes(next_first, next_second), odd_lanes(next_first, next_second), out, 1);
 }
 
 // The domains of a channel, from the image's rows on.
-void transform(const Plan& plan, const float* const* rows, int64_t starts, float* domains) {
-    const int64_t step = plan.layer.shape.channels * kDomains * plan.domain;
+void transform_rows(const Plan& plan, const float* const* rows, int64_t starts, float* components) {
+    const int64_t step = plan.layer.shape.channels * kComponents * plan.component;
     for (int64_t j = 0; j < plan.pitch; j += kLanes) {
         // The last vector ends with the row, so as to leave the next one's start alone; shorter
         // rows are written one after the other.
         int64_t at = j;
         if (at > 0 && at + kLanes > plan.pitch) at = plan.pitch - kLanes;
-        Vec d[4][kDomains];
+        Vec d[4][kComponents];
         transform_columns(rows[0], at, d[2]);
         transform_columns(rows[1], at, d[3]);
-        float* to = domains + at;
+        float* to = components + at;
         for (int64_t start = 0; start < starts; ++start, to += plan.pitch) {
             ECE408_UNROLL
-            for (int t = 0; t < kDomains; ++t) d[0][t] = d[2][t], d[1][t] = d[3][t];
+            for (int t = 0; t < kComponents; ++t) d[0][t] = d[2][t], d[1][t] = d[3][t];
             transform_columns(rows[2 * start + 2], at, d[2]);
             transform_columns(rows[2 * start + 3], at, d[3]);
             ECE408_UNROLL
-            for (int t = 0; t < kDomains; ++t) {
-                Vec z[kDomains];
-                to_domains(d[0][t], d[1][t], d[2][t], d[3][t], z, 1);
+            for (int t = 0; t < kComponents; ++t) {
+                Vec z[kComponents];
+                transform_input(d[0][t], d[1][t], d[2][t], d[3][t], z, 1);
                 ECE408_UNROLL
-                for (int r = 0; r < kDomains; ++r) store(to + r * step + t * plan.domain, z[r]);
+                for (int r = 0; r < kComponents; ++r) store(to + r * step + t * plan.component, z[r]);
             }
         }
     }
@@ -238,7 +238,7 @@ void transform(const Plan& plan, const float* const* rows, int64_t starts, float
 
 // Computes a filter's sums again where they are not finite: differences of pixels or weights may be
 // infinite or NaN where the sum of products is not.
-void settle_rows(const Plan& plan, int64_t filter, float* sums, int64_t rows, const float* y) {
+void recompute_nonfinite_rows(const Plan& plan, int64_t filter, float* sums, int64_t rows, const float* y) {
     const int64_t width = plan.layer.shape.out_width;
     const double first = plan.bias ? plan.bias[filter] : 0;
     for (int64_t row = 0; row < rows; ++row)
@@ -286,7 +286,7 @@ void put_block(const Plan& plan, int64_t block, float* sums, int64_t rows, bool 
         for (int64_t m = first; m < end; ++m) {
             float* const own = sums + 4 * (m - first) * plan.sums;
             float* const to = y + m * s.out_height * s.out_width;
-            if (!finite) settle_rows(plan, m, own, rows, to);
+            if (!finite) recompute_nonfinite_rows(plan, m, own, rows, to);
             put_rows(plan, own, rows, accumulate, to, rest);
         }
         float lanes[kLanes];
@@ -301,7 +301,7 @@ void put_block(const Plan& plan, int64_t block, float* sums, int64_t rows, bool 
 
 // A thread's own.
 struct Scratch {
-    float *domains, *sums, *rows;
+    float *components, *sums, *rows;
     const float** found;
 };
 
@@ -314,34 +314,34 @@ struct Scratches {
         : step(round_up(plan.scratch_floats() * static_cast<int64_t>(sizeof(float)) +
                             plan.image_rows() * static_cast<int64_t>(sizeof(float*)),
                         kLineBytes)),
-          memory(shared_zeros<char>(threads, threads * step)) {}
-    Scratch of(const Plan& plan, int member) const {
-        float* domains = reinterpret_cast<float*>(memory + member * step);
-        float* sums = domains + plan.domain_floats();
+          memory(parallel_zeros<char>(threads, threads * step)) {}
+    Scratch of(const Plan& plan, int thread) const {
+        float* components = reinterpret_cast<float*>(memory + thread * step);
+        float* sums = components + plan.component_floats();
         float* rows = sums + plan.sum_floats();
-        return {domains, sums, rows,
-                reinterpret_cast<const float**>(domains + plan.scratch_floats())};
+        return {components, sums, rows,
+                reinterpret_cast<const float**>(components + plan.scratch_floats())};
     }
 };
 
-void make_domains(const Plan& plan, const float* image, const float* x_end, int64_t pair,
-                  int64_t pairs, const Scratch& scratch) {
+void make_components(const Plan& plan, const float* image, const float* x_end, int64_t row_pair,
+                  int64_t row_pairs, const Scratch& scratch) {
     const Layer& layer = plan.layer;
-    const int64_t starts = pairs + plan.rows.groups - 1;
+    const int64_t starts = row_pairs + plan.rows.groups - 1;
     const float* zeros = scratch.rows + plan.image_rows() * plan.row_span();
     for (int64_t c = 0; c < layer.shape.channels; ++c) {
         const float* channel = image + c * layer.height * layer.width;
         for (int64_t r = 0; r < 2 * starts + 2; ++r)
-            scratch.found[r] = find_row(plan, channel, 2 * pair + r, x_end, zeros,
+            scratch.found[r] = find_row(plan, channel, 2 * row_pair + r, x_end, zeros,
                                         scratch.rows + r * plan.row_span());
-        transform(plan, scratch.found, starts,
-                  scratch.domains + c * kDomains * plan.domain);
+        transform_rows(plan, scratch.found, starts,
+                  scratch.components + c * kComponents * plan.component);
     }
 }
 
 // Asks for share `part` of `parts` of some memory; where there is none, nothing happens.
 template <bool WRITE>
-void fetch(const float* memory, int64_t floats, int64_t parts, int64_t part) {
+void prefetch_part(const float* memory, int64_t floats, int64_t parts, int64_t part) {
     const float* const end = memory + part_start(floats, parts, part + 1);
     for (const float* line = memory + part_start(floats, parts, part); line < end; line += kLine)
         __builtin_prefetch(line, WRITE, 2);
@@ -350,17 +350,17 @@ void fetch(const float* memory, int64_t floats, int64_t parts, int64_t part) {
 // Pairs of rows [pair, pair + pairs) of an image. With each tile goes a share of what comes next:
 // of an image's floats from `ahead` on, unless null, and of the lines of y that the next block of
 // filters is put into.
-void run_stretch(const Plan& plan, const float* image, const float* x_end, int64_t pair,
-                 int64_t pairs, const float* ahead, bool accumulate, const Scratch& scratch,
+void run_band(const Plan& plan, const float* image, const float* x_end, int64_t row_pair,
+                 int64_t row_pairs, const float* ahead, bool accumulate, const Scratch& scratch,
                  float* y) {
     const Layer& layer = plan.layer;
     const Shape& s = layer.shape;
-    make_domains(plan, image, x_end, pair, pairs, scratch);
-    const int64_t vectors = plan.vectors(pairs), plane = s.out_height * s.out_width;
-    const int64_t left = s.out_height - 2 * pair, rows = left < 2 * pairs ? left : 2 * pairs;
-    SquareArgs args = {s.channels, plan.domain, plan.pitch, plan.rows.groups,
+    make_components(plan, image, x_end, row_pair, row_pairs, scratch);
+    const int64_t vectors = plan.vectors(row_pairs), plane = s.out_height * s.out_width;
+    const int64_t left = s.out_height - 2 * row_pair, rows = left < 2 * row_pairs ? left : 2 * row_pairs;
+    WinogradTileArgs args = {s.channels, plan.component, plan.pitch, plan.rows.groups,
                      nullptr,    nullptr,     nullptr,    plan.sums};
-    y += 2 * pair * s.out_width;
+    y += 2 * row_pair * s.out_width;
     for (int64_t block = 0; block < plan.blocks; ++block) {
         const int64_t first = plan.first_filter(block);
         const int64_t filters = plan.first_filter(block + 1) - first;
@@ -368,13 +368,13 @@ void run_stretch(const Plan& plan, const float* image, const float* x_end, int64
         const int64_t tiles = divide_up(vectors, tile_vectors(static_cast<int>(filters)));
         for (int64_t tile = 0; tile < tiles; ++tile) {
             if (ahead)
-                fetch<false>(ahead, s.channels * layer.height * layer.width,
+                prefetch_part<false>(ahead, s.channels * layer.height * layer.width,
                              plan.blocks * tiles, block * tiles + tile);
             for (int64_t m = filters; m < 2 * filters; ++m)
-                fetch<true>(y + (first + m) * plane, rows * s.out_width, tiles, tile);
+                prefetch_part<true>(y + (first + m) * plane, rows * s.out_width, tiles, tile);
             const int64_t begin = part_start(vectors, tiles, tile);
             const int64_t end = part_start(vectors, tiles, tile + 1);
-            args.x = scratch.domains + begin * kLanes;
+            args.x = scratch.components + begin * kLanes;
             args.y = scratch.sums + begin * kLanes;
             pick_tile(plan.columns.groups, filters, end - begin)(args);
         }
@@ -386,20 +386,20 @@ void run_stretch(const Plan& plan, const float* image, const float* x_end, int64
 bool run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
     const Layer& layer = plan.layer;
     const Shape& s = layer.shape;
-    const int64_t parts = divide_up(plan.rows.pairs, plan.stretch), units = s.batch * parts;
-    const int team = static_cast<int>(threads < units ? threads : units);
+    const int64_t parts = divide_up(plan.rows.out_pairs, plan.band_pairs), units = s.batch * parts;
+    const int used_threads = static_cast<int>(threads < units ? threads : units);
     const int64_t image = s.channels * layer.height * layer.width;
     const float* const x_end = x + s.batch * image;
-    const Scratches scratches(plan, team);
+    const Scratches scratches(plan, used_threads);
     if (!scratches.memory) return false;
-    share_runs(team, units, [&](int64_t begin, int64_t end, int member) {
+    parallel_for_ranges(used_threads, units, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t unit = begin; unit < end; ++unit) {
-            const int64_t b = unit / parts, pair = unit % parts * plan.stretch;
-            const int64_t left = plan.rows.pairs - pair;
+            const int64_t b = unit / parts, row_pair = unit % parts * plan.band_pairs;
+            const int64_t left = plan.rows.out_pairs - row_pair;
             const float* const from = x + b * image;
-            run_stretch(plan, from, x_end, pair, left < plan.stretch ? left : plan.stretch,
+            run_band(plan, from, x_end, row_pair, left < plan.band_pairs ? left : plan.band_pairs,
                         parts == 1 && unit + 1 < end ? from + image : nullptr, accumulate,
-                        scratches.of(plan, member),
+                        scratches.of(plan, thread),
                         y + b * s.filters * s.out_height * s.out_width);
         }
     });
@@ -444,8 +444,8 @@ int pack(const ece408_problem& problem, const float* w, const float* bias, float
 }
 
 int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
-                   const float* packed, const ece408_finish& finish, float* y, int threads) {
-    if (finish.factors) return ECE408_UNSUPPORTED;
+                   const float* packed, const ece408_epilogue& epilogue, float* y, int threads) {
+    if (epilogue.factors) return ECE408_UNSUPPORTED;
     return run_forward(problem, x, w, bias, packed, y, false, threads);
 }
 

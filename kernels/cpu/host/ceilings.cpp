@@ -38,7 +38,7 @@ inline void store_past_caches(float* to, Vec v) {
 }
 
 double multiply_adds(int64_t thousands, int threads) {
-    share(threads, thousands, [](int64_t, int) {
+    parallel_for(threads, thousands, [](int64_t, int) {
         Vec sum[kChains];
         Vec a = broadcast(0.999f), b = broadcast(0.001f);
         ECE408_UNROLL
@@ -57,12 +57,12 @@ double multiply_adds(int64_t thousands, int threads) {
 void store_all(float* to, int64_t floats, int threads) {
     const Vec value = broadcast(1.0f);
     const int64_t vectors = floats / kLanes;
-    share(threads, vectors, [&](int64_t v, int) { store_past_caches(to + v * kLanes, value); });
+    parallel_for(threads, vectors, [&](int64_t v, int) { store_past_caches(to + v * kLanes, value); });
 }
 
 void read_all(const float* from, int64_t floats, int threads) {
     const int64_t blocks = floats / (8 * kLanes);
-    share(threads, blocks, [&](int64_t block, int) {
+    parallel_for(threads, blocks, [&](int64_t block, int) {
         for (int v = 0; v < 8; ++v) {
             Vec value = load(from + (block * 8 + v) * kLanes);
             touch(value);

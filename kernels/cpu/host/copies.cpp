@@ -76,7 +76,7 @@ void ece408_copy(const ece408_copied* copies, int count, int threads) {
     const auto parts_of = [&](int i) { return (copies[i].nbytes + kPart - 1) / kPart; };
     int64_t parts = 0;
     for (int i = 0; i < count; ++i) parts += parts_of(i);
-    share_runs(threads, parts, [&](int64_t first, int64_t last, int) {
+    parallel_for_ranges(threads, parts, [&](int64_t first, int64_t last, int) {
         // Parts are numbered through all copies.
         for (int i = 0; i < count; first -= parts_of(i), last -= parts_of(i), ++i) {
             const ece408_copied& copy = copies[i];
@@ -101,7 +101,7 @@ void ece408_populate(void* address, int64_t nbytes, int threads) {
     const int64_t begin = reinterpret_cast<intptr_t>(address) / page * page;
     const int64_t end = (reinterpret_cast<intptr_t>(address) + nbytes + page - 1) / page * page;
     const int64_t first = begin / kHugePage, last = (end - 1) / kHugePage;
-    share(threads, last - first + 1, [&](int64_t number, int) {
+    parallel_for(threads, last - first + 1, [&](int64_t number, int) {
         const int64_t huge = first + number;
         const int64_t from = huge == first ? begin : huge * kHugePage;
         const int64_t to = huge == last ? end : (huge + 1) * kHugePage;

@@ -49,22 +49,22 @@ constexpr auto relaxed = std::memory_order_relaxed;
 // What a slot's ticket says: how often the slot was filled (32 bits), how many members there have
 // been (10), how many pieces, or portions of many, workers have claimed (11), and how many are left
 // to be claimed (11).
-constexpr uint64_t kByWorkers = uint64_t{1} << 11, kMember = kByWorkers << 11;
+constexpr uint64_t kByWorkers = uint64_t{1} << 11, kThread = kByWorkers << 11;
 constexpr uint64_t kFilling = uint64_t{1} << 32;
 constexpr int64_t kMostPortions = kByWorkers - 1;
 
 int64_t left_of(uint64_t ticket) { return static_cast<int64_t>(ticket % kByWorkers); }
 int64_t by_workers_of(uint64_t ticket) {
-    return static_cast<int64_t>(ticket % kMember / kByWorkers);
+    return static_cast<int64_t>(ticket % kThread / kByWorkers);
 }
-int members_of(uint64_t ticket) { return static_cast<int>(ticket % kFilling / kMember); }
+int threads_of(uint64_t ticket) { return static_cast<int>(ticket % kFilling / kThread); }
 uint64_t filling_of(uint64_t ticket) { return ticket / kFilling; }
 
 // Beside the number of portions that are not done yet: the caller sleeps.
 constexpr uint32_t kCallerSleeps = uint32_t{1} << 31;
 
 struct Job {
-    ece408_pieces* pieces;
+    ece408_pieces* body;
     const void* work;
     int64_t count, portions;
     int threads;
@@ -76,10 +76,10 @@ struct Job {
     }
     // Does what was claimed of a slot with this ticket: the caller the first that were left, a
     // worker the last.
-    void run(uint64_t ticket, int64_t claimed, int member) const {
+    void run(uint64_t ticket, int64_t claimed, int thread_index) const {
         const int64_t end = portions - by_workers_of(ticket);
-        const int64_t first = end - (member ? claimed : left_of(ticket));
-        pieces(work, count * first / portions, count * (first + claimed) / portions, member);
+        const int64_t first = end - (thread_index ? claimed : left_of(ticket));
+        body(work, count * first / portions, count * (first + claimed) / portions, thread_index);
     }
 };
 
@@ -88,28 +88,28 @@ struct alignas(128) Slot {
     std::atomic<uint64_t> ticket;
     std::atomic<uint32_t> unfinished;
     // The job; the same for as long as there is something left to be claimed.
-    std::atomic<ece408_pieces*> pieces;
+    std::atomic<ece408_pieces*> body;
     std::atomic<const void*> work;
     std::atomic<int64_t> count, portions;
     std::atomic<int> threads;
 
     // The ticket, of which the caller is a member.
     uint64_t fill(const Job& job) {
-        pieces.store(job.pieces, relaxed);
+        body.store(job.body, relaxed);
         work.store(job.work, relaxed);
         count.store(job.count, relaxed);
         portions.store(job.portions, relaxed);
         threads.store(job.threads, relaxed);
         unfinished.store(static_cast<uint32_t>(job.portions), relaxed);
         const uint64_t filled = (filling_of(ticket.load(relaxed)) + 1) * kFilling;
-        const uint64_t full = filled + kMember + static_cast<uint64_t>(job.portions);
+        const uint64_t full = filled + kThread + static_cast<uint64_t>(job.portions);
         ticket.store(full, std::memory_order_release);
         return full;
     }
 
     // What the filling has whose ticket was seen, provided that a claim of it succeeds afterwards.
     Job job() const {
-        return {pieces.load(relaxed), work.load(relaxed), count.load(relaxed),
+        return {body.load(relaxed), work.load(relaxed), count.load(relaxed),
                 portions.load(relaxed), threads.load(relaxed)};
     }
 };
@@ -163,21 +163,21 @@ void wake(const std::atomic<uint32_t>& word, int most) {
 }
 
 // The ticket after a member's claim.
-uint64_t after_claim(uint64_t ticket, int64_t claimed, int member) {
+uint64_t after_claim(uint64_t ticket, int64_t claimed, int thread_index) {
     const uint64_t some = static_cast<uint64_t>(claimed);
-    return ticket - some + (member ? some * kByWorkers : 0);
+    return ticket - some + (thread_index ? some * kByWorkers : 0);
 }
 
 // Claims and does pieces of the filling that `ticket` is of until none are left; returns how many
 // portions those were.
-uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int member) {
+uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int thread_index) {
     const uint64_t filling = filling_of(ticket);
     int64_t done = 0;
     while (filling_of(ticket) == filling && left_of(ticket) > 0) {
         const int64_t claimed = job.claim(left_of(ticket));
-        const uint64_t next = after_claim(ticket, claimed, member);
+        const uint64_t next = after_claim(ticket, claimed, thread_index);
         if (!slot.ticket.compare_exchange_weak(ticket, next, relaxed)) continue;
-        job.run(ticket, claimed, member);
+        job.run(ticket, claimed, thread_index);
         done += claimed;
         ticket = slot.ticket.load(relaxed);
     }
@@ -189,19 +189,19 @@ bool help(Slot& slot) {
     uint64_t ticket = slot.ticket.load(std::memory_order_acquire);
     Job job;
     int64_t claimed;
-    int member;
+    int thread_index;
     uint64_t joined;
     do {
-        member = members_of(ticket);
+        thread_index = threads_of(ticket);
         job = slot.job();
-        if (left_of(ticket) == 0 || member >= job.threads) return false;
+        if (left_of(ticket) == 0 || thread_index >= job.threads) return false;
         claimed = job.claim(left_of(ticket));
-        joined = after_claim(ticket, claimed, member) + kMember;
+        joined = after_claim(ticket, claimed, thread_index) + kThread;
     } while (!slot.ticket.compare_exchange_weak(ticket, joined, std::memory_order_acquire));
-    job.run(ticket, claimed, member);
+    job.run(ticket, claimed, thread_index);
     const uint64_t next = slot.ticket.load(relaxed);
     uint32_t done = static_cast<uint32_t>(claimed);
-    if (filling_of(next) == filling_of(ticket)) done += work_off(slot, job, next, member);
+    if (filling_of(next) == filling_of(ticket)) done += work_off(slot, job, next, thread_index);
     // Once all is done the slot may become another caller's, whom waking does no harm.
     if (slot.unfinished.fetch_sub(done, std::memory_order_acq_rel) - done == kCallerSleeps)
         wake(slot.unfinished, 1);
@@ -507,15 +507,15 @@ void begin_forked_child() {
 }  // namespace
 }  // namespace ece408
 
-void ece408_share(int threads, int64_t count, ece408_pieces* pieces, const void* work) {
+void ece408_share(int threads, int64_t count, ece408_pieces* body, const void* work) {
     using namespace ece408;
     const int most = std::min(threads, kMostThreads);
     threads = static_cast<int>(std::min<int64_t>(most, count));
     Slot* const slot = threads > 1 ? take_slot() : nullptr;
-    if (!slot) return pieces(work, 0, count, 0);
+    if (!slot) return body(work, 0, count, 0);
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, [] { pthread_atfork(nullptr, nullptr, begin_forked_child); });
-    const Job job = {pieces, work, count, count < kMostPortions ? count : kMostPortions, threads};
+    const Job job = {body, work, count, count < kMostPortions ? count : kMostPortions, threads};
     const uint64_t ticket = slot->fill(job);
     uint32_t done;
     if (is_region_due()) {

@@ -193,7 +193,7 @@ float* from(float* array, int64_t place) { return array ? array + place : nullpt
 
 void forward(const ece408_batch& batch, const float* x, const float* added, const float* gamma,
              const float* beta, float* y, float* mean, float* inverse, int threads) {
-    share(threads, batch.channels, [&](int64_t c, int) {
+    parallel_for(threads, batch.channels, [&](int64_t c, int) {
         const int64_t place = c * batch.pixels;
         forward_channel(batch, x + place, from(added, place), gamma ? gamma[c] : 1.f, beta[c],
                         y + place, mean + c, inverse + c);
@@ -203,7 +203,7 @@ void forward(const ece408_batch& batch, const float* x, const float* added, cons
 void backward(const ece408_batch& batch, const float* x, const float* y, const float* dy,
               const float* gamma, const float* mean, const float* inverse, float* dx, float* dadded,
               float* dgamma, float* dbeta, int threads) {
-    share(threads, batch.channels, [&](int64_t c, int) {
+    parallel_for(threads, batch.channels, [&](int64_t c, int) {
         const int64_t place = c * batch.pixels;
         backward_channel(batch, x + place, y + place, dy + place, gamma ? gamma[c] : 1.f, mean[c],
                          inverse[c], dx + place, from(dadded, place), dgamma + c, dbeta + c);

@@ -134,8 +134,8 @@ bool pool(const Windows& rows, const Windows& columns, const float* heights, con
     const float* const own_widths = widths ? static_cast<const float*>(all_widths) : nullptr;
     const int64_t ahead = most * rows.stride * columns.size;  // what the next rows of windows take
     RowFunction* const reduce_one = pick_row<Reduction>(columns);
-    share_runs(threads, planes, [&](int64_t begin, int64_t end, int member) {
-        float* const kept = memory + member * most * row;
+    parallel_for_ranges(threads, planes, [&](int64_t begin, int64_t end, int thread) {
+        float* const kept = memory + thread * most * row;
         for (int64_t k = 0; k < most * row; ++k) kept[k] = Reduction::kNone;
         for (int64_t plane = begin; plane < end; ++plane) {
             const float* const from = x + plane * rows.size * columns.size;
@@ -177,7 +177,7 @@ Vec sum_plane(const float* x, int64_t pixels) {
 // Of planes with one window each, the sums divided by `divisor`: as many planes as lanes at a time.
 void average_planes(int64_t planes, int64_t pixels, float divisor, const float* x, float* y,
                     int threads) {
-    share(threads, divide_up(planes, kLanes), [&](int64_t some, int) {
+    parallel_for(threads, divide_up(planes, kLanes), [&](int64_t some, int) {
         const int64_t first = some * kLanes, left = planes - first;
         const int count = static_cast<int>(left < kLanes ? left : kLanes);
         Lanes<float>::Vec sums[kLanes] = {};

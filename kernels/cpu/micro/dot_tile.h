@@ -47,7 +47,7 @@ struct LaneIndex<double> {
 // Adds pairs of lanes that are H apart: those of `a` into the lanes without the bit H, those of `b`
 // into the others.
 template <class Sum, int H, int... Lane>
-inline typename Lanes<Sum>::Vec add_pairs(typename Lanes<Sum>::Vec a, typename Lanes<Sum>::Vec b,
+inline typename Lanes<Sum>::Vec add_lane_pairs(typename Lanes<Sum>::Vec a, typename Lanes<Sum>::Vec b,
                                           LaneList<Lane...>) {
     constexpr int kCount = Lanes<Sum>::count;
 #if defined(__clang__)
@@ -68,7 +68,7 @@ inline typename Lanes<Sum>::Vec sum_each(typename Lanes<Sum>::Vec* vectors) {
     } else {
 #pragma GCC unroll 16
         for (int i = 0; i < H; ++i)
-            vectors[i] = add_pairs<Sum, H>(vectors[i], vectors[i + H],
+            vectors[i] = add_lane_pairs<Sum, H>(vectors[i], vectors[i + H],
                                            typename AllLanes<Lanes<Sum>::count>::List());
         return sum_each<Sum, H / 2>(vectors);
     }
@@ -93,9 +93,9 @@ inline void add_to_totals(const typename Lanes<Sum>::Vec (&sums)[MT * NT], doubl
         for (int n = 0; n < NT; ++n) totals[m * step + n] += each[m * NT + n];
 }
 
-// ASKS: whether each step asks for a vector of the rows that are ahead, not all at once before the sums: a core
+// PREFETCH: whether each step asks for a vector of the rows that are ahead, not all at once before the sums: a core
 // has few lines under way.
-template <class Sum, int MT, int NT, bool ASKS>
+template <class Sum, int MT, int NT, bool PREFETCH>
 __attribute__((noinline)) void dot_tile(const DotTile<Sum>& tile) {
     using L = Lanes<Sum>;
     typename L::Vec sum[MT * NT] = {};
@@ -105,7 +105,7 @@ __attribute__((noinline)) void dot_tile(const DotTile<Sum>& tile) {
 #pragma GCC unroll 16
         for (int n = 0; n < NT; ++n) tap[n] = tile.tap[n] + run * tile.x_run;
         for (int64_t at = 0; at < tile.vectors * L::count; at += L::count) {
-            if (ASKS) {
+            if (PREFETCH) {
                 __builtin_prefetch(tile.dy_ahead[0] + run * tile.dy_run + at, 0, 2);
                 __builtin_prefetch(tile.dy_ahead[1] + run * tile.dy_run + at, 0, 2);
                 __builtin_prefetch(tile.x_ahead + run * tile.x_run + at, 0, 2);
@@ -127,15 +127,15 @@ __attribute__((noinline)) void dot_tile(const DotTile<Sum>& tile) {
 template <class Sum>
 using RunDotTile = void (*)(const DotTile<Sum>&);
 
-template <class Sum, bool ASKS = false, int MT = kDotFilters, int NT = kDotTaps>
+template <class Sum, bool PREFETCH = false, int MT = kDotFilters, int NT = kDotTaps>
 RunDotTile<Sum> pick_dot_tile(int64_t filters, int64_t taps) {
     if constexpr (MT > 1) {
-        if (filters < MT) return pick_dot_tile<Sum, ASKS, MT - 1, NT>(filters, taps);
+        if (filters < MT) return pick_dot_tile<Sum, PREFETCH, MT - 1, NT>(filters, taps);
     }
     if constexpr (NT > 1) {
-        if (taps < NT) return pick_dot_tile<Sum, ASKS, MT, NT - 1>(filters, taps);
+        if (taps < NT) return pick_dot_tile<Sum, PREFETCH, MT, NT - 1>(filters, taps);
     }
-    return dot_tile<Sum, MT, NT, ASKS>;
+    return dot_tile<Sum, MT, NT, PREFETCH>;
 }
 
 }  // namespace

@@ -8,17 +8,17 @@ namespace ece408 {
 namespace {
 
 // The same from filter `m` and element `first` of y on.
-inline ece408_finish finish_from(ece408_finish finish, int64_t m, int64_t first) {
-    if (finish.factors) finish.factors += m, finish.addends += m;
-    if (finish.added) finish.added += first;
-    return finish;
+inline ece408_epilogue epilogue_from(ece408_epilogue epilogue, int64_t m, int64_t first) {
+    if (epilogue.factors) epilogue.factors += m, epilogue.addends += m;
+    if (epilogue.added) epilogue.added += first;
+    return epilogue;
 }
 
-struct Finish {
-    const ece408_finish& of;
+struct VectorEpilogue {
+    const ece408_epilogue& of;
     const Vec lowest, highest;
 
-    explicit Finish(const ece408_finish& of)
+    explicit VectorEpilogue(const ece408_epilogue& of)
         : of(of), lowest(broadcast(of.lowest)), highest(broadcast(of.highest)) {}
 
     // Outputs of filter `m`, the first of which is element `at`.

@@ -41,10 +41,10 @@ __attribute__((always_inline)) inline void transpose_four(const float* rows, int
         }
         in[i] = load_quarters(row);
     }
-    const Vec first[2] = {interleave_first_pairs(in[0], in[2]), interleave_first_pairs(in[1], in[3])};
-    const Vec last[2] = {interleave_last_pairs(in[0], in[2]), interleave_last_pairs(in[1], in[3])};
-    out[0] = interleave_first_pairs(first[0], first[1]), out[1] = interleave_last_pairs(first[0], first[1]);
-    out[2] = interleave_first_pairs(last[0], last[1]), out[3] = interleave_last_pairs(last[0], last[1]);
+    const Vec first[2] = {unpack_low(in[0], in[2]), unpack_low(in[1], in[3])};
+    const Vec last[2] = {unpack_high(in[0], in[2]), unpack_high(in[1], in[3])};
+    out[0] = unpack_low(first[0], first[1]), out[1] = unpack_high(first[0], first[1]);
+    out[2] = unpack_low(last[0], last[1]), out[3] = unpack_high(last[0], last[1]);
 }
 
 // `count` numbers, at least four, of each of at most kLanes rows.

@@ -34,7 +34,7 @@ struct StripArgs {
     const int64_t* out;   // per vector: where its first lane goes in y
     int64_t filter_step;  // floats from one filter's output to the next
     // What is done to each output, the arrays those of the first filter, or nothing if factors are null.
-    ece408_finish finish;
+    ece408_epilogue epilogue;
     // What will be read later: each tile prefetches some cache lines of it.
     const float* ahead;
     int64_t ahead_lines;
@@ -72,7 +72,7 @@ inline void pack_weights(const Layer& layer, const float* bias, float* packed, i
     const Shape& s = layer.shape;
     const FilterBlocks blocks(s);
     const int64_t window = s.kernel_h * s.kernel_w, taps = s.channels * window;
-    share(s.filters * taps < kManyWeights ? 1 : threads, blocks.blocks, [&](int64_t block, int) {
+    parallel_for(s.filters * taps < kManyWeights ? 1 : threads, blocks.blocks, [&](int64_t block, int) {
         const int64_t first = blocks.first_filter(block), filters = blocks.filters_of(block);
         for (int64_t begin = 0, end; begin < s.channels; begin = end) {
             end = window == 1 ? sum_end(s, begin) : s.channels;
@@ -162,14 +162,14 @@ __attribute__((always_inline)) inline void add_window(const StripArgs& args, con
 }
 
 template <int MT, int VT>
-__attribute__((always_inline)) inline void finish_tile(const StripArgs& args, const int64_t* out,
+__attribute__((always_inline)) inline void apply_epilogue(const StripArgs& args, const int64_t* out,
                                                        Vec (&sum)[MT][VT]) {
-    const Finish finish(args.finish);
+    const VectorEpilogue epilogue(args.epilogue);
     ECE408_UNROLL
     for (int m = 0; m < MT; ++m) {
         ECE408_UNROLL
         for (int v = 0; v < VT; ++v)
-            sum[m][v] = finish(m, m * args.filter_step + out[v], sum[m][v]);
+            sum[m][v] = epilogue(m, m * args.filter_step + out[v], sum[m][v]);
     }
 }
 
@@ -216,7 +216,7 @@ __attribute__((always_inline)) inline void stream_tile(const StripArgs& args, in
 }
 
 // What a streamed strip that ended before output `out` still carries of a filter's plane.
-inline void finish_stream(float* plane, int64_t out, const float* carried) {
+inline void end_stream(float* plane, int64_t out, const float* carried) {
     const int shift = floats_past_line(plane);
     const Vec last = load(carried);
     store_only(lanes_below(shift), plane - shift + out, across(last, lines_after(shift), last));
@@ -241,7 +241,7 @@ struct Strip {
                 for (int v = 0; v < VT; ++v) sum[m][v] = broadcast(args.packed[m]);
             }
             add_window<KW>(args, in, split, sum);
-            if (args.finish.factors) finish_tile(args, args.out + tile * VT, sum);
+            if (args.epilogue.factors) apply_epilogue(args, args.out + tile * VT, sum);
 #if ECE408_STREAMS
             if constexpr (Stream) {
                 stream_tile(args, args.out[tile * VT], args.head && tile == 0, sum);
@@ -255,12 +255,12 @@ struct Strip {
 
 // Moves the results of vectors [begin, end) from scratch, as [filter][vector][lane], to the output, only
 // the lanes that are their own.
-inline void put(const Tiling& tiling, const ece408_finish& finish, float* scratch, float* y,
+inline void put(const Tiling& tiling, const ece408_epilogue& epilogue, float* scratch, float* y,
                 int64_t filters, int64_t begin, int64_t end, bool accumulate) {
     for (int64_t m = 0; m < filters; ++m)
         for (int64_t v = begin; v < end; ++v, scratch += kLanes) {
             const int64_t at = m * tiling.plane + tiling.out[v];
-            if (finish.factors) store(scratch, Finish(finish)(m, at, load(scratch)));
+            if (epilogue.factors) store(scratch, VectorEpilogue(epilogue)(m, at, load(scratch)));
             float* to = y + at;
             const int first = v == tiling.count - 1 ? tiling.first : 0;
             for (int lane = first; lane < kLanes; ++lane)

@@ -34,7 +34,7 @@ __attribute__((always_inline)) inline T hidden(T value) {
 // Into the second cache: the first has the weights and what is being read.
 inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
 // Into the first, for what is read next.
-inline void prefetch_soon(const float* line) { __builtin_prefetch(line, 0, 3); }
+inline void prefetch_first_level(const float* line) { __builtin_prefetch(line, 0, 3); }
 // For a line that will be written: no other core may keep it.
 inline void prefetch_output(const float* line) { __builtin_prefetch(line, 1, 3); }
 
@@ -109,10 +109,10 @@ inline Vec interleave_second(Vec even, Vec odd) {
     return _mm512_permutex2var_ps(even, lane, odd);
 }
 // Of each quarter the first two lanes of both in turn, and the last two.
-inline Vec interleave_first_pairs(Vec even, Vec odd) {
+inline Vec unpack_low(Vec even, Vec odd) {
     return _mm512_maskz_unpacklo_ps(0xffff, even, odd);
 }
-inline Vec interleave_last_pairs(Vec even, Vec odd) {
+inline Vec unpack_high(Vec even, Vec odd) {
     return _mm512_maskz_unpackhi_ps(0xffff, even, odd);
 }
 // Four numbers from each of the addresses.
@@ -144,7 +144,7 @@ inline Lines lines_after(int shift) {
 inline Vec across(Vec first, Lines lines, Vec second) {
     return _mm512_permutex2var_ps(first, lines, second);
 }
-inline void finish_streams() { _mm_sfence(); }
+inline void stream_fence() { _mm_sfence(); }
 
 #elif ECE408_LANES == 8
 
@@ -197,8 +197,8 @@ inline Vec interleave_second(Vec even, Vec odd) {
                                   0x31);
 }
 // Of each half the first two lanes of both in turn, and the last two.
-inline Vec interleave_first_pairs(Vec even, Vec odd) { return _mm256_unpacklo_ps(even, odd); }
-inline Vec interleave_last_pairs(Vec even, Vec odd) { return _mm256_unpackhi_ps(even, odd); }
+inline Vec unpack_low(Vec even, Vec odd) { return _mm256_unpacklo_ps(even, odd); }
+inline Vec unpack_high(Vec even, Vec odd) { return _mm256_unpackhi_ps(even, odd); }
 // Four numbers from each of the addresses.
 inline Vec load_quarters(const float* const (&p)[2]) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p[0])), _mm_loadu_ps(p[1]), 1);
@@ -255,8 +255,8 @@ inline Vec interleave_first(Vec even, Vec odd) {
 inline Vec interleave_second(Vec even, Vec odd) {
     return Vec{even[2], odd[2], even[3], odd[3]};
 }
-inline Vec interleave_first_pairs(Vec even, Vec odd) { return interleave_first(even, odd); }
-inline Vec interleave_last_pairs(Vec even, Vec odd) { return interleave_second(even, odd); }
+inline Vec unpack_low(Vec even, Vec odd) { return interleave_first(even, odd); }
+inline Vec unpack_high(Vec even, Vec odd) { return interleave_second(even, odd); }
 inline Vec load_quarters(const float* const (&p)[1]) { return load(p[0]); }
 inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 

@@ -31,12 +31,12 @@
 namespace ece408 {
 namespace {
 
-constexpr int kDomains = 4;
+constexpr int kComponents = 4;
 
-struct Pairs {
-    int64_t kernel, groups, pairs;  // taps, groups of them, pairs of outputs
+struct F23 {
+    int64_t kernel, groups, out_pairs;  // taps, groups of them, pairs of outputs
 
-    int64_t starts() const { return pairs + groups - 1; }  // rows or columns of a domain
+    int64_t starts() const { return out_pairs + groups - 1; }  // rows or columns of a domain
     bool is_single() const { return kernel == 1; }
     bool has_third(int64_t group) const { return kernel % 2 == 1 && group == groups - 1; }
     // Z3 is of the third tap only.
@@ -50,24 +50,24 @@ struct Pairs {
 };
 
 // The largest window, in taps, that conv_fwd_oc.h takes by pairs or squares.
-constexpr int64_t kMostPairTaps = 121;
+constexpr int64_t kMaxF23Taps = 121;
 // The largest dilation of columns that it takes by squares.
-constexpr int64_t kMostApart = 2;
+constexpr int64_t kMaxF23Dilation = 2;
 
-inline bool has_pairs(int64_t kernel) { return kernel >= 3 && kernel % 2 == 1; }
+inline bool is_f23_kernel(int64_t kernel) { return kernel >= 3 && kernel % 2 == 1; }
 
-inline Pairs pairs_of(int64_t kernel, int64_t outputs) {
+inline F23 f23_of(int64_t kernel, int64_t outputs) {
     return {kernel, kernel == 1 ? 1 : kernel / 2, (outputs + 1) / 2};
 }
 
 // For the taps of residue `r` modulo the stride, of which there are some.
-inline Pairs pairs_of_residue(int64_t kernel, int64_t stride, int64_t r, int64_t outputs) {
-    return pairs_of((kernel - r + stride - 1) / stride, outputs);
+inline F23 f23_of_residue(int64_t kernel, int64_t stride, int64_t r, int64_t outputs) {
+    return f23_of((kernel - r + stride - 1) / stride, outputs);
 }
 
 // The factor of domain t for a group's taps. The last one's sign is turned, so that y1 is a sum.
 template <class Sum>
-inline Sum domain_weight(int t, Sum g0, Sum g1, Sum g2) {
+inline Sum transform_weight(int t, Sum g0, Sum g1, Sum g2) {
     if (t == 0) return g0;
     if (t == 1) return 0.5f * ((g0 + g2) + g1);
     if (t == 2) return 0.5f * ((g0 + g2) - g1);
@@ -76,7 +76,7 @@ inline Sum domain_weight(int t, Sum g0, Sum g1, Sum g2) {
 
 // A column of four rows of the image, for domains that lie `step` apart.
 template <class Sum>
-inline void to_domains(Sum d0, Sum d1, Sum d2, Sum d3, Sum* out, int64_t step) {
+inline void transform_input(Sum d0, Sum d1, Sum d2, Sum d3, Sum* out, int64_t step) {
     out[0] = d0 - d2;
     out[step] = d1 + d2;
     out[2 * step] = d2 - d1;
@@ -85,7 +85,7 @@ inline void to_domains(Sum d0, Sum d1, Sum d2, Sum d3, Sum* out, int64_t step) {
 
 // The sums of the four domains, `step` apart, become the two rows' in the places of the first two.
 template <class Sum>
-inline void to_rows(Sum* sums, int64_t step) {
+inline void transform_output(Sum* sums, int64_t step) {
     const Sum z1 = sums[step], z2 = sums[2 * step];
     sums[0] += z1 + z2;
     sums[step] = (z1 - z2) + sums[3 * step];

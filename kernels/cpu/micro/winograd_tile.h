@@ -11,10 +11,10 @@ namespace ece408 {
 namespace {
 
 // The order in which a tile takes the domains of rows: those of both rows first.
-constexpr int kOrder[kDomains] = {1, 2, 3, 0};
+constexpr int kComponentOrder[kComponents] = {1, 2, 3, 0};
 // Of the columns it takes domains 1 and 2 at once, which go to both columns of a square, and then 0
 // and 3, for one each, so that what both have in common never leaves the registers.
-constexpr int kColumns[2][2] = {{1, 2}, {0, 3}};
+constexpr int kColumnComponents[2][2] = {{1, 2}, {0, 3}};
 
 // The sizes of tiles; there are two sums for each filter and vector.
 #if ECE408_LANES == 16
@@ -27,8 +27,8 @@ constexpr int tile_vectors(int) { return 2; }
 // Filters by which many are divided: those of the tile that loads least for each product.
 constexpr int64_t kBlockFilters = ECE408_LANES == 16 ? 4 : kMostFilters;
 
-struct SquareArgs {
-    int64_t channels, domain, pitch, groups;  // groups of rows
+struct WinogradTileArgs {
+    int64_t channels, component, pitch, groups;  // groups of rows
     const float* x;       // the domains' first pixel of the tile
     const float* packed;  // of the block
     float* y;             // the first filter's sums, of the tile's first lane,
@@ -52,14 +52,14 @@ __attribute__((always_inline)) inline void add_tap(const float* x, const float* 
 
 // All taps of row domain T on column domains A and B.
 template <int T, int A, int B, int GROUPS, int MT, int VT>
-__attribute__((always_inline)) inline void add_row(const SquareArgs& args, const float*& weight,
+__attribute__((always_inline)) inline void add_row(const WinogradTileArgs& args, const float*& weight,
                                                    Vec (&a)[MT][VT], Vec (&b)[MT][VT]) {
     constexpr int kSkipped = B < 3 ? 0 : GROUPS - 1;  // of B's groups of columns
     const int64_t skipped = T == 3 ? args.groups - 1 : 0;
-    const float* x = args.x + T * args.channels * kDomains * args.domain + skipped * args.pitch;
-    for (int64_t c = 0; c < args.channels; ++c, x += kDomains * args.domain) {
-        const float* in_a = x + A * args.domain;
-        const float* in_b = x + B * args.domain;
+    const float* x = args.x + T * args.channels * kComponents * args.component + skipped * args.pitch;
+    for (int64_t c = 0; c < args.channels; ++c, x += kComponents * args.component) {
+        const float* in_a = x + A * args.component;
+        const float* in_b = x + B * args.component;
         for (int64_t g = skipped; g < args.groups; ++g) {
             // Two addresses to count from: GCC would have one for each load.
             __asm__("" : "+r"(in_a), "+r"(in_b));
@@ -117,7 +117,7 @@ __attribute__((always_inline)) inline void keep_both(const Vec (&second)[MT][VT]
 
 // The sums of row domain T, and with them what they complete.
 template <int T, int GROUPS, int MT, int VT>
-__attribute__((always_inline)) inline void add_domain(const SquareArgs& args,
+__attribute__((always_inline)) inline void add_component(const WinogradTileArgs& args,
                                                       const float*& weight) {
     const int64_t step = 4 * args.sums;
     float* const even_row = args.y;
@@ -158,15 +158,15 @@ __attribute__((always_inline)) inline void add_domain(const SquareArgs& args,
 }
 
 template <int GROUPS, int MT, int VT>
-__attribute__((noinline)) void run_tile(const SquareArgs& args) {
+__attribute__((noinline)) void run_tile(const WinogradTileArgs& args) {
     const float* weight = args.packed + MT;
-    add_domain<1, GROUPS, MT, VT>(args, weight);
-    add_domain<2, GROUPS, MT, VT>(args, weight);
-    add_domain<3, GROUPS, MT, VT>(args, weight);
-    add_domain<0, GROUPS, MT, VT>(args, weight);
+    add_component<1, GROUPS, MT, VT>(args, weight);
+    add_component<2, GROUPS, MT, VT>(args, weight);
+    add_component<3, GROUPS, MT, VT>(args, weight);
+    add_component<0, GROUPS, MT, VT>(args, weight);
 }
 
-using Tile = void(const SquareArgs&);
+using Tile = void(const WinogradTileArgs&);
 
 template <int GROUPS, int MT, int VT>
 Tile* pick_vectors(int64_t vectors) {

@@ -93,7 +93,7 @@ PROBLEMS = [
     "b2,c32,h70,w37,m64,k3x3,p0x2,g32",
     "b2,c34,h19,w21,m34,k5x5,s2x2,p4x1,g34",
     "b1,c32,h20,w150,m32,k5x5,p2x2,g32",
-    # Windows that have little in common, or cover nearly all of the image: patches.
+    # Windows that have little in common, or cover nearly all of the image: im2col.
     "b3,c3,h29,w31,m17,k5x7,s5x7,bias",
     "b2,c4,h40,w38,m6,k3x9,s4x8,p1x2,d2x1,g2",
     "b5,c2,h12,w13,m5,k12x11,p0x1,bias",
@@ -293,9 +293,9 @@ def test_names_the_kernel_that_ran(isa):
     assert cpu.forward(plain, at[0], at[1], None, at[2], False).kernel == f"direct_{isa}"
     assert cpu.backward_data(plain, at[1], at[2], at[0], False).kernel == f"direct_{isa}"
     shallow = ConvProblem.parse("b1,c1,h9,w25,m2,k3")
-    assert cpu.backward_data(shallow, at[1], at[2], at[0], False).kernel == f"pixels_as_lanes_{isa}"
+    assert cpu.backward_data(shallow, at[1], at[2], at[0], False).kernel == f"conv_fwd_ow_{isa}"
     padded = ConvProblem.parse("b1,c1,h3,w3,m2,k3,p1x1")
-    assert cpu.forward(padded, at[0], at[1], None, at[2], False).kernel == f"pixels_as_lanes_{isa}"
+    assert cpu.forward(padded, at[0], at[1], None, at[2], False).kernel == f"conv_fwd_ow_{isa}"
 
 
 def test_half_precision_in_portable_code():
