@@ -1,15 +1,14 @@
-// Chooses a kernel by what the layer is, without measuring anything: `depthwise`, and `direct` for
-// single taps, for what they do; of stride 1 in float32 the one of `direct` and `winograd` that is
-// estimated to be faster, where they suit it; else, for any problem, kernels that slide over images
-// (conv_fwd_ow.h, conv_fwd_oc.h, conv_bwd_w_dot.cpp, conv_bwd_w_ic.h) or multiply patches
-// (im2col.h), whichever is estimated to be faster. A strict task has only those of them that take
-// products one by one and add them up in double.
+// Chooses a kernel from the layer's sizes, without measuring. `depthwise` takes groups of one
+// channel, `direct` 1x1 kernels. For stride 1 in float32 the faster of `direct` and `winograd` by
+// estimate, where they suit. Everything else goes to kernels for any problem: those that slide over
+// images (conv_fwd_ow.h, conv_fwd_oc.h, conv_bwd_w_dot.cpp, conv_bwd_w_ic.h) or im2col.h, whichever
+// is faster by estimate. Strict tasks use only kernels that sum single products in double.
 //
-// Estimates are in multiply-adds of vectors, at the rate at which one core does them.
+// Estimates are in vector multiply-adds at the rate of one core.
 //
-// What the choice loses: docs/results/cpu_layers.md has every kernel's time on 26 layers of networks
-// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, the chosen kernel has 0.98 of the
-// fastest one's speed forward, 0.98 for the gradient for x and 1.00 for w (geometric means).
+// The loss by choosing: docs/results/cpu_layers.md has every kernel's time on 26 layers of networks
+// (scripts/bench_layers.py). On two cores with AVX-512, at batch 16, the chosen kernel has 0.98 of
+// the fastest one's speed forward, 0.98 for the gradient for x and 1.00 for w (geometric means).
 #include "api/choice.h"
 
 #include "api/shape.h"
@@ -19,15 +18,15 @@
 namespace ece408 {
 namespace {
 
-// ---- what kernels suit
+// ---- which problems a kernel suits
 
 bool is_float32(const Task& task) { return task.element_bytes == 4; }
 
-// A single tap and no border, of one group: `direct` takes an image as one row.
+// A 1x1 kernel without border and groups: `direct` treats an image as one row.
 bool is_row(const Shape& s) { return is_flat(s) && s.groups == 1; }
 
-// Whether the gradient for x is a convolution of dy with a border, and not of a part of dy: the border
-// is kernel - 1 - pad wide.
+// Whether the gradient for x is a convolution of dy with a border (of kernel - 1 - pad), not of a
+// part of dy.
 bool has_inner_border(const Shape& s) { return s.pad_h < s.kernel_h && s.pad_w < s.kernel_w; }
 
 bool direct_suits(const Shape& s, Direction direction, int64_t lanes) {
@@ -44,7 +43,7 @@ bool winograd_suits(const Shape& s, Direction direction) {
     return has_unit_steps(s) && fits(s.kernel_h) && fits(s.kernel_w) && border;
 }
 
-// Groups of one channel, a square kernel of 3 or 5, and the same stride both ways, 1 or, without
+// Groups of one channel, a square kernel of 3 or 5, and the same stride both ways: 1 or, without
 // dilation, 2.
 bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
     const bool kernel = s.kernel_h == s.kernel_w && (s.kernel_h == 3 || s.kernel_h == 5);
@@ -58,8 +57,8 @@ bool depthwise_suits(const Shape& s, Direction direction, int64_t lanes) {
     return has_lanes && (is_shifted_plane(s) || !dilated);
 }
 
-// conv_fwd_oc.h by pairs of output rows: some residue modulo the stride has two taps. Kernels of one row
-// without strides are taken by pairs of columns.
+// Winograd F(2,3) in one dimension: along rows if some residue modulo the stride has two taps, or
+// along columns for kernels of one row without strides.
 bool f23_1d_suits(const Shape& s, Direction direction) {
     const bool strided = s.stride_h > 1 || s.stride_w > 1;
     const bool columns = s.kernel_h == 1 && s.kernel_w > 1 && !strided && s.dilate_w == 1;
@@ -69,13 +68,13 @@ bool f23_1d_suits(const Shape& s, Direction direction) {
            s.pad_w <= (s.kernel_w - 1) * s.dilate_w;
 }
 
-// And by squares of outputs.
+// Winograd F(2,3) in two dimensions.
 bool f23_2d_suits(const Shape& s, Direction direction) {
     const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_w <= kMaxF23Dilation;
     return plain && is_f23_kernel(s.kernel_h) && is_f23_kernel(s.kernel_w) && f23_1d_suits(s, direction);
 }
 
-// What the patches of a forward pass may take of memory, in images. Chosen, not measured.
+// The most memory that the patches of a forward pass may take, in images. Chosen, not measured.
 constexpr double kMaxIm2col = 4;
 
 bool im2col_suits(const Shape& s, Direction direction) {
@@ -107,43 +106,47 @@ bool suits(KernelName name, const Task& task, const Shape& s) {
 
 // ---- kernels for any problem
 
-// Channels of the output from which on they are lanes, and a sum's products, without and with a
-// stride, that pay for the transposition of the result; with a stride pixels as lanes must be laid
-// out first. With 8 lanes or 16 sums of 4 products pay already, with 4 those of 48.
+// Products of a sum from which on vectorising over output channels pays for transposing the result,
+// without and with a stride; with a stride the alternative must reorder pixels first. With 8 or 16
+// lanes sums of 4 products are enough, with 4 lanes it takes 48.
 constexpr int64_t kLongSum = 128, kLongStridedSum = 4, kLongStridedSumOf4 = 48;
-// Pixels of a batch from which on pairs of rows and columns pay for more weights; with 16 lanes pixels of an
-// image, or of a batch, with less channels of the output, in a group, from which on they pay for sums of domains.
+// Winograd F(2,3) in one dimension pays for its larger weights from this many pixels of a batch on;
+// with 16 lanes also from this many pixels of an image or of a batch on; with fewer lanes from this
+// many output channels of a group on.
 constexpr int64_t kF23Pixels = 100, kF23Plane = 64, kF23Batch = 512, kF23Filters = 32;
-// With 16 lanes, pixels of a batch from which on squares pay, with 3x3 taps, with more, and for each channel; and
-// pixels of an image: of smaller ones too many squares reach beyond the border.
+// Winograd F(2,3) in two dimensions pays, with 16 lanes, from this many pixels of a batch on: with
+// 3x3 taps, with more taps, and per channel; and from this many pixels of an image on: in smaller
+// ones too many tiles reach beyond the border.
 constexpr int64_t k2dPixels = 512, k2dPixelsLargeKernel = 1024, k2dPixelsPerChannel = 4, k2dPlane = 64;
-// Where packed weights are kept, pixels of an image and channels from which on pairs and squares pay: of one image
-// of 7x7 with 512 channels squares take 0.82 of the time without.
+// With kept packed weights: pixels of an image and channels from which on Winograd F(2,3) pays. For
+// one image of 7x7 with 512 channels, two dimensions take 0.82 of the time without.
 constexpr int64_t kPackedPlane = 49, kPackedChannels = 128;
-// With a stride: products of a sum from which on they do, and the most of the products that pairs may leave.
+// With a stride: the least products of a sum, and the largest ratio of products that F(2,3) may
+// leave.
 constexpr int64_t kStridedF23Products = 100;
 constexpr double kStridedF23Ratio = 0.8;
-// With 16 lanes also more, as the five sixths of 3x3 with stride 2: for such sums, batches of so many pixels, an even number
-// of rows, and columns that fill such a share of tiles of 14.
+// With 16 lanes a larger ratio is allowed, such as five sixths for 3x3 with stride 2: for sums of
+// this many products, batches of this many pixels, an even number of rows, and columns that fill
+// this share of tiles of 14.
 constexpr int64_t kStridedF23LongProducts = 64 * 9, kStridedF23ManyPixels = 2048, kTileColumns = 14;
 constexpr double kStridedF23LongRatio = 0.84, kFilledColumns = 0.85;
 // Pixels after which conv_bwd_w_dot.cpp adds lanes up, and conv_bwd_w_ic.h adds sums to totals.
 constexpr double kChunkPixels = 800, kSummedPixels = 200;
-// Pixels of dy that conv_bwd_w_dot.cpp lays out images for.
+// Pixels of dy per copy of the images in conv_bwd_w_dot.cpp.
 constexpr double kFilterBlock = 1 << 17;
-// Filters from which on tiles of conv_bwd_w_ic.h hide the latency of their sums, and taps up to which a
-// tile's totals stay in the second cache.
+// Filters from which on tiles of conv_bwd_w_ic.h hide the latency of their sums, and taps up to
+// which a tile's totals stay in the second-level cache.
 constexpr int64_t kLaneFilters = 8, kLaneTaps = 128;
 
-// Whether the channels of the output of `s`, which may be a gradient, are better lanes than its
-// pixels; `strided`: the problem has a stride.
+// Whether to vectorise over the output channels of `s` (which may be a gradient), not its columns.
+// `strided`: the problem has a stride.
 bool pays_oc_lanes(const Shape& s, bool strided, int64_t lanes) {
     const int64_t of_strides = lanes == 4 ? kLongStridedSumOf4 : kLongStridedSum;
     return s.group_filters >= lanes &&
            s.group_channels * s.kernel_h * s.kernel_w >= (strided ? of_strides : kLongSum);
 }
 
-// The share of the products that pairs of rows leave.
+// The ratio of products that Winograd F(2,3) along rows leaves.
 double f23_product_ratio(const Shape& s) {
     int64_t taps = 0;
     for (int64_t r = 0; r < s.stride_h; ++r)
@@ -151,13 +154,13 @@ double f23_product_ratio(const Shape& s) {
     return static_cast<double>(taps) / static_cast<double>(2 * s.kernel_h);
 }
 
-// What the kernels for any problem take, of one group. Constants are fitted to the times of about
-// 60 shapes with AVX-512, where two multiply-adds take a cycle.
+// Cost model of the kernels for any problem, for one group. Constants are fitted to the times of
+// about 60 shapes with AVX-512 and two multiply-adds per cycle.
 struct Costs {
     Sweep s;                // of the forward pass
-    bool oc_lanes;              // whether the output's channels are lanes
+    bool oc_lanes;              // vectorised over output channels
     bool in_double;
-    int64_t lanes, panel;   // of a vector of sums; taps of patches that are copied at a time
+    int64_t lanes, panel;   // lanes of a vector of sums; taps of patches that are copied at a time
     double batch, channels, filters, taps, pixels, all_pixels, source, weights;
 
     Costs(const Shape& shape, bool oc_lanes, const Task& task)
@@ -178,11 +181,11 @@ struct Costs {
     double vectors(double numbers) const {
         return static_cast<double>(divide_up(static_cast<int64_t>(numbers), lanes));
     }
-    // To copy a batch's images in the order that the kernels which slide over them have.
+    // Copying a batch's images into the layout of the sliding kernels.
     double layout_cost() const {
         return batch * source * (s.stride_w > 2 ? 4 : s.stride_w > 1 ? 2 : 1);
     }
-    // To copy a pixel's patch, in runs of taps.
+    // Copying a pixel's patch, in runs of taps.
     double copied(int64_t longest) const {
         return 35 * taps / static_cast<double>(s.kernel_w < longest ? s.kernel_w : longest) +
                1.5 * taps;
@@ -192,7 +195,7 @@ struct Costs {
         if (!oc_lanes)
             return batch * filters * taps * vectors(flat_image(s).length) + layout_cost() +
                    6 * weights;
-        // Tiles of a few pixels wait for their sums.
+        // Tiles of few pixels wait for the latency of their sums.
         const double columns = static_cast<double>(s.out_width > 4 ? s.out_width : 4);
         const double rows = static_cast<double>(s.out_height);
         return batch * (rows * columns * taps * vectors(filters) + source) + 5 * weights;
@@ -221,15 +224,15 @@ struct Costs {
         return all_pixels * (filters * vectors(taps) + added * taps) + 3 * batch * source + weights;
     }
 
-    // Dot products over rows that end with vectors, of images or of parts of them, whose lanes are added
-    // up; by pairs of rows, of height 3 two thirds of the products, with 16 lanes in three quarters of the
-    // time, with a third more sums.
+    // Dot products over rows padded to whole vectors, whose lanes are added up. Winograd along rows
+    // of height 3 leaves two thirds of the products, in three quarters of the time with 16 lanes,
+    // with a third more sums.
     double weight_dot() const {
         const double places = static_cast<double>(s.out_height * flat_image(s).row);
         const double chunks = places < kChunkPixels ? batch * places / kChunkPixels + 1
                                                     : batch * (places / kChunkPixels + 1);
         const double taps = bwd_w_uses_winograd(s, in_double) ? 2 * f23_product_ratio(s) : 1;
-        // Images are laid out for each block of filters, in the end from a cache.
+        // Images are copied for each block of filters, from a cache after the first time.
         const double chunk = places < kChunkPixels ? places : kChunkPixels;
         const double blocks = filters * chunk / kFilterBlock + 1;
         const double products = taps > 1 ? lanes == 16 ? 0.58 * taps : taps / 2 : 1;
@@ -247,8 +250,8 @@ struct Costs {
         const double lost = static_cast<double>(dilate * taps * (taps + 1));
         return lost < all / 2 ? 1 - lost / all : 0.5;
     }
-    // Only products with pixels, of x and dy transposed, and totals that are kept and put. The other
-    // kernels share one image worse among threads.
+    // Products of transposed x and dy without borders, and totals that are stored and added. The
+    // other kernels divide one image worse among threads.
     double weight_ic() const {
         const double met = inside(s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h) *
                            inside(s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w);
@@ -273,13 +276,13 @@ struct Costs {
     }
 };
 
-// Whether pairs, and squares, pay for their products alone, as their weights are packed already.
+// Whether Winograd costs only its products, because transformed weights are kept.
 bool has_packed_weights(const Task& task, const Shape& layer) {
     const bool is_large = layer.out_height * layer.out_width >= kPackedPlane;
     return task.kept && is_float32(task) && is_large && layer.group_channels >= kPackedChannels;
 }
 
-// For a layer with a stride.
+// For layers with a stride.
 bool strided_f23_pays(const Task& task, const Shape& s, const Shape& layer) {
     const int64_t plane = s.out_height * s.out_width, sum = layer.group_channels * s.kernel_h * s.kernel_w;
     if (task.lanes < 8 || plane < kF23Plane || sum < kStridedF23Products) return false;
@@ -291,11 +294,12 @@ bool strided_f23_pays(const Task& task, const Shape& s, const Shape& layer) {
                                    sum >= kStridedF23LongProducts && s.batch * plane >= kStridedF23ManyPixels);
 }
 
-// For a layer that has filters as lanes; `layer`: the problem or, as a layer of its own, its gradient.
+// For layers that are vectorised over output channels. `layer`: the problem, or its gradient as a
+// layer.
 bool f23_1d_pays(const Task& task, const Shape& s, const Shape& layer, bool strided) {
     const int64_t plane = s.out_height * s.out_width;
     if (!suits(KernelName::conv_fwd_oc_f23_1d, task, s)) return false;
-    // Tiles of shorter vectors fit rows of half the columns worse.
+    // With shorter vectors tiles fit rows of half the columns worse.
     if (s.kernel_h == 1 && task.lanes < 16) return false;
     if (!strided && has_packed_weights(task, layer)) return true;
     if (s.batch * plane < kF23Pixels) return false;
@@ -304,8 +308,8 @@ bool f23_1d_pays(const Task& task, const Shape& s, const Shape& layer, bool stri
     return plane >= kF23Plane || s.batch * plane >= kF23Batch;
 }
 
-// Whether squares are worth a third more weights than pairs of rows. With vectors of 16 lanes products are fast,
-// and weights of few pixels, or of large kernels, take longer to read.
+// Whether two dimensions pay for a third more weights than one. With 16 lanes products are fast, so
+// reading the weights of few pixels or of large kernels takes longer.
 bool f23_2d_pays(const Task& task, const Shape& s, const Shape& layer) {
     if (!suits(KernelName::conv_fwd_oc_f23_2d, task, s)) return false;
     if (has_packed_weights(task, layer)) return true;
@@ -333,41 +337,42 @@ KernelName choose_for_any(const Task& task, const Shape& s) {
 
 // ---- kernels of stride 1 in float32
 
-// Images, channels and filters from which on packing the weights of a single tap pays for lanes
-// that are all used, where planes would fill less than such a share of them: of 32 images of 4x5 with
-// 512 channels and filters 3.8 ms in place of 4.8.
+// Images, channels and filters from which on packing the weights of a 1x1 kernel pays, if planes
+// would fill less than this share of the lanes: 32 images of 4x5 with 512 channels and filters take
+// 3.8 ms, not 4.8.
 constexpr int64_t kPacksImages = 8, kPacksChannels = 128;
 constexpr double kFullLanes = 0.8;
-// Pixels of a batch up to which the gradient for x of a single tap has filters as lanes, with 16 lanes.
+// Pixels of a batch up to which the gradient for x of a 1x1 kernel is vectorised over its channels,
+// with 16 lanes.
 constexpr int64_t kShortRows = 64;
 // Products of a sum up to which `direct` is faster than `conv_fwd_oc` for padded images.
 constexpr int64_t kDirectPadded = 128;
-// Products of a sum from which on the kernels for any problem, which take it in blocks, lose less
-// to rounding: of `direct`, and of each of the sums that `winograd` puts together. They keep the
-// relative error against float64 below 1e-6 (tests/backends).
+// Products of a sum from which on kernels with partial sums are used for their smaller rounding
+// error: for `direct`, and for each component's sum in `winograd`. They keep the relative error
+// against float64 below 1e-6 (tests/backends).
 constexpr int64_t kLongDirect = 1536, kLongWinograd = 256;
-// Pixels of x for each of y from which on a window covers much of an image, so that the gradient
-// for x would mostly be sums of borders; patches leave them out. Chosen, not measured.
+// Pixels of x per pixel of y from which on a window covers much of an image: the gradient for x
+// would mostly sum borders, which im2col leaves out. Chosen, not measured.
 constexpr int64_t kDense = 4;
-// Channels of x from which on the gradient for it fills register tiles.
+// Channels of x from which on its gradient fills register tiles.
 constexpr int64_t kGradientChannels = 3;
-// The share of its lanes from which on `winograd` is faster than `conv_fwd_oc`, and the
-// vectors of sums of a filter, over all images, that pay for the packing of its weights.
+// The share of used lanes from which on `winograd` is faster than `conv_fwd_oc`, and the vectors of
+// a filter's sums, over all images, that pay for packing its weights.
 constexpr double kFilledLanes = 0.7;
 constexpr int64_t kWorthPacking = 24;
-// Channels from which on squares with filters as lanes are faster than `winograd`, with 16 lanes also products of
-// a sum; and channels from which on pairs of rows are, with 16 lanes.
+// Channels from which on F(2,3) in two dimensions of `conv_fwd_oc` is faster than `winograd`, with
+// 16 lanes also products of a sum; and channels from which on one dimension is, with 16 lanes.
 constexpr int64_t k2dChannels = 16, k2dProducts = 576, k1dChannels = 256;
 
-// Filters from which on threads have enough of them to share the gradient for w.
+// Filters from which on there are enough to share the gradient for w among threads.
 constexpr int64_t kPlaneFilters = 32;
 
 int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }
 
-// What `direct` and `winograd` take of an image: counts of what they do, with factors fitted to
-// times with AVX-512 on one core; docs/design.md says how good they are.
+// Cost model of `direct` and `winograd` for one image: operation counts, with factors fitted to
+// times with AVX-512 on one core; docs/design.md has their accuracy.
 struct UnitCosts {
-    const Shape& s;  // of the layer, or of the gradient as one
+    const Shape& s;  // of the layer, or of the gradient as a layer
     int64_t lanes;
     F23 rows, columns;
 
@@ -375,17 +380,17 @@ struct UnitCosts {
         : s(s), lanes(lanes), rows(f23_of(s.kernel_h, s.out_height)),
           columns(f23_of(s.kernel_w, s.out_width)) {}
 
-    // Vectors that a filter's 2x2 squares of pixels are summed in.
+    // Vectors of a filter's component.
     int64_t component_vectors() const {
         return divide_up((rows.out_pairs - 1) * columns.starts() + columns.out_pairs, lanes);
     }
-    // Products, and a store of each vector.
+    // Products, and a store for each vector.
     double direct() const {
         const int64_t vectors = divide_up(s.out_height * s.out_width, lanes);
         return static_cast<double>(s.filters * vectors) *
                (1.08 * static_cast<double>(products(s)) + 3);
     }
-    // Products and what is kept between domains, domains, and rows of y.
+    // Products with the sums stored between components, input transform, output transform.
     double winograd() const {
         const double taps = static_cast<double>(rows.taps() * columns.taps());
         const double sums = static_cast<double>(s.filters * component_vectors()) *
@@ -403,7 +408,7 @@ struct UnitCosts {
     }
 };
 
-// `name`: what any problem of the layer's kind would be computed by.
+// `name`: the choice among kernels for any problem.
 bool beats_winograd(KernelName name, const Task& task, const Shape& layer) {
     if (task.lanes < 8) return false;
     if (name == KernelName::conv_fwd_oc_f23_2d)
@@ -411,8 +416,7 @@ bool beats_winograd(KernelName name, const Task& task, const Shape& layer) {
     return name == KernelName::conv_fwd_oc_f23_1d && layer.channels >= k1dChannels;
 }
 
-// `layer` is the problem or, as a layer of its own, its gradient; `direct`: whether that may be
-// chosen.
+// `layer`: the problem, or its gradient as a layer. `direct`: whether it may be chosen.
 KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& layer, bool direct) {
     direct = direct && layer.out_width >= task.lanes && products(layer) <= kLongDirect;
     if (suits(KernelName::winograd, task, s)) {
@@ -428,8 +432,8 @@ KernelName choose_unit_steps(const Task& task, const Shape& s, const Shape& laye
     return direct ? KernelName::direct : choose_for_any(task, s);
 }
 
-// Whether lanes would be idle that packed weights have a use for. Odd tiles leave none idle; for x, where `direct`
-// turns weights round, they are still slower with 16 threads.
+// Whether lanes would be idle that packed weights can use. Odd tiles leave none idle; for x, where
+// `direct` rotates weights, they are still slower with 16 threads.
 bool is_packed(const Task& task, const Shape& s) {
     const int64_t pixels = s.out_height * s.out_width, lanes = task.lanes;
     const double all = static_cast<double>(lanes) * static_cast<double>(divide_up(pixels, lanes));
@@ -438,7 +442,8 @@ bool is_packed(const Task& task, const Shape& s) {
            s.channels >= kPacksChannels && s.filters >= kPacksChannels;
 }
 
-// Whether filters are the better lanes for a row of so few pixels. For x, weights are packed as they lie.
+// Whether a row is so short that vectorising over filters is better. For x, weights are packed in
+// memory order.
 bool is_short_row(const Task& task, const Shape& s) {
     return task.lanes == 16 && task.direction == Direction::backward_data &&
            s.batch * s.out_height * s.out_width <= kShortRows && pays_oc_lanes(gradient_shape(s), false, 16);

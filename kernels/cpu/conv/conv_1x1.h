@@ -1,21 +1,22 @@
 // Convolutions of a single tap, which are matrix products: filters by channels times channels by
 // pixels.
 //
-// The first block of filters lays a tile's pixels out channel after channel while it computes, so that the
-// other blocks read them in order, as packed weights are, whatever a plane's size. Pixels that few blocks
-// take stay where they are. All blocks take their sums of the first 256 channels, then those of the next
-// ones: the first cache holds so many channels of a tile.
+// The first block of filters packs a tile's pixels channel by channel while it computes, so that
+// the other blocks read them in order, whatever the plane's size. Pixels that few blocks read are
+// not packed. All blocks sum the first 256 channels, then the next ones: the first-level cache
+// holds this many channels of a tile.
 //
-// The work of an image is a list of cells, each a tile of pixels and a block of filters: tile after
-// tile of a group of blocks, then those of the next group. Threads take whole images, or, of few
-// images, stretches of the list. Few threads take whole groups of a small image: threads that had the same
-// planes would take lines of a cache from each other.
+// The work on an image is a list of cells, each one tile of pixels by one block of filters: tile by
+// tile for a group of blocks, then for the next group. Threads take whole images or, if images are
+// few, ranges of the list. On small images few threads take whole groups: threads with the same
+// planes would take cache lines from each other.
 //
-// Packed weights are in blocks of 8 filters where that leaves no other, and planes that are a few pixels more
-// than whole vectors are tiles of 49 pixels: each block's sums of the last one are a vector of filters.
+// Packed weights are in blocks of 8 filters if that divides their number. Planes that are a few
+// pixels more than whole vectors then use odd tiles of 49 pixels, whose last pixel has its sums of
+// a block in one vector of filters.
 //
-// Weights that few pixels take are read where they are: packing them would take as long as a part of
-// their products.
+// Weights that few pixels use are read in place: packing them would take as long as a part of their
+// products.
 #pragma once
 
 #include <stdint.h>
@@ -29,66 +30,66 @@
 namespace ece408 {
 namespace {
 
-// Blocks of filters from which on a tile's pixels are laid out.
+// Blocks of filters from which on a tile's pixels are packed.
 constexpr int64_t kPackPixelsBlocks = 9;
 
-// Pixels for each thread from which on weights are packed for a call.
+// Pixels per thread from which on weights are packed for a single call.
 constexpr int64_t kPackedPixels = 300;
 
 inline bool is_worth_packing(const Shape& s, int threads) {
     return s.batch * s.out_height * s.out_width >= kPackedPixels * threads;
 }
 
-// The largest plane of which threads take whole groups, the most threads, and the most groups for each.
+// Limits for threads that take whole groups: pixels of a plane, threads, groups per thread.
 constexpr int64_t kGroupsPlane = 400, kGroupsThreads = 4, kGroupsEach = 4;
 
-// Floats of the pixels that are asked for together: they stay in a core's second cache.
+// Floats of pixels that are prefetched together: they stay in the core's second-level cache.
 constexpr int64_t kRunFloats = 1 << 15;
 
-// Channels between which a block asks for some of its lines. An Intel core waits for 16 lines at most: asked
-// for all at once, more would hold up the loads of the sums. 64 channels of 56x56 took 1.25 times as long.
-// Products of shorter vectors take longer.
+// Channels between two prefetch steps of a block. An Intel core has at most 16 lines in flight;
+// prefetching more at once would stall the loads of the sums (64 channels of 56x56 took 1.25 times
+// as long). Products of shorter vectors take longer.
 constexpr int64_t kPrefetchChannels = kLanes == 16 ? 16 : 64;
 
-// Channels from which on threads that share an image ask for its pixels.
+// Channels from which on threads that share an image prefetch its pixels.
 constexpr int64_t kPrefetchMinChannels = 64;
 
-// What a tile of pixels does with consecutive blocks of filters: it computes sums of channels [begin, end),
-// and adds them to those of the channels before, which lie where the outputs are to be.
+// A tile of pixels by consecutive blocks of filters: sums over channels [begin, end). Sums of
+// earlier channels are in the outputs' place and are added.
 struct Column {
     int64_t blocks, begin, end;
-    const float* x;       // a channel's vectors lie at `in`, the next one's `step` floats further on
+    const float* x;       // vectors of a channel are at `in`, the next channel is `step` floats further on
     const int64_t* in;
     int64_t step;
-    float* packed_pixels;      // where a function that lays them out has the pixels for later blocks
-    const float* packed;  // of each block its biases, for the first channels, and weights as [c][filter];
-    const float* bias;    // or the first filter's bias, unless null,
-    const float* weights;  // and its weights, with so many floats to the next filter's and channel's
+    float* packed_pixels;      // where to pack the pixels for later blocks, or null
+    const float* packed;  // per block: biases (before the first channels), then weights as [c][filter];
+    const float* bias;    // or the first filter's bias, may be null,
+    const float* weights;  // and unpacked weights, with their steps to the next filter and channel
     int64_t weight_step, channel_step;
     float* y;             // of the first filter
-    const int64_t* out;   // where vectors go there
+    const int64_t* out;   // offsets of the vectors in it
     int64_t filter_step;
     ece408_epilogue epilogue;  // as in StripArgs
-    // Pixels further on, of which each block asks for so many channels, `ahead_step` floats apart, and
-    // so many floats of each.
+    // Pixels to prefetch: each block takes `ahead_channels` channels that are `ahead_step` floats
+    // apart, `ahead_floats` of each.
     const float* ahead;
     int64_t ahead_channels, ahead_floats, ahead_step;
-    // The pixel that an odd tile has more, the next channel's `odd_step` floats further on; where it is laid
-    // out; and where it goes in y.
+    // The extra pixel of an odd tile, with `odd_step` floats to the next channel; where to pack it;
+    // its offset in y.
     const float* odd_pixel;
     int64_t odd_step;
     float* odd_packed;
     int64_t odd_out;
-    bool prefetches_weights;  // whether each block asks for the next one's weights, if they are not packed
-    // Whether this is the first or the last one that a thread computes with these blocks, one after
-    // the other: each one asks for the next one's outputs.
+    bool prefetches_weights;  // each block prefetches the next block's unpacked weights
+    // Whether this is the first or the last tile that a thread computes with these blocks: each
+    // tile prefetches the outputs of the next one.
     bool is_first, is_last;
 };
 
-// The weights of the first channel begin at `weight`. All addresses are of few registers, which few
-// instructions move on: where two threads share a core, instructions are what it is short of. `prefetch_next` is
-// called before each kPrefetchChannels channels, the first time before those that are left over, or once if
-// no pixels are asked for.
+// Adds products over the channels; their weights begin at `weight`. Addresses use few registers and
+// few instructions: two threads on one core compete for instruction slots. Calls `prefetch_next`
+// before every kPrefetchChannels channels, at first before the remainder, or once if no pixels are
+// prefetched.
 template <bool Packed, bool PacksPixels, bool Odd, int MT, int VT, class PrefetchNext>
 __attribute__((always_inline)) inline void add_channels(const Column& column, const float* weight,
                                                         Vec (&sum)[MT][VT], Vec* sums_of_odd,
@@ -104,7 +105,7 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
     const float* odd_pixel = column.odd_pixel;
     float* odd_to = column.odd_packed;
     Vec odd_sums = Odd ? *sums_of_odd : Vec{};
-    // The next block's weights follow, behind its biases: each channel asks for one's.
+    // Behind these are the next block's biases and weights: each channel prefetches one's.
     const int64_t next = MT * (column.end - column.begin + 1);
     const int64_t prefetch_step = column.ahead ? kPrefetchChannels * column.step : all, rest = all % prefetch_step;
     for (int64_t stop = rest ? rest : prefetch_step; stop <= all; stop += prefetch_step) {
@@ -134,7 +135,8 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
                     sum[m][v] = by_one ? multiply_add_one(x[v], weight + m, sum[m][v])
                                        : multiply_add(x[v], factor, sum[m][v]);
             }
-            // GCC makes a loop of its own for a step of one, and keeps sums of the other loop in memory.
+            // hidden: for a step of one GCC would make a second loop, and spill the sums of the
+            // first.
             weight += Packed ? MT : hidden(column.channel_step);
         } while (at != stop);
     }
@@ -154,9 +156,9 @@ __attribute__((always_inline)) inline void apply_epilogue(const Column& column, 
     }
 }
 
-// The sums of one pixel, of kOddFilters filters from the block's filter `first` on: what they are added to
-// where a channel is not the first, what follows them, and where they go, `y` for the first. Not inline: what
-// it needs would take registers from the other sums.
+// Stores the sums of an odd tile's extra pixel for kOddFilters filters from the block's filter
+// `first` on, to `y` for the first; adds earlier channels' sums and applies the epilogue. Not
+// inlined, because its registers would be taken from the other sums.
 __attribute__((noinline)) void store_odd_pixel(const Column& column, int64_t first, float* y, Vec sums) {
     const int64_t step = column.filter_step;
     alignas(64) float each[kLanes] = {};
@@ -180,7 +182,7 @@ __attribute__((noinline)) void store_odd_pixel(const Column& column, int64_t fir
     for (int m = 0; m < kOddFilters; ++m) y[m * step] = each[m];
 }
 
-// The next block's weights, whose rows are too short for processors to fetch ahead by themselves.
+// Prefetches the next block's weights: their rows are too short for hardware prefetchers.
 template <int MT>
 inline void prefetch_weights(const Column& column, int64_t first) {
     const float* row = column.weights + (first + MT) * column.weight_step;
@@ -188,9 +190,9 @@ inline void prefetch_weights(const Column& column, int64_t first) {
         for (int64_t c = column.begin; c < column.end; c += kLine) prefetch(row + c);
 }
 
-// The lines that each block of a column asks for, by and by: pixels further on, and where its outputs go in
-// the next tile, of which processors fetch too few ahead by themselves. The blocks of a thread's first tile
-// also ask for the outputs of their own.
+// Prefetches of a column's blocks, step by step: pixels, and the outputs of the next tile, for
+// which hardware prefetchers are too late. Blocks of a thread's first tile also prefetch their own
+// outputs.
 template <int MT, int VT>
 struct ColumnPrefetch {
     const Column& column;
@@ -213,7 +215,7 @@ struct ColumnPrefetch {
         pixels_end = pixels + channels * column.ahead_step;
     }
 
-    // What follows a stretch of channels; `y` is where the block's outputs go.
+    // The prefetches of one step; `y`: the block's outputs.
     __attribute__((always_inline)) void prefetch_next(float* const (&y)[VT]) {
         for (int64_t c = 0; c < channels_each && pixels != pixels_end; ++c, pixels += column.ahead_step)
             for (int64_t i = 0; i < column.ahead_floats; i += kLine) prefetch_first_level(pixels + i);
@@ -225,7 +227,7 @@ struct ColumnPrefetch {
     }
 };
 
-// Those that lay pixels out are functions of their own: in one function GCC keeps sums in memory.
+// Variants that pack pixels are separate functions: in one function GCC spills the sums.
 template <bool Packed, bool PacksPixels, bool Odd = false>
 struct Columns {
     using Function = void(const Column&);
@@ -251,7 +253,7 @@ struct Columns {
 
     template <int, int MT, int VT>
     __attribute__((noinline)) static void run(const Column& given) {
-        const Column column = given;  // which no store to y can change
+        const Column column = given;  // a local copy, which stores to y cannot change
         const float* packed = column.packed;
         ColumnPrefetch<MT, VT> column_prefetch(column);
         float* y[VT];
@@ -276,7 +278,8 @@ struct Columns {
                                                     sum, nullptr, prefetch_next);
             }
             if (column.begin > 0) add_to_sums(y, column.filter_step, sum);
-            // Its bounds are read again: kept from block to block, they would take registers from the sums.
+            // Bounds are read again for each block: keeping them would take registers from the
+            // sums.
             if (column.epilogue.factors) apply_epilogue(*hidden(&given), first, sum);
             ECE408_UNROLL
             for (int m = 0; m < MT; ++m) {
@@ -296,19 +299,19 @@ struct Plan1x1 {
     Layer layer;
     Tiling tiling;
     const float* packed;  // or null
-    const float* bias;    // for weights that are not packed
+    const float* bias;    // for unpacked weights
     ece408_epilogue epilogue;
     float* y;
     int64_t groups;
-    bool by_groups;  // whether the parts of an image are its groups
-    int64_t run;     // tiles whose pixels are asked for together
+    bool by_groups;  // the parts of an image are its groups
+    int64_t run;     // tiles whose pixels are prefetched together
 
     int64_t channels() const { return layer.shape.channels; }
     int64_t plane() const { return layer.shape.height * layer.shape.width; }
     int64_t tile_floats(int64_t planes) const { return planes * (tiling.size + 1) * kLanes; }
     int64_t first_block(int64_t group) const { return part_start(tiling.blocks, groups, group); }
 
-    // The groups of an image that threads take whole, for which pixels are laid out; or 0.
+    // The number of groups of an image that threads take whole, with packed pixels; or 0.
     int64_t own_groups(int threads) const {
         const int64_t each = tiling.blocks / (kPackPixelsBlocks * threads);
         const bool own = threads > 1 && threads <= kGroupsThreads && layer.shape.batch == 1 &&
@@ -316,8 +319,8 @@ struct Plan1x1 {
         return !own ? 0 : threads * (each < kGroupsEach ? each : kGroupsEach);
     }
 
-    // The cell at which a part of an image begins. All parts have about as many vectors: cells of
-    // narrow tiles take less time.
+    // The first cell of a part of an image. Parts have about the same number of vectors, because
+    // cells of narrow tiles take less time.
     int64_t first_cell(int64_t part, int64_t parts) const {
         if (by_groups) return first_block(part) * tiling.tiles;
         int64_t at = part_start(tiling.count * tiling.blocks, parts, part), group = 0;
@@ -330,13 +333,13 @@ struct Plan1x1 {
     }
 };
 
-// Room for a thread's work: a tile's pixels for a partial sum as [c][vector][lane], or null, and its outputs
-// as [filter][vector][lane].
+// Scratch of a thread: a tile's pixels for a partial sum as [c][vector][lane], or null, and its
+// outputs as [filter][vector][lane].
 struct Scratch1x1 {
     float *pixels, *outputs;
 };
 
-// A tile of an image, of which blocks of filters can be computed.
+// A tile of an image, for any blocks of filters.
 struct Tile1x1 {
     const Plan1x1& plan;
     const float* x;
@@ -353,7 +356,7 @@ struct Tile1x1 {
         column.channel_step = plan.layer.turned ? plan.layer.shape.filters : 1;
     }
 
-    // The channels of a partial sum, the next one's after the first.
+    // Sets the channels of the partial sum that begins with `begin`.
     void take_channels(int64_t begin, bool packs_pixels) {
         column.begin = begin, column.end = sum_end(plan.layer.shape, begin);
         if (is_odd) {
@@ -366,11 +369,11 @@ struct Tile1x1 {
         column.in = &plan.tiling.in[first], column.step = plan.plane();
         column.packed_pixels = packs_pixels ? scratch.pixels : nullptr;
         if (begin == 0) return;
-        // Outputs and pixels have been asked for.
+        // Outputs and pixels have been prefetched already.
         column.is_first = false, column.is_last = true, column.ahead = nullptr;
     }
 
-    // `blocks` blocks together ask for channels [begin, end) of a run of tiles of an image.
+    // `blocks` blocks together prefetch channels [begin, end) of a run of tiles of an image.
     void set_prefetch(const float* image, int64_t tile, int64_t begin, int64_t end, int64_t blocks) {
         const Tiling& tiling = plan.tiling;
         const int64_t vector = tiling.first_vector(tile), stop = tile + plan.run;
@@ -381,9 +384,9 @@ struct Tile1x1 {
         column.ahead_channels = divide_up(end - begin, blocks);
     }
 
-    // The tiles of a run together ask for the next run, or, at the image's end, for the first run of
-    // the image `next`, unless null. So each channel's pixels are asked for in long rows, which memory
-    // gives fastest.
+    // The tiles of a run together prefetch the next run or, at the end of the image, the first run
+    // of image `next` unless null. So each channel's pixels are read in long rows, the fastest
+    // order for memory.
     void set_prefetch_after(int64_t tile, const float* next, int64_t blocks) {
         const int64_t place = tile % plan.run, start = tile - place;
         const int64_t left = plan.tiling.tiles - start, some = left < plan.run ? left : plan.run;
@@ -405,7 +408,7 @@ struct Tile1x1 {
                            : pick_filters<Columns<false, PacksPixels>, 0>(filters, wide);
     }
 
-    // Blocks [begin, end), which are of one size, to `y`, where the filter `first_filter(begin)` begins.
+    // Computes blocks [begin, end), all of one size, to `y`, the output of the first one.
     void compute(int64_t begin, int64_t end, float* y, const ece408_epilogue& epilogue) {
         if (begin >= end) return;
         const int64_t m = plan.tiling.first_filter(begin);
@@ -428,7 +431,8 @@ struct Tile1x1 {
         if (column.ahead) column.ahead += column.ahead_step * column.ahead_channels * column.blocks;
     }
 
-    // Blocks [begin, end) to `y`, where filters are `column.filter_step` apart, and what `epilogue` does there.
+    // Computes blocks [begin, end) to `y`, with `column.filter_step` floats between filters and
+    // this epilogue.
     void compute_all(int64_t begin, int64_t end, float* y, const ece408_epilogue& epilogue) {
         const Tiling& tiling = plan.tiling;
         const int64_t large = tiling.large_blocks(), start = tiling.first_filter(begin);
@@ -450,8 +454,8 @@ struct Tile1x1 {
         }
     }
 
-    // Blocks [begin, end) of the image whose output is `image_y`. `through_scratch`: by way of the room for outputs,
-    // where vectors may not overwrite what lies under them.
+    // Computes blocks [begin, end) of the image whose output is `image_y`. `through_scratch`:
+    // vectors may not overwrite their neighbours, so outputs go through scratch.
     void run(int64_t begin, int64_t end, float* image_y, bool through_scratch, bool accumulate) {
         const Tiling& tiling = plan.tiling;
         const int64_t m = tiling.first_filter(begin), filters = tiling.first_filter(end) - m;
@@ -465,8 +469,8 @@ struct Tile1x1 {
     }
 };
 
-// Cells [begin, end) of an image. `next`: the image that this thread is likely to read next, or null.
-// `whole`: the image is one thread's.
+// Computes cells [begin, end) of an image. `next`: the image that this thread probably reads next,
+// or null. `whole`: one thread has the whole image.
 void run_cells(const Plan1x1& plan, const float* x, const float* next, float* y, const Scratch1x1& scratch,
                int64_t begin, int64_t end, bool accumulate, bool whole) {
     const Tiling& tiling = plan.tiling;
@@ -485,34 +489,36 @@ void run_cells(const Plan1x1& plan, const float* x, const float* next, float* y,
         tile.column.is_last = number + 1 == tiling.tiles || begin == end;
         known = group;
         const bool of_last_group = first + blocks == tiling.blocks;
-        // The parts of an image that threads share lie in caches, some of them other cores'. Sums of few channels
-        // end before such pixels come.
+        // The parts of a shared image are in caches, some of them other cores'. With few channels
+        // the sums would end before prefetched pixels arrive.
         if (whole || (!plan.by_groups && plan.channels() >= kPrefetchMinChannels))
             tile.set_prefetch_after(number, of_last_group ? next : nullptr, last - block);
-        // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
+        // Threads must not both write the lanes that two vectors share; a single thread writes them
+        // twice.
         const bool shared = !whole && !plan.by_groups && number == tiling.tiles - 1 && tiling.first > 0;
         tile.run(block, last, y, accumulate || shared, accumulate);
     }
 }
 
-// Pixels further on that are asked for before some are picked: processors do not fetch ahead rows that lie apart.
+// Prefetch distance in pixels while a strided channel is copied: hardware prefetchers do not follow
+// rows that are apart.
 constexpr int64_t kStridedPrefetch = 1024;
 
-// The pixels of a channel that the strides pick, one after the other.
+// Copies the pixels of a channel that the strides select.
 void pick_channel(const Layer& layer, const float* from, float* to) {
     const int64_t step = layer.stride_w, columns = divide_up(layer.width, step);
     for (int64_t y = 0; y < layer.height; y += layer.stride_h, to += columns) {
         const float* row = from + y * layer.width;
         for (int64_t x = 0; x < layer.width; x += kLine) prefetch_first_level(row + kStridedPrefetch + x);
-        if (step == 2)  // as the compiler has vectors for
+        if (step == 2)  // the compiler vectorises this step
             for (int64_t x = 0; x < columns; ++x) to[x] = row[2 * x];
         else
             for (int64_t x = 0; x < columns; ++x) to[x] = row[step * x];
     }
 }
 
-// Groups of blocks. Weights are read from the last cache once for each tile of a group and each thread
-// at it, and pixels are laid out once for each group. Few threads are not held up by that cache.
+// The number of groups of blocks. Weights are read from the last-level cache once per tile of a
+// group and thread, pixels are packed once per group. A few threads do not saturate that cache.
 int64_t count_groups(const Plan1x1& plan, int used_threads) {
     const Shape& s = plan.layer.shape;
     const int64_t weights = s.filters * s.channels, pixels = s.channels * plan.plane();
@@ -522,7 +528,7 @@ int64_t count_groups(const Plan1x1& plan, int used_threads) {
     return groups;
 }
 
-// A channel of an image with a border, or that strides pick pixels from.
+// Copies a channel with its border, or the pixels that the strides select.
 void copy_channel(const Layer& layer, const float* from, float* to) {
     if (layer.stride_h > 1 || layer.stride_w > 1)
         pick_channel(layer, from, to);

@@ -1,18 +1,20 @@
-// Convolutions with many filters and long sums: lanes are filters, pixels are broadcast.
+// Convolutions with many filters and long sums, vectorised over output channels; pixels are
+// broadcast. Forward, and the gradient for x.
 //
-// A register tile holds a few neighbouring output pixels by one or two vectors of filters. Every
-// lane is used whatever the size of the plane and its stride, for the price of a transposition at
-// the end, so this is for sums long enough to pay for it; conv_fwd_ow.h has pixels as lanes.
+// A register tile holds a few adjacent output pixels by one or two vectors of filters. All lanes
+// are used whatever the plane's size and the stride, but the result must be transposed, so this
+// pays for long sums; conv_fwd_ow.h vectorises over output columns.
 //
-// The source is padded once per image, columns of each residue modulo the stride side by side; a tap is a
-// displacement in it. The gradient for x of a strided convolution is one such sum for each residue of x's
-// rows and columns modulo the stride, with only the taps that reach it, so that no zeros are multiplied.
+// The source is padded once per image, with the columns of each residue modulo the stride side by
+// side, so that a tap is an offset. The gradient for x of a strided convolution is one such
+// convolution for each residue of x's rows and columns, with the taps that reach it: no zeros are
+// multiplied.
 //
-// Kernels that are higher than their stride take two output rows at a time with fewer products, those of one row
-// two columns, those without strides also squares of 2x2 outputs, as winograd_f23.h explains: there is one such
-// sum for each of 4 or 16 domains of the source. The 4 are made of an image at once. The 16 are made of a few
-// pixels at a time, as tiles that are read in order, for many filters; so a tile can reach from row to row, and
-// small planes without domains are laid out like that as well.
+// Winograd F(2,3) (winograd_f23.h) saves products in one dimension for kernels that are higher than
+// their stride, or have one row, and in two dimensions without strides. There is one sum for each
+// of 4 or 16 transformed components. The 4 are made of whole images. The 16 are made of a few
+// pixels at a time, packed as tiles for many filters; such tiles can reach from row to row, so
+// small planes are also packed without Winograd.
 #pragma once
 
 #include "conv/oc_macro_tile.h"
@@ -24,27 +26,28 @@
 namespace ece408 {
 namespace {
 
-// Whether threads share so many pieces evenly, or almost.
+// Whether threads share the chunks evenly, or almost.
 inline bool divides_evenly(int64_t chunks, int threads) {
     return chunks % threads == 0 || chunks >= kChunksPerThread * threads;
 }
 
-// The next larger number of parts of which the largest one is smaller; more than `all` if there is none.
+// The next larger number of parts with a smaller largest part; more than `all` if there is none.
 inline int64_t finer(int64_t all, int64_t parts) {
     const int64_t largest = (all + parts - 1) / parts;
     return largest > 1 ? (all + largest - 2) / (largest - 1) : all + 1;
 }
 
-// How the work of a call is cut into pieces.
+// How a call is split into chunks.
 struct WorkSplit {
     bool by_image;     // a thread pads an image and computes all of it
     int64_t images_at_once;  // images that are padded before any is computed
-    int64_t slices;    // of their pixels,
-    int64_t parts;     // and of a group's blocks of filters
+    int64_t slices;    // of the pixels of these images
+    int64_t parts;     // of the blocks of a group
 
-    // `image` and `packed`: numbers of a padded image, and of a block's weights. What is larger
-    // stays in a thread's own cache. `pixels`: of an image's phase, of which `grain` stay together. `each`:
-    // pieces are blocks. `whole`: pieces have all blocks, whose weights are read for each.
+    // `image` and `packed`: elements of a padded image and of a block's weights; the larger one
+    // stays in the thread's own cache. `pixels`: of an image's phase; `grain` of them are not
+    // divided. `each`: chunks are single blocks. `whole`: chunks have all blocks and read all
+    // weights.
     WorkSplit(const Shape& s, int64_t blocks, int64_t image, int64_t packed, int64_t pixels,
                int64_t grain, bool packs_pixels, bool each, bool whole, int threads) {
         by_image = !each && (threads == 1 || (s.batch >= 2 * threads && image >= packed));
@@ -67,7 +70,8 @@ struct WorkSplit {
     }
 
 private:
-    // Of so many pieces; some of one is lost where threads are not equally fast, as one of many often is.
+    // Cost of `chunks` chunks. It adds a part of a round because threads are not equally fast; more
+    // if they are many.
     static double time(int64_t chunks, int64_t tiles, int64_t blocks, bool packs_pixels, int threads) {
         const double lost = threads > kFewThreads ? 1 : 0.25;
         const double rounds = static_cast<double>((chunks + threads - 1) / threads) + lost;
@@ -77,9 +81,9 @@ private:
     }
 };
 
-// Two threads that each pad for themselves the rows of one image that they compute from, if these take longer
-// than all weights, which both read then: what another core has written is slow to read. More threads would
-// have too few rows each.
+// Two threads that each pad the rows of a single image that they need. It pays if padding takes
+// longer than reading all weights, which both then do: reading what another core has written is
+// slow. More threads would have too few rows each.
 template <class T, class Sum>
 class PrivateRows {
 public:
@@ -93,8 +97,8 @@ public:
 
     bool pay() const { return pay_; }
 
-    // Has a member's image hold what slice `slice` of `slices` is computed from. At first a member gets all
-    // that it is likely to need.
+    // Pads the rows that slice `slice` of `slices` needs into a thread's image. The first call pads
+    // all rows that the thread is likely to need.
     void pad(int64_t slice, int64_t slices, int thread, const T* source, Sum* image) {
         RowRange& done = done_[thread];
         const RowRange needed = rows(slice, slice + 1, slices);
@@ -113,7 +117,7 @@ private:
     int64_t grain() const { return plan_.grain(plan_.conv.phase[0]); }
     int64_t grains() const { return (pixels() + grain() - 1) / grain(); }
 
-    // Of some slices.
+    // Rows of some slices.
     RowRange rows(int64_t first, int64_t after, int64_t slices) const {
         const int64_t end = grains() * after / slices * grain();
         return plan_.rows_of(grains() * first / slices * grain(), end < pixels() ? end : pixels());
@@ -124,15 +128,15 @@ private:
     RowRange done_[kThreads] = {};
 };
 
-// The weights of all units, where `packed` has room for them.
+// Packs the weights of all units; `packed` has room for them.
 template <class T, class Sum>
 void pack_oc(const OcPlan<T, Sum>& plan, Sum* packed, int threads) {
     parallel_for(threads, plan.units(),
           [&](int64_t unit, int) { plan.pack(unit, packed + unit * plan.packed()); });
 }
 
-// `kept`: the weights of all units, packed, or null. Returns false if there is no memory, and then has
-// written nothing.
+// `kept`: the packed weights of all units, or null. False without memory; then nothing has been
+// written.
 template <class T, class Sum>
 bool run_oc(OcPlan<T, Sum>* made, const Sum* kept, const T* source, Epilogue<T> epilogue, T* out,
               int threads) {
@@ -150,7 +154,7 @@ bool run_oc(OcPlan<T, Sum>* made, const Sum* kept, const T* source, Epilogue<T> 
     const bool has_parts = conv.winograd ? plan.packed() >= kPartPackWinograd : conv.phases == 1;
     plan.packs_parts = plan.packs_each && has_parts && stays && out_pixels <= kPartPackPixels;
     plan.packs_each = plan.packs_parts || (plan.packs_each && out_pixels < kBlockPackPixels);
-    // Each of many images is computed by one thread, of few ones some blocks.
+    // With many images a thread computes all blocks of an image; with few, some of them.
     plan.packs_pixels = plan.should_pack_pixels(conv.batch >= threads ? blocks : blocks * conv.batch / threads);
     PrivateRows<T, Sum> private_rows(plan, kept != nullptr, threads);
     const WorkSplit split(conv, blocks, plan.image(), plan.packed(),
@@ -159,9 +163,9 @@ bool run_oc(OcPlan<T, Sum>* made, const Sum* kept, const T* source, Epilogue<T> 
     const int64_t images = split.by_image || private_rows.pay() ? threads : split.images_at_once;
     const int64_t packings = kept || plan.packs_parts ? 0 : plan.packs_each ? threads : units;
     const int64_t own_scratch = plan.scratch();
-    // Pages of new memory have to be made. Memory is new in each call if it is larger than 32 MiB, so large
-    // parts are apart; or if together with other memory it is twice the largest that was given back, so
-    // small parts are one.
+    // Fresh memory costs page faults. The allocator returns blocks of more than 32 MiB after each
+    // call, so large buffers are separate; it also returns memory at the top of the heap above
+    // twice the largest freed block, so small buffers are one.
     const int64_t all_scratch = threads * own_scratch;
     const int64_t all_images = images * plan.image() + plan.beyond();
     const bool is_one = all_scratch + all_images <= kOneBufferElements;
@@ -216,7 +220,7 @@ bool run_oc(OcPlan<T, Sum>* made, const Sum* kept, const T* source, Epilogue<T> 
             const int64_t b = (at - packing) / channels;
             pad(first + b, (at - packing) % channels, padded + b * plan.image());
         });
-        // A part's slices one after the other, for which its weights stay in a cache.
+        // Slices of a part follow each other, so that its weights stay in a cache.
         parallel_for(threads, conv.groups * split.parts * split.slices, [&](int64_t at, int thread) {
             const int64_t part = at / split.slices;
             compute(first, count, padded, part / split.parts, part % split.parts,

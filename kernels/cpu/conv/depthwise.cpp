@@ -1,18 +1,18 @@
-// Depthwise convolutions: every output plane is of one input plane, with a small square kernel of
-// its own. Forward, the gradient for x, and, with AVX2 and AVX-512, for w. It is compiled once per
-// instruction set, with ECE408_ISA its name and ECE408_LANES the floats in one of its vectors, and only
-// the constant at the end is not local.
+// Depthwise convolutions: each output plane depends on one input plane, with a small square kernel.
+// Forward, the gradient for x, and with AVX2 and AVX-512 for w. Compiled once per instruction set,
+// with ECE408_ISA its name and ECE408_LANES the floats of a vector; only the constant at the end is
+// not local.
 //
-// There are so few products that what counts is to touch every pixel once (depthwise_tiles.h). Threads take
-// planes, or, of few planes, parts of them. Where the arrays exceed the caches, a tile asks for the rows of
-// the one below it, and outputs go past the caches if their rows are whole lines. Where there are 16
-// registers, kernels of 3x3 are taken down the columns while the arrays are in the caches
-// (depthwise_bands.h).
+// There are so few products that touching each pixel only once matters most (depthwise_tiles.h).
+// Threads take planes or, if planes are few, parts of them. If the arrays exceed the caches, a tile
+// prefetches the rows of the tile below it, and outputs whose rows are whole lines are written by
+// non-temporal stores. With 16 registers, 3x3 kernels go down the columns while the arrays are in
+// the caches (depthwise_bands.h).
 //
-// An output is its bias and then its products, row by row of the kernel, whichever tile computes
-// it. The gradient for x of stride 1 is such a convolution of dy with the kernel turned round. Of stride
-// 2, even and odd rows and columns of x have taps of their own: a tile is two rows by two vectors of
-// columns, which are interleaved, and no zeros between the pixels of dy are multiplied.
+// An output is its bias and then its products, kernel row by kernel row, in every tile. The
+// gradient for x of stride 1 is the same convolution of dy with the rotated kernel. For stride 2,
+// even and odd rows and columns of x use different taps: a tile is two rows by two vectors of
+// columns, which are interleaved, so that no zeros between the pixels of dy are multiplied.
 #include "api/kernels.h"
 
 #include "api/shape.h"
@@ -27,17 +27,17 @@
 namespace ece408 {
 namespace {
 
-// Bytes of an array, for each thread, from which on rows are fetched ahead where planes are not taken in bands: in
-// networks others have written most of them, in their cores' caches.
+// Bytes of an array per thread from which on rows are prefetched, if planes are not computed in
+// bands: in networks other threads have written most of them, into their cores' caches.
 constexpr int64_t kFetchedBytes = int64_t{128} << 10;
 
-// Whether rows of outputs may lie one after the other in a vector.
+// Whether two output rows may share a vector.
 bool packs_rows(const Shape& s) {
     const bool plain = s.stride_h == 1 && s.stride_w == 1 && s.dilate_h == 1 && s.dilate_w == 1;
     return kMostPacked > 1 && plain && s.out_width == s.width && s.width * kMostPacked <= kLanes;
 }
 
-// How a call's rows are packed and make tiles.
+// Sets how a call's rows are packed into vectors and divided into tiles.
 void lay_out_rows(Call* call) {
     const Shape& s = call->layer.shape;
     call->packed = packs_rows(s) ? kMostPacked : 1;
@@ -48,7 +48,7 @@ void lay_out_rows(Call* call) {
     const int64_t rows = divide_up(s.out_height, call->packed);
     call->classes = s.dilate_h < s.out_height ? s.dilate_h : s.out_height;
     call->rows = rows / call->classes, call->one_more = rows % call->classes;
-    // All tiles have as many rows: those that two of them have in common are computed by both.
+    // All tiles have the same number of rows; rows that two tiles share are computed by both.
     call->tile_rows = divide_up(call->rows, divide_up(call->rows, kMostRows));
     call->tiles = divide_up(call->rows + (call->one_more > 0), call->tile_rows);
 }
@@ -80,12 +80,12 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
     const bool fetches = s.dilate_h == 1 && (is_large || exceeds_caches(4 * inputs));
     const int64_t lines = divide_up(call.tile_rows * s.stride_h * s.width, kLine);
     call.ahead_lines = fetches ? divide_up(lines, vectors) : 0;
-    // Bands read an image in an order in which processors do not fetch it from memory by themselves.
+    // Bands read an image in an order that hardware prefetchers do not follow.
     call.goes_down = kGoesDown && !fetches && !call.streams && s.kernel_h == 3 && s.dilate_h == 1 &&
                      s.dilate_w == 1;
     RunPlanes* const by_tiles = s.kernel_h == 3 ? pick_planes<3>(call) : pick_planes<5>(call);
     RunPlanes* const run = call.goes_down ? run_bands : by_tiles;
-    // Of few planes threads share each.
+    // If planes are few, threads share each.
     const int64_t parts = layer.planes() < 4 * threads ? call.tiles : 1;
     parallel_for_ranges(threads, layer.planes() * parts, [&](int64_t begin, int64_t end, int) {
         if (parts == 1) {
@@ -106,8 +106,8 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
 
 // ---- the gradient for x of stride 2
 
-// Rows 2 * i and 2 * i + 1 of x with its border: of dy, rows i, i - 1, ... for the taps of even and of
-// odd rows.
+// Rows 2 * i and 2 * i + 1 of x with its border; they use rows i, i - 1, ... of dy for the taps of
+// even and odd rows.
 struct SpreadTile {
     const float* row[(5 + 1) / 2];  // of dy
     float* x[2];                    // null for a row of the border
@@ -115,7 +115,7 @@ struct SpreadTile {
     bool accumulate;
 };
 
-// Columns [at, at + 2 * kLanes) of x with its border, at the even ones first.
+// Computes columns [at, at + 2 * kLanes) of x with its border.
 template <int K>
 __attribute__((always_inline)) inline void spread_columns(const SpreadTile& t,
                                                           const Vec (&weight)[K * K], int64_t j) {
@@ -192,7 +192,7 @@ int forward(const ece408_problem& problem, const float* x, const float* w, const
     return run_forward(problem, x, w, bias, {}, y, accumulate, threads);
 }
 
-// Sums with another array do not follow such convolutions in networks.
+// In networks no sum with another array follows such convolutions.
 int forward_packed(const ece408_problem& problem, const float* x, const float* w, const float* bias,
                    const float*, const ece408_epilogue& epilogue, float* y, int threads) {
     if (epilogue.added) return ECE408_UNSUPPORTED;

@@ -1,5 +1,5 @@
-// Planes of depthwise convolutions of 3x3 by bands: down a column of vectors, with the sums of three rows at a
-// time. A tile of depthwise_tiles.h has more weights and sums than 16 registers hold.
+// Depthwise convolutions of 3x3 in bands: down a column of vectors, with the sums of three rows in
+// registers. A tile of depthwise_tiles.h needs more weights and sums than 16 registers hold.
 #pragma once
 
 #include "conv/depthwise_tiles.h"
@@ -10,8 +10,8 @@ namespace {
 constexpr bool kGoesDown = kLanes <= 8;
 constexpr int64_t kBandRows = 16;
 
-// Rows [first, end) of an output plane. What follows the convolution is done with numbers that lie
-// here: through pointers it took an eighth more time.
+// Rows [first, end) of an output plane. The epilogue's numbers are stored here: through pointers it
+// took an eighth more time.
 struct Band {
     int64_t width, height, top, left, out_width;
     float weights[9];
@@ -23,11 +23,11 @@ struct Band {
     int64_t first, end;
 };
 
-// Which columns a vector of outputs has: whose windows are inside of the rows; of a row's beginning or
-// end; of its end, fewer than a vector.
+// Columns of a vector of outputs: all windows inside the rows; at the beginning or end of a row;
+// fewer than a vector at its end.
 enum Columns { kInside, kBorder, kTail };
 
-// Stores the sums of a vector of row `r` at `to`, column j.
+// Applies the epilogue and stores a vector of sums of row `r`, column j, to `to`.
 template <Columns C>
 __attribute__((always_inline)) inline void put(const Band& b, int64_t r, int64_t j, float* to,
                                                Vec sum) {
@@ -37,12 +37,12 @@ __attribute__((always_inline)) inline void put(const Band& b, int64_t r, int64_t
     if (C != kTail)
         put_lanes(0, kLanes, to, sum, b.accumulate);
     else if (!b.accumulate && (b.end - r) * b.out_width - j >= kLanes)
-        store(to, sum);  // what goes beyond the row's end is written again with the next rows
+        store(to, sum);  // the next rows overwrite what goes beyond the row's end
     else
         put_lanes(0, clamp_lane(b.out_width - j), to, sum, b.accumulate);
 }
 
-// N vectors of each row, from column j on.
+// Computes N vectors of each row, from column j on.
 template <int S, Columns C, int N>
 __attribute__((noinline)) void run_down(const Band& b, int64_t j) {
     Vec weight[9];
@@ -59,8 +59,8 @@ __attribute__((noinline)) void run_down(const Band& b, int64_t j) {
         }
     }
     const Vec bias = broadcast(b.bias);
-    // Sums of three rows, the first of which lacks only the last row of its windows; with a stride of
-    // two rows there are no sums between the first and the last.
+    // Sums of three rows; the first one lacks only the last row of its windows. With stride 2 there
+    // are no sums between the first and the last.
     Vec first[N], second[N], third[N];
     ECE408_UNROLL
     for (int v = 0; v < N; ++v) first[v] = second[v] = bias;
@@ -112,7 +112,7 @@ void run_band(const Band& b) {
     const auto is_inside = [&](int64_t j) {
         return j * S >= b.left && j * S - b.left + reach <= b.width;
     };
-    // The end first, as above. Two vectors together wait less for their own sums.
+    // The end first, as in depthwise_tiles.h. Two vectors at a time hide the latency of the sums.
     if (whole < b.out_width) run_down<S, kTail, 1>(b, whole);
     for (int64_t j = 0; j < whole;) {
         const bool two = j + 2 * kLanes <= whole && is_inside(j) && is_inside(j + kLanes);
@@ -126,7 +126,7 @@ void run_band(const Band& b) {
     }
 }
 
-// Tiles [first, last) of an output plane.
+// Computes tiles [first, last) of an output plane.
 void run_plane_by_bands(const Call& call, int64_t plane, int64_t first, int64_t last) {
     const Layer& layer = call.layer;
     const Shape& s = layer.shape;
@@ -150,7 +150,7 @@ void run_plane_by_bands(const Call& call, int64_t plane, int64_t first, int64_t 
     }
 }
 
-// Of the planes [begin, end).
+// Computes planes [begin, end).
 void run_bands(const Call& call, int64_t begin, int64_t end, int64_t first, int64_t last) {
     for (int64_t plane = begin; plane < end; ++plane) run_plane_by_bands(call, plane, first, last);
 }

@@ -1,14 +1,14 @@
-// Planes of depthwise convolutions by register tiles: some output rows by one vector of columns. Each vector of
-// an input row is loaded once for all output rows that it meets, and nothing is copied.
+// Register tiles of depthwise convolutions: some output rows by one vector of columns. Each vector
+// of an input row is loaded once for all output rows that use it, and nothing is copied.
 //
-// What lies beyond a row's ends is loaded as well and left out of the products, or, where products have no
-// masks or loads would leave the array, left out of the loads. Rows in the border are a row of zeros. Both
-// are as if multiplied, so that other kernels compute with weights that are not all finite. Of rows at most
-// half a vector wide, two lie in one vector, in which they also lie in the array.
+// Pixels beyond a row's ends are loaded and masked out of the products; without masked products, or
+// where loads would leave the array, the loads are masked. Rows in the border read a row of zeros.
+// Both count as multiplied by zero, so other kernels compute with weights that are not all finite.
+// If rows are at most half a vector wide, two rows that are adjacent in memory share a vector.
 //
-// With stride 2 two vectors are loaded, whose even and odd lanes are two taps. A load that crosses a line of a
-// cache takes two accesses, and most do: so the third tap of 3 is another one moved by a lane. With dilation
-// the rows of a tile lie as far apart as the taps do.
+// With stride 2, two vectors are loaded, whose even and odd lanes are two taps. Most of these loads
+// cross a cache line, which takes two accesses, so the third tap of 3 is another tap shifted by a
+// lane. With dilation, the rows of a tile are as far apart as the taps.
 #pragma once
 
 #include "api/shape.h"
@@ -23,10 +23,10 @@ constexpr int kMostKernel = 5;
 // Rows in a vector.
 constexpr int kMostPacked = kMasksProducts ? 2 : 1;
 
-// A convolution of planes: the problem's, or the gradient for x as one.
+// A convolution of planes: the problem's, or the gradient for x as a convolution.
 struct Layer {
     Shape shape;
-    int64_t top, left;  // its border; may be negative
+    int64_t top, left;  // border; may be negative
     const float* weights;
     bool turned;
 
@@ -38,22 +38,22 @@ inline int clamp_lane(int64_t lane) {
     return static_cast<int>(lane < 0 ? 0 : lane > kLanes ? kLanes : lane);
 }
 
-// Which lanes of a vector from column `at` on are in a row.
+// Lanes of a vector from column `at` on that are inside a row.
 inline Mask lanes_in(int64_t width, int64_t at) {
     return lanes_between(clamp_lane(-at), clamp_lane(width - at));
 }
 
-// The vectors that K taps of a row are made of: of stride 1 one for each tap; of stride 2 two for
-// each pair of taps.
+// Vectors loaded for the K taps of a row: one per tap with stride 1, two per pair of taps with
+// stride 2.
 template <int K, int S>
 constexpr int kLoads = S == 1 ? K : K + 1;
 
-// Where one of them begins, from the first on.
+// First column of such a load, relative to the first tap.
 inline int64_t load_column(int load, int64_t stride, int64_t dilate) {
     return stride == 1 ? load * dilate : load / 2 * 2 + load % 2 * kLanes;
 }
 
-// A vector of pixels from column `at` on. Those outside of the row are zeros, unless `Inside`.
+// A vector of pixels from column `at` on, with zeros outside the row unless `Inside`.
 template <bool Inside>
 __attribute__((always_inline)) inline Vec pixels(const float* row, int64_t at, Mask inside) {
     return Inside ? load(row + at) : load_only(inside, row + at);
@@ -86,14 +86,14 @@ __attribute__((always_inline)) inline void load_taps(const float* row, int64_t d
     }
 }
 
-// A vector of columns of outputs: whether all of its loads are inside of the rows, and if not, which lanes of
-// its taps are, or, where products have no masks, of its loads.
+// A vector of output columns: whether all its loads are inside the rows; if not, the valid lanes of
+// its taps or, without masked products, of its loads.
 struct Column {
     bool inside;
     Mask mask[kMostKernel + 1];
 };
 
-// What is the same for all tiles of a call.
+// Common to all tiles of a call.
 struct Call {
     Layer layer;
     const float *x, *x_end;
@@ -103,18 +103,18 @@ struct Call {
     bool accumulate;
     const float* zeros;  // a row, with room for loads beyond its ends
     const Column* columns;
-    int64_t reach;   // of a row's loads, from its first pixel on
-    int64_t packed;  // rows in a vector; of two,
-    Mask below_border, above_border;  // these lanes are the second one's, and the first one's
-    int64_t classes;           // of rows that lie dilate_h apart
-    int64_t rows, one_more;    // of a class, in vectors of packed ones; how many classes have one more
+    int64_t reach;   // end of a row's loads, relative to its first pixel
+    int64_t packed;  // rows in a vector; if two,
+    Mask below_border, above_border;  // the lanes of the second row, and of the first
+    int64_t classes;           // classes of rows that are dilate_h apart
+    int64_t rows, one_more;    // vectors of packed rows per class; classes that have one more
     int64_t tile_rows, tiles;  // of the largest class
-    int64_t ahead_lines;  // of a cache, of the next tile's rows, that each vector of columns asks for
-    bool streams;         // outputs past the caches: every vector is a line
-    bool goes_down;       // planes are taken in bands
+    int64_t ahead_lines;  // cache lines of the next tile's rows that each vector of columns prefetches
+    bool streams;         // non-temporal stores: every vector is a line
+    bool goes_down;       // planes are computed in bands
 };
 
-// Which lanes of load `n` of the outputs from column j on are in their rows.
+// Valid lanes of load `n` for the outputs from column j on.
 inline Mask load_inside(const Call& call, int64_t j, int n) {
     const Shape& s = call.layer.shape;
     const int64_t at = j * s.stride_w - call.layer.left + load_column(n, s.stride_w, s.dilate_w);
@@ -125,7 +125,7 @@ inline Mask load_inside(const Call& call, int64_t j, int n) {
     });
 }
 
-// Which lanes of tap q are.
+// Valid lanes of tap q.
 inline Mask tap_inside(const Call& call, int64_t j, int q) {
     const Shape& s = call.layer.shape;
     if (s.stride_w == 1) return load_inside(call, j, q);
@@ -145,7 +145,7 @@ inline Column column_from(const Call& call, int64_t j) {
     return column;
 }
 
-// A plane, with what its products take.
+// A plane with its weights and epilogue.
 template <int K>
 struct Plane {
     const float* image;
@@ -171,15 +171,15 @@ struct Plane {
     }
 };
 
-// R rows of outputs, or vectors of P rows each. The first `skipped` of them are stored already.
+// R output rows, or vectors of P rows each. The first `skipped` are stored already.
 struct Tile {
-    int64_t from;  // the row of the input where the first window begins
+    int64_t from;  // input row of the first window
     float* y;
-    int64_t row_step;  // from one row of outputs, or vector of rows, to the next
-    int64_t limit;  // outputs from y on that are the tile's
+    int64_t row_step;  // between output rows, or vectors of rows
+    int64_t limit;  // outputs from y on that belong to the tile
     int64_t skipped;
     bool guarded;        // loads beyond rows' ends would leave the array
-    const float* ahead;  // what is read after it
+    const float* ahead;  // what to prefetch
 };
 
 // `Whole`: no row ends within the vectors.
@@ -201,7 +201,7 @@ __attribute__((always_inline)) inline void store_rows(const Call& call, const Ti
         if (r < t.skipped) continue;
         float* const to = t.y + r * t.row_step + j;
         const int64_t left = t.limit - r * t.row_step - j;
-        // What goes beyond a row's end is written again: rows follow each other.
+        // Surplus beyond a row's end is overwritten by the next row.
         if (!call.accumulate && (Whole || wide >= kLanes || (left >= kLanes && s.dilate_h == 1)))
             store(to, sum[r]);
         else
@@ -210,10 +210,10 @@ __attribute__((always_inline)) inline void store_rows(const Call& call, const Ti
     }
 }
 
-// What masks a vector of columns needs.
+// What a vector of columns must mask.
 enum Masks { kNoMasks, kOfProducts, kOfLoads };
 
-// The vector of columns from column j on.
+// Computes the vector of columns from column j on.
 template <int K, int S, int P, int R, Masks M>
 __attribute__((always_inline)) inline void run_columns(const Call& call, const Plane<K>& plane,
                                                        const Tile& t, const Mask* mask, int64_t j) {
@@ -267,7 +267,7 @@ __attribute__((always_inline)) inline void run_tile(const Call& call, const Plan
                                                     const Tile& t) {
     constexpr Masks kEnd = kMasksProducts ? kOfProducts : kOfLoads;
     const int64_t vectors = divide_up(call.layer.shape.out_width, kLanes);
-    // The end first: what goes beyond it, where the next row begins, is written again.
+    // The end first: its surplus reaches into the next row, which is written later.
     for (int64_t i = 0, v = vectors - 1; i < vectors; v = i++) {
         const int64_t j = v * kLanes;
         for (int64_t line = 0; line < call.ahead_lines; ++line)
@@ -285,7 +285,7 @@ __attribute__((always_inline)) inline void run_tile(const Call& call, const Plan
     }
 }
 
-// Tile `number` of a plane's class of rows from row `first` on, of which there are `rows`.
+// Tile `number` of the class that begins with row `first` and has `rows` rows.
 template <int K, int S, int P, int R>
 __attribute__((always_inline)) inline Tile tile_of(const Call& call, const Plane<K>& plane,
                                                    int64_t first, int64_t rows, int64_t number) {
@@ -308,7 +308,7 @@ __attribute__((always_inline)) inline Tile tile_of(const Call& call, const Plane
     return t;
 }
 
-// Tiles [first, last) of every class of rows of the planes [begin, end).
+// Computes tiles [first, last) of every class of rows, for planes [begin, end).
 template <int K, int S, int P, int R>
 void run_planes(const Call& call, int64_t begin, int64_t end, int64_t first, int64_t last) {
     for (int64_t number = begin; number < end; ++number) {

@@ -1,12 +1,12 @@
-// The gradient for the weights of depthwise convolutions, nothing copied. A vector of dy meets one of x for
-// each tap. Lanes whose pixel would lie in the border are left out of the load; which these are is the same for
-// all planes. Threads take filters.
+// The gradient for w of depthwise convolutions, without copies. A vector of dy is multiplied with
+// one of x per tap. Lanes whose pixel is in the border are masked out of the load, by the same
+// masks for all planes. Threads take filters.
 //
-// Of small planes whose outputs' rows are as long as the inputs', what a tap reads for all outputs is the
-// plane, shifted: the sums of a filter stay in registers from image to image. Others are taken by bands of
-// rows, and these by strips of one vector of columns, in which a row of x is loaded once for all rows of dy
-// that it meets. Planes come in the order in which they lie, and each asks for the next one's pixels:
-// without that, from memory, 112x112 takes three times as long.
+// For small planes whose output rows are as long as the input's, a tap reads the plane, shifted:
+// the sums of a filter stay in registers from image to image. Other planes are divided into bands
+// of rows, and these into strips of one vector of columns, in which a row of x is loaded once for
+// all rows of dy that use it. Planes are read in memory order, and each prefetches the next: from
+// memory, 112x112 takes three times as long without.
 #pragma once
 
 #include "api/shape.h"
@@ -21,12 +21,12 @@ namespace ece408 {
 namespace {
 
 constexpr int64_t kMostPlaneVectors = kSmallPlane / kLanes;
-// Products of a lane after which a sum in float ends.
+// Products per lane after which a float sum is added to totals.
 constexpr int64_t kPlaneProducts = 64;
 
 template <int K>
 struct PlaneTaps {
-    int64_t vectors, offset[K * K];  // of dy; of a tap in x
+    int64_t vectors, offset[K * K];  // of dy; offset of a tap in x
     Mask outputs[kMostPlaneVectors], inside[kMostPlaneVectors][K * K];
 
     explicit PlaneTaps(const Shape& s)
@@ -53,7 +53,7 @@ private:
     static bool is_inside(int64_t i, int64_t size) { return i >= 0 && i < size; }
 };
 
-// Adds sums of lanes to totals, and ends them. Not inline: else GCC keeps sums in memory as they are made.
+// Adds the lanes of sums to totals and clears the sums. Not inlined, or GCC spills the sums.
 template <int K>
 __attribute__((noinline)) void add_sums(Vec (&sum)[K * K], double* totals) {
     typename Lanes<float>::Vec lanes[K * K];
@@ -64,7 +64,7 @@ __attribute__((noinline)) void add_sums(Vec (&sum)[K * K], double* totals) {
     add_to_totals<float, 1, K * K>(lanes, totals, K * K);
 }
 
-// Makes the totals of a filter gradients.
+// Stores the totals of a filter as gradients.
 template <int K>
 void put_totals(const Textbook& book, const double* totals, float* to, bool accumulate) {
     for (int tap = 0; tap < K * K; ++tap) {
@@ -80,7 +80,7 @@ void add_planes(const PlaneTaps<K>& taps, const float* x, int64_t x_step, const 
     Vec sum[K * K] = {};
     for (int64_t b = 0; b < images; ++b, x += x_step, dy += dy_step) {
         for (int64_t v = 0; v < taps.vectors; ++v) {
-            // Of the plane behind this one, which is likely to be the next.
+            // The plane behind this one is probably the next.
             prefetch(x + (taps.vectors + v) * kLanes);
             prefetch(dy + (taps.vectors + v) * kLanes);
             const Vec from = load_only(taps.outputs[v], dy + v * kLanes);
@@ -115,11 +115,11 @@ void sum_planes(const Shape& s, const Textbook& book, const float* x, const floa
     });
 }
 
-// A vector of columns of the output.
+// A vector of output columns.
 template <int K, int S>
 struct Strip {
-    Mask outputs, inside[kLoads<K, S>];  // of dy, and of the loads of a row of x
-    int64_t column, at;  // the first one's in dy, and in x, where it may be negative
+    Mask outputs, inside[kLoads<K, S>];  // valid lanes of dy, and of the loads of a row of x
+    int64_t column, at;  // first column in dy, and in x, where it may be negative
     bool is_inside;
 
     Strip(const Shape& s, int64_t column)
@@ -132,7 +132,7 @@ struct Strip {
     }
 };
 
-// What is read later: so many lines of it are asked for with each row.
+// Prefetches `lines` lines with each row.
 struct PlanePrefetch {
     const float* at;
     int64_t lines;
@@ -142,18 +142,18 @@ struct PlanePrefetch {
     }
 };
 
-// A channel's plane and one of dy, and those that come next.
+// A channel's plane of x and one of dy, and the next ones to prefetch.
 struct Planes {
     const float *x, *dy;
     PlanePrefetch x_prefetch, dy_prefetch;
 };
 
-// Adds the products of rows [begin, end) of dy, and of those before that end there, in a strip. Row i of dy
-// is read with rows S * i to S * i + S - 1 of x, less the border.
+// Adds the products of rows [begin, end) of dy in a strip, and of earlier rows whose windows end
+// here. Row i of dy is read with rows S * i to S * i + S - 1 of x, less the border.
 template <int K, int S, bool Inside>
 __attribute__((noinline)) void add_strip(const Shape& s, const Strip<K, S>& strip, Planes* planes,
                                          int64_t begin, int64_t end, Vec* sums) {
-    constexpr int kRows = (K + S - 1) / S;  // of dy that one of x meets
+    constexpr int kRows = (K + S - 1) / S;  // rows of dy that use a row of x
     const float *const x = planes->x, *const dy = planes->dy;
     PlanePrefetch x_prefetch = planes->x_prefetch, dy_prefetch = planes->dy_prefetch;
     Mask inside[kLoads<K, S>];
@@ -192,7 +192,8 @@ __attribute__((noinline)) void add_strip(const Shape& s, const Strip<K, S>& stri
     for (int tap = 0; tap < K * K; ++tap) sums[tap] = sum[tap];
 }
 
-// The fewest rows of a band. With more products than kPlaneProducts, planes are wide.
+// The fewest rows of a band, also if planes are so wide that it has more products than
+// kPlaneProducts.
 constexpr int64_t kLeastBand = 8;
 
 template <int K, int S>
@@ -219,7 +220,7 @@ struct RowSums {
         return dy + (image * s.filters + filter) * s.out_height * s.out_width;
     }
 
-    // Filters [begin, end), image after image.
+    // Adds filters [begin, end), image by image.
     void add(int64_t begin, int64_t end, double* totals) const {
         for (int64_t b = 0; b < s.batch; ++b)
             for (int64_t m = begin; m < end; ++m) {

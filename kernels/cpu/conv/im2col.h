@@ -1,17 +1,17 @@
-// Convolutions as products of matrices, for windows that have little in common, or are few: a patch
-// for each output pixel has the pixels of its window side by side, as a filter has its weights.
+// Convolutions by im2col, for windows that have little in common or are few. Each output pixel has
+// a patch: the pixels of its window side by side, as a filter has its weights.
 //
 //     y  = patches * w, transposed
 //     dw = dy, transposed, * patches
-//     dx = the patches dy * w, each added to the place of its window
+//     dx = the patches dy * w, each added to the place of its window (col2im)
 //
-// This multiplies what there is to multiply, however far windows lie apart and however much of an
-// image each covers: kernels that slide over images meet zeros between the pixels of dy, and
-// outside of an image that is no larger than its window. In exchange every patch is a copy.
+// This multiplies only what must be multiplied, however far windows are apart and however much of
+// an image each covers. Kernels that slide over images multiply zeros between the pixels of dy, and
+// beyond an image that is no larger than its window. In exchange, every patch is a copy.
 //
-// Lanes are neighbouring taps. The products use the tile of conv_fwd_oc.h, with pixels or
-// filters as its pixels and taps as its filters, and for y the dot products of dot_tile.h. Pieces
-// of work are independent of each other, and do not depend on the number of threads.
+// Vectorised over adjacent taps. The products use the register tile of conv_fwd_oc.h, with pixels
+// or filters in place of its pixels and taps in place of its filters; y uses the dot products of
+// dot_tile.h. The tasks are independent, and do not depend on the number of threads.
 #pragma once
 
 #include "conv/oc_tile.h"
@@ -22,11 +22,11 @@
 namespace ece408 {
 namespace {
 
-// Pieces of work to have at least, where the problem has as many.
+// The least number of tasks, if the problem allows it.
 constexpr int64_t kLeastTasks = 16;
-// Rows of dy of a piece, for each that windows of two pieces share.
+// Rows of dy per task, for each row that the windows of two tasks share.
 constexpr int64_t kLeastOwnRows = 4;
-// Sums that a thread keeps of dx.
+// The most sums of dx that a thread holds.
 constexpr int64_t kMostKept = 1 << 19;
 
 template <class T>
@@ -46,16 +46,16 @@ struct Im2col {
     int64_t all_pixels() const { return s.batch * pixels(); }
 };
 
-// Taps of one row of the kernel, which are `count` of a panel's lanes from `lane` on.
+// Taps of one row of the kernel: lanes [lane, lane + count) of a panel.
 struct TapRun {
     int64_t channel, p, q, lane, count;
 };
 
-// As many as there are lanes, in the worst case.
+// Lanes of a panel. It has at most as many runs.
 template <class Sum>
 constexpr int64_t kPanel = kOcVectors * Lanes<Sum>::count;
 
-// A panel: taps [first, first + count) of a group as runs.
+// A panel: taps [first, first + count) of a group, as runs.
 template <class Sum>
 struct Panel {
     TapRun run[kPanel<Sum>];
@@ -73,7 +73,8 @@ struct Panel {
     int64_t lanes() const { return vectors() * Lanes<Sum>::count; }
 };
 
-// The pixels of a group's image under a run of taps, for output pixel (i, j); zeros outside.
+// Copies the pixels of a group's image under a run of taps, for output pixel (i, j), with zeros for
+// the border.
 template <class T, class Sum>
 void copy_run(const Sweep& s, const T* image, const TapRun& run, int64_t i, int64_t j, Sum* out) {
     const int64_t y = i * s.stride_h + run.p * s.dilate_h - s.pad_h;
@@ -93,7 +94,7 @@ void copy_run(const Sweep& s, const T* image, const TapRun& run, int64_t i, int6
     for (int64_t k = end; k < run.count; ++k) out[k] = 0;
 }
 
-// Sums over `count` products of a tile of `tall` rows, whose factors lie `step` apart, by a panel.
+// Sums `count` products of a tile of `tall` rows, whose factors are `step` apart, with a panel.
 template <class Sum>
 void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, const Sum* panel,
                int64_t vectors, Sum* sums) {
@@ -105,18 +106,18 @@ void sum_panel(const Sum* factors, int64_t tall, int64_t step, int64_t count, co
 
 // ---- dx
 
-// Rows of dx, and the rows of dy whose windows meet them.
+// Rows [begin, end) of dx, and rows [first, last) of dy whose windows reach them.
 struct RowsBack {
     int64_t begin, end, first, last;
 };
 
-// A piece is some images' gradients for some channels of a group, which are summed in double in
-// planes with a border, so that every window is in them; of an image alone, some rows of them. Windows
-// that meet the rows of two pieces are computed by both.
+// A task computes the gradients of some images for some channels of a group, or some rows of them
+// for a single image. It sums them in double in planes with a border that holds every window.
+// Windows that reach the rows of two tasks are computed by both.
 struct Col2im : Im2col {
-    int64_t images, channels;  // of a piece
+    int64_t images, channels;  // of a task
     int64_t row_parts;         // of an image
-    int64_t block;             // pixels of dy that are taken at a time
+    int64_t block;             // pixels of dy per panel
     int64_t rows, row;         // of a plane
 
     int64_t image_parts() const { return divide_up(s.batch, images); }
@@ -132,7 +133,7 @@ struct Col2im : Im2col {
         return {begin, end, at_most(first, last), last};
     }
     int64_t kept() const { return images * channels * rows * row; }
-    // Bytes of a thread: planes, factors, a panel and a tile.
+    // Bytes per thread: planes, factors, a panel and a tile.
     template <class Sum>
     int64_t bytes() const {
         const int64_t factors = round_up(block, kOcPixels) * s.group_filters;
@@ -146,7 +147,7 @@ inline Col2im plan_col2im(const Sweep& s) {
     plan.rows = (s.out_height - 1) * s.stride_h + plan.reach() + 1;
     plan.row = (s.out_width - 1) * s.stride_w + (s.kernel_w - 1) * s.dilate_w + 1;
     plan.channels = at_most(divide_up(256, plan.window()), s.group_channels);
-    // Images enough to use weights more than once.
+    // Enough images to use weights more than once.
     plan.images = at_most(divide_up(128, plan.pixels()), s.batch);
     while (plan.images > 1 && (plan.tasks() < kLeastTasks || plan.kept() > kMostKept))
         plan.images = divide_up(plan.images, 2);
@@ -163,7 +164,7 @@ inline Col2im plan_col2im(const Sweep& s) {
     return plan;
 }
 
-// One tile's patches to their places; `pixel` is the first one's, among all of a piece.
+// Adds the patches of one tile to the planes; `pixel`: the first one, counted through the task.
 template <class Sum>
 void add_patches(const Col2im& plan, const Panel<Sum>& panel, int64_t channel, int64_t pixel,
                  int64_t count, const Sum* sums, double* planes) {
@@ -202,8 +203,8 @@ struct Col2imCall {
     T* dx;
     bool accumulate;
 
-    // `count` pixels of dy from `first` on, of a piece whose first image is `image`, as tiles of
-    // [filter][pixel].
+    // Copies `count` pixels of dy from `first` on, of a task that begins with image `image`, as
+    // tiles of [filter][pixel].
     void copy_factors(int64_t group, int64_t image, int64_t first, int64_t count,
                       Sum* out) const {
         const Sweep& s = plan.s;
@@ -222,7 +223,7 @@ struct Col2imCall {
             }
         }
     }
-    // A panel's weights as [filter][lane].
+    // Copies a panel's weights as [filter][lane].
     void copy_weights(int64_t group, const Panel<Sum>& panel, Sum* out) const {
         const T* from = w + group * plan.s.group_filters * plan.taps() + panel.first;
         for (int64_t m = 0; m < plan.s.group_filters; ++m, from += plan.taps()) {
@@ -231,7 +232,7 @@ struct Col2imCall {
             out += panel.lanes();
         }
     }
-    // What the planes of an image and a channel hold becomes rows of a plane of dx.
+    // Stores some rows of a plane (one image, one channel) to a plane of dx.
     void put(double* plane, const RowsBack& some, T* to) const {
         const Sweep& s = plan.s;
         to += some.begin * s.width;
@@ -248,7 +249,7 @@ struct Col2imCall {
         }
     }
 
-    // Of planes, the rows that windows of a piece meet or that become rows of dx.
+    // Clears the rows of the planes that a task's windows reach or that are stored to dx.
     void clear(double* planes, const RowsBack& some) const {
         const int64_t met = some.first * plan.s.stride_h, put = some.begin + plan.s.pad_h;
         const int64_t met_end = (some.last - 1) * plan.s.stride_h + plan.reach() + 1;
@@ -270,7 +271,7 @@ struct Col2imCall {
         const int64_t group = task / plan.image_parts();
         const int64_t channels = at_most(plan.channels, s.group_channels - first_channel);
         const int64_t images = at_most(plan.images, s.batch - image);
-        // With parts of rows there is one image.
+        // Only a single image is divided into parts of rows.
         const int64_t begin_pixel = some.first * s.out_width, plane = plan.rows * plan.row;
         const int64_t end_pixel = (images - 1) * plan.pixels() + some.last * s.out_width;
         const int64_t last = (first_channel + channels) * plan.window();
@@ -303,7 +304,7 @@ struct Col2imCall {
     }
 };
 
-// The gradient for x. `s` describes the forward pass. False without memory, and then nothing is
+// The gradient for x; `s` describes the forward pass. False without memory; then nothing has been
 // written.
 template <class Sum, class T>
 bool col2im(const Sweep& s, const Textbook& book, const T* w, const T* dy, T* dx,
@@ -323,10 +324,10 @@ bool col2im(const Sweep& s, const Textbook& book, const T* w, const T* dy, T* dx
 
 // ---- dw
 
-// A piece is a panel of taps for some tiles of filters.
+// A task is a panel of taps for some tiles of filters.
 struct Im2colWeights : Im2col {
-    int64_t tiles, tall;   // of filters, in a group, and the most of one
-    int64_t panels, parts;  // of taps; of the tiles of a group
+    int64_t tiles, tall;   // of filters per group, and the most filters of a tile
+    int64_t panels, parts;  // of taps; of a group's tiles
 
     int64_t tasks() const { return s.groups * panels * parts; }
     int64_t first_tile(int64_t part) const { return tiles * part / parts; }
@@ -355,12 +356,12 @@ struct Im2colWeightsCall {
     bool accumulate;
     Sum* factors;                 // [group][tile][pixel][filter]
 
-    // Of a thread: totals, a block of pixels' patches, and a tile.
+    // Bytes per thread: totals, the patches of a block of pixels, and a tile.
     int64_t bytes() const {
         const int64_t sums = (kSumBlock + kOcPixels) * kPanel<Sum>;
         return bytes_of<double>(plan.most_filters() * kPanel<Sum>) + bytes_of<Sum>(sums);
     }
-    // One image's dy for one tile.
+    // Copies one image's dy for one tile.
     void copy_factors(int64_t index) const {
         const Sweep& s = plan.s;
         const int64_t plane = plan.pixels(), b = index % s.batch;
@@ -419,7 +420,7 @@ struct Im2colWeightsCall {
     }
 };
 
-// The gradient for w. False without memory, and then nothing is written.
+// The gradient for w. False without memory; then nothing has been written.
 template <class Sum, class T>
 bool im2col_weights(const Sweep& s, const Textbook& book, const T* x, const T* dy, T* dw,
                  bool accumulate, int threads) {
@@ -441,7 +442,7 @@ bool im2col_weights(const Sweep& s, const Textbook& book, const T* x, const T* d
 
 // ---- y
 
-// Filters and pixels of a piece, and vectors of a patch that are taken at a time.
+// Filters and pixels of a task, and vectors of a patch per partial sum.
 constexpr int64_t kDotsFilters = 16, kDotsPixels = 64, kDotBlock = 64;
 
 struct Im2colDots : Im2col {
@@ -461,15 +462,15 @@ struct Im2colDotsCall {
     bool accumulate;
     const Sum* patches;  // [group][pixel][tap]
 
-    // Numbers are summed as they are stored: no two types have one size.
+    // Factors are summed in the type in which they are stored; all types have different sizes.
     static constexpr bool kSame = sizeof(T) == sizeof(Sum);
-    static constexpr int64_t kTaps = kDotBlock * Lanes<Sum>::count;  // taken at a time
+    static constexpr int64_t kTaps = kDotBlock * Lanes<Sum>::count;  // of a partial sum
     int64_t patch() const { return round_up(plan.taps(), Lanes<Sum>::count); }
-    // Of a thread: some taps of the filters, and totals.
+    // Bytes per thread: some taps of the filters, and totals.
     static int64_t bytes() {
         return kDotsFilters * (bytes_of<Sum>(kTaps) + bytes_of<double>(kDotsPixels));
     }
-    // Whether an image is its one patch.
+    // Whether each image is its only patch.
     bool images_are_patches() const {
         const Sweep& s = plan.s;
         return kSame && is_one_window(s) && s.groups == 1 && patch() == plan.taps();
@@ -489,7 +490,7 @@ struct Im2colDotsCall {
         }
         for (int64_t k = plan.taps(); k < patch(); ++k) *out++ = 0;
     }
-    // Some taps of filters, as [filter][lane] with zeros behind them.
+    // Copies some taps of filters as [filter][lane], with zeros behind them.
     void copy_weights(const T* from, int64_t filters, int64_t count, int64_t wide, Sum* to) const {
         for (int64_t m = 0; m < filters; ++m, from += plan.taps(), to += wide) {
             for (int64_t k = 0; k < count; ++k) to[k] = widen(from[k]);
@@ -546,7 +547,7 @@ struct Im2colDotsCall {
     }
 };
 
-// The forward pass; `bias` may be null. False without memory, and then nothing is written.
+// The forward pass; `bias` may be null. False without memory; then nothing has been written.
 template <class Sum, class T>
 bool im2col_dots(const Sweep& s, const Textbook& book, const T* x, const T* w, const T* bias,
                       T* y, bool accumulate, int threads) {

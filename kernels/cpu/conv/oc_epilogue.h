@@ -1,4 +1,4 @@
-// Epilogue of conv_fwd_oc.h: from sums to outputs.
+// Epilogue of conv_fwd_oc.h: transposes sums and stores them as outputs.
 #pragma once
 
 #include "conv/oc_geometry.h"
@@ -10,18 +10,18 @@
 namespace ece408 {
 namespace {
 
-// Pixels side by side in a row of the output: of the first filter, from element `at` on, of which sums begin with
-// pixel `from`.
+// Adjacent output pixels: element `at` of the first filter's plane on, with sums from pixel `from`
+// on.
 struct OutputRun {
     int64_t at, count, from;
 };
 
-// The lines of a block's outputs, of which each tile asks for a share while its sums are taken: many stores at
-// once would wait for memory.
+// Prefetches the output lines of a block step by step while its tiles compute: many stores at once
+// would wait for memory.
 template <class T>
 class OutputPrefetch {
 public:
-    // `first`: the first filter's output. `step`: from pixel to pixel.
+    // `first`: the first filter's output. `step`: elements from pixel to pixel.
     OutputPrefetch(const OutputRun* output, int64_t outputs, const T* first, int64_t plane, int64_t filters,
               int64_t step, int64_t tiles)
         : output_(output), outputs_(outputs), first_(first), plane_(plane), filters_(filters), step_(step) {
@@ -52,28 +52,29 @@ private:
     int64_t plane_, filters_, step_, lines_per_tile_, done_ = 0, filter_ = 0, next_ = 0;
 };
 
-// What becomes of sums on their way to the output.
+// Operations on sums before they are stored.
 template <class T>
 struct Epilogue {
     const T* bias;         // or null
-    bool accumulate;       // to what is there
-    ece408_epilogue affine;  // of floats; without factors: nothing
-    bool streams = false;  // past the caches, whole lines of them
+    bool accumulate;       // add to the output's old contents
+    ece408_epilogue affine;  // factors, addends, sum and bounds; none if factors are null
+    bool streams = false;  // non-temporal stores of whole lines
 
-    // The same from filter `m` and element `at` of the output on.
+    // The same for filters from `m` on and output elements from `at` on.
     Epilogue from(int64_t m, int64_t at) const {
         return {bias ? bias + m : nullptr, accumulate, epilogue_from(affine, m, at), streams};
     }
 };
 
-// A number, or a vector, between bounds; NaN stays NaN.
+// Clamps a number or a vector; NaN stays NaN.
 template <class V>
 V between(V value, V lowest, V highest) {
     value = value < lowest ? lowest : value;
     return value > highest ? highest : value;
 }
 
-// Sums of `filters` filters for `count` pixels are finished, but for what is added and bounds after that.
+// Applies bias, factor and addend, and bounds if nothing is added, to sums of `filters` filters for
+// `count` pixels.
 template <class T, class Sum>
 void apply_epilogue(const Epilogue<T>& epilogue, int64_t filters, int64_t wide, int64_t count, Sum* rows) {
     using L = Lanes<Sum>;
@@ -96,8 +97,8 @@ void apply_epilogue(const Epilogue<T>& epilogue, int64_t filters, int64_t wide, 
     }
 }
 
-// The reverse, for `count` pixels: rows[k * wide + m] becomes out[m * step + k * spread], with what is
-// added and its bounds, or is added to that.
+// Stores rows[k * wide + m] to out[m * step + k * spread] for `count` pixels, after adding `added`
+// and clamping, or accumulates.
 template <class T, class Sum>
 void transpose_store_strided(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue, T* out,
                  int64_t step, int64_t filters, int64_t spread) {
@@ -119,7 +120,8 @@ void transpose_store(const Sum* rows, int64_t wide, int64_t count, const Epilogu
     transpose_store_strided(rows, wide, count, epilogue, out, step, filters, 1);
 }
 
-// Of a multiple of four filters. Vectors of pixels are handed on as put(filter, first pixel, pixels, vector).
+// Transposes multiples of four filters and calls put(filter, first pixel, pixels, vector) for
+// vectors of pixels.
 template <class Put>
 __attribute__((always_inline)) inline void transpose_fours(const float* rows, int64_t wide, int64_t count,
                                                       int64_t filters, const Put& put) {
@@ -160,11 +162,11 @@ inline void transpose_store(const float* rows, int64_t wide, int64_t count, cons
         transpose_fours(rows, wide, count, fours, [=](int64_t m, int64_t k, int pixels, Vec sum) {
             put_lanes(0, pixels, out + m * step + k, sum, epilogue.accumulate);
         });
-    const int64_t last = fours * step;  // of the filters that are left
+    const int64_t last = fours * step;  // of the remaining filters
     transpose_store_strided(rows + fours, wide, count, epilogue.from(fours, last), out + last, step, filters - fours, 1);
 }
 
-// The same to every second element, where nothing is added or bounded.
+// Stores to every second element, without `added`.
 template <class T, class Sum>
 void transpose_store_even(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue, T* out, int64_t step,
                   int64_t filters) {

@@ -1,4 +1,4 @@
-// Rows of images in the Winograd domain, for conv_fwd_oc.h.
+// Input transform of conv_fwd_oc.h: Winograd F(2,3) along rows or columns of images.
 #pragma once
 
 #include "conv/oc_geometry.h"
@@ -9,12 +9,12 @@
 namespace ece408 {
 namespace {
 
-// How four rows of an image, or columns, become a row of each domain that is kept of a residue: the pixel in column
-// k of the padded row goes to `places[component]` + k % step * row + k / step, where k is in [left, left + width).
+// How four rows (or columns) of an image become one row of each stored component. Column k of the
+// padded row, for k in [left, left + width), goes to places[component] + k % step * row + k / step.
 struct ComponentShape {
     int64_t left, width, step, row;
     bool is_single;
-    int64_t places[kComponents];  // or less than 0
+    int64_t places[kComponents];  // negative if not stored
 };
 
 template <class V>
@@ -23,7 +23,7 @@ void transform_kept(const ComponentShape& s, const V* d, V* z) {
     z[0] = d[0], z[3] = d[1];
 }
 
-// Domains of rows: the columns from `begin` on, of each residue of columns; rows that there are not are null.
+// Scalar transform along rows, from column `begin` of each column residue on; null rows are zeros.
 template <class T, class Sum>
 void row_components_scalar(const ComponentShape& s, const T* const* rows, int64_t begin, Sum* out) {
     for (int64_t k = begin * s.step; k < s.row * s.step; ++k) {
@@ -37,13 +37,13 @@ void row_components_scalar(const ComponentShape& s, const T* const* rows, int64_
     }
 }
 
-// `ends`: whether nothing may be written behind the row.
+// `ends`: nothing may be written behind the row.
 template <class T, class Sum>
 void row_components(const ComponentShape& s, const T* const* rows, bool, Sum* out) {
     row_components_scalar(s, rows, 0, out);
 }
 
-// Domains of the columns of a row: those from column `begin` of a domain on.
+// Scalar transform along columns, from column `begin` of a component on.
 template <class T, class Sum>
 void column_components_scalar(const ComponentShape& s, const T* row, int64_t begin, Sum* out) {
     for (int64_t k = begin; k < s.row; ++k) {
@@ -64,7 +64,7 @@ void column_components(const ComponentShape& s, const T* row, bool, Sum* out) {
 }
 
 #if ECE408_LANES > 4
-// Vectors that follow each other become those of the lanes of each residue.
+// Deinterleaves consecutive vectors: one vector for each residue.
 inline void split_residues(Vec (&)[1]) {}
 inline void split_residues(Vec (&v)[2]) {
     const Vec even = even_lanes(v[0], v[1]);
@@ -78,7 +78,7 @@ inline void split_residues(Vec (&v)[4]) {
     v[1] = even_lanes(first[1], second[1]), v[3] = odd_lanes(first[1], second[1]);
 }
 
-// Of a vector from column `at` of the padded image on, the lanes that are pixels.
+// Lanes of a vector from padded column `at` on that lie in the image.
 inline Mask lanes_inside(const ComponentShape& s, int64_t at) {
     const auto lane = [&](int64_t column) {
         return static_cast<int>(column < at ? 0 : column > at + kLanes ? kLanes : column - at);
@@ -86,7 +86,7 @@ inline Mask lanes_inside(const ComponentShape& s, int64_t at) {
     return lanes_between(lane(s.left), lane(s.left + s.width));
 }
 
-// The first `vectors` columns of each of S residues, in whole vectors.
+// Transforms the first `vectors` columns of each of S residues, in whole vectors.
 template <int S>
 void row_components_vectors(const ComponentShape& s, const float* const* rows, int64_t vectors, float* out) {
     for (int64_t k = 0; k < vectors; k += kLanes) {
@@ -116,7 +116,7 @@ inline void row_components(const ComponentShape& s, const float* const* rows, bo
     row_components_scalar(s, rows, vectors, out);
 }
 
-// The pixels of a row from `column` of the padded image on.
+// Pixels of a row from padded column `column` on.
 inline Vec pixels_from(const ComponentShape& s, const float* row, int64_t column) {
     return load_only(lanes_inside(s, column), row + column - s.left);
 }

@@ -1,4 +1,4 @@
-// Geometry of conv_fwd_oc.h: where outputs find the rows of the source that they sum.
+// Geometry of conv_fwd_oc.h: the taps of each output phase, and the layout of the padded source.
 #pragma once
 
 #include "conv/flat_image.h"
@@ -10,99 +10,106 @@
 namespace ece408 {
 namespace {
 
-// Vectors of filters, and pixels, of a tile.
+// The register tile: output pixels by vectors of output channels.
 constexpr int kOcVectors = 2;
 constexpr int kOcPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
-// Products after which a partial sum ends, so that long sums lose less to rounding.
+// Products per partial sum. Short partial sums lose less to rounding.
 constexpr int64_t kSumBlock = 256;
-// A product asks for the pixels of the one that comes so many later. So lists of places have so many more.
+// Prefetch distance in taps; offset lists are padded by as many entries.
 constexpr int64_t kPrefetchDistance = 24;
-// Blocks of filters that a thread computes with the same pixels, as long as these are in the first cache.
+// Blocks of filters that share packed pixels, so that the pixels stay in the first-level cache.
 constexpr int64_t kBlocksPerMacroTile = 8;
 constexpr int kComponents2d = kComponents * kComponents;
-static_assert(kOcPixels % kMaxF23Dilation == 0, "tiles have whole groups of squares");
-// Of a stretch of these: the most pixels, numbers that are laid out, and sums of blocks that are kept. With 16
-// lanes there is room for three tiles of squares, for which a block's weights are read from memory once.
+static_assert(kOcPixels % kMaxF23Dilation == 0, "tiles hold whole groups of pairs");
+// Limits of one macro-tile: output pixels, accumulators, packed elements. With 16 lanes the packed
+// elements hold three tiles of F(2,3) in two dimensions, so that a block's weights are read from
+// memory once per macro-tile.
 constexpr int64_t kMacroTilePixels = 256, kMacroTileSums = 4096;
 constexpr int64_t kMacroTilePacked =
     ECE408_LANES == 16 ? 3 * kComponents2d * kSumBlock * kOcPixels : 3 << 15;
-// Without domains, and with vectors of less than 16 lanes, pixels are laid out for so many of a thread's
-// blocks, where windows have few pixels side by side, or tiles that end with rows would be less than two
-// thirds of the largest ones.
+// Blocks per thread from which on pixels are packed without Winograd, with vectors of less than 16
+// lanes, if rows are short or strided.
 constexpr int64_t kPackPixelsBlocks = 8;
-// What a tile's laying out, and reading a block's weights, cost beside a tile's products with a block.
+// Cost model, relative to the products of one tile with one block: packing the tile's pixels,
+// reading the block's weights.
 constexpr double kPackPixelsCost = 0.6, kReadWeightsCost = 1;
-// Numbers that fill whole lines of a cache, of any type.
+// Elements of any type that fill whole cache lines.
 constexpr int64_t kLineElements = 16;
-// Threads up to which all are likely to be equally fast.
+// Up to this number of threads, all are assumed to be equally fast.
 constexpr int kFewThreads = 4;
-// The most pieces for each thread.
+// The most chunks per thread.
 constexpr int64_t kChunksPerThread = 8;
-// Pixels of a batch up to which threads pack weights that are not kept when they come to them, so that these
-// stay in a core's cache: those of a partial sum, for all pixels, or those of a block. With more pixels all
-// are packed before any are read.
+// Output pixels of a batch up to which threads pack unkept weights on demand, so that packed
+// weights stay in the core's cache: the weights of one partial sum, or of one block. Larger batches
+// pack all weights first.
 constexpr int64_t kPartPackPixels = 1024, kBlockPackPixels = 400;
-// The most numbers of the padded source for each tap where parts are packed: each thread reads all pixels for
-// each of its blocks, and with several taps computes longer with what it reads.
+// Elements of the padded source per tap up to which the weights of partial sums are packed on
+// demand. Each thread then reads all pixels once per block; more taps make up for more reading.
 constexpr int64_t kPartPackSource = 1 << 19;
-// The most numbers that threads pad each for itself, and the most that are one piece of memory.
+// Elements up to which threads pad private copies of their rows, and up to which all buffers are
+// one allocation.
 constexpr int64_t kPrivateElements = 4 << 20, kOneBufferElements = 4 << 20;
-// Pixels of the source that are asked for before they are copied: memory is slow to answer, and what it answers
-// by itself is too late for images of many short rows.
+// Prefetch distance in source pixels while copying. Hardware prefetchers are too late for images of
+// many short rows.
 constexpr int64_t kSourcePrefetch = 2048;
-// What a number costs that is padded, and one of weights, beside a product's pixel with a block.
+// Cost model, relative to one FMA tile: padding one input, loading one weight.
 constexpr double kPadCost = 0.8, kLoadWeightCost = 0.4;
-// A block's weights for pairs, from which on they are packed in parts: fewer stay in a core's cache.
+// Transformed weights of a block from which on they are packed per partial sum: more do not stay in
+// a core's cache.
 constexpr int64_t kPartPackWinograd = 1 << 17;
 
-// The output pixels (row + i * row_step, column + j * column_step), and the taps they sum.
+// One phase of the output: pixels (row + i * out_step_h, column + j * out_step_w) and the taps they
+// sum.
 struct Phase {
     int64_t row, column, rows, columns;
-    int64_t taps, first_tap;  // in OcPlan::window: this phase's part
+    int64_t taps, first_tap;  // a range of OcConv::tap
 };
 
 struct OcTap {
-    int64_t p, q;          // of the kernel
-    int64_t down, across;  // from pixel (i, j) of the phase, the source's (i * step + down, ...)
+    int64_t p, q;          // position in the kernel
+    int64_t down, across;  // output (i, j) reads source pixel (i * step_h + down, j * step_w + across)
 };
 
-// The taps of a residue of rows modulo the stride, by pairs. Of the residues before it there are so many
-// rows of taps in each domain, and so many domains that are kept.
+// Winograd F(2,3) for the kernel rows of one residue modulo the stride. `before` counts the
+// transformed kernel rows of lower residues in each component, `kept_before` their stored
+// components.
 struct Residue {
     F23 f23;
     int64_t before[kComponents], kept_before;
 
     int64_t kept() const { return f23.is_single() ? 2 : 3 + f23.kernel % 2; }
-    // Of those, the place of domain t.
+    // Index of component t among the stored components.
     int64_t place(int t) const { return kept_before + (f23.is_single() && t > 0 ? 1 : t); }
 };
 
-// A sum over channels and taps for images of one group's channels. By columns, the kernel's row is a column here.
+// A convolution over the images of one group's channels. With `along_columns`, the kernel's only
+// row is treated as its column.
 struct OcConv : Shape {
-    int64_t step_h, step_w;          // of the source from output pixel to output pixel
-    int64_t out_step_h, out_step_w;  // of the output from pixel to pixel of a phase
-    int64_t top, left, rows, row;    // the padded source: its border and its size; of each residue
-                                     // of columns modulo the step, a row has so many
+    int64_t step_h, step_w;          // source pixels per output pixel
+    int64_t out_step_h, out_step_w;  // output pixels per pixel of a phase
+    int64_t top, left, rows, row;    // the padded source: border, rows, and
+                                     // the length of a row of each column residue
     int64_t window;                  // taps of all phases
     int64_t phases;
-    bool winograd, winograd_2d;   // of rows, and of columns as well;
-    bool along_columns;             // or of columns only
-    F23 across;                // of columns: how these are taken
-    int64_t residues, gap_h;     // of pairs: of rows modulo the stride, and the rows from y0 to y1,
-    int64_t gap_w;        // of squares, the columns
-    int64_t row_pairs, starts;   // the pairs of rows of a column, and the rows of a domain of a residue,
-    int64_t direction;           // and the step from a tap of the weights to the next one
+    bool winograd, winograd_2d;   // Winograd F(2,3) in one dimension, and in two
+    bool along_columns;             // one dimension, along columns
+    F23 across;                // F(2,3) along columns
+    int64_t residues, gap_h;     // row residues modulo the stride; rows from y0 to y1 (the dilation)
+    int64_t gap_w;        // in two dimensions: columns from y0 to y1
+    int64_t row_pairs, starts;   // pairs of output rows; rows of one component of one residue
+    int64_t direction;           // step from a tap to the next in the weights: -1 if the kernel is rotated
     Buffer<Phase> phase;
     Buffer<OcTap> tap;
     Buffer<Residue> residue;
 
-    // The first row of the output of pair n; of the source, divided by the stride, that of a domain's row.
+    // First output row of pair n; also the first source row, divided by the stride, of row n of a
+    // component.
     int64_t first_of(int64_t n) const { return n / gap_h * 2 * gap_h + n % gap_h; }
     bool transforms_rows() const { return winograd && !along_columns; }
     bool transforms_columns() const { return winograd_2d || along_columns; }
 };
 
-// A sum for images of such a shape. False without memory.
+// Allocates the lists of a convolution of this shape. False without memory.
 inline bool allocate(const Shape& shape, int64_t phases, int64_t window, OcConv* conv) {
     static_cast<Shape&>(*conv) = shape;
     conv->phase = Buffer<Phase>(phases);
@@ -113,7 +120,7 @@ inline bool allocate(const Shape& shape, int64_t phases, int64_t window, OcConv*
     return conv->phase && conv->tap;
 }
 
-// The border and size of the padded source, from all taps.
+// Computes the padded source's border and size from all taps.
 inline void pad_source(OcConv* d) {
     int64_t low_h = 0, low_w = 0, high_h = d->height - 1, high_w = d->width - 1;
     for (int64_t n = 0; n < d->phases; ++n) {
@@ -148,7 +155,7 @@ inline bool describe_forward(const Sweep& s, OcConv* d) {
 
 inline int64_t floor_divide(int64_t a, int64_t b) { return (a - ((a % b + b) % b)) / b; }
 
-// `s` describes the forward pass; this, the gradient for its source.
+// The gradient for the source of forward pass `s`.
 inline bool describe_backward_data(const Sweep& s, OcConv* d) {
     if (!allocate(gradient_shape(s), s.stride_h * s.stride_w, s.kernel_h * s.kernel_w, d))
         return false;
@@ -175,8 +182,8 @@ inline bool describe_backward_data(const Sweep& s, OcConv* d) {
     return true;
 }
 
-// The residues of rows, of which the first one has the most taps. Returns the rows of taps of each domain and
-// the domains that are kept, of all.
+// Fills the row residues; the first one has the most taps. Returns the totals of transformed kernel
+// rows of each component and of stored components.
 inline Residue fill_residues(const Sweep& s, OcConv* d) {
     Residue all = {};
     for (int64_t r = 0; r < d->residues; ++r) {
@@ -188,9 +195,10 @@ inline Residue fill_residues(const Sweep& s, OcConv* d) {
     return all;
 }
 
-// Forward or, with `turned` weights and its own sweep, the gradient for x. Phases are domains, whose taps
-// are groups of rows and, of squares, groups of columns. The source of squares is the image with a border,
-// that of pairs its domains, one under the other, each residue of columns modulo the stride by itself.
+// Winograd F(2,3): the forward pass, or with `turned` weights and the backward sweep the gradient
+// for x. Each component is a phase, whose taps are groups of kernel rows and, in two dimensions,
+// groups of columns. The source is the padded image in two dimensions; in one dimension its row
+// components one below the other, column residues side by side.
 inline bool describe_winograd(const Sweep& s, bool turned, bool winograd_2d, OcConv* d) {
     const F23 across = f23_of(s.kernel_w, s.out_width);
     const bool along_columns = !winograd_2d && s.kernel_h == 1;

@@ -1,4 +1,4 @@
-// Macro-tiles of conv_fwd_oc.h.
+// Macro-tiles of conv_fwd_oc.h: cut into register tiles, packed, summed and stored.
 #pragma once
 
 #include "conv/oc_plan.h"
@@ -6,7 +6,8 @@
 namespace ece408 {
 namespace {
 
-// A pixel's place in the padded images, and how many of its row follow up to pixel `end`.
+// Offset of pixel n in the padded images, and the number of pixels from there to the end of its
+// row, at most to pixel `end`.
 template <class T, class Sum>
 inline PixelRun OcPlan<T, Sum>::run_of(const Phase& phase, int64_t n, int64_t end) const {
     const int64_t i = n / phase.columns, j = n % phase.columns, left = phase.columns - j;
@@ -15,7 +16,7 @@ inline PixelRun OcPlan<T, Sum>::run_of(const Phase& phase, int64_t n, int64_t en
             left < end - n ? left : end - n};
 }
 
-// Pixels from `n` on, of which `run` has the first row, or all.
+// Adds a tile of `count` pixels from `n` on; `run` is its first row, or all of it.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::add_tile(MacroTile* s, int64_t n, int64_t count, const PixelRun& run) const {
     const bool has_two = run.count < count;
@@ -47,7 +48,7 @@ inline void OcPlan<T, Sum>::cut(MacroTile* s) const {
     s->first[s->tiles] = s->pixels();
 }
 
-// Where its factors of a tile begin.
+// Where the packed pixels of a tile begin for component n.
 template <class T, class Sum>
 inline int64_t OcPlan<T, Sum>::place(const MacroTile& s, int64_t n, int64_t tile) const {
     if (!conv.winograd_2d) return tile * s.count * kOcPixels;
@@ -79,8 +80,9 @@ inline void OcPlan<T, Sum>::pack_macro_tile(const Sum* images, const MacroTile& 
     }
 }
 
-// Adds products to a block's sums, as [domain][pixel][filter]. `weights(n)`: domain n's. `next`: what
-// is read after them, or null. Of this, and of the next domain's, each tile asks for a share.
+// Adds products to a block's sums [component][pixel][filter]. `weights(n)`: weights of component n.
+// `next`: weights to prefetch after these, or null. Each tile prefetches a part of the next
+// weights.
 template <class T, class Sum>
 template <class Weights>
 inline void OcPlan<T, Sum>::add_products(const Sum* images, const MacroTile& s, int64_t block,
@@ -107,8 +109,8 @@ inline void OcPlan<T, Sum>::add_products(const Sum* images, const MacroTile& s, 
     }
 }
 
-// Domains' sums of `count` pairs or squares become rows of pixels: all even ones, then the odd ones; those of
-// pairs of columns one row.
+// Output transform: sums of `count` pairs (or 2x2 tiles) become rows of pixels, first all even
+// rows, then the odd ones; along columns a single row.
 template <class T, class Sum>
 template <bool TwoD>
 inline void OcPlan<T, Sum>::join(const Sum* sums, int64_t step, int64_t count, int64_t wide,
@@ -116,7 +118,7 @@ inline void OcPlan<T, Sum>::join(const Sum* sums, int64_t step, int64_t count, i
     using L = Lanes<Sum>;
     constexpr int kAcross = TwoD ? kComponents : 1, kColumns = TwoD ? 2 : 1;
     const int64_t each = (conv.transforms_columns() ? 2 : 1) * wide, second = conv.along_columns ? wide : count * each;
-    // Of pairs of columns, the first outputs of `group` pairs lie side by side, then their second ones.
+    // Along columns, the first outputs of `group` pairs are adjacent, then their second outputs.
     const int64_t group = conv.transforms_columns() ? conv.gap_w : count, next = group * wide;
     for (int64_t k = 0; k < count; k += group, rows += each * group - next)
         for (const Sum* const end = sums + next; sums < end; rows += wide)
@@ -140,7 +142,7 @@ inline void OcPlan<T, Sum>::join(const Sum* sums, int64_t step, int64_t count, i
             }
 }
 
-// Where a stretch's outputs lie. RowRange that follow each other are one.
+// Lists the runs of outputs of a macro-tile. Adjacent rows are one run.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::find_outputs(MacroTile* s) const {
     const Phase& phase = s->phase;
@@ -156,7 +158,7 @@ inline void OcPlan<T, Sum>::find_outputs(MacroTile* s) const {
             const int64_t row = conv.transforms_rows() ? conv.first_of(i % height) + odd * conv.gap_h
                                               : phase.row + i % height * conv.out_step_h;
             if (row >= conv.out_height) continue;
-            // Of the last pairs of a row some may have one pixel, or none.
+            // The last pairs of a row may have one pixel, or none.
             const int64_t pixels = count * across, left = conv.out_width - j;
             s->output[s->outputs++] = {
                 i / height * image + row * conv.out_width + phase.column + j * conv.out_step_w,
@@ -165,7 +167,7 @@ inline void OcPlan<T, Sum>::find_outputs(MacroTile* s) const {
     }
 }
 
-// Those of a block, if they are the next that are written.
+// Prefetches the outputs of a block if they are written next.
 template <class T, class Sum>
 inline OutputPrefetch<T> OcPlan<T, Sum>::prefetch_outputs(const MacroTile& s, int64_t group, int64_t block,
                                         bool is_next, const T* y) const {
@@ -173,7 +175,7 @@ inline OutputPrefetch<T> OcPlan<T, Sum>::prefetch_outputs(const MacroTile& s, in
             conv.out_height * conv.out_width, filters(block), conv.out_step_w, components() * s.tiles};
 }
 
-// Sums of pixels of a row become a block's outputs.
+// Stores the sums of a run of pixels as outputs of a block.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::write_output(int64_t group, int64_t block, const OutputRun& output, bool finite,
                                         const Epilogue<T>& epilogue, Sum* sums, T* y) const {
@@ -193,7 +195,7 @@ inline void OcPlan<T, Sum>::write_output(int64_t group, int64_t block, const Out
         transpose_store_strided(sums, wide, count, own, to, plane, filters(block), conv.out_step_w);
 }
 
-// A block's sums of a stretch become outputs. `rows`: room for what domains' sums become.
+// Stores a block's sums of a macro-tile as outputs. `rows`: room for the output transform.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::write_block(const MacroTile& s, int64_t group, int64_t block, const Epilogue<T>& epilogue,
                                         Sum* sums, Sum* rows, T* y) const {
@@ -210,8 +212,8 @@ inline void OcPlan<T, Sum>::write_block(const MacroTile& s, int64_t group, int64
         write_output(group, block, s.output[n], finite, epilogue, rows + s.output[n].from * wide, y);
 }
 
-// A stretch of pixels for some blocks of filters, one if parts of weights are packed. Phase 0 stands for
-// the domains of pairs.
+// Computes a macro-tile for some blocks of filters (one if weights are packed per partial sum).
+// With Winograd, phase 0 stands for all components.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::run_macro_tile(const Sum* images, int64_t group, int64_t first_block,
                                         int64_t end_block, const Phase& phase, int64_t begin, int64_t end,
@@ -238,8 +240,8 @@ inline void OcPlan<T, Sum>::run_macro_tile(const Sum* images, int64_t group, int
             const bool ends = s.done + s.count == all, whole = all <= most;
             Sum* const own =
                 sums + (whole ? 0 : block - first_block) * components() * block_sums(s.pixels());
-            // After the last block's weights there may be the next one's, or nothing: who asks for
-            // memory that there is not gets none.
+            // Behind the last block's weights there may be another block's, or no memory;
+            // prefetching the latter does nothing.
             const Sum* const next =
                 packs_parts             ? nullptr
                 : block + 1 < end_block ? weights_of(block + 1, 0, s.done)
@@ -255,7 +257,7 @@ inline void OcPlan<T, Sum>::run_macro_tile(const Sum* images, int64_t group, int
     } while (s.done < all);
 }
 
-// Slice `slice` of `slices` of the pixels of `count` images, for some blocks of a group.
+// Computes slice `slice` of `slices` of the pixels of `count` images, for some blocks of a group.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::run_blocks(const Sum* images, int64_t count, int64_t group, int64_t first_block,
                                         int64_t end_block, int64_t slice, int64_t slices, const Sum* packed,
@@ -271,8 +273,8 @@ inline void OcPlan<T, Sum>::run_blocks(const Sum* images, int64_t count, int64_t
         const int64_t grains = (pixels + grain - 1) / grain, most = most_pixels(blocks) / grain;
         const int64_t begin = grains * slice / slices, all = grains * (slice + 1) / slices - begin;
         const int64_t macro_tiles = (all + most - 1) / most;
-        // A stretch's blocks one after the other if these read its pixels in turns, else a block's
-        // stretches.
+        // If blocks share packed pixels, all blocks of a macro-tile follow each other; else all
+        // macro-tiles of a block.
         for (int64_t at = 0; at < macro_tiles * parts; ++at) {
             const int64_t k = share_pixels ? at / parts : at % macro_tiles;
             const int64_t part = share_pixels ? at % parts : at / macro_tiles;

@@ -1,4 +1,4 @@
-// Plan of a call of conv_fwd_oc.h.
+// Plan of a call of conv_fwd_oc.h: sizes, offsets, and what each step does.
 #pragma once
 
 #include "conv/oc_epilogue.h"
@@ -11,15 +11,15 @@
 namespace ece408 {
 namespace {
 
-// Where the weight for filter m (a lane) and channel c of a group lies: first + group * group_step
-// + m * filter_step + c * channel_step + p * (the kernel's width) + q.
+// The weight of filter m (a lane), channel c and tap (p, q) of a group is at first + group *
+// group_step + m * filter_step + c * channel_step + p * kernel_w + q.
 template <class T>
 struct OcWeights {
     const T* first;
     int64_t group_step, filter_step, channel_step;
 };
 
-// Whether the output is written past the caches: only whole lines can be.
+// Whether outputs are written by non-temporal stores, which takes whole lines.
 template <class T>
 bool streams_output(const OcConv& conv, const Epilogue<T>& epilogue) {
     const int64_t outputs = conv.batch * conv.groups * conv.group_filters * conv.out_height * conv.out_width;
@@ -27,20 +27,21 @@ bool streams_output(const OcConv& conv, const Epilogue<T>& epilogue) {
            exceeds_caches(outputs * static_cast<int64_t>(sizeof(T)));
 }
 
-// Rows of the padded source, or of each domain of pairs.
+// Rows of the padded source, or of each component in one dimension.
 struct RowRange {
     int64_t begin, end;
 };
 
-// Some pixels of a phase, numbered through the rows of some images, cut into tiles, and what of their
-// sums' terms is being added.
+// A macro-tile: pixels [begin, end) of a phase, counted through the rows of some images and cut
+// into register tiles; `done` and `count` are the terms of the sums that are finished and in
+// progress.
 struct MacroTile {
     const Phase& phase;
     int64_t begin, end, tiles, done, count, outputs;
-    int64_t first[kPartPackPixels + 1];  // pixel of each tile, from `begin` on,
-    int64_t at[kPartPackPixels];         // and its place in the images, if none are laid out,
-    int64_t in_first[kPartPackPixels];   // its pixels in its first row,
-    int64_t gap[kPartPackPixels];      // and how far its second row lies from that
+    int64_t first[kPartPackPixels + 1];  // of each tile: first pixel, relative to `begin`
+    int64_t at[kPartPackPixels];         // offset in the images, if pixels are not packed
+    int64_t in_first[kPartPackPixels];   // pixels in its first row
+    int64_t gap[kPartPackPixels];      // offset from its first to its second row
     OutputRun output[2 * kPartPackPixels];
 
     MacroTile(const Phase& phase, int64_t begin, int64_t end)
@@ -50,18 +51,17 @@ struct MacroTile {
     int64_t pixels(int64_t tile) const { return first[tile + 1] - first[tile]; }
 };
 
-// What is prepared once for a call and shared by its threads.
+// Prepared once per call and shared by its threads.
 template <class T, class Sum>
 struct OcPlan {
     const OcConv& conv;
     OcWeights<T> weights;
     Textbook book;     // of the output
-    int64_t blocks;    // of filters, in a group
-    bool packs_each;   // whether threads pack a block's weights when they come to it,
-    bool packs_parts;  // then: those of one partial sum at a time
-    bool packs_pixels;     // whether pixels are laid out as tiles, which may then reach from row to row; others
-                       // end with a row
-    // Per phase [channel][tap]: from pixel (0, 0)'s place in the padded source.
+    int64_t blocks;    // of filters per group
+    bool packs_each;   // threads pack a block's weights on demand,
+    bool packs_parts;  // or those of one partial sum
+    bool packs_pixels;     // packed tiles may reach from row to row; others end with a row
+                       // Per phase [channel][tap]: offset from pixel (0, 0) in the padded source.
     Buffer<int64_t> offset;
 
     OcPlan(const OcConv& conv, const OcWeights<T>& weights, const Textbook& book)
@@ -88,11 +88,12 @@ struct OcPlan {
     int64_t vectors(int64_t block) const {
         return (filters(block) + Lanes<Sum>::count - 1) / Lanes<Sum>::count;
     }
-    // Packed weights of a whole block, all phases.
+    // Packed weights of a block, all phases.
     int64_t packed() const {
         return conv.group_channels * conv.window * kOcVectors * Lanes<Sum>::count;
     }
-    // Whether tiles of any row would be better, for a thread with so many blocks.
+    // Whether tiles that reach from row to row pay for packing, for a thread with this number of
+    // blocks.
     bool should_pack_pixels(int64_t own_blocks) const {
         const int64_t columns = conv.phase[0].columns;
         const int64_t tiles = (columns + kOcPixels - 1) / kOcPixels;
@@ -100,7 +101,8 @@ struct OcPlan {
         return conv.winograd_2d || (ECE408_LANES < 16 && !conv.winograd && !packs_each && is_better &&
                                    own_blocks >= kPackPixelsBlocks);
     }
-    // What sums are taken over: channels of domains, or products of a phase; as many as one sum has.
+    // Terms of a sum: channels with Winograd, else products of a phase; and the most per partial
+    // sum.
     int64_t summed(const Phase& phase) const {
         return conv.group_channels * (conv.winograd ? 1 : phase.taps);
     }
@@ -110,13 +112,13 @@ struct OcPlan {
         return taps < kSumBlock ? kSumBlock / taps : 1;
     }
     int64_t components() const { return conv.winograd ? conv.phases : 1; }
-    // Numbers that are laid out for a pixel.
+    // Packed elements per pixel.
     int64_t pixel_factors() const {
         const int64_t most = most_summed();
         if (!conv.winograd_2d) return packs_pixels ? most : 0;
         return conv.window * (conv.group_channels < most ? conv.group_channels : most);
     }
-    // The most pixels of a stretch for so many blocks.
+    // The most pixels of a macro-tile for this number of blocks.
     int64_t most_pixels(int64_t blocks) const {
         const int64_t kept = conv.winograd && conv.group_channels <= most_summed() ? 1 : blocks;
         const int64_t sums = kMacroTileSums / (components() * kept);
@@ -125,8 +127,8 @@ struct OcPlan {
         const int64_t longest = packs_parts ? kPartPackPixels : kMacroTilePixels;
         return most < kOcPixels ? kOcPixels : most < longest ? most : longest;
     }
-    // The pixels of a tile that takes two rows of a phase, or 0: all of two short rows, or kOcPixels of long
-    // ones, if tiles that end with their row would have less than four fifths of that.
+    // Pixels of a tile that spans two rows of a phase, or 0. It holds two whole short rows, or
+    // kOcPixels of long rows if tiles within a row would average less than four fifths of that.
     int64_t of_two_rows(const Phase& phase) const {
         if (packs_pixels) return 0;
         if (2 * phase.columns <= kOcPixels) return 2 * phase.columns;
@@ -134,16 +136,16 @@ struct OcPlan {
         const bool are_small = 5 * phase.columns < 4 * kOcPixels * tiles;
         return ECE408_LANES == 16 && phase.columns >= kOcPixels && are_small ? kOcPixels : 0;
     }
-    // Pixels of a phase that stay together: of a tile, or of a row, with which its tiles end.
+    // Pixels of a phase that are not divided: a tile, or a row, at whose end tiles end.
     int64_t grain(const Phase& phase) const {
         if (of_two_rows(phase) > 0) return of_two_rows(phase);
         return packs_pixels || phase.columns > most_pixels(1) ? kOcPixels : phase.columns;
     }
-    // A thread's: factors, sums, and what these of domains become. Vectors are copied to factors, and from
-    // images, whose last lanes are no pixels.
+    // Scratch of a thread: packed pixels, accumulators, and rows after the output transform. Vector
+    // copies write beyond the packed pixels and read beyond images.
     int64_t factors() const {
         const int64_t all = (most_pixels(1) + kOcPixels) * pixel_factors() + components() * beyond();
-        return (all + kLineElements - 1) / kLineElements * kLineElements;  // sums begin with a line
+        return (all + kLineElements - 1) / kLineElements * kLineElements;  // accumulators begin with a cache line
     }
     int64_t sums() const { return kMacroTileSums * kOcVectors * Lanes<Sum>::count; }
     int64_t joined() const { return conv.winograd ? sums() / 2 : 0; }
@@ -167,12 +169,13 @@ struct OcPlan {
                               (conv.winograd ? component_offset(n, t) : tap_offset(phase.first_tap + t));
         }
     }
-    // From a channel of the source on.
+    // Offset of a tap in a channel of the source.
     int64_t tap_offset(int64_t tap) const {
         const int64_t x = conv.left + conv.tap[tap].across, y = conv.top + conv.tap[tap].down;
         return y * row() + x % conv.step_w * conv.row + x / conv.step_w;
     }
-    // The same for domain n of rows, whose taps are columns of groups of residues.
+    // Offset of a tap of row component n: column `tap % kernel_w` of a group of kernel rows of a
+    // residue.
     int64_t component_offset(int64_t n, int64_t tap) const {
         const int component = static_cast<int>(n);
         const int64_t x = tap % conv.kernel_w * conv.dilate_w;
@@ -185,12 +188,12 @@ struct OcPlan {
                x % conv.step_w * conv.row + x / conv.step_w;
     }
 
-    // A tap's place, with the kernel turned round or not.
+    // Index of a tap in a kernel that may be rotated.
     int64_t tap_place(int64_t tap, int64_t kernel) const {
         return conv.direction < 0 ? kernel - 1 - tap : tap;
     }
 
-    // Domain n's phase, and its taps for each of the terms of a sum.
+    // Phase of component n, and its taps per term of a sum.
     const Phase& phase_of(const MacroTile& s, int64_t n) const {
         return conv.winograd ? conv.phase[n] : s.phase;
     }
@@ -198,12 +201,12 @@ struct OcPlan {
 
     int64_t block_sums(int64_t pixels) const { return pixels * kOcVectors * Lanes<Sum>::count; }
 
-    // The first output of a block's first filter, of the first image.
+    // The first output of a block's first filter, in the first image.
     int64_t block_output(int64_t group, int64_t block) const {
         return (group * conv.group_filters + first(block)) * conv.out_height * conv.out_width;
     }
 
-    // In oc_weights.h.
+    // Defined in oc_weights.h.
     const T* first_weight(int64_t unit) const;
     void pack(int64_t unit, Sum* out) const;
     void pack_part(int64_t unit, int64_t done, int64_t count, Sum* out) const;
@@ -212,7 +215,7 @@ struct OcPlan {
     void transform_row(int64_t c, int64_t channels, int64_t n, int t, const Sum* columns, int64_t wide,
                      Sum* out) const;
 
-    // In oc_rows.h.
+    // Defined in oc_rows.h.
     void prefetch_source(const T* source, int64_t first, int64_t rows) const;
     void transform(const T* source, int64_t begin, int64_t end, Sum* out) const;
     RowRange all_rows() const;
@@ -221,7 +224,7 @@ struct OcPlan {
     void pad_dilated(const T* source, Sum* out) const;
     RowShape row_shape(int64_t n) const;
 
-    // In oc_macro_tile.h.
+    // Defined in oc_macro_tile.h.
     PixelRun run_of(const Phase& phase, int64_t n, int64_t end) const;
     void add_tile(MacroTile* s, int64_t n, int64_t count, const PixelRun& run) const;
     void cut(MacroTile* s) const;

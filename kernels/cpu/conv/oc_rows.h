@@ -1,4 +1,4 @@
-// Padded source of conv_fwd_oc.h.
+// The padded source of conv_fwd_oc.h, plain or as row components.
 #pragma once
 
 #include "conv/oc_plan.h"
@@ -6,7 +6,7 @@
 namespace ece408 {
 namespace {
 
-// For some rows of a channel, from row `first` on, what is as many pixels further on as is copied later.
+// Prefetches the pixels that are copied kSourcePrefetch later than these rows of a channel.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::prefetch_source(const T* source, int64_t first, int64_t rows) const {
     const T* const ahead = source + first * conv.width + kSourcePrefetch;
@@ -14,7 +14,7 @@ inline void OcPlan<T, Sum>::prefetch_source(const T* source, int64_t first, int6
     for (int64_t k = 0; k < rows * conv.width; k += kInLine) __builtin_prefetch(ahead + k, 0, 2);
 }
 
-// A channel's domains, one under the other; of these the rows [begin, end).
+// Stores rows [begin, end) of a channel's components, one component below the other.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::transform(const T* source, int64_t begin, int64_t end, Sum* out) const {
     for (int64_t r = 0; r < conv.residues; ++r) {
@@ -23,7 +23,7 @@ inline void OcPlan<T, Sum>::transform(const T* source, int64_t begin, int64_t en
         for (int t = 0; t < kComponents; ++t)
             shape.places[t] = residue.f23.groups_in(t) ? residue.place(t) * conv.starts * row() : -1;
         for (int64_t start = begin; start < end; ++start) {
-            // Vectors write behind a row, where the next domain may be.
+            // Vectors write beyond a row, where another component may begin.
             const bool ends = (conv.starts - start) * row() < round_up(row(), kLanes);
             if (conv.along_columns) {
                 prefetch_source(source, start, 1);
@@ -46,7 +46,7 @@ inline RowRange OcPlan<T, Sum>::all_rows() const {
     return {0, conv.winograd && !conv.winograd_2d ? conv.starts : conv.rows};
 }
 
-// Those that the pixels [begin, end) of an image's only phase are computed from.
+// Rows that pixels [begin, end) of an image's only phase are computed from.
 template <class T, class Sum>
 inline RowRange OcPlan<T, Sum>::rows_of(int64_t begin, int64_t end) const {
     const int64_t columns = conv.phase[0].columns, last = (end - 1) / columns;
@@ -59,7 +59,7 @@ inline RowRange OcPlan<T, Sum>::rows_of(int64_t begin, int64_t end) const {
     return {begin / columns * conv.step_h, last * conv.step_h + conv.top + lowest.down + 1};
 }
 
-// A channel with its border, some rows of it; of each row, one residue of columns after the other.
+// Stores some rows of a channel with its border; within a row, one column residue after the other.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::pad(const T* source, const RowRange& rows, Sum* out) const {
     if (conv.winograd && !conv.winograd_2d) return transform(source, rows.begin, rows.end, out);
@@ -80,34 +80,35 @@ inline void OcPlan<T, Sum>::pad(const T* source, const RowRange& rows, Sum* out)
         } else if (conv.step_w <= 2 && end - out >= vectors) {
             copy_first(own, out);
             if (conv.step_w == 2) copy_second(own + 1, out + conv.row);
-        } else {  // vectors would write to the next channel, another thread's
+        } else {  // vectors would overwrite the next channel, which another thread writes
             for (int64_t n = 0; n < conv.step_w; ++n)
                 copy_pixels(row_shape(n), own + n, out + n * conv.row);
         }
     }
 }
 
-// A row for squares whose columns lie apart: the first columns of all, then the second ones.
+// A row for F(2,3) in two dimensions with dilated columns: the first columns of all pairs, then the
+// second ones.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::pad_dilated(const T* source, Sum* out) const {
-    const int64_t apart = conv.gap_w;
+    const int64_t gap = conv.gap_w;
     for (int64_t second = 0; second < 2; ++second)
-        for (int64_t k = 0; k < conv.row; k += apart, out += apart) {
-            const int64_t column = 2 * k + second * apart - conv.left;
-            if (column >= 0 && column + apart <= conv.width)
-                for (int64_t n = 0; n < apart; ++n) out[n] = static_cast<Sum>(widen(source[column + n]));
+        for (int64_t k = 0; k < conv.row; k += gap, out += gap) {
+            const int64_t column = 2 * k + second * gap - conv.left;
+            if (column >= 0 && column + gap <= conv.width)
+                for (int64_t n = 0; n < gap; ++n) out[n] = static_cast<Sum>(widen(source[column + n]));
             else
-                for (int64_t n = 0; n < apart; ++n) {
+                for (int64_t n = 0; n < gap; ++n) {
                     const bool is_there = column + n >= 0 && column + n < conv.width;
                     out[n] = is_there ? static_cast<Sum>(widen(source[column + n])) : Sum(0);
                 }
         }
 }
 
-// The pixels of a row whose columns are the residue `n`, from column n - left on.
+// Shape of the row of column residue `n`; the source begins at column n - left.
 template <class T, class Sum>
 inline RowShape OcPlan<T, Sum>::row_shape(int64_t n) const {
-    const auto before = [&](int64_t column) {  // steps that begin before it
+    const auto before = [&](int64_t column) {  // steps that begin before `column`
         return column <= n ? 0 : (column - n + conv.step_w - 1) / conv.step_w;
     };
     return {conv.step_w, before(conv.left), before(conv.left + conv.width), conv.row};

@@ -1,4 +1,4 @@
-// Microkernel of conv_fwd_oc.h: the register tile, and pixels laid out for it.
+// Microkernel of conv_fwd_oc.h: the register tile and its packed pixels.
 #pragma once
 
 #include "conv/oc_geometry.h"
@@ -8,15 +8,15 @@
 namespace ece408 {
 namespace {
 
-// Numbers that are read soon, of which each product asks for a line, `step` numbers after the last one's. All
-// at once would hold up the products.
+// Data to prefetch while a tile computes: one line per product, `step` elements apart. Prefetching
+// all at once would stall the products.
 template <class Sum>
 struct WeightPrefetch {
     const Sum* first;
     int64_t step;
 };
 
-// sum + w * *x, where products may be one instruction each.
+// sum + w * *x, where possible as one instruction with a broadcast memory operand.
 template <class Sum, class V>
 V add_one(V w, const Sum* x, V sum) {
     return sum + w * Lanes<Sum>::broadcast(*x);
@@ -25,26 +25,26 @@ V add_one(V w, const Sum* x, V sum) {
 inline Vec add_one(Vec w, const float* x, Vec sum) { return multiply_add_one(w, x, sum); }
 #endif
 
-// Sums of `count` products for P pixels that lie side by side, and Q of another row, `apart` behind the first of
-// them, in all places that `taps` says, which has kPrefetchDistance more. Of P pixels that are laid out, PACKED, those of a
-// product lie `apart` behind the last one's.
+// Accumulates `count` products for P adjacent pixels and Q adjacent pixels of a second row, `gap`
+// elements behind the first, at each offset in `taps` (padded by kPrefetchDistance entries). With
+// PACKED, the pixels of consecutive products are `gap` elements apart instead.
 template <class Sum, int MV, int P, int Q, bool PACKED>
-__attribute__((noinline)) void oc_tile(const Sum* pixels, int64_t apart, const int64_t* taps, int64_t count,
+__attribute__((noinline)) void oc_tile(const Sum* pixels, int64_t gap, const int64_t* taps, int64_t count,
                                          const Sum* weight, WeightPrefetch<Sum> ahead, bool add, Sum* out) {
     using L = Lanes<Sum>;
     typename L::Vec sum[P + Q][MV] = {};
     for (int64_t t = 0; t < count; ++t) {
-        // An address of one register each: of two, it would be an instruction of its own in each product.
+        // One address register each: an indexed address would cost each product an instruction.
         const Sum* const at = PACKED ? pixels : hidden(pixels + taps[t]);
-        const Sum* const second = Q ? hidden(at + apart) : at;
-        // With vectors of 16 lanes the first cache is full of the weights that are read, and a product takes
-        // long enough to ask for pixels as well.
+        const Sum* const second = Q ? hidden(at + gap) : at;
+        // With 16 lanes the weights fill the first-level cache, so they are prefetched into the
+        // second; products take long enough to prefetch pixels, too.
         __builtin_prefetch(ahead.first, 0, ECE408_LANES == 16 ? 2 : 3);
         ahead.first += ahead.step;
         if (ECE408_LANES == 16) {
-            const Sum* const prefetched = pixels + (PACKED ? kPrefetchDistance * apart : taps[t + kPrefetchDistance]);
+            const Sum* const prefetched = pixels + (PACKED ? kPrefetchDistance * gap : taps[t + kPrefetchDistance]);
             __builtin_prefetch(prefetched, 0, 3);
-            if (!PACKED) __builtin_prefetch(prefetched + (Q ? apart + Q : P) - 1, 0, 3);
+            if (!PACKED) __builtin_prefetch(prefetched + (Q ? gap + Q : P) - 1, 0, 3);
         }
         typename L::Vec w[MV];
 #pragma GCC unroll 2
@@ -57,7 +57,7 @@ __attribute__((noinline)) void oc_tile(const Sum* pixels, int64_t apart, const i
 #pragma GCC unroll 2
             for (int v = 0; v < MV; ++v) sum[p][v] = by_one ? add_one(w[v], from, sum[p][v]) : sum[p][v] + w[v] * x;
         }
-        if (PACKED) pixels += apart;
+        if (PACKED) pixels += gap;
     }
 #pragma GCC unroll 16
     for (int p = 0; p < P + Q; ++p)
@@ -71,7 +71,8 @@ __attribute__((noinline)) void oc_tile(const Sum* pixels, int64_t apart, const i
 template <class Sum>
 using OcTile = void (*)(const Sum*, int64_t, const int64_t*, int64_t, const Sum*, WeightPrefetch<Sum>, bool, Sum*);
 
-// Where a tile's pixels lie: in one row, as many in each of two, kOcPixels in two, or laid out.
+// Layout of a tile's pixels: one row, two rows with as many pixels each, two rows with kOcPixels in
+// all, or packed.
 enum class TileRows { one, equal, full, packed };
 
 constexpr int second_row_pixels(TileRows rows, int first) {
@@ -94,7 +95,7 @@ OcTile<Sum> pick_oc_rows(int64_t first, int64_t second, bool packed_pixels) {
     return pick_oc_row<Sum, MV, TileRows::full, kOcPixels - 1>(first);
 }
 
-// For so many vectors of filters, and pixels of one row, or of two; or for those of a row that are laid out.
+// The tile for a number of weight vectors and of pixels in one row, in two rows, or packed.
 template <class Sum>
 OcTile<Sum> pick_oc_tile(int64_t vectors, int64_t first, int64_t second, bool packed_pixels) {
     return vectors == 1 ? pick_oc_rows<Sum, 1>(first, second, packed_pixels)
@@ -105,13 +106,13 @@ OcTile<Sum> pick_oc_tile(int64_t vectors, int64_t first, int64_t second, bool pa
 template <class Sum>
 constexpr int64_t kRunVectors = (kOcPixels + Lanes<Sum>::count - 1) / Lanes<Sum>::count;
 
-// Pixels that lie side by side in a row, from the place of the source's first tap on.
+// Adjacent pixels of a row, by their offset from the source's first tap.
 struct PixelRun {
     int64_t at, count;
 };
 
-// A tile's pixels as [product][pixel], from each product's place in the source. RUNS: of the pixels, or 0
-// for any number. Whole vectors are copied, of which the next ones overwrite what is no pixel.
+// Packs a tile's pixels as [product][pixel]. RUNS: number of runs, or 0 if not constant. Copies
+// whole vectors; each run overwrites the surplus of the one before.
 template <int RUNS, class Sum>
 void pack_pixels(const Sum* source, const int64_t* offsets, int64_t count, const PixelRun* run,
                     int64_t runs, Sum* out) {
@@ -126,9 +127,10 @@ void pack_pixels(const Sum* source, const int64_t* offsets, int64_t count, const
     }
 }
 
-// Some squares in a row of the source, whose rows lie `row` apart, as vectors of each domain to `to`, of
-// which the last ones are left out that have no third tap. The second of their four columns lie `odd` behind the
-// first, the other two `next` behind these.
+// Input transform F(2,3) in two dimensions of adjacent tiles: stores each component to `to`,
+// without the last ones where a group has no third tap (`down`, `across`). Source rows are `row`
+// apart; of the four columns, the second is `odd` behind the first, the last two `next` behind
+// these.
 template <class Sum>
 __attribute__((always_inline)) inline void store_components(const Sum* at, int64_t row, int64_t odd, int64_t next,
                                                          int down, int across, int64_t begin,
@@ -153,12 +155,12 @@ __attribute__((always_inline)) inline void store_components(const Sum* at, int64
     }
 }
 
-// A tile's squares as [product][pixel] of each domain, at `places`, for `count` channels of the source,
-// `channel` apart.
+// Packs a tile's transformed pixels as [component][product][pixel] at `places`, for `count`
+// channels that are `channel` apart.
 template <bool OneTap, class Sum>
 void transform_pixels(const OcConv& conv, const Sum* source, int64_t channel, int64_t row, int64_t count,
                      const PixelRun* run, int64_t runs, Sum* const* places) {
-    Sum* to[kComponents2d];  // which no store changes
+    Sum* to[kComponents2d];  // a local copy, which stores cannot change
     for (int n = 0; n < kComponents2d; ++n) to[n] = places[n];
     const int64_t groups = OneTap ? 1 : conv.residue[0].f23.groups, taps = OneTap ? 1 : conv.across.groups;
     const int64_t down_step = conv.gap_h * row, across_step = conv.gap_w;

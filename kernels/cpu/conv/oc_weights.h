@@ -1,4 +1,4 @@
-// Packed weights of conv_fwd_oc.h.
+// Packed weights of conv_fwd_oc.h, plain or transformed by Winograd F(2,3).
 #pragma once
 
 #include "conv/oc_plan.h"
@@ -6,7 +6,7 @@
 namespace ece408 {
 namespace {
 
-// Hands on a vector of weights in each domain, from those of a group's taps, that lie `step` apart.
+// Calls store(component, vector) with the transformed weights of a group of taps, `step` apart.
 template <class Sum, class Store>
 __attribute__((always_inline)) inline void transform_group(const F23& f23, int64_t group, const Sum* g,
                                                   int64_t step, const Store& store) {
@@ -19,14 +19,14 @@ __attribute__((always_inline)) inline void transform_group(const F23& f23, int64
     for (int t = 0; t < kComponents; ++t) store(t, transform_weight(t, first, second, third));
 }
 
-// Of a block: its first filter's first weight.
+// The first weight of a block's first filter.
 template <class T, class Sum>
 inline const T* OcPlan<T, Sum>::first_weight(int64_t unit) const {
     return weights.first + unit / blocks * weights.group_step +
            first(unit % blocks) * weights.filter_step;
 }
 
-// A block's weights as [phase][channel][tap][filter], zeros for filters that do not exist.
+// Packs a block's weights as [phase][channel][tap][filter], zeros for missing filters.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::pack(int64_t unit, Sum* out) const {
     if (conv.winograd || conv.phases == 1)
@@ -44,8 +44,8 @@ inline void OcPlan<T, Sum>::pack(int64_t unit, Sum* out) const {
     }
 }
 
-// Weights of `count` terms of a sum from `done` on: products of the only phase, as [product][filter], or
-// channels of pairs.
+// Packs `count` terms of a sum from `done` on: products of the only phase as [product][filter], or
+// channels of transformed weights.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::pack_part(int64_t unit, int64_t done, int64_t count, Sum* out) const {
     const int64_t block = unit % blocks, wide = vectors(block) * Lanes<Sum>::count;
@@ -61,8 +61,8 @@ inline void OcPlan<T, Sum>::pack_part(int64_t unit, int64_t done, int64_t count,
     }
 }
 
-// A block's weights of some channels as [domain][channel][tap][filter], each the sum of up to three taps.
-// A few channels at a time.
+// Transforms and packs a block's weights of some channels as [component][channel][tap][filter], a
+// few channels at a time.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::pack_winograd(int64_t block, const T* first, int64_t channels, Sum* out) const {
     constexpr int64_t kChannels = 4;
@@ -81,7 +81,7 @@ inline void OcPlan<T, Sum>::pack_winograd(int64_t block, const T* first, int64_t
     }
 }
 
-// The weights of one of `channels` channels for all domains, from its taps as [p][q][filter].
+// Transforms the taps [p][q][filter] of channel `c` of `channels` for all components.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::transform_taps(int64_t c, int64_t channels, const Sum* taps, int64_t wide,
                                         Sum* out) const {
@@ -105,7 +105,7 @@ inline void OcPlan<T, Sum>::transform_taps(int64_t c, int64_t channels, const Su
     }
 }
 
-// The weights of row `n` of taps in domain `t` of rows, from its columns as [q][filter].
+// Stores transformed kernel row `n` of row component `t`, from its columns [q][filter].
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::transform_row(int64_t c, int64_t channels, int64_t n, int t, const Sum* columns,
                                         int64_t wide, Sum* out) const {

@@ -1,12 +1,12 @@
-// Convolutions of stride 1 with kernels of 3, 5 or 7 rows and columns, by squares of 2x2 output
-// pixels with half the products or fewer: winograd_f23.h has the idea, here in rows and in columns. It is
-// compiled once per instruction set.
+// Winograd F(2,3) in two dimensions (winograd_f23.h), vectorised over columns: convolutions of
+// stride 1 with kernels of 3, 5 or 7 rows and columns, with half the products or fewer. Compiled
+// once per instruction set.
 //
-// With pairs in both directions an image becomes 4 x 4 domains of half its height and width, and y
-// is put together from sums over these. Lanes are neighbouring columns of a domain. Threads take
-// stretches of an image's pairs of rows: first the domains' rows that they need are made, few
-// enough to stay in cache, then register tiles take the sums of a few filters over a run of
-// lanes, and last the sums become rows of y.
+// The input transform makes 4 x 4 components of half the image's height and width; each is
+// convolved with transformed weights, and the output transform makes tiles of 2x2 outputs of their
+// sums. Lanes are adjacent columns of a component. Threads take bands of row pairs of an image. For
+// each band they transform the input rows that it needs, few enough to stay in the cache, sum the
+// products of a few filters over a run of lanes in register tiles, and write rows of y.
 #include "api/kernels.h"
 
 #include <string.h>
@@ -21,8 +21,8 @@
 namespace ece408 {
 namespace {
 
-// Bytes of domains that are made at a time, if that is rows enough: they share a core's cache with
-// weights and sums. (Those of two stretches have rows in common.)
+// Bytes of components per band, unless that is too few rows: they share a core's cache with weights
+// and sums. (Neighbouring bands have rows in common.)
 constexpr int64_t kNearBytes = 384 << 10;
 constexpr int64_t kLeastRows = 4;
 
@@ -37,10 +37,10 @@ constexpr int64_t kLineBytes = kLine * sizeof(float);
 struct Plan {
     Layer layer;
     F23 rows, columns;
-    int64_t pitch;    // floats from row to row of a domain
-    int64_t band_pairs;  // pairs of rows that are taken at a time
-    int64_t component;   // floats of a channel's domain of a stretch
-    int64_t sums;     // floats of a filter's sums of a stretch, for one pixel of a square
+    int64_t pitch;    // floats from row to row of a component
+    int64_t band_pairs;  // row pairs of a band
+    int64_t component;   // floats of one component of a channel of a band
+    int64_t sums;     // floats of a filter's sums of a band, for one of the 2x2 outputs
     int64_t blocks;   // of filters
     const float* packed;
     const float* bias;
@@ -54,14 +54,14 @@ struct Plan {
         return 1 + layer.shape.channels * rows.taps() * columns.taps();
     }
     int64_t packed_floats() const { return layer.shape.filters * filter_floats(); }
-    // Vectors that hold the sums of `pairs` pairs of rows, with the unused lanes between rows.
+    // Vectors for the sums of `row_pairs` row pairs, with the unused lanes between rows.
     int64_t vectors(int64_t row_pairs) const {
         return divide_up((row_pairs - 1) * pitch + columns.out_pairs, kLanes);
     }
-    // Floats that are read of an image's row, most of them its own.
+    // Floats that are read of an image's row; a few lie beyond it.
     int64_t row_span() const { return 2 * divide_up(pitch, kLanes) * kLanes + 2; }
     int64_t image_rows() const { return 2 * (band_pairs + rows.groups); }
-    // A thread's floats: domains, the sums of a block of filters, and rows with a border.
+    // Floats per thread: components, the sums of a block of filters, and rows with a border.
     int64_t component_floats() const { return kComponents * kComponents * layer.shape.channels * component; }
     int64_t sum_floats() const { return 4 * most_filters() * sums; }
     int64_t row_floats() const { return (image_rows() + 1) * row_span(); }
@@ -70,7 +70,7 @@ struct Plan {
     }
 };
 
-// Of a layer, without the sizes that threads share its work by.
+// The plan of a layer, without the sizes that depend on threads.
 Plan plan_of(const Layer& layer, const float* bias) {
     const Shape& s = layer.shape;
     Plan plan = {};
@@ -91,15 +91,15 @@ void choose_sizes(Plan* plan, int threads) {
     if (rows < kLeastRows) rows = kLeastRows;
     int64_t parts = divide_up(plan->rows.out_pairs, rows);
     const int64_t wanted = count_parts(s.batch, plan->rows.out_pairs, threads);
-    // More parts than threads are worth having while they fill tiles.
+    // More parts than threads pay while they fill tiles.
     const auto fills = [&](int64_t number) {
         const int64_t vectors = plan->vectors(divide_up(plan->rows.out_pairs, number));
         return vectors >= tile_vectors(static_cast<int>(kBlockFilters));
     };
     while (parts < wanted && (s.batch * parts < threads || fills(parts + 1))) ++parts;
     plan->band_pairs = divide_up(plan->rows.out_pairs, parts);
-    // An odd number of lines, so that the domains of one place do not compete for a few sets of
-    // the cache; a vector may begin with the last lane that counts.
+    // An odd number of lines, so that the components of one pixel do not compete for a few sets of
+    // the cache. A vector may begin with the last used lane.
     const int64_t floats = (plan->band_pairs + plan->rows.groups - 1) * plan->pitch + kLanes;
     plan->component = (divide_up(floats, kLine) | 1) * kLine;
     plan->sums = (plan->vectors(plan->band_pairs) + 1) * kLanes;
@@ -107,13 +107,13 @@ void choose_sizes(Plan* plan, int threads) {
 
 static_assert(kMostFilters <= 8, "weights are packed in 8 lanes at most");
 
-// A number for each filter of a block, and lanes beyond them.
+// A number for each filter of a block, and unused lanes.
 template <int LANES>
 struct Each {
     double of[LANES];
 };
 
-// A group's weights for the four domains, from taps that lie `step` apart, the third one or zero.
+// Transforms the weights of a group of taps, `step` apart; the third tap may be zero.
 template <int LANES>
 void transform_group(const F23& f23, int64_t group, const Each<LANES>* taps, int64_t step,
             Each<LANES> (&out)[kComponents]) {
@@ -125,9 +125,9 @@ void transform_group(const F23& f23, int64_t group, const Each<LANES>* taps, int
             out[t].of[m] = transform_weight(t, g[0].of[m], g[step].of[m], third.of[m]);
 }
 
-// All weights of a block's `filters` filters for a channel, where the tile takes them: `next` has a
-// place for each domain of rows and pair of domains of columns, and is moved on. SIDE: of the kernel
-// both ways, or 0 for any.
+// Packs the transformed weights of a block's `filters` filters for a channel. `next`: for each row
+// component and set of column components, where the tile reads them next; advanced. SIDE: kernel
+// height and width, or 0 for any.
 template <int LANES, int SIDE>
 void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
                   float* (&next)[kComponents][2]) {
@@ -136,7 +136,7 @@ void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
     const F23 rows = f23_of(kernel_h, 1), columns = f23_of(kernel_w, 1);
     Each<LANES> taps[kMostTaps], half[kComponents][kMostSide], all[kComponents];
     for (int m = 0; m < LANES; ++m) {
-        // Lanes beyond the filters are not kept.
+        // Lanes beyond the filters are not stored.
         const float* from = plan.layer.taps(first + (m < filters ? m : 0), c);
         const int64_t step = plan.layer.turned ? -1 : 1;
         for (int64_t t = 0; t < kernel_h * kernel_w; ++t) taps[t].of[m] = from[t * step];
@@ -161,9 +161,9 @@ void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
     }
 }
 
-// Filter block after filter block: the biases or zeros, then for each domain of rows, in kComponentOrder,
-// what both columns take and what one takes, as [c][group of rows][group of columns][domain of
-// columns][filter of block].
+// Packs block by block of filters: biases or zeros, then for each row component, in
+// kComponentOrder, the column components of both outputs and those of one output, as [c][group of
+// rows][group of columns][column component][filter of block].
 void pack_weights(const Plan& plan, float* packed, int threads) {
     const int64_t channels = plan.layer.shape.channels, groups = plan.columns.groups;
     const bool many = channels * plan.layer.shape.filters >= kManyWeights;
@@ -186,7 +186,7 @@ void pack_weights(const Plan& plan, float* packed, int threads) {
     });
 }
 
-// Row `row` of a channel with its border: in place, if x has row_span() floats from there on;
+// Row `row` of a channel with its border: in place if x has row_span() floats from there on,
 // otherwise copied to `buffer`.
 const float* find_row(const Plan& plan, const float* channel, int64_t row, const float* x_end,
                       const float* zeros, float* buffer) {
@@ -199,7 +199,7 @@ const float* find_row(const Plan& plan, const float* channel, int64_t row, const
     return buffer;
 }
 
-// Four domains of a row's columns, from column 2j on.
+// Input transform of a row's columns, from column 2j on.
 inline void transform_columns(const float* row, int64_t j, Vec (&out)[kComponents]) {
     const float* d = row + 2 * j;
     const Vec first = load(d), second = load(d + kLanes);
@@ -208,12 +208,12 @@ inline void transform_columns(const float* row, int64_t j, Vec (&out)[kComponent
                even_lanes(next_first, next_second), odd_lanes(next_first, next_second), out, 1);
 }
 
-// The domains of a channel, from the image's rows on.
+// Input transform of a channel, from the image's rows.
 void transform_rows(const Plan& plan, const float* const* rows, int64_t starts, float* components) {
     const int64_t step = plan.layer.shape.channels * kComponents * plan.component;
     for (int64_t j = 0; j < plan.pitch; j += kLanes) {
-        // The last vector ends with the row, so as to leave the next one's start alone; shorter
-        // rows are written one after the other.
+        // The last vector ends with the row, to leave the beginning of the next row alone; shorter
+        // rows are written in order.
         int64_t at = j;
         if (at > 0 && at + kLanes > plan.pitch) at = plan.pitch - kLanes;
         Vec d[4][kComponents];
@@ -236,8 +236,8 @@ void transform_rows(const Plan& plan, const float* const* rows, int64_t starts, 
     }
 }
 
-// Computes a filter's sums again where they are not finite: differences of pixels or weights may be
-// infinite or NaN where the sum of products is not.
+// Computes a filter's non-finite sums again by the textbook loop: differences of pixels or weights
+// may be infinite or NaN where the sum of products is not.
 void recompute_nonfinite_rows(const Plan& plan, int64_t filter, float* sums, int64_t rows, const float* y) {
     const int64_t width = plan.layer.shape.out_width;
     const double first = plan.bias ? plan.bias[filter] : 0;
@@ -248,14 +248,14 @@ void recompute_nonfinite_rows(const Plan& plan, int64_t filter, float* sums, int
         }
 }
 
-// Writes a filter's sums to `rows` rows of y. Each sum times zero is added to `rest`, which stays
-// zero if all are finite.
+// Writes a filter's sums to `rows` rows of y. Adds each sum times zero to `rest`, which stays zero
+// if all are finite.
 void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate, float* y,
               Vec (&rest)[2]) {
     const int64_t width = plan.layer.shape.out_width;
     const float* const end = y + rows * width;
     const auto put = [&](float* to, int64_t left, Vec v) {
-        // What is beyond the row's end is overwritten by the next one.
+        // The next row overwrites what is beyond this row's end.
         if (!accumulate && end - to >= kLanes)
             store(to, v);
         else
@@ -275,8 +275,9 @@ void put_rows(const Plan& plan, const float* sums, int64_t rows, bool accumulate
     }
 }
 
-// Writes the sums of a block of filters to `rows` rows of y. Sums that overwrite y are checked as
-// they are written, and written again if one is not finite. Sums that are added are checked first.
+// Writes the sums of a block of filters to `rows` rows of y. Sums that overwrite y are checked
+// while they are written, and written again if one is not finite. Sums that are accumulated are
+// checked first.
 void put_block(const Plan& plan, int64_t block, float* sums, int64_t rows, bool accumulate,
                float* y) {
     const Shape& s = plan.layer.shape;
@@ -299,13 +300,13 @@ void put_block(const Plan& plan, int64_t block, float* sums, int64_t rows, bool 
         put(false);
 }
 
-// A thread's own.
+// Scratch of one thread.
 struct Scratch {
     float *components, *sums, *rows;
     const float** found;
 };
 
-// All threads'. Zeros, for borders, and because lanes that count for nothing are computed with too.
+// Scratch of all threads. Zeros for borders, and because unused lanes are computed as well.
 struct Scratches {
     int64_t step;  // bytes
     Buffer<char> memory;
@@ -339,7 +340,7 @@ void make_components(const Plan& plan, const float* image, const float* x_end, i
     }
 }
 
-// Asks for share `part` of `parts` of some memory; where there is none, nothing happens.
+// Prefetches part `part` of `parts` of an array; addresses without memory do no harm.
 template <bool WRITE>
 void prefetch_part(const float* memory, int64_t floats, int64_t parts, int64_t part) {
     const float* const end = memory + part_start(floats, parts, part + 1);
@@ -347,9 +348,8 @@ void prefetch_part(const float* memory, int64_t floats, int64_t parts, int64_t p
         __builtin_prefetch(line, WRITE, 2);
 }
 
-// Pairs of rows [pair, pair + pairs) of an image. With each tile goes a share of what comes next:
-// of an image's floats from `ahead` on, unless null, and of the lines of y that the next block of
-// filters is put into.
+// Computes row pairs [row_pair, row_pair + row_pairs) of an image. Each tile prefetches a part of
+// the image at `ahead`, unless null, and of the outputs of the next block of filters.
 void run_band(const Plan& plan, const float* image, const float* x_end, int64_t row_pair,
                  int64_t row_pairs, const float* ahead, bool accumulate, const Scratch& scratch,
                  float* y) {
@@ -382,7 +382,7 @@ void run_band(const Plan& plan, const float* image, const float* x_end, int64_t 
     }
 }
 
-// False if there is no memory.
+// False without memory.
 bool run(const Plan& plan, const float* x, float* y, bool accumulate, int threads) {
     const Layer& layer = plan.layer;
     const Shape& s = layer.shape;
@@ -406,7 +406,7 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
     return true;
 }
 
-// `packed`: of the layer's weights, or null.
+// `packed`: the layer's packed weights, or null.
 int run_layer(const Layer& layer, const Textbook& book, const float* x, const float* bias,
               const float* packed, float* y, bool accumulate, int threads) {
     Plan plan = plan_of(layer, bias);

@@ -1,17 +1,17 @@
-// The team of thread_pool.h: workers of its own, or the threads of GNU's OpenMP, with which MXNet computes.
-// Workers are made when first asked for and stay, asleep, for as long as the process does; several
-// callers at once share them.
+// The thread pool: workers of its own, or the threads of GNU's OpenMP, which MXNet computes with.
+// Workers start at the first call and stay, asleep, until the process ends; concurrent callers
+// share them.
 //
-// A caller takes one of a few slots and writes its job there. The caller claims pieces from the
-// first on, workers from the last. So each of two threads works on one half, the same half of every
-// layer, which its core's caches still hold: with pieces dealt out in one order densenet121 took 6 %
-// longer at batch 1. Claims are subtracted from the number of pieces left. The same word counts how
+// A caller takes one of a few slots and writes its job there. The caller claims chunks from the
+// front, workers from the back. So each of two threads computes one half, the same half of every
+// layer, which is still in its core's caches; with chunks handed out in order densenet121 took 6 %
+// longer at batch 1. Claims are subtracted from the number of chunks left. The same word counts how
 // often the slot was filled: a worker that read a slot, lost its core, and returns when the slot
-// holds another job claims nothing of it. Slots are never freed, so that a worker may read any slot
-// at any time.
+// holds another job claims nothing of it. Slots are never freed, so a worker may read any slot at
+// any time.
 //
-// A worker that waits for a job, and a caller that waits for the pieces of others, first spin: most
-// waits end within microseconds, and waking a thread takes longer. Then they sleep, because another
+// A worker that waits for a job, and a caller that waits for others' chunks, first spin: most waits
+// end within microseconds, and waking a thread takes longer. Then they sleep, because another
 // thread may need the core, perhaps the one that they wait for.
 #include "host/thread_pool.h"
 
@@ -36,19 +36,18 @@
 namespace ece408 {
 namespace {
 
-// Callers at once that can have help.
+// Concurrent callers that can have help.
 constexpr int kSlots = 16;
 constexpr int kMostThreads = 1023;
-// A claim is one of kParts parts of a thread's share of the pieces left: long runs first and single
-// pieces at the end, so that all members end together.
+// A claim is one kParts-th of a thread's share of the chunks left: long ranges first and single
+// chunks at the end, so that all threads end together.
 constexpr int64_t kParts = 4;
 constexpr int64_t kSpinNs = 100 * 1000;
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-// What a slot's ticket says: how often the slot was filled (32 bits), how many members there have
-// been (10), how many pieces, or portions of many, workers have claimed (11), and how many are left
-// to be claimed (11).
+// A slot's ticket: how often the slot was filled (32 bits), threads that have joined (10), chunks
+// (or portions of many chunks) that workers have claimed (11), and those left to claim (11).
 constexpr uint64_t kByWorkers = uint64_t{1} << 11, kThread = kByWorkers << 11;
 constexpr uint64_t kFilling = uint64_t{1} << 32;
 constexpr int64_t kMostPortions = kByWorkers - 1;
@@ -60,7 +59,7 @@ int64_t by_workers_of(uint64_t ticket) {
 int threads_of(uint64_t ticket) { return static_cast<int>(ticket % kFilling / kThread); }
 uint64_t filling_of(uint64_t ticket) { return ticket / kFilling; }
 
-// Beside the number of portions that are not done yet: the caller sleeps.
+// A bit beside the number of unfinished portions: the caller sleeps.
 constexpr uint32_t kCallerSleeps = uint32_t{1} << 31;
 
 struct Job {
@@ -69,13 +68,13 @@ struct Job {
     int64_t count, portions;
     int threads;
 
-    // How many of the portions left to claim.
+    // Portions that one claim takes of those left.
     int64_t claim(int64_t left) const {
         const int64_t some = left / (kParts * threads);
         return some < 1 ? 1 : some;
     }
-    // Does what was claimed of a slot with this ticket: the caller the first that were left, a
-    // worker the last.
+    // Runs the portions claimed from a slot with this ticket: the first ones left for the caller,
+    // the last ones for a worker.
     void run(uint64_t ticket, int64_t claimed, int thread_index) const {
         const int64_t end = portions - by_workers_of(ticket);
         const int64_t first = end - (thread_index ? claimed : left_of(ticket));
@@ -87,13 +86,13 @@ struct alignas(128) Slot {
     std::atomic<bool> taken;
     std::atomic<uint64_t> ticket;
     std::atomic<uint32_t> unfinished;
-    // The job; the same for as long as there is something left to be claimed.
+    // The job. It does not change while portions are left to claim.
     std::atomic<ece408_pieces*> body;
     std::atomic<const void*> work;
     std::atomic<int64_t> count, portions;
     std::atomic<int> threads;
 
-    // The ticket, of which the caller is a member.
+    // Returns the ticket; the caller has joined.
     uint64_t fill(const Job& job) {
         body.store(job.body, relaxed);
         work.store(job.work, relaxed);
@@ -107,25 +106,25 @@ struct alignas(128) Slot {
         return full;
     }
 
-    // What the filling has whose ticket was seen, provided that a claim of it succeeds afterwards.
+    // The job of the filling whose ticket was read; valid only if a claim succeeds afterwards.
     Job job() const {
         return {body.load(relaxed), work.load(relaxed), count.load(relaxed),
                 portions.load(relaxed), threads.load(relaxed)};
     }
 };
 
-// A worker, by the number of its thread, 0 until it runs, and a core that it keeps away from.
+// A worker: its thread number, 0 until it runs, and the core that it avoids.
 struct Worker {
     std::atomic<int> thread, away_from;
 };
 
 Slot slots[kSlots];
 Worker all_workers[kMostThreads];
-// Rung as a slot is filled; workers sleep until then.
+// Incremented when a slot is filled; workers sleep on it.
 alignas(128) std::atomic<uint32_t> bell;
-// Until when jobs are expected soon.
+// Time until which more jobs are expected soon.
 std::atomic<int64_t> expected_until;
-// How many workers there are; that sleep, or are about to; that listen for the bell.
+// Numbers of workers in all, asleep or about to be, and spinning on the bell.
 alignas(128) std::atomic<int> workers, sleeping, listening;
 
 int current_thread() { return static_cast<int>(syscall(SYS_gettid)); }
@@ -136,10 +135,10 @@ int64_t now_ns() {
     return int64_t{t.tv_sec} * 1000000000 + t.tv_nsec;
 }
 
-// When spinning that begins now should end.
+// End of a spin that begins now.
 int64_t spin_end() { return now_ns() + kSpinNs; }
 
-// Whether it is `over` by then.
+// Whether `over` becomes true before `end`.
 template <class Over>
 bool spin(int64_t end, const Over& over) {
     do {
@@ -162,14 +161,14 @@ void wake(const std::atomic<uint32_t>& word, int most) {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
 }
 
-// The ticket after a member's claim.
+// The ticket after a thread's claim.
 uint64_t after_claim(uint64_t ticket, int64_t claimed, int thread_index) {
     const uint64_t some = static_cast<uint64_t>(claimed);
     return ticket - some + (thread_index ? some * kByWorkers : 0);
 }
 
-// Claims and does pieces of the filling that `ticket` is of until none are left; returns how many
-// portions those were.
+// Claims and runs portions of this ticket's filling until none are left; returns the number of
+// portions run.
 uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int thread_index) {
     const uint64_t filling = filling_of(ticket);
     int64_t done = 0;
@@ -184,7 +183,7 @@ uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int thread_index)
     return static_cast<uint32_t>(done);
 }
 
-// A worker's part in a slot; false if it has none there.
+// Lets a worker join a slot; false if it has nothing to do.
 bool help(Slot& slot) {
     uint64_t ticket = slot.ticket.load(std::memory_order_acquire);
     Job job;
@@ -202,7 +201,7 @@ bool help(Slot& slot) {
     const uint64_t next = slot.ticket.load(relaxed);
     uint32_t done = static_cast<uint32_t>(claimed);
     if (filling_of(next) == filling_of(ticket)) done += work_off(slot, job, next, thread_index);
-    // Once all is done the slot may become another caller's, whom waking does no harm.
+    // Once all is done, the slot may belong to another caller, which a spurious wake does not harm.
     if (slot.unfinished.fetch_sub(done, std::memory_order_acq_rel) - done == kCallerSleeps)
         wake(slot.unfinished, 1);
     return true;
@@ -218,7 +217,7 @@ void* be_worker(void* self) {
             end = spin_end();
             continue;
         }
-        // The bell may ring for others again and again: that is no reason to stay awake.
+        // The bell may ring for other slots again and again; that must not keep this worker awake.
         listening.fetch_add(1, relaxed);
         const bool rung = spin(end, [&] { return bell.load(relaxed) != heard; });
         listening.fetch_sub(1, relaxed);
@@ -236,7 +235,8 @@ void* be_worker(void* self) {
     return nullptr;
 }
 
-// Starts a detached thread; false if the system refuses. Signals are for the program's own threads.
+// Starts a detached thread; false if the system refuses. It blocks all signals, which are for the
+// program's own threads.
 bool start_thread(void* (*run)(void*), void* argument) {
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes) != 0) return false;
@@ -269,8 +269,8 @@ void have_workers(int wanted) {
         }
 }
 
-// Keeps workers off the caller's core. Where no core is free the system likes to put a thread beside
-// the one that wakes it, where it cannot run before that one ends.
+// Keeps workers off the caller's core. If no core is free, Linux tends to put a thread on the core
+// of the thread that wakes it, where it must wait for that one.
 void part_from_caller(int helpers) {
     const int here = sched_getcpu();
     cpu_set_t cores;
@@ -306,41 +306,42 @@ void wait_for_others(Slot& slot) {
 
 using OpenMPParallel = void(void (*run)(void*), void* argument, unsigned threads, unsigned flags);
 
-// GNU's OpenMP, if it is in this process: what the compiler calls for a parallel region.
+// The entry of GNU's OpenMP for a parallel region, if the library is loaded.
 OpenMPParallel* find_openmp() {
     void* const library = dlopen("libgomp.so.1", RTLD_LAZY | RTLD_NOLOAD);
     return library ? reinterpret_cast<OpenMPParallel*>(dlsym(library, "GOMP_parallel")) : nullptr;
 }
 
-// OpenMP's threads spin for some milliseconds after each of MXNet's operators. On a machine that has
-// cores for them they are awake when a kernel comes, and workers would have to share cores with them.
-// But a parallel region ends when all its threads have been there. Beside other busy programs it
-// waits for threads that have no core, and who spins takes the cores of those that work. So:
+// OpenMP's threads spin for some milliseconds after each of MXNet's operators. If the machine has
+// cores for them, they are awake when a kernel begins, and workers would compete with them. But a
+// parallel region ends only when all its threads have arrived. Beside other busy programs it waits
+// for threads that have no core, while spinning threads take cores from working ones. Therefore:
 //
-// - A call is a parallel region as long as regions' ends do not wait for long, and OpenMP's threads
-//   are awake when it begins soon after another one.
-// - Else workers help for some time. On a busy machine a crowd of threads that sleep in another
-//   region makes OpenMP count more threads than cores, for which it hardly spins. It counts so by
-//   itself where two threads of a program have had regions; then waking its threads again and again
-//   made mobilenetv2_1.0 take 9.5 ms on two cores, where workers, who spin, take 7.2.
-// - Then a region is tried again.
+// - A call is a parallel region as long as regions do not wait long at their ends, and OpenMP's
+// threads are awake when a region soon follows another.
 //
-// What regions lose by waiting is added up, and a part of the time in which they work is taken off.
-// One of them counts no more than kMostLost: a virtual machine may not run for a while. Of regions
-// that follow others soon, late ones are counted, and those in time are taken off.
+// - Otherwise workers help for some time. On a busy machine a crowd of sleeping threads in another
+// region makes OpenMP count more threads than cores, and then it hardly spins. It does so by itself
+// if two threads of a program have had regions; waking its threads again and again then made
+// mobilenetv2_1.0 take 9.5 ms on two cores, where spinning workers take 7.2.
+//
+// - After that a region is tried again.
+//
+// The time that regions lose by waiting is added up, less a part of their working time. One region
+// counts at most kMostLost, because a virtual machine may pause. For regions that soon follow
+// others, late ones are counted and punctual ones subtracted.
 constexpr int64_t kMicrosecond = 1000, kMillisecond = 1000 * kMicrosecond;
 constexpr int64_t kMostLost = kMillisecond, kForgiven = 32, kBusy = 4 * kMillisecond;
-// Waking a thread that sleeps takes so long on a machine with nothing else to do.
+// Time to wake a sleeping thread on an idle machine.
 constexpr int64_t kWakes = 100 * kMicrosecond;
-// A thread that is awake is there in so long, one that OpenMP has sleep is not.
+// An awake thread arrives within this time, a sleeping one does not.
 constexpr int64_t kLate = 5 * kMicrosecond;
-// OpenMP's threads spin for longer than this, if they do.
+// OpenMP's threads spin for longer than this, if they spin.
 constexpr int64_t kSoon = 200 * kMicrosecond;
 constexpr int kMostLate = 32, kMostLateInTrial = 4;
 // After a pause of this length some of OpenMP's threads may sleep.
 constexpr int64_t kPause = 5 * kMillisecond;
-// The machine is taken for busy for so long, twice as long each time that it is found busy again
-// within kTrial.
+// How long the machine counts as busy; doubled each time it is found busy again within kTrial.
 constexpr int64_t kFirstBusy = 100 * kMillisecond, kLongestBusy = 4000 * kMillisecond;
 constexpr int64_t kTrial = 1000 * kMillisecond;
 
@@ -376,10 +377,10 @@ void become_busy(int64_t now, bool needs_crowd) {
     if (needs_crowd) start_thread(hold_crowd, nullptr);
 }
 
-// Of a thread beside another one that has regions: OpenMP would count the threads of both.
+// Set for a thread beside another one that has regions: OpenMP would count the threads of both.
 thread_local bool uses_workers = false;
 
-// Whether a call is to be a parallel region.
+// Whether a call should be a parallel region.
 bool is_region_due() {
     if (uses_workers || !openmp()) return false;
     if (!busy.load(relaxed)) return true;
@@ -393,9 +394,10 @@ bool is_region_due() {
     return true;
 }
 
-// OpenMP's threads that were in a caller's last region, as many as there is room for. After a pause they
-// sleep. If a core is taken when they are woken, perhaps by a thread that is about to sleep, Linux puts one
-// of them beside the caller, who spins at the region's end: that thread had to wait for some 12 ms.
+// The threads of a caller's last parallel region, up to a limit. After a pause they sleep. If a
+// core is occupied when they wake, perhaps by a thread about to sleep, Linux puts one of them on
+// the caller's core; the caller spins at the end of the region, and that thread had to wait for
+// some 12 ms.
 class Sleepers {
 public:
     static constexpr int kMost = 15;
@@ -404,7 +406,7 @@ public:
         count_ = std::min(count, kMost);
         for (int i = 0; i < count_; ++i) threads_[i] = threads[i].load(relaxed);
     }
-    // Keeps them off this core until `release`. Those with a core of their own stay there.
+    // Keeps them off this core until `release`. Threads bound to a single core stay there.
     void part() {
         const int here = sched_getcpu();
         for (int i = 0; i < count_; ++i) {
@@ -433,10 +435,10 @@ struct Region {
     const Job& job;
     uint64_t ticket;
     pthread_t caller;
-    // How many portions the caller did, and when none were left.
+    // Portions that the caller ran, and the time when none were left to claim.
     uint32_t done;
     int64_t none_left;
-    // When the first of the others came, or 0; how many came, and who.
+    // Arrival time of the first other thread, or 0; how many arrived, and their numbers.
     std::atomic<int64_t> joined;
     std::atomic<int> others;
     std::atomic<int> who[Sleepers::kMost];
@@ -457,8 +459,8 @@ struct Region {
     }
 };
 
-// Works off the filling in a parallel region; returns how many portions the caller did. OpenMP ends
-// the threads that a region has less than the one before, so it has the same number every time.
+// Runs the filling in a parallel region; returns the number of portions that the caller ran. OpenMP
+// ends threads that a region has less than the one before, so all regions have the same number.
 uint32_t work_off_in_region(Slot& slot, const Job& job, uint64_t ticket, int threads) {
     static thread_local Sleepers sleepers;
     Region region = {slot, job, ticket, pthread_self(), 0, 0, {0}, {0}, {}};
@@ -469,7 +471,7 @@ uint32_t work_off_in_region(Slot& slot, const Job& job, uint64_t ticket, int thr
     if (is_after_pause) sleepers.release();
     sleepers.know(region.who, region.others.load(relaxed));
     const int64_t end = now_ns();
-    // Others may rightly be at their last portion for as long as one takes.
+    // Others may still be running their last portion, for as long as one takes.
     const int64_t portion = region.done ? (region.none_left - start) / region.done : end - start;
     const int64_t waited = end - region.none_left - 2 * portion - kWakes;
     const int64_t forgiven = (region.none_left - start) / kForgiven;
@@ -491,7 +493,7 @@ Slot* take_slot() {
     return nullptr;
 }
 
-// In a forked child there is none of the other threads, nor what they were at.
+// A forked child has none of the other threads; resets what they left.
 void begin_forked_child() {
     for (Slot& slot : slots) {
         slot.taken = false;
@@ -499,7 +501,7 @@ void begin_forked_child() {
     }
     for (Worker& worker : all_workers) worker.thread = 0;
     workers = sleeping = listening = 0;
-    // A region of OpenMP in a thread that had one before would wait for threads for ever.
+    // An OpenMP region in a thread that had one before the fork would wait forever.
     busy = true;
     busy_until = INT64_MAX;
 }

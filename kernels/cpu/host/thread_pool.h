@@ -1,9 +1,10 @@
-// Threads that share the work of a call, on busy machines as well. thread_pool.cpp has the implementation.
+// parallel_for on a thread pool that copes with busy machines. thread_pool.cpp has the
+// implementation.
 //
-// A call's work is a number of pieces, done in any order. The caller does pieces itself, and each
-// worker that has a core takes some of them. A worker without a core delays no one, unless it lost
-// its core in the middle of a piece. There is no barrier within a call: where all pieces must end
-// before other work begins, that work is another call of `parallel_for`.
+// A call consists of chunks, computed in any order. The caller computes chunks itself, and each
+// worker that has a core takes some of them. A worker without a core delays nobody, unless it loses
+// its core in the middle of a chunk. There is no barrier within a call: work that needs all chunks
+// to be finished is another call of `parallel_for`.
 #pragma once
 
 #include <string.h>
@@ -14,9 +15,9 @@
 namespace ece408 {
 namespace {
 
-// Calls work(begin, end, member) until each of `count` pieces has been in one run [begin, end). At
-// most `threads` threads take part, each with its own number `thread` below that: with what is kept
-// for a member, such as scratch memory, no two of them work at a time.
+// Calls work(begin, end, thread) on ranges that cover each of `count` chunks once, on at most
+// `threads` threads. `thread` is below `threads`; no two calls with the same number run at a time,
+// so it selects scratch memory.
 template <class Work>
 void parallel_for_ranges(int threads, int64_t count, const Work& work) {
     const auto run = [](const void* all, int64_t begin, int64_t end, int thread) {
@@ -25,7 +26,7 @@ void parallel_for_ranges(int threads, int64_t count, const Work& work) {
     ece408_share(threads, count, run, &work);
 }
 
-// Calls work(piece, member) for each of `count` pieces, likewise.
+// Calls work(chunk, thread) for each of `count` chunks.
 template <class Work>
 void parallel_for(int threads, int64_t count, const Work& work) {
     parallel_for_ranges(threads, count, [&](int64_t begin, int64_t end, int thread) {
@@ -33,8 +34,8 @@ void parallel_for(int threads, int64_t count, const Work& work) {
     });
 }
 
-// Memory for `count` zeros, made by all threads: for each one's scratch together a single one would
-// take as long as the work itself.
+// Memory for `count` zeros, cleared by all threads: a single thread would take as long as the work
+// itself.
 template <class T>
 Buffer<T> parallel_zeros(int threads, int64_t count) {
     constexpr int64_t kChunk = (int64_t{256} << 10) / static_cast<int64_t>(sizeof(T));

@@ -1,5 +1,5 @@
-// The register tile of winograd.cpp: MT filters by VT vectors of 2x2 squares of output pixels,
-// summed over all domains, channels and taps.
+// The register tile of winograd.cpp: MT filters by VT vectors of 2x2 output tiles, summed over all
+// components, channels and taps.
 #pragma once
 
 #include <stdint.h>
@@ -10,13 +10,13 @@
 namespace ece408 {
 namespace {
 
-// The order in which a tile takes the domains of rows: those of both rows first.
+// The order of row components: those that both output rows use come first.
 constexpr int kComponentOrder[kComponents] = {1, 2, 3, 0};
-// Of the columns it takes domains 1 and 2 at once, which go to both columns of a square, and then 0
-// and 3, for one each, so that what both have in common never leaves the registers.
+// Column components in two sets: 1 and 2, which both output columns use, are summed together; then
+// 0 and 3, which one output column uses. So the common sums never leave the registers.
 constexpr int kColumnComponents[2][2] = {{1, 2}, {0, 3}};
 
-// The sizes of tiles; there are two sums for each filter and vector.
+// Tile sizes: two sums for each filter and vector.
 #if ECE408_LANES == 16
 constexpr int kMostFilters = 6;
 constexpr int tile_vectors(int filters) { return filters > 4 ? 2 : filters > 3 ? 3 : 4; }
@@ -24,18 +24,18 @@ constexpr int tile_vectors(int filters) { return filters > 4 ? 2 : filters > 3 ?
 constexpr int kMostFilters = ECE408_LANES == 8 ? 3 : 2;
 constexpr int tile_vectors(int) { return 2; }
 #endif
-// Filters by which many are divided: those of the tile that loads least for each product.
+// Block size for many filters: the tile with the fewest loads per product.
 constexpr int64_t kBlockFilters = ECE408_LANES == 16 ? 4 : kMostFilters;
 
 struct WinogradTileArgs {
-    int64_t channels, component, pitch, groups;  // groups of rows
-    const float* x;       // the domains' first pixel of the tile
+    int64_t channels, component, pitch, groups;  // groups of kernel rows
+    const float* x;       // the tile's first pixel in the components
     const float* packed;  // of the block
-    float* y;             // the first filter's sums, of the tile's first lane,
-    int64_t sums;         // floats of a plane; a filter has four: even and odd columns of both rows
+    float* y;             // the first filter's sums, at the tile's first lane
+    int64_t sums;         // floats of a plane of sums; a filter has four, for the 2x2 outputs
 };
 
-// One tap: a vector of a domain's pixels each, times one weight per filter.
+// One tap: vectors of a component's pixels times one weight per filter.
 template <int MT, int VT>
 __attribute__((always_inline)) inline void add_tap(const float* x, const float* weight,
                                                    Vec (&sum)[MT][VT]) {
@@ -50,18 +50,18 @@ __attribute__((always_inline)) inline void add_tap(const float* x, const float* 
     }
 }
 
-// All taps of row domain T on column domains A and B.
+// All taps of row component T with column components A and B.
 template <int T, int A, int B, int GROUPS, int MT, int VT>
 __attribute__((always_inline)) inline void add_row(const WinogradTileArgs& args, const float*& weight,
                                                    Vec (&a)[MT][VT], Vec (&b)[MT][VT]) {
-    constexpr int kSkipped = B < 3 ? 0 : GROUPS - 1;  // of B's groups of columns
+    constexpr int kSkipped = B < 3 ? 0 : GROUPS - 1;  // groups of columns that B lacks
     const int64_t skipped = T == 3 ? args.groups - 1 : 0;
     const float* x = args.x + T * args.channels * kComponents * args.component + skipped * args.pitch;
     for (int64_t c = 0; c < args.channels; ++c, x += kComponents * args.component) {
         const float* in_a = x + A * args.component;
         const float* in_b = x + B * args.component;
         for (int64_t g = skipped; g < args.groups; ++g) {
-            // Two addresses to count from: GCC would have one for each load.
+            // Two base addresses; GCC would use one per load.
             __asm__("" : "+r"(in_a), "+r"(in_b));
             ECE408_UNROLL
             for (int q = 0; q < GROUPS; ++q) {
@@ -77,7 +77,7 @@ __attribute__((always_inline)) inline void add_row(const WinogradTileArgs& args,
     }
 }
 
-// Adds sums that are kept to those in registers.
+// Adds stored sums to those in registers.
 template <int MT, int VT>
 __attribute__((always_inline)) inline void add_kept(const float* kept, int64_t step,
                                                     Vec (&sum)[MT][VT]) {
@@ -98,8 +98,8 @@ __attribute__((always_inline)) inline void keep(const Vec (&sum)[MT][VT], int64_
     }
 }
 
-// What is kept of row domain 1 becomes its sum with row domain 2, for even rows, and its
-// difference from it, for odd ones.
+// Replaces the stored sums of row component 1 by their sum with row component 2, for even rows, and
+// their difference, for odd rows.
 template <int MT, int VT>
 __attribute__((always_inline)) inline void keep_both(const Vec (&second)[MT][VT], int64_t step,
                                                      float* even, float* odd) {
@@ -115,7 +115,7 @@ __attribute__((always_inline)) inline void keep_both(const Vec (&second)[MT][VT]
     }
 }
 
-// The sums of row domain T, and with them what they complete.
+// Sums row component T and combines it with the stored sums.
 template <int T, int GROUPS, int MT, int VT>
 __attribute__((always_inline)) inline void add_component(const WinogradTileArgs& args,
                                                       const float*& weight) {
@@ -184,7 +184,8 @@ Tile* pick_filters(int64_t filters, int64_t vectors) {
     return pick_vectors<GROUPS, MT, tile_vectors(MT)>(vectors);
 }
 
-// The tile for these numbers: filters up to kMostFilters, vectors up to tile_vectors().
+// The tile for this number of column groups, filters (up to kMostFilters) and vectors (up to
+// tile_vectors()).
 Tile* pick_tile(int64_t groups, int64_t filters, int64_t vectors) {
     switch (groups) {
         case 1: return pick_filters<1>(filters, vectors);
