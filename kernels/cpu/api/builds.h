@@ -1,4 +1,4 @@
-// Names of what is compiled once per instruction set: `name_avx512` and so on.
+// Names of constants that are compiled once per instruction set: `name_avx512` and so on.
 #pragma once
 
 // The name of this build, in a file that is compiled for the instruction set ECE408_ISA.

@@ -1,5 +1,6 @@
-// The library's functions that compute: each runs the kernel asked for, or the one that choice.h has
-// chosen, in the build for the instruction set asked for, and refuses what kernel or CPU cannot do.
+// The functions of the library that compute. Each runs the requested kernel, or the one that
+// choice.h chooses, in the build for the requested instruction set, and refuses what the kernel or
+// the CPU cannot do.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -24,13 +25,13 @@ constexpr const Pools* kPools[3] = ECE408_BUILDS(pool);
 constexpr int64_t kLanes[] = {4, 8, 16};
 
 #if defined(__x86_64__)
-// The compilers' own check knows no F16C before GCC 11; it is bit 29 of leaf 1's ECX.
+// GCC before 11 cannot check for F16C; it is bit 29 of leaf 1's ECX.
 bool cpu_has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
 
-// Asked once: in a virtual machine the instruction takes as long as a small layer.
+// Read once: in a virtual machine the instruction takes as long as a small layer.
 const bool has_f16c = cpu_has_f16c();
 #endif
 
@@ -46,8 +47,8 @@ bool cpu_has(int isa) {
     return isa == ECE408_BASELINE;
 }
 
-// Threads that have enough to do: handing work to one takes as long as half a million products, and
-// loading or storing a number as some of them.
+// The number of threads with enough to do: handing work to a thread takes as long as half a million
+// products, and loading or storing an element as long as `kNumber` of them.
 int useful_threads(const ece408_problem& problem, int threads) {
     constexpr double kNumber = 16, kLeast = 1 << 19;
     const Shape s = derive(problem);
@@ -68,7 +69,7 @@ Task task_of(const ece408_problem& problem, Direction direction, int64_t element
     return {problem, direction, strict ? 8 : element_bytes, kLanes[isa], strict, kept};
 }
 
-// `call` is handed a kernel's functions, `of` of it, and the number of threads to use.
+// Calls `call` with the member `of` of the kernel and the number of threads to use.
 template <class T, class Call>
 int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel::*of, bool strict,
         bool arrays, int threads, int isa, int kernel, const Call& call) {
@@ -85,8 +86,8 @@ int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel
     return status == kNotFinite ? run_one(choose_for_any(task)) : status;
 }
 
-// The kernel of this number, or the chosen one, for the forward pass in float32 with weights that are kept;
-// null where it cannot compute.
+// The requested or chosen kernel for the forward pass in float32 with kept packed weights; null if
+// it cannot compute.
 const Kernel* forward_kernel(const ece408_problem* problem, int isa, int kernel) {
     if (!usable(problem, isa) || !cpu_has(isa)) return nullptr;
     const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false, true);
@@ -101,7 +102,7 @@ int64_t outputs(const ece408_problem& problem, Direction direction) {
     return weights(problem);
 }
 
-// For the output of a direction that is not added to.
+// Prepares the output of a direction unless it is accumulated.
 template <class T>
 void prepare(const ece408_problem& problem, Direction direction, T* output, int accumulate) {
     if (!accumulate)

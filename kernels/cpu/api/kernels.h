@@ -1,11 +1,11 @@
-// The fast kernels: their list, and what each has for every instruction set.
+// The list of fast kernels, and the functions of each.
 #pragma once
 
 #include "api/builds.h"
 #include "api/ece408.h"
 #include "micro/half.h"
 
-// Every kernel, in the order of its number in ece408.h's functions.
+// All kernels, in the order of their numbers in ece408.h's functions.
 #define ECE408_KERNELS(EACH)       \
     EACH(direct)                   \
     EACH(winograd)                 \
@@ -20,8 +20,8 @@
 
 namespace ece408 {
 
-// A kernel's functions for one type, null for directions that it does not have. They take arrays
-// that are not null, of problems that `suits` of choice.h lets through, and return a status.
+// A kernel's functions for one type, null for missing directions. They take arrays that are not
+// null, of problems that `suits` of choice.h accepts, and return a status.
 template <class T>
 struct Directions {
     int (*forward)(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
@@ -32,8 +32,8 @@ struct Directions {
                            bool accumulate, int threads);
 };
 
-// One of `direct` and `depthwise` returns this, and has done nothing, for weights that are not all
-// finite: these multiply them with a border's zeros, and a kernel for any problem is to compute.
+// Returned by `direct` and `depthwise`, which then have done nothing, for weights that are not all
+// finite: they multiply weights with a border's zeros. A kernel for any problem computes instead.
 constexpr int kNotFinite = -1;
 
 struct Kernel {
@@ -41,15 +41,14 @@ struct Kernel {
     Directions<double> f64;
     Directions<Half> f16;
     Directions<float> strict;  // the same arrays as f32, sums in double
-    // Floats of what the forward pass in float32 reads in the place of weights and biases, the same for
-    // images of any number and size; and what makes it, which may also return kNotFinite. Null where
-    // weights are read as they are.
+    // Floats of packed weights and biases for the forward pass in float32, the same for images of
+    // any number and size; and the function that packs them, which may also return kNotFinite. Null
+    // if weights are read in place.
     int64_t (*packed_floats)(const ece408_problem& problem) = nullptr;
     int (*pack)(const ece408_problem& problem, const float* w, const float* bias, float* packed,
                 int threads) = nullptr;
-    // That pass, with `packed`, unless null, of this problem's layer, and with what follows done to
-    // each output, unless `epilogue` has no factors: ECE408_UNSUPPORTED where it cannot do that. Null
-    // where there is neither.
+    // The forward pass with packed weights of this layer (or null) and with an epilogue (unless its
+    // factors are null). Returns ECE408_UNSUPPORTED if it cannot do that. Null without either.
     int (*forward_packed)(const ece408_problem& problem, const float* x, const float* w,
                           const float* bias, const float* packed, const ece408_epilogue& epilogue,
                           float* y, int threads) = nullptr;

@@ -1,4 +1,4 @@
-// What every kernel derives from a problem: the output's size and whether there is one at all.
+// Sizes that all kernels derive from a problem, and its validity.
 //
 // Everything is in an anonymous namespace: files that include this are compiled for different
 // instruction sets, and the linker must not merge their copies of an inline function.
@@ -21,8 +21,8 @@ inline int64_t out_size(int64_t size, int64_t kernel, int64_t stride, int64_t pa
     return spare < 0 ? 0 : spare / stride + 1;
 }
 
-// No number is beyond what arrays of MXNet can have, and no array, with its border, beyond what an
-// address can reach: so nothing that kernels derive from a problem overflows.
+// Limits: sizes that MXNet's arrays can have, and arrays, with borders, that an address can reach.
+// So nothing that kernels derive from a problem overflows.
 constexpr int64_t kMostSize = INT32_MAX;
 constexpr int64_t kMostElements = int64_t{1} << 47;
 
@@ -62,8 +62,8 @@ inline Shape derive(const ece408_problem& p) {
     return s;
 }
 
-// The gradient for x as a convolution of dy: what counts of the problem's sizes, with x's and y's
-// in each other's place. Its border and its steps are the caller's.
+// The gradient for x as a convolution of dy: x and y swapped. The caller sets the border and the
+// steps.
 inline Shape gradient_shape(const Shape& s) {
     Shape turned = s;
     turned.channels = s.filters, turned.filters = s.channels;
@@ -86,9 +86,10 @@ inline bool has_unit_steps(const ece408_problem& p) {
            p.groups == 1;
 }
 
-// Products with a number of x, and of dy, from which on conv_bwd_w_dot.cpp takes rows in pairs, to make up for sums
-// of rows: with 72, 8 channels by 3x3, both ways take the same time. And pixels, to make up for more sums of lanes.
-// Sums in double are for results that rows of other magnitudes must not touch.
+// conv_bwd_w_dot.cpp uses Winograd's F(3,2) along rows from this many products per element of x and
+// of dy on, which make up for its transforms (with 72, 8 channels by 3x3, both ways take the same
+// time), and from this many pixels on, which make up for more sums of lanes. Sums in double do not
+// use it: their results must not depend on rows of other magnitudes.
 constexpr int64_t kWinogradProducts = 72, kWinogradPixels = 512;
 
 inline bool bwd_w_uses_winograd(const Shape& s, bool in_double) {
@@ -101,14 +102,15 @@ inline bool bwd_w_uses_winograd(const Shape& s, bool in_double) {
            s.batch * s.out_height * s.out_width >= kWinogradPixels;
 }
 
-// Pixels of a plane up to which `depthwise` takes what a tap reads for a plane shifted, in the gradient for w.
+// Pixels of a plane up to which `depthwise` treats a tap's input as a shifted plane, in the
+// gradient for w.
 constexpr int64_t kSmallPlane = 256;
 
 inline bool is_shifted_plane(const Shape& s) {
     return s.stride_h == 1 && s.out_width == s.width && s.out_height * s.out_width <= kSmallPlane;
 }
 
-// A single tap and no border: an image is one row of the pixels that the strides pick.
+// A 1x1 kernel without border: an image is one row of the pixels that the strides select.
 inline bool is_flat(const ece408_problem& p) {
     return p.kernel_h == 1 && p.kernel_w == 1 && p.pad_h == 0 && p.pad_w == 0;
 }
@@ -119,16 +121,16 @@ inline bool is_one_window(const ece408_problem& p) {
            p.dilate_h == 1 && p.dilate_w == 1;
 }
 
-// With 16 lanes, tiles of 8 filters by three vectors have registers left for one pixel more: its sums of 8
-// filters are a vector. So planes of 7x7 and 14x14 pixels are tiles of 49.
+// Odd tiles: with 16 lanes, tiles of 8 filters by three vectors leave registers for one extra
+// pixel, whose sums of 8 filters are a vector. So planes of 7x7 and 14x14 pixels are tiles of 49.
 constexpr int64_t kOddFilters = 8, kOddVectors = 3;
 
-// Whether a single tap's filters are all in blocks for such tiles.
+// Whether all filters of a 1x1 kernel are in blocks for odd tiles.
 inline bool is_in_eights(const Shape& s, int64_t lanes) {
     return lanes == 16 && s.kernel_h == 1 && s.kernel_w == 1 && s.filters % kOddFilters == 0;
 }
 
-// With how many such tiles the plane of a single tap is summed in the fewest products; or 0.
+// The number of odd tiles that sums the plane of a 1x1 kernel with the fewest products, or 0.
 inline int64_t odd_tiles(const Shape& s, int64_t lanes) {
     const int64_t plane = s.out_height * s.out_width, tiles = plane / (kOddVectors * lanes);
     const int64_t odd = plane - tiles * kOddVectors * lanes;

@@ -1,4 +1,4 @@
-// Plan of conv_bwd_w_dot.cpp: chunks of pixels, tiles, and how work is cut.
+// Plan of conv_bwd_w_dot.cpp: chunks of pixels, tiles and tasks.
 #pragma once
 
 #include <type_traits>
@@ -11,16 +11,17 @@
 namespace ece408 {
 namespace {
 
-// What a tile reads of a chunk, and a block of filters has of it: the first may exceed the first cache, as
-// long as x, which is most of it, stays there; the second stays in the second cache. Fitted, as the
-// numbers below, to the times of nine layers with AVX-512.
+// Bytes of a chunk that a tile reads, and that a block of filters has of dy. The first may exceed
+// the first-level cache, as long as x, most of it, stays there; the second stays in the
+// second-level cache. Fitted, like the numbers below, to the times of nine layers with AVX-512.
 constexpr int64_t kChunkBytes = 44 << 10, kBlockBytes = 512 << 10;
-// Pixels of a chunk, if there are as many: with fewer, adding lanes would take a tile's time.
+// The least pixels of a chunk, if there are as many: with fewer, adding lanes would take as long as
+// a tile.
 constexpr int64_t kLeastChunk = 512;
-// The share of a tile's taps from which on channels need not be taken together.
+// Once a tile is filled to this share, no more channels are added to a set.
 constexpr double kFilledTile = 0.85;
-// Pieces to have, taps of one that are worth laying out dy for, and what the totals of several stretches
-// may take.
+// The number of tasks wanted, the taps of a task that pay for copying dy, and the most bytes of
+// totals of several splits.
 constexpr int64_t kDotTasks = 32, kLeastTaps = 96;
 constexpr int64_t kSplitBytes = 2 << 20;
 
@@ -30,62 +31,62 @@ struct Span {
     int64_t count() const { return end - begin; }
 };
 
-// Part `part` of `total` things that are cut into `parts`, as even as can be.
+// Part `part` of `total`, divided into `parts` as evenly as possible.
 inline Span span_of(int64_t total, int64_t parts, int64_t part) {
     return {total * part / parts, total * (part + 1) / parts};
 }
 
-// Rows of dy, or pairs of rows, of some images.
+// Rows of dy, or row pairs with Winograd, of some images.
 struct Chunk {
     Span images, rows;
 };
 
-// Tile `tile` of the `tiles` that a set's taps in a domain are, `taps` of each channel.
+// Tile `tile` of `tiles` over a set's taps in a component, with `taps` per channel.
 struct Column {
     int64_t component, tile, tiles, taps;
 };
 
-// A tap of a domain.
+// A tap of a component.
 struct ComponentTap {
-    int64_t residue, group, column;  // of the kernel's rows, and its column
+    int64_t residue, group, column;  // of kernel rows; kernel column
     int64_t thirds;                  // lower residues whose last group has three rows
 };
 
 struct WeightPlan {
     Sweep s;
-    bool in_place;     // whether x and dy are read where they are, as rows of a vector
-    bool winograd;     // of rows of dy
-    int64_t components;   // then four, each laid out like x and dy, else one
-    int64_t taps;      // of a channel in a domain, but
-    int64_t last_taps; // in the fourth domain, which only groups of three rows have
-    int64_t rows;      // of an image's dy, or pairs
-    FlatImage f;       // `phase` and `channel` are those of a chunk; a domain is a phase
+    bool in_place;     // x and dy are read in place, as rows of one vector
+    bool winograd;     // F(3,2) along rows of dy
+    int64_t components;   // four with Winograd, each with its own x and dy; else one
+    int64_t taps;      // per channel in a component,
+    int64_t last_taps; // but in the fourth component, which only groups of three rows have
+    int64_t rows;      // of an image's dy, or row pairs
+    FlatImage f;       // `phase` and `channel` of a chunk; a component is a phase
     int64_t halo;      // rows that the windows of a chunk reach beyond it
     int64_t tail;      // zeros behind the last row, which windows reach
-    int64_t images;    // parts of the batch, each some images,
-    int64_t parts;     // and parts of an image; one of the two is whole
+    int64_t images;    // parts of the batch, each some images
+    int64_t parts;     // parts of an image; only one of the two is more than a whole
     int64_t x_image;   // from image to image, in a phase
-    int64_t dy_row;    // of a filter and a domain: a chunk's pixels
+    int64_t dy_row;    // pixels of a chunk, for a filter and component
     int64_t filter_tiles, filter_blocks;
-    int64_t channel_sets, channel_blocks;  // a set is packed at once
-    int64_t tap_tiles, last_tiles;         // of a set in a domain, and in the fourth one
+    int64_t channel_sets, channel_blocks;  // channels of a set are copied together
+    int64_t tap_tiles, last_tiles;         // of a set in a component, and in the fourth one
     int64_t splits;
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
-    // Numbers of an image.
+    // Elements of an image.
     int64_t image_of_x() const { return s.channels * s.height * s.width; }
     int64_t image_of_dy() const { return s.filters * s.out_height * s.out_width; }
     int64_t chunks() const { return images * parts; }
     int64_t places() const { return s.groups * filter_blocks * channel_blocks; }
-    // Whether a chunk of x is its rows as they are.
+    // Whether a chunk of x is a plain copy of its rows.
     bool copies_whole() const {
         return f.row == s.width && s.pad_w == 0 && s.pad_h == 0 && s.stride_w == 1 && s.stride_h == 1;
     }
-    // Images without rows between them are one run.
+    // Images without rows between them form one run.
     bool joined() const { return halo == 0; }
     int64_t most_channels() const { return divide_up(s.group_channels, channel_sets); }
     int64_t most_tiles() const { return divide_up(filter_tiles, filter_blocks); }
-    // Totals of a piece.
+    // Totals of a task.
     int64_t totals() const {
         return divide_up(channel_sets, channel_blocks) * columns() * most_tiles() * kDotsOfTile;
     }
@@ -96,11 +97,11 @@ struct WeightPlan {
         return {component, index - component * tap_tiles, last ? last_tiles : tap_tiles,
                 last ? last_taps : taps};
     }
-    // The kernel's rows of a residue modulo the stride.
+    // Winograd's groups of the kernel rows of a residue modulo the stride.
     F23 residue(int64_t r) const {
         return f23_of_residue(s.kernel_h, s.stride_h, r, s.out_height);
     }
-    // Tap `tap` of a channel in a domain.
+    // Tap `tap` of a channel in a component.
     ComponentTap component_tap(int64_t component, int64_t tap) const {
         const int d = static_cast<int>(component);
         ComponentTap at = {0, tap / s.kernel_w, tap % s.kernel_w, 0};
@@ -124,7 +125,7 @@ struct WeightPlan {
         return {2 * chunk.rows.begin, end < s.out_height ? end : s.out_height};
     }
     bool strides() const { return s.stride_h > 1 || s.stride_w > 1; }
-    // From row to row of those that are copied before they become domains, and their floats.
+    // Row length of copies before the transform, and the floats of these copies.
     int64_t copied_row(int64_t lanes) const { return round_up(f.row, lanes); }
     int64_t scratch(int64_t lanes) const {
         const int64_t row = strides() ? copied_row(lanes) : s.width > s.out_width ? s.width : s.out_width;
@@ -143,8 +144,8 @@ inline int64_t phases_with_taps(int64_t kernel, int64_t stride, int64_t dilate) 
     return phases;
 }
 
-// The least row length: what windows read beyond a row's end are zeros, and so may be those that the
-// next row begins with.
+// The least row length: windows reach zeros behind a row's end, which may be the next row's leading
+// zeros.
 inline int64_t least_row(const Sweep& s) {
     const int64_t reach = s.out_width + taps_reach(s.kernel_w, s.stride_w, s.dilate_w);
     int64_t row = s.out_width;
@@ -174,7 +175,8 @@ template <class Sum>
 void plan_chunks(WeightPlan* plan) {
     const Sweep& s = plan->s;
     const int64_t bytes = static_cast<int64_t>(sizeof(Sum)), lanes = Lanes<Sum>::count;
-    // A tile's taps are of one domain, and of no more phases of channels than taps.
+    // A tile's taps belong to one component, and to at most as many phases of channels as it has
+    // taps.
     const int64_t phases = phases_with_taps(s.kernel_h, s.stride_h, s.dilate_h) *
                            phases_with_taps(s.kernel_w, s.stride_w, s.dilate_w) * plan->most_channels();
     const int64_t rows_in_use = kDotFilters + (phases < kDotTaps ? phases : kDotTaps);
@@ -190,17 +192,17 @@ void plan_chunks(WeightPlan* plan) {
     const int64_t runs = plan->joined() ? 1 : images;
     plan->x_image = (rows + plan->halo) * plan->f.row + (plan->joined() ? 0 : plan->tail);
     plan->dy_row = runs * round_up(images / runs * rows * plan->f.row, lanes);
-    // Domains are written by aligned vectors.
+    // The transform writes aligned vectors.
     if (plan->winograd && !plan->joined()) plan->x_image = round_up(plan->x_image, lanes);
-    // Rows whose distance is a multiple of a page would meet in the first cache.
+    // Rows a multiple of a page apart would share sets of the first-level cache.
     if (plan->dy_row / lanes % 2 == 0) plan->dy_row += lanes;
-    // Beyond the last image lies what the last tap meets with the zeros between dy's rows.
+    // Room behind the last image, where the last tap is multiplied by the zeros between dy's rows.
     const int64_t reach = taps_reach(s.kernel_w, s.stride_w, s.dilate_w);
     plan->f.phase = round_up(images * plan->x_image + reach + lanes, lanes);
     plan->f.channel = plan->f.phase * plan->components * s.stride_h * s.stride_w;
 }
 
-// Planes that lie a multiple of a page apart would meet in the caches.
+// Planes a multiple of a page apart would share sets of the caches.
 template <class T, class Sum>
 bool reads_in_place(const Sweep& s) {
     constexpr int64_t kPageBytes = 4096;

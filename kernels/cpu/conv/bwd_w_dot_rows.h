@@ -1,4 +1,4 @@
-// Chunks of x and dy as conv_bwd_w_dot.cpp lays them out.
+// Copies of x and dy for conv_bwd_w_dot.cpp, chunk by chunk, plain or transformed.
 #pragma once
 
 #include <string.h>
@@ -12,7 +12,7 @@
 namespace ece408 {
 namespace {
 
-// A run of pixels; up to a vector less one of others may follow.
+// Copies a run of pixels. Up to a vector less one of other numbers may be written behind them.
 template <class T, class Sum>
 void copy_run(const T* source, int64_t count, Sum* out) {
     RowCopy<T, Sum>({1, 0, count, count})(source, out);
@@ -24,7 +24,7 @@ struct PhaseRows {
     int64_t first, count;
 };
 
-// Rows are laid out `step` numbers apart.
+// Copies rows; those of `out` are `step` elements apart.
 template <class T, class Sum>
 void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& rows, int64_t step, Sum* out) {
     const Sweep& s = plan.s;
@@ -45,18 +45,20 @@ void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& row
     }
 }
 
-// How rows of pixels become a row of each domain.
+// The layout of a component's row.
 struct ComponentSource {
     int64_t left, width;  // zeros before the pixels, and pixels
-    int64_t count;        // numbers of the domain's row, with zeros behind the pixels
+    int64_t count;        // elements of the row, with zeros behind the pixels
 };
 
-// Rows of the four domains, side by side, by aligned vectors: lanes that a row leaves are the next one's first.
+// Writes rows of the four components one behind the other, by aligned vectors: lanes left over from
+// a row become the first lanes of the next.
 class ComponentRows {
 public:
     ComponentRows(float* out, int64_t component) : out_(out), component_(component) {}
 
-    // `make` is given a vector of each row, and makes one of each domain. Rows that are null are zeros.
+    // Adds a row. `make` turns a vector of each source row into one of each component. Null rows
+    // are zeros.
     template <int ROWS, class Make>
     void add(const ComponentSource& source, const float* const (&rows)[ROWS], const Make& make) {
         const int64_t left = source.left, count = source.count, all = left + source.width;
@@ -89,7 +91,7 @@ public:
         }
         kept_lanes_ = 0;
     }
-    // Zeros, so many and up to a whole vector.
+    // Adds `zeros` zeros, and more up to a whole vector.
     void end(int64_t zeros) {
         const Vec none[kComponents] = {};
         int64_t left = kept_lanes_ + zeros;
@@ -111,7 +113,7 @@ private:
     Vec kept_[kComponents] = {};
 };
 
-// Some rows of a plane, in float, `step` numbers apart.
+// Some rows of a plane, in float, `step` elements apart.
 struct PlaneRows {
     const float* first;
     Span rows;
@@ -122,7 +124,7 @@ struct PlaneRows {
     }
 };
 
-// `scratch`: room for those of another type.
+// `scratch`: room for rows of another type.
 template <class T>
 PlaneRows rows_of_plane(const T* plane, int64_t width, const Span& rows, float* scratch) {
     const T* const first = plane + rows.begin * width;
@@ -134,7 +136,7 @@ PlaneRows rows_of_plane(const T* plane, int64_t width, const Span& rows, float* 
     }
 }
 
-// The four rows that each of `row_pairs` meets, the first of which is `top`.
+// Transforms the four rows of x that each of `row_pairs` row pairs meets; `top`: the first one.
 inline void add_x_rows(const ComponentSource& source, const PlaneRows& rows, int64_t top, int64_t row_pairs,
                        ComponentRows* out) {
     for (int64_t y = top; y < top + 2 * row_pairs; y += 2)
@@ -147,7 +149,7 @@ inline void add_x_rows(const ComponentSource& source, const PlaneRows& rows, int
                  });
 }
 
-// A chunk of one channel by pairs.
+// Transforms a chunk of one channel of x.
 template <class T>
 void lay_out_channel_components(const WeightPlan& plan, const T* x, const Chunk& chunk, float* scratch,
                            float* out) {
@@ -164,7 +166,7 @@ void lay_out_channel_components(const WeightPlan& plan, const T* x, const Chunk&
     }
 }
 
-// The same with a stride: rows of a phase are copied first.
+// The same with a stride: copies the rows of a phase first.
 template <class T>
 void lay_out_phase_components(const WeightPlan& plan, const T* x, const Chunk& chunk, int64_t phase,
                          float* scratch, float* out) {
@@ -179,7 +181,7 @@ void lay_out_phase_components(const WeightPlan& plan, const T* x, const Chunk& c
     }
 }
 
-// A chunk of one filter's dy by pairs.
+// Transforms a chunk of one filter's dy.
 template <class T>
 void lay_out_filter_components(const WeightPlan& plan, const T* dy, const Chunk& chunk, float* scratch,
                           float* out) {
@@ -188,7 +190,7 @@ void lay_out_filter_components(const WeightPlan& plan, const T* dy, const Chunk&
     ComponentRows components(out, plan.dy_row);
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
         const PlaneRows rows = rows_of_plane(dy + b * plan.image_of_dy(), s.out_width, some, scratch);
-        // The last row of an odd number has no second one.
+        // The last row may lack a second one.
         for (int64_t y = some.begin; y < some.end; y += 2)
             components.add({0, s.out_width, plan.f.row}, {rows.row(y), rows.row(y + 1)},
                         [](const Vec(&dy_rows)[2], Vec(&made)[kComponents]) {
@@ -201,7 +203,7 @@ void lay_out_filter_components(const WeightPlan& plan, const T* dy, const Chunk&
     }
 }
 
-// A chunk of one channel; `x` is the channel's plane of the batch's first image.
+// Copies a chunk of one channel; `x`: the channel's plane in the batch's first image.
 template <class T, class Sum>
 void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
                      Sum* out) {
@@ -235,7 +237,7 @@ void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum
     }
 }
 
-// A chunk of one filter's dy; `dy` is the filter's plane of the batch's first image.
+// Copies a chunk of one filter's dy; `dy`: the filter's plane in the batch's first image.
 template <class T, class Sum>
 void lay_out_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum* scratch,
                     Sum* out) {
@@ -266,7 +268,7 @@ void lay_out_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum
     end_run();
 }
 
-// Rows of some planes of some images that are needed soon: each call asks for some of their lines.
+// Prefetches rows of some planes of some images, a number of lines per call.
 class RowPrefetch {
 public:
     RowPrefetch() = default;

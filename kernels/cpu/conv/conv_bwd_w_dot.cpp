@@ -1,29 +1,31 @@
-// The gradient for w: dot products of dy with shifted images (see flat_image.h), with lanes over
-// pixels. It is compiled once per instruction set, with ECE408_ISA its name and ECE408_LANES the floats
-// in one of its vectors, and only the constant at the end is not local.
+// The gradient for w as dot products of dy with shifted images (flat_image.h), vectorised over
+// pixels. Compiled once per instruction set, with ECE408_ISA its name and ECE408_LANES the floats
+// of a vector; only the constant at the end is not local.
 //
-// dy is laid out with the images' row length, zeros between its rows, so that each weight's gradient
-// is a dot product over flat runs: nothing is transposed, and a kernel of any size, stride or number
-// of channels is the same work. Pixels are taken in chunks: of dy those of a block of filters, which
-// stay in the second cache, of x those of a few channels at a time, which stay in the first. Sums of a
-// chunk are added to totals in double. Layers of a single tap whose planes are whole vectors are read where
-// they are.
+// dy is copied with the images' row length and zeros between its rows, so that each weight's
+// gradient is a dot product over flat runs. Nothing is transposed, and all kernel sizes, strides
+// and numbers of channels cost the same per product. Pixels are processed in chunks: dy of a block
+// of filters stays in the second-level cache, x of a few channels in the first. Sums of a chunk are
+// added to totals in double. Layers with 1x1 kernels whose planes are whole vectors are read in
+// place.
 //
-// With higher kernels, and sums in float, rows of dy are taken in pairs, for 4 products in place of 6, 7 of
-// 10, or 10 of 14: by Winograd's F(3, 2) for the rows x0 to x3 that the pair dy0, dy1 meets,
+// For higher kernels with sums in float, Winograd's F(3,2) takes two rows of dy at a time, with 4
+// products instead of 6, 7 instead of 10, or 10 instead of 14. For rows x0 to x3 that dy0 and dy1
+// meet,
 //
 //     d0 = dy0 * (x0 - x2)              dw0 = d0 + (d1 + d2) / 2
 //     d1 = (dy0 + dy1) * (x1 + x2)      dw1 = (d1 - d2) / 2
 //     d2 = (dy0 - dy1) * (x2 - x1)      dw2 = (d1 + d2) / 2 + d3
 //     d3 = dy1 * (x3 - x1)
 //
-// where x and dy of each d, a domain, are laid out, and are summed over all pairs. Kernels of other heights
-// are cut into groups of two rows, which need no d3, and a last one of three, and with a stride the rows of
-// each residue modulo it are a kernel of their own, as in winograd_f23.h.
+// The factors of each d, a component, are stored, and its products are summed over all row pairs.
+// Kernels of other heights are divided into groups of two rows, which need no d3, and a last group
+// of three. With a stride, the rows of each residue modulo the stride are a kernel of their own, as
+// in winograd_f23.h.
 //
-// A piece of work is some filters by some channels over a stretch of the chunks. There are as many
-// pieces as many threads can share, if the problem has them, whatever the number of threads, and
-// stretches are added up in order: so no result depends on that number.
+// A task is some filters by some channels over one split of the chunks (split-K). Their number
+// depends on the problem only, and splits are added up in order, so results do not depend on the
+// number of threads.
 #include "api/kernels.h"
 
 #include <type_traits>
@@ -77,13 +79,13 @@ struct WeightCall {
         return (tiles * place.tiles.count() + filters - place.tiles.begin) * kDotsOfTile;
     }
 
-    // Floats of a thread: x and dy of a chunk.
+    // Elements per thread of a chunk's x and dy.
     int64_t x_size() const { return plan.in_place ? 0 : plan.most_channels() * plan.f.channel; }
     int64_t scratch_size() const {
         const bool copies = plan.strides() || !std::is_same<T, Sum>::value;
         return plan.winograd && copies ? plan.scratch(Lanes<Sum>::count) : 0;
     }
-    // Rows are written by whole vectors.
+    // Rows are written in whole vectors.
     int64_t dy_size() const {
         if (plan.in_place) return 0;
         return plan.most_tiles() * kDotFilters * plan.components * plan.dy_row + Lanes<Sum>::count;
@@ -95,7 +97,7 @@ struct WeightCall {
     const T* plane_of_dy(int64_t group, int64_t filter) const {
         return dy + (group * plan.s.group_filters + filter) * plan.s.out_height * plan.s.out_width;
     }
-    // What a set reads of x in a chunk, and all filters of a place of dy.
+    // Prefetches of a set's x in a chunk, and of dy for all filters of a place.
     RowPrefetch prefetch_of_set(int64_t group, const Span& some, const Chunk& chunk) const {
         const Sweep& s = plan.s;
         const Span rows_of_dy = plan.rows_of(chunk);
@@ -124,13 +126,13 @@ struct WeightCall {
                      plan.rows_of(chunk).count() * s.out_width);
     }
 
-    // Adds the products of a piece's chunks.
+    // Adds the products of a task's chunks.
     void add_chunks(const WeightPlace& place, const Span& chunks, Sum* x_chunk, Sum* dy_chunk,
                     Sum* scratch, double* totals) const {
         const int64_t first = filters(place.tiles.begin).begin;
         for (int64_t index = chunks.begin; index < chunks.end; ++index) {
             const Chunk chunk = plan.chunk(index);
-            // The next stretch is likely to be this thread's too.
+            // The next split is probably also this thread's.
             const bool last = index + 1 == plan.chunks();
             const Chunk next = plan.chunk(last ? index : index + 1);
             if constexpr (std::is_same<T, Sum>::value) {
@@ -197,7 +199,7 @@ struct WeightCall {
             }
         }
     }
-    // A chunk's first pixel in the plane of a channel, or of a filter.
+    // A chunk's first pixel in a channel's plane, or in a filter's.
     const T* x_at(const WeightPlace& place, int64_t channel, const Chunk& chunk) const {
         return plane_of_x(place.group, channel) + chunk.images.begin * plan.image_of_x() +
                chunk.rows.begin * plan.s.width;
@@ -206,8 +208,8 @@ struct WeightCall {
         return plane_of_dy(place.group, filter) + chunk.images.begin * plan.image_of_dy() +
                chunk.rows.begin * plan.s.width;
     }
-    // The same where nothing is laid out. The first sets ask for the rows of dy of the chunk `next`, two of
-    // each tile; the first tiles ask for those of x for the next set.
+    // The same without copies. The first sets prefetch dy of chunk `next`, two rows per tile; the
+    // first tiles prefetch x of the next set.
     void add_set_in_place(const WeightPlace& place, int64_t set, const Chunk& chunk, const Chunk& next,
                           double* totals) const {
         DotTile<Sum> tile;
@@ -234,7 +236,7 @@ struct WeightCall {
                 pick_dot_tile<Sum>(rows.count(), some.count())(tile);
         }
     }
-    // Where a channel's tap finds the pixel of output (0, 0), in its domain.
+    // Offset of a channel's tap for output (0, 0), in its component.
     int64_t offset_of(int64_t component, int64_t tap) const {
         const Sweep& s = plan.s;
         if (!plan.winograd) return tap_offset(s, plan.f, tap / s.kernel_w, tap % s.kernel_w);
@@ -243,7 +245,7 @@ struct WeightCall {
         const int64_t phase = at.residue * s.stride_w + across % s.stride_w;
         return phase * kComponents * plan.f.phase + at.group * plan.f.row + across / s.stride_w;
     }
-    // Adds the totals of all stretches to the first one's, and makes them gradients.
+    // Adds the totals of all splits to the first one's, and stores them as gradients.
     void put(const WeightPlace& place, double* totals) const {
         const int64_t size = plan.totals();
         for (int64_t split = 1; split < plan.splits; ++split)
@@ -261,7 +263,8 @@ struct WeightCall {
                 }
         }
     }
-    // The totals of a tile's domains become those of two rows of the kernel or, of groups of three, of three.
+    // Output transform: totals of a tile's components become gradients of two kernel rows, or three
+    // for groups of three.
     void put_transformed(const WeightPlace& place, int64_t set, int64_t column, int64_t m,
                    const double* totals) const {
         const Sweep& s = plan.s;
@@ -304,12 +307,12 @@ struct WeightCall {
                 }
         }
     }
-    // Totals of the fourth domain: of a tile's first filter, and the step to the next one.
+    // Totals of the fourth component: a tile's first filter, and the step to the next filter.
     struct Fourth {
         const double* first;
         int64_t step;
     };
-    // For tap `tap` of a set in that domain.
+    // The totals of tap `tap` of a set in the fourth component.
     Fourth fourth_of(const WeightPlace& place, int64_t set, int64_t tap, int64_t m,
                      const double* totals) const {
         const int64_t all = channels(set).count() * plan.last_taps;
@@ -345,7 +348,7 @@ int backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* d
     const int used_threads = static_cast<int>(tasks < threads ? tasks : threads);
     const bool one = plan.splits == 1;
     const Buffer<double> totals((one ? used_threads : tasks) * size);
-    // Zeros: vectors reach beyond what is laid out, and meet zeros of dy there.
+    // Zeroed: vectors read beyond the copies, where dy is zero.
     const auto x_chunks = parallel_zeros<Sum>(used_threads, used_threads * call.x_size());
     const Buffer<Sum> dy_chunks(used_threads * call.dy_size()), scratch(used_threads * call.scratch_size());
     if (!totals || !x_chunks || !dy_chunks || !scratch) return ECE408_NO_MEMORY;

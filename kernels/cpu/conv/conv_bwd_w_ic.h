@@ -1,15 +1,15 @@
-// The gradient for w with channels of x as lanes: dy is broadcast.
+// The gradient for w, vectorised over input channels; dy is broadcast.
 //
-// A register tile holds a tap's gradients for a few filters by one or two vectors of channels, summed
-// over pixels. Images are transposed first, so that a pixel's channels lie side by side. Then a tap is
-// a displacement, and a stride a longer step from pixel to pixel: every kernel, stride and dilation
-// takes the products that there are, none with a border, and no lanes are added up. This is for
-// problems with the channels to fill vectors, and with filters to pay for the transposition of x, and
-// the other way round.
+// A register tile holds a tap's gradients for a few filters by one or two vectors of channels,
+// summed over pixels. Images are transposed first, so that the channels of a pixel are adjacent.
+// Then a tap is an offset and a stride a longer step: no kernel, stride or dilation multiplies
+// borders, and no lanes are added up. This pays with enough channels to fill vectors, and enough
+// filters for the transposition of x, and vice versa.
 //
-// Pixels are taken in chunks, few enough for partial sums in float, which are added to totals in double.
-// A piece of work is a block of channels by some tiles of filters over a stretch of the chunks. In which
-// order sums are taken does not depend on the number of threads, and stretches are added up in order.
+// Pixels are processed in chunks, small enough for partial sums in float, which are added to totals
+// in double. A task is a block of channels by some tiles of filters over one split of the chunks
+// (split-K). The order of sums does not depend on the number of threads, and splits are added up in
+// order.
 #pragma once
 
 #include "conv/flat_image.h"
@@ -23,12 +23,12 @@
 namespace ece408 {
 namespace {
 
-// Pieces to have, if the problem has them, and what the totals of several stretches may take.
+// The number of tasks wanted, and the most bytes of totals of several splits.
 constexpr int64_t kIcTasks = 64, kIcSplitBytes = 4 << 20;
 
-// Numbers of x and dy that are laid out before products are taken with them: they stay in the caches of so many
-// threads. More threads lay out more, where that leaves the order of sums as it is, but less than 32 MiB: the memory of
-// larger arrays goes back to the system after each call.
+// Elements of x and dy that are transposed before products begin: they stay in the caches of up to
+// kScalingThreads threads. More threads transpose more if that does not change the order of sums,
+// but less than 32 MiB: the allocator returns larger buffers to the system after each call.
 constexpr int64_t kElementsAtOnce = 1 << 20, kScalingThreads = 4, kMostElementsAtOnce = 7 << 20;
 
 struct Range {
@@ -47,15 +47,15 @@ struct PixelChunk {
 };
 
 struct ChannelPlan {
-    Sweep s;             // of images as they are laid out: without a window, of one row, and not strided
-    bool picks;          // whether they are fewer pixels than x has: those that a single tap meets
+    Sweep s;             // the transposed images; a 1x1 kernel has one row without stride
+    bool picks;          // strides select fewer pixels than x has
     int64_t lanes;       // of a vector
-    int64_t blocks;      // of channels, in a group, of two vectors each,
-    int64_t tiles, tall;  // and of filters, and the most of one
-    int64_t tile_parts;  // tiles of a piece are one of these parts
+    int64_t blocks;      // of channels per group, two vectors each
+    int64_t tiles, tall;  // of filters per group, and the most filters of one
+    int64_t tile_parts;  // parts of the tiles; a task has one
     int64_t image_parts, row_parts, column_parts;  // the chunks
     int64_t splits;
-    int64_t images_at_once;    // images that are laid out at a time
+    int64_t images_at_once;    // images that are transposed at a time
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
     int64_t pixels() const { return s.height * s.width; }
@@ -66,7 +66,7 @@ struct ChannelPlan {
         return left < wide() ? left : wide();
     }
     int64_t vectors(int64_t block) const { return divide_up(channels(block), lanes); }
-    // Numbers of an image's x, and of its dy, and from block to block and tile to tile.
+    // Elements of an image's x and dy, and steps from block to block and from tile to tile.
     int64_t x_block() const { return pixels() * wide(); }
     int64_t dy_tile() const { return out_pixels() * tall; }
     int64_t x_image() const { return s.groups * blocks * x_block(); }
@@ -74,14 +74,14 @@ struct ChannelPlan {
 
     Range filters(int64_t tile) const { return part_of(s.group_filters, tiles, tile); }
     int64_t chunks() const { return image_parts * row_parts * column_parts; }
-    // Of images that are laid out together, the first of which is `first`.
+    // A chunk of `images` images that are transposed together.
     PixelChunk chunk(int64_t index, int64_t images) const {
         const int64_t column = index % column_parts, row = index / column_parts % row_parts;
         return {part_of(images, image_parts, index / column_parts / row_parts),
                 part_of(s.out_height, row_parts, row), part_of(s.out_width, column_parts, column)};
     }
     int64_t places() const { return s.groups * blocks * tile_parts; }
-    // Totals of a tile's taps, and of a piece.
+    // Totals of a tile's taps, and of a task.
     int64_t tile_totals() const { return window() * tall * wide(); }
     int64_t totals() const { return divide_up(tiles, tile_parts) * tile_totals(); }
 };
@@ -106,7 +106,8 @@ ChannelPlan plan_channels(const Sweep& s, int threads) {
     const int64_t images = whole ? kSumBlock / plan.out_pixels() : 1;
     plan.tile_parts = divide_up(kIcTasks, s.groups * plan.blocks);
     if (plan.tile_parts > plan.tiles) plan.tile_parts = plan.tiles;
-    // A piece that has all chunks of an image adds up the same sums in the same order, however many images.
+    // If a task has all chunks of an image, the order of its sums does not depend on the number of
+    // images.
     const bool scales = !whole && plan.places() >= kIcTasks && threads > kScalingThreads;
     const int64_t many = kElementsAtOnce * threads / 2;
     const int64_t numbers = !scales ? kElementsAtOnce : many < kMostElementsAtOnce ? many : kMostElementsAtOnce;
@@ -122,15 +123,15 @@ ChannelPlan plan_channels(const Sweep& s, int threads) {
     return plan;
 }
 
-// Pixels of x and of dy that a tile meets: runs of `columns` in `rows` of `images`.
+// Pixels of x and dy for a tile: runs of `columns` in `rows` of `images`.
 template <class Sum>
 struct ChannelTile {
     const Sum* x;
     const Sum* dy;
     int64_t images, rows, columns;
-    int64_t x_image, x_row, x_step;  // numbers from one to the next
+    int64_t x_image, x_row, x_step;  // steps in elements
     int64_t dy_image, dy_row, dy_step;
-    double* totals;  // [filter][channel]: sums are added to them
+    double* totals;  // [filter][channel]; sums are added
 };
 
 template <class Sum, int MV, int P>
@@ -175,7 +176,7 @@ RunChannelTile<Sum> pick_channel_tile(int64_t filters) {
     return channel_tile<Sum, MV, P>;
 }
 
-// Outputs of a range whose tap at `at` (with the border, before stride) is inside the image.
+// The outputs of a range whose tap is inside the image; `at`: its position for output 0.
 inline Range inside_of(const Range& outputs, int64_t at, int64_t stride, int64_t size) {
     const int64_t begin = at < 0 ? divide_up(-at, stride) : 0;
     const int64_t end = at < size ? divide_up(size - at, stride) : 0;
@@ -194,7 +195,7 @@ struct ChannelCall {
     Sum* images;  // [image][group][block][pixel][channel]
     Sum* tiles;   // [image][group][tile][pixel][filter]
 
-    // Block `index` of image `b` of those laid out together, which is image `from` of the batch.
+    // Transposes block `index` of image `b` of this pass, which is image `from` of the batch.
     void lay_out_block(int64_t b, int64_t from, int64_t index, Sum* scratch) const {
         const int64_t group = index / plan.blocks, block = index % plan.blocks;
         const int64_t wide = plan.vectors(block) * plan.lanes, plane = image.height * image.width;
@@ -220,7 +221,7 @@ struct ChannelCall {
         interleave(dy + (from * image.filters + first) * plane, plane, some.count(), plan.tall, plane,
                    tiles + b * plan.dy_image() + index * plan.dy_tile());
     }
-    // Floats of a thread, for rows that are picked.
+    // Elements per thread for rows that strides select from.
     int64_t scratch() const {
         return plan.picks ? plan.wide() * round_up(image.out_width, plan.lanes) : 0;
     }
@@ -268,7 +269,7 @@ struct ChannelCall {
         tile.totals = totals;
         run(tile);
     }
-    // Totals become gradients.
+    // Stores totals as gradients.
     void put(int64_t place, double* totals) const {
         const int64_t at = place / plan.tile_parts, group = at / plan.blocks, block = at % plan.blocks;
         const int64_t wide = plan.vectors(block) * plan.lanes, window = plan.window();
@@ -290,7 +291,7 @@ struct ChannelCall {
                 }
         }
     }
-    // STEP: the step as a constant, for which the compiler has vectors, or 0.
+    // STEP: a constant step, which the compiler vectorises, or 0.
     template <int STEP>
     void put_line(const double* from, int64_t count, int64_t step, T* to) const {
         const int64_t next = STEP ? STEP : step;
@@ -302,7 +303,7 @@ struct ChannelCall {
     }
 };
 
-// False without memory, and then nothing is written.
+// False without memory; then nothing has been written.
 template <class Sum, class T>
 bool run_bwd_w_ic(const Shape& shape, const Textbook& book, const T* x, const T* dy, T* dw,
                      bool accumulate, int threads) {

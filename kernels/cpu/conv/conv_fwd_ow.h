@@ -1,9 +1,9 @@
-// The sum of shifted images (see flat_image.h) for every output channel: forward passes of any
-// convolution, and gradients for x.
+// Convolutions as sums of shifted images (flat_image.h), vectorised over output columns: forward
+// passes of any convolution, and gradients for x.
 //
-// A register tile holds a few output channels by a few vectors of pixels. Sums are taken in
-// blocks of kTapBlock taps, so that long ones lose less to rounding. Threads take whole images,
-// or, of few images, first channels to lay out and then stretches of output.
+// A register tile holds a few output channels by a few vectors of pixels. Partial sums have
+// kTapBlock taps, because long sums lose more to rounding. Threads take whole images or, if images
+// are few, first channels to copy and then macro-tiles of the output.
 #pragma once
 
 #if defined(__SSE2__)
@@ -20,7 +20,7 @@ namespace ece408 {
 namespace {
 
 constexpr int64_t kTapBlock = 256;
-// Output pixels that a thread computes at a time, for one block of channels.
+// Output pixels of a macro-tile, for one block of channels.
 constexpr int64_t kOwMacroTile = 2048;
 
 template <class Sum, int MT, int VT>
@@ -65,16 +65,16 @@ SumTile<Sum> pick_sum_tile(int filters, int vectors) {
     return pick_sum_vectors<Sum, MT, kTileVectors>(vectors);
 }
 
-// What is prepared once for a call and shared by its threads.
+// Prepared once per call and shared by its threads.
 template <class Sum>
 struct SweepPlan {
     Sweep sweep;
     FlatImage flat;
-    int64_t blocks;        // of output channels, in a group
-    int64_t rows_at_once;  // output rows of a stretch
+    int64_t blocks;        // of output channels per group
+    int64_t rows_at_once;  // output rows of a macro-tile
     int64_t macro_tiles;
-    int64_t image_size;    // of a laid-out image, with room to read past its end
-    Buffer<int64_t> taps;  // of a group: offsets in the laid-out group
+    int64_t image_size;    // of a flat image, with room to read past its end
+    Buffer<int64_t> taps;  // of a group: offsets in the flat group
     Buffer<Sum> weights;   // [group][block][tap][channel of block]
     Textbook book;         // of the output
 };
@@ -93,7 +93,7 @@ int64_t group_taps(const Sweep& s) {
     return s.group_channels * s.kernel_h * s.kernel_w;
 }
 
-// `weight_at(group, out channel, in channel, p, q)` gives each weight. False without memory.
+// `weight_at(group, out channel, in channel, p, q)` returns a weight. False without memory.
 template <class Sum, class WeightAt>
 bool make_plan(const Sweep& s, WeightAt weight_at, SweepPlan<Sum>* plan) {
     plan->sweep = s;
@@ -127,10 +127,10 @@ bool make_plan(const Sweep& s, WeightAt weight_at, SweepPlan<Sum>* plan) {
     return true;
 }
 
-// What becomes of the output's old contents; kStream: written past the caches.
+// How outputs are stored; kStream: by non-temporal stores.
 enum Store { kOverwrite, kAccumulate, kStream };
 
-// Rows of sums, `row` apart, plus an offset become rows of the output, one behind the other.
+// Adds an offset to rows of sums, `row` apart, and stores them as adjacent rows of the output.
 template <class T, class Sum>
 void put_rows(Sum* sums, int64_t row, int64_t rows, int64_t width, Sum offset, Store store, T* to) {
     for (int64_t i = 0; i < rows; ++i, sums += row, to += width) {
@@ -142,7 +142,7 @@ void put_rows(Sum* sums, int64_t row, int64_t rows, int64_t width, Sum offset, S
 }
 
 #if defined(__SSE2__)
-// The same in whole lines, past the caches: first the gaps between the rows are closed.
+// The same by non-temporal stores of whole lines; first closes the gaps between the rows.
 inline void stream_rows(float* sums, int64_t row, int64_t rows, int64_t width, float offset,
                         float* to) {
     for (int64_t i = 1; i < rows; ++i)
@@ -166,7 +166,7 @@ inline void put_rows(float* sums, int64_t row, int64_t rows, int64_t width, floa
 }
 #endif
 
-// Sums of one block of channels over one stretch, into `sums`, then rounded into the output.
+// Computes one block of channels of one macro-tile in `sums` and stores it.
 template <class T, class Sum>
 void run_macro_tile(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, int64_t block,
                  int64_t macro_tile, const T* bias, Store store, Sum* sums, T* out) {
@@ -202,8 +202,8 @@ void run_macro_tile(const SweepPlan<Sum>& plan, const Sum* image, int64_t group,
     }
 }
 
-// The whole sweep, with weights as `make_plan` takes them. Returns false if there is no memory, and
-// then has written nothing.
+// The whole convolution; `weight_at` as for `make_plan`. False without memory; then nothing has
+// been written.
 template <class Sum, class T, class WeightAt>
 bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T* source,
                const T* bias, T* out, bool accumulate, int threads) {

@@ -1,20 +1,20 @@
-// Convolutions with stride 1, dilation 1, one group and output rows of at least a vector, and of
-// single taps with any stride, forward and the gradient for x: what surrounds the register tile of
-// tile.h. It is compiled once per instruction set, with ECE408_ISA its name and ECE408_LANES the floats
-// in one of its vectors, and only the constant at the end is not local.
+// Direct convolution, forward and the gradient for x: stride 1, dilation 1, one group and output
+// rows of at least a vector, or 1x1 kernels with any stride. This file surrounds the register tile
+// of tile.h. Compiled once per instruction set, with ECE408_ISA its name and ECE408_LANES the
+// floats of a vector; only the constant at the end is not local.
 //
-// The tile knows no padding: an image that has some is copied with its border first. The gradient for x
-// is such a convolution of dy, with the kernel turned round and channels and filters swapped. A border's
-// zeros are multiplied like pixels, so other kernels compute with weights that are not all finite.
+// The tile knows no padding: padded images are copied with their border first. The gradient for x
+// is a convolution of dy with the rotated kernel, channels and filters swapped. Zeros of a border
+// are multiplied like pixels, so other kernels compute with weights that are not all finite.
 //
-// An image's work is a list of tiles, filter block by filter block, and within one along the flat
-// output plane. Threads take whole images, or, of few images, stretches of that list. Each tile asks for
-// a few lines of what its thread will read next: processors fetch ahead within a page, and such an image
-// is a few pages.
+// The work on an image is a list of tiles, filter block by filter block, and within a block along
+// the flat output plane. Threads take whole images or, if images are few, ranges of that list. Each
+// tile prefetches a few lines of what its thread reads next: hardware prefetchers stop at the end
+// of a page, and such an image has few pages.
 //
-// Single taps have a loop of their own, in conv_1x1.h, but where output is written past the caches.
-// They see an image without a border as one row. Of an image that they stride over, the pixels that
-// they meet are copied, and gradients for those are put among zeros.
+// 1x1 kernels have their own loop in conv_1x1.h, unless outputs are written by non-temporal stores.
+// They treat an image without a border as one row. With strides, the pixels that are read are
+// copied first, and gradients for them are stored among zeros.
 #include "api/kernels.h"
 
 #include <string.h>
@@ -29,14 +29,15 @@
 namespace ece408 {
 namespace {
 
-// Layers whose sums are this short write so much per product that output bound for memory goes
-// past the caches: a line that the caches take in would be read before it is overwritten.
+// Sums up to this length write so much per product that outputs that exceed the caches use
+// non-temporal stores: other stores would read each line before overwriting it.
 constexpr int64_t kStreamedTaps = 72;
-// The same of single taps: with more channels conv_1x1.h is faster, as it asks for its outputs in time.
+// The same for 1x1 kernels: with more channels conv_1x1.h is faster, because it prefetches its
+// outputs in time.
 constexpr int64_t kStreamed1x1Channels = 32;
 static_assert(kStreamed1x1Channels <= kSumChannels, "streamed single taps are packed as one sum");
 
-// Floats of the gradients for pixels that strides pick, for the second cache.
+// Floats of the gradients for pixels that strides select: they stay in the second-level cache.
 constexpr int64_t kSpreadFloats = 1 << 20;
 
 struct Plan {
@@ -44,7 +45,7 @@ struct Plan {
     Shape shape;  // the layer's
     Tiling tiling;
     const float* packed;
-    ece408_epilogue epilogue;  // without factors: nothing
+    ece408_epilogue epilogue;  // none without factors
     float* y;
 };
 
@@ -57,7 +58,7 @@ struct TileRun {
     int64_t filters;
     float* y;  // of the block
 
-    // `ahead`: the image that this thread is likely to read next, or null.
+    // `ahead`: the image that this thread probably reads next, or null.
     TileRun(const Plan& plan, const float* x, const float* ahead, float* image_y, int64_t block)
         : plan(plan) {
         const Shape& s = plan.shape;
@@ -108,8 +109,7 @@ struct TileRun {
         strip_of<Stream>(turn, end, size);
     }
 
-    // Tile by tile by way of a scratch array: for tiles that may not simply overwrite what lies
-    // under their vectors.
+    // Computes tile by tile through scratch, if tiles may not overwrite their neighbours' outputs.
     void run_through_scratch(int64_t begin, int64_t end, bool accumulate) {
         float scratch[kMaxFilters * 4 * kLanes];
         const ece408_epilogue epilogue = args.epilogue;
@@ -126,8 +126,8 @@ struct TileRun {
         }
     }
 
-    // The whole plane, past the caches, but for the last tile, whose first lanes may be others'
-    // too: those are written twice, with the same values.
+    // Computes the whole plane with non-temporal stores, except for the last tile: its first lanes
+    // belong to another tile, too, and are written twice with the same values.
     void run_streamed() {
 #if ECE408_STREAMS
         alignas(64) float carried[kMaxFilters * kLanes] = {};
@@ -142,17 +142,18 @@ struct TileRun {
     }
 };
 
-// `whole`: the image is one thread's.
+// `whole`: one thread has the whole image.
 void run_tiles(TileRun* tile_run, int64_t begin, int64_t end, bool accumulate, bool whole) {
     if (accumulate) return tile_run->run_through_scratch(begin, end, true);
     const Tiling& tiling = tile_run->plan.tiling;
-    // Threads must not meet on the lanes that two vectors share; one thread writes them twice.
+    // Threads must not both write the lanes that two vectors share; a single thread writes them
+    // twice.
     const bool through_scratch = !whole && end == tiling.tiles && tiling.first > 0;
     tile_run->run<false>(begin, end - through_scratch);
     if (through_scratch) tile_run->run_through_scratch(end - 1, end, false);
 }
 
-// The tiles [begin, end) of an image, numbered through its filter blocks.
+// Computes tiles [begin, end) of an image, numbered through its filter blocks.
 void run_part(const Plan& plan, const float* x, const float* ahead, float* y, int64_t begin,
               int64_t end, bool accumulate, bool streams, bool whole) {
     int64_t next = 0;
@@ -168,7 +169,7 @@ void run_part(const Plan& plan, const float* x, const float* ahead, float* y, in
     }
 }
 
-// Whether output goes past the caches, for which threads take whole images.
+// Whether outputs are written by non-temporal stores; threads then take whole images.
 bool is_streamed(const Shape& s, bool accumulate, int threads) {
     const int64_t vectors = divide_up(s.out_height * s.out_width, kLanes);
     const int64_t most = s.kernel_h * s.kernel_w == 1 ? kStreamed1x1Channels : kStreamedTaps;
@@ -177,8 +178,8 @@ bool is_streamed(const Shape& s, bool accumulate, int threads) {
            count_parts(s.batch, s.filters * vectors, threads) == 1;
 }
 
-// Whole images are copied with their border per thread, images in parts once for all. False without
-// memory.
+// Threads with whole images copy them with their border themselves; images in parts are copied
+// beforehand. False without memory.
 bool run(const Plan& plan, const float* x, bool streams, bool accumulate, int threads) {
     const Shape& s = plan.shape;
     const Layer& layer = plan.layer;
@@ -227,7 +228,7 @@ bool run_windows(const Layer& layer, const float* x, const float* packed,
            run(plan, x, streams, accumulate, threads);
 }
 
-// `packed`: the layer's weights, or null.
+// `packed`: the layer's packed weights, or null.
 int run_layer(const Layer& layer, const float* x, const float* bias, const float* packed,
               const ece408_epilogue& epilogue, float* y, bool accumulate, int threads) {
     const bool streams = is_streamed(layer.shape, accumulate, threads);
@@ -274,7 +275,7 @@ int forward_packed(const ece408_problem& problem, const float* x, const float* w
     return run_layer(forward_layer(problem, w), x, bias, packed, epilogue, y, false, threads);
 }
 
-// A channel of the gradient for pixels that strides pick becomes one for all of them.
+// Stores a channel of the gradient for the selected pixels among zeros for the others.
 void spread_channel(const Shape& s, const float* from, float* to, bool accumulate) {
     for (int64_t y = 0; y < s.height; ++y, to += s.width) {
         const bool picked = y % s.stride_h == 0;
@@ -285,8 +286,8 @@ void spread_channel(const Shape& s, const float* from, float* to, bool accumulat
     }
 }
 
-// The gradient for x of a single tap with strides: that for the pixels which are met, of some images
-// at a time, which stay in the caches, and then in its place among zeros.
+// The gradient for x of a 1x1 kernel with strides: computes it for the selected pixels of some
+// images at a time, which stay in the caches, then stores it among zeros.
 int spread_backward(const ece408_problem& problem, const float* w, const float* dy, float* dx,
                     bool accumulate, int threads) {
     const Shape s = derive(problem);

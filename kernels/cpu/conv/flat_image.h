@@ -1,12 +1,12 @@
-// An image laid out so that a convolution is a sum of shifted copies of it.
+// Flat images: a layout in which a convolution is a sum of shifted copies of the image.
 //
-// Each channel is padded, and its rows and columns are split by their phase modulo the stride, so
-// that the pixels which one tap reads for all output pixels lie side by side, row after row:
+// Each channel is padded, and its rows and columns are divided by their phase modulo the stride, so
+// that the pixels that one tap reads for all outputs are adjacent, row by row:
 //
 //     y[i, j] = sum over c, p, q of w[c, p, q] * flat[tap(c, p, q) + i * row + j]
 //
-// Rows are a little longer than the output's; the columns beyond the output's width are not copied.
-// The gradient for x is such a sum as well, of dy with zeros between its pixels.
+// Rows are a little longer than the output's; columns beyond the output's width are not copied. The
+// gradient for x is also such a sum, of dy with zeros between its pixels.
 #pragma once
 
 #include <stddef.h>
@@ -19,32 +19,32 @@
 namespace ece408 {
 namespace {
 
-// Numbers of laid out images at a time, unless threads take whole ones.
+// Elements of flat images per pass, unless threads take whole images.
 constexpr int64_t kPassElements = 4 << 20;
 
-// How many images of so many numbers threads lay out before they share the work on them: the more,
-// the less often they wait for each other.
+// Images of `image` elements that are copied before threads compute with them: more images mean
+// fewer waits.
 inline int64_t images_per_pass(int64_t batch, int64_t image) {
     const int64_t most = kPassElements / image;
     return most < 1 ? 1 : most < batch ? most : batch;
 }
 
-// A convolution over images of one group's channels. Source pixels lie `spread` apart, zeros in
-// between (1: no zeros); a negative pad leaves out the border.
+// A convolution over images of one group's channels. Source pixels are `spread` apart with zeros in
+// between (1: none); a negative pad crops.
 struct Sweep : Shape {
     int64_t spread_h, spread_w;
 };
 
 inline Sweep forward_sweep(const Shape& s) {
     Sweep sweep = {s, 1, 1};
-    // A single output row has no next one: its stride, of whatever size, means nothing.
+    // The stride of a single output row does not matter, however large it is.
     if (s.out_height == 1) sweep.stride_h = 1;
     if (s.out_width == 1) sweep.stride_w = 1;
     return sweep;
 }
 
-// x's gradient: dy, spread by the stride, swept with the kernel turned round, so that each pixel
-// of x meets every output that read it.
+// The gradient for x: dy, spread by the stride, convolved with the rotated kernel, so that each
+// pixel of x meets every output that read it.
 inline Sweep backward_sweep(const Shape& s) {
     const Sweep forward = forward_sweep(s);
     Sweep sweep = {gradient_shape(s), forward.stride_h, forward.stride_w};
@@ -58,7 +58,7 @@ struct FlatImage {
     int64_t row;      // pixels in a row
     int64_t phase;    // pixels of one phase's plane
     int64_t channel;  // pixels of a channel, all phases
-    int64_t length;   // from the first output pixel's place to behind the last one's
+    int64_t length;   // from the first output pixel to behind the last one
 };
 
 inline FlatImage flat_image(const Sweep& s) {
@@ -71,7 +71,7 @@ inline FlatImage flat_image(const Sweep& s) {
     return f;
 }
 
-// Where tap (p, q) of a channel finds the pixel of output (0, 0).
+// Offset of tap (p, q) of a channel for output (0, 0).
 inline int64_t tap_offset(const Sweep& s, const FlatImage& f, int64_t p, int64_t q) {
     const int64_t y = p * s.dilate_h, x = q * s.dilate_w;
     const int64_t phase = y % s.stride_h * s.stride_w + x % s.stride_w;
@@ -99,14 +99,14 @@ void fill_row(const Sweep& s, const T* source, int64_t first, int64_t count, Sum
         return;
     }
     if (s.spread_w == 1) {
-        // Pixel k is source[from + k * stride_w]; those outside are zeros.
+        // Pixel k is source[from + k * stride_w], zero outside.
         const int64_t from = first - s.pad_w;
         int64_t begin = from < 0 ? (-from + s.stride_w - 1) / s.stride_w : 0;
         int64_t end = s.width > from ? (s.width - from + s.stride_w - 1) / s.stride_w : 0;
         if (end > count) end = count;
         if (begin > end) begin = end;
         for (int64_t k = 0; k < begin; ++k) out[k] = 0;
-        if (s.stride_w == 2)  // as the compiler has vectors for
+        if (s.stride_w == 2)  // the compiler vectorises this stride
             for (int64_t k = begin; k < end; ++k) out[k] = widen(source[from + 2 * k]);
         else
             for (int64_t k = begin; k < end; ++k) out[k] = widen(source[from + k * s.stride_w]);
@@ -119,7 +119,7 @@ void fill_row(const Sweep& s, const T* source, int64_t first, int64_t count, Sum
     }
 }
 
-// Whether some tap of a kernel meets pixels of a phase.
+// Whether some tap of a kernel reads pixels of a phase.
 inline bool has_taps(int64_t phase, int64_t kernel, int64_t stride, int64_t dilate) {
     if (dilate == 1) return phase < kernel;
     for (int64_t p = 0; p < kernel && p < stride; ++p)
@@ -127,8 +127,7 @@ inline bool has_taps(int64_t phase, int64_t kernel, int64_t stride, int64_t dila
     return false;
 }
 
-// One phase of the rows of a channel of a source image, into its place in the channel. Of phases
-// without taps nothing is written.
+// Copies one row phase of a channel to its place. Phases without taps are not written.
 template <class T, class Sum>
 void fill_rows(const Sweep& s, const FlatImage& f, const T* source, int64_t phase_y,
                Sum* channel) {

@@ -1,6 +1,6 @@
 // The kernels for any convolution, forward and backward, in three types, and once more for float
-// with products and sums in double. It is compiled once per instruction set, with ECE408_ISA its name
-// and ECE408_LANES the floats in one of its vectors, and only the constants at the end are not local.
+// with products and sums in double. Compiled once per instruction set, with ECE408_ISA its name and
+// ECE408_LANES the floats of a vector; only the constants at the end are not local.
 #include "api/kernels.h"
 #include "conv/conv_bwd_w_ic.h"
 #include "conv/conv_fwd_oc.h"
@@ -41,12 +41,12 @@ int ow_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* 
         run_sweep<Sum>(backward_sweep(s), weight_at, book, dy, no_bias, dx, accumulate, threads));
 }
 
-// Where images are rows that lie in memory as such, tiles of pixels can cut these evenly.
+// Flattens images if they are adjacent rows in memory, so that tiles divide them evenly.
 Sweep forward_rows(const ece408_problem& p) {
     return forward_sweep(derive(p.stride_h == 1 && p.stride_w == 1 ? flattened(p) : p));
 }
 
-// What conv_fwd_oc.h takes at once: outputs by their taps, pairs of rows or columns, or squares.
+// Forms of conv_fwd_oc.h: direct, Winograd F(2,3) in one dimension, and in two.
 enum class Method { direct, f23_1d, f23_2d };
 
 template <Method METHOD>
@@ -56,14 +56,14 @@ bool describe(const ece408_problem& problem, OcConv* conv) {
                           : describe_winograd(sweep, false, METHOD == Method::f23_2d, conv);
 }
 
-// Where the forward pass finds a filter's weights.
+// Weights of the forward pass.
 template <class T>
 OcWeights<T> forward_weights(const Shape& s, const T* w) {
     const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
     return {w, s.group_filters * filter, filter, window};
 }
 
-// `packed`: the weights as `oc_pack` leaves them, or null.
+// `packed`: weights packed by `oc_pack`, or null.
 template <class T, Method METHOD, class Sum>
 int oc_run(const ece408_problem& problem, const T* x, const T* w, const Sum* packed,
                const Epilogue<T>& epilogue, T* y, int threads) {

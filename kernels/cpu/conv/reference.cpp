@@ -1,14 +1,14 @@
-// The textbook loops, one output element at a time, sums in double: the oracle of every other
-// kernel. Each element's sum is taken by one thread in one fixed order, so that no result
-// depends on the number of threads. Compiled without contraction of a * b + c.
+// The textbook loops, one output element at a time, sums in double: the oracle of all other
+// kernels. One thread computes each element's sum in a fixed order, so no result depends on the
+// number of threads. Compiled without contraction of a * b + c.
 #include "conv/textbook.h"
 #include "host/thread_pool.h"
 
 namespace ece408 {
 namespace {
 
-// The nearest float, but of the two next to an inexact value the one with an odd last bit:
-// rounded to half, that gives what rounding the double at once would.
+// The nearest float, or of the two neighbours of an inexact value the one with an odd last bit:
+// rounding that to half gives the same as rounding the double directly.
 float odd_float(double value) {
     const float nearest = static_cast<float>(value);
     if (nearest == value || nearest != nearest) return nearest;

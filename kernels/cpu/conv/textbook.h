@@ -2,9 +2,9 @@
 // elements with them, the fast kernels those that came out infinite or NaN.
 //
 // The fast kernels also multiply zeros of borders and differences of pixels. With infinite or NaN
-// inputs, or sums that overflow, their result may be NaN where the textbook's is not. Results that
-// are finite are right; the others are computed again, one by one (`Textbook`), by a loop that ends
-// when its sum is NaN.
+// inputs, or sums that overflow, their result may be NaN where the textbook's is not. Finite
+// results are right; others are computed again one by one (`Textbook`), by a loop that ends when
+// its sum is NaN.
 #pragma once
 
 #include "api/shape.h"
@@ -110,21 +110,21 @@ double weight_gradient(const Shape& s, const T* x, const T* dy, int64_t m, int64
 
 inline bool is_finite(double value) { return value * 0 == 0; }
 
-// One direction of a convolution: `at` gives what the element of the output at `place` is, without
-// a bias and what it held before.
+// One direction of a convolution. `element` computes the output element at `place`, without bias
+// and old contents.
 struct Textbook {
     Shape s;
     const void *first, *second, *out;  // the inputs, in ece408.h's order, and the output
     double (*element)(const Textbook&, const void* place);
 
     double at(const void* place) const { return element(*this, place); }
-    // A sum, if it is finite, or what the element at `place` is.
+    // The sum if it is finite, else the element at `place` by the textbook loop.
     double finite_or_textbook(double sum, const void* place) const {
         return is_finite(sum) ? sum : at(place);
     }
 };
 
-// The indices of the element at `place` in the output, whose last three sizes are given.
+// The indices of the element at `place` in the output, from the output's last three sizes.
 template <class T>
 struct Indices {
     int64_t first, second, row, column;
@@ -162,8 +162,8 @@ double weight_element(const Textbook& book, const void* place) {
                            at.first, at.second, at.row, at.column);
 }
 
-// Of `count` sums, `step` apart, of elements `out_step` apart from `out` on, those that are not
-// finite.
+// Computes the non-finite ones of `count` sums again. Sums are `step` apart, their elements
+// `out_step` apart from `out` on.
 template <class Sum, class T>
 void recompute_nonfinite(const Textbook& book, Sum* sums, int64_t step, int64_t count, const T* out,
             int64_t out_step) {

@@ -1,4 +1,4 @@
-// Memory that is given back at the end of its scope.
+// Memory that is freed at the end of its scope.
 #pragma once
 
 #include <stdint.h>
@@ -7,14 +7,15 @@
 namespace ece408 {
 namespace {
 
-// Memory for `count` elements from the start of a cache line on, or a null pointer where there is none.
+// Memory for `count` elements, aligned to a cache line; a null pointer if it could not be
+// allocated.
 template <class T>
 class Buffer {
 public:
     Buffer() = default;
     explicit Buffer(int64_t count) {
         constexpr size_t kLineBytes = 64;
-        // One byte more: no elements are no reason for a null pointer.
+        // One byte more, so that no elements do not give a null pointer.
         const size_t bytes = static_cast<size_t>(count) * sizeof(T) + 1;
         first_ = static_cast<T*>(
             aligned_alloc(kLineBytes, (bytes + kLineBytes - 1) / kLineBytes * kLineBytes));

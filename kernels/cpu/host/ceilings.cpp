@@ -1,5 +1,5 @@
-// What the machine itself can do, for benchmarks: multiply-adds and memory bandwidth with one
-// instruction set's vectors. Compiled once per instruction set, as direct.cpp is.
+// Ceilings of the machine, for benchmarks: multiply-adds and memory bandwidth with one instruction
+// set's vectors. Compiled once per instruction set, like direct.cpp.
 #include "host/ceilings.h"
 
 #include "host/thread_pool.h"
@@ -16,7 +16,7 @@ namespace {
 constexpr int kChains = 12;
 constexpr int64_t kRounds = 1000;
 
-// Keeps a value the compiler must assume to be used and changed.
+// Makes the compiler assume that a value is used and changed.
 inline void touch(Vec& v) {
 #if defined(__x86_64__)
     asm volatile("" : "+v"(v));

@@ -1,4 +1,4 @@
-// Measures of the machine, once per instruction set; ceilings.cpp defines them all.
+// Ceilings of the machine, once per instruction set; ceilings.cpp defines them.
 #pragma once
 
 #include "api/builds.h"

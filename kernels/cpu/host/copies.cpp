@@ -1,7 +1,7 @@
-// Host memory copied by all threads at once, for arrays on their way to a GPU and back: one thread
-// alone moves a fraction of what the bus does. Stores go past the caches, since neither the bus nor
-// the caller reads the copy soon. A fresh array's pages are made beforehand, by all threads as
-// well: two that meet in one page while they copy would both clear a page for it.
+// Copies in host memory by all threads at once, for arrays on their way to a GPU and back: a single
+// thread moves a fraction of what the bus does. Stores are non-temporal, because neither the bus
+// nor the caller reads the copy soon. A fresh array's pages are made beforehand, also by all
+// threads: two threads that first touch one page would both clear a page for it.
 #include <string.h>
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -18,13 +18,13 @@
 namespace ece408 {
 namespace {
 
-// A cache line, which a thread's part begins and ends with.
+// A cache line; parts begin and end with one.
 constexpr int64_t kLine = 64;
-// What is copied at a time.
+// Bytes of a part.
 constexpr int64_t kPart = 64 << 10;
 
 #if defined(__linux__)
-// Of Linux 5.14; older headers lack it, and older kernels refuse it.
+// Linux 5.14 and later; older headers lack it, older kernels refuse it.
 constexpr int kPopulateWrite = 23;
 constexpr int64_t kHugePage = 2 << 20;
 #endif
@@ -34,7 +34,7 @@ int64_t to_line(const char* address) {
 }
 
 #if defined(__SSE2__)
-// Copies whole lines, to addresses that lines begin at.
+// Copies whole lines to line-aligned addresses.
 void copy_lines(char* to, const char* from, int64_t nbytes) {
     for (int64_t done = 0; done < nbytes; done += kLine) {
         __m128i line[4];
@@ -45,8 +45,8 @@ void copy_lines(char* to, const char* from, int64_t nbytes) {
     }
 }
 
-// One instruction writes a whole line, which the processor then never holds in part. Threads that
-// emptied the page-locked memory of two H200s, 2 GiB, took 21 to 26 ms, with copy_lines 22 to 41.
+// One instruction writes a whole line, so the processor never holds a part of one. Emptying the
+// page-locked memory of two H200s, 2 GiB, took 21 to 26 ms, with copy_lines 22 to 41.
 __attribute__((target("avx512f"))) void copy_lines_avx512(char* to, const char* from,
                                                           int64_t nbytes) {
     for (int64_t done = 0; done < nbytes; done += kLine)
@@ -105,7 +105,7 @@ void ece408_populate(void* address, int64_t nbytes, int threads) {
         const int64_t huge = first + number;
         const int64_t from = huge == first ? begin : huge * kHugePage;
         const int64_t to = huge == last ? end : (huge + 1) * kHugePage;
-        // Where it is refused, pages are made as they are written.
+        // If it is refused, pages are made when they are written.
         madvise(reinterpret_cast<void*>(from), to - from, kPopulateWrite);
     });
 #else

@@ -1,4 +1,4 @@
-// The pages of large arrays that are about to be written for the first time.
+// Pages of large arrays that are about to be written for the first time.
 #pragma once
 #include <stdint.h>
 #if defined(__linux__)
@@ -8,12 +8,12 @@
 
 namespace {
 
-// Asks the kernel for huge pages where an array has none yet; what is there stays as it is. By pages
-// of 4 KiB, making a fresh array's memory takes longer than a layer of few channels. A system that
-// has no huge pages says no, which is as well.
+// Advises the kernel to use huge pages for an array's missing pages; existing ones stay. With pages
+// of 4 KiB, a fresh array's page faults take longer than a layer of few channels. A system without
+// huge pages refuses, which does no harm.
 inline void ask_for_huge_pages(void* address, int64_t nbytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    // From here on the system call is worth its time.
+    // From this size on the system call is worth its time.
     constexpr int64_t kLarge = 8 << 20;
     if (nbytes < kLarge) return;
     static const int64_t page = sysconf(_SC_PAGESIZE);

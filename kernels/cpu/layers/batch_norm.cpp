@@ -1,8 +1,8 @@
-// Normalisation by a batch's own averages, what may follow it, and the gradients. Compiled once per
-// instruction set, as direct.cpp is.
+// Batch normalisation with the batch's statistics, an optional sum and relu, and the gradients.
+// Compiled once per instruction set, like direct.cpp.
 //
-// A channel's images are read two or three times, one channel after the other, so that but for the
-// first time they come from the caches. Terms are added up in float for a while, and then in double.
+// A channel's images are read two or three times, channel by channel, so that all but the first
+// reads come from the caches. Terms are summed in float for a while, then in double.
 #include "layers/batch_norm.h"
 
 #include "host/thread_pool.h"
@@ -11,7 +11,7 @@
 namespace ece408 {
 namespace {
 
-// One channel of an array: `pixels` floats of each image, which are `stride` apart.
+// One channel of an array: `pixels` floats of each image, images `stride` apart.
 struct Channel {
     int64_t images, pixels, stride;
     double count;
@@ -23,12 +23,12 @@ struct Channel {
           count(static_cast<double>(batch.images) * static_cast<double>(batch.pixels)) {}
 };
 
-// Two things that a channel's terms add up to.
+// Two sums over a channel.
 struct Sums {
     double first = 0, second = 0;
 };
 
-// So many vectors are added up in float.
+// Vectors per partial sum in float.
 constexpr int64_t kRun = 64;
 
 double lanes_added(Vec v) {
@@ -46,8 +46,8 @@ inline void store_like(float* p, Vec value) { store(p, value); }
 inline float all(float value, float) { return value; }
 inline Vec all(float value, Vec) { return broadcast(value); }
 
-// Adds up what `terms(place, like, &first, &second)` adds to the two for every vector of a channel,
-// and for the floats that remain of an image.
+// Sums over a channel: `terms(place, like, &first, &second)` adds to two sums, for each vector and
+// for the floats that remain of an image.
 template <class Terms>
 Sums sums(const Channel& channel, const Terms& terms) {
     const Vec zero = broadcast(0.f);
@@ -56,7 +56,7 @@ Sums sums(const Channel& channel, const Terms& terms) {
         const int64_t begin = image * channel.stride, end = begin + channel.pixels;
         int64_t at = begin;
         while (at + kLanes <= end) {
-            // Two of each: one alone would wait for its last addition.
+            // Two accumulators each hide the latency of an addition.
             Vec first[2] = {zero, zero}, second[2] = {zero, zero};
             const int64_t vectors = (end - at) / kLanes;
             const int64_t stop = at + (vectors < 2 * kRun ? vectors : 2 * kRun) * kLanes;
@@ -102,7 +102,7 @@ void normalize(const Channel& channel, const float* x, const float* added, float
         auto value = (load_like(x + at, like) - all(mean, like)) * all(factor, like);
         value += all(addend, like);
         if (ADDS) value += load_like(added + at, like);
-        // NaN stays.
+        // NaN stays NaN.
         store_like(y + at, IS_RELU ? (value < all(0.f, like) ? all(0.f, like) : value) : value);
     });
 }
@@ -111,7 +111,7 @@ void forward_channel(const ece408_batch& batch, const float* x, const float* add
                      float beta, float* y, float* mean, float* inverse) {
     const Channel channel(batch);
     const float about = static_cast<float>(difference_sums(channel, x, 0).first / channel.count);
-    // Differences from a number near the mean: the squares of large ones would cancel out.
+    // Differences from a number near the mean, because squares of large numbers would cancel.
     const Sums rest = difference_sums(channel, x, about);
     const double from_about = rest.first / channel.count;
     double variance = rest.second / channel.count - from_about * from_about;
@@ -130,7 +130,7 @@ void forward_channel(const ece408_batch& batch, const float* x, const float* add
         normalize<false, false>(channel, x, added, *mean, factor, beta, y);
 }
 
-// The gradient for what goes into relu, from that for y at a place; without relu it is that.
+// The gradient for the input of relu, from that for y; without relu they are the same.
 template <bool IS_RELU, class T>
 T through_relu(const float* dy, const float* y, int64_t at, T like) {
     const T gradient = load_like(dy + at, like);
@@ -138,8 +138,8 @@ T through_relu(const float* dy, const float* y, int64_t at, T like) {
                    : gradient;
 }
 
-// The sums of the gradients, and of their products with the differences from the mean. The gradients
-// themselves go to `dadded`, if it is there.
+// The sums of the gradients, and of their products with the differences from the mean. Also stores
+// the gradients to `dadded`, unless null.
 template <bool IS_RELU, bool STORES>
 Sums gradient_sums(const Channel& channel, const float* x, const float* y, const float* dy,
                    float mean, float* dadded) {
@@ -179,7 +179,7 @@ void backward_channel(const ece408_batch& batch, const float* x, const float* y,
     const double of_difference = -scale * inverse * inverse * total.second / channel.count;
     const Factors factors{static_cast<float>(scale), static_cast<float>(of_difference),
                           static_cast<float>(-scale * total.first / channel.count)};
-    // What was added has the gradient that came through relu.
+    // With `dadded`, the gradients have already passed relu.
     if (batch.is_relu && !dadded)
         gradients<true>(channel, x, y, dy, mean, factors, dx);
     else

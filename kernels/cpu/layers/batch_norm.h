@@ -1,4 +1,4 @@
-// Normalisation by a batch's own averages, once per instruction set; batch_norm.cpp defines it.
+// Batch normalisation, once per instruction set; batch_norm.cpp defines it.
 #pragma once
 
 #include "api/builds.h"

@@ -1,9 +1,9 @@
-// The largest element or the average of windows of planes. Compiled once per instruction set, as
-// direct.cpp is.
+// Max and average pooling. Compiled once per instruction set, like direct.cpp.
 //
-// The rows of a window become one, with its borders; of this, vectors of windows are taken. A few rows of
-// windows are so at the same time: numbers are read some time after they were written, since they lie
-// across the vectors that wrote them. Averages of whole planes are sums of them as they lie.
+// The rows of a window are reduced to one row with borders, and that row to vectors of windows. A
+// few rows of windows are processed together, so that numbers are not read right after they were
+// written: loads that cross the stores' vectors would stall. Averages of whole planes are plain
+// sums.
 #include "layers/pool.h"
 
 #include "api/shape.h"
@@ -30,10 +30,10 @@ struct Total {
     static float of(float a, float b) { return a + b; }
 };
 
-// Rows that are kept, and the numbers in all of them, of which one row may have more.
+// Reduced rows at a time, and the elements of all of them, unless a single row has more.
 constexpr int64_t kRows = 8, kNumbers = 1 << 13;
 
-// One axis's window number i: where it begins and ends, the part of it that is on the plane.
+// The part of window i on the plane, along one axis: its beginning and its end.
 int64_t begin_of(const Windows& w, int64_t i) {
     const int64_t first = i * w.stride - w.pad;
     return first < 0 ? 0 : first;
@@ -43,16 +43,16 @@ int64_t end_of(const Windows& w, int64_t i) {
     return end < w.size ? end : w.size;
 }
 
-// The terms from number `first` on, joined to a value. What has been joined to nothing is not NaN if terms are: as
-// in MXNet's own pooling in plain layout, the largest of NaN, or of -inf, is nothing.
+// Reduces the terms from `first` on. A value that is not NaN stays so if terms are NaN: as in
+// MXNet's own pooling in plain layout, the maximum of only NaN, or -inf, is the neutral element.
 template <class Reduction, class Load>
 Vec reduced(Vec value, int64_t first, int64_t terms, const Load& load_term) {
     for (int64_t n = first; n < terms; ++n) value = Reduction::of(value, load_term(n));
     return value;
 }
 
-// `count` rows of `width` numbers become one, `out`, behind which a vector of nothing follows. Numbers `ahead`
-// of these are asked for.
+// Reduces `count` rows of `width` elements to `out`, followed by a vector of neutral elements.
+// Prefetches elements `ahead` of them.
 template <class Reduction>
 void reduce_rows(const float* x, int64_t width, int64_t count, int64_t ahead, float* out) {
     const Vec none = broadcast(Reduction::kNone);
@@ -73,7 +73,7 @@ void reduce_rows(const float* x, int64_t width, int64_t count, int64_t ahead, fl
     store(out + width, none);
 }
 
-// A vector of windows of KERNEL columns, or of any number, of a row; the first one begins at `at`.
+// A vector of windows of KERNEL columns (0: any number); the first one begins at `at`.
 template <class Reduction, int STRIDE, int KERNEL>
 Vec reduce_columns(const float* at, int64_t kernel) {
     const auto term = [&](int64_t n) {
@@ -96,7 +96,7 @@ void reduce_row(const Windows& columns, const float* row, const float* widths, f
     if (j < count) put_lanes(0, static_cast<int>(count - j), y + j, whole(j), false);
 }
 
-// With other strides, one window after the other.
+// Other strides: one window at a time.
 template <class Reduction>
 void reduce_row_apart(const Windows& columns, const float* row, const float* widths, float height,
                       float* y) {
@@ -121,7 +121,8 @@ RowFunction* pick_row(const Windows& columns) {
 template <class Reduction>
 bool pool(const Windows& rows, const Windows& columns, const float* heights, const float* widths,
           int64_t planes, const float* x, float* y, int threads) {
-    // A row has its columns and its last vector of windows, and a vector more that is written or read.
+    // A row holds its columns, its last vector of windows, and one vector more that is written or
+    // read.
     const int64_t read = round_up(columns.count, kLanes) * columns.stride + columns.kernel;
     const int64_t written = columns.pad + round_up(columns.size, kLanes);
     const int64_t row = (read > written ? read : written) + 2 * kLanes;
@@ -132,7 +133,7 @@ bool pool(const Windows& rows, const Windows& columns, const float* heights, con
     for (int64_t j = 0; j < columns.count + kLanes; ++j)
         all_widths[j] = widths && j < columns.count ? widths[j] : 1;
     const float* const own_widths = widths ? static_cast<const float*>(all_widths) : nullptr;
-    const int64_t ahead = most * rows.stride * columns.size;  // what the next rows of windows take
+    const int64_t ahead = most * rows.stride * columns.size;  // the input of the next rows of windows
     RowFunction* const reduce_one = pick_row<Reduction>(columns);
     parallel_for_ranges(threads, planes, [&](int64_t begin, int64_t end, int thread) {
         float* const kept = memory + thread * most * row;
@@ -159,7 +160,7 @@ bool has_one_window(const Windows& w) {
     return w.count == 1 && begin_of(w, 0) == 0 && end_of(w, 0) == w.size;
 }
 
-// A vector of lanes that add up to the sum of a plane.
+// A vector whose lanes add up to the sum of a plane.
 Vec sum_plane(const float* x, int64_t pixels) {
     Vec sums[2] = {};
     int64_t k = 0;
@@ -174,7 +175,7 @@ Vec sum_plane(const float* x, int64_t pixels) {
     return sums[0] + sums[1];
 }
 
-// Of planes with one window each, the sums divided by `divisor`: as many planes as lanes at a time.
+// Planes with one window each: sums divided by `divisor`, for as many planes at a time as lanes.
 void average_planes(int64_t planes, int64_t pixels, float divisor, const float* x, float* y,
                     int threads) {
     parallel_for(threads, divide_up(planes, kLanes), [&](int64_t some, int) {

@@ -1,4 +1,4 @@
-// The largest element or the average of windows, once per instruction set; pool.cpp defines it.
+// Max and average pooling, once per instruction set; pool.cpp defines it.
 #pragma once
 
 #include "api/builds.h"

@@ -1,5 +1,5 @@
-// A register tile of dot products: of some rows, such as filters of dy, with some others, such as x
-// under some taps. Lanes are neighbours of a row, and added up once, at the end.
+// A register tile of dot products between rows, such as filters of dy, and other rows, such as x
+// under some taps. Vectorised along the rows; lanes are added up once, at the end.
 #pragma once
 
 #include "micro/lanes.h"
@@ -7,22 +7,23 @@
 namespace ece408 {
 namespace {
 
-// Filters by taps of a tile. Beside their sums registers hold a vector of each filter and one of x.
+// Filters by taps of a tile. Besides their sums, registers hold a vector of each filter and one of
+// x.
 constexpr int kDotFilters = ECE408_LANES == 16 ? 4 : ECE408_LANES == 8 ? 3 : 2;
 constexpr int kDotTaps = ECE408_LANES == 16 ? 6 : 4;
 constexpr int64_t kDotsOfTile = kDotFilters * kDotTaps;
 
-// Rows are `runs` runs of `vectors` vectors each.
+// Each row has `runs` runs of `vectors` vectors.
 template <class Sum>
 struct DotTile {
-    const Sum* tap[kDotTaps];  // where each tap's row begins
+    const Sum* tap[kDotTaps];  // beginning of each tap's row
     const Sum* dy;             // the first filter's row
     int64_t filter_step;
     int64_t runs, vectors;
     int64_t x_run, dy_run;  // from one run to the next
-    double* totals;         // sums are added to them, those of a filter side by side,
+    double* totals;         // sums are added; those of a filter are adjacent,
     int64_t totals_step;    // from one filter to the next
-    const Sum* dy_ahead[2];  // of a tile that asks: rows for later ones, or of this one
+    const Sum* dy_ahead[2];  // rows to prefetch, or rows of this tile
     const Sum* x_ahead;
 };
 
@@ -44,7 +45,7 @@ struct LaneIndex<double> {
     typedef int64_t Type __attribute__((vector_size(ECE408_LANES * 4)));
 };
 
-// Adds pairs of lanes that are H apart: those of `a` into the lanes without the bit H, those of `b`
+// Adds pairs of lanes that are H apart: those of `a` into the lanes without bit H, those of `b`
 // into the others.
 template <class Sum, int H, int... Lane>
 inline typename Lanes<Sum>::Vec add_lane_pairs(typename Lanes<Sum>::Vec a, typename Lanes<Sum>::Vec b,
@@ -60,7 +61,7 @@ inline typename Lanes<Sum>::Vec add_lane_pairs(typename Lanes<Sum>::Vec a, typen
 #endif
 }
 
-// Of as many vectors as each has lanes, the sums, side by side.
+// The lane sums of as many vectors as each has lanes, as one vector.
 template <class Sum, int H>
 inline typename Lanes<Sum>::Vec sum_each(typename Lanes<Sum>::Vec* vectors) {
     if constexpr (H == 0) {
@@ -93,8 +94,8 @@ inline void add_to_totals(const typename Lanes<Sum>::Vec (&sums)[MT * NT], doubl
         for (int n = 0; n < NT; ++n) totals[m * step + n] += each[m * NT + n];
 }
 
-// PREFETCH: whether each step asks for a vector of the rows that are ahead, not all at once before the sums: a core
-// has few lines under way.
+// PREFETCH: each step prefetches one vector of the rows ahead. Not all at once before the sums,
+// because a core has few lines in flight.
 template <class Sum, int MT, int NT, bool PREFETCH>
 __attribute__((noinline)) void dot_tile(const DotTile<Sum>& tile) {
     using L = Lanes<Sum>;

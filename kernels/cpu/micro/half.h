@@ -56,7 +56,7 @@ inline Half portable_to_half(float value) {
     return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
-// The type that sums of T are taken in, and conversion to it and back.
+// The type in which T is summed, and conversions to and from it.
 template <class T>
 struct Number {
     using Sum = T;

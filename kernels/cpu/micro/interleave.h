@@ -1,4 +1,4 @@
-// Rows of numbers, a filter's or a channel's each, put side by side.
+// Interleaves rows, of filters or channels.
 #pragma once
 
 #include <stdint.h>
@@ -14,7 +14,7 @@
 namespace ece408 {
 namespace {
 
-// Rows from which on vectors of them are transposed, the last one with idle lanes.
+// Rows from which on whole vectors are transposed, the last one with idle lanes.
 constexpr int64_t kWorthLanes = kMasksSuppress ? kLanes / 2 + 1 : kLanes;
 
 // out[k * wide + m] = rows[m * step + k] for k < count, zeros where m >= filters.
@@ -26,8 +26,8 @@ void interleave(const T* rows, int64_t step, int64_t filters, int64_t wide, int6
             out[k * wide + m] = m < filters ? widen(rows[m * step + k]) : Sum(0);
 }
 
-// Four numbers of each of `count` rows, `step` numbers apart, become four vectors with a row's number in each
-// lane. Lanes from `count` on have the last row's.
+// Transposes four elements of each of `count` rows, `step` apart, to four vectors with one lane per
+// row. Lanes from `count` on repeat the last row.
 __attribute__((always_inline)) inline void transpose_four(const float* rows, int64_t step, int64_t count,
                                                           Vec (&out)[4]) {
     Vec in[4];
@@ -47,11 +47,11 @@ __attribute__((always_inline)) inline void transpose_four(const float* rows, int
     out[2] = unpack_low(last[0], last[1]), out[3] = unpack_high(last[0], last[1]);
 }
 
-// `count` numbers, at least four, of each of at most kLanes rows.
+// Interleaves `count` elements, at least four, of each of at most kLanes rows.
 __attribute__((always_inline)) inline void interleave_lanes(const float* rows, int64_t step, int some,
                                                             int64_t wide, int64_t count, float* out) {
     for (int64_t next = 0; next < count; next += 4) {
-        const int64_t k = next + 4 <= count ? next : count - 4;  // some numbers twice
+        const int64_t k = next + 4 <= count ? next : count - 4;  // the last four may overlap
         Vec lanes[4];
         transpose_four(rows + k, step, some, lanes);
         for (int64_t i = 0; i < 4; ++i) put_lanes(0, some, out + (k + i) * wide, lanes[i], false);
@@ -61,7 +61,7 @@ __attribute__((always_inline)) inline void interleave_lanes(const float* rows, i
 #if defined(__SSE2__)
 inline void interleave(const float* rows, int64_t step, int64_t filters, int64_t wide,
                        int64_t count, float* out) {
-    if (count == 1 && step == 1) {  // a single tap's weights, for the gradient for x
+    if (count == 1 && step == 1) {  // weights of a 1x1 kernel, for the gradient for x
         memcpy(out, rows, static_cast<size_t>(filters) * sizeof(float));
         memset(out + filters, 0, static_cast<size_t>(wide - filters) * sizeof(float));
         return;
@@ -76,7 +76,7 @@ inline void interleave(const float* rows, int64_t step, int64_t filters, int64_t
             interleave_lanes(from, step, some, wide, count, out + done);
         done += some;
     }
-    // Of the others four rows at a time, then two, then one; of each four numbers at a time.
+    // Remaining rows: four at a time, then two, then one; of each, four elements at a time.
     const int64_t fours = done + (filters - done) / 4 * 4, pairs = done + (filters - done) / 2 * 2;
     const int64_t square = count / 4 * 4;
     for (int64_t k = 0; k < square; k += 4) {

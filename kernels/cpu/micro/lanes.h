@@ -1,4 +1,4 @@
-// Vectors of float or double as wide as the instruction set's, by the compiler's own vectors.
+// Vectors of float or double as wide as the instruction set's, by the compiler's vector extension.
 #pragma once
 
 #include <stdint.h>
@@ -14,7 +14,7 @@ struct Lanes {
 
     static Vec load(const T* p) { return *reinterpret_cast<const Unaligned*>(p); }
     static void store(T* p, Vec v) { *reinterpret_cast<Unaligned*>(p) = v; }
-    // Less zero is the value itself, and compiles to nothing; plus zero is not, for -0.
+    // Subtracting zero keeps the value and compiles to nothing; adding zero would not, for -0.
     static Vec broadcast(T value) { return value - Vec{}; }
     static T sum(Vec v) {
         T total = 0;
@@ -27,7 +27,7 @@ struct Lanes {
 constexpr int kTileFilters = ECE408_LANES == 16 ? 8 : 4;
 constexpr int kTileVectors = ECE408_LANES == 16 ? 3 : 2;
 
-// Whether all `count` numbers are finite: then each, times zero, is zero.
+// Whether all `count` numbers are finite: only then each, times zero, is zero.
 template <class T>
 bool all_finite(const T* p, int64_t count) {
     using L = Lanes<T>;

@@ -1,5 +1,5 @@
-// What the kernels with pixels as lanes share: a convolution of stride 1 as they see it, and an
-// output plane cut into vectors, these into register tiles.
+// What direct.cpp and winograd.cpp share: a convolution of stride 1, and an output plane divided
+// into vectors and register tiles.
 #pragma once
 
 #include <string.h>
@@ -11,23 +11,23 @@
 namespace ece408 {
 namespace {
 
-// Where part `part` begins when `total` things are cut into `parts` as even as can be.
+// Beginning of part `part` of `total`, divided into `parts` as evenly as possible.
 inline int64_t part_start(int64_t total, int64_t parts, int64_t part) {
     return total * part / parts;
 }
 
-// A convolution of images that are laid out for it, with a border or of fewer pixels: shape.height
-// and shape.width are theirs.
+// A convolution of images that are copied for it, with a border or with the pixels that strides
+// select; shape.height and shape.width are the copy's.
 struct Layer {
     Shape shape;
-    int64_t height, width, top, left;  // of the image, and where it begins in them
+    int64_t height, width, top, left;  // of the image, and its position in the copy
     const float* weights;
-    bool turned;  // weights are (channels, filters, ...), the kernel turned round
+    bool turned;  // weights are (channels, filters, ...), the kernel rotated
     int64_t stride_h, stride_w;
 
     bool as_it_is() const { return height == shape.height && width == shape.width; }
-    // The first tap of a filter's window in a channel; where the kernel is turned round, the others
-    // lie before it.
+    // The first tap of a filter's window in a channel; if the kernel is rotated, the other taps lie
+    // before it.
     const float* taps(int64_t m, int64_t c) const {
         const int64_t window = shape.kernel_h * shape.kernel_w;
         return turned ? weights + (c * shape.filters + m + 1) * window - 1
@@ -60,7 +60,7 @@ inline Layer backward_layer(const ece408_problem& problem, const float* w) {
     return layer;
 }
 
-// A channel of an image into the middle of zeros.
+// Copies a channel of an image into the middle of zeros.
 inline void pad_channel(const Layer& layer, const float* from, float* to) {
     const int64_t row = layer.shape.width;
     memset(to, 0, static_cast<size_t>(layer.shape.height * row) * sizeof(float));
@@ -69,8 +69,8 @@ inline void pad_channel(const Layer& layer, const float* from, float* to) {
                static_cast<size_t>(layer.width) * sizeof(float));
 }
 
-// Cycles of a tile for one tap, as multiply-adds that keep one unit busy: at least what loads its
-// operands and what hides the latency of a sum, and a share of its start and end.
+// Cost of a tile for one tap, in multiply-adds of one unit: at least its loads and the latency of a
+// sum, and a share of its start and end.
 inline int64_t tile_cost(int64_t filters, int64_t vectors) {
     int64_t cost = filters * vectors;
     const int64_t loads = filters + 2 * vectors, latency = 8;
@@ -79,7 +79,7 @@ inline int64_t tile_cost(int64_t filters, int64_t vectors) {
     return cost + 2;
 }
 
-// The blocks of filters that make a plane cheapest.
+// The number of blocks of filters that makes a plane cheapest.
 inline int64_t choose_blocks(int64_t filters) {
     int64_t best = 0, best_cost = 0;
     for (int64_t most = kMaxFilters; most > 0; --most) {
@@ -88,7 +88,7 @@ inline int64_t choose_blocks(int64_t filters) {
         const int64_t of_large = filters % blocks ? filters % blocks : blocks;
         const int64_t of_all = of_large * tile_cost(large, vectors) +
                                (blocks - of_large) * tile_cost(large - 1, vectors);
-        // Of 12 vectors, which every tile's size divides.
+        // For 12 vectors, a multiple of every tile size.
         const int64_t cost = of_all * 12 / vectors;
         if (best == 0 || cost < best_cost) {
             best = blocks;
@@ -116,20 +116,20 @@ struct FilterBlocks {
     }
 };
 
-// The output planes of an image as register tiles: blocks of filters, and in each of these the
-// plane, one flat run, cut into vectors. The last vector is moved back to end with the plane, so
-// its first `first` lanes are its neighbour's.
+// The output planes of an image as register tiles: blocks of filters, and in each block the flat
+// plane divided into vectors. The last vector is moved back to end with the plane, so its first
+// `first` lanes belong to its neighbour.
 struct Tiling : FilterBlocks {
     int64_t plane;
     // The tiles of a block: `wide` of `size` + 1 vectors, then the others of `size`.
     int64_t tiles, size, wide;
     int64_t count;  // vectors
-    // Per vector: where its first lane's window starts in a channel of the image,
+    // Per vector: offset of its first lane's window in a channel of the image,
     Buffer<int64_t> in;
-    Buffer<int64_t> out;  // its first lane in the plane
+    Buffer<int64_t> out;  // its first lane in the plane,
     Buffer<int> split;    // its first lane in the next row, or kLanes
     int first;
-    int64_t odd = 0;  // tiles, the first ones, that have a pixel more
+    int64_t odd = 0;  // the number of tiles, the first ones, with an extra pixel
 
     explicit Tiling(const Shape& s) : FilterBlocks(s) {}
 
@@ -143,7 +143,7 @@ struct Tiling : FilterBlocks {
     }
 };
 
-// For rows of out_width outputs over an image with rows of `width`. False if there is no memory.
+// For rows of out_width outputs over an image with rows of `width`. False without memory.
 inline bool make_tiling(int64_t out_height, int64_t out_width, int64_t width, Tiling* t) {
     t->plane = out_height * out_width;
     t->count = divide_up(t->plane, kLanes);
@@ -166,7 +166,8 @@ inline bool make_tiling(int64_t out_height, int64_t out_width, int64_t width, Ti
     return true;
 }
 
-// The plane of a single tap as `odd` tiles with a pixel more and others without. False if there is no memory.
+// The plane of a 1x1 kernel as `odd` tiles with an extra pixel, and others without. False without
+// memory.
 inline bool make_odd_tiling(int64_t plane, int64_t odd, Tiling* t) {
     t->plane = plane, t->odd = odd;
     t->tiles = plane / (kOddVectors * kLanes);
@@ -182,7 +183,7 @@ inline bool make_odd_tiling(int64_t plane, int64_t odd, Tiling* t) {
     return true;
 }
 
-// Parts to cut one image's tiles into, so that every thread has a few to take.
+// Parts of one image's tiles, so that every thread has a few to take.
 inline int64_t count_parts(int64_t batch, int64_t tiles, int threads) {
     const int64_t wanted = threads > 1 ? divide_up(4 * static_cast<int64_t>(threads), batch) : 1;
     return wanted < tiles ? wanted : tiles;

@@ -1,4 +1,4 @@
-// Rows of an image copied with zeros around them, or every so many pixels of them.
+// Copies rows of an image with zeros around them, or every n-th pixel of them.
 #pragma once
 
 #include <stdint.h>
@@ -9,9 +9,9 @@
 namespace ece408 {
 namespace {
 
-// How rows of one kind are copied: `out[k]` becomes `source[k * step]` for k in [begin, end), and zero
-// for the others below `count`. `source` may point outside of its array: only the pixels named are
-// read. Whole vectors are written, so up to a vector less one of zeros may follow.
+// Rows of one shape: `out[k]` becomes `source[k * step]` for k in [begin, end), and zero elsewhere
+// below `count`. `source` may point outside its array: only those pixels are read. Whole vectors
+// are written, so up to a vector less one of zeros may follow.
 struct RowShape {
     int64_t step, begin, end, count;
 
@@ -36,16 +36,17 @@ struct RowCopy {
 };
 
 #if ECE408_LANES > 4
-// Steps of one, two and four by vectors. Those with the row's first and last pixel are masked.
+// Steps of one, two and four by vectors. The vectors with the row's first and last pixel are
+// masked.
 template <>
 struct RowCopy<float, float> {
     RowShape row;
     int64_t last;           // where the vector with the last pixel begins
-    Mask head[4], tail[4];  // of as many vectors as the step, of which lanes are taken
+    Mask head[4], tail[4];  // lanes of the source vectors, one per step
 
     RowCopy(const RowShape& shape) : row(shape) {
         last = row.begin < row.end ? (row.end - 1) / kLanes * kLanes : 0;
-        // The pixels behind the last one may not be there.
+        // Pixels behind the last one may be outside the array.
         const int64_t begin = row.step * row.begin, end = row.step * (row.end - 1) + 1;
         for (int v = 0; v < 4; ++v) {
             head[v] = lanes_of(begin, end, v * kLanes);
@@ -66,7 +67,7 @@ struct RowCopy<float, float> {
     }
 
 private:
-    // Those in [begin, end) of a vector's elements, whose first one is `at`.
+    // Lanes of a vector from element `at` on that are in [begin, end).
     static Mask lanes_of(int64_t begin, int64_t end, int64_t at) {
         const auto lane = [&](int64_t k) {
             return static_cast<int>(k < at ? 0 : k - at > kLanes ? kLanes : k - at);

@@ -1,15 +1,16 @@
-// The register tile: MT filters by VT vectors of output pixels, summed over all channels and taps
-// without touching the output. A strip is a run of such tiles along the output plane.
+// The register tile of direct.cpp: MT filters by VT vectors of output pixels, summed over all
+// channels and taps without touching the output. A strip is a run of such tiles along the output
+// plane.
 //
-// The output plane is taken as one flat run of vectors. Lane l of a vector that starts at output
-// (i, j) reads x at row i + p, column j + q + l, which is contiguous until the vector crosses
-// into the next output row; from there on the input skips kernel_w - 1 more pixels. So a vector
-// that straddles two rows is one load merged with a second one, kernel_w - 1 floats further on.
-// Neither load leaves the pixels that the vector's own lanes read at both of its ends; a vector
-// of the same tile that does not straddle must not skip, as its second load would leave them.
+// The output plane is a flat run of vectors. Lane l of a vector that begins at output (i, j) reads
+// x at row i + p, column j + q + l. These pixels are contiguous until the vector crosses into the
+// next output row; from there on the input skips kernel_w - 1 more pixels. So a vector that
+// straddles two rows is one load merged with a second load kernel_w - 1 floats further on. Each
+// load stays within the pixels that the vector's own lanes read. A vector of the same tile that
+// does not straddle must not skip, or its second load would leave them.
 //
-// All sums run over c, p, q in this order in every form, so that an output pixel is the same to
-// the last bit whichever tile computes it.
+// In all variants sums run over c, p, q in this order, so every tile computes an output pixel to
+// the same last bit.
 #pragma once
 
 #include <stdint.h>
@@ -27,23 +28,23 @@ struct StripArgs {
     int64_t channels, height, width, kernel_h, kernel_w;
     const float* x;       // one image
     const float* packed;  // MT biases, then the weights as [c][p][q][MT]
-    int64_t tiles;        // of VT vectors each, one after the other
-    const int64_t* in;    // per vector: where its first lane's window starts in a channel of x
+    int64_t tiles;        // successive tiles of VT vectors
+    const int64_t* in;    // per vector: offset of its first lane's window in a channel of x
     const int* split;     // per vector: its first lane in the next row, or kLanes
     float* y;             // the first filter's output
-    const int64_t* out;   // per vector: where its first lane goes in y
+    const int64_t* out;   // per vector: offset of its first lane in y
     int64_t filter_step;  // floats from one filter's output to the next
-    // What is done to each output, the arrays those of the first filter, or nothing if factors are null.
+    // The epilogue, with arrays of the first filter; none if factors are null.
     ece408_epilogue epilogue;
-    // What will be read later: each tile prefetches some cache lines of it.
+    // Data to prefetch: `ahead_lines` cache lines per tile.
     const float* ahead;
     int64_t ahead_lines;
-    // Of a streamed strip only: whether it starts the plane, and the last vector of each filter.
+    // Streamed strips only: whether the strip begins the plane, and each filter's last vector.
     bool head;
     float* carried;
 };
 
-// Weights as tiles take them, with the biases. Odd tiles load vectors that go beyond them.
+// Floats of packed weights with biases. Odd tiles load vectors that reach beyond them.
 inline int64_t packed_floats(const Shape& s) {
     const int64_t beyond = is_in_eights(s, kLanes) ? kLanes : 0;
     return s.filters * (1 + s.channels * s.kernel_h * s.kernel_w) + beyond;
@@ -52,22 +53,22 @@ inline int64_t packed_floats(const Shape& s) {
 // Weights from which on threads share the packing.
 constexpr int64_t kManyWeights = 1 << 15;
 
-// Channels of a partial sum of a single tap: long sums in one piece lose more to rounding.
+// Channels per partial sum of 1x1 kernels: long sums lose more to rounding.
 constexpr int64_t kSumChannels = 256;
 
-// Where the partial sum that begins with channel `begin` ends.
+// End of the partial sum that begins with channel `begin`.
 inline int64_t sum_end(const Shape& s, int64_t begin) {
     const int64_t end = begin + kSumChannels;
     return end < s.channels ? end : s.channels;
 }
 
-// Where a block's packed weights of a partial sum of `taps` taps begin, which has so many `before`.
+// Offset of a block's packed weights for a partial sum of `taps` taps with `before` taps before it.
 inline int64_t packed_offset(const Shape& s, int64_t first_filter, int64_t before, int64_t taps) {
     return before == 0 ? first_filter * (1 + taps) : s.filters * (1 + before) + first_filter * taps;
 }
 
-// Block after block of filters: their biases, or zeros, then their weights as [c][p][q][filter]. Of a single
-// tap these are the weights of the first partial sum's channels; those of later sums follow likewise.
+// Packs block by block of filters: biases or zeros, then weights as [c][p][q][filter]. For 1x1
+// kernels this holds the channels of the first partial sum; those of later sums follow likewise.
 inline void pack_weights(const Layer& layer, const float* bias, float* packed, int threads) {
     const Shape& s = layer.shape;
     const FilterBlocks blocks(s);
@@ -92,7 +93,7 @@ inline void pack_weights(const Layer& layer, const float* bias, float* packed, i
     });
 }
 
-// One tap: a vector of input pixels each, times one weight per filter.
+// One tap: vectors of input pixels times one weight per filter.
 template <bool Straddle, int MT, int VT>
 __attribute__((always_inline)) inline void add_tap(const float* (&pixel)[VT], int64_t q,
                                                    const Mask (&mask)[VT],
@@ -124,7 +125,7 @@ __attribute__((always_inline)) inline void add_taps(const StripArgs& args, const
     for (int v = 0; v < VT; ++v) {
         pixel[v] = args.x + in[v];
         mask[v] = lanes_from(split[v]);
-        // A load that a mask of no lanes suppresses may have any address.
+        // A load whose mask suppresses all lanes may have any address.
         skip[v] = kMasksSuppress || split[v] < kLanes ? kernel_w - 1 : 0;
     }
     const int64_t next_channel = (args.height - args.kernel_h) * args.width;
@@ -147,7 +148,7 @@ __attribute__((always_inline)) inline void add_taps(const StripArgs& args, const
     }
 }
 
-// KW is the kernel's width as a constant, or 0 to take it from the arguments.
+// KW: the kernel's width as a constant, or 0 to read it from the arguments.
 template <int KW, int MT, int VT>
 __attribute__((always_inline)) inline void add_window(const StripArgs& args, const int64_t* in,
                                                       const int* split, Vec (&sum)[MT][VT]) {
@@ -184,9 +185,9 @@ __attribute__((always_inline)) inline void store_tile(const StripArgs& args, con
 }
 
 #if ECE408_STREAMS
-// Writes whole cache lines past the caches, wherever the plane starts: a line is a vector or the
-// end of one and the start of the next, for which each filter's last vector is carried to the next
-// tile.
+// Writes whole cache lines by non-temporal stores, wherever the plane begins: a line is a vector,
+// or the end of one and the beginning of the next, so each filter's last vector is carried to the
+// next tile.
 template <int MT, int VT>
 __attribute__((always_inline)) inline void stream_tile(const StripArgs& args, int64_t out,
                                                        bool head, const Vec (&sum)[MT][VT]) {
@@ -215,7 +216,8 @@ __attribute__((always_inline)) inline void stream_tile(const StripArgs& args, in
     }
 }
 
-// What a streamed strip that ended before output `out` still carries of a filter's plane.
+// Stores the rest that a streamed strip still carries of a filter's plane, after it ended before
+// output `out`.
 inline void end_stream(float* plane, int64_t out, const float* carried) {
     const int shift = floats_past_line(plane);
     const Vec last = load(carried);
@@ -253,8 +255,8 @@ struct Strip {
     }
 };
 
-// Moves the results of vectors [begin, end) from scratch, as [filter][vector][lane], to the output, only
-// the lanes that are their own.
+// Moves vectors [begin, end) from scratch, as [filter][vector][lane], to the output, without the
+// lanes of their neighbours.
 inline void put(const Tiling& tiling, const ece408_epilogue& epilogue, float* scratch, float* y,
                 int64_t filters, int64_t begin, int64_t end, bool accumulate) {
     for (int64_t m = 0; m < filters; ++m)
@@ -268,7 +270,7 @@ inline void put(const Tiling& tiling, const ece408_epilogue& epilogue, float* sc
         }
 }
 
-// Where the vectors of a tile go in such a scratch array.
+// Offsets of a tile's vectors in such scratch.
 constexpr int64_t kInScratch[] = {0, kLanes, 2 * kLanes, 3 * kLanes};
 
 template <class Family, int KW, int MT, int VT>
@@ -287,8 +289,8 @@ typename Family::Function* pick_filters(int filters, int vectors) {
     return pick_vectors<Family, KW, MT, most_vectors(MT)>(vectors);
 }
 
-// The function of a family for a tile of the run-time size given, filters <= kMaxFilters and
-// vectors <= most_vectors(filters). The usual kernel widths have code of their own.
+// The function of a family for this tile size: filters <= kMaxFilters, vectors <=
+// most_vectors(filters). Common kernel widths have their own code.
 template <class Family>
 typename Family::Function* pick_tile(int64_t kernel_w, int filters, int vectors) {
     switch (kernel_w) {

@@ -1,8 +1,8 @@
-// One vector of ECE408_LANES floats: the operations that register tiles need, and the size
-// of tile that the instruction set's registers hold.
+// One vector of ECE408_LANES floats: the operations of register tiles, and tile sizes that fit the
+// instruction set's registers.
 //
-// Everything is in an anonymous namespace: this file is compiled once per instruction set, and
-// the linker must not merge the copies.
+// Everything is in an anonymous namespace: this file is compiled once per instruction set, and the
+// linker must not merge the copies.
 #pragma once
 
 #include <stdint.h>
@@ -22,28 +22,28 @@ namespace ece408 {
 namespace {
 
 constexpr int kLanes = ECE408_LANES;
-constexpr int64_t kLine = 16;  // floats in a line of a cache
+constexpr int64_t kLine = 16;  // floats of a cache line
 
-// A number or an address that the compiler knows nothing about.
+// Hides a number or an address from the compiler's optimisations.
 template <class T>
 __attribute__((always_inline)) inline T hidden(T value) {
     asm("" : "+r"(value));
     return value;
 }
 
-// Into the second cache: the first has the weights and what is being read.
+// Into the second-level cache: the first holds the weights and current pixels.
 inline void prefetch(const float* line) { __builtin_prefetch(line, 0, 2); }
-// Into the first, for what is read next.
+// Into the first-level cache, for data that is read next.
 inline void prefetch_first_level(const float* line) { __builtin_prefetch(line, 0, 3); }
-// For a line that will be written: no other core may keep it.
+// For a line that will be written: takes it from other cores.
 inline void prefetch_output(const float* line) { __builtin_prefetch(line, 1, 3); }
 
 #if ECE408_LANES == 16
 
 #define ECE408_STREAMS 1
-// A masked load does not touch what its mask leaves out.
+// A masked load does not touch masked-out memory.
 constexpr bool kMasksSuppress = true;
-// A product can leave out lanes, as cheaply as it has all.
+// A masked product costs no more than a full one.
 constexpr bool kMasksProducts = true;
 
 // 32 registers: at most 24 sums, 4 inputs, 1 weight.
@@ -63,9 +63,9 @@ inline Vec load_over(Vec under, Mask mask, const float* p) {
 inline Vec load_only(Mask mask, const float* p) { return _mm512_maskz_loadu_ps(mask, p); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 inline Vec multiply_add(Vec a, Vec b, Vec sum) { return _mm512_fmadd_ps(a, b, sum); }
-// The product with one number in memory is one instruction; compilers load the number by another one. Two threads
-// that share a core wait for instructions: a loop with half of its products like this took 0.86 to 0.96 of the time
-// there. With all of them it would wait for loads.
+// One instruction with a broadcast memory operand; compilers emit a separate load. Two threads on
+// one core compete for instruction slots: there a loop with half of its products like this took
+// 0.86 to 0.96 of the time. With all of them it would wait for loads.
 inline Vec multiply_add_one(Vec a, const float* b, Vec sum) {
     __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*b));
     return sum;
@@ -73,7 +73,8 @@ inline Vec multiply_add_one(Vec a, const float* b, Vec sum) {
 inline Vec multiply_add_only(Mask mask, Vec a, Vec b, Vec sum) {
     return _mm512_mask3_fmadd_ps(a, b, sum, mask);
 }
-// NaN stays NaN. By masks of all lanes, as GCC warns of the plain functions' undefined lanes.
+// NaN stays NaN. Masked forms with all lanes, because GCC warns of undefined lanes in the plain
+// ones.
 inline Vec bounded(Vec v, Vec lowest, Vec highest) {
     v = _mm512_mask_max_ps(v, 0xffff, lowest, v);
     return _mm512_mask_min_ps(v, 0xffff, highest, v);
@@ -90,32 +91,32 @@ inline Vec odd_lanes(Vec first, Vec second) {
         _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     return _mm512_permutex2var_ps(first, lane, second);
 }
-// Each lane one further on, behind `first`.
+// Lanes shifted up by one; `first` becomes lane 0.
 inline Vec moved_up(Vec v, float first) {
     const __m512i lane =
         _mm512_setr_epi32(16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
     return _mm512_permutex2var_ps(v, lane, _mm512_set1_ps(first));
 }
-// The lanes of two vectors in turn, even ones from the first: their first half,
+// Interleaves two vectors, even lanes from the first: the first half of the result,
 inline Vec interleave_first(Vec even, Vec odd) {
     const __m512i lane =
         _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     return _mm512_permutex2var_ps(even, lane, odd);
 }
-// and their second.
+// and the second half.
 inline Vec interleave_second(Vec even, Vec odd) {
     const __m512i lane =
         _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     return _mm512_permutex2var_ps(even, lane, odd);
 }
-// Of each quarter the first two lanes of both in turn, and the last two.
+// Interleaves the first two lanes of each quarter, and the last two.
 inline Vec unpack_low(Vec even, Vec odd) {
     return _mm512_maskz_unpacklo_ps(0xffff, even, odd);
 }
 inline Vec unpack_high(Vec even, Vec odd) {
     return _mm512_maskz_unpackhi_ps(0xffff, even, odd);
 }
-// Four numbers from each of the addresses.
+// Four floats from each address.
 inline Vec load_quarters(const float* const (&p)[4]) {
     Vec v = _mm512_castps128_ps512(_mm_loadu_ps(p[0]));
     v = _mm512_mask_broadcast_f32x4(v, 0x00f0, _mm_loadu_ps(p[1]));
@@ -129,12 +130,12 @@ inline void put_lanes(int begin, int end, float* p, Vec v, bool add) {
     store_only(mask, p, add ? _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, p)) : v);
 }
 
-// Past the caches, to a multiple of 64 bytes.
+// Non-temporal store to a multiple of 64 bytes.
 inline void stream(float* p, Vec v) { _mm512_stream_ps(p, v); }
 inline int floats_past_line(const float* p) {
     return static_cast<int>(reinterpret_cast<uintptr_t>(p) / sizeof(float) % kLanes);
 }
-// Of two vectors in a row, the one that starts `shift` lanes before the second.
+// `across` returns the vector that begins `shift` lanes before `second`.
 using Lines = __m512i;
 inline Lines lines_after(int shift) {
     const __m512i lane =
@@ -196,10 +197,10 @@ inline Vec interleave_second(Vec even, Vec odd) {
     return _mm256_permute2f128_ps(_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd),
                                   0x31);
 }
-// Of each half the first two lanes of both in turn, and the last two.
+// Interleaves the first two lanes of each half, and the last two.
 inline Vec unpack_low(Vec even, Vec odd) { return _mm256_unpacklo_ps(even, odd); }
 inline Vec unpack_high(Vec even, Vec odd) { return _mm256_unpackhi_ps(even, odd); }
-// Four numbers from each of the addresses.
+// Four floats from each address.
 inline Vec load_quarters(const float* const (&p)[2]) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p[0])), _mm_loadu_ps(p[1]), 1);
 }
@@ -211,7 +212,7 @@ inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 constexpr bool kMasksSuppress = false;
 constexpr bool kMasksProducts = false;
 
-// 16 registers, and the product needs one too: 8 sums, 2 inputs, 1 weight.
+// 16 registers, one of them for the product: 8 sums, 2 inputs, 1 weight.
 constexpr int kMaxFilters = 4;
 constexpr int most_vectors(int) { return 2; }
 
@@ -266,7 +267,7 @@ inline void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 inline Vec multiply_add_only(Mask, Vec a, Vec b, Vec sum) { return multiply_add(a, b, sum); }
 #endif
 
-// The lanes, by their number, for which `picks` is true.
+// A mask of the lanes whose number `picks` accepts.
 template <class Picks>
 inline Mask lanes_where(const Picks& picks) {
 #if ECE408_LANES == 16
@@ -283,7 +284,7 @@ inline Mask lanes_where(const Picks& picks) {
 }
 
 #if ECE408_LANES < 16
-// Only the lanes [begin, end): into p, or added to what it holds.
+// Stores lanes [begin, end) to p, or adds them to it.
 inline void put_lanes(int begin, int end, float* p, Vec v, bool add) {
     if (!add && begin == 0 && end == kLanes) return store(p, v);
     float lanes[kLanes];
