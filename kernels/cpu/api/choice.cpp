@@ -290,8 +290,9 @@ bool strided_f23_pays(const Task& task, const Shape& s, const Shape& layer) {
     const int64_t columns = divide_up(s.out_width, kTileColumns) * kTileColumns;
     const bool fills = s.out_height % 2 == 0 && static_cast<double>(s.out_width) >=
                                                     kFilledColumns * static_cast<double>(columns);
-    return ratio <= kStridedF23Ratio || (task.lanes >= 16 && ratio <= kStridedF23LongRatio && fills &&
-                                   sum >= kStridedF23LongProducts && s.batch * plane >= kStridedF23ManyPixels);
+    return ratio <= kStridedF23Ratio ||
+           (task.lanes >= 16 && ratio <= kStridedF23LongRatio && fills &&
+            sum >= kStridedF23LongProducts && s.batch * plane >= kStridedF23ManyPixels);
 }
 
 // For layers that are vectorised over output channels. `layer`: the problem, or its gradient as a

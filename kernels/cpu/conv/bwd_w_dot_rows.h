@@ -26,7 +26,7 @@ struct PhaseRows {
 
 // Copies rows; those of `out` are `step` elements apart.
 template <class T, class Sum>
-void lay_out_phase(const WeightPlan& plan, const T* source, const PhaseRows& rows, int64_t step, Sum* out) {
+void copy_phase(const WeightPlan& plan, const T* source, const PhaseRows& rows, int64_t step, Sum* out) {
     const Sweep& s = plan.s;
     // Pixel k of a row is column k * stride_w - before of the image.
     const int64_t before = s.pad_w - rows.x, behind = before + s.width;
@@ -151,8 +151,8 @@ inline void add_x_rows(const ComponentSource& source, const PlaneRows& rows, int
 
 // Transforms a chunk of one channel of x.
 template <class T>
-void lay_out_channel_components(const WeightPlan& plan, const T* x, const Chunk& chunk, float* scratch,
-                           float* out) {
+void transform_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, float* scratch,
+                       float* out) {
     const Sweep& s = plan.s;
     const int64_t row_pairs = chunk.rows.count() + plan.halo, top = 2 * chunk.rows.begin - s.pad_h;
     const int64_t bottom = top + 2 * row_pairs + 2;
@@ -168,14 +168,14 @@ void lay_out_channel_components(const WeightPlan& plan, const T* x, const Chunk&
 
 // The same with a stride: copies the rows of a phase first.
 template <class T>
-void lay_out_phase_components(const WeightPlan& plan, const T* x, const Chunk& chunk, int64_t phase,
-                         float* scratch, float* out) {
+void transform_phase(const WeightPlan& plan, const T* x, const Chunk& chunk, int64_t phase,
+                     float* scratch, float* out) {
     const int64_t row_pairs = chunk.rows.count() + plan.halo, step = plan.copied_row(kLanes);
     const PhaseRows rows = {phase / plan.s.stride_w, phase % plan.s.stride_w, 2 * chunk.rows.begin,
                             2 * row_pairs + 2};
     ComponentRows components(out, plan.f.phase);
     for (int64_t b = chunk.images.begin; b < chunk.images.end; ++b) {
-        lay_out_phase(plan, x + b * plan.image_of_x(), rows, step, scratch);
+        copy_phase(plan, x + b * plan.image_of_x(), rows, step, scratch);
         add_x_rows({0, plan.f.row, plan.f.row}, {scratch, {0, rows.count}, step}, 0, row_pairs, &components);
         if (!plan.joined() || b + 1 == chunk.images.end) components.end(plan.tail);
     }
@@ -183,8 +183,8 @@ void lay_out_phase_components(const WeightPlan& plan, const T* x, const Chunk& c
 
 // Transforms a chunk of one filter's dy.
 template <class T>
-void lay_out_filter_components(const WeightPlan& plan, const T* dy, const Chunk& chunk, float* scratch,
-                          float* out) {
+void transform_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, float* scratch,
+                      float* out) {
     const Sweep& s = plan.s;
     const Span some = plan.rows_of(chunk);
     ComponentRows components(out, plan.dy_row);
@@ -193,7 +193,7 @@ void lay_out_filter_components(const WeightPlan& plan, const T* dy, const Chunk&
         // The last row may lack a second one.
         for (int64_t y = some.begin; y < some.end; y += 2)
             components.add({0, s.out_width, plan.f.row}, {rows.row(y), rows.row(y + 1)},
-                        [](const Vec(&dy_rows)[2], Vec(&made)[kComponents]) {
+                           [](const Vec(&dy_rows)[2], Vec(&made)[kComponents]) {
                             made[0] = dy_rows[0];
                             made[1] = dy_rows[0] + dy_rows[1];
                             made[2] = dy_rows[0] - dy_rows[1];
@@ -205,14 +205,14 @@ void lay_out_filter_components(const WeightPlan& plan, const T* dy, const Chunk&
 
 // Copies a chunk of one channel; `x`: the channel's plane in the batch's first image.
 template <class T, class Sum>
-void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
-                     Sum* out) {
+void copy_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum* scratch,
+                  Sum* out) {
     if constexpr (std::is_same<Sum, float>::value) {
-        if (plan.winograd && !plan.strides()) return lay_out_channel_components(plan, x, chunk, scratch, out);
+        if (plan.winograd && !plan.strides()) return transform_channel(plan, x, chunk, scratch, out);
         if (plan.winograd) {
             for (int64_t phase = 0; phase < plan.s.stride_h * plan.s.stride_w; ++phase)
                 if (has_taps(phase % plan.s.stride_w, plan.s.kernel_w, plan.s.stride_w, plan.s.dilate_w))
-                    lay_out_phase_components(plan, x, chunk, phase, scratch, out + phase * kComponents * plan.f.phase);
+                    transform_phase(plan, x, chunk, phase, scratch, out + phase * kComponents * plan.f.phase);
             return;
         }
     }
@@ -229,7 +229,7 @@ void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum
                     to += plan.x_image;
                     continue;
                 }
-                lay_out_phase(plan, x + b * image, {y, v, chunk.rows.begin, rows}, plan.f.row, to);
+                copy_phase(plan, x + b * image, {y, v, chunk.rows.begin, rows}, plan.f.row, to);
                 memset(to + rows * plan.f.row, 0, static_cast<size_t>(plan.tail) * sizeof(Sum));
                 to += plan.x_image;
             }
@@ -239,10 +239,10 @@ void lay_out_channel(const WeightPlan& plan, const T* x, const Chunk& chunk, Sum
 
 // Copies a chunk of one filter's dy; `dy`: the filter's plane in the batch's first image.
 template <class T, class Sum>
-void lay_out_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum* scratch,
-                    Sum* out) {
+void copy_filter(const WeightPlan& plan, const T* dy, const Chunk& chunk, Sum* scratch,
+                 Sum* out) {
     if constexpr (std::is_same<Sum, float>::value) {
-        if (plan.winograd) return lay_out_filter_components(plan, dy, chunk, scratch, out);
+        if (plan.winograd) return transform_filter(plan, dy, chunk, scratch, out);
     }
     const Sweep& s = plan.s;
     const int64_t image = plan.image_of_dy();
@@ -274,7 +274,7 @@ public:
     RowPrefetch() = default;
     template <class T>
     RowPrefetch(const T* first, int64_t planes, int64_t plane, int64_t images, int64_t image,
-          int64_t rows, int64_t row, int64_t pixels)
+                int64_t rows, int64_t row, int64_t pixels)
         : at_(reinterpret_cast<const char*>(first)), planes_(planes), images_(images), rows_(rows),
           lines_(divide_up(pixels * size<T>(), kLineBytes)), plane_(plane * size<T>()),
           image_(image * size<T>()), row_(row * size<T>()) {}
@@ -285,7 +285,8 @@ public:
             const char* const row = at_ + next_plane_ * plane_ + next_image_ * image_ + next_row_ * row_;
             const int64_t left = lines_ - next_line_, some = count < left ? count : left;
             const int64_t end = next_line_ + some;
-            for (int64_t line = next_line_; line < end; ++line) __builtin_prefetch(row + line * kLineBytes, 0, 2);
+            for (int64_t line = next_line_; line < end; ++line)
+                __builtin_prefetch(row + line * kLineBytes, 0, 2);
             count -= some, next_line_ = end;
             if (next_line_ < lines_) return;
             next_line_ = 0;

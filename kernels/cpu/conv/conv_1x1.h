@@ -1,5 +1,4 @@
-// Convolutions of a single tap, which are matrix products: filters by channels times channels by
-// pixels.
+// 1x1 convolutions, which are matrix products: filters by channels times channels by pixels.
 //
 // The first block of filters packs a tile's pixels channel by channel while it computes, so that
 // the other blocks read them in order, whatever the plane's size. Pixels that few blocks read are
@@ -107,7 +106,8 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
     Vec odd_sums = Odd ? *sums_of_odd : Vec{};
     // Behind these are the next block's biases and weights: each channel prefetches one's.
     const int64_t next = MT * (column.end - column.begin + 1);
-    const int64_t prefetch_step = column.ahead ? kPrefetchChannels * column.step : all, rest = all % prefetch_step;
+    const int64_t prefetch_step = column.ahead ? kPrefetchChannels * column.step : all;
+    const int64_t rest = all % prefetch_step;
     for (int64_t stop = rest ? rest : prefetch_step; stop <= all; stop += prefetch_step) {
         prefetch_next();
         do {
@@ -145,7 +145,7 @@ __attribute__((always_inline)) inline void add_channels(const Column& column, co
 
 template <int MT, int VT>
 __attribute__((always_inline)) inline void apply_epilogue(const Column& column, int64_t first,
-                                                       Vec (&sum)[MT][VT]) {
+                                                          Vec (&sum)[MT][VT]) {
     const VectorEpilogue epilogue(column.epilogue);
     ECE408_UNROLL
     for (int m = 0; m < MT; ++m) {
@@ -275,7 +275,7 @@ struct Columns {
                 if (column.prefetches_weights) prefetch_weights<MT>(column, first);
                 const float* const row = column.weights + first * column.weight_step;
                 add_channels<false, PacksPixels, false>(column, row + column.begin * column.channel_step,
-                                                    sum, nullptr, prefetch_next);
+                                                        sum, nullptr, prefetch_next);
             }
             if (column.begin > 0) add_to_sums(y, column.filter_step, sum);
             // Bounds are read again for each block: keeping them would take registers from the
@@ -538,7 +538,7 @@ void copy_channel(const Layer& layer, const float* from, float* to) {
 
 // False without memory.
 bool run_conv_1x1(const Layer& layer, const float* x, const float* bias, const float* packed,
-                    const ece408_epilogue& epilogue, float* y, bool accumulate, int threads) {
+                  const ece408_epilogue& epilogue, float* y, bool accumulate, int threads) {
     const Shape& s = layer.shape;
     Plan1x1 plan = {layer, Tiling(s), packed, bias, epilogue, y, 1, false, 1};
     const int64_t odd = packed && !accumulate ? odd_tiles(s, kLanes) : 0;

@@ -112,8 +112,8 @@ struct WeightCall {
         const bool apart = s.stride_h > (s.kernel_h - 1) * s.dilate_h + 1;
         const int64_t rows = apart ? divide_up(end - begin, s.stride_h) : 1;
         return RowPrefetch(first + begin * s.width, some.count(), s.height * s.width,
-                     chunk.images.count(), plan.image_of_x(), rows,
-                     s.stride_h * s.width, apart ? s.width : (end - begin) * s.width);
+                           chunk.images.count(), plan.image_of_x(), rows,
+                           s.stride_h * s.width, apart ? s.width : (end - begin) * s.width);
     }
     RowPrefetch prefetch_of_filters(const WeightPlace& place, const Chunk& chunk) const {
         const Sweep& s = plan.s;
@@ -123,7 +123,7 @@ struct WeightCall {
                          chunk.images.begin * plan.image_of_dy() +
                          plan.rows_of(chunk).begin * s.out_width;
         return RowPrefetch(first, some.count(), plane, chunk.images.count(), plan.image_of_dy(), 1, 0,
-                     plan.rows_of(chunk).count() * s.out_width);
+                           plan.rows_of(chunk).count() * s.out_width);
     }
 
     // Adds the products of a task's chunks.
@@ -144,13 +144,13 @@ struct WeightCall {
             }
             RowPrefetch dy_ahead = last ? RowPrefetch() : prefetch_of_filters(place, next);
             for (int64_t m = first; m < filters(place.tiles.end - 1).end; ++m)
-                lay_out_filter(plan, plane_of_dy(place.group, m), chunk, scratch,
-                               dy_chunk + (m - first) * plan.components * plan.dy_row);
+                copy_filter(plan, plane_of_dy(place.group, m), chunk, scratch,
+                            dy_chunk + (m - first) * plan.components * plan.dy_row);
             for (int64_t set = place.sets.begin; set < place.sets.end; ++set) {
                 const Span some = channels(set);
                 for (int64_t c = some.begin; c < some.end; ++c)
-                    lay_out_channel(plan, plane_of_x(place.group, c), chunk, scratch,
-                                    x_chunk + (c - some.begin) * plan.f.channel);
+                    copy_channel(plan, plane_of_x(place.group, c), chunk, scratch,
+                                 x_chunk + (c - some.begin) * plan.f.channel);
                 RowPrefetch x_ahead;
                 if (set + 1 < place.sets.end)
                     x_ahead = prefetch_of_set(place.group, channels(set + 1), chunk);
@@ -266,7 +266,7 @@ struct WeightCall {
     // Output transform: totals of a tile's components become gradients of two kernel rows, or three
     // for groups of three.
     void put_transformed(const WeightPlace& place, int64_t set, int64_t column, int64_t m,
-                   const double* totals) const {
+                         const double* totals) const {
         const Sweep& s = plan.s;
         const Span rows = filters(m), some = taps(channels(set), plan.column(column));
         const double* of[3];

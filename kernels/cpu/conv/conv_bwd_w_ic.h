@@ -196,7 +196,7 @@ struct ChannelCall {
     Sum* tiles;   // [image][group][tile][pixel][filter]
 
     // Transposes block `index` of image `b` of this pass, which is image `from` of the batch.
-    void lay_out_block(int64_t b, int64_t from, int64_t index, Sum* scratch) const {
+    void transpose_block(int64_t b, int64_t from, int64_t index, Sum* scratch) const {
         const int64_t group = index / plan.blocks, block = index % plan.blocks;
         const int64_t wide = plan.vectors(block) * plan.lanes, plane = image.height * image.width;
         const int64_t first = group * image.group_channels + block * plan.wide();
@@ -214,7 +214,7 @@ struct ChannelCall {
             interleave(scratch, step, plan.channels(block), wide, columns, out);
         }
     }
-    void lay_out_tile(int64_t b, int64_t from, int64_t index) const {
+    void transpose_tile(int64_t b, int64_t from, int64_t index) const {
         const int64_t plane = plan.out_pixels();
         const Range some = plan.filters(index % plan.tiles);
         const int64_t first = index / plan.tiles * image.group_filters + some.begin;
@@ -306,13 +306,14 @@ struct ChannelCall {
 // False without memory; then nothing has been written.
 template <class Sum, class T>
 bool run_bwd_w_ic(const Shape& shape, const Textbook& book, const T* x, const T* dy, T* dw,
-                     bool accumulate, int threads) {
+                  bool accumulate, int threads) {
     const ChannelPlan plan = plan_channels<Sum>(forward_sweep(shape), threads);
     ChannelCall<T, Sum> call = {plan, shape, book, x, dy, dw, accumulate, nullptr, nullptr};
     const int64_t places = plan.places(), tasks = places * plan.splits, size = plan.totals();
     const bool one = plan.splits == 1 && plan.images_at_once == shape.batch;
     const Buffer<double> totals((one ? threads : tasks) * size);
-    const int64_t x_size = plan.images_at_once * plan.x_image(), dy_size = plan.images_at_once * plan.dy_image();
+    const int64_t x_size = plan.images_at_once * plan.x_image();
+    const int64_t dy_size = plan.images_at_once * plan.dy_image();
     const Buffer<Sum> memory(x_size + dy_size + threads * call.scratch());
     if (!totals || !memory) return false;
     call.images = memory;
@@ -325,9 +326,9 @@ bool run_bwd_w_ic(const Shape& shape, const Textbook& book, const T* x, const T*
         parallel_for(threads, count * (blocks + tiles), [&](int64_t index, int thread) {
             const int64_t b = index / (blocks + tiles), at = index % (blocks + tiles);
             if (at < blocks)
-                call.lay_out_block(b, first + b, at, scratch + thread * call.scratch());
+                call.transpose_block(b, first + b, at, scratch + thread * call.scratch());
             else
-                call.lay_out_tile(b, first + b, at - blocks);
+                call.transpose_tile(b, first + b, at - blocks);
         });
         parallel_for(threads, tasks, [&](int64_t task, int thread) {
             const int64_t place = task / plan.splits;

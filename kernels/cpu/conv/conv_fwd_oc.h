@@ -26,6 +26,25 @@
 namespace ece408 {
 namespace {
 
+// Cost model, relative to the products of one tile with one block: packing the tile's pixels,
+// reading the block's weights.
+constexpr double kPackPixelsCost = 0.6, kReadWeightsCost = 1;
+// Up to this number of threads, all are assumed to be equally fast.
+constexpr int kFewThreads = 4;
+// The most chunks per thread.
+constexpr int64_t kChunksPerThread = 8;
+// Elements of the padded source per tap up to which the weights of partial sums are packed on
+// demand. Each thread then reads all pixels once per block; more taps make up for more reading.
+constexpr int64_t kPartPackSource = 1 << 19;
+// Elements up to which threads pad private copies of their rows, and up to which all buffers are
+// one allocation.
+constexpr int64_t kPrivateElements = 4 << 20, kOneBufferElements = 4 << 20;
+// Cost model, relative to one FMA tile: padding one input, loading one weight.
+constexpr double kPadCost = 0.8, kLoadWeightCost = 0.4;
+// Transformed weights of a block from which on they are packed per partial sum: more do not stay in
+// a core's cache.
+constexpr int64_t kPartPackWinograd = 1 << 17;
+
 // Whether threads share the chunks evenly, or almost.
 inline bool divides_evenly(int64_t chunks, int threads) {
     return chunks % threads == 0 || chunks >= kChunksPerThread * threads;
@@ -49,7 +68,7 @@ struct WorkSplit {
     // divided. `each`: chunks are single blocks. `whole`: chunks have all blocks and read all
     // weights.
     WorkSplit(const Shape& s, int64_t blocks, int64_t image, int64_t packed, int64_t pixels,
-               int64_t grain, bool packs_pixels, bool each, bool whole, int threads) {
+              int64_t grain, bool packs_pixels, bool each, bool whole, int threads) {
         by_image = !each && (threads == 1 || (s.batch >= 2 * threads && image >= packed));
         images_at_once = by_image ? 1 : images_per_pass(s.batch, image);
         slices = parts = 1;
@@ -132,14 +151,14 @@ private:
 template <class T, class Sum>
 void pack_oc(const OcPlan<T, Sum>& plan, Sum* packed, int threads) {
     parallel_for(threads, plan.units(),
-          [&](int64_t unit, int) { plan.pack(unit, packed + unit * plan.packed()); });
+                 [&](int64_t unit, int) { plan.pack(unit, packed + unit * plan.packed()); });
 }
 
 // `kept`: the packed weights of all units, or null. False without memory; then nothing has been
 // written.
 template <class T, class Sum>
 bool run_oc(OcPlan<T, Sum>* made, const Sum* kept, const T* source, Epilogue<T> epilogue, T* out,
-              int threads) {
+            int threads) {
     OcPlan<T, Sum>& plan = *made;
     const OcConv& conv = plan.conv;
     epilogue.streams = streams_output(conv, epilogue);
@@ -158,8 +177,8 @@ bool run_oc(OcPlan<T, Sum>* made, const Sum* kept, const T* source, Epilogue<T> 
     plan.packs_pixels = plan.should_pack_pixels(conv.batch >= threads ? blocks : blocks * conv.batch / threads);
     PrivateRows<T, Sum> private_rows(plan, kept != nullptr, threads);
     const WorkSplit split(conv, blocks, plan.image(), plan.packed(),
-                            conv.phase[0].rows * conv.phase[0].columns, plan.grain(conv.phase[0]),
-                            plan.packs_pixels, plan.packs_each, private_rows.pay(), threads);
+                          conv.phase[0].rows * conv.phase[0].columns, plan.grain(conv.phase[0]),
+                          plan.packs_pixels, plan.packs_each, private_rows.pay(), threads);
     const int64_t images = split.by_image || private_rows.pay() ? threads : split.images_at_once;
     const int64_t packings = kept || plan.packs_parts ? 0 : plan.packs_each ? threads : units;
     const int64_t own_scratch = plan.scratch();

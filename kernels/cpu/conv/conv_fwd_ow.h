@@ -169,7 +169,7 @@ inline void put_rows(float* sums, int64_t row, int64_t rows, int64_t width, floa
 // Computes one block of channels of one macro-tile in `sums` and stores it.
 template <class T, class Sum>
 void run_macro_tile(const SweepPlan<Sum>& plan, const Sum* image, int64_t group, int64_t block,
-                 int64_t macro_tile, const T* bias, Store store, Sum* sums, T* out) {
+                    int64_t macro_tile, const T* bias, Store store, Sum* sums, T* out) {
     const Sweep& s = plan.sweep;
     const int64_t lanes = Lanes<Sum>::count, row = plan.flat.row;
     const int64_t begin = block_start(s.group_filters, plan.blocks, block);
@@ -197,7 +197,7 @@ void run_macro_tile(const SweepPlan<Sum>& plan, const Sum* image, int64_t group,
         if (!all_finite(sums + m * step, (rows - 1) * row + s.out_width))
             for (int64_t i = 0; i < rows; ++i)
                 recompute_nonfinite(plan.book, sums + m * step + i * row, 1, s.out_width, to + i * s.out_width,
-                       1);
+                                    1);
         put_rows(sums + m * step, row, rows, s.out_width, offset, store, to);
     }
 }
@@ -233,8 +233,8 @@ bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T
                                  image + c * plan.flat.channel);
                 for (int64_t unit = 0; unit < units; ++unit)
                     run_macro_tile(plan, image, unit / plan.macro_tiles / plan.blocks,
-                                unit / plan.macro_tiles % plan.blocks, unit % plan.macro_tiles, bias,
-                                store, sums, out + b * out_size);
+                                   unit / plan.macro_tiles % plan.blocks, unit % plan.macro_tiles, bias,
+                                   store, sums, out + b * out_size);
             }
 #if defined(__SSE2__)
             if (store == kStream) _mm_sfence();
@@ -252,10 +252,10 @@ bool run_sweep(const Sweep& s, WeightAt weight_at, const Textbook& book, const T
             parallel_for(threads, count * units, [&](int64_t at, int thread) {
                 const int64_t b = at / units, unit = at % units;
                 run_macro_tile(plan, memory + b * plan.image_size, unit / plan.macro_tiles / plan.blocks,
-                            unit / plan.macro_tiles % plan.blocks, unit % plan.macro_tiles, bias,
-                            accumulate ? kAccumulate : kOverwrite,
-                            memory + images * plan.image_size + thread * sums_size,
-                            out + (first + b) * out_size);
+                               unit / plan.macro_tiles % plan.blocks, unit % plan.macro_tiles, bias,
+                               accumulate ? kAccumulate : kOverwrite,
+                               memory + images * plan.image_size + thread * sums_size,
+                               out + (first + b) * out_size);
             });
         }
     }

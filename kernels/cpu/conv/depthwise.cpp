@@ -38,7 +38,7 @@ bool packs_rows(const Shape& s) {
 }
 
 // Sets how a call's rows are packed into vectors and divided into tiles.
-void lay_out_rows(Call* call) {
+void plan_rows(Call* call) {
     const Shape& s = call->layer.shape;
     call->packed = packs_rows(s) ? kMostPacked : 1;
     if (call->packed > 1) {
@@ -68,7 +68,7 @@ int run_layer(const Layer& layer, const float* x, const float* bias, const ece40
     call.x = x, call.x_end = x + s.batch * s.channels * s.height * s.width;
     call.bias = bias, call.y = y;
     call.zeros = zeros + before, call.columns = columns, call.reach = reach;
-    lay_out_rows(&call);
+    plan_rows(&call);
     for (int64_t v = 0; v < vectors; ++v) columns[v] = column_from(call, v * kLanes);
 #if ECE408_STREAMS
     const int64_t outputs = layer.planes() * s.out_height * s.out_width;

@@ -35,7 +35,7 @@ constexpr int64_t kStreamedTaps = 72;
 // The same for 1x1 kernels: with more channels conv_1x1.h is faster, because it prefetches its
 // outputs in time.
 constexpr int64_t kStreamed1x1Channels = 32;
-static_assert(kStreamed1x1Channels <= kSumChannels, "streamed single taps are packed as one sum");
+static_assert(kStreamed1x1Channels <= kSumChannels, "weights of streamed layers are packed as one sum");
 
 // Floats of the gradients for pixels that strides select: they stay in the second-level cache.
 constexpr int64_t kSpreadFloats = 1 << 20;

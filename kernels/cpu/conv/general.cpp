@@ -17,7 +17,7 @@ using SumOf = typename Number<T>::Sum;
 
 template <class T, class Sum = SumOf<T>>
 int ow_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
-                   bool accumulate, int threads) {
+               bool accumulate, int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, w, y, forward_element<T>};
     const auto weight_at = [&](int64_t g, int64_t m, int64_t c, int64_t p, int64_t q) {
@@ -29,7 +29,7 @@ int ow_forward(const ece408_problem& problem, const T* x, const T* w, const T* b
 
 template <class T, class Sum = SumOf<T>>
 int ow_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
-                int threads) {
+                     int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, w, dy, dx, data_element<T>};
     const T* const no_bias = nullptr;
@@ -66,7 +66,7 @@ OcWeights<T> forward_weights(const Shape& s, const T* w) {
 // `packed`: weights packed by `oc_pack`, or null.
 template <class T, Method METHOD, class Sum>
 int oc_run(const ece408_problem& problem, const T* x, const T* w, const Sum* packed,
-               const Epilogue<T>& epilogue, T* y, int threads) {
+           const Epilogue<T>& epilogue, T* y, int threads) {
     const Shape s = derive(problem);
     OcConv conv;
     if (!describe<METHOD>(problem, &conv)) return ECE408_NO_MEMORY;
@@ -76,15 +76,15 @@ int oc_run(const ece408_problem& problem, const T* x, const T* w, const Sum* pac
 
 template <class T, Method METHOD, class Sum = SumOf<T>>
 int oc_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
-                    bool accumulate, int threads) {
+               bool accumulate, int threads) {
     const Sum* const packed = nullptr;
     return oc_run<T, METHOD>(problem, x, w, packed, {bias, accumulate, {}}, y, threads);
 }
 
 template <Method METHOD>
 int oc_forward_packed(const ece408_problem& problem, const float* x, const float* w,
-                           const float* bias, const float* packed, const ece408_epilogue& epilogue,
-                           float* y, int threads) {
+                      const float* bias, const float* packed, const ece408_epilogue& epilogue,
+                      float* y, int threads) {
     return oc_run<float, METHOD>(problem, x, w, packed, {bias, false, epilogue}, y, threads);
 }
 
@@ -98,7 +98,7 @@ int64_t oc_packed_floats(const ece408_problem& problem) {
 
 template <Method METHOD>
 int oc_pack(const ece408_problem& problem, const float* w, const float*, float* packed,
-                 int threads) {
+            int threads) {
     const Shape s = derive(problem);
     OcConv conv;
     if (!describe<METHOD>(problem, &conv)) return ECE408_NO_MEMORY;
@@ -109,14 +109,16 @@ int oc_pack(const ece408_problem& problem, const float* w, const float*, float* 
 
 template <class T, Method METHOD, class Sum = SumOf<T>>
 int oc_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
-                 int threads) {
+                     int threads) {
     const Shape s = derive(problem);
     const int64_t window = s.kernel_h * s.kernel_w, filter = s.group_channels * window;
     const OcWeights<T> weights = {w, s.group_filters * filter, window, filter};
     const Sum* const no_packed = nullptr;
     OcConv conv;
-    const bool ready = METHOD == Method::direct ? describe_backward_data(forward_rows(problem), &conv)
-                                      : describe_winograd(backward_sweep(s), true, METHOD == Method::f23_2d, &conv);
+    const bool ready =
+        METHOD == Method::direct
+            ? describe_backward_data(forward_rows(problem), &conv)
+            : describe_winograd(backward_sweep(s), true, METHOD == Method::f23_2d, &conv);
     if (!ready) return ECE408_NO_MEMORY;
     OcPlan<T, Sum> plan(conv, weights, {s, w, dy, dx, data_element<T>});
     return status(run_oc(&plan, no_packed, dy, {nullptr, accumulate, {}}, dx, threads));
@@ -124,7 +126,7 @@ int oc_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* 
 
 template <class T, class Sum = SumOf<T>>
 int im2col_forward(const ece408_problem& problem, const T* x, const T* w, const T* bias, T* y,
-                    bool accumulate, int threads) {
+                   bool accumulate, int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, w, y, forward_element<T>};
     return status(
@@ -133,7 +135,7 @@ int im2col_forward(const ece408_problem& problem, const T* x, const T* w, const 
 
 template <class T, class Sum = SumOf<T>>
 int im2col_backward_data(const ece408_problem& problem, const T* w, const T* dy, T* dx, bool accumulate,
-                 int threads) {
+                         int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, w, dy, dx, data_element<T>};
     return status(col2im<Sum>(forward_sweep(s), book, w, dy, dx, accumulate, threads));
@@ -141,7 +143,7 @@ int im2col_backward_data(const ece408_problem& problem, const T* w, const T* dy,
 
 template <class T, class Sum = SumOf<T>>
 int im2col_backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
-                   int threads) {
+                           int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
     return status(im2col_weights<Sum>(forward_sweep(s), book, x, dy, dw, accumulate, threads));
@@ -149,7 +151,7 @@ int im2col_backward_weight(const ece408_problem& problem, const T* x, const T* d
 
 template <class T, class Sum = SumOf<T>>
 int ic_backward_weight(const ece408_problem& problem, const T* x, const T* dy, T* dw, bool accumulate,
-                    int threads) {
+                       int threads) {
     const Shape s = derive(problem);
     const Textbook book = {s, x, dy, dw, weight_element<T>};
     return status(run_bwd_w_ic<Sum>(s, book, x, dy, dw, accumulate, threads));

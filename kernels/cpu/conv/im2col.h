@@ -308,7 +308,7 @@ struct Col2imCall {
 // written.
 template <class Sum, class T>
 bool col2im(const Sweep& s, const Textbook& book, const T* w, const T* dy, T* dx,
-                      bool accumulate, int threads) {
+            bool accumulate, int threads) {
     const Col2im plan = plan_col2im(s);
     const int64_t tasks = plan.tasks();
     const int used_threads = static_cast<int>(at_most(threads, tasks));
@@ -423,7 +423,7 @@ struct Im2colWeightsCall {
 // The gradient for w. False without memory; then nothing has been written.
 template <class Sum, class T>
 bool im2col_weights(const Sweep& s, const Textbook& book, const T* x, const T* dy, T* dw,
-                 bool accumulate, int threads) {
+                    bool accumulate, int threads) {
     const Im2colWeights plan = plan_of_weights<Sum>(s);
     const int64_t tasks = plan.tasks(), tiles = s.groups * plan.tiles;
     const int used_threads = static_cast<int>(at_most(threads, tasks));
@@ -550,7 +550,7 @@ struct Im2colDotsCall {
 // The forward pass; `bias` may be null. False without memory; then nothing has been written.
 template <class Sum, class T>
 bool im2col_dots(const Sweep& s, const Textbook& book, const T* x, const T* w, const T* bias,
-                      T* y, bool accumulate, int threads) {
+                 T* y, bool accumulate, int threads) {
     const Im2colDots plan = {{s}};
     const int64_t tasks = plan.tasks(), patches = s.groups * plan.all_pixels();
     Im2colDotsCall<T, Sum> call = {plan, book, x, w, bias, y, accumulate, nullptr};

@@ -23,7 +23,7 @@ class OutputPrefetch {
 public:
     // `first`: the first filter's output. `step`: elements from pixel to pixel.
     OutputPrefetch(const OutputRun* output, int64_t outputs, const T* first, int64_t plane, int64_t filters,
-              int64_t step, int64_t tiles)
+                   int64_t step, int64_t tiles)
         : output_(output), outputs_(outputs), first_(first), plane_(plane), filters_(filters), step_(step) {
         int64_t lines = 0;
         for (int64_t n = 0; n < outputs; ++n) lines += divide_up(output[n].count * step, kInLine);
@@ -101,7 +101,7 @@ void apply_epilogue(const Epilogue<T>& epilogue, int64_t filters, int64_t wide, 
 // and clamping, or accumulates.
 template <class T, class Sum>
 void transpose_store_strided(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue, T* out,
-                 int64_t step, int64_t filters, int64_t spread) {
+                             int64_t step, int64_t filters, int64_t spread) {
     const ece408_epilogue& affine = epilogue.affine;
     for (int64_t m = 0; m < filters; ++m) {
         T* to = out + m * step;
@@ -115,8 +115,8 @@ void transpose_store_strided(const Sum* rows, int64_t wide, int64_t count, const
 }
 
 template <class T, class Sum>
-void transpose_store(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue, T* out, int64_t step,
-          int64_t filters) {
+void transpose_store(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue,
+                     T* out, int64_t step, int64_t filters) {
     transpose_store_strided(rows, wide, count, epilogue, out, step, filters, 1);
 }
 
@@ -124,7 +124,7 @@ void transpose_store(const Sum* rows, int64_t wide, int64_t count, const Epilogu
 // vectors of pixels.
 template <class Put>
 __attribute__((always_inline)) inline void transpose_fours(const float* rows, int64_t wide, int64_t count,
-                                                      int64_t filters, const Put& put) {
+                                                           int64_t filters, const Put& put) {
     const int64_t whole = count / kLanes * kLanes;
     for (int64_t m = 0; m < filters; m += 4) {
         Vec sums[4];
@@ -138,8 +138,9 @@ __attribute__((always_inline)) inline void transpose_fours(const float* rows, in
     }
 }
 
-inline void transpose_store(const float* rows, int64_t wide, int64_t count, const Epilogue<float>& epilogue, float* out,
-                 int64_t step, int64_t filters) {
+inline void transpose_store(const float* rows, int64_t wide, int64_t count,
+                            const Epilogue<float>& epilogue, float* out, int64_t step,
+                            int64_t filters) {
     const int64_t fours = filters / 4 * 4;
     const float* const added = epilogue.affine.added;
     const Vec lowest = broadcast(epilogue.affine.lowest), highest = broadcast(epilogue.affine.highest);
@@ -163,19 +164,20 @@ inline void transpose_store(const float* rows, int64_t wide, int64_t count, cons
             put_lanes(0, pixels, out + m * step + k, sum, epilogue.accumulate);
         });
     const int64_t last = fours * step;  // of the remaining filters
-    transpose_store_strided(rows + fours, wide, count, epilogue.from(fours, last), out + last, step, filters - fours, 1);
+    transpose_store_strided(rows + fours, wide, count, epilogue.from(fours, last), out + last,
+                            step, filters - fours, 1);
 }
 
 // Stores to every second element, without `added`.
 template <class T, class Sum>
-void transpose_store_even(const Sum* rows, int64_t wide, int64_t count, const Epilogue<T>& epilogue, T* out, int64_t step,
-                  int64_t filters) {
+void transpose_store_even(const Sum* rows, int64_t wide, int64_t count,
+                          const Epilogue<T>& epilogue, T* out, int64_t step, int64_t filters) {
     transpose_store_strided(rows, wide, count, epilogue, out, step, filters, 2);
 }
 
 #if ECE408_LANES == 16
 inline void transpose_store_even(const float* rows, int64_t wide, int64_t count, const Epilogue<float>& epilogue,
-                         float* out, int64_t step, int64_t filters) {
+                                 float* out, int64_t step, int64_t filters) {
     constexpr Mask kEven = 0x5555;
     const int64_t fours = filters / 4 * 4;
     const auto put_half = [&](Mask lanes, Vec sum, float* to) {

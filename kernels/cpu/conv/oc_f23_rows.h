@@ -111,8 +111,9 @@ void row_components_vectors(const ComponentShape& s, const float* const* rows, i
 inline void row_components(const ComponentShape& s, const float* const* rows, bool ends, float* out) {
     if (s.step == 3 || s.step > 4) return row_components_scalar(s, rows, 0, out);
     const int64_t vectors = (ends ? s.row : round_up(s.row, kLanes)) / kLanes * kLanes;
-    (s.step == 1 ? row_components_vectors<1> : s.step == 2 ? row_components_vectors<2> : row_components_vectors<4>)(s, rows, vectors,
-                                                                                           out);
+    (s.step == 1   ? row_components_vectors<1>
+     : s.step == 2 ? row_components_vectors<2>
+                   : row_components_vectors<4>)(s, rows, vectors, out);
     row_components_scalar(s, rows, vectors, out);
 }
 
@@ -128,7 +129,7 @@ inline void column_components(const ComponentShape& s, const float* row, bool en
         const Vec third = pixels_from(s, row, 2 * k + 2), fourth = pixels_from(s, row, 2 * k + 2 + kLanes);
         Vec z[kComponents];
         transform_input(even_lanes(first, second), odd_lanes(first, second), even_lanes(third, fourth),
-                   odd_lanes(third, fourth), z, 1);
+                        odd_lanes(third, fourth), z, 1);
         for (int n = 0; n < kComponents; ++n)
             if (s.places[n] >= 0) store(out + s.places[n] + k, z[n]);
     }

@@ -17,46 +17,9 @@ constexpr int kOcPixels = ECE408_LANES == 16 ? 14 : ECE408_LANES == 8 ? 6 : 4;
 constexpr int64_t kSumBlock = 256;
 // Prefetch distance in taps; offset lists are padded by as many entries.
 constexpr int64_t kPrefetchDistance = 24;
-// Blocks of filters that share packed pixels, so that the pixels stay in the first-level cache.
-constexpr int64_t kBlocksPerMacroTile = 8;
+// Components in two dimensions.
 constexpr int kComponents2d = kComponents * kComponents;
 static_assert(kOcPixels % kMaxF23Dilation == 0, "tiles hold whole groups of pairs");
-// Limits of one macro-tile: output pixels, accumulators, packed elements. With 16 lanes the packed
-// elements hold three tiles of F(2,3) in two dimensions, so that a block's weights are read from
-// memory once per macro-tile.
-constexpr int64_t kMacroTilePixels = 256, kMacroTileSums = 4096;
-constexpr int64_t kMacroTilePacked =
-    ECE408_LANES == 16 ? 3 * kComponents2d * kSumBlock * kOcPixels : 3 << 15;
-// Blocks per thread from which on pixels are packed without Winograd, with vectors of less than 16
-// lanes, if rows are short or strided.
-constexpr int64_t kPackPixelsBlocks = 8;
-// Cost model, relative to the products of one tile with one block: packing the tile's pixels,
-// reading the block's weights.
-constexpr double kPackPixelsCost = 0.6, kReadWeightsCost = 1;
-// Elements of any type that fill whole cache lines.
-constexpr int64_t kLineElements = 16;
-// Up to this number of threads, all are assumed to be equally fast.
-constexpr int kFewThreads = 4;
-// The most chunks per thread.
-constexpr int64_t kChunksPerThread = 8;
-// Output pixels of a batch up to which threads pack unkept weights on demand, so that packed
-// weights stay in the core's cache: the weights of one partial sum, or of one block. Larger batches
-// pack all weights first.
-constexpr int64_t kPartPackPixels = 1024, kBlockPackPixels = 400;
-// Elements of the padded source per tap up to which the weights of partial sums are packed on
-// demand. Each thread then reads all pixels once per block; more taps make up for more reading.
-constexpr int64_t kPartPackSource = 1 << 19;
-// Elements up to which threads pad private copies of their rows, and up to which all buffers are
-// one allocation.
-constexpr int64_t kPrivateElements = 4 << 20, kOneBufferElements = 4 << 20;
-// Prefetch distance in source pixels while copying. Hardware prefetchers are too late for images of
-// many short rows.
-constexpr int64_t kSourcePrefetch = 2048;
-// Cost model, relative to one FMA tile: padding one input, loading one weight.
-constexpr double kPadCost = 0.8, kLoadWeightCost = 0.4;
-// Transformed weights of a block from which on they are packed per partial sum: more do not stay in
-// a core's cache.
-constexpr int64_t kPartPackWinograd = 1 << 17;
 
 // One phase of the output: pixels (row + i * out_step_h, column + j * out_step_w) and the taps they
 // sum.

@@ -6,6 +6,9 @@
 namespace ece408 {
 namespace {
 
+// Blocks of filters that share packed pixels, so that the pixels stay in the first-level cache.
+constexpr int64_t kBlocksPerMacroTile = 8;
+
 // Offset of pixel n in the padded images, and the number of pixels from there to the end of its
 // row, at most to pixel `end`.
 template <class T, class Sum>
@@ -18,7 +21,8 @@ inline PixelRun OcPlan<T, Sum>::run_of(const Phase& phase, int64_t n, int64_t en
 
 // Adds a tile of `count` pixels from `n` on; `run` is its first row, or all of it.
 template <class T, class Sum>
-inline void OcPlan<T, Sum>::add_tile(MacroTile* s, int64_t n, int64_t count, const PixelRun& run) const {
+inline void OcPlan<T, Sum>::add_tile(MacroTile* s, int64_t n, int64_t count,
+                                     const PixelRun& run) const {
     const bool has_two = run.count < count;
     s->first[s->tiles] = n - s->begin;
     s->at[s->tiles] = run.at;
@@ -58,7 +62,8 @@ inline int64_t OcPlan<T, Sum>::place(const MacroTile& s, int64_t n, int64_t tile
 }
 
 template <class T, class Sum>
-inline void OcPlan<T, Sum>::pack_macro_tile(const Sum* images, const MacroTile& s, Sum* factors) const {
+inline void OcPlan<T, Sum>::pack_macro_tile(const Sum* images, const MacroTile& s,
+                                            Sum* factors) const {
     for (int64_t tile = 0; tile < s.tiles; ++tile) {
         PixelRun run[kOcPixels];
         int64_t runs = 0;
@@ -86,8 +91,9 @@ inline void OcPlan<T, Sum>::pack_macro_tile(const Sum* images, const MacroTile& 
 template <class T, class Sum>
 template <class Weights>
 inline void OcPlan<T, Sum>::add_products(const Sum* images, const MacroTile& s, int64_t block,
-                                        const Weights& weights, const Sum* next, const Sum* factors,
-                                        OutputPrefetch<T> output_prefetch, Sum* sums) const {
+                                         const Weights& weights, const Sum* next,
+                                         const Sum* factors, OutputPrefetch<T> output_prefetch,
+                                         Sum* sums) const {
     const int64_t vectors = this->vectors(block), wide = vectors * Lanes<Sum>::count;
     for (int64_t n = 0; n < components(); ++n, sums += block_sums(s.pixels())) {
         const int64_t count = s.count * each(n), all = count * wide;
@@ -113,11 +119,12 @@ inline void OcPlan<T, Sum>::add_products(const Sum* images, const MacroTile& s, 
 // rows, then the odd ones; along columns a single row.
 template <class T, class Sum>
 template <bool TwoD>
-inline void OcPlan<T, Sum>::join(const Sum* sums, int64_t step, int64_t count, int64_t wide,
-                                   Sum* rows) const {
+inline void OcPlan<T, Sum>::transform_sums(const Sum* sums, int64_t step, int64_t count,
+                                           int64_t wide, Sum* rows) const {
     using L = Lanes<Sum>;
     constexpr int kAcross = TwoD ? kComponents : 1, kColumns = TwoD ? 2 : 1;
-    const int64_t each = (conv.transforms_columns() ? 2 : 1) * wide, second = conv.along_columns ? wide : count * each;
+    const int64_t each = (conv.transforms_columns() ? 2 : 1) * wide;
+    const int64_t second = conv.along_columns ? wide : count * each;
     // Along columns, the first outputs of `group` pairs are adjacent, then their second outputs.
     const int64_t group = conv.transforms_columns() ? conv.gap_w : count, next = group * wide;
     for (int64_t k = 0; k < count; k += group, rows += each * group - next)
@@ -169,16 +176,18 @@ inline void OcPlan<T, Sum>::find_outputs(MacroTile* s) const {
 
 // Prefetches the outputs of a block if they are written next.
 template <class T, class Sum>
-inline OutputPrefetch<T> OcPlan<T, Sum>::prefetch_outputs(const MacroTile& s, int64_t group, int64_t block,
-                                        bool is_next, const T* y) const {
+inline OutputPrefetch<T> OcPlan<T, Sum>::prefetch_outputs(const MacroTile& s, int64_t group,
+                                                          int64_t block, bool is_next,
+                                                          const T* y) const {
     return {s.output, is_next ? s.outputs : 0, y + block_output(group, block),
             conv.out_height * conv.out_width, filters(block), conv.out_step_w, components() * s.tiles};
 }
 
 // Stores the sums of a run of pixels as outputs of a block.
 template <class T, class Sum>
-inline void OcPlan<T, Sum>::write_output(int64_t group, int64_t block, const OutputRun& output, bool finite,
-                                        const Epilogue<T>& epilogue, Sum* sums, T* y) const {
+inline void OcPlan<T, Sum>::write_output(int64_t group, int64_t block, const OutputRun& output,
+                                         bool finite, const Epilogue<T>& epilogue, Sum* sums,
+                                         T* y) const {
     const int64_t wide = vectors(block) * Lanes<Sum>::count;
     const int64_t plane = conv.out_height * conv.out_width, count = output.count;
     const int64_t at = block_output(group, block) + output.at;
@@ -197,13 +206,14 @@ inline void OcPlan<T, Sum>::write_output(int64_t group, int64_t block, const Out
 
 // Stores a block's sums of a macro-tile as outputs. `rows`: room for the output transform.
 template <class T, class Sum>
-inline void OcPlan<T, Sum>::write_block(const MacroTile& s, int64_t group, int64_t block, const Epilogue<T>& epilogue,
-                                        Sum* sums, Sum* rows, T* y) const {
+inline void OcPlan<T, Sum>::write_block(const MacroTile& s, int64_t group, int64_t block,
+                                        const Epilogue<T>& epilogue, Sum* sums, Sum* rows,
+                                        T* y) const {
     const int64_t wide = vectors(block) * Lanes<Sum>::count, pixels = s.pixels();
     if (conv.winograd_2d)
-        join<true>(sums, block_sums(pixels), pixels, wide, rows);
+        transform_sums<true>(sums, block_sums(pixels), pixels, wide, rows);
     else if (conv.winograd)
-        join<false>(sums, block_sums(pixels), pixels, wide, rows);
+        transform_sums<false>(sums, block_sums(pixels), pixels, wide, rows);
     else
         rows = sums;
     const int64_t all = (conv.winograd_2d ? 4 : conv.winograd ? 2 : 1) * pixels;
@@ -216,10 +226,11 @@ inline void OcPlan<T, Sum>::write_block(const MacroTile& s, int64_t group, int64
 // With Winograd, phase 0 stands for all components.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::run_macro_tile(const Sum* images, int64_t group, int64_t first_block,
-                                        int64_t end_block, const Phase& phase, int64_t begin, int64_t end,
-                                        const Sum* packed, const Epilogue<T>& epilogue, Sum* scratch, T* y) const {
+                                           int64_t end_block, const Phase& phase, int64_t begin,
+                                           int64_t end, const Sum* packed,
+                                           const Epilogue<T>& epilogue, Sum* scratch, T* y) const {
     Sum* const sums = scratch + factors();
-    Sum* const part = sums + this->sums() + joined();
+    Sum* const part = sums + this->sums() + transformed();
     MacroTile s(phase, begin, end);
     cut(&s);
     find_outputs(&s);
@@ -259,9 +270,10 @@ inline void OcPlan<T, Sum>::run_macro_tile(const Sum* images, int64_t group, int
 
 // Computes slice `slice` of `slices` of the pixels of `count` images, for some blocks of a group.
 template <class T, class Sum>
-inline void OcPlan<T, Sum>::run_blocks(const Sum* images, int64_t count, int64_t group, int64_t first_block,
-                                        int64_t end_block, int64_t slice, int64_t slices, const Sum* packed,
-                                        const Epilogue<T>& epilogue, Sum* scratch, T* y) const {
+inline void OcPlan<T, Sum>::run_blocks(const Sum* images, int64_t count, int64_t group,
+                                       int64_t first_block, int64_t end_block, int64_t slice,
+                                       int64_t slices, const Sum* packed,
+                                       const Epilogue<T>& epilogue, Sum* scratch, T* y) const {
     const bool share_pixels = packs_pixels || (ECE408_LANES < 16 && !conv.winograd);
     const int64_t most_blocks = share_pixels ? kBlocksPerMacroTile : 1;
     const int64_t parts = (end_block - first_block + most_blocks - 1) / most_blocks;
@@ -282,8 +294,8 @@ inline void OcPlan<T, Sum>::run_blocks(const Sum* images, int64_t count, int64_t
             const int64_t to = (end_block - first_block) * (part + 1) / parts;
             const int64_t end = (begin + all * (k + 1) / macro_tiles) * grain;
             run_macro_tile(images, group, first_block + from, first_block + to, phase,
-                        (begin + all * k / macro_tiles) * grain, end < pixels ? end : pixels,
-                        packed + from * this->packed(), epilogue, scratch, y);
+                           (begin + all * k / macro_tiles) * grain, end < pixels ? end : pixels,
+                           packed + from * this->packed(), epilogue, scratch, y);
         }
     }
 }

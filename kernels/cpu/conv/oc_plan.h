@@ -11,6 +11,22 @@
 namespace ece408 {
 namespace {
 
+// Limits of one macro-tile: output pixels, accumulators, packed elements. With 16 lanes the packed
+// elements hold three tiles of F(2,3) in two dimensions, so that a block's weights are read from
+// memory once per macro-tile.
+constexpr int64_t kMacroTilePixels = 256, kMacroTileSums = 4096;
+constexpr int64_t kMacroTilePacked =
+    ECE408_LANES == 16 ? 3 * kComponents2d * kSumBlock * kOcPixels : 3 << 15;
+// Blocks per thread from which on pixels are packed without Winograd, with vectors of less than 16
+// lanes, if rows are short or strided.
+constexpr int64_t kPackPixelsBlocks = 8;
+// Elements of any type that fill whole cache lines.
+constexpr int64_t kLineElements = 16;
+// Output pixels of a batch up to which threads pack unkept weights on demand, so that packed
+// weights stay in the core's cache: the weights of one partial sum, or of one block. Larger batches
+// pack all weights first.
+constexpr int64_t kPartPackPixels = 1024, kBlockPackPixels = 400;
+
 // The weight of filter m (a lane), channel c and tap (p, q) of a group is at first + group *
 // group_step + m * filter_step + c * channel_step + p * kernel_w + q.
 template <class T>
@@ -99,7 +115,7 @@ struct OcPlan {
         const int64_t tiles = (columns + kOcPixels - 1) / kOcPixels;
         const bool is_better = conv.step_w > 1 || 3 * columns < 2 * kOcPixels * tiles;
         return conv.winograd_2d || (ECE408_LANES < 16 && !conv.winograd && !packs_each && is_better &&
-                                   own_blocks >= kPackPixelsBlocks);
+                                    own_blocks >= kPackPixelsBlocks);
     }
     // Terms of a sum: channels with Winograd, else products of a phase; and the most per partial
     // sum.
@@ -145,15 +161,15 @@ struct OcPlan {
     // copies write beyond the packed pixels and read beyond images.
     int64_t factors() const {
         const int64_t all = (most_pixels(1) + kOcPixels) * pixel_factors() + components() * beyond();
-        return (all + kLineElements - 1) / kLineElements * kLineElements;  // accumulators begin with a cache line
+        return (all + kLineElements - 1) / kLineElements * kLineElements;  // accumulators begin with a line
     }
     int64_t sums() const { return kMacroTileSums * kOcVectors * Lanes<Sum>::count; }
-    int64_t joined() const { return conv.winograd ? sums() / 2 : 0; }
+    int64_t transformed() const { return conv.winograd ? sums() / 2 : 0; }
     int64_t part_weights() const {
         return most_summed() * (conv.winograd ? conv.window : 1) * kOcVectors * Lanes<Sum>::count;
     }
     int64_t scratch() const {
-        return factors() + sums() + joined() + (packs_parts ? part_weights() : 0);
+        return factors() + sums() + transformed() + (packs_parts ? part_weights() : 0);
     }
     int64_t beyond() const { return kRunVectors<Sum> * Lanes<Sum>::count + kMaxF23Dilation; }
 
@@ -184,7 +200,8 @@ struct OcPlan {
         const Residue& residue = conv.residue[r];
         const int64_t group =
             residue.f23.first_group(component) + tap / conv.kernel_w - residue.before[n];
-        return residue.place(component) * conv.starts * row() + group * (conv.along_columns ? 1 : conv.gap_h * row()) +
+        return residue.place(component) * conv.starts * row() +
+               group * (conv.along_columns ? 1 : conv.gap_h * row()) +
                x % conv.step_w * conv.row + x / conv.step_w;
     }
 
@@ -213,7 +230,7 @@ struct OcPlan {
     void pack_winograd(int64_t block, const T* first, int64_t channels, Sum* out) const;
     void transform_taps(int64_t c, int64_t channels, const Sum* taps, int64_t wide, Sum* out) const;
     void transform_row(int64_t c, int64_t channels, int64_t n, int t, const Sum* columns, int64_t wide,
-                     Sum* out) const;
+                       Sum* out) const;
 
     // Defined in oc_rows.h.
     void prefetch_source(const T* source, int64_t first, int64_t rows) const;
@@ -234,16 +251,17 @@ struct OcPlan {
     void add_products(const Sum* images, const MacroTile& s, int64_t block, const Weights& weights,
                       const Sum* next, const Sum* factors, OutputPrefetch<T> output_prefetch, Sum* sums) const;
     template <bool TwoD>
-    void join(const Sum* sums, int64_t step, int64_t count, int64_t wide, Sum* rows) const;
+    void transform_sums(const Sum* sums, int64_t step, int64_t count, int64_t wide, Sum* rows) const;
     void find_outputs(MacroTile* s) const;
-    OutputPrefetch<T> prefetch_outputs(const MacroTile& s, int64_t group, int64_t block, bool is_next, const T* y) const;
+    OutputPrefetch<T> prefetch_outputs(const MacroTile& s, int64_t group, int64_t block,
+                                       bool is_next, const T* y) const;
     void write_output(int64_t group, int64_t block, const OutputRun& output, bool finite,
                       const Epilogue<T>& epilogue, Sum* sums, T* y) const;
     void write_block(const MacroTile& s, int64_t group, int64_t block, const Epilogue<T>& epilogue, Sum* sums,
                      Sum* rows, T* y) const;
     void run_macro_tile(const Sum* images, int64_t group, int64_t first_block, int64_t end_block,
-                     const Phase& phase, int64_t begin, int64_t end, const Sum* packed,
-                     const Epilogue<T>& epilogue, Sum* scratch, T* y) const;
+                        const Phase& phase, int64_t begin, int64_t end, const Sum* packed,
+                        const Epilogue<T>& epilogue, Sum* scratch, T* y) const;
     void run_blocks(const Sum* images, int64_t count, int64_t group, int64_t first_block,
                     int64_t end_block, int64_t slice, int64_t slices, const Sum* packed,
                     const Epilogue<T>& epilogue, Sum* scratch, T* y) const;

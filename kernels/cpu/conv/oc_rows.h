@@ -6,6 +6,10 @@
 namespace ece408 {
 namespace {
 
+// Prefetch distance in source pixels while copying. Hardware prefetchers are too late for images of
+// many short rows.
+constexpr int64_t kSourcePrefetch = 2048;
+
 // Prefetches the pixels that are copied kSourcePrefetch later than these rows of a channel.
 template <class T, class Sum>
 inline void OcPlan<T, Sum>::prefetch_source(const T* source, int64_t first, int64_t rows) const {
@@ -30,7 +34,9 @@ inline void OcPlan<T, Sum>::transform(const T* source, int64_t begin, int64_t en
                 column_components(shape, source + start * conv.width, ends, out + start * row());
                 continue;
             }
-            if (r == 0) prefetch_source(source, conv.first_of(start) * conv.stride_h - conv.top, 2 * conv.stride_h);
+            if (r == 0)
+                prefetch_source(source, conv.first_of(start) * conv.stride_h - conv.top,
+                                2 * conv.stride_h);
             const T* d[4];
             for (int64_t n = 0; n < 4; ++n) {
                 const int64_t y = (conv.first_of(start) + n * conv.gap_h) * conv.stride_h + r - conv.top;

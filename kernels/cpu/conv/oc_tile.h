@@ -30,7 +30,7 @@ inline Vec add_one(Vec w, const float* x, Vec sum) { return multiply_add_one(w, 
 // PACKED, the pixels of consecutive products are `gap` elements apart instead.
 template <class Sum, int MV, int P, int Q, bool PACKED>
 __attribute__((noinline)) void oc_tile(const Sum* pixels, int64_t gap, const int64_t* taps, int64_t count,
-                                         const Sum* weight, WeightPrefetch<Sum> ahead, bool add, Sum* out) {
+                                       const Sum* weight, WeightPrefetch<Sum> ahead, bool add, Sum* out) {
     using L = Lanes<Sum>;
     typename L::Vec sum[P + Q][MV] = {};
     for (int64_t t = 0; t < count; ++t) {
@@ -42,7 +42,8 @@ __attribute__((noinline)) void oc_tile(const Sum* pixels, int64_t gap, const int
         __builtin_prefetch(ahead.first, 0, ECE408_LANES == 16 ? 2 : 3);
         ahead.first += ahead.step;
         if (ECE408_LANES == 16) {
-            const Sum* const prefetched = pixels + (PACKED ? kPrefetchDistance * gap : taps[t + kPrefetchDistance]);
+            const Sum* const prefetched =
+                pixels + (PACKED ? kPrefetchDistance * gap : taps[t + kPrefetchDistance]);
             __builtin_prefetch(prefetched, 0, 3);
             if (!PACKED) __builtin_prefetch(prefetched + (Q ? gap + Q : P) - 1, 0, 3);
         }
@@ -55,7 +56,8 @@ __attribute__((noinline)) void oc_tile(const Sum* pixels, int64_t gap, const int
             const bool by_one = p >= (P + Q) / 2;
             const typename L::Vec x = by_one ? typename L::Vec{} : L::broadcast(*from);
 #pragma GCC unroll 2
-            for (int v = 0; v < MV; ++v) sum[p][v] = by_one ? add_one(w[v], from, sum[p][v]) : sum[p][v] + w[v] * x;
+            for (int v = 0; v < MV; ++v)
+                sum[p][v] = by_one ? add_one(w[v], from, sum[p][v]) : sum[p][v] + w[v] * x;
         }
         if (PACKED) pixels += gap;
     }
@@ -69,7 +71,8 @@ __attribute__((noinline)) void oc_tile(const Sum* pixels, int64_t gap, const int
 }
 
 template <class Sum>
-using OcTile = void (*)(const Sum*, int64_t, const int64_t*, int64_t, const Sum*, WeightPrefetch<Sum>, bool, Sum*);
+using OcTile = void (*)(const Sum* pixels, int64_t gap, const int64_t* taps, int64_t count,
+                        const Sum* weight, WeightPrefetch<Sum> ahead, bool add, Sum* out);
 
 // Layout of a tile's pixels: one row, two rows with as many pixels each, two rows with kOcPixels in
 // all, or packed.
@@ -115,7 +118,7 @@ struct PixelRun {
 // whole vectors; each run overwrites the surplus of the one before.
 template <int RUNS, class Sum>
 void pack_pixels(const Sum* source, const int64_t* offsets, int64_t count, const PixelRun* run,
-                    int64_t runs, Sum* out) {
+                 int64_t runs, Sum* out) {
     using L = Lanes<Sum>;
     for (int64_t t = 0; t < count; ++t, out += kOcPixels) {
         const Sum* from = source + offsets[t];
@@ -133,8 +136,8 @@ void pack_pixels(const Sum* source, const int64_t* offsets, int64_t count, const
 // these.
 template <class Sum>
 __attribute__((always_inline)) inline void store_components(const Sum* at, int64_t row, int64_t odd, int64_t next,
-                                                         int down, int across, int64_t begin,
-                                                         Sum* const* to) {
+                                                            int down, int across, int64_t begin,
+                                                            Sum* const* to) {
     using L = Lanes<Sum>;
     for (int64_t v = 0; v < kRunVectors<Sum> * L::count; v += L::count) {
         typename L::Vec part[4][kComponents];
@@ -142,7 +145,7 @@ __attribute__((always_inline)) inline void store_components(const Sum* at, int64
         for (int i = 0; i < 4; ++i) {
             const Sum* from = at + i * row + v;
             transform_input(L::load(from), L::load(from + odd), L::load(from + next),
-                       L::load(from + odd + next), part[i], 1);
+                            L::load(from + odd + next), part[i], 1);
         }
 #pragma GCC unroll 4
         for (int t = 0; t < kComponents; ++t) {
@@ -159,7 +162,7 @@ __attribute__((always_inline)) inline void store_components(const Sum* at, int64
 // channels that are `channel` apart.
 template <bool OneTap, class Sum>
 void transform_pixels(const OcConv& conv, const Sum* source, int64_t channel, int64_t row, int64_t count,
-                     const PixelRun* run, int64_t runs, Sum* const* places) {
+                      const PixelRun* run, int64_t runs, Sum* const* places) {
     Sum* to[kComponents2d];  // a local copy, which stores cannot change
     for (int n = 0; n < kComponents2d; ++n) to[n] = places[n];
     const int64_t groups = OneTap ? 1 : conv.residue[0].f23.groups, taps = OneTap ? 1 : conv.across.groups;

@@ -9,7 +9,7 @@ namespace {
 // Calls store(component, vector) with the transformed weights of a group of taps, `step` apart.
 template <class Sum, class Store>
 __attribute__((always_inline)) inline void transform_group(const F23& f23, int64_t group, const Sum* g,
-                                                  int64_t step, const Store& store) {
+                                                           int64_t step, const Store& store) {
     using L = Lanes<Sum>;
     const typename L::Vec first = L::load(g);
     if (f23.is_single()) return store(0, first), store(3, first);
@@ -64,7 +64,8 @@ inline void OcPlan<T, Sum>::pack_part(int64_t unit, int64_t done, int64_t count,
 // Transforms and packs a block's weights of some channels as [component][channel][tap][filter], a
 // few channels at a time.
 template <class T, class Sum>
-inline void OcPlan<T, Sum>::pack_winograd(int64_t block, const T* first, int64_t channels, Sum* out) const {
+inline void OcPlan<T, Sum>::pack_winograd(int64_t block, const T* first, int64_t channels,
+                                          Sum* out) const {
     constexpr int64_t kChannels = 4;
     Sum taps[kChannels * kMaxF23Taps * kOcVectors * Lanes<Sum>::count];
     const int64_t wide = vectors(block) * Lanes<Sum>::count;
@@ -83,8 +84,8 @@ inline void OcPlan<T, Sum>::pack_winograd(int64_t block, const T* first, int64_t
 
 // Transforms the taps [p][q][filter] of channel `c` of `channels` for all components.
 template <class T, class Sum>
-inline void OcPlan<T, Sum>::transform_taps(int64_t c, int64_t channels, const Sum* taps, int64_t wide,
-                                        Sum* out) const {
+inline void OcPlan<T, Sum>::transform_taps(int64_t c, int64_t channels, const Sum* taps,
+                                           int64_t wide, Sum* out) const {
     using L = Lanes<Sum>;
     Sum row[kComponents][kMaxF23Taps / 2 * kOcVectors * L::count];
     const int64_t wide_row = conv.kernel_w * wide;
@@ -96,19 +97,19 @@ inline void OcPlan<T, Sum>::transform_taps(int64_t c, int64_t channels, const Su
             const Sum* first = taps + tap_place(tap, conv.kernel_h) * wide_row;
             for (int64_t m = 0; m < wide_row; m += L::count)
                 transform_group(f23, g, first + m, conv.direction * conv.stride_h * wide_row,
-                       [&](int t, typename L::Vec v) { L::store(row[t] + m, v); });
+                                [&](int t, typename L::Vec v) { L::store(row[t] + m, v); });
             for (int t = 0; t < kComponents; ++t)
                 if (g >= f23.first_group(t))
                     transform_row(c, channels, residue.before[t] + g - f23.first_group(t), t,
-                                row[t], wide, out);
+                                  row[t], wide, out);
         }
     }
 }
 
 // Stores transformed kernel row `n` of row component `t`, from its columns [q][filter].
 template <class T, class Sum>
-inline void OcPlan<T, Sum>::transform_row(int64_t c, int64_t channels, int64_t n, int t, const Sum* columns,
-                                        int64_t wide, Sum* out) const {
+inline void OcPlan<T, Sum>::transform_row(int64_t c, int64_t channels, int64_t n, int t,
+                                          const Sum* columns, int64_t wide, Sum* out) const {
     using L = Lanes<Sum>;
     const int across = conv.winograd_2d ? kComponents : 1;
     Sum* to[kComponents];
@@ -129,7 +130,7 @@ inline void OcPlan<T, Sum>::transform_row(int64_t c, int64_t channels, int64_t n
         const Sum* from = columns + tap_place(2 * k, conv.across.kernel) * wide;
         for (int64_t m = 0; m < wide; m += L::count)
             transform_group(conv.across, k, from + m, conv.direction * wide,
-                   [&](int u, typename L::Vec v) {
+                            [&](int u, typename L::Vec v) {
                        if (k >= conv.across.first_group(u)) L::store(to[u] + k * wide + m, v);
                    });
     }

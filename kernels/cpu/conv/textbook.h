@@ -166,7 +166,7 @@ double weight_element(const Textbook& book, const void* place) {
 // `out_step` apart from `out` on.
 template <class Sum, class T>
 void recompute_nonfinite(const Textbook& book, Sum* sums, int64_t step, int64_t count, const T* out,
-            int64_t out_step) {
+                         int64_t out_step) {
     for (int64_t k = 0; k < count; ++k)
         sums[k * step] = static_cast<Sum>(book.finite_or_textbook(wide(sums[k * step]), out + k * out_step));
 }

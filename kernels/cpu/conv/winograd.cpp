@@ -116,7 +116,7 @@ struct Each {
 // Transforms the weights of a group of taps, `step` apart; the third tap may be zero.
 template <int LANES>
 void transform_group(const F23& f23, int64_t group, const Each<LANES>* taps, int64_t step,
-            Each<LANES> (&out)[kComponents]) {
+                     Each<LANES> (&out)[kComponents]) {
     static constexpr Each<LANES> zeros = {};
     const Each<LANES>* g = taps + 2 * group * step;
     const Each<LANES>& third = f23.has_third(group) ? g[2 * step] : zeros;
@@ -205,7 +205,7 @@ inline void transform_columns(const float* row, int64_t j, Vec (&out)[kComponent
     const Vec first = load(d), second = load(d + kLanes);
     const Vec next_first = load(d + 2), next_second = load(d + 2 + kLanes);
     transform_input(even_lanes(first, second), odd_lanes(first, second),
-               even_lanes(next_first, next_second), odd_lanes(next_first, next_second), out, 1);
+                    even_lanes(next_first, next_second), odd_lanes(next_first, next_second), out, 1);
 }
 
 // Input transform of a channel, from the image's rows.
@@ -326,7 +326,7 @@ struct Scratches {
 };
 
 void make_components(const Plan& plan, const float* image, const float* x_end, int64_t row_pair,
-                  int64_t row_pairs, const Scratch& scratch) {
+                     int64_t row_pairs, const Scratch& scratch) {
     const Layer& layer = plan.layer;
     const int64_t starts = row_pairs + plan.rows.groups - 1;
     const float* zeros = scratch.rows + plan.image_rows() * plan.row_span();
@@ -336,7 +336,7 @@ void make_components(const Plan& plan, const float* image, const float* x_end, i
             scratch.found[r] = find_row(plan, channel, 2 * row_pair + r, x_end, zeros,
                                         scratch.rows + r * plan.row_span());
         transform_rows(plan, scratch.found, starts,
-                  scratch.components + c * kComponents * plan.component);
+                       scratch.components + c * kComponents * plan.component);
     }
 }
 
@@ -351,8 +351,8 @@ void prefetch_part(const float* memory, int64_t floats, int64_t parts, int64_t p
 // Computes row pairs [row_pair, row_pair + row_pairs) of an image. Each tile prefetches a part of
 // the image at `ahead`, unless null, and of the outputs of the next block of filters.
 void run_band(const Plan& plan, const float* image, const float* x_end, int64_t row_pair,
-                 int64_t row_pairs, const float* ahead, bool accumulate, const Scratch& scratch,
-                 float* y) {
+              int64_t row_pairs, const float* ahead, bool accumulate, const Scratch& scratch,
+              float* y) {
     const Layer& layer = plan.layer;
     const Shape& s = layer.shape;
     make_components(plan, image, x_end, row_pair, row_pairs, scratch);
@@ -369,7 +369,7 @@ void run_band(const Plan& plan, const float* image, const float* x_end, int64_t 
         for (int64_t tile = 0; tile < tiles; ++tile) {
             if (ahead)
                 prefetch_part<false>(ahead, s.channels * layer.height * layer.width,
-                             plan.blocks * tiles, block * tiles + tile);
+                                     plan.blocks * tiles, block * tiles + tile);
             for (int64_t m = filters; m < 2 * filters; ++m)
                 prefetch_part<true>(y + (first + m) * plane, rows * s.out_width, tiles, tile);
             const int64_t begin = part_start(vectors, tiles, tile);
@@ -398,9 +398,9 @@ bool run(const Plan& plan, const float* x, float* y, bool accumulate, int thread
             const int64_t left = plan.rows.out_pairs - row_pair;
             const float* const from = x + b * image;
             run_band(plan, from, x_end, row_pair, left < plan.band_pairs ? left : plan.band_pairs,
-                        parts == 1 && unit + 1 < end ? from + image : nullptr, accumulate,
-                        scratches.of(plan, thread),
-                        y + b * s.filters * s.out_height * s.out_width);
+                     parts == 1 && unit + 1 < end ? from + image : nullptr, accumulate,
+                     scratches.of(plan, thread),
+                     y + b * s.filters * s.out_height * s.out_width);
         }
     });
     return true;

@@ -169,7 +169,7 @@ uint64_t after_claim(uint64_t ticket, int64_t claimed, int thread_index) {
 
 // Claims and runs portions of this ticket's filling until none are left; returns the number of
 // portions run.
-uint32_t work_off(Slot& slot, const Job& job, uint64_t ticket, int thread_index) {
+uint32_t run_portions(Slot& slot, const Job& job, uint64_t ticket, int thread_index) {
     const uint64_t filling = filling_of(ticket);
     int64_t done = 0;
     while (filling_of(ticket) == filling && left_of(ticket) > 0) {
@@ -200,7 +200,7 @@ bool help(Slot& slot) {
     job.run(ticket, claimed, thread_index);
     const uint64_t next = slot.ticket.load(relaxed);
     uint32_t done = static_cast<uint32_t>(claimed);
-    if (filling_of(next) == filling_of(ticket)) done += work_off(slot, job, next, thread_index);
+    if (filling_of(next) == filling_of(ticket)) done += run_portions(slot, job, next, thread_index);
     // Once all is done, the slot may belong to another caller, which a spurious wake does not harm.
     if (slot.unfinished.fetch_sub(done, std::memory_order_acq_rel) - done == kCallerSleeps)
         wake(slot.unfinished, 1);
@@ -260,7 +260,7 @@ bool start_workers(int first, int last) {
 }
 
 // Starts workers until there are `wanted`, or as many as the system allows.
-void have_workers(int wanted) {
+void ensure_workers(int wanted) {
     int there = workers.load(relaxed);
     while (there < wanted)
         if (workers.compare_exchange_weak(there, wanted)) {
@@ -271,7 +271,7 @@ void have_workers(int wanted) {
 
 // Keeps workers off the caller's core. If no core is free, Linux tends to put a thread on the core
 // of the thread that wakes it, where it must wait for that one.
-void part_from_caller(int helpers) {
+void keep_off_caller_core(int helpers) {
     const int here = sched_getcpu();
     cpu_set_t cores;
     CPU_ZERO(&cores);
@@ -289,7 +289,7 @@ void part_from_caller(int helpers) {
 }
 
 void ring(int helpers) {
-    part_from_caller(helpers);
+    keep_off_caller_core(helpers);
     bell.fetch_add(1);
     helpers -= listening.load(relaxed);
     if (helpers > 0 && sleeping.load() > 0) wake(bell, helpers);
@@ -354,7 +354,7 @@ OpenMPParallel* openmp() {
     return found;
 }
 
-void be_in_crowd(void* until) {
+void sleep_in_crowd(void* until) {
     const int64_t end = *static_cast<const int64_t*>(until);
     const timespec time = {end / 1000000000, end % 1000000000};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) continue;
@@ -364,7 +364,7 @@ void* hold_crowd(void*) {
     int64_t until = busy_until.load();
     cpu_set_t cores;
     const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
-    openmp()(be_in_crowd, &until, known ? static_cast<unsigned>(CPU_COUNT(&cores)) : 2, 0);
+    openmp()(sleep_in_crowd, &until, known ? static_cast<unsigned>(CPU_COUNT(&cores)) : 2, 0);
     return nullptr;
 }
 
@@ -407,12 +407,12 @@ public:
         for (int i = 0; i < count_; ++i) threads_[i] = threads[i].load(relaxed);
     }
     // Keeps them off this core until `release`. Threads bound to a single core stay there.
-    void part() {
+    void avoid_this_core() {
         const int here = sched_getcpu();
         for (int i = 0; i < count_; ++i) {
-            parted_[i] = sched_getaffinity(threads_[i], sizeof cores_[i], &cores_[i]) == 0 &&
+            moved_[i] = sched_getaffinity(threads_[i], sizeof cores_[i], &cores_[i]) == 0 &&
                          CPU_ISSET(here, &cores_[i]) && CPU_COUNT(&cores_[i]) > 1;
-            if (!parted_[i]) continue;
+            if (!moved_[i]) continue;
             cpu_set_t others = cores_[i];
             CPU_CLR(here, &others);
             sched_setaffinity(threads_[i], sizeof others, &others);
@@ -420,12 +420,12 @@ public:
     }
     void release() {
         for (int i = 0; i < count_; ++i)
-            if (parted_[i]) sched_setaffinity(threads_[i], sizeof cores_[i], &cores_[i]);
+            if (moved_[i]) sched_setaffinity(threads_[i], sizeof cores_[i], &cores_[i]);
     }
 
 private:
     int count_ = 0, threads_[kMost];
-    bool parted_[kMost];
+    bool moved_[kMost];
     cpu_set_t cores_[kMost];
 };
 
@@ -454,19 +454,19 @@ struct Region {
             help(r.slot);
             return;
         }
-        r.done = work_off(r.slot, r.job, r.ticket, 0);
+        r.done = run_portions(r.slot, r.job, r.ticket, 0);
         r.none_left = now_ns();
     }
 };
 
 // Runs the filling in a parallel region; returns the number of portions that the caller ran. OpenMP
 // ends threads that a region has less than the one before, so all regions have the same number.
-uint32_t work_off_in_region(Slot& slot, const Job& job, uint64_t ticket, int threads) {
+uint32_t run_portions_in_region(Slot& slot, const Job& job, uint64_t ticket, int threads) {
     static thread_local Sleepers sleepers;
     Region region = {slot, job, ticket, pthread_self(), 0, 0, {0}, {0}, {}};
     const int64_t start = now_ns();
     const bool is_after_pause = start - last_end.load(relaxed) > kPause;
-    if (is_after_pause) sleepers.part();
+    if (is_after_pause) sleepers.avoid_this_core();
     openmp()(Region::run, &region, static_cast<unsigned>(threads), 0);
     if (is_after_pause) sleepers.release();
     sleepers.know(region.who, region.others.load(relaxed));
@@ -521,11 +521,11 @@ void ece408_share(int threads, int64_t count, ece408_pieces* body, const void* w
     const uint64_t ticket = slot->fill(job);
     uint32_t done;
     if (is_region_due()) {
-        done = work_off_in_region(*slot, job, ticket, most);
+        done = run_portions_in_region(*slot, job, ticket, most);
     } else {
-        have_workers(threads - 1);
+        ensure_workers(threads - 1);
         ring(threads - 1);
-        done = work_off(*slot, job, ticket, 0);
+        done = run_portions(*slot, job, ticket, 0);
     }
     if (slot->unfinished.fetch_sub(done, std::memory_order_acq_rel) != done)
         wait_for_others(*slot);
@@ -538,6 +538,6 @@ void ece408_use_workers(int threads) {
     if (threads < 2) return;
     expected_until.store(spin_end(), relaxed);
     const int helpers = std::min(threads, kMostThreads) - 1;
-    have_workers(helpers);
+    ensure_workers(helpers);
     ring(helpers);
 }

@@ -49,7 +49,7 @@ struct LaneIndex<double> {
 // into the others.
 template <class Sum, int H, int... Lane>
 inline typename Lanes<Sum>::Vec add_lane_pairs(typename Lanes<Sum>::Vec a, typename Lanes<Sum>::Vec b,
-                                          LaneList<Lane...>) {
+                                               LaneList<Lane...>) {
     constexpr int kCount = Lanes<Sum>::count;
 #if defined(__clang__)
     return __builtin_shufflevector(a, b, (Lane & H ? kCount + Lane : Lane)...) +
@@ -70,7 +70,7 @@ inline typename Lanes<Sum>::Vec sum_each(typename Lanes<Sum>::Vec* vectors) {
 #pragma GCC unroll 16
         for (int i = 0; i < H; ++i)
             vectors[i] = add_lane_pairs<Sum, H>(vectors[i], vectors[i + H],
-                                           typename AllLanes<Lanes<Sum>::count>::List());
+                                                typename AllLanes<Lanes<Sum>::count>::List());
         return sum_each<Sum, H / 2>(vectors);
     }
 }

@@ -164,7 +164,7 @@ __attribute__((always_inline)) inline void add_window(const StripArgs& args, con
 
 template <int MT, int VT>
 __attribute__((always_inline)) inline void apply_epilogue(const StripArgs& args, const int64_t* out,
-                                                       Vec (&sum)[MT][VT]) {
+                                                          Vec (&sum)[MT][VT]) {
     const VectorEpilogue epilogue(args.epilogue);
     ECE408_UNROLL
     for (int m = 0; m < MT; ++m) {

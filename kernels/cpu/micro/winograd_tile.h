@@ -118,7 +118,7 @@ __attribute__((always_inline)) inline void keep_both(const Vec (&second)[MT][VT]
 // Sums row component T and combines it with the stored sums.
 template <int T, int GROUPS, int MT, int VT>
 __attribute__((always_inline)) inline void add_component(const WinogradTileArgs& args,
-                                                      const float*& weight) {
+                                                         const float*& weight) {
     const int64_t step = 4 * args.sums;
     float* const even_row = args.y;
     float* const odd_row = even_row + 2 * args.sums;
