@@ -216,23 +216,23 @@ def test_names_the_kernel_that_ran(isa, case, rng):
     assert cpu.forward(problem, *at, False).kernel == f"{kernel}_{isa}"
 
 
-BY_SQUARES = dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_2d")
+BY_F23_2D = dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_2d")
 
 
 @pytest.mark.parametrize(
     ("text", "kernels"),
     [
-        ("b8,c128,h14,w14,m128,k3,p1", BY_SQUARES),
-        ("b8,c256,h14,w14,m256,k3,p1", BY_SQUARES),
+        ("b8,c128,h14,w14,m128,k3,p1", BY_F23_2D),
+        ("b8,c256,h14,w14,m256,k3,p1", BY_F23_2D),
         ("b8,c32,h28,w28,m64,k3,p1", {"avx2": "conv_fwd_oc_f23_2d", "avx512": "winograd"}),
-        ("b8,c32,h28,w28,m64,k5,p2", BY_SQUARES),
-        ("b4,c128,h28,w28,m128,k3,p2,d2x2", BY_SQUARES),
-        ("b4,c128,h28,w28,m128,k3,p4,d4x4", dict.fromkeys(BY_SQUARES, "conv_fwd_oc_f23_1d")),
+        ("b8,c32,h28,w28,m64,k5,p2", BY_F23_2D),
+        ("b4,c128,h28,w28,m128,k3,p2,d2x2", BY_F23_2D),
+        ("b4,c128,h28,w28,m128,k3,p4,d4x4", dict.fromkeys(BY_F23_2D, "conv_fwd_oc_f23_1d")),
         ("b1,c256,h14,w14,m256,k3,p1", {"avx512": "conv_fwd_oc_f23_1d"}),
         ("b16,c256,h7,w7,m256,k3,p1", {"avx512": "conv_fwd_oc_f23_1d"}),
         ("b4,c256,h7,w7,m256,k3,p1", {"avx512": "conv_fwd_oc"}),
         ("b4,c32,h56,w56,m64,k3,p1", {"avx2": "conv_fwd_oc_f23_2d", "avx512": "winograd"}),
-        ("b4,c64,h56,w56,m64,k3,p1", BY_SQUARES),
+        ("b4,c64,h56,w56,m64,k3,p1", BY_F23_2D),
         ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
         ("b1,c128,h17,w17,m128,k1x7,p0x3", {"avx512": "conv_fwd_oc_f23_1d"}),
         ("b1,c3,h64,w64,m32,k7,s2,p3", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_1d")),

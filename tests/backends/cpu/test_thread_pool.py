@@ -1,4 +1,4 @@
-"""The threads that kernels share their work among."""
+"""The thread pool of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -18,60 +18,60 @@ from ece408_op.backends.cpu.backend import CpuBackend
 from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.problem import ConvProblem
 
-PIECES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+CHUNKS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
 
 
-def share(threads, count, pieces):
-    """`ece408_share` with pieces(begin, end, member)."""
-    call = PIECES(lambda _, begin, end, member: pieces(begin, end, member))
+def parallel_for(threads, count, chunks):
+    """`ece408_share` with chunks(begin, end, thread)."""
+    call = CHUNKS(lambda _, begin, end, thread: chunks(begin, end, thread))
     native.library().ece408_share(threads, ctypes.c_int64(count), call, None)
 
 
 @every(count=[0, 1, 2, 3, 50, 1000, 200001], threads=[1, 2, 3, 7, 40])
-def test_every_piece_is_done_once_and_no_two_are_the_same_member(threads, count):
+def test_every_chunk_is_done_once_and_no_two_are_the_same_thread(threads, count):
     done = np.zeros(count, int)
     at_work, wrong = set(), []
 
-    def pieces(begin, end, member):
-        if member in at_work or not 0 <= member < threads:
-            wrong.append(member)
-        at_work.add(member)
+    def chunks(begin, end, thread):
+        if thread in at_work or not 0 <= thread < threads:
+            wrong.append(thread)
+        at_work.add(thread)
         done[begin:end] += 1
-        at_work.discard(member)
+        at_work.discard(thread)
 
-    share(threads, count, pieces)
+    parallel_for(threads, count, chunks)
     assert (done == 1).all()
     assert not wrong
 
 
 @pytest.mark.parametrize("expected", [0, 1, 2, 5])
 def test_a_worker_helps(expected):
-    """Two pieces that each wait for the other one to begin."""
+    """Two chunks that each wait for the other one to begin."""
     native.library().ece408_use_workers(expected)
     together = threading.Barrier(2)
-    share(2, 2, lambda begin, end, member: together.wait(timeout=60))
+    parallel_for(2, 2, lambda begin, end, thread: together.wait(timeout=60))
     native.library().ece408_use_workers(0)
     assert not together.broken
 
 
-def test_the_caller_does_the_first_pieces_and_workers_the_last():
-    pieces = []
+def test_the_caller_does_the_first_chunks_and_workers_the_last():
+    chunks = []
     for _ in range(20):
-        share(2, 500, lambda begin, end, member: pieces.append((member, begin, end)))
-        callers = [end for member, _, end in pieces if member == 0]
-        workers = [begin for member, begin, _ in pieces if member != 0]
+        parallel_for(2, 500, lambda begin, end, thread: chunks.append((thread, begin, end)))
+        callers = [end for thread, _, end in chunks if thread == 0]
+        workers = [begin for thread, begin, _ in chunks if thread != 0]
         assert max(callers, default=0) <= min(workers, default=500)
-        pieces.clear()
+        chunks.clear()
 
 
 def test_a_held_up_worker_holds_up_its_own_caller_only():
-    """One call's pieces, all workers' among them, wait until other calls have ended."""
+    """One call's chunks, all workers' among them, wait until other calls have ended."""
     others_ended = threading.Event()
     ended = []
-    held = threading.Thread(target=share, args=(3, 3, lambda *_: others_ended.wait(60)))
+    held = threading.Thread(target=parallel_for, args=(3, 3, lambda *_: others_ended.wait(60)))
     held.start()
     for count in (1, 10, 1000):
-        share(3, count, lambda begin, end, member: ended.extend(range(begin, end)))
+        parallel_for(3, count, lambda begin, end, thread: ended.extend(range(begin, end)))
     others_ended.set()
     held.join()
     assert len(ended) == 1011
@@ -79,7 +79,9 @@ def test_a_held_up_worker_holds_up_its_own_caller_only():
 
 def test_work_within_work():
     ended = []
-    share(3, 4, lambda *_: share(3, 5, lambda begin, end, member: ended.append(end - begin)))
+    parallel_for(
+        3, 4, lambda *_: parallel_for(3, 5, lambda begin, end, thread: ended.append(end - begin))
+    )
     assert sum(ended) == 20
 
 
@@ -168,19 +170,19 @@ def test_after_a_pause_openmp_wakes_its_threads_on_other_cores(run_python):
     watch = """
 import ctypes, os, threading, time
 from ece408_op.backends.cpu import native
-PIECES = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+CHUNKS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
 usual = os.sched_getaffinity(0)
 
 def cores_of_helper(bound_to=None):
-    \"\"\"Two pieces that each wait for the other one to begin.\"\"\"
+    \"\"\"Two chunks that each wait for the other one to begin.\"\"\"
     together, found = threading.Barrier(2), []
-    def piece(_, begin, end, member):
+    def chunk(_, begin, end, thread):
         together.wait(timeout=60)
-        if member:
+        if thread:
             found.append(os.sched_getaffinity(0))
             if bound_to is not None:
                 os.sched_setaffinity(0, {bound_to})
-    call = PIECES(piece)
+    call = CHUNKS(chunk)
     native.library().ece408_share(2, ctypes.c_int64(2), call, None)
     return found[0]
 
