@@ -157,10 +157,10 @@ double f23_product_ratio(const Shape& s) {
 // Cost model of the kernels for any problem, for one group. Constants are fitted to the times of
 // about 60 shapes with AVX-512 and two multiply-adds per cycle.
 struct Costs {
-    Sweep s;                // of the forward pass
-    bool oc_lanes;              // vectorised over output channels
+    Sweep s;        // of the forward pass
+    bool oc_lanes;  // vectorised over output channels
     bool in_double;
-    int64_t lanes, panel;   // lanes of a vector of sums; taps of patches that are copied at a time
+    int64_t lanes, panel;  // lanes of a vector of sums; taps of patches that are copied at a time
     double batch, channels, filters, taps, pixels, all_pixels, source, weights;
 
     Costs(const Shape& shape, bool oc_lanes, const Task& task)

@@ -54,19 +54,19 @@ struct ComponentTap {
 
 struct WeightPlan {
     Sweep s;
-    bool in_place;     // x and dy are read in place, as rows of one vector
-    bool winograd;     // F(3,2) along rows of dy
-    int64_t components;   // four with Winograd, each with its own x and dy; else one
-    int64_t taps;      // per channel in a component,
-    int64_t last_taps; // but in the fourth component, which only groups of three rows have
-    int64_t rows;      // of an image's dy, or row pairs
-    FlatImage f;       // `phase` and `channel` of a chunk; a component is a phase
-    int64_t halo;      // rows that the windows of a chunk reach beyond it
-    int64_t tail;      // zeros behind the last row, which windows reach
-    int64_t images;    // parts of the batch, each some images
-    int64_t parts;     // parts of an image; only one of the two is more than a whole
-    int64_t x_image;   // from image to image, in a phase
-    int64_t dy_row;    // pixels of a chunk, for a filter and component
+    bool in_place;       // x and dy are read in place, as rows of one vector
+    bool winograd;       // F(3,2) along rows of dy
+    int64_t components;  // four with Winograd, each with its own x and dy; else one
+    int64_t taps;        // per channel in a component,
+    int64_t last_taps;   // but in the fourth component, which only groups of three rows have
+    int64_t rows;        // of an image's dy, or row pairs
+    FlatImage f;         // `phase` and `channel` of a chunk; a component is a phase
+    int64_t halo;        // rows that the windows of a chunk reach beyond it
+    int64_t tail;        // zeros behind the last row, which windows reach
+    int64_t images;      // parts of the batch, each some images
+    int64_t parts;       // parts of an image; only one of the two is more than a whole
+    int64_t x_image;     // from image to image, in a phase
+    int64_t dy_row;      // pixels of a chunk, for a filter and component
     int64_t filter_tiles, filter_blocks;
     int64_t channel_sets, channel_blocks;  // channels of a set are copied together
     int64_t tap_tiles, last_tiles;         // of a set in a component, and in the fourth one

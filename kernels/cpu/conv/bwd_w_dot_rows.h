@@ -20,7 +20,7 @@ void copy_run(const T* source, int64_t count, Sum* out) {
 
 // Rows of one phase of a channel.
 struct PhaseRows {
-    int64_t y, x;        // the phase
+    int64_t y, x;  // the phase
     int64_t first, count;
 };
 

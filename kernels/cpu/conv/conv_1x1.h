@@ -57,16 +57,16 @@ constexpr int64_t kPrefetchMinChannels = 64;
 // earlier channels are in the outputs' place and are added.
 struct Column {
     int64_t blocks, begin, end;
-    const float* x;       // vectors of a channel are at `in`, the next channel is `step` floats further on
+    const float* x;  // vectors of a channel are at `in`, the next channel is `step` floats further on
     const int64_t* in;
     int64_t step;
-    float* packed_pixels;      // where to pack the pixels for later blocks, or null
-    const float* packed;  // per block: biases (before the first channels), then weights as [c][filter];
-    const float* bias;    // or the first filter's bias, may be null,
+    float* packed_pixels;  // where to pack the pixels for later blocks, or null
+    const float* packed;   // per block: biases (before the first channels), then weights as [c][filter];
+    const float* bias;     // or the first filter's bias, may be null,
     const float* weights;  // and unpacked weights, with their steps to the next filter and channel
     int64_t weight_step, channel_step;
-    float* y;             // of the first filter
-    const int64_t* out;   // offsets of the vectors in it
+    float* y;            // of the first filter
+    const int64_t* out;  // offsets of the vectors in it
     int64_t filter_step;
     ece408_epilogue epilogue;  // as in StripArgs
     // Pixels to prefetch: each block takes `ahead_channels` channels that are `ahead_step` floats

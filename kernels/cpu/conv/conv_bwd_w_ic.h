@@ -47,15 +47,15 @@ struct PixelChunk {
 };
 
 struct ChannelPlan {
-    Sweep s;             // the transposed images; a 1x1 kernel has one row without stride
-    bool picks;          // strides select fewer pixels than x has
-    int64_t lanes;       // of a vector
-    int64_t blocks;      // of channels per group, two vectors each
-    int64_t tiles, tall;  // of filters per group, and the most filters of one
-    int64_t tile_parts;  // parts of the tiles; a task has one
+    Sweep s;                                       // the transposed images; a 1x1 kernel has one row without stride
+    bool picks;                                    // strides select fewer pixels than x has
+    int64_t lanes;                                 // of a vector
+    int64_t blocks;                                // of channels per group, two vectors each
+    int64_t tiles, tall;                           // of filters per group, and the most filters of one
+    int64_t tile_parts;                            // parts of the tiles; a task has one
     int64_t image_parts, row_parts, column_parts;  // the chunks
     int64_t splits;
-    int64_t images_at_once;    // images that are transposed at a time
+    int64_t images_at_once;  // images that are transposed at a time
 
     int64_t window() const { return s.kernel_h * s.kernel_w; }
     int64_t pixels() const { return s.height * s.width; }

@@ -58,10 +58,10 @@ inline int64_t finer(int64_t all, int64_t parts) {
 
 // How a call is split into chunks.
 struct WorkSplit {
-    bool by_image;     // a thread pads an image and computes all of it
+    bool by_image;           // a thread pads an image and computes all of it
     int64_t images_at_once;  // images that are padded before any is computed
-    int64_t slices;    // of the pixels of these images
-    int64_t parts;     // of the blocks of a group
+    int64_t slices;          // of the pixels of these images
+    int64_t parts;           // of the blocks of a group
 
     // `image` and `packed`: elements of a padded image and of a block's weights; the larger one
     // stays in the thread's own cache. `pixels`: of an image's phase; `grain` of them are not

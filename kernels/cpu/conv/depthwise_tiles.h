@@ -103,15 +103,15 @@ struct Call {
     bool accumulate;
     const float* zeros;  // a row, with room for loads beyond its ends
     const Column* columns;
-    int64_t reach;   // end of a row's loads, relative to its first pixel
-    int64_t packed;  // rows in a vector; if two,
+    int64_t reach;                    // end of a row's loads, relative to its first pixel
+    int64_t packed;                   // rows in a vector; if two,
     Mask below_border, above_border;  // the lanes of the second row, and of the first
-    int64_t classes;           // classes of rows that are dilate_h apart
-    int64_t rows, one_more;    // vectors of packed rows per class; classes that have one more
-    int64_t tile_rows, tiles;  // of the largest class
-    int64_t ahead_lines;  // cache lines of the next tile's rows that each vector of columns prefetches
-    bool streams;         // non-temporal stores: every vector is a line
-    bool goes_down;       // planes are computed in bands
+    int64_t classes;                  // classes of rows that are dilate_h apart
+    int64_t rows, one_more;           // vectors of packed rows per class; classes that have one more
+    int64_t tile_rows, tiles;         // of the largest class
+    int64_t ahead_lines;              // cache lines of the next tile's rows that each vector of columns prefetches
+    bool streams;                     // non-temporal stores: every vector is a line
+    bool goes_down;                   // planes are computed in bands
 };
 
 // Valid lanes of load `n` for the outputs from column j on.
@@ -176,7 +176,7 @@ struct Tile {
     int64_t from;  // input row of the first window
     float* y;
     int64_t row_step;  // between output rows, or vectors of rows
-    int64_t limit;  // outputs from y on that belong to the tile
+    int64_t limit;     // outputs from y on that belong to the tile
     int64_t skipped;
     bool guarded;        // loads beyond rows' ends would leave the array
     const float* ahead;  // what to prefetch

@@ -119,7 +119,7 @@ void sum_planes(const Shape& s, const Textbook& book, const float* x, const floa
 template <int K, int S>
 struct Strip {
     Mask outputs, inside[kLoads<K, S>];  // valid lanes of dy, and of the loads of a row of x
-    int64_t column, at;  // first column in dy, and in x, where it may be negative
+    int64_t column, at;                  // first column in dy, and in x, where it may be negative
     bool is_inside;
 
     Strip(const Shape& s, int64_t column)

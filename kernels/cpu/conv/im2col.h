@@ -326,7 +326,7 @@ bool col2im(const Sweep& s, const Textbook& book, const T* w, const T* dy, T* dx
 
 // A task is a panel of taps for some tiles of filters.
 struct Im2colWeights : Im2col {
-    int64_t tiles, tall;   // of filters per group, and the most filters of a tile
+    int64_t tiles, tall;    // of filters per group, and the most filters of a tile
     int64_t panels, parts;  // of taps; of a group's tiles
 
     int64_t tasks() const { return s.groups * panels * parts; }
@@ -354,7 +354,7 @@ struct Im2colWeightsCall {
     const T* dy;
     T* dw;
     bool accumulate;
-    Sum* factors;                 // [group][tile][pixel][filter]
+    Sum* factors;  // [group][tile][pixel][filter]
 
     // Bytes per thread: totals, the patches of a block of pixels, and a tile.
     int64_t bytes() const {

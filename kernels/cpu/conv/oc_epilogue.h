@@ -55,10 +55,10 @@ private:
 // Operations on sums before they are stored.
 template <class T>
 struct Epilogue {
-    const T* bias;         // or null
-    bool accumulate;       // add to the output's old contents
+    const T* bias;           // or null
+    bool accumulate;         // add to the output's old contents
     ece408_epilogue affine;  // factors, addends, sum and bounds; none if factors are null
-    bool streams = false;  // non-temporal stores of whole lines
+    bool streams = false;    // non-temporal stores of whole lines
 
     // The same for filters from `m` on and output elements from `at` on.
     Epilogue from(int64_t m, int64_t at) const {

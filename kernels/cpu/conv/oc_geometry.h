@@ -52,13 +52,13 @@ struct OcConv : Shape {
     int64_t out_step_h, out_step_w;  // output pixels per pixel of a phase
     int64_t top, left, rows, row;    // the padded source: border, rows, and
                                      // the length of a row of each column residue
-    int64_t window;                  // taps of all phases
+    int64_t window;  // taps of all phases
     int64_t phases;
-    bool winograd, winograd_2d;   // Winograd F(2,3) in one dimension, and in two
-    bool along_columns;             // one dimension, along columns
-    F23 across;                // F(2,3) along columns
+    bool winograd, winograd_2d;  // Winograd F(2,3) in one dimension, and in two
+    bool along_columns;          // one dimension, along columns
+    F23 across;                  // F(2,3) along columns
     int64_t residues, gap_h;     // row residues modulo the stride; rows from y0 to y1 (the dilation)
-    int64_t gap_w;        // in two dimensions: columns from y0 to y1
+    int64_t gap_w;               // in two dimensions: columns from y0 to y1
     int64_t row_pairs, starts;   // pairs of output rows; rows of one component of one residue
     int64_t direction;           // step from a tap to the next in the weights: -1 if the kernel is rotated
     Buffer<Phase> phase;

@@ -57,7 +57,7 @@ struct MacroTile {
     int64_t first[kPartPackPixels + 1];  // of each tile: first pixel, relative to `begin`
     int64_t at[kPartPackPixels];         // offset in the images, if pixels are not packed
     int64_t in_first[kPartPackPixels];   // pixels in its first row
-    int64_t gap[kPartPackPixels];      // offset from its first to its second row
+    int64_t gap[kPartPackPixels];        // offset from its first to its second row
     OutputRun output[2 * kPartPackPixels];
 
     MacroTile(const Phase& phase, int64_t begin, int64_t end)
@@ -72,11 +72,11 @@ template <class T, class Sum>
 struct OcPlan {
     const OcConv& conv;
     OcWeights<T> weights;
-    Textbook book;     // of the output
-    int64_t blocks;    // of filters per group
-    bool packs_each;   // threads pack a block's weights on demand,
-    bool packs_parts;  // or those of one partial sum
-    bool packs_pixels;     // packed tiles may reach from row to row; others end with a row
+    Textbook book;      // of the output
+    int64_t blocks;     // of filters per group
+    bool packs_each;    // threads pack a block's weights on demand,
+    bool packs_parts;   // or those of one partial sum
+    bool packs_pixels;  // packed tiles may reach from row to row; others end with a row
                        // Per phase [channel][tap]: offset from pixel (0, 0) in the padded source.
     Buffer<int64_t> offset;
 

@@ -37,11 +37,11 @@ constexpr int64_t kLineBytes = kLine * sizeof(float);
 struct Plan {
     Layer layer;
     F23 rows, columns;
-    int64_t pitch;    // floats from row to row of a component
+    int64_t pitch;       // floats from row to row of a component
     int64_t band_pairs;  // row pairs of a band
     int64_t component;   // floats of one component of a channel of a band
-    int64_t sums;     // floats of a filter's sums of a band, for one of the 2x2 outputs
-    int64_t blocks;   // of filters
+    int64_t sums;        // floats of a filter's sums of a band, for one of the 2x2 outputs
+    int64_t blocks;      // of filters
     const float* packed;
     const float* bias;
     Textbook book;  // of the output

@@ -20,9 +20,9 @@ struct DotTile {
     const Sum* dy;             // the first filter's row
     int64_t filter_step;
     int64_t runs, vectors;
-    int64_t x_run, dy_run;  // from one run to the next
-    double* totals;         // sums are added; those of a filter are adjacent,
-    int64_t totals_step;    // from one filter to the next
+    int64_t x_run, dy_run;   // from one run to the next
+    double* totals;          // sums are added; those of a filter are adjacent,
+    int64_t totals_step;     // from one filter to the next
     const Sum* dy_ahead[2];  // rows to prefetch, or rows of this tile
     const Sum* x_ahead;
 };

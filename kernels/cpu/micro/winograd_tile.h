@@ -29,10 +29,10 @@ constexpr int64_t kBlockFilters = ECE408_LANES == 16 ? 4 : kMostFilters;
 
 struct WinogradTileArgs {
     int64_t channels, component, pitch, groups;  // groups of kernel rows
-    const float* x;       // the tile's first pixel in the components
-    const float* packed;  // of the block
-    float* y;             // the first filter's sums, at the tile's first lane
-    int64_t sums;         // floats of a plane of sums; a filter has four, for the 2x2 outputs
+    const float* x;                              // the tile's first pixel in the components
+    const float* packed;                         // of the block
+    float* y;                                    // the first filter's sums, at the tile's first lane
+    int64_t sums;                                // floats of a plane of sums; a filter has four, for the 2x2 outputs
 };
 
 // One tap: vectors of a component's pixels times one weight per filter.
