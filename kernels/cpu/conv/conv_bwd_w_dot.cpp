@@ -10,8 +10,8 @@
 // place.
 //
 // For higher kernels with sums in float, Winograd's F(3,2) takes two rows of dy at a time, with 4
-// products instead of 6, 7 instead of 10, or 10 instead of 14. For rows x0 to x3 that dy0 and dy1
-// meet,
+// products instead of 6, 7 instead of 10, or 10 instead of 14. For rows x0 to x3 of x and
+// rows dy0 and dy1,
 //
 //     d0 = dy0 * (x0 - x2)              dw0 = d0 + (d1 + d2) / 2
 //     d1 = (dy0 + dy1) * (x1 + x2)      dw1 = (d1 - d2) / 2

@@ -179,7 +179,7 @@ struct Tile {
     int64_t limit;     // outputs from y on that belong to the tile
     int64_t skipped;
     bool guarded;        // loads beyond rows' ends would leave the array
-    const float* ahead;  // what to prefetch
+    const float* ahead;  // data to prefetch
 };
 
 // `Whole`: no row ends within the vectors.
@@ -210,7 +210,7 @@ __attribute__((always_inline)) inline void store_rows(const Call& call, const Ti
     }
 }
 
-// What a vector of columns must mask.
+// Masks of a vector of columns: none, of its products, or of its loads.
 enum Masks { kNoMasks, kOfProducts, kOfLoads };
 
 // Computes the vector of columns from column j on.

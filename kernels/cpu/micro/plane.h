@@ -1,4 +1,4 @@
-// What direct.cpp and winograd.cpp share: a convolution of stride 1, and an output plane divided
+// Shared by direct.cpp and winograd.cpp: a convolution of stride 1, and an output plane divided
 // into vectors and register tiles.
 #pragma once
 
