@@ -185,8 +185,8 @@ inline bool describe_winograd(const Sweep& s, bool turned, bool winograd_2d, OcC
     d->rows = winograd_2d ? 2 * (d->row_pairs + f23.groups * d->gap_h) : all.kept_before * d->starts;
     const int64_t row = s.out_width + (s.kernel_w - 1) * s.dilate_w / s.stride_w;
     const int64_t column_pairs = d->gap_w * divide_up(s.out_width, 2 * d->gap_w);
-    d->row = winograd_2d       ? column_pairs + across.groups * d->gap_w
-             : along_columns     ? across.starts()
+    d->row = winograd_2d      ? column_pairs + across.groups * d->gap_w
+             : along_columns  ? across.starts()
              : s.stride_w > 1 ? round_up(row, kLanes)
                               : row;
     const int64_t columns = d->transforms_columns() ? column_pairs : s.out_width;
