@@ -65,12 +65,12 @@ inline Shape derive(const ece408_problem& p) {
 // The gradient for x as a convolution of dy: x and y swapped. The caller sets the border and the
 // steps.
 inline Shape gradient_shape(const Shape& s) {
-    Shape turned = s;
-    turned.channels = s.filters, turned.filters = s.channels;
-    turned.group_channels = s.group_filters, turned.group_filters = s.group_channels;
-    turned.height = s.out_height, turned.width = s.out_width;
-    turned.out_height = s.height, turned.out_width = s.width;
-    return turned;
+    Shape swapped = s;
+    swapped.channels = s.filters, swapped.filters = s.channels;
+    swapped.group_channels = s.group_filters, swapped.group_filters = s.group_channels;
+    swapped.height = s.out_height, swapped.width = s.out_width;
+    swapped.out_height = s.height, swapped.out_width = s.width;
+    return swapped;
 }
 
 inline int64_t weights(const ece408_problem& p) {

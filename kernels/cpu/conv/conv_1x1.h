@@ -352,8 +352,8 @@ struct Tile1x1 {
         : plan(plan), x(x), scratch(scratch), first(plan.tiling.first_vector(tile)),
           vectors(plan.tiling.first_vector(tile + 1) - first), is_odd(tile < plan.tiling.odd),
           column() {
-        column.weight_step = plan.layer.turned ? 1 : plan.channels();
-        column.channel_step = plan.layer.turned ? plan.layer.shape.filters : 1;
+        column.weight_step = plan.layer.rotated ? 1 : plan.channels();
+        column.channel_step = plan.layer.rotated ? plan.layer.shape.filters : 1;
     }
 
     // Sets the channels of the partial sum that begins with `begin`.
@@ -484,7 +484,7 @@ void run_cells(const Plan1x1& plan, const float* x, const float* next, float* y,
         const int64_t last = block + (left < all ? left : all);
         begin += last - block;
         Tile1x1 tile(plan, number, x, scratch);
-        tile.column.prefetches_weights = known != group && !plan.layer.turned;
+        tile.column.prefetches_weights = known != group && !plan.layer.rotated;
         tile.column.is_first = known != group;
         tile.column.is_last = number + 1 == tiling.tiles || begin == end;
         known = group;

@@ -135,7 +135,7 @@ void run_plane_by_bands(const Call& call, int64_t plane, int64_t first, int64_t 
     b.width = s.width, b.height = s.height, b.top = layer.top, b.left = layer.left;
     b.out_width = s.out_width;
     for (int64_t k = 0; k < 9; ++k)
-        b.weights[k] = layer.weights[filter * 9 + (layer.turned ? 8 - k : k)];
+        b.weights[k] = layer.weights[filter * 9 + (layer.rotated ? 8 - k : k)];
     b.bias = call.bias ? call.bias[filter] : 0.0f;
     b.image = call.x + layer.source(plane) * s.height * s.width;
     b.y = call.y + plane * s.out_height * s.out_width;

@@ -28,7 +28,7 @@ struct Layer {
     Shape shape;
     int64_t top, left;  // border; may be negative
     const float* weights;
-    bool turned;
+    bool rotated;
 
     int64_t planes() const { return shape.batch * shape.filters; }
     int64_t source(int64_t plane) const { return plane / shape.group_filters; }
@@ -161,7 +161,7 @@ struct Plane {
         const float* const w = call.layer.weights + filter * K * K;
         ECE408_UNROLL
         for (int k = 0; k < K * K; ++k)
-            weight[k] = broadcast(w[call.layer.turned ? K * K - 1 - k : k]);
+            weight[k] = broadcast(w[call.layer.rotated ? K * K - 1 - k : k]);
         bias = broadcast(call.bias ? call.bias[filter] : 0.0f);
         has_epilogue = call.epilogue.factors != nullptr;
         if (!has_epilogue) return;

@@ -158,11 +158,11 @@ inline Residue fill_residues(const Sweep& s, OcConv* d) {
     return all;
 }
 
-// Winograd F(2,3): the forward pass, or with `turned` weights and the backward sweep the gradient
+// Winograd F(2,3): the forward pass, or with `rotated` weights and the backward sweep the gradient
 // for x. Each component is a phase, whose taps are groups of kernel rows and, in two dimensions,
 // groups of columns. The source is the padded image in two dimensions; in one dimension its row
 // components one below the other, column residues side by side.
-inline bool describe_winograd(const Sweep& s, bool turned, bool winograd_2d, OcConv* d) {
+inline bool describe_winograd(const Sweep& s, bool rotated, bool winograd_2d, OcConv* d) {
     const F23 across = f23_of(s.kernel_w, s.out_width);
     const bool along_columns = !winograd_2d && s.kernel_h == 1;
     Sweep taken = s;
@@ -178,7 +178,7 @@ inline bool describe_winograd(const Sweep& s, bool turned, bool winograd_2d, OcC
     d->gap_h = s.dilate_h, d->gap_w = winograd_2d ? s.dilate_w : 1;
     d->row_pairs = along_columns ? s.out_height : d->gap_h * divide_up(s.out_height, 2 * d->gap_h);
     d->starts = along_columns ? s.out_height : d->row_pairs + (f23.groups - 1) * d->gap_h;
-    d->direction = turned ? -1 : 1;
+    d->direction = rotated ? -1 : 1;
     d->step_h = winograd_2d ? 2 : 1, d->step_w = winograd_2d ? 2 : s.stride_w;
     d->out_step_h = d->out_step_w = 1;
     d->top = s.pad_h, d->left = s.pad_w;

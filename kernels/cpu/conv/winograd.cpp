@@ -138,7 +138,7 @@ void pack_channel(const Plan& plan, int64_t first, int64_t filters, int64_t c,
     for (int m = 0; m < LANES; ++m) {
         // Lanes beyond the filters are not stored.
         const float* from = plan.layer.taps(first + (m < filters ? m : 0), c);
-        const int64_t step = plan.layer.turned ? -1 : 1;
+        const int64_t step = plan.layer.rotated ? -1 : 1;
         for (int64_t t = 0; t < kernel_h * kernel_w; ++t) taps[t].of[m] = from[t * step];
     }
     for (int64_t gr = 0; gr < rows.groups; ++gr) {

@@ -22,7 +22,7 @@ struct Layer {
     Shape shape;
     int64_t height, width, top, left;  // of the image, and its position in the copy
     const float* weights;
-    bool turned;  // weights are (channels, filters, ...), the kernel rotated
+    bool rotated;  // weights are (channels, filters, ...), the kernel rotated
     int64_t stride_h, stride_w;
 
     bool as_it_is() const { return height == shape.height && width == shape.width; }
@@ -30,12 +30,12 @@ struct Layer {
     // before it.
     const float* taps(int64_t m, int64_t c) const {
         const int64_t window = shape.kernel_h * shape.kernel_w;
-        return turned ? weights + (c * shape.filters + m + 1) * window - 1
+        return rotated ? weights + (c * shape.filters + m + 1) * window - 1
                       : weights + (m * shape.channels + c) * window;
     }
     float weight(int64_t m, int64_t c, int64_t p, int64_t q) const {
         const int64_t tap = p * shape.kernel_w + q;
-        return taps(m, c)[turned ? -tap : tap];
+        return taps(m, c)[rotated ? -tap : tap];
     }
 };
 

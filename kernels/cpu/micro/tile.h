@@ -80,7 +80,7 @@ inline void pack_weights(const Layer& layer, const float* bias, float* packed, i
             const int64_t some = (end - begin) * window;
             float* to = packed + packed_offset(s, first, begin, some);
             for (int64_t m = 0; m < filters && begin == 0; ++m) *to++ = bias ? bias[first + m] : 0.0f;
-            if (!layer.turned) {
+            if (!layer.rotated) {
                 interleave(layer.taps(first, begin), taps, filters, filters, some, to);
                 continue;
             }
