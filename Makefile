@@ -4,7 +4,7 @@
 
 VENV ?= .venv
 PY := $(VENV)/bin/python
-SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/* kernels/mxnet/*)
+SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/*/* kernels/mxnet/*)
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 

@@ -29,13 +29,15 @@ OPERATOR_SOURCES = Path("kernels/mxnet")
 STARTUP_HOOK = Path("ece408_op/operator/startup_hook.py")
 STARTED = "_ece408_op_startup_hook"
 COMMON = ("-std=c++17", "-O3", "-g0", "-fPIC", "-pthread", "-Wall", "-Wextra")
+INCLUDE = ("-I", str(SOURCES))
 # Standard C++ is used for its language only: as needed, libstdc++ is not linked at all.
 LANGUAGE_ONLY = ("-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno")
 # Threads of a library sleep in its code, so it stays loaded.
 LINK = ("-shared", "-pthread", "-ldl", "-Wl,--as-needed", "-Wl,-z,nodelete")
-FIXED = {
-    **{"reference": ("-ffp-contract=off",), "choice": ("-ffp-contract=off",)},
-    **{"dispatch": (), "copies": (), "team": ()},
+# Sources by their path in SOURCES; those that are compiled once, with these options.
+FIXED: dict[str, tuple[str, ...]] = {
+    **{"conv/reference": ("-ffp-contract=off",), "api/choice": ("-ffp-contract=off",)},
+    **{"api/dispatch": (), "host/copies": (), "host/thread_pool": ()},
 }
 # Processors with AVX2 have prefetchw, or do nothing for it.
 AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mprfchw")
@@ -46,8 +48,9 @@ AVX512 = (
 # Compiled once for each instruction set, with these options. The loop of 1x1 layers in `direct` is
 # up to a seventh slower where its code begins at an unlucky address.
 PER_ISA: dict[str, tuple[str, ...]] = {
-    **{"direct": ("-falign-loops=32",), "winograd": (), "depthwise": (), "weight_sums": ()},
-    **{"general": (), "batch_norm": (), "pool": (), "ceilings": ()},
+    **{"conv/direct": ("-falign-loops=32",), "conv/winograd": (), "conv/depthwise": ()},
+    **{"conv/conv_bwd_w_dot": (), "conv/general": ()},
+    **{"layers/batch_norm": (), "layers/pool": (), "host/ceilings": ()},
 }
 # Instruction set: floats in a vector, and the compiler's options.
 ISAS = {"baseline": (4, ()), "avx2": (8, AVX2), "avx512": (16, AVX512)}
@@ -100,7 +103,7 @@ def operator_objects(mxnet: Path) -> Objects:
     folders = (mxnet / "include", mxnet / "include" / "mkldnn")
     include = tuple(word for folder in folders for word in ("-isystem", str(folder)))
     # Without errno square roots are taken of several numbers at once.
-    options = ("-fno-math-errno", *include)
+    options = ("-fno-math-errno", *INCLUDE, *include)
     own: Objects = {f.stem: (f, options) for f in sorted(OPERATOR_SOURCES.glob("*.cpp"))}
     return {**own, "lib_api": (mxnet / "src" / "lib_api.cc", (*include, "-w"))}
 
@@ -110,13 +113,14 @@ def kernel_objects(compiler: list[str]) -> Objects:
     target = run_compiler([*compiler, "-dumpmachine"], "-dumpmachine")
     isas = ISAS if target.startswith("x86_64") else {"baseline": ISAS["baseline"]}
     plan = {
-        name: (SOURCES / f"{name}.cpp", (*LANGUAGE_ONLY, *options))
+        Path(name).name: (SOURCES / f"{name}.cpp", (*INCLUDE, *LANGUAGE_ONLY, *options))
         for name, options in FIXED.items()
     }
     for isa, (lanes, options) in isas.items():
-        own = (f"-DECE408_ISA={isa}", f"-DECE408_LANES={lanes}", *LANGUAGE_ONLY, *options)
+        macros = (f"-DECE408_ISA={isa}", f"-DECE408_LANES={lanes}")
+        own = (*INCLUDE, *macros, *LANGUAGE_ONLY, *options)
         for name, more in PER_ISA.items():
-            plan[f"{name}_{isa}"] = (SOURCES / f"{name}.cpp", (*own, *more))
+            plan[f"{Path(name).name}_{isa}"] = (SOURCES / f"{name}.cpp", (*own, *more))
     return plan
 
 
@@ -129,7 +133,7 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
-        inputs = [Path("setup.py"), *SOURCES.iterdir(), *OPERATOR_SOURCES.iterdir()]
+        inputs = [Path("setup.py"), *SOURCES.glob("*/*"), *OPERATOR_SOURCES.iterdir()]
         if not self.force and is_newer(library, inputs):
             return
         compiler, mxnet = find_compiler(), mxnet_folder()

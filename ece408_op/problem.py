@@ -17,7 +17,7 @@ Pair = tuple[int, int]
 # numbers to its terms that others than it need, and split numbers share a power of two.
 PRECISIONS = ("strict", "float32", "tf32", "float16")
 ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
-# The bounds of kernels/cpu/shape.h: MXNet's for one size, and what an address reaches for an array.
+# Bounds of kernels/cpu/api/shape.h: MXNet's for one size, and what an address reaches for an array.
 MOST_SIZE = 2**31 - 1
 MOST_ELEMENTS = 2**47
 

@@ -1,4 +1,4 @@
-// What a compiled CPU kernel file exports: the interface of a forward kernel of kernels/cpu/ece408.h,
+// What a compiled CPU kernel file exports: the interface of a forward kernel of kernels/cpu/api/ece408.h,
 // and a message. Each form's source includes the file and defines `compute`.
 #pragma once
 

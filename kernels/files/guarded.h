@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../cpu/ece408.h"
+#include "../cpu/api/ece408.h"
 
 namespace ece408_file {
 

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../cpu/ece408.h"
+#include "../cpu/api/ece408.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -163,7 +163,7 @@ typedef struct ece408_others {
     int (*pack)(const ece408_problem* problem, const float* w, const float* bias, float* packed,
                 int threads, int isa, int kernel);
     int (*forward_packed)(const ece408_problem* problem, const float* x, const float* w,
-                          const float* bias, const float* packed, const ece408_finish* finish,
+                          const float* bias, const float* packed, const ece408_epilogue* finish,
                           float* y, int threads, int isa, int kernel);
     void (*share)(int threads, int64_t count, ece408_pieces* pieces, const void* work);
     void (*use_workers)(int threads);

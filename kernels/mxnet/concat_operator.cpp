@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "../cpu/pages.h"
+#include "../cpu/host/pages.h"
 #include "epilogue.h"
 #include "library.h"
 #include "plans.h"

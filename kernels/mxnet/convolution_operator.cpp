@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "../cpu/shape.h"
+#include "../cpu/api/shape.h"
 #include "epilogue.h"
 #include "kept_weights.h"
 #include "library.h"
@@ -142,7 +142,7 @@ public:
         }
         const auto affine = affine_of(in);
         const float* added = epilogue.adds ? in->back().data<float>() : nullptr;
-        const ece408_finish all{affine->factors.data(), affine->addends.data(), added,
+        const ece408_epilogue all{affine->factors.data(), affine->addends.data(), added,
                                 epilogue.lowest, epilogue.highest};
         if (compute_packed(p, *plan, arrays, packed.get(), &all, &times))
             return plans().report(call, *plan, times) ? MX_SUCCESS : kRefused;
@@ -296,7 +296,7 @@ private:
     // With weights that are kept, unless null, and what follows at once, unless null; false, and
     // nothing done, if the kernel does not do that.
     static bool compute_packed(const ece408_problem& p, const Plan& plan, const Arrays& a,
-                               const float* packed, const ece408_finish* finish,
+                               const float* packed, const ece408_epilogue* finish,
                                ece408::Times* times) {
         if (!is_in_float32(plan)) return false;
         const auto start = ece408::Clock::now();

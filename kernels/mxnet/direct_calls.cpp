@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "../cpu/buffer.h"
+#include "../cpu/host/buffer.h"
 #include "array_handles.h"
 #include "callbacks.h"
 #include "held.h"

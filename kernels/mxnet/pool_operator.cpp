@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../cpu/pages.h"
+#include "../cpu/host/pages.h"
 #include "library.h"
 #include "plans.h"
 

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "../cpu/buffer.h"
+#include "../cpu/host/buffer.h"
 #include "held.h"
 #include "operators.h"
 #include "sequence.h"

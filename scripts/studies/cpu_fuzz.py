@@ -24,7 +24,7 @@ from ece408_op.errors import Ece408Error, InvalidProblem, InvalidSetting, Unsupp
 from ece408_op.files import markdown
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
-# Output and inputs by direction, in the order of kernels/cpu/ece408.h.
+# Output and inputs by direction, in the order of kernels/cpu/api/ece408.h.
 _ARRAYS = {
     "forward": ("y", "x", "w", "bias"),
     "backward_data": ("x", "w", "y"),
@@ -32,7 +32,7 @@ _ARRAYS = {
 }
 # How kernels of float32 also compute: of other types the same functions do.
 _STRICT, _PACKED = "strict", "packed"
-# A status of kernels/cpu/ece408.h.
+# A status of kernels/cpu/api/ece408.h.
 _UNSUPPORTED = 2
 # Multiply-adds of a problem at most, so that the oracle takes milliseconds.
 _MOST_PRODUCTS = 200_000
@@ -219,7 +219,7 @@ def _few_windows(rng: np.random.Generator) -> ConvProblem:
 
 
 def _apart(rng: np.random.Generator) -> ConvProblem:
-    """Windows that have nothing in common: patches."""
+    """Windows that have nothing in common: im2col."""
     fields = _plain(rng, _some(rng, 3))
     kernel = _pair(rng, 20)
     fields |= {"kernel": kernel, "height": _some(rng, 80), "width": _some(rng, 80)}

@@ -47,7 +47,7 @@ LAYERS = (
     "c128,h17,w17,m128,k1x7,p0x3",
     "c256,h28,w28,m256,k3x3,p2x2,d2x2",
 )
-# Inputs and output of each direction, in the order of kernels/cpu/ece408.h.
+# Inputs and output of each direction, in the order of kernels/cpu/api/ece408.h.
 _ARRAYS = {
     "forward": ("x", "w", "bias", "y"),
     "backward_data": ("w", "y", "x"),

@@ -74,8 +74,8 @@ def test_layers_are_timed_by_every_kernel_that_suits(tmp_path):
     assert result.stdout.strip() in write.with_suffix(".md").read_text()
     (found,) = json.loads(write.with_suffix(".json").read_text())["layers"]
     assert found["layer"] == layer
-    assert set(found["forward"]["ms"]) >= {"direct", "winograd", "filters_as_lanes"}
-    assert set(found["backward_weight"]["ms"]) >= {"weight_sums", "patches"}
+    assert set(found["forward"]["ms"]) >= {"direct", "winograd", "conv_fwd_oc"}
+    assert set(found["backward_weight"]["ms"]) >= {"conv_bwd_w_dot", "im2col"}
     for direction in DIRECTIONS:
         assert f"## {direction}, batch 2\n\n" in result.stdout
         assert found[direction]["chosen"] in found[direction]["ms"]
@@ -87,11 +87,11 @@ def test_kernels_that_disagree_are_not_timed(monkeypatch):
 
     def wrong(direction, *arguments, kernel, **keywords):
         run(direction, *arguments, kernel=kernel, **keywords)
-        if kernel == "patches":
+        if kernel == "im2col":
             ctypes.memset(arguments[-1], 0, 4)
 
     monkeypatch.setattr(native, "run", wrong)
-    with pytest.raises(WrongResult, match=r"forward of b2,c3,.*: patches and direct differ by"):
+    with pytest.raises(WrongResult, match=r"forward of b2,c3,.*: im2col and direct differ by"):
         layers.measure(ConvProblem.parse("b2,c3,h9,w20,m3,k1"), None, 1, lambda: None)
 
 

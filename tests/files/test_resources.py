@@ -9,7 +9,7 @@ from ece408_op.files import resources
 
 
 def test_kernels_are_found():
-    assert (resources.kernels_dir() / "cpu" / "ece408.h").is_file()
+    assert (resources.kernels_dir() / "cpu" / "api" / "ece408.h").is_file()
 
 
 def test_the_package_comes_before_the_checkout(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The fast CPU kernels, on the best instruction set; kernels/cpu/choice.cpp chooses among them."""
+"""The fast CPU kernels on the best instruction set; kernels/cpu/api/choice.cpp chooses one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The compiled CPU kernels, `libece408_cpu.so`, through ctypes (which releases the GIL).
 
-`kernels/cpu/ece408.h` declares the library's functions.
+`kernels/cpu/api/ece408.h` declares the library's functions.
 """
 
 from __future__ import annotations

@@ -185,26 +185,26 @@ def test_outputs_larger_than_the_cache(text, rng):
         ("b1,c1,h70,w70,m12,k5", "direct"),
         ("b1,c12,h33,w33,m24,k5", "winograd"),
         ("b4,c8,h56,w56,m64,k3,p1x1", "winograd"),
-        ("b4,c300,h30,w30,m64,k3,p1x1", "filters_as_lanes_squares"),
-        ("b1,c64,h7,w7,m64,k3,p1x1", "filters_as_lanes"),
+        ("b4,c300,h30,w30,m64,k3,p1x1", "conv_fwd_oc_f23_2d"),
+        ("b1,c64,h7,w7,m64,k3,p1x1", "conv_fwd_oc"),
         ("b1,c30,h6,w24,m1,k4", "direct"),
-        ("b1,c1,h5,w5,m1,k3", "pixels_as_lanes"),
+        ("b1,c1,h5,w5,m1,k3", "conv_fwd_ow"),
         ("b1,c3000,h4,w4,m1,k1", "direct"),
         ("b1,c3,h9,w8,m1,k1,s2x2", "direct"),
         ("b8,c128,h4,w4,m128,k1", "direct"),
         ("b7,c128,h4,w5,m128,k1", "direct"),
-        ("b8,c128,h3,w3,m128,k1", "filters_as_lanes"),
-        ("b1,c2,h9,w8,m2,k1,g2", "pixels_as_lanes"),
-        ("b1,c3,h1,w3,m1,k1", "pixels_as_lanes"),
+        ("b8,c128,h3,w3,m128,k1", "conv_fwd_oc"),
+        ("b1,c2,h9,w8,m2,k1,g2", "conv_fwd_ow"),
+        ("b1,c3,h1,w3,m1,k1", "conv_fwd_ow"),
         ("b1,c2,h5,w6,m2,k3,p1x1,g2", "depthwise"),
         ("b1,c2,h5,w6,m6,k5,s2x2,p2x2,g2", "depthwise"),
         ("b1,c2,h9,w9,m2,k3,d2x2,g2", "depthwise"),
-        ("b1,c2,h9,w9,m2,k3,s2x1,g2", "pixels_as_lanes"),
-        ("b1,c2,h9,w9,m2,k3,s2x2,d2x2,g2", "pixels_as_lanes"),
-        ("b1,c2,h9,w9,m2,k3,s3x3,g2", "pixels_as_lanes"),
-        ("b1,c2,h9,w9,m2,k7,g2", "pixels_as_lanes"),
-        ("b1,c4,h9,w9,m4,k3,g2", "pixels_as_lanes"),
-        ("b1,c2,h9,w9,m2,k3,g2,float64", "pixels_as_lanes"),
+        ("b1,c2,h9,w9,m2,k3,s2x1,g2", "conv_fwd_ow"),
+        ("b1,c2,h9,w9,m2,k3,s2x2,d2x2,g2", "conv_fwd_ow"),
+        ("b1,c2,h9,w9,m2,k3,s3x3,g2", "conv_fwd_ow"),
+        ("b1,c2,h9,w9,m2,k7,g2", "conv_fwd_ow"),
+        ("b1,c4,h9,w9,m4,k3,g2", "conv_fwd_ow"),
+        ("b1,c2,h9,w9,m2,k3,g2,float64", "conv_fwd_ow"),
     ]
 )
 def test_names_the_kernel_that_ran(isa, case, rng):
@@ -216,34 +216,34 @@ def test_names_the_kernel_that_ran(isa, case, rng):
     assert cpu.forward(problem, *at, False).kernel == f"{kernel}_{isa}"
 
 
-BY_SQUARES = dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_squares")
+BY_F23_2D = dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_2d")
 
 
 @pytest.mark.parametrize(
     ("text", "kernels"),
     [
-        ("b8,c128,h14,w14,m128,k3,p1", BY_SQUARES),
-        ("b8,c256,h14,w14,m256,k3,p1", BY_SQUARES),
-        ("b8,c32,h28,w28,m64,k3,p1", {"avx2": "filters_as_lanes_squares", "avx512": "winograd"}),
-        ("b8,c32,h28,w28,m64,k5,p2", BY_SQUARES),
-        ("b4,c128,h28,w28,m128,k3,p2,d2x2", BY_SQUARES),
-        ("b4,c128,h28,w28,m128,k3,p4,d4x4", dict.fromkeys(BY_SQUARES, "filters_as_lanes_pairs")),
-        ("b1,c256,h14,w14,m256,k3,p1", {"avx512": "filters_as_lanes_pairs"}),
-        ("b16,c256,h7,w7,m256,k3,p1", {"avx512": "filters_as_lanes_pairs"}),
-        ("b4,c256,h7,w7,m256,k3,p1", {"avx512": "filters_as_lanes"}),
-        ("b4,c32,h56,w56,m64,k3,p1", {"avx2": "filters_as_lanes_squares", "avx512": "winograd"}),
-        ("b4,c64,h56,w56,m64,k3,p1", BY_SQUARES),
-        ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes")),
-        ("b1,c128,h17,w17,m128,k1x7,p0x3", {"avx512": "filters_as_lanes_pairs"}),
-        ("b1,c3,h64,w64,m32,k7,s2,p3", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes_pairs")),
+        ("b8,c128,h14,w14,m128,k3,p1", BY_F23_2D),
+        ("b8,c256,h14,w14,m256,k3,p1", BY_F23_2D),
+        ("b8,c32,h28,w28,m64,k3,p1", {"avx2": "conv_fwd_oc_f23_2d", "avx512": "winograd"}),
+        ("b8,c32,h28,w28,m64,k5,p2", BY_F23_2D),
+        ("b4,c128,h28,w28,m128,k3,p2,d2x2", BY_F23_2D),
+        ("b4,c128,h28,w28,m128,k3,p4,d4x4", dict.fromkeys(BY_F23_2D, "conv_fwd_oc_f23_1d")),
+        ("b1,c256,h14,w14,m256,k3,p1", {"avx512": "conv_fwd_oc_f23_1d"}),
+        ("b16,c256,h7,w7,m256,k3,p1", {"avx512": "conv_fwd_oc_f23_1d"}),
+        ("b4,c256,h7,w7,m256,k3,p1", {"avx512": "conv_fwd_oc"}),
+        ("b4,c32,h56,w56,m64,k3,p1", {"avx2": "conv_fwd_oc_f23_2d", "avx512": "winograd"}),
+        ("b4,c64,h56,w56,m64,k3,p1", BY_F23_2D),
+        ("b1,c3,h224,w224,m32,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
+        ("b1,c128,h17,w17,m128,k1x7,p0x3", {"avx512": "conv_fwd_oc_f23_1d"}),
+        ("b1,c3,h64,w64,m32,k7,s2,p3", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc_f23_1d")),
         (
             "b16,c128,h56,w56,m128,k3,s2,p1",
-            {"avx2": "filters_as_lanes", "avx512": "filters_as_lanes_pairs"},
+            {"avx2": "conv_fwd_oc", "avx512": "conv_fwd_oc_f23_1d"},
         ),
-        ("b16,c288,h35,w35,m384,k3,s2", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes")),
-        ("b1,c128,h56,w56,m128,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "filters_as_lanes")),
+        ("b16,c288,h35,w35,m384,k3,s2", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
+        ("b1,c128,h56,w56,m128,k3,s2,p1", dict.fromkeys(("avx2", "avx512"), "conv_fwd_oc")),
         ("b16,c256,h7,w7,m256,k1", dict.fromkeys(("avx2", "avx512"), "direct")),
-        ("b16,c256,h6,w6,m256,k1", {"avx2": "direct", "avx512": "filters_as_lanes"}),
+        ("b16,c256,h6,w6,m256,k1", {"avx2": "direct", "avx512": "conv_fwd_oc"}),
     ],
 )
 def test_instruction_sets_choose_by_their_own_measurements(text, kernels):
@@ -254,10 +254,10 @@ def test_instruction_sets_choose_by_their_own_measurements(text, kernels):
 @pytest.mark.parametrize(
     ("text", "kernel", "kept"),
     [
-        ("b1,c512,h7,w7,m512,k3,p1", "filters_as_lanes", "filters_as_lanes_squares"),
-        ("b1,c384,h8,w8,m384,k3x1,p1x0", "filters_as_lanes", "filters_as_lanes_pairs"),
-        ("b1,c512,h5,w5,m512,k3,p1", "filters_as_lanes", "filters_as_lanes"),
-        ("b1,c512,h7,w7,m512,k3,p1,float64", "filters_as_lanes", "filters_as_lanes"),
+        ("b1,c512,h7,w7,m512,k3,p1", "conv_fwd_oc", "conv_fwd_oc_f23_2d"),
+        ("b1,c384,h8,w8,m384,k3x1,p1x0", "conv_fwd_oc", "conv_fwd_oc_f23_1d"),
+        ("b1,c512,h5,w5,m512,k3,p1", "conv_fwd_oc", "conv_fwd_oc"),
+        ("b1,c512,h7,w7,m512,k3,p1,float64", "conv_fwd_oc", "conv_fwd_oc"),
     ],
 )
 def test_weights_that_are_kept_packed_may_have_another_kernel(text, kernel, kept):
@@ -269,10 +269,10 @@ def test_weights_that_are_kept_packed_may_have_another_kernel(text, kernel, kept
 
 @every(
     case=[
-        ("b2,c3,h9,w9,m20,k3", "weight_sums"),
-        ("b1,c64,h2,w2,m64,k1", "patches"),
-        ("b3,c40,h17,w15,m30,k1x7,p0x3", "channels_as_lanes"),
-        ("b2,c3,h64,w64,m16,k16,s16x16", "patches"),
+        ("b2,c3,h9,w9,m20,k3", "conv_bwd_w_dot"),
+        ("b1,c64,h2,w2,m64,k1", "im2col"),
+        ("b3,c40,h17,w15,m30,k1x7,p0x3", "conv_bwd_w_ic"),
+        ("b2,c3,h64,w64,m16,k16,s16x16", "im2col"),
     ]
 )
 def test_names_the_kernel_of_the_gradient_for_weights(isa, case, rng):
@@ -294,8 +294,8 @@ def test_names_the_kernel_of_the_gradient_for_weights(isa, case, rng):
         ("b1,c2,h5,w6,m2,k3,d2x2,p3x4,g2", "depthwise"),
         ("b1,c12,h33,w33,m24,k5", "winograd"),
         ("b1,c12,h33,w33,m3,k4", "direct"),
-        ("b1,c1,h28,w28,m50,k5", "patches"),
-        ("b1,c2,h5,w6,m4,k3,p1x1,g2", "pixels_as_lanes"),
+        ("b1,c1,h28,w28,m50,k5", "im2col"),
+        ("b1,c2,h5,w6,m4,k3,p1x1,g2", "conv_fwd_ow"),
         ("b1,c2,h5,w6,m2,k3,s2x2,p1x1,g2", "depthwise"),
     ]
 )

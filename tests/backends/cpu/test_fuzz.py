@@ -83,7 +83,7 @@ def test_a_wrong_result_is_noticed(monkeypatch):
 
     def off_by_one(function, problem, *arrays, **options):
         run(function, problem, *arrays, **options)
-        if options.get("kernel") == "weight_sums":
+        if options.get("kernel") == "conv_bwd_w_dot":
             (ctypes_float(problem.dtype) * 1).from_address(arrays[-1])[0] += 1
 
     def ctypes_float(dtype):
@@ -93,8 +93,8 @@ def test_a_wrong_result_is_noticed(monkeypatch):
     monkeypatch.setattr(native, "run", off_by_one)
     _, failures = cpu_fuzz.run(case)
     assert [failure[:2] for failure in failures] == [
-        ("weight_sums", "backward_weight"),
-        ("weight_sums, strict", "backward_weight"),
+        ("conv_bwd_w_dot", "backward_weight"),
+        ("conv_bwd_w_dot, strict", "backward_weight"),
     ]
     for failure in failures:
         assert failure[2].startswith("1 of 9 elements are wrong; the first, (0, 0, 0, 0), is ")

@@ -48,23 +48,23 @@ PROBLEMS = [
     "b2,c20,h20,w300,m16,k3x3,p1x1",
     "b3,c40,h13,w12,m30,k5x3,p2x1,d1x2,bias",
     "b2,c18,h21,w30,m33,k1x1,s2x3,bias",
-    # And that take rows of outputs in pairs.
+    # And by Winograd F(2,3) along rows.
     "b2,c9,h41,w38,m23,k7x7,s2x2,p3x3,bias",
     "b1,c14,h43,w40,m35,k11x3,s4x3,p2x1",
     "b2,c9,h40,w37,m20,k5x4,s3x4,p1x2",
     "b2,c30,h19,w22,m33,k3x3,p3x2,d3x2,bias",
     "b1,c33,h17,w14,m36,k4x4,p2x1",
-    # In squares whose rows and columns lie apart.
+    # In two dimensions with dilation.
     "b2,c20,h13,w11,m33,k3x3,p2x2,d2x2",
     "b1,c18,h14,w26,m19,k5x3,p3x2,d3x2,bias",
-    # In pairs of columns.
+    # Along columns.
     "b2,c20,h5,w17,m33,k1x7,p0x3",
     "b3,c34,h9,w20,m38,k1x4,p0x1,g2,bias",
     "b1,c90,h3,w6,m16,k1x3",
-    # Batches whose weight gradients are summed in stretches.
+    # Batches whose weight gradients are summed in splits.
     "b21,c3,h6,w7,m4,k3x3,p1x1",
     "b35,c3,h6,w7,m12,k3x3,s2x1",
-    # Those whose weight gradients have channels as lanes.
+    # Those whose weight gradients are vectorised over input channels.
     "b3,c40,h17,w15,m30,k1x7,p0x3",
     "b2,c70,h13,w11,m29,k3x3,s2x2,p1x1,d1x2",
     "b7,c33,h5,w7,m19,k3x3,p1x1",
@@ -77,7 +77,7 @@ PROBLEMS = [
     "b2,c9,h32,w32,m10,k1x1",
     # One row of x is met, of planes that would be whole vectors.
     "b3,c11,h2,w24,m7,k1x1,s3x1",
-    # Those that take rows in pairs.
+    # Those by Winograd F(3,2) along rows.
     "b2,c18,h21,w20,m19,k3x3,p1x1",
     "b5,c16,h13,w11,m16,k3x2,p0x1,d1x2,g2",
     # With strides: residues of three rows and two, four and three, three; columns without taps.
@@ -93,7 +93,7 @@ PROBLEMS = [
     "b2,c32,h70,w37,m64,k3x3,p0x2,g32",
     "b2,c34,h19,w21,m34,k5x5,s2x2,p4x1,g34",
     "b1,c32,h20,w150,m32,k5x5,p2x2,g32",
-    # Windows that have little in common, or cover nearly all of the image: patches.
+    # Windows that have little in common, or cover nearly all of the image: im2col.
     "b3,c3,h29,w31,m17,k5x7,s5x7,bias",
     "b2,c4,h40,w38,m6,k3x9,s4x8,p1x2,d2x1,g2",
     "b5,c2,h12,w13,m5,k12x11,p0x1,bias",
@@ -247,7 +247,7 @@ def test_no_result_depends_on_threads(isa, text, dtype, rng):
 
 
 @every(text=["b1,c700,h12,w9,m64,k3,p1x2,d1x2", "b1,c64,h12,w9,m700,k3,p1x2,d1x2"])
-def test_two_threads_pack_parts_of_pairs(isa, text, rng):
+def test_two_threads_pack_parts_of_transformed_weights(isa, text, rng):
     """Of so many channels; one thread packs all of them first."""
     problem = ConvProblem.parse(text)
     x, w, dy = _real(problem, rng)
@@ -293,9 +293,9 @@ def test_names_the_kernel_that_ran(isa):
     assert cpu.forward(plain, at[0], at[1], None, at[2], False).kernel == f"direct_{isa}"
     assert cpu.backward_data(plain, at[1], at[2], at[0], False).kernel == f"direct_{isa}"
     shallow = ConvProblem.parse("b1,c1,h9,w25,m2,k3")
-    assert cpu.backward_data(shallow, at[1], at[2], at[0], False).kernel == f"pixels_as_lanes_{isa}"
+    assert cpu.backward_data(shallow, at[1], at[2], at[0], False).kernel == f"conv_fwd_ow_{isa}"
     padded = ConvProblem.parse("b1,c1,h3,w3,m2,k3,p1x1")
-    assert cpu.forward(padded, at[0], at[1], None, at[2], False).kernel == f"pixels_as_lanes_{isa}"
+    assert cpu.forward(padded, at[0], at[1], None, at[2], False).kernel == f"conv_fwd_ow_{isa}"
 
 
 def test_half_precision_in_portable_code():

@@ -78,7 +78,7 @@ def test_status_of_too_little_memory():
 
 
 def test_the_library_exports_its_header_and_nothing_else():
-    header = (resources.kernels_dir() / "cpu" / "ece408.h").read_text()
+    header = (resources.kernels_dir() / "cpu" / "api" / "ece408.h").read_text()
     listing = subprocess.run(
         ["nm", "-D", "--defined-only", str(native.LIBRARY)], capture_output=True, text=True
     )

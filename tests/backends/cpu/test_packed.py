@@ -26,19 +26,19 @@ DEPTHWISE = (
     "b1,c3,h3,w4,m3,k3,g3",
 )
 FILTERS = (
-    ("filters_as_lanes", "b2,c9,h13,w20,m23,k3,s2x2,p1x1,bias"),
-    ("filters_as_lanes", "b1,c8,h7,w7,m66,k3,p1x1,d2x2,g2"),
-    ("filters_as_lanes", "b5,c16,h5,w6,m64,k3,p1x1"),
-    ("filters_as_lanes_pairs", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
-    ("filters_as_lanes_pairs", "b3,c40,h7,w7,m40,k5x3,p2x1"),
-    ("filters_as_lanes_pairs", "b1,c64,h24,w25,m64,k3,p1x1"),
-    ("filters_as_lanes_pairs", "b2,c40,h6,w17,m40,k1x7,p0x3,bias"),
-    ("filters_as_lanes_squares", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
-    ("filters_as_lanes_squares", "b3,c40,h7,w7,m40,k5x3,p2x1"),
-    ("filters_as_lanes_squares", "b1,c64,h24,w25,m64,k3,p1x1"),
-    ("filters_as_lanes_squares", "b2,c9,h13,w19,m23,k3,p2x2,d2x2,bias"),
-    ("filters_as_lanes_pairs", "b2,c5,h29,w24,m23,k7x4,s2x2,p3x1,bias"),
-    ("filters_as_lanes_pairs", "b1,c9,h23,w20,m23,k3x3,p2x2,d4x2"),
+    ("conv_fwd_oc", "b2,c9,h13,w20,m23,k3,s2x2,p1x1,bias"),
+    ("conv_fwd_oc", "b1,c8,h7,w7,m66,k3,p1x1,d2x2,g2"),
+    ("conv_fwd_oc", "b5,c16,h5,w6,m64,k3,p1x1"),
+    ("conv_fwd_oc_f23_1d", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
+    ("conv_fwd_oc_f23_1d", "b3,c40,h7,w7,m40,k5x3,p2x1"),
+    ("conv_fwd_oc_f23_1d", "b1,c64,h24,w25,m64,k3,p1x1"),
+    ("conv_fwd_oc_f23_1d", "b2,c40,h6,w17,m40,k1x7,p0x3,bias"),
+    ("conv_fwd_oc_f23_2d", "b2,c9,h13,w20,m23,k3,p1x1,bias"),
+    ("conv_fwd_oc_f23_2d", "b3,c40,h7,w7,m40,k5x3,p2x1"),
+    ("conv_fwd_oc_f23_2d", "b1,c64,h24,w25,m64,k3,p1x1"),
+    ("conv_fwd_oc_f23_2d", "b2,c9,h13,w19,m23,k3,p2x2,d2x2,bias"),
+    ("conv_fwd_oc_f23_1d", "b2,c5,h29,w24,m23,k7x4,s2x2,p3x1,bias"),
+    ("conv_fwd_oc_f23_1d", "b1,c9,h23,w20,m23,k3x3,p2x2,d4x2"),
 )
 # For each kernel that finishes outputs, layers that it computes; the chosen one for `None`.
 FINISHED = (*((None, text) for text in (*SINGLE_TAPS, *OTHERS, *DEPTHWISE)), *FILTERS)

@@ -83,7 +83,7 @@ def test_every_number_of_filters_up_to_30(isa, bias, rng):
 
 @every(text=["b1,c40,h40,w66,m9,k3,p1x1", "b2,c64,h31,w33,m3,k7,p3x3"])
 def test_images_that_are_taken_in_stretches(isa, text, rng):
-    """Their domains are more than stays near, and with several threads they are shared."""
+    """Their components exceed the cache, and with several threads they are in bands."""
     problem = ConvProblem.parse(text)
     for threads in (1, 2, 5):
         with settings.override(threads=threads):

@@ -1,0 +1,264 @@
+// The functions of the library that compute. Each runs the requested kernel, or the one that
+// choice.h chooses, in the build for the requested instruction set, and refuses what the kernel or
+// the CPU cannot do.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "api/choice.h"
+#include "api/shape.h"
+#include "host/ceilings.h"
+#include "host/pages.h"
+#include "layers/batch_norm.h"
+#include "layers/pool.h"
+
+namespace ece408 {
+namespace {
+
+#define ECE408_ROW(name) ECE408_BUILDS(name),
+constexpr const Kernel* kKernels[][3] = {ECE408_KERNELS(ECE408_ROW)};
+#define ECE408_NAME(name) #name,
+constexpr const char* kNames[] = {ECE408_KERNELS(ECE408_NAME)};
+constexpr const Ceilings* kCeilings[3] = ECE408_BUILDS(ceilings);
+constexpr const BatchNorm* kBatchNorm[3] = ECE408_BUILDS(batch_norm);
+constexpr const Pools* kPools[3] = ECE408_BUILDS(pool);
+constexpr int64_t kLanes[] = {4, 8, 16};
+
+#if defined(__x86_64__)
+// GCC before 11 cannot check for F16C; it is bit 29 of leaf 1's ECX.
+bool cpu_has_f16c() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+
+// Read once: in a virtual machine the instruction takes as long as a small layer.
+const bool has_f16c = cpu_has_f16c();
+#endif
+
+bool cpu_has(int isa) {
+#if defined(__x86_64__)
+    const bool avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
+    if (isa == ECE408_AVX2) return avx2;
+    if (isa == ECE408_AVX512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && avx2;
+#endif
+    return isa == ECE408_BASELINE;
+}
+
+// The number of threads with enough to do: handing work to a thread takes as long as half a million
+// products, and loading or storing an element as long as `kNumber` of them.
+int useful_threads(const ece408_problem& problem, int threads) {
+    constexpr double kNumber = 16, kLeast = 1 << 19;
+    const Shape s = derive(problem);
+    const double outputs = static_cast<double>(s.batch) * s.filters * s.out_height * s.out_width;
+    const double inputs = static_cast<double>(s.batch) * s.channels * s.height * s.width;
+    const double products = outputs * s.group_channels * s.kernel_h * s.kernel_w;
+    const double most = 1 + (products + kNumber * (inputs + outputs)) / kLeast;
+    return most < threads ? static_cast<int>(most) : threads;
+}
+
+// Whether arguments describe something to compute.
+bool usable(const ece408_problem* problem, int isa) {
+    return problem && valid(*problem) && isa >= ECE408_BASELINE && isa <= ECE408_AVX512;
+}
+
+Task task_of(const ece408_problem& problem, Direction direction, int64_t element_bytes, int isa,
+             bool strict, bool kept) {
+    return {problem, direction, strict ? 8 : element_bytes, kLanes[isa], strict, kept};
+}
+
+// Calls `call` with the member `of` of the kernel and the number of threads to use.
+template <class T, class Call>
+int run(const ece408_problem* problem, Direction direction, Directions<T> Kernel::*of, bool strict,
+        bool arrays, int threads, int isa, int kernel, const Call& call) {
+    if (!usable(problem, isa) || !arrays || threads < 1) return ECE408_INVALID;
+    if (!cpu_has(isa)) return ECE408_UNSUPPORTED;
+    const Task task = task_of(*problem, direction, sizeof(T), isa, strict, false);
+    const int useful = useful_threads(*problem, threads);
+    const auto run_one = [&](KernelName name) {
+        return call(kKernels[static_cast<int>(name)][isa]->*of, useful);
+    };
+    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
+    if (!suits(name, task)) return ECE408_UNSUPPORTED;
+    const int status = run_one(name);
+    return status == kNotFinite ? run_one(choose_for_any(task)) : status;
+}
+
+// The requested or chosen kernel for the forward pass in float32 with kept packed weights; null if
+// it cannot compute.
+const Kernel* forward_kernel(const ece408_problem* problem, int isa, int kernel) {
+    if (!usable(problem, isa) || !cpu_has(isa)) return nullptr;
+    const Task task = task_of(*problem, Direction::forward, sizeof(float), isa, false, true);
+    const auto name = kernel == ECE408_CHOSEN ? choose(task) : static_cast<KernelName>(kernel);
+    return suits(name, task) ? kKernels[static_cast<int>(name)][isa] : nullptr;
+}
+
+int64_t outputs(const ece408_problem& problem, Direction direction) {
+    const Shape s = derive(problem);
+    if (direction == Direction::forward) return s.batch * s.filters * s.out_height * s.out_width;
+    if (direction == Direction::backward_data) return s.batch * s.channels * s.height * s.width;
+    return weights(problem);
+}
+
+// Prepares the output of a direction unless it is accumulated.
+template <class T>
+void prepare(const ece408_problem& problem, Direction direction, T* output, int accumulate) {
+    if (!accumulate)
+        ask_for_huge_pages(output, outputs(problem, direction) * int64_t{sizeof(T)});
+}
+
+}  // namespace
+}  // namespace ece408
+
+int ece408_abi_version(void) { return ECE408_ABI_VERSION; }
+
+int ece408_isa_supported(int isa) { return ece408::cpu_has(isa) ? 1 : 0; }
+
+const char* ece408_kernel_name(int kernel) {
+    constexpr int count = sizeof(ece408::kNames) / sizeof(ece408::kNames[0]);
+    return kernel >= 0 && kernel < count ? ece408::kNames[kernel] : nullptr;
+}
+
+int ece408_choose(const ece408_problem* problem, int direction, int element_bytes, int isa,
+                  int strict, int kept) {
+    using namespace ece408;
+    if (!usable(problem, isa) || direction < 0 || direction > 2) return ECE408_CHOSEN;
+    const auto which = static_cast<Direction>(direction);
+    const Task task = task_of(*problem, which, element_bytes, isa, strict != 0, kept != 0);
+    return static_cast<int>(choose(task));
+}
+
+#define ECE408_DEFINE(T, Stored, suffix, strict)                                                 \
+    int ece408_forward_##suffix(const ece408_problem* problem, const T* x, const T* w,           \
+                                const T* bias, T* y, int accumulate, int threads, int isa,       \
+                                int kernel) {                                                    \
+        using S = ece408::Stored;                                                                \
+        return ece408::run<S>(                                                                   \
+            problem, ece408::Direction::forward, &ece408::Kernel::suffix, strict, x && w && y,   \
+            threads, isa, kernel,                                                                \
+            [&](const ece408::Directions<S>& of, int useful) {                                   \
+                ece408::prepare(*problem, ece408::Direction::forward, y, accumulate);            \
+                return of.forward(*problem, reinterpret_cast<const S*>(x),                       \
+                                  reinterpret_cast<const S*>(w),                                 \
+                                  reinterpret_cast<const S*>(bias), reinterpret_cast<S*>(y),     \
+                                  accumulate != 0, useful);                                      \
+            });                                                                                  \
+    }                                                                                            \
+    int ece408_backward_data_##suffix(const ece408_problem* problem, const T* w, const T* dy,    \
+                                      T* dx, int accumulate, int threads, int isa, int kernel) { \
+        using S = ece408::Stored;                                                                \
+        return ece408::run<S>(                                                                   \
+            problem, ece408::Direction::backward_data, &ece408::Kernel::suffix, strict,          \
+            w && dy && dx, threads, isa, kernel,                                                 \
+            [&](const ece408::Directions<S>& of, int useful) {                                   \
+                ece408::prepare(*problem, ece408::Direction::backward_data, dx, accumulate);     \
+                return of.backward_data(*problem, reinterpret_cast<const S*>(w),                 \
+                                        reinterpret_cast<const S*>(dy),                          \
+                                        reinterpret_cast<S*>(dx), accumulate != 0, useful);      \
+            });                                                                                  \
+    }                                                                                            \
+    int ece408_backward_weight_##suffix(const ece408_problem* problem, const T* x, const T* dy,  \
+                                        T* dw, int accumulate, int threads, int isa,             \
+                                        int kernel) {                                            \
+        using S = ece408::Stored;                                                                \
+        return ece408::run<S>(                                                                   \
+            problem, ece408::Direction::backward_weight, &ece408::Kernel::suffix, strict,        \
+            x && dy && dw, threads, isa, kernel,                                                 \
+            [&](const ece408::Directions<S>& of, int useful) {                                   \
+                ece408::prepare(*problem, ece408::Direction::backward_weight, dw, accumulate);   \
+                return of.backward_weight(*problem, reinterpret_cast<const S*>(x),               \
+                                          reinterpret_cast<const S*>(dy),                        \
+                                          reinterpret_cast<S*>(dw), accumulate != 0, useful);    \
+            });                                                                                  \
+    }
+
+int64_t ece408_packed_floats(const ece408_problem* problem, int isa, int kernel) {
+    using namespace ece408;
+    const Kernel* const found = forward_kernel(problem, isa, kernel);
+    return found && found->packed_floats ? found->packed_floats(*problem) : 0;
+}
+
+int ece408_pack(const ece408_problem* problem, const float* w, const float* bias, float* packed,
+                int threads, int isa, int kernel) {
+    using namespace ece408;
+    if (!usable(problem, isa) || !w || !packed || threads < 1) return ECE408_INVALID;
+    const Kernel* const found = forward_kernel(problem, isa, kernel);
+    if (!found || !found->pack) return ECE408_UNSUPPORTED;
+    const int status = found->pack(*problem, w, bias, packed, threads);
+    return status == kNotFinite ? ECE408_UNSUPPORTED : status;
+}
+
+int ece408_forward_packed(const ece408_problem* problem, const float* x, const float* w,
+                          const float* bias, const float* packed, const ece408_epilogue* epilogue,
+                          float* y, int threads, int isa, int kernel) {
+    using namespace ece408;
+    if (!usable(problem, isa) || !x || !w || !y || threads < 1) return ECE408_INVALID;
+    const Kernel* const found = forward_kernel(problem, isa, kernel);
+    if (!found || !found->forward_packed) return ECE408_UNSUPPORTED;
+    prepare(*problem, Direction::forward, y, 0);
+    const int useful = useful_threads(*problem, threads);
+    const int status = found->forward_packed(*problem, x, w, bias, packed,
+                                             epilogue ? *epilogue : ece408_epilogue{}, y, useful);
+    return status == kNotFinite ? ECE408_UNSUPPORTED : status;
+}
+
+namespace ece408 {
+using Float = float;
+using Double = double;
+}  // namespace ece408
+
+ECE408_DEFINE(float, Float, f32, false)
+ECE408_DEFINE(double, Double, f64, false)
+ECE408_DEFINE(uint16_t, Half, f16, false)
+ECE408_DEFINE(float, Float, strict, true)
+
+int ece408_batch_norm_forward(const ece408_batch* batch, const float* x, const float* added,
+                              const float* gamma, const float* beta, float* y, float* mean,
+                              float* inverse, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ask_for_huge_pages(y, batch->images * batch->channels * batch->pixels * 4);
+    ece408::kBatchNorm[isa]->forward(*batch, x, added, gamma, beta, y, mean, inverse, threads);
+    return ECE408_OK;
+}
+
+int ece408_batch_norm_backward(const ece408_batch* batch, const float* x, const float* y,
+                               const float* dy, const float* gamma, const float* mean,
+                               const float* inverse, float* dx, float* dadded, float* dgamma,
+                               float* dbeta, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ece408::kBatchNorm[isa]->backward(*batch, x, y, dy, gamma, mean, inverse, dx, dadded, dgamma,
+                                      dbeta, threads);
+    return ECE408_OK;
+}
+
+int ece408_pool(const ece408_windows* rows, const ece408_windows* columns, const float* heights,
+                const float* widths, int64_t planes, const float* x, float* y, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ask_for_huge_pages(y, planes * rows->count * columns->count * 4);
+    const bool has_memory = ece408::kPools[isa]->forward(*rows, *columns, heights, widths, planes, x, y,
+                                                         threads);
+    return has_memory ? ECE408_OK : ECE408_NO_MEMORY;
+}
+
+double ece408_ceiling_multiply_adds(int64_t thousands, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return 0;
+    return ece408::kCeilings[isa]->multiply_adds(thousands, threads);
+}
+
+int ece408_ceiling_stores(float* to, int64_t floats, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ece408::kCeilings[isa]->store_all(to, floats, threads);
+    return ECE408_OK;
+}
+
+int ece408_ceiling_reads(const float* from, int64_t floats, int threads, int isa) {
+    if (!ece408::cpu_has(isa)) return ECE408_UNSUPPORTED;
+    ece408::kCeilings[isa]->read_all(from, floats, threads);
+    return ECE408_OK;
+}
+
+float ece408_half_to_float(uint16_t bits) { return ece408::portable_to_float({bits}); }
+
+uint16_t ece408_float_to_half(float value) { return ece408::portable_to_half(value).bits; }
