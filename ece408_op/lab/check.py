@@ -1,4 +1,5 @@
-"""Whether a kernel file is right: on the course's layers, on odd sizes, and as exact as float32.
+"""Whether a kernel file is right: on the layers of its terms, and as exact as float32; what it does
+on other layers and on odd sizes is told.
 
 Every call has numbers of its own, which did not exist before it, and starts with an output full of
 NaN. The expected output is computed elsewhere, in this process (`bench.oracle`).
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +24,7 @@ from ..backends.emulator import findings
 from ..backends.emulator.backend import Emulated
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
-from ..bench import oracle
-from ..bench.shapes import SHAPES
+from ..bench import oracle, shapes
 from ..errors import (
     Ece408Error,
     InvalidProblem,
@@ -34,11 +35,14 @@ from ..errors import (
 )
 from ..problem import ConvProblem
 from . import patterns, sanitizer
-from .sanitizer import Sanitized
+from .sanitizer import Finding, Sanitized
 from .session import CALL_SECONDS, Ended, Session
 
-# The layers of the course's network from 2020 on.
-_LATER = {"fa20_1": "c1,h86,w86,m4,k7x7", "fa20_2": "c4,h40,w40,m16,k7x7"}
+# The terms whose files have a form of the course, and what they are called.
+_TERMS = {
+    "course_2019": {term: term for term in shapes.TERMS if term != shapes.LAST},
+    "course_2020": {shapes.LAST: f"{shapes.LAST} and later"},
+}
 # Images of the course's layers.
 _BATCH = {"cpu": 10, "cuda": 25, "emulator": 2}
 _ODD_PROBLEMS = 16
@@ -55,27 +59,42 @@ _NO_ROOM = "the emulator has no room for"
 # Processes that one file may use up, but for one that hangs.
 _MOST_STARTS = 6
 COURSE, ODD, GIVEN = "course's layers", "odd sizes", "given problems"
+_OTHERS = "other layers"
+# What the emulator finds of a copy to a variable.
+_COPY = re.compile(r"copies (\d+) bytes to or from (\w+), which has (\d+)")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a call of one problem did wrong; `seed` makes its numbers again."""
+    """What a call of one problem did wrong; `seed` makes its numbers again. `short` says it in few
+    words, where a constant array has too little room."""
 
     problem: str
     seed: int
     text: str
     first: str = ""
+    short: str = ""
 
 
 @dataclass
 class Group:
-    """Problems of a kind: how many are right, what is wrong with the others, and how many the
-    kernel refuses."""
+    """Problems of a kind: how many are right, what is wrong with the others, how many the kernel
+    refuses, and what it did wrong with memory in the emulator.
+
+    Of groups with a `term` one that is right is enough; what is `told` does not count.
+    """
 
     name: str
     right: int = 0
     failures: list[Failure] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    mistakes: list[Finding] = field(default_factory=list)
+    term: str = ""
+    told: bool = False
+
+    @property
+    def is_right(self) -> bool:
+        return bool(self.right) and not self.failures and not self.mistakes
 
 
 @dataclass
@@ -97,27 +116,36 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing was wrong, and something was computed."""
-        computed = sum(group.right for group in self.groups)
-        clean = all(each.is_clean for each in self.sanitized)
+        """Whether nothing is wrong that counts, and something was computed."""
+        return self.has_right_results and all(each.is_clean for each in self.sanitized)
+
+    @property
+    def has_right_results(self) -> bool:
+        """`is_right`, but for what was done wrong with memory."""
+        needed = [group for group in self.groups if not group.term and not group.told]
+        terms = [group for group in self.groups if group.term]
         return (
-            bool(computed)
-            and clean
-            and not self.broken
-            and not any(g.failures for g in self.groups)
+            not self.broken
+            and any(group.right for group in [*needed, *terms])
+            and not any(group.failures for group in needed)
+            and (not terms or any(group.right and not group.failures for group in terms))
         )
+
+    @property
+    def elsewhere(self) -> list[Group]:
+        """What is wrong, and does not count if the verdict is that the file is right."""
+        return [g for g in self.groups if (g.told or g.term) and (g.failures or g.mistakes)]
+
+    @property
+    def is_right_for_the_course(self) -> bool:
+        """Whether all of the course's layers were checked, and are right."""
+        course = [group for group in self.groups if group.name == COURSE]
+        return not self.broken and any(group.right and not group.failures for group in course)
 
     def says(self, text: str) -> bool:
         """Whether this is said of what is wrong."""
         failures = [each for group in self.groups for each in group.failures]
         return any(text in said for said in (self.broken, *(each.text for each in failures)))
-
-    @property
-    def is_right_for_the_course(self) -> bool:
-        """Whether the course's layers were checked, and are right."""
-        course = [group for group in self.groups if group.name == COURSE]
-        right = [group for group in course if group.right and not group.failures]
-        return not self.broken and bool(right)
 
 
 def check(
@@ -130,10 +158,10 @@ def check(
     layers: Sequence[ConvProblem] = (),
     precision: str = "float32",
     emulation: Emulation | None = None,
+    term: str = "",
 ) -> Verdict:
-    """Check the file on these problems, or, without any, on layers and on odd ones; the layers are
-    those of all the course's terms unless others are given. With a `precision` of "tf32" or
-    "float16" it need be no more exact.
+    """Check the file on these problems, or, without any, on what `groups` has. With a `precision`
+    of "tf32" or "float16" it need be no more exact.
 
     With an `emulation` a CUDA file runs without a GPU, and what it does wrong with memory is part
     of the verdict. Without a `seed` numbers and odd sizes are secret. `progress` is called after
@@ -150,8 +178,8 @@ def check(
     runner = _Runner(file, verdict, start, keep_seed=bool(problems), emulated=own)
     try:
         device = "emulator" if emulation else file.device
-        for name, group in groups(problems, seed, device, layers):
-            runner.check(Group(name), group, seed, progress)
+        for group, own_problems in groups(file.form, problems, seed, device, layers, term):
+            runner.check(group, own_problems, seed, progress)
     except _Exhausted:
         # The problem that met it has it among the failures of its group.
         pass
@@ -162,27 +190,46 @@ def check(
     finally:
         runner.close()
     if emulation and emulation.mode == "checked":
-        verdict.sanitized = [sanitizer.of_emulator(runner.findings)]
+        verdict.sanitized = [sanitizer.of_emulator(runner.findings_that_count())]
     return verdict
 
 
 def groups(
+    form: str,
     problems: Sequence[ConvProblem],
     seed: int,
     device: str,
     layers: Sequence[ConvProblem] = (),
-) -> list[tuple[str, list[ConvProblem]]]:
-    """What `check` checks, in an order that the seed gives."""
+    term: str = "",
+) -> list[tuple[Group, list[ConvProblem]]]:
+    """What `check` checks a file of a form on: these problems; or the layers, a term's if it is
+    named, else of each term that has such files, and odd ones, in an order that the seed gives.
+    Raises `UnknownModel` for a term."""
     if problems:
-        return [(GIVEN, list(problems))]
+        return [(Group(GIVEN), list(problems))]
     rng = random.Random(seed)
-    later = [ConvProblem.parse(f"b1,{text}") for text in _LATER.values()]
-    course = [
-        dataclasses.replace(each, batch=_BATCH[device])
-        for each in layers or [*SHAPES.values(), *later]
-    ]
-    rng.shuffle(course)
-    return [(COURSE, course), (ODD, _odd(rng))]
+
+    def shuffled(found: Iterable[ConvProblem]) -> list[ConvProblem]:
+        at_batch = [dataclasses.replace(each, batch=_BATCH[device]) for each in found]
+        rng.shuffle(at_batch)
+        return at_batch
+
+    known = [*shapes.SHAPES.values(), *shapes.LATER.values()]
+    if layers:
+        asked = [(Group(COURSE), shuffled(layers))]
+    else:
+        terms = {term: term} if term else _TERMS.get(form, {})
+        asked = [
+            (Group(f"layers of {said}", term=said), shuffled(shapes.of_term(each).values()))
+            for each, said in terms.items()
+        ]
+        own = {each for name in terms for each in shapes.of_term(name).values()}
+        others = shuffled(each for each in known if each not in own)
+        if not term:
+            asked.append((Group(_OTHERS, told=True) if asked else Group(COURSE), others))
+    # Files of this package's own form say for which sizes they are.
+    is_told = form != "declared" or bool(layers or term)
+    return [*asked, (Group(ODD, told=is_told), _odd(rng))]
 
 
 def _odd(rng: random.Random) -> list[ConvProblem]:
@@ -211,6 +258,9 @@ class _Exhausted(Exception):
     """The file has used up its processes."""
 
 
+_Findings = dict[bytes, list[dict[str, Any]]]
+
+
 class _Runner:
     """Runs one file's problems in sessions: a new one after each that ended."""
 
@@ -226,8 +276,10 @@ class _Runner:
         self._start, self._keep_seed, self._emulated = start, keep_seed, emulated
         self._session: Session | None = None
         self._starts = 0
-        # Of the emulator, by what the kernels that they are of were compiled to.
-        self.findings: dict[bytes, list[dict[str, Any]]] = {}
+        # Of the emulator, of each group by what the kernels that they are of were compiled to.
+        self._findings: list[tuple[Group, _Findings]] = []
+        # Those of the problem that is checked.
+        self._found: list[dict[str, Any]] = []
         self._before: tuple[ConvProblem, np.ndarray] | None = None
         self._whole = functools.partial(_whole, largest=_LARGEST_INTEGER[verdict.precision])
         self._real = functools.partial(_real, magnitudes=_MAGNITUDES[verdict.precision])
@@ -243,15 +295,25 @@ class _Runner:
             emulation = dataclasses.replace(self._emulated.emulation, seed=seed)
             self._emulated.emulation = emulation
 
-    def _take_findings(self, problem: ConvProblem) -> None:
+    def findings_that_count(self) -> _Findings:
+        """Of terms those of the ones for which the file is right, if there are any."""
+        counting = [each for each in self._findings if not each[0].told]
+        right = [each for each in counting if each[0].is_right or not each[0].term]
+        if any(group.is_right for group, _ in counting):
+            counting = right
+        merged: _Findings = {}
+        for _, found in counting:
+            for content, told in found.items():
+                merged.setdefault(content, []).extend(told)
+        return merged
+
+    def _take_findings(self) -> None:
         if self._emulated is None or self._session is None:
             return
         try:
-            found = self._session.findings()
+            self._found += self._session.findings()
         except (Ended, Ece408Error):
-            found = findings.left(self._session.scratch)
-        if found:
-            self.findings.setdefault(self._emulated.content(problem), []).extend(found)
+            self._found += findings.left(self._session.scratch)
 
     def check(
         self,
@@ -262,27 +324,40 @@ class _Runner:
     ) -> None:
         """Check problems, each with whole numbers twice and with real ones."""
         self._verdict.groups.append(group)
-        for index, problem in enumerate(problems):
-            # So that the problem alone, given this seed, has the same numbers.
-            own = seed if self._keep_seed else seed + index + 1
-            try:
-                self._reorder(own)
-                failure = self._failure(problem, own)
-            except _Exhausted as error:
-                group.failures.append(Failure(str(problem), own, str(error)))
-                raise
-            except UnsupportedProblem as error:
-                if self._may_refuse(problem):
-                    group.refused.append(str(error))
-                    continue
-                failure = Failure(str(problem), own, f"it is refused: {error}")
-            finally:
-                progress()
-            self._take_findings(problem)
-            if failure is None:
-                group.right += 1
-            else:
-                group.failures.append(failure)
+        taken: _Findings = {}
+        self._findings.append((group, taken))
+        try:
+            for index, problem in enumerate(problems):
+                # So that the problem alone, given this seed, has the same numbers.
+                own = seed if self._keep_seed else seed + index + 1
+                try:
+                    self._check(group, problem, own)
+                finally:
+                    progress()
+                    if self._emulated is not None and self._found:
+                        taken.setdefault(self._emulated.content(problem), []).extend(self._found)
+        finally:
+            found = sanitizer.of_emulator(taken).findings
+            group.mistakes = [each for each in found if not each.warning]
+
+    def _check(self, group: Group, problem: ConvProblem, seed: int) -> None:
+        self._found = []
+        try:
+            self._reorder(seed)
+            failure = self._failure(problem, seed)
+        except _Exhausted as error:
+            group.failures.append(Failure(str(problem), seed, str(error)))
+            raise
+        except UnsupportedProblem as error:
+            if self._may_refuse(problem):
+                group.refused.append(str(error))
+                return
+            failure = Failure(str(problem), seed, f"it is refused: {error}")
+        self._take_findings()
+        if failure is None:
+            group.right += 1
+        else:
+            group.failures.append(failure)
 
     def _may_refuse(self, problem: ConvProblem) -> bool:
         """Whether a file of this form may have this problem refused: of the course's forms, what
@@ -300,13 +375,13 @@ class _Runner:
                 raise
             except (Ended, Ece408Error) as error:
                 self._raise_for_machine(error)
-                self._take_findings(problem)
-                text = self._cause(problem, x, w, error)
+                self._take_findings()
+                text, short = self._cause(problem, x, w, error)
                 self.close()
                 if isinstance(error, Ended) and error.by_time:
                     # Others would take as long.
                     self._starts = _MOST_STARTS
-                return Failure(str(problem), seed, text)
+                return Failure(str(problem), seed, text, short=short)
             found = self._compare(problem, seed, x, w, y, exact=numbers is self._whole)
             if found is not None:
                 return found
@@ -335,17 +410,26 @@ class _Runner:
             self._verdict.lacking = session.lacking
         return self._session.forward(problem, x, w, margins)
 
-    def _cause(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, error: Exception) -> str:
-        """What is said of a call that failed; where memory was touched, which."""
+    def _cause(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, error: Exception
+    ) -> tuple[str, str]:
+        """What is said of a call that failed: the CUDA call that did, if the emulator knows it;
+        where memory was touched, which; and a constant array that is too small in few words."""
+        said = str(error).removeprefix(f"kernel file {self._file.path}: ")
+        said = said.removesuffix(f" ({problem})")
+        last = [each for each in self._found if each.get("kind") in findings.ENDING][-1:]
+        if self._emulated is not None and last:
+            for each in findings.located(last, self._emulated.content(problem)):
+                return f"{each.place}: {each.title}", _too_small(each.text, problem)
         if not isinstance(error, Ended) or not error.by_memory:
-            return str(error)
+            return said, ""
         self.close()
         try:
             self._forward(problem, x, w, "open")
             damage = self._session.damage() if self._session else []
         except (Ended, _Exhausted, Ece408Error):
-            return str(error)
-        return "; ".join(damage) or "reads memory behind or before its arrays"
+            return said, ""
+        return "; ".join(damage) or "reads memory behind or before its arrays", ""
 
     def _compare(
         self,
@@ -387,6 +471,16 @@ class _Runner:
             "image {}, filter {}, row {}, column {}".format(*index)
             + f": {y[index]:g} instead of {expected[index]:g}",
         )
+
+
+def _too_small(text: str, problem: ConvProblem) -> str:
+    """Of a copy that found too little room, what that means to a layer."""
+    copy = _COPY.search(text)
+    weights = int(np.prod(problem.w_shape))
+    if copy is None or int(copy[1]) != 4 * weights:
+        return ""
+    layer = shapes.called(problem)
+    return f"its constant {copy[2]} holds {int(copy[3]) // 4} weights, {layer} has {weights}"
 
 
 def beyond(

@@ -23,7 +23,7 @@ from ..files.records import to_json
 from ..problem import ConvProblem
 from . import check as checking
 from . import shares
-from .check import ODD, Verdict
+from .check import Verdict
 from .session import OF_GPU_MEMORY
 from .shares import Timings
 from .timing import OURS, Timing, device_of, why
@@ -257,10 +257,10 @@ def verdict_on(
 
 def _note_verdict(entry: Entry, verdict: Verdict) -> None:
     entry.checked, entry.wrong = True, ""
-    entry.layers_only = not verdict.is_right
-    if verdict.is_right or verdict.is_right_for_the_course:
+    entry.layers_only = bool(verdict.elsewhere)
+    if verdict.is_right:
         return
-    failures = [each for group in verdict.groups if group.name != ODD for each in group.failures]
+    failures = [each for group in verdict.groups if not group.told for each in group.failures]
     entry.wrong = verdict.broken or "it refuses the layers"
     if failures:
         entry.wrong = f"{failures[0].problem}: {failures[0].text}"

@@ -91,12 +91,14 @@ def test_a_cheat_is_found(name, kept, lacking):
     assert not Path("/tmp/ece408-cheat").exists()
 
 
-def test_what_knows_the_course_only_is_right_there(kept):
+def test_of_what_knows_the_course_only_it_is_told(kept):
     with settings.override(cache=kept):
         file = kernel_file.find(str(CHEATS / "knows_the_course.cc"))
         verdict = checking.check(file)
-    assert not verdict.is_right
-    assert verdict.is_right_for_the_course
+    assert verdict.is_right
+    (odd,) = verdict.elsewhere
+    assert (odd.name, odd.right) == (checking.ODD, 0)
+    assert "nothing is written" in odd.failures[0].text
 
 
 def test_who_has_no_turn_rests(kept):

@@ -141,7 +141,7 @@ INSTEAD = {
 def test_tiles_are_right(check):
     verdict = check("tiled.cu", TILED, ())
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
-    assert [group.right for group in verdict.groups] == [11, 12]
+    assert [group.right for group in verdict.groups] == [2, 9, 12]
 
 
 @pytest.mark.parametrize(("part", "kind", "mark"), FAULTS)
@@ -203,6 +203,39 @@ def test_a_launch_of_too_many_threads_is_found_at_its_line(check):
     line = next(n for n, each in enumerate(text.splitlines(), 1) if "conv<<<" in each)
     assert (found.place, found.warning) == (f"tiled.cu:{line}", False)
     assert "launches conv with (3,4,1) blocks of (64,64,1) threads" in found.text
+
+
+SMALL_CONSTANT = (
+    TILED.replace("#define TILE 8", "#define TILE 8\n__constant__ float Mask[4096];")
+    .replace("* w[((", "* Mask[((")
+    .replace(
+        "cudaMemcpy(*device_w, w, sizeof(float) * M * C * K * K, cudaMemcpyHostToDevice);",
+        "cudaMemcpyToSymbol(Mask, w, sizeof(float) * M * C * K * K);  // copy",
+    )
+)
+
+
+def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
+    path = tmp_path / "tiled.cu"
+    path.write_text(SMALL_CONSTANT)
+    with settings.override(cache=kept):
+        result = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
+        small = SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]")
+        path.write_text(small)
+        wrong = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.splitlines()[-3:] == [
+        "  emulator: 0 mistakes",
+        "  right on its own layers; its constant Mask holds 4096 weights, fa19_2 has 7200",
+        "  verdict: right for 2020fa and later",
+    ]
+    assert wrong.returncode == 23
+    line = next(n for n, each in enumerate(small.splitlines(), 1) if each.endswith("// copy"))
+    told = f"tiled.cu:{line}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
+    assert " ".join(wrong.stdout.split()).count(told) == 2
+    lines = [each for each in wrong.stdout.splitlines() if "again: " not in each]
+    assert max(map(len, lines)) <= 100
+    assert wrong.stdout.splitlines()[-1] == "  verdict: wrong"
 
 
 def test_a_failed_free_is_a_warning(check):

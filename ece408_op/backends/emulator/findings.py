@@ -36,6 +36,8 @@ KINDS = (
     "failed cudaFree()",
     "the host touches memory of the GPU",
 )
+# What a kernel or a file does not go on after.
+ENDING = ("deadlock", "illegal address", "misaligned access", "stopped", "failed CUDA call")
 # What does no harm by itself, though it is seldom meant: threads that have ended count as waiting.
 WARNINGS = ("__syncthreads() that not all threads of the block reach", "failed cudaFree()")
 # A process's answer has room for so many.
