@@ -438,6 +438,9 @@ def _said(verdict: Verdict) -> tuple[str, str]:
         wrong = [group.term for group in terms if not group.is_right]
         said = f"right for {', '.join(right)}" if right and verdict.elsewhere else "right"
         return said + exact + (f"; wrong for {', '.join(wrong)}" if wrong else ""), "green"
+    if verdict.allowed_by:
+        said = f"wrong in {verdict.precision}, right with --precision {verdict.allowed_by}"
+        return said, "yellow"
     if verdict.has_right_results:
         return "right results, but the mistakes above", "yellow"
     if verdict.is_right_for_the_course:
@@ -480,7 +483,9 @@ def _group(verdict: Verdict, group: Group) -> list[str]:
         reason = group.refused[0].split(": ")[-1].split("; ")[0]
         refused = f", {len(group.refused)} refused ({reason})"
     lines = [f"  {group.name}: {group.right} of {checked} right{refused}"]
-    shown = group.failures[: 1 if group.told else _MOST_FAILURES]
+    lines += [f"    {each}" for each in group.notes]
+    failures = [each for each in group.failures if not (each.near and verdict.allowed_by)]
+    shown = failures[: 1 if group.told else _MOST_FAILURES]
     for failure in shown:
         text = (group.told and failure.short) or failure.text
         lines.append(f"    {failure.problem}: {text}")
@@ -493,7 +498,7 @@ def _group(verdict: Verdict, group: Group) -> list[str]:
         if verdict.order:
             again += f" --order {verdict.order}"
         lines.append(f"      again: {again}")
-    more = len(group.failures) - len(shown)
+    more = len(failures) - len(shown)
     if more > 0:
         lines.append(f"    and {more} more")
     if not group.failures and group.told:

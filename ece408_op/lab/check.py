@@ -33,7 +33,7 @@ from ..errors import (
     NoUsableGpu,
     UnsupportedProblem,
 )
-from ..problem import ConvProblem
+from ..problem import PRECISIONS, ConvProblem
 from . import patterns, sanitizer
 from .sanitizer import Finding, Sanitized
 from .session import CALL_SECONDS, Ended, Session
@@ -43,8 +43,10 @@ _TERMS = {
     "course_2019": {term: term for term in shapes.TERMS if term != shapes.LAST},
     "course_2020": {shapes.LAST: f"{shapes.LAST} and later"},
 }
-# Images of the course's layers.
+# Images of the course's layers; and, of a file that leaves images out then, as one does that has
+# streams compute a part of a batch each, as many as are affordable.
 _BATCH = {"cpu": 10, "cuda": 25, "emulator": 2}
+_LARGER = {"cuda": 100, "emulator": 20}
 _ODD_PROBLEMS = 16
 # So that sums are exact; in half precision whole numbers are up to 2048.
 _LARGEST_INTEGER = {"strict": 8, "float32": 8, "tf32": 8, "float16": 1}
@@ -60,26 +62,30 @@ _NO_ROOM = "the emulator has no room for"
 _MOST_STARTS = 6
 COURSE, ODD, GIVEN = "course's layers", "odd sizes", "given problems"
 _OTHERS = "other layers"
-# What the emulator finds of a copy to a variable.
+# What the emulator finds of a launch of no blocks, and of a copy to a variable.
+_NO_BLOCKS = re.compile(r"launches .* with \((0,\d+,\d+|\d+,0,\d+|\d+,\d+,0)\) blocks")
 _COPY = re.compile(r"copies (\d+) bytes to or from (\w+), which has (\d+)")
 
 
 @dataclass(frozen=True)
 class Failure:
     """What a call of one problem did wrong; `seed` makes its numbers again. `short` says it in few
-    words, where a constant array has too little room."""
+    words, where a constant array has too little room. `near` says that half precision may be as far
+    off, `absent` that whole images are not written, or a launch has no blocks."""
 
     problem: str
     seed: int
     text: str
     first: str = ""
     short: str = ""
+    near: bool = False
+    absent: bool = False
 
 
 @dataclass
 class Group:
     """Problems of a kind: how many are right, what is wrong with the others, how many the kernel
-    refuses, and what it did wrong with memory in the emulator.
+    refuses, what it did wrong with memory in the emulator, and what else is to be said.
 
     Of groups with a `term` one that is right is enough; what is `told` does not count.
     """
@@ -89,6 +95,7 @@ class Group:
     failures: list[Failure] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     mistakes: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     term: str = ""
     told: bool = False
 
@@ -101,7 +108,8 @@ class Group:
 class Verdict:
     """What checking a file found. `error` is the largest relative L2 error on real numbers,
     `sanitized` what compute-sanitizer's tools or the emulator found, if it was asked, `order` the
-    emulator's of threads if it was not the usual one. `broken` says why checking stopped, and
+    emulator's of threads if it was not the usual one, `allowed_by` the precision by which a file is
+    right that is wrong by the one asked for. `broken` says why checking stopped, and
     `by_machine` whether that was no fault of the file."""
 
     file: str
@@ -113,6 +121,7 @@ class Verdict:
     sanitized: list[Sanitized] = field(default_factory=list)
     precision: str = "float32"
     order: str = ""
+    allowed_by: str = ""
 
     @property
     def is_right(self) -> bool:
@@ -189,9 +198,34 @@ def check(
         verdict.broken, verdict.by_machine = str(error), True
     finally:
         runner.close()
+    failures = [each for group in verdict.groups if not group.told for each in group.failures]
+    if not verdict.is_right and failures and all(each.near for each in failures):
+        verdict.allowed_by = _precision_that_allows(
+            [ConvProblem.parse(each.problem) for each in failures],
+            precision,
+            functools.partial(
+                check,
+                file,
+                seed=seed,
+                call_seconds=call_seconds,
+                memory=memory,
+                emulation=emulation,
+            ),
+        )
     if emulation and emulation.mode == "checked":
         verdict.sanitized = [sanitizer.of_emulator(runner.findings_that_count())]
     return verdict
+
+
+def _precision_that_allows(
+    problems: Sequence[ConvProblem], precision: str, checked: Callable[..., Verdict]
+) -> str:
+    """The precision after this one by which these problems are right; empty if there is none."""
+    less = PRECISIONS[PRECISIONS.index(precision) + 1 :]
+    if not less:
+        return ""
+    found = checked(problems=problems, precision=less[0])
+    return less[0] if found.is_right else found.allowed_by
 
 
 def groups(
@@ -280,6 +314,8 @@ class _Runner:
         self._findings: list[tuple[Group, _Findings]] = []
         # Those of the problem that is checked.
         self._found: list[dict[str, Any]] = []
+        # Of the course's layers, once it is known that the file needs more.
+        self._batch = 0
         self._before: tuple[ConvProblem, np.ndarray] | None = None
         self._whole = functools.partial(_whole, largest=_LARGEST_INTEGER[verdict.precision])
         self._real = functools.partial(_real, magnitudes=_MAGNITUDES[verdict.precision])
@@ -341,10 +377,9 @@ class _Runner:
             group.mistakes = [each for each in found if not each.warning]
 
     def _check(self, group: Group, problem: ConvProblem, seed: int) -> None:
-        self._found = []
         try:
             self._reorder(seed)
-            failure = self._failure(problem, seed)
+            failure = self._judged(group, problem, seed)
         except _Exhausted as error:
             group.failures.append(Failure(str(problem), seed, str(error)))
             raise
@@ -359,6 +394,26 @@ class _Runner:
         else:
             group.failures.append(failure)
 
+    def _judged(self, group: Group, problem: ConvProblem, seed: int) -> Failure | None:
+        """`_failure`, of a layer of the course at as many images as the file needs."""
+        if group.name in (GIVEN, ODD) or self._file.form == "declared":
+            return self._failure(problem, seed)
+        first = failure = self._failure(self._at_batch(problem), seed)
+        if first is None or not first.absent or self._batch or self._file.device == "cpu":
+            return failure
+        self._batch = _LARGER["emulator" if self._emulated else "cuda"]
+        failure = self._failure(self._at_batch(problem), seed)
+        if failure is None:
+            what = first.text.rpartition(" elements are wrong: ")[2]
+            group.notes.append(f"judged with {self._batch} images; with {problem.batch}: {what}")
+        elif failure.absent:
+            # More images do not help: the others have as few.
+            self._batch = problem.batch
+        return failure
+
+    def _at_batch(self, problem: ConvProblem) -> ConvProblem:
+        return dataclasses.replace(problem, batch=self._batch or problem.batch)
+
     def _may_refuse(self, problem: ConvProblem) -> bool:
         """Whether a file of this form may have this problem refused: of the course's forms, what
         this process knows to be beyond them. Of others nothing runs that could pretend it."""
@@ -366,6 +421,7 @@ class _Runner:
         return self._file.form == "declared" or not plain
 
     def _failure(self, problem: ConvProblem, seed: int) -> Failure | None:
+        self._found = []
         rng = np.random.default_rng(seed)
         for numbers in (self._whole, self._whole, self._real):
             x, w = numbers(rng, problem.x_shape), numbers(rng, problem.w_shape)
@@ -381,7 +437,8 @@ class _Runner:
                 if isinstance(error, Ended) and error.by_time:
                     # Others would take as long.
                     self._starts = _MOST_STARTS
-                return Failure(str(problem), seed, text, short=short)
+                absent = bool(_NO_BLOCKS.search(text))
+                return Failure(str(problem), seed, text, short=short, absent=absent)
             found = self._compare(problem, seed, x, w, y, exact=numbers is self._whole)
             if found is not None:
                 return found
@@ -461,8 +518,6 @@ class _Runner:
                 f"whole numbers are exact, real ones are off by {error:.1e} (relative L2), more "
                 f"than {self._verdict.precision} is"
             )
-            if self._verdict.precision == "float32":
-                text += ": half precision or TF32? --precision float16 or tf32 allows that"
         index = tuple(int(each) for each in np.argwhere(wrong)[0])
         return Failure(
             str(problem),
@@ -470,6 +525,8 @@ class _Runner:
             f"{np.count_nonzero(wrong)} of {wrong.size} elements are wrong: {text}",
             "image {}, filter {}, row {}, column {}".format(*index)
             + f": {y[index]:g} instead of {expected[index]:g}",
+            near=not beyond(LARGEST_ERROR["float16"], problem, x, w, y, expected).any(),
+            absent=bool(np.isnan(y).all(axis=(1, 2, 3)).any()),
         )
 
 

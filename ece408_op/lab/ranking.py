@@ -264,6 +264,8 @@ def _note_verdict(entry: Entry, verdict: Verdict) -> None:
     entry.wrong = verdict.broken or "it refuses the layers"
     if failures:
         entry.wrong = f"{failures[0].problem}: {failures[0].text}"
+    if verdict.allowed_by:
+        entry.wrong = f"right with --precision {verdict.allowed_by} only"
 
 
 def _time(

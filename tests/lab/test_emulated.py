@@ -205,6 +205,57 @@ def test_a_launch_of_too_many_threads_is_found_at_its_line(check):
     assert "launches conv with (3,4,1) blocks of (64,64,1) threads" in found.text
 
 
+# A quarter of the images in each of four streams.
+STREAMS = TILED.replace("int M, int C", "int first, int M, int C").replace(
+    "b = blockIdx.x", "b = first + blockIdx.x"
+)
+STREAMS = STREAMS.replace("const dim3 grid(B, M,", "const dim3 grid(B / 4, M,").replace(
+    "    conv<<<grid, dim3(TILE, TILE), side * side * sizeof(float)>>>(y, x, w, M",
+    "    for (int i = 0; i < 4; ++i)  // streams\n"
+    "        conv<<<grid, dim3(TILE, TILE), side * side * 4>>>(y, x, w, i * (B / 4), M",
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "with_two"),
+    [
+        (
+            "error = cudaGetLastError()",
+            "error = cudaSuccess",
+            "failed CUDA call: launches conv with (0,",
+        ),
+        ("i < 4; ++i)", "i < 4 && B / 4; ++i)", "nothing is written"),
+    ],
+)
+def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with_two):
+    text = STREAMS.replace(old, new)
+    verdict = check("streams.cu", text, (), term="2020fa", emulation=Emulation("fast"), seed=1)
+    layers, odd = verdict.groups
+    assert verdict.is_right, _failures(verdict)
+    assert layers.right == 2
+    (note,) = layers.notes
+    assert note.startswith("judged with 20 images; with 2: ")
+    assert with_two in note
+    assert odd.failures
+    # Not if more do not help.
+    text = text.replace("i < 4", "i < 3")
+    verdict = check("streams.cu", text, (), term="2020fa", emulation=Emulation("fast"), seed=1)
+    assert not verdict.is_right
+    layers = verdict.groups[0]
+    assert [each.problem.split(",")[0] for each in layers.failures] == ["b20", "b2"]
+    assert "not written: all in images 15 to 19, the last 5 of 20" in layers.failures[0].text
+
+
+@pytest.mark.parametrize("name", ["new-forward.cu", "new-forward.cuh", "one-method.cu"])
+@pytest.mark.parametrize("mode", ["fast", "checked"])
+def test_what_is_not_written_is_told(check, name, mode):
+    text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
+    assert text != CUDA_FORMS[name]
+    verdict = check(name, text, PROBLEMS[:1], emulation=Emulation(mode))
+    (failure,) = _failures(verdict)
+    assert "are wrong: not written: all in row 6, the last" in failure
+
+
 SMALL_CONSTANT = (
     TILED.replace("#define TILE 8", "#define TILE 8\n__constant__ float Mask[4096];")
     .replace("* w[((", "* Mask[((")
