@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .. import dispatch
+from .. import dispatch, errors
 from ..backends import kernel_file
 from ..backends.cuda.kernels import catalog
 from ..backends.emulator.library import Emulation
@@ -24,7 +24,7 @@ from ..errors import (
     Ece408Error,
     InvalidSetting,
     KernelCompileFailed,
-    NotEnoughMemory,
+    KernelNotSupported,
     WrongResult,
 )
 from ..files.cachedir import atomic_path
@@ -140,7 +140,8 @@ def check(
         raise WrongResult(f"{names}: not right; what is wrong stands above")
     if unchecked:
         names = ", ".join(Path(each.file).name for each in unchecked)
-        raise NotEnoughMemory(f"{names}: not checked; {unchecked[0].broken}")
+        kind = getattr(errors, unchecked[0].by_machine)
+        raise kind(f"{names}: cannot be tried here; {unchecked[0].broken}")
 
 
 def time(
@@ -211,7 +212,8 @@ def _count(
         try:
             found = counting.count(each, problem, architecture)
         except (Ended, Ece408Error) as error:
-            tqdm.write(f"{names[each]}, {layer}: {timing.why(error)}", sys.stdout)
+            said = _named(kernel_file.reason(error), _source_of(each))
+            tqdm.write(_wrapped(f"{names[each]}, {layer}: {said}"), sys.stdout)
             failed.add(names[each])
             continue
         source = _source_of(each)
@@ -370,7 +372,10 @@ def _check(
         )
     except KernelCompileFailed as error:
         # Other files are checked all the same.
-        return Verdict(str(file.path), broken=timing.why(error))
+        return Verdict(str(file.path), broken=_named(kernel_file.reason(error), file.path))
+    except KernelNotSupported as error:
+        said, kind = _named(str(error), file.path), type(error).__name__
+        return Verdict(str(file.path), broken=said, by_machine=kind)
 
 
 def _files(name: str) -> list[kernel_file.KernelFile]:
@@ -397,6 +402,12 @@ def _as_given(file: str) -> str:
     return file if from_here.startswith(os.pardir) else from_here
 
 
+def _named(text: str, path: Path) -> str:
+    """What is said of a file at a path, with its name in the place of that."""
+    text = text.removeprefix(f"kernel file {path}: ")
+    return text.replace(f"{path.parent}{os.sep}", "")
+
+
 def _text(verdict: Verdict) -> str:
     lines = [_as_given(verdict.file)]
     for group in verdict.groups:
@@ -407,8 +418,7 @@ def _text(verdict: Verdict) -> str:
     for each in verdict.sanitized:
         lines += _sanitized(each)
     if verdict.broken:
-        folder = f"{Path(verdict.file).parent}{os.sep}"
-        lines.append(f"  stopped: {verdict.broken.replace(folder, '')}")
+        lines.append(f"  stopped: {verdict.broken}")
     if verdict.is_right and verdict.elsewhere:
         lines.append(f"  right on its own layers; {_why_not_elsewhere(verdict.elsewhere)}")
     said, colour = _said(verdict)
@@ -430,7 +440,7 @@ def _wrapped(line: str) -> str:
 def _said(verdict: Verdict) -> tuple[str, str]:
     """The verdict, and its colour."""
     if verdict.by_machine:
-        return "not checked", "yellow"
+        return "cannot be tried here", "yellow"
     if verdict.is_right:
         exact = "" if verdict.precision == "float32" else f", as exact as {verdict.precision} is"
         terms = [group for group in verdict.groups if group.term]

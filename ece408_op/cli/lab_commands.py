@@ -53,7 +53,7 @@ def _add_check(actions: Any) -> None:
         "processes, which writes to a folder of its own only. Layers of the course and odd sizes "
         "are computed, from whole numbers exactly and from real ones as exactly as float32 is. The "
         "layers of the terms whose files have this form decide. "
-        "Exit code: 0, or 23 when a file is wrong.",
+        "Exit code: 0, 23 when a file is wrong, or else 34 when one cannot be tried here.",
     )
     check.add_argument("files", nargs="+", metavar="FILE|DIR")
     check.add_argument(

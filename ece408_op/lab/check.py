@@ -29,6 +29,7 @@ from ..errors import (
     Ece408Error,
     InvalidProblem,
     KernelCompileFailed,
+    KernelNotSupported,
     NotEnoughMemory,
     NoUsableGpu,
     UnsupportedProblem,
@@ -110,13 +111,13 @@ class Verdict:
     `sanitized` what compute-sanitizer's tools or the emulator found, if it was asked, `order` the
     emulator's of threads if it was not the usual one, `allowed_by` the precision by which a file is
     right that is wrong by the one asked for. `broken` says why checking stopped, and
-    `by_machine` whether that was no fault of the file."""
+    `by_machine` the name of the error if that was no fault of the file."""
 
     file: str
     groups: list[Group] = field(default_factory=list)
     error: float = 0.0
     broken: str = ""
-    by_machine: bool = False
+    by_machine: str = ""
     lacking: list[str] = field(default_factory=list)
     sanitized: list[Sanitized] = field(default_factory=list)
     precision: str = "float32"
@@ -195,7 +196,7 @@ def check(
     except Ended as ended:
         verdict.broken = str(ended)
     except NotEnoughMemory as error:
-        verdict.broken, verdict.by_machine = str(error), True
+        verdict.broken, verdict.by_machine = str(error), type(error).__name__
     finally:
         runner.close()
     failures = [each for group in verdict.groups if not group.told for each in group.failures]
@@ -427,7 +428,7 @@ class _Runner:
             x, w = numbers(rng, problem.x_shape), numbers(rng, problem.w_shape)
             try:
                 y = self._forward(problem, x, w)
-            except (UnsupportedProblem, KernelCompileFailed, NoUsableGpu):
+            except (UnsupportedProblem, KernelCompileFailed, KernelNotSupported, NoUsableGpu):
                 raise
             except (Ended, Ece408Error) as error:
                 self._raise_for_machine(error)

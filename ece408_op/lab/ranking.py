@@ -26,7 +26,7 @@ from . import shares
 from .check import Verdict
 from .session import OF_GPU_MEMORY
 from .shares import Timings
-from .timing import OURS, Timing, device_of, why
+from .timing import OURS, Timing, device_of
 
 # What comes with the course's files, and is none.
 _NO_KERNELS = ("gpu-new-forward.h", "cpu-new-forward.h", "new-forward.h.in")
@@ -252,7 +252,7 @@ def verdict_on(
     except NoUsableGpu:
         raise
     except Ece408Error as error:
-        return Verdict(str(file.path), broken=why(error))
+        return Verdict(str(file.path), broken=kernel_file.reason(error))
 
 
 def _note_verdict(entry: Entry, verdict: Verdict) -> None:
