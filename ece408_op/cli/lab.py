@@ -404,7 +404,7 @@ def _as_given(file: str) -> str:
 
 def _named(text: str, path: Path) -> str:
     """What is said of a file at a path, with its name in the place of that."""
-    text = text.removeprefix(f"kernel file {path}: ")
+    text = text.replace(f"kernel file {path}: ", "")
     return text.replace(f"{path.parent}{os.sep}", "")
 
 

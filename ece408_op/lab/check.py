@@ -345,12 +345,8 @@ class _Runner:
         return merged
 
     def _take_findings(self) -> None:
-        if self._emulated is None or self._session is None:
-            return
-        try:
-            self._found += self._session.findings()
-        except (Ended, Ece408Error):
-            self._found += findings.left(self._session.scratch)
+        if self._emulated is not None and self._session is not None:
+            self._found += sanitizer.told(self._session)
 
     def check(
         self,
@@ -475,10 +471,10 @@ class _Runner:
         where memory was touched, which; and a constant array that is too small in few words."""
         said = str(error).removeprefix(f"kernel file {self._file.path}: ")
         said = said.removesuffix(f" ({problem})")
-        last = [each for each in self._found if each.get("kind") in findings.ENDING][-1:]
-        if self._emulated is not None and last:
-            for each in findings.located(last, self._emulated.content(problem)):
-                return f"{each.place}: {each.title}", _too_small(each.text, problem)
+        if self._emulated is not None and self._found:
+            last = findings.ending(self._found, self._emulated.content(problem))
+            if last is not None:
+                return f"{last.place}: {last.title}", _too_small(last.text, problem)
         if not isinstance(error, Ended) or not error.by_memory:
             return said, ""
         self.close()

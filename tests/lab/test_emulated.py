@@ -392,6 +392,7 @@ def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
         small = SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]")
         path.write_text(small)
         wrong = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
+        counted = run_here("lab", "time", str(path), "--emulate", "--layer", "fa20_2")
     assert result.returncode == 0, result.stdout
     assert result.stdout.splitlines()[-3:] == [
         "  emulator: 0 mistakes",
@@ -402,6 +403,7 @@ def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
     line = next(n for n, each in enumerate(small.splitlines(), 1) if each.endswith("// copy"))
     told = f"tiled.cu:{line}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
     assert " ".join(wrong.stdout.split()).count(told) == 2
+    assert f"tiled.cu, fa20_2, 2 images: {told}" in " ".join(counted.stdout.split())
     lines = [each for each in wrong.stdout.splitlines() if "again: " not in each]
     assert max(map(len, lines)) <= 100
     assert wrong.stdout.splitlines()[-1] == "  verdict: wrong"

@@ -186,6 +186,12 @@ def explained(error: KernelFailed, content: bytes) -> KernelFailed:
     return KernelFailed(f"{error}; {last.place}: {last.title}{by}")
 
 
+def ending(taken: Sequence[dict[str, Any]], content: bytes) -> Finding | None:
+    """Of what `take` gave, what a kernel or a file did not go on after, if there is such."""
+    last = [each for each in taken if each.get("kind") in ENDING][-1:]
+    return next(iter(located(last, content)), None)
+
+
 def _finding(told: dict[str, Any], lines: dict[Any, str]) -> Finding:
     block, thread = ([int(each) for each in told[role]] for role in ("block", "thread"))
     return Finding(
