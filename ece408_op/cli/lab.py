@@ -508,9 +508,10 @@ def _group(verdict: Verdict, group: Group) -> list[str]:
         if verdict.order:
             again += f" --order {verdict.order}"
         lines.append(f"      again: {again}")
-    more = len(failures) - len(shown)
-    if more > 0:
-        lines.append(f"    and {more} more")
+    if len(failures) > len(shown):
+        lines.append(f"    and {len(failures) - len(shown)} more")
     if not group.failures and group.told:
-        lines += [f"    {each.place}: {each.text}" for each in group.mistakes[:_MOST_FAILURES]]
+        known = {each.place for ran in verdict.sanitized for each in ran.findings}
+        more = [each for each in group.mistakes if each.place not in known]
+        lines += [f"    {each.place}: {each.text}" for each in more[:_MOST_FAILURES]]
     return lines
