@@ -377,9 +377,11 @@ class _Runner:
         try:
             self._reorder(seed)
             failure = self._judged(group, problem, seed)
-        except _Exhausted as error:
+        except (_Exhausted, NotEnoughMemory) as error:
+            if isinstance(error, NotEnoughMemory) and not group.told:
+                raise
             group.failures.append(Failure(str(problem), seed, str(error)))
-            raise
+            raise _Exhausted from None
         except UnsupportedProblem as error:
             if self._may_refuse(problem):
                 group.refused.append(str(error))

@@ -430,6 +430,19 @@ def test_too_little_memory_is_no_fault_of_the_file(check):
     assert verdict.broken.startswith("the emulator has not enough memory")
 
 
+def test_nor_does_it_count_on_other_layers(check):
+    no_room = 'if (H == 33) throw std::runtime_error("the emulator has no room for 8 bytes");'
+    text = TILED.replace(
+        "const int side = TILE + K - 1;\n    const dim3",
+        f"{no_room}\nconst int side = TILE + K - 1;\n    const dim3",
+    )
+    verdict = check("tiled.cu", text, (), emulation=Emulation("fast"))
+    assert verdict.is_right
+    assert not verdict.by_machine
+    (others,) = verdict.elsewhere
+    assert others.failures[-1].text.startswith("the emulator has not enough memory")
+
+
 def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatch):
     """And goes on with other files."""
     unchecked = Verdict("one.cu", broken="too little memory", by_machine="NotEnoughMemory")
