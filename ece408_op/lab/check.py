@@ -189,10 +189,8 @@ def check(
     try:
         device = "emulator" if emulation else file.device
         for group, own_problems in groups(file.form, problems, seed, device, layers, term):
-            runner.check(group, own_problems, seed, progress)
-    except _Exhausted:
-        # The problem that met it has it among the failures of its group.
-        pass
+            if not runner.check(group, own_problems, seed, progress):
+                break
     except Ended as ended:
         verdict.broken = str(ended)
     except NotEnoughMemory as error:
@@ -354,9 +352,13 @@ class _Runner:
         problems: Iterable[ConvProblem],
         seed: int,
         progress: Callable[[], object],
-    ) -> None:
-        """Check problems, each with whole numbers twice and with real ones."""
+    ) -> bool:
+        """Check problems, each with whole numbers twice and with real ones; whether to go on with
+        other groups."""
         self._verdict.groups.append(group)
+        if group.term:
+            # That it ends on another term's layers says nothing of these.
+            self._starts = 0
         taken: _Findings = {}
         self._findings.append((group, taken))
         try:
@@ -369,9 +371,13 @@ class _Runner:
                     progress()
                     if self._emulated is not None and self._found:
                         taken.setdefault(self._emulated.content(problem), []).extend(self._found)
+        except _Exhausted:
+            # The problem that met it has it among the failures of its group.
+            return bool(group.term)
         finally:
             found = sanitizer.of_emulator(taken).findings
             group.mistakes = [each for each in found if not each.warning]
+        return True
 
     def _check(self, group: Group, problem: ConvProblem, seed: int) -> None:
         try:

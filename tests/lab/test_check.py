@@ -133,6 +133,15 @@ def test_one_that_ends_on_other_sizes_is_right_for_its_terms(check):
     assert "its process hung, or ended too often" in _said(verdict)
 
 
+def test_one_that_hangs_on_another_terms_layers_is_right(check):
+    text = COURSE_2019.replace("for (int b", "for (volatile int i = M == 50; i;) {}\n  for (int b")
+    verdict = check("new-forward.h", text, problems=(), call_seconds=10)
+    assert verdict.is_right, _said(verdict)
+    right = [group.term for group in verdict.groups if group.is_right]
+    assert right == ["2018sp", "2019sp", "2019fa", "", ""]
+    assert "a call takes more than 10 s" in _said(verdict)
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "options", "says"),
     [
