@@ -195,6 +195,12 @@ class KernelFailed(Ece408Error):
     exit_code = 33
 
 
+class KernelNotSupported(Ece408Error):
+    """A user's kernel may be right, and needs what is not here: a GPU, or a library."""
+
+    exit_code = 34
+
+
 class WorkerFailed(Ece408Error):
     """A worker of a job failed, or was killed."""
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed
+from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed, KernelNotSupported
 from ..files.resources import kernels_dir
 from ..files.sealed import kept_or_compiled
 from ..problem import ConvProblem
@@ -42,7 +42,17 @@ _FORMS = {
 }
 # Makes a library. A compiler may link its C++ library statically; what another one of the process
 # shares with it, such as the numbers of a locale's parts, would then be of the wrong one.
-_SHARED = ("-shared", "-Xlinker", "--exclude-libs=ALL")
+# What is declared and defined nowhere is an error of the linker, which names it.
+COMPLETE = ("-Xlinker", "--no-undefined")
+_SHARED = ("-shared", "-Xlinker", "--exclude-libs=ALL", *COMPLETE)
+# Libraries of CUDA's toolkit that files may use, and a compiler's words where one, or what the
+# headers of kernels/files/mxnet lack of MXNet, is not there.
+_CUDA = r"(?:cu(?:blas|dnn|fft|rand|solver|sparse|tlass|b\b|da/|da\.h)|nvrtc|npp|thrust)"
+_ABSENT = "No such|file not found|no match for .oper|no member named|is not a member|does not name"
+_NOT_HERE = re.compile(
+    rf"(?=.*(?:{_ABSENT})).*\b(?:mxnet(?!::op)|mshadow|dmlc|{_CUDA})|"
+    rf"undefined reference to .{_CUDA}"
+)
 # Runs a compiler's command, and returns what it prints.
 Run = Callable[[Sequence[str]], str]
 # What a compiler's command becomes, where it and the file are not to be trusted with all there is.
@@ -231,8 +241,8 @@ def guarded(command: Sequence[str], path: Path) -> Sequence[str]:
 
 
 def run_compiler(command: Sequence[str], path: Path, missing: Ece408Error) -> str:
-    """What the command prints. Raises `KernelCompileFailed` with what it says of the file, and
-    `missing` if it does not run."""
+    """What the command prints. Raises `KernelCompileFailed` with what it says of the file,
+    `KernelNotSupported` where a library is not there, and `missing` if the command does not run."""
     # Files have a limit where a guard sets one; a pipe has none.
     with contextlib.suppress(OSError), _text_file() as out, _text_file() as messages:
         code = subprocess.run(
@@ -242,11 +252,16 @@ def run_compiler(command: Sequence[str], path: Path, missing: Ece408Error) -> st
             out.seek(0)
             return out.read()
         messages.seek(0)
-        raise KernelCompileFailed(
-            f"{first_error(messages.read(_MOST_MESSAGES), path)} (exit code {code} of: "
-            f"{shlex.join(command)})"
-        )
+        text = first_error(messages.read(_MOST_MESSAGES), path)
+        if _NOT_HERE.match(text.partition(": ")[2]):
+            raise KernelNotSupported(text)
+        raise KernelCompileFailed(f"{text} (exit code {code} of: {shlex.join(command)})")
     raise missing
+
+
+def reason(error: Exception) -> str:
+    """What is said of a file that does not run. The compiler's command helps nobody there."""
+    return str(error).partition(" (exit code ")[0]
 
 
 def _text_file() -> IO[str]:
@@ -264,6 +279,11 @@ def first_error(messages: str, path: Path) -> str:
     if found:
         match = min(found, key=re.Match.start)
         return f"{match[1]}:{match[2]}: {match[3].strip()[:_LONGEST_ERROR]}"
+    linker = r"^(?:\S*ld: )?(.+?):(\d+)?.*: (undefined reference to .*)$"
+    undefined = re.search(linker, messages, re.M)
+    if undefined:
+        place = f"{undefined[1]}:{undefined[2]}" if undefined[2] else path
+        return f"{place}: {undefined[3][:_LONGEST_ERROR]}"
     # That it ends says less than why.
     ends = ("", "compilation terminated.")
     lines = [line.strip() for line in messages.splitlines() if line.strip() not in ends]

@@ -1,15 +1,17 @@
 """The convolutions this package is made for, by name: what the benchmarks measure.
 
 A name is the course's term and the layer; k7_1 and k7_2 are the default term's layers with a
-kernel of 7. Every one has stride 1, no padding and no bias.
+kernel of 7. Every one has stride 1, no padding and no bias. `LATER` are those of the course from
+2020 on, of which kernel files are the only users.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
-from ..errors import InvalidProblem
+from ..errors import InvalidProblem, UnknownModel
 from ..problem import ConvProblem
 
 BATCH = 10000
@@ -26,21 +28,54 @@ _SIZES = {
     "k7_1": (1, 72, 12, 7),
     "k7_2": (12, 33, 24, 7),
 }
-SHAPES: dict[str, ConvProblem] = {
-    name: ConvProblem.parse(f"b{BATCH},c{c},h{side},w{side},m{m},k{k}x{k}")
-    for name, (c, side, m, k) in _SIZES.items()
-}
+_LATER_SIZES = {"fa20_1": (1, 86, 4, 7), "fa20_2": (4, 40, 16, 7)}
+
+
+def _problems(sizes: dict[str, tuple[int, int, int, int]]) -> dict[str, ConvProblem]:
+    return {
+        name: ConvProblem.parse(f"b{BATCH},c{c},h{side},w{side},m{m},k{k}x{k}")
+        for name, (c, side, m, k) in sizes.items()
+    }
+
+
+SHAPES, LATER = _problems(_SIZES), _problems(_LATER_SIZES)
+# Of a term called 2019fa the layers are called fa19_1 and so on; k7_1 is of none.
+TERMS: dict[str, dict[str, ConvProblem]] = {}
+for _name, _problem in {**SHAPES, **LATER}.items():
+    if _name[:2] in ("fa", "sp"):
+        TERMS.setdefault(f"20{_name[2:4]}{_name[:2]}", {})[_name] = _problem
+# Whose layers are those of all later ones.
+LAST = "2020fa"
+
+
+def of_term(term: str) -> dict[str, ConvProblem]:
+    """A term's layers by name. Raises `UnknownModel`."""
+    is_later = re.fullmatch(r"20[2-9]\d(fa|sp)", term) and (term[:4], term[4:]) > ("2020", "sp")
+    found = TERMS.get(LAST if is_later else term)
+    if found is None:
+        raise UnknownModel(
+            f"unknown term {term!r}; there are: {', '.join(TERMS)} and those after it"
+        )
+    return found
+
+
+def called(problem: ConvProblem) -> str:
+    """The name of a shape at any batch; of another problem its one-line form."""
+    at_batch = dataclasses.replace(problem, batch=BATCH)
+    named = (name for name, each in {**SHAPES, **LATER}.items() if each == at_batch)
+    return next(named, str(problem))
 
 
 def find(text: str, batch: int | None = None) -> ConvProblem:
-    """The shape of a name in `SHAPES`, or the problem in its one-line form, at another batch.
+    """The shape of a name in `SHAPES` or `LATER`, or a problem in its one-line form, at another
+    batch.
 
     Raises `InvalidProblem` for what is neither.
     """
     try:
-        problem = SHAPES.get(text) or ConvProblem.parse(text)
+        problem = SHAPES.get(text) or LATER.get(text) or ConvProblem.parse(text)
     except InvalidProblem as error:
-        names = ", ".join(SHAPES)
+        names = ", ".join([*SHAPES, *LATER])
         raise InvalidProblem(
             f"{text!r} is neither a shape's name ({names}) nor a problem: {error}"
         ) from None

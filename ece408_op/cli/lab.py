@@ -8,12 +8,13 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from .. import dispatch
+from .. import dispatch, errors
 from ..backends import kernel_file
 from ..backends.cuda.kernels import catalog
 from ..backends.emulator.library import Emulation
@@ -23,7 +24,7 @@ from ..errors import (
     Ece408Error,
     InvalidSetting,
     KernelCompileFailed,
-    NotEnoughMemory,
+    KernelNotSupported,
     WrongResult,
 )
 from ..files.cachedir import atomic_path
@@ -52,9 +53,9 @@ FORMS = {
     "cpu-2019": ("new-forward.h", "the course's C++ file to 2019"),
 }
 _BY_SUFFIX = {".cu": "cuda", ".cuh": "course-2019", ".cc": "cpu-2020", ".h": "cpu-2019"}
-_MOST_FAILURES = 3
-# What `time` takes unless it is told: layers of the default term.
-_LAYERS = ("fa19_1", "fa19_2")
+_MOST_FAILURES, _COLUMNS = 3, 100
+# The terms whose layers files are timed on unless it is told: of the form from 2020 on, and others.
+_LATER, _TERM = shapes.LAST, "2019fa"
 _EXPLAINED_BATCH = 1000
 _BATCHES = {"cpu": (100, 1000), "cuda": (100, 1000, 10000), "emulator": (2,)}
 
@@ -94,16 +95,19 @@ def check(
     sanitizes: bool,
     precision: str,
     emulation: Emulation | None,
+    term: str,
 ) -> None:
     """Check files and print a verdict on each; write them as JSON, too, if `output` is given. With
     `sanitizes` CUDA files run under compute-sanitizer as well. With an `emulation`, and where there
-    is no GPU, CUDA files run on the CPU.
+    is no GPU, CUDA files run on the CPU. A term's layers decide if it is named.
 
-    Raises `WrongResult` unless all are right, `InvalidSetting` for a file that cannot be
-    sanitized, and `ProfilerMissing` without compute-sanitizer.
+    Raises `WrongResult` unless all are right, `UnknownModel` for a term, `InvalidSetting` for a
+    file that cannot be sanitized, and `ProfilerMissing` without compute-sanitizer.
     """
     files = list(itertools.chain.from_iterable(map(_files, names)))
     check_precision(precision)
+    if term:
+        shapes.of_term(term)
     if sanitizes:
         for file in files:
             if file.device == "cpu":
@@ -112,13 +116,14 @@ def check(
     if emulation is None and not sanitizes and _must_emulate(files):
         emulation = Emulation()
     parsed = [ConvProblem.parse(text) for text in problems]
-    total = sum(len(group) for _, group in checking.groups(parsed, 0, "cpu"))
     verdicts = []
     for file in files:
+        asked = checking.groups(file.form, parsed, 0, "cpu", term=term)
+        total = sum(len(own) for _, own in asked)
         shown = {"desc": plain(file.name), "unit": "problem", "leave": False, "disable": None}
         with tqdm(total=total, **shown) as bar:
             own = emulation if file.device == "cuda" else None
-            verdicts.append(_check(file, parsed, seed, bar, precision, own))
+            verdicts.append(_check(file, parsed, seed, bar, precision, own, term))
         if sanitizes and verdicts[-1].groups:
             bar = tqdm(total=len(sanitizer.TOOLS), desc="sanitizing", leave=False, disable=None)
             with bar:
@@ -135,7 +140,8 @@ def check(
         raise WrongResult(f"{names}: not right; what is wrong stands above")
     if unchecked:
         names = ", ".join(Path(each.file).name for each in unchecked)
-        raise NotEnoughMemory(f"{names}: not checked; {unchecked[0].broken}")
+        kind = getattr(errors, unchecked[0].by_machine)
+        raise kind(f"{names}: cannot be tried here; {unchecked[0].broken}")
 
 
 def time(
@@ -162,6 +168,7 @@ def time(
     contenders = [_contender(name) for name in names]
     check_precision(precision)
     kind = timing.device_of(contenders)
+    layers = layers or own_layers(contenders)
     if kind == "cuda" and (emulates or dispatch.backend_of_cuda_files() == "emulator"):
         wanted = asked_layers("emulator", layers, batches, rounds)
         _count(contenders, wanted, architecture, output)
@@ -205,7 +212,8 @@ def _count(
         try:
             found = counting.count(each, problem, architecture)
         except (Ended, Ece408Error) as error:
-            tqdm.write(f"{names[each]}, {layer}: {timing.why(error)}", sys.stdout)
+            said = _named(kernel_file.reason(error), _source_of(each))
+            tqdm.write(_wrapped(f"{names[each]}, {layer}: {said}"), sys.stdout)
             failed.add(names[each])
             continue
         source = _source_of(each)
@@ -276,16 +284,22 @@ def _explanation(name: str, layer: str, found: Explanation) -> str:
     return "\n".join(lines)
 
 
+def own_layers(contenders: Iterable[kernel_file.KernelFile | str], term: str = "") -> list[str]:
+    """Names of a term's layers, or of those of a term that has such files."""
+    forms = {getattr(each, "form", "declared") for each in contenders}
+    return list(shapes.of_term(term or (_LATER if forms == {"course_2020"} else _TERM)))
+
+
 def asked_layers(
     kind: str, layers: Sequence[str], batches: Sequence[int], rounds: int
 ) -> list[tuple[str, ConvProblem]]:
-    """Each layer at each batch, or the default ones of a device, with what it is called. Raises
+    """Each layer at each batch, or at the default ones of a device, with what it is called. Raises
     `InvalidSetting`."""
     if rounds < 1 or any(batch < 1 for batch in batches):
         raise InvalidSetting("--repeat and --batch-size take numbers from 1 on")
     return [
         (f"{layer}, {batch} images", shapes.find(layer, batch))
-        for layer in layers or _LAYERS
+        for layer in layers
         for batch in batches or _BATCHES[kind]
     ]
 
@@ -350,14 +364,18 @@ def _check(
     bar: tqdm,
     precision: str,
     emulation: Emulation | None,
+    term: str,
 ) -> Verdict:
     try:
         return checking.check(
-            file, problems, seed, bar.update, precision=precision, emulation=emulation
+            file, problems, seed, bar.update, precision=precision, emulation=emulation, term=term
         )
     except KernelCompileFailed as error:
         # Other files are checked all the same.
-        return Verdict(str(file.path), broken=timing.why(error))
+        return Verdict(str(file.path), broken=_named(kernel_file.reason(error), file.path))
+    except KernelNotSupported as error:
+        said, kind = _named(str(error), file.path), type(error).__name__
+        return Verdict(str(file.path), broken=said, by_machine=kind)
 
 
 def _files(name: str) -> list[kernel_file.KernelFile]:
@@ -384,6 +402,12 @@ def _as_given(file: str) -> str:
     return file if from_here.startswith(os.pardir) else from_here
 
 
+def _named(text: str, path: Path) -> str:
+    """What is said of a file at a path, with its name in the place of that."""
+    text = text.replace(f"kernel file {path}: ", "")
+    return text.replace(f"{path.parent}{os.sep}", "")
+
+
 def _text(verdict: Verdict) -> str:
     lines = [_as_given(verdict.file)]
     for group in verdict.groups:
@@ -395,18 +419,56 @@ def _text(verdict: Verdict) -> str:
         lines += _sanitized(each)
     if verdict.broken:
         lines.append(f"  stopped: {verdict.broken}")
+    if verdict.is_right and verdict.elsewhere:
+        lines.append(f"  right on its own layers; {_why_not_elsewhere(verdict.elsewhere)}")
+    said, colour = _said(verdict)
+    lines = [_wrapped(plain(each)) for each in lines]
+    return "\n".join([*lines, f"  verdict: {paint(said, colour, sys.stdout)}"])
+
+
+def _wrapped(line: str) -> str:
+    """A line of a verdict, set in where it goes on; a command stays what can be copied."""
+    if line.lstrip().startswith("again: "):
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    wrapper = textwrap.TextWrapper(
+        _COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.fill(line)
+
+
+def _said(verdict: Verdict) -> tuple[str, str]:
+    """The verdict, and its colour."""
     if verdict.by_machine:
-        said, colour = "not checked", "yellow"
-    elif verdict.is_right:
+        return "cannot be tried here", "yellow"
+    if verdict.is_right:
         exact = "" if verdict.precision == "float32" else f", as exact as {verdict.precision} is"
-        said, colour = f"right{exact}", "green"
-    elif verdict.sanitized and dataclasses.replace(verdict, sanitized=[]).is_right:
-        said, colour = "right results, but the mistakes above", "yellow"
-    elif verdict.is_right_for_the_course and verdict.groups:
-        said, colour = "right on the course's layers, wrong on other sizes", "yellow"
-    else:
-        said, colour = "wrong", "red"
-    return "\n".join([*map(plain, lines), f"  verdict: {paint(said, colour, sys.stdout)}"])
+        terms = [group for group in verdict.groups if group.term]
+        right = [group.term for group in terms if group.is_right]
+        wrong = [group.term for group in terms if not group.is_right]
+        said = f"right for {', '.join(right)}" if right and verdict.elsewhere else "right"
+        return said + exact + (f"; wrong for {', '.join(wrong)}" if wrong else ""), "green"
+    if verdict.allowed_by:
+        said = f"wrong in {verdict.precision}, right with --precision {verdict.allowed_by}"
+        return said, "yellow"
+    if verdict.has_right_results:
+        return "right results, but the mistakes above", "yellow"
+    if verdict.is_right_for_the_course:
+        return "right on the course's layers, wrong on other sizes", "yellow"
+    return "wrong", "red"
+
+
+def _why_not_elsewhere(groups: Sequence[Group]) -> str:
+    """Why a file is wrong on other layers, in one line."""
+    failures = [each for group in groups for each in group.failures]
+    for failure in failures:
+        if failure.short:
+            return failure.short
+    if failures:
+        what = failures[0].text.rpartition(" elements are wrong: ")[2]
+        return f"{shapes.called(ConvProblem.parse(failures[0].problem))}: {what}"
+    mistake = groups[0].mistakes[0]
+    return f"on {groups[0].name}, {mistake.place}: {mistake.text}"
 
 
 def _sanitized(ran: Sanitized) -> list[str]:
@@ -431,8 +493,12 @@ def _group(verdict: Verdict, group: Group) -> list[str]:
         reason = group.refused[0].split(": ")[-1].split("; ")[0]
         refused = f", {len(group.refused)} refused ({reason})"
     lines = [f"  {group.name}: {group.right} of {checked} right{refused}"]
-    for failure in group.failures[:_MOST_FAILURES]:
-        lines.append(f"    {failure.problem}: {failure.text}")
+    lines += [f"    {each}" for each in group.notes]
+    failures = [each for each in group.failures if not (each.near and verdict.allowed_by)]
+    shown = failures[: 1 if group.told else _MOST_FAILURES]
+    for failure in shown:
+        text = (group.told and failure.short) or failure.text
+        lines.append(f"    {failure.problem}: {text}")
         if failure.first:
             lines.append(f"      first: {failure.first}")
         again = f"ece408 lab check {_as_given(verdict.file)} --problem {failure.problem}"
@@ -442,7 +508,10 @@ def _group(verdict: Verdict, group: Group) -> list[str]:
         if verdict.order:
             again += f" --order {verdict.order}"
         lines.append(f"      again: {again}")
-    more = len(group.failures) - _MOST_FAILURES
-    if more > 0:
-        lines.append(f"    and {more} more")
+    if len(failures) > len(shown):
+        lines.append(f"    and {len(failures) - len(shown)} more")
+    if not group.failures and group.told:
+        known = {each.place for ran in verdict.sanitized for each in ran.findings}
+        more = [each for each in group.mistakes if each.place not in known]
+        lines += [f"    {each.place}: {each.text}" for each in more[:_MOST_FAILURES]]
     return lines

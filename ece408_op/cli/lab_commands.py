@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.emulator.library import Emulation
+from ..bench import shapes
 from ..problem import PRECISIONS
 from ..profile import occupancy
 from . import arguments, lab, lab_rank
@@ -50,8 +51,9 @@ def _add_check(actions: Any) -> None:
         "say whether kernel files are right, and, of a wrong one, what is wrong where",
         epilog="Each file is compiled and run in a process of its own, without network and other "
         "processes, which writes to a folder of its own only. Layers of the course and odd sizes "
-        "are computed, from whole numbers exactly and from real ones as exactly as float32 is. "
-        "Exit code: 0, or 23 when a file is wrong.",
+        "are computed, from whole numbers exactly and from real ones as exactly as float32 is. The "
+        "layers of the terms whose files have this form decide. "
+        "Exit code: 0, 23 when a file is wrong, or else 34 when one cannot be tried here.",
     )
     check.add_argument("files", nargs="+", metavar="FILE|DIR")
     check.add_argument(
@@ -65,6 +67,7 @@ def _add_check(actions: Any) -> None:
         "--seed", metavar="N", type=int, help="of the numbers and odd sizes (default: a secret one)"
     )
     _add_precision(check)
+    _add_term(check, "whose layers decide (default: those of the file's form; odd sizes never do)")
     check.add_argument(
         "--sanitize",
         action="store_true",
@@ -98,6 +101,7 @@ def _add_check(actions: Any) -> None:
             options.sanitize,
             options.precision,
             _emulation(options),
+            options.term,
         )
     )
 
@@ -193,6 +197,13 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_term(parser: argparse.ArgumentParser, what: str) -> None:
+    known = ", ".join(shapes.TERMS)
+    parser.add_argument(
+        "--term", default="", help=f"a term of the course, {known} or a later one, {what}"
+    )
+
+
 def _add_rank(actions: Any) -> None:
     parser = arguments.add_command(
         actions,
@@ -211,6 +222,7 @@ def _add_rank(actions: Any) -> None:
         help="a folder, with folders in it, or a kernel file; all for the CPU or all for CUDA",
     )
     _add_layers(parser, "1000")
+    _add_term(parser, "whose layers take the place of --layer")
     parser.add_argument(
         "--repeat", metavar="N", type=int, default=5, help="turns of each (default: 5)"
     )
@@ -239,6 +251,7 @@ def _add_rank(actions: Any) -> None:
             options.again,
             options.jobs,
             options.precision,
+            options.term,
         )
     )
 
@@ -250,7 +263,7 @@ def _add_layers(parser: argparse.ArgumentParser, batches: str) -> None:
         action="append",
         default=[],
         help="a layer such as fa19_1, or a problem such as b1,c12,h33,w33,m24,k5, whose b "
-        "--batch-size replaces (may be repeated; default: the default term's)",
+        "--batch-size replaces (may be repeated; default: those of the files' own terms)",
     )
     parser.add_argument(
         "--batch-size", metavar="N", type=int, action="append", default=[],

@@ -26,7 +26,7 @@ from ..operator.environment import cpu_model
 from ..problem import check_precision
 from ..report import page
 from .colour import plain
-from .lab import asked_layers
+from .lab import asked_layers, own_layers
 
 _DEVICES = {"cpu": "the CPU", "cuda": "GPUs"}
 _LAYERS_ONLY = "right on these layers only"
@@ -41,13 +41,17 @@ def rank(
     again: bool,
     jobs: int | None,
     precision: str,
+    term: str,
 ) -> None:
-    """Rank the files, print a table, and keep ranking.json, ranking.csv and ranking.html in a
-    folder; what is there already of the same files is not measured a second time, but with `again`.
+    """Rank the files on layers, or on those of a term, print a table, and keep ranking.json,
+    ranking.csv and ranking.html in a folder; what is there already of the same files is not
+    measured a second time, but with `again`.
 
     Raises `InvalidSetting` for paths and numbers that mean nothing, and for files of two devices,
-    and `NoUsableGpu`.
+    `UnknownModel` for a term, and `NoUsableGpu`.
     """
+    if layers and term:
+        raise InvalidSetting(f"--term {term} has layers of its own; leave --layer out")
     files = ranks.find(paths)
     kernels = [file for file in files.values() if not isinstance(file, str)]
     if not kernels:
@@ -55,6 +59,7 @@ def rank(
     if jobs is not None and jobs < 1:
         raise InvalidSetting("--jobs takes numbers from 1 on")
     kind = _most(files)
+    layers = layers or own_layers(kernels, term)
     wanted = asked_layers(kind, layers, batches or (1000,), rounds)
     conditions = {
         "device": device.get(settings.devices()[0]).name if kind == "cuda" else cpu_model(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -142,7 +143,7 @@ def run(milestone: Milestone, request: Request) -> float:
     if not way.without_mxnet:
         footprint.check_memory(checkpoint.symbol, request.size, request.batch_size, size)
     _say("New Inference")
-    with errors.surfaced(), op_times(_print_op_time):
+    with errors.surfaced(), _told(milestone, request) as told, op_times(told):
         metric = run_interruptibly(
             lambda: (scoring.evaluate_on_gpu if way.without_mxnet else scoring.evaluate)(
                 checkpoint.symbol,
@@ -162,9 +163,46 @@ def run(milestone: Milestone, request: Request) -> float:
     return accuracy
 
 
+def _emulates(milestone: Milestone) -> bool:
+    return milestone.own_operator and settings.backend() == "emulator"
+
+
+@contextlib.contextmanager
+def _told(milestone: Milestone, request: Request) -> Iterator[Callable[[OpTime], None]]:
+    """What prints op times; with a bar on terminals while kernels are emulated: it takes long."""
+    if not _emulates(milestone):
+        yield _print_op_time
+        return
+    from tqdm import tqdm  # which imports much
+
+    calls = len(request.term.filters) * -(-request.size // request.batch_size)
+    ended = threading.Event()
+    shown = {"desc": "emulating", "unit": "layer", "leave": False, "disable": None}
+    bar = tqdm(total=calls, mininterval=0, miniters=1, **shown)
+
+    def tick() -> None:
+        # Of a single layer only the time goes on.
+        while not ended.wait(1):
+            bar.refresh()
+
+    def told(entry: OpTime) -> None:
+        with tqdm.external_write_mode():
+            _print_op_time(entry)
+        bar.update()
+
+    ticking = threading.Thread(target=tick, daemon=True)
+    with bar:
+        ticking.start()
+        try:
+            yield told
+        finally:
+            ended.set()
+            ticking.join()
+
+
 def _choose_way(milestone: Milestone) -> Way:
     """How the network runs, which stderr is told if a GPU or the emulator has a part in it."""
-    emulates = milestone.own_operator and settings.backend() == "emulator"
+    emulates = _emulates(milestone)
     # Networks choose their kernels themselves.
     whole = milestone.whole and settings.kernel() is None
     if milestone.on_gpu and not emulates:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.cuda.plan import Capability
-from ..backends.emulator import counts
+from ..backends.emulator import counts, findings
 from ..backends.emulator.backend import of_kernel
 from ..backends.emulator.counts import Count, Launched
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
+from ..errors import KernelFailed
 from ..host import gpu
 from ..problem import ConvProblem
 from ..profile import occupancy
-from . import explanation
+from . import explanation, sanitizer
 from .session import Ended, Session
 
 _CALL_SECONDS = 600.0
@@ -52,13 +53,17 @@ def count(kernel: KernelFile | str, problem: ConvProblem, architecture: str) -> 
     """Run a file, or the kernel of this package that has this name, once on a problem, isolated as
     for checking. Blocks are placed on a GPU of an architecture of `occupancy.KNOWN`.
 
-    Raises `Ended`, and what compiling and running it raise.
+    Raises `KernelFailed` with the line where there is one, `Ended`, and what compiling it raises.
     """
     emulated = of_kernel(kernel, Emulation("counted"))
     rng = np.random.default_rng(408)
     x, w = (rng.standard_normal(each, np.float32) for each in (problem.x_shape, problem.w_shape))
     with Session(kernel, _CALL_SECONDS, emulated=emulated) as session:
-        session.forward(problem, x, w)
+        try:
+            session.forward(problem, x, w)
+        except (Ended, KernelFailed) as error:
+            last = findings.ending(sanitizer.told(session), emulated.content(problem))
+            raise KernelFailed(f"{last.place}: {last.title}" if last else str(error)) from None
         taken = session.counts()
     try:
         found, launches = counts.located(taken, emulated.content(problem))

@@ -25,10 +25,10 @@ from ..files.records import to_json
 from ..problem import ConvProblem
 from . import check as checking
 from . import shares
-from .check import ODD, Verdict
+from .check import Verdict
 from .session import OF_GPU_MEMORY
 from .shares import Timings
-from .timing import OURS, Timing, device_of, why
+from .timing import OURS, Timing, device_of
 
 # What comes with the course's files, and is none.
 _NO_KERNELS = ("gpu-new-forward.h", "cpu-new-forward.h", "new-forward.h.in")
@@ -271,18 +271,20 @@ def verdict_on(
     except NoUsableGpu:
         raise
     except Ece408Error as error:
-        return Verdict(str(file.path), broken=why(error))
+        return Verdict(str(file.path), broken=kernel_file.reason(error))
 
 
 def _note_verdict(entry: Entry, verdict: Verdict) -> None:
     entry.checked, entry.wrong = True, ""
-    entry.layers_only = not verdict.is_right
-    if verdict.is_right or verdict.is_right_for_the_course:
+    entry.layers_only = bool(verdict.elsewhere)
+    if verdict.is_right:
         return
-    failures = [each for group in verdict.groups if group.name != ODD for each in group.failures]
+    failures = [each for group in verdict.groups if not group.told for each in group.failures]
     entry.wrong = verdict.broken or "it refuses the layers"
     if failures:
         entry.wrong = f"{failures[0].problem}: {failures[0].text}"
+    if verdict.allowed_by:
+        entry.wrong = f"right with --precision {verdict.allowed_by} only"
 
 
 def _time(

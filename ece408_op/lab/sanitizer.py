@@ -17,10 +17,10 @@ from typing import Any
 
 from ..backends.emulator import findings
 from ..backends.kernel_file import KernelFile
-from ..errors import ProfilerMissing
+from ..errors import Ece408Error, ProfilerMissing
 from ..problem import ConvProblem
 from . import observed
-from .session import Session
+from .session import Ended, Session
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Small, since a tool slows kernels down.
@@ -91,6 +91,14 @@ def sanitize(
 
     with ThreadPoolExecutor(len(TOOLS)) as pool:
         return list(pool.map(one, TOOLS))
+
+
+def told(session: Session) -> list[dict[str, Any]]:
+    """What the emulator has found in a session since the last call, also where it has ended."""
+    try:
+        return session.findings()
+    except (Ended, Ece408Error):
+        return findings.left(session.scratch)
 
 
 def of_emulator(taken: dict[bytes, list[dict[str, Any]]]) -> Sanitized:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -54,6 +55,17 @@ def test_final_runs_the_whole_network(run_here):
     assert "CUDA kernels run on the CPU, by the emulator" in result.stderr
     one = run_here("final", "1", "--emulate", "--kernel", "1_naive", "--term", "2017fa")
     assert re.fullmatch(LOADING + emulated + r"Correctness: \d\.\d .*\n", one.stdout)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_has_a_bar_while_kernels_are_emulated(run_here, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    command = ("m3.1", "3", "--emulate", "--kernel", "1_naive", "--batch-size", "2")
+    result = run_here(*command, "--term", "2018sp")
+    emulated = r"Op Time: \d+\.\d{6} \(emulated\)\n"
+    assert re.fullmatch(LOADING + emulated * 4 + r"Correctness: \d\.\d .*\n", result.stdout)
+    assert [f"{step}/4" in result.stderr for step in range(5)] == [is_terminal] * 5
+    assert ("emulating: " in result.stderr) == is_terminal
 
 
 MODELS = [(term, model) for term in TERMS.values() for model in term.models if model != BASELINE]

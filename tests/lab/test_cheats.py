@@ -110,12 +110,14 @@ def test_what_cheats_only_where_it_is_timed_is_not_timed(kept, name, says):
     assert found.seconds == []
 
 
-def test_what_knows_the_course_only_is_right_there(kept):
+def test_of_what_knows_the_course_only_it_is_told(kept):
     with settings.override(cache=kept):
         file = kernel_file.find(str(CHEATS / "knows_the_course.cc"))
         verdict = checking.check(file)
-    assert not verdict.is_right
-    assert verdict.is_right_for_the_course
+    assert verdict.is_right
+    (odd,) = verdict.elsewhere
+    assert (odd.name, odd.right) == (checking.ODD, 0)
+    assert "nothing is written" in odd.failures[0].text
 
 
 def test_who_has_no_turn_rests(kept):
@@ -171,15 +173,28 @@ def test_half_precision_is_right_where_it_is_allowed(kept):
         file = kernel_file.find(str(CHEATS / "half_precision.cc"))
         strict = checking.check(file, PROBLEMS)
         failures = [each.text for group in strict.groups for each in group.failures]
-        assert "--precision float16 or tf32 allows that" in failures[0]
+        assert "real ones are off by" in failures[0]
+        assert strict.allowed_by in ("tf32", "float16")
         verdict = checking.check(file, PROBLEMS, precision="float16")
         assert verdict.is_right, verdict
         assert verdict.error > 1e-5
         file = kernel_file.find(str(CHEATS / "tf32.cc"))
         assert checking.check(file, PROBLEMS, precision="tf32").is_right
+        assert checking.check(file, PROBLEMS).allowed_by == "tf32"
         for name in ("samples_pixels", "remembers_pointers", "writes_zeros"):
             wrong = kernel_file.find(str(CHEATS / f"{name}.cc"))
             assert not checking.check(wrong, PROBLEMS, precision="float16").is_right, name
+            assert checking.check(wrong, PROBLEMS).allowed_by == "", name
+
+
+def test_the_command_names_the_precision_by_which_a_file_is_right(run_here, kept):
+    with settings.override(cache=kept):
+        result = run_here("lab", "check", str(CHEATS / "tf32.cc"), "--problem", str(PROBLEMS[1]))
+    assert result.returncode == 23
+    lines = result.stdout.splitlines()
+    assert lines[1] == "  given problems: 0 of 1 right"
+    assert lines[-1] == "  verdict: wrong in float32, right with --precision tf32"
+    assert "again: " not in result.stdout
 
 
 def test_the_number_of_a_process_that_has_ended_is_not_used(kept, monkeypatch):

@@ -45,8 +45,13 @@ def test_right_ones_are_right(check, name):
     steps = []
     verdict = check(name, FORMS[name], problems=(), progress=lambda: steps.append(1))
     assert verdict.is_right, _said(verdict)
-    course, odd = verdict.groups
-    assert (course.name, course.right) == (checking.COURSE, 11)
+    assert not verdict.elsewhere
+    *terms, others, odd = verdict.groups
+    assert sum(group.right for group in (*terms, others)) == 11
+    later = [("2020fa and later", 2)]
+    earlier = [("2017fa", 1), ("2018sp", 2), ("2019sp", 2), ("2019fa", 2)]
+    expected = earlier if name == "new-forward.h" else later
+    assert [(group.term, group.right) for group in terms] == expected
     assert odd.right + len(odd.refused) == 16
     assert bool(odd.refused) == (name != "with-stride.cc")
     assert 0 < verdict.error < 2e-6
@@ -120,12 +125,66 @@ def test_one_that_crashes_now_and_then_is_gone_on_with(check):
     assert len(said) < 9
 
 
-def test_one_that_ends_on_other_sizes_is_right_for_the_course(check):
+def test_one_that_ends_on_other_sizes_is_right_for_its_terms(check):
     text = COURSE_2020.replace("float sum = 0;", "float sum = 0; if (Batch < 8) __builtin_trap();")
     verdict = check("wrong.cc", text, problems=())
-    assert not verdict.is_right
-    assert verdict.is_right_for_the_course
+    assert verdict.is_right
+    assert [group.name for group in verdict.elsewhere] == [checking.ODD]
     assert "its process hung, or ended too often" in _said(verdict)
+
+
+def test_one_that_hangs_on_another_terms_layers_is_right(check):
+    text = COURSE_2019.replace("for (int b", "for (volatile int i = M == 50; i;) {}\n  for (int b")
+    verdict = check("new-forward.h", text, problems=(), call_seconds=10)
+    assert verdict.is_right, _said(verdict)
+    right = [group.term for group in verdict.groups if group.is_right]
+    assert right == ["2018sp", "2019sp", "2019fa", "", ""]
+    assert "a call takes more than 10 s" in _said(verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "options", "says"),
+    [
+        ("cpu-new-forward.cc", "p < K", "p < 7", (), "right for 2020fa and later"),
+        ("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2025sp"), "right for 2025sp"),
+        ("cpu-new-forward.cc", "p < K", "p < 7", ("--term", "2019sp"), "wrong"),
+        ("cpu-new-forward.cc", "p < K", "p < 5", (), "wrong"),
+        ("cpu-new-forward.cc", "p < K", "p < K", (), "right"),
+        ("new-forward.h", "p < K", "p < 5", ("--term", "2019fa"), "right for 2019fa"),
+        (
+            "new-forward.h",
+            "c < C",
+            "c < std::min(C, 6)",
+            (),
+            "right for 2017fa, 2018sp, 2019sp; wrong for 2019fa",
+        ),
+        ("new-forward.h", "y[b][m][h][w] = 0;", "", (), "wrong"),
+    ],
+)
+def test_a_files_own_terms_decide(run_here, tmp_path, kept, name, old, new, options, says):
+    path = tmp_path / name
+    path.write_text(FORMS[name].replace(old, new))
+    with settings.override(cache=kept):
+        result = run_here("lab", "check", str(path), *options)
+    assert f"\n  verdict: {says}\n" in result.stdout
+    assert result.returncode == (23 if says == "wrong" else 0)
+    other = says not in ("right", "wrong")
+    assert ("\n  right on its own layers; " in result.stdout) == other
+
+
+def test_a_term_is_one_of_the_course(run_here, tmp_path):
+    (tmp_path / "mine.cc").write_text(COURSE_2020)
+    for term in ("2020sp", "fa19", "2019"):
+        for command in ("check", "rank"):
+            result = run_here("lab", command, str(tmp_path / "mine.cc"), "--term", term)
+            assert (result.returncode, result.stdout) == (4, "")
+            assert result.stderr == (
+                f"ece408: error: unknown term {term!r}; there are: 2017fa, 2018sp, 2019sp, 2019fa, "
+                "2020fa and those after it\n"
+            )
+    both = ("--term", "2019fa", "--layer", "fa19_1")
+    result = run_here("lab", "rank", str(tmp_path / "mine.cc"), *both)
+    assert (result.returncode, result.stdout) == (16, "")
 
 
 def test_what_it_throws_is_said(check):
@@ -159,7 +218,7 @@ def test_the_command(run_here, run_ece408, tmp_path):
     assert "all in column 2" in second
     assert result.stdout.count("verdict: wrong\n") == 2
     assert f"--problem {PROBLEM} --seed 7" in result.stdout
-    assert re.search("broken.cc:16: .nothing. was not declared", result.stdout)
+    assert re.search("stopped: broken.cc:16: .nothing. was not declared", result.stdout)
     assert "wrong.cc, broken.cc: not right" in result.stderr
     verdicts = json.loads(output.read_text())
     assert [bool(each["groups"] and each["groups"][0]["right"]) for each in verdicts] == [

@@ -42,7 +42,7 @@ SAYS = {
     **dict.fromkeys(("writes_behind", "writes_behind_on_the_host"), "64 bytes behind y"),
     "reads_behind": "1 of 840 elements",
     "looks_for_the_answer": "nothing is written",
-    "prints_a_verdict": "prints_a_verdict.cu: ",
+    "prints_a_verdict": r"\x1b[2J\x1b[H",
     "fills_gpu_memory": "takes more than 50% of the GPU's free memory",
     "forks": "no process",
     "opens_a_socket": "no socket",

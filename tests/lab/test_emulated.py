@@ -12,7 +12,7 @@ from places import ROOT
 from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator.library import CHECKED, Emulation
-from ece408_op.errors import InvalidSetting, KernelFailed, NotEnoughMemory
+from ece408_op.errors import InvalidSetting, KernelFailed, KernelNotSupported, NotEnoughMemory
 from ece408_op.lab import check as checking
 from ece408_op.lab.check import Group, Verdict
 from ece408_op.problem import ConvProblem
@@ -141,7 +141,7 @@ INSTEAD = {
 def test_tiles_are_right(check):
     verdict = check("tiled.cu", TILED, ())
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
-    assert [group.right for group in verdict.groups] == [11, 12]
+    assert [group.right for group in verdict.groups] == [2, 9, 12]
 
 
 @pytest.mark.parametrize(("part", "kind", "mark"), FAULTS)
@@ -205,6 +205,210 @@ def test_a_launch_of_too_many_threads_is_found_at_its_line(check):
     assert "launches conv with (3,4,1) blocks of (64,64,1) threads" in found.text
 
 
+# A quarter of the images in each of four streams.
+STREAMS = TILED.replace("int M, int C", "int first, int M, int C").replace(
+    "b = blockIdx.x", "b = first + blockIdx.x"
+)
+STREAMS = STREAMS.replace("const dim3 grid(B, M,", "const dim3 grid(B / 4, M,").replace(
+    "    conv<<<grid, dim3(TILE, TILE), side * side * sizeof(float)>>>(y, x, w, M",
+    "    for (int i = 0; i < 4; ++i)  // streams\n"
+    "        conv<<<grid, dim3(TILE, TILE), side * side * 4>>>(y, x, w, i * (B / 4), M",
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "with_two"),
+    [
+        (
+            "error = cudaGetLastError()",
+            "error = cudaSuccess",
+            "failed CUDA call: launches conv with (0,",
+        ),
+        ("i < 4; ++i)", "i < 4 && B / 4; ++i)", "nothing is written"),
+    ],
+)
+def test_a_file_that_needs_more_images_is_judged_with_more(check, old, new, with_two):
+    text = STREAMS.replace(old, new)
+    verdict = check("streams.cu", text, (), term="2020fa", emulation=Emulation("fast"), seed=1)
+    layers, odd = verdict.groups
+    assert verdict.is_right, _failures(verdict)
+    assert layers.right == 2
+    (note,) = layers.notes
+    assert note.startswith("judged with 20 images; with 2: ")
+    assert with_two in note
+    assert odd.failures
+    # Not if more do not help.
+    text = text.replace("i < 4", "i < 3")
+    verdict = check("streams.cu", text, (), term="2020fa", emulation=Emulation("fast"), seed=1)
+    assert not verdict.is_right
+    layers = verdict.groups[0]
+    assert [each.problem.split(",")[0] for each in layers.failures] == ["b20", "b2"]
+    assert "not written: all in images 15 to 19, the last 5 of 20" in layers.failures[0].text
+
+
+@pytest.mark.parametrize("name", ["new-forward.cu", "new-forward.cuh", "one-method.cu"])
+@pytest.mark.parametrize("mode", ["fast", "checked"])
+def test_what_is_not_written_is_told(check, name, mode):
+    text = CUDA_FORMS[name].replace("i < H_out * W_out;", "i < H_out * W_out - W_out;")
+    assert text != CUDA_FORMS[name]
+    verdict = check(name, text, PROBLEMS[:1], emulation=Emulation(mode))
+    (failure,) = _failures(verdict)
+    assert "are wrong: not written: all in row 6, the last" in failure
+
+
+# Patches in an array of the file's own, and a product of matrices.
+UNROLLED = """
+#ifndef MXNET_OPERATOR_NEW_FORWARD_CUH_
+#define MXNET_OPERATOR_NEW_FORWARD_CUH_
+#include <mxnet/base.h>
+
+namespace mxnet {
+namespace op {
+
+__global__ void unroll(float *to, const float *x, int C, int H, int W, int K) {
+  const int columns = (H - K + 1) * (W - K + 1), i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= columns) return;
+  const int h = i / (W - K + 1), w = i % (W - K + 1);
+  for (int c = 0, row = 0; c < C; ++c)
+    for (int p = 0; p < K; ++p)
+      for (int q = 0; q < K; ++q, ++row) to[row * columns + i] = x[(c * H + h + p) * W + w + q];
+}
+
+__global__ void multiply(float *y, const float *k, const float *patches, int rows, int columns) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  for (int r = 0; i < columns && r < rows; ++r)
+    y[blockIdx.y * columns + i] += k[blockIdx.y * rows + r] * patches[r * columns + i];
+}
+
+template <>
+void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
+                         const mshadow::Tensor<gpu, 4, float> &k) {
+  const int M = y.shape_[1], C = x.shape_[1], H = x.shape_[2], W = x.shape_[3], K = k.shape_[3];
+  const int rows = C * K * K, columns = y.shape_[2] * y.shape_[3];
+  mshadow::Tensor<gpu, 2, float> patches;
+  patches.shape_ = mshadow::Shape2(rows, columns);
+  mshadow::AllocSpace(&patches);
+  y = 0;
+  for (unsigned b = 0; b < x.shape_[0]; ++b) {
+    unroll<<<(columns + 255) / 256, 256>>>(patches.dptr_, x[b].dptr_, C, H, W, K);
+    multiply<<<dim3((columns + 255) / 256, M), 256>>>(y[b].dptr_, k.dptr_, patches.dptr_, rows,
+                                                      columns);
+  }
+  MSHADOW_CUDA_CALL(cudaDeviceSynchronize());
+  mshadow::FreeSpace(&patches);
+}
+
+}
+}
+#endif
+"""
+SPACE = (
+    "mshadow::Tensor<gpu, 2, float> patches;\n"
+    "  patches.shape_ = mshadow::Shape2(rows, columns);\n"
+    "  mshadow::AllocSpace(&patches);\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "freed"),
+    [
+        (SPACE, "mshadow::FreeSpace(&patches);"),
+        (
+            "auto patches = mshadow::NewTensor<gpu>(mshadow::Shape2(rows, columns), 0.0f);\n",
+            "mshadow::FreeSpace(&patches);",
+        ),
+        ("mshadow::TensorContainer<gpu, 2> patches(mshadow::Shape2(rows, columns));\n", ""),
+    ],
+)
+def test_arrays_of_mxnet_are_there(check, made, freed):
+    text = UNROLLED.replace(SPACE, made).replace("mshadow::FreeSpace(&patches);", freed)
+    verdict = check("new-forward.cuh", text)
+    assert verdict.is_right, (_failures(verdict), verdict.sanitized)
+    assert [each.findings for each in verdict.sanitized] == [()]
+    # Their memory is not written before the file writes it.
+    text = text.replace("y = 0;", "").replace("y[blockIdx.y * columns + i] +=", "y[0] =")
+    verdict = check("new-forward.cuh", text)
+    assert not verdict.is_right
+
+
+def _plain(text):
+    """In one line, with plain quotation marks."""
+    return " ".join(text.replace("\u2018", "'").replace("\u2019", "'").split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("y = 0;", 'asm("bar.sync 0;");', "new-forward.cuh:32: PTX (asm) cannot run without a GPU"),
+        ("y = 0;", "y += x;", "new-forward.cuh:32: no match for 'operator+='"),
+        ("y = 0;", "mshadow::Random<gpu> r;", "new-forward.cuh:32: 'Random' is not a member of 'm"),
+        ("#include <mx", "#include <cublas_v2.h>\n#include <mx", "cublas_v2.h: No such file or"),
+    ],
+)
+def test_what_is_not_here_is_no_fault_of_the_file(run_here, tmp_path, kept, old, new, says):
+    (tmp_path / "new-forward.cuh").write_text(UNROLLED.replace(old, new))
+    with settings.override(cache=kept):
+        path = str(tmp_path / "new-forward.cuh")
+        result = run_here("lab", "check", path, "--emulate")
+        counted = run_here("lab", "time", path, "--emulate", "--batch-size", "1")
+    assert result.returncode == KernelNotSupported.exit_code
+    assert "stopped: new-forward.cuh:" in result.stdout
+    for each in (result, counted):
+        assert says in _plain(each.stdout)
+    assert result.stdout.splitlines()[-1] == "  verdict: cannot be tried here"
+
+
+def test_what_no_compiler_takes_is_wrong(run_here, tmp_path, kept):
+    """And what no linker takes; both with their reason."""
+    for new, says in (
+        ("y = none;", "new-forward.cuh:32: 'none' was not declared in this scope"),
+        ("unroll<<<1, 1>>;", "new-forward.cuh:32: '<<<' begins no launch that has an end"),
+        ('\n#include "matmul.h"\n', "new-forward.cuh:33: matmul.h: No such file or directory"),
+        ("void more(float *); more(0);", ": undefined reference to `"),
+    ):
+        (tmp_path / "new-forward.cuh").write_text(UNROLLED.replace("y = 0;", new))
+        with settings.override(cache=kept):
+            result = run_here("lab", "check", str(tmp_path / "new-forward.cuh"), "--emulate")
+        assert result.returncode == 23
+        assert says in _plain(result.stdout)
+        assert result.stdout.splitlines()[-1] == "  verdict: wrong"
+
+
+SMALL_CONSTANT = (
+    TILED.replace("#define TILE 8", "#define TILE 8\n__constant__ float Mask[4096];")
+    .replace("* w[((", "* Mask[((")
+    .replace(
+        "cudaMemcpy(*device_w, w, sizeof(float) * M * C * K * K, cudaMemcpyHostToDevice);",
+        "cudaMemcpyToSymbol(Mask, w, sizeof(float) * M * C * K * K);  // copy",
+    )
+)
+
+
+def test_a_constant_for_its_own_layers_is_enough(run_here, tmp_path, kept):
+    path = tmp_path / "tiled.cu"
+    path.write_text(SMALL_CONSTANT)
+    with settings.override(cache=kept):
+        result = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
+        small = SMALL_CONSTANT.replace("Mask[4096]", "Mask[1024]")
+        path.write_text(small)
+        wrong = run_here("lab", "check", str(path), "--emulate", "--seed", "1")
+        counted = run_here("lab", "time", str(path), "--emulate", "--layer", "fa20_2")
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.splitlines()[-3:] == [
+        "  emulator: 0 mistakes",
+        "  right on its own layers; its constant Mask holds 4096 weights, fa19_2 has 7200",
+        "  verdict: right for 2020fa and later",
+    ]
+    assert wrong.returncode == 23
+    line = next(n for n, each in enumerate(small.splitlines(), 1) if each.endswith("// copy"))
+    told = f"tiled.cu:{line}: failed CUDA call: copies 12544 bytes to or from Mask, which has 4096"
+    assert " ".join(wrong.stdout.split()).count(told) == 2
+    assert f"tiled.cu, fa20_2, 2 images: {told}" in " ".join(counted.stdout.split())
+    lines = [each for each in wrong.stdout.splitlines() if "again: " not in each]
+    assert max(map(len, lines)) <= 100
+    assert wrong.stdout.splitlines()[-1] == "  verdict: wrong"
+
+
 def test_a_failed_free_is_a_warning(check):
     verdict = check("tiled.cu", TILED.replace("    cudaFree(w);", "    cudaFree(host_y);"))
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
@@ -222,13 +426,26 @@ def test_little_memory_is_enough(check):
 def test_too_little_memory_is_no_fault_of_the_file(check):
     # What the process itself takes is about as much.
     verdict = check("tiled.cu", TILED, PROBLEMS[:1], memory=640 << 20)
-    assert verdict.by_machine
+    assert verdict.by_machine == "NotEnoughMemory"
     assert verdict.broken.startswith("the emulator has not enough memory")
+
+
+def test_nor_does_it_count_on_other_layers(check):
+    no_room = 'if (H == 33) throw std::runtime_error("the emulator has no room for 8 bytes");'
+    text = TILED.replace(
+        "const int side = TILE + K - 1;\n    const dim3",
+        f"{no_room}\nconst int side = TILE + K - 1;\n    const dim3",
+    )
+    verdict = check("tiled.cu", text, (), emulation=Emulation("fast"))
+    assert verdict.is_right
+    assert not verdict.by_machine
+    (others,) = verdict.elsewhere
+    assert others.failures[-1].text.startswith("the emulator has not enough memory")
 
 
 def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatch):
     """And goes on with other files."""
-    unchecked = Verdict("one.cu", broken="too little memory", by_machine=True)
+    unchecked = Verdict("one.cu", broken="too little memory", by_machine="NotEnoughMemory")
     right = Verdict("two.cu", [Group("given problems", 1)])
     verdicts = iter([unchecked, right])
     monkeypatch.setattr("ece408_op.lab.check.check", lambda *args, **keywords: next(verdicts))
@@ -236,9 +453,9 @@ def test_the_command_says_what_it_has_not_checked(run_here, tmp_path, monkeypatc
         (tmp_path / name).write_text(TILED)
     result = run_here("lab", "check", "--emulate", *map(str, sorted(tmp_path.glob("*.cu"))))
     assert result.returncode == NotEnoughMemory.exit_code
-    assert "verdict: not checked" in result.stdout
+    assert "verdict: cannot be tried here" in result.stdout
     assert "verdict: right" in result.stdout
-    assert "one.cu: not checked; too little memory" in result.stderr
+    assert "one.cu: cannot be tried here; too little memory" in result.stderr
 
 
 def test_a_kernel_without_an_end_is_ended(check):

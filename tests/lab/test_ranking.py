@@ -225,6 +225,19 @@ def test_the_command(run_ece408, folder, tmp_path):
     assert "was measured with another layers" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [((), ("fa20_1", "fa20_2")), (("--term", "2017fa"), ("fa17_1",))],
+)
+def test_the_layers_are_those_of_a_term(run_here, folder, tmp_path, options, layers):
+    output = tmp_path / "ranking"
+    command = ("lab", "rank", str(folder / "ann"), "--output", str(output), *options)
+    result = run_here(*command, "--batch-size", "1", "--repeat", "1")
+    assert result.returncode == 0, result.stderr
+    conditions = json.loads((output / "ranking.json").read_text())["conditions"]
+    assert list(conditions["layers"]) == [f"{layer}, 1 images" for layer in layers]
+
+
 def test_bad_input_is_one_line(run_here, tmp_path):
     (tmp_path / "a.cc").write_text(COURSE_2020)
     (tmp_path / "b.cu").write_text(DECLARED)

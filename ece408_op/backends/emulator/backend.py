@@ -87,6 +87,7 @@ class EmulatedFileBackend(Backend):
         content = self.given or self.content(problem)
         library = load(content)
         library.ece408_file_message.restype = ctypes.c_char_p
+        library.ece408_file_fill_allocations(1)
         begin(library, self.emulation)
         if self.given:
             findings.keep()
@@ -108,6 +109,8 @@ class EmulatedFileBackend(Backend):
             shapes = problem.x_shape, problem.w_shape, problem.y_shape
             sizes = [4 * int(np.prod(shape)) for shape in shapes]
             with allocated(library, sizes) as places:
+                # As memory that a file allocates.
+                ctypes.memset(places[2], 0xFF, sizes[2])
                 for role in (0, 1):
                     copy(library, places[role], arrays[role], sizes[role], TO_GPU)
                 self._call(library, problem, places)

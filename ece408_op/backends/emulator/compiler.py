@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ... import settings
-from ...errors import KernelCompileFailed, KernelsMissing
+from ...errors import KernelCompileFailed, KernelNotSupported, KernelsMissing
 from ...files.resources import cuda_folders, kernels_dir
 from ...files.sealed import kept_or_compiled
 from .. import kernel_file
@@ -63,8 +63,8 @@ def library(file: KernelFile, mode: str) -> bytes:
     """The library, once for each text of the file and of what it includes, of a mode: "fast",
     "checked" or "counted", as `library.Emulation.mode` has them.
 
-    Raises `KernelCompileFailed` with file and line, also for what is not emulated, `KernelsMissing`
-    without g++, and `CacheUnwritable`.
+    Raises `KernelCompileFailed` with file and line, `KernelNotSupported` for what is not emulated,
+    `KernelsMissing` without g++, and `CacheUnwritable`.
     """
     source = kernel_file.source_of(file)
     own = [f'-DECE408_FILE="{file.path}"', f"-I{source.parent}"]
@@ -119,7 +119,8 @@ def _build(
     try:
         translated = translation.translate(text)
     except translation.Untranslated as error:
-        raise KernelCompileFailed(str(error)) from None
+        kind = KernelNotSupported if error.is_unknown else KernelCompileFailed
+        raise kind(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as name:
         folder = Path(name)
         (folder / "kernel.ii").write_text(translated, encoding="utf-8", errors="surrogateescape")
@@ -129,7 +130,8 @@ def _build(
         run([found, *kernel, "-o", str(folder / "kernel.o")])
         # The checks' own libraries are not linked: the emulator has their functions.
         objects = [str(folder / "kernel.o"), str(runtime)]
-        run([found, *_COMMON, *_LINK, *_WRAPPED, *link, *objects, "-o", str(folder / "kernel.so")])
+        made = [*kernel_file.COMPLETE, "-o", str(folder / "kernel.so")]
+        run([found, *_COMMON, *_LINK, *_WRAPPED, *link, *objects, *made])
         return (folder / "kernel.so").read_bytes()
 
 

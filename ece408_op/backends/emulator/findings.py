@@ -36,6 +36,8 @@ KINDS = (
     "failed cudaFree()",
     "the host touches memory of the GPU",
 )
+# What a kernel or a file does not go on after.
+ENDING = ("deadlock", "illegal address", "misaligned access", "stopped", "failed CUDA call")
 # What does no harm by itself, though it is seldom meant: threads that have ended count as waiting.
 WARNINGS = ("__syncthreads() that not all threads of the block reach", "failed cudaFree()")
 # A process's answer has room for so many.
@@ -182,6 +184,12 @@ def explained(error: KernelFailed, content: bytes) -> KernelFailed:
     last = found[-1]
     by = f", by {last.by}" if last.by else ""
     return KernelFailed(f"{error}; {last.place}: {last.title}{by}")
+
+
+def ending(taken: Sequence[dict[str, Any]], content: bytes) -> Finding | None:
+    """Of what `take` gave, what a kernel or a file did not go on after, if there is such."""
+    last = [each for each in taken if each.get("kind") in ENDING][-1:]
+    return next(iter(located(last, content)), None)
 
 
 def _finding(told: dict[str, Any], lines: dict[Any, str]) -> Finding:

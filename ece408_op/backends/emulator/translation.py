@@ -33,7 +33,11 @@ _UNKNOWN = {
 
 
 class Untranslated(Exception):
-    """What is not emulated; `str()` is "file:line: what"."""
+    """What is not emulated; `str()` is "file:line: what". It is CUDA if it `is_unknown`."""
+
+    def __init__(self, text: str, is_unknown: bool = False) -> None:
+        super().__init__(text)
+        self.is_unknown = is_unknown
 
 
 @dataclass
@@ -127,7 +131,7 @@ def _refuse_unknown(source: _Source) -> None:
     ]
     if found:
         at, what = min(found)
-        raise Untranslated(f"{source.place(at)}: {what} cannot run without a GPU")
+        raise Untranslated(f"{source.place(at)}: {what} cannot run without a GPU", True)
 
 
 def _launch(source: _Source, at: int) -> tuple[int, int, str]:

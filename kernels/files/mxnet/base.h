@@ -82,6 +82,24 @@ struct Stream<gpu> {
 };
 #endif
 
+// Has all elements of an array hold a number.
+template <typename DType>
+void ece408_fill(DType* to, size_t size, DType value, Stream<cpu>*) {
+    std::fill_n(to, size, value);
+}
+#ifdef __CUDACC__
+template <typename DType>
+__global__ void ece408_fill_kernel(DType* to, size_t size, DType value) {
+    const size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i < size) to[i] = value;
+}
+template <typename DType>
+void ece408_fill(DType* to, size_t size, DType value, Stream<gpu>* stream) {
+    const unsigned blocks = static_cast<unsigned>((size + 255) / 256);
+    if (blocks) ece408_fill_kernel<<<blocks, 256, 0, Stream<gpu>::GetStream(stream)>>>(to, size, value);
+}
+#endif
+
 // A contiguous array; tensor[i] is what it holds at index i of its first dimension.
 template <typename Device, int dimension, typename DType = default_real_t>
 struct Tensor {
@@ -97,6 +115,10 @@ struct Tensor {
     index_t size(int i) const { return shape_[i]; }
     index_t MSize() const { return shape_.Size(); }
     bool CheckContiguous() const { return true; }
+    Tensor& operator=(DType value) {
+        ece408_fill(dptr_, MSize(), value, stream_);
+        return *this;
+    }
 
     Tensor<Device, dimension - 1, DType> operator[](index_t i) const {
         // An index of a kernel's innermost loop: std::copy would keep it out of registers.
@@ -120,6 +142,10 @@ struct Tensor<Device, 1, DType> {
     index_t size(int) const { return shape_[0]; }
     index_t MSize() const { return shape_[0]; }
     bool CheckContiguous() const { return true; }
+    Tensor& operator=(DType value) {
+        ece408_fill(dptr_, MSize(), value, stream_);
+        return *this;
+    }
     DType& operator[](index_t i) const { return dptr_[i]; }
 };
 
@@ -179,6 +205,56 @@ private:
     } while (0)
 #define MSHADOW_CUDA_CALL(call) CUDA_CALL(call)
 #endif
+
+// Arrays of a file's own. MXNet may put room between rows, which is in `stride_`; here there is none.
+namespace mshadow {
+
+inline void ece408_allocate(void** to, size_t bytes, cpu) { *to = ::operator new(bytes); }
+inline void ece408_free(void* array, cpu) { ::operator delete(array); }
+#ifdef __CUDACC__
+inline void ece408_allocate(void** to, size_t bytes, gpu) { CUDA_CALL(cudaMalloc(to, bytes)); }
+inline void ece408_free(void* array, gpu) { CUDA_CALL(cudaFree(array)); }
+#endif
+
+template <typename Device, int dimension, typename DType>
+void AllocSpace(Tensor<Device, dimension, DType>* array, bool = true) {
+    void* place = nullptr;
+    ece408_allocate(&place, sizeof(DType) * array->MSize(), Device());
+    array->dptr_ = static_cast<DType*>(place);
+    array->stride_ = array->size(dimension - 1);
+}
+
+template <typename Device, int dimension, typename DType>
+void FreeSpace(Tensor<Device, dimension, DType>* array) {
+    ece408_free(array->dptr_, Device());
+    array->dptr_ = nullptr;
+}
+
+template <typename Device, typename DType, int dimension>
+Tensor<Device, dimension, DType> NewTensor(const Shape<dimension>& shape, DType value, bool = true,
+                                           Stream<Device>* stream = nullptr) {
+    Tensor<Device, dimension, DType> array(nullptr, shape, stream);
+    AllocSpace(&array);
+    array = value;
+    return array;
+}
+
+// An array that lives as long as this does.
+template <typename Device, int dimension, typename DType = default_real_t>
+struct TensorContainer : Tensor<Device, dimension, DType> {
+    explicit TensorContainer(const Shape<dimension>& shape)
+        : Tensor<Device, dimension, DType>(nullptr, shape) {
+        AllocSpace(this);
+    }
+    TensorContainer(const Shape<dimension>& shape, DType value) : TensorContainer(shape) {
+        *this = value;
+    }
+    TensorContainer(const TensorContainer&) = delete;
+    ~TensorContainer() { ece408_free(this->dptr_, Device()); }
+    using Tensor<Device, dimension, DType>::operator=;
+};
+
+}  // namespace mshadow
 
 namespace mxnet {
 using mshadow::cpu;

@@ -11,7 +11,7 @@ from ece408_op.backends.cpu.reference import ReferenceBackend
 from ece408_op.backends.cuda.kernels import depthwise
 from ece408_op.backends.emulator import findings
 from ece408_op.backends.emulator.backend import EmulatedBackend
-from ece408_op.errors import KernelCompileFailed
+from ece408_op.errors import KernelNotSupported
 from ece408_op.problem import ConvProblem
 
 SMALL = ("b3,c5,h13,w18,m9,k3", "b2,c6,h11,w8,m7,k4,bias")
@@ -245,5 +245,5 @@ def test_padding_is_not_multiplied_with_infinity(text, rng):
 def test_ptx_is_refused_with_its_line(rng):
     problem = ConvProblem.parse("b1,c4,h9,w9,m8,k3")
     backend = EmulatedBackend("10_tf32")
-    with pytest.raises(KernelCompileFailed, match=r"10_tf32.cu:\d+: PTX \(asm\) cannot run"):
+    with pytest.raises(KernelNotSupported, match=r"10_tf32.cu:\d+: PTX \(asm\) cannot run"):
         backend.prepare(problem, "forward")
