@@ -574,11 +574,27 @@ int refused(const Launch& launch, size_t most_shared) {
 
 }  // namespace
 
+uint32_t Emulator::next_operation() {
+    if (!(++operations & 0xFF)) {
+        ++operations;
+        memory.touched.forget();
+        for (auto& each : workers) each->shared_touched.forget();
+        streams.forget();
+    }
+    return operations;
+}
+
 void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     Emulator& e = emulator();
     if (worker) trap({name, 0}, "a kernel launches another: that is not emulated");
     std::lock_guard<std::mutex> alone(e.running);
     if (e.sticky) return;
+    if (!e.streams.has(stream)) {
+        note(Kind::FAILED_CALL, __builtin_return_address(0), 0, "launches %s on a stream that is not there", name);
+        e.last = INVALID_RESOURCE;
+        e.last_by_free = false;
+        return;
+    }
     if (const int error = refused(*this, e.most_shared)) {
         note(Kind::FAILED_CALL, __builtin_return_address(0), 0,
              "launches %s with (%u,%u,%u) blocks of (%u,%u,%u) threads and %zu bytes of shared memory: "
@@ -600,10 +616,8 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     running.call = call;
     std::tie(running.library_begin, running.library_end) =
         library_of(reinterpret_cast<const void*>(thread));
-    // Tags have the launch's last 8 bits only, which are 0 of what no launch has touched.
-    const bool is_again = !(++e.launches & 0xFF);
-    if (is_again) ++e.launches;
-    running.number = e.launches;
+    running.number = e.next_operation();
+    running.unordered = e.streams.begin(stream, running.number & 0xFF, running.library_begin);
     const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
     running.released.reset(new std::atomic<uint8_t>[std::min<uint64_t>(blocks, BLOCKS)]());
     if (e.settings.random) {
@@ -622,10 +636,6 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     // Fewer do where there is no room for more.
     cores = std::min(cores, e.workers.size());
     if (!cores) no_memory(MOST_THREADS * STACK);
-    if (is_again) {
-        e.memory.touched.forget();
-        for (auto& each : e.workers) each->shared_touched.forget();
-    }
     running.workers = static_cast<int>(cores);
     std::vector<std::thread> others;
     for (size_t i = 1; i < cores; ++i)

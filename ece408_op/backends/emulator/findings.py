@@ -35,6 +35,7 @@ KINDS = (
     "failed CUDA call",
     "failed cudaFree()",
     "the host touches memory of the GPU",
+    "race between streams",
 )
 # What does no harm by itself, though it is seldom meant: threads that have ended count as waiting.
 WARNINGS = ("__syncthreads() that not all threads of the block reach", "failed cudaFree()")
