@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ... import settings
-from ...errors import KernelCompileFailed, KernelsMissing
+from ...errors import KernelCompileFailed, KernelsMissing, NoUsableGpu
 from ...files.resources import kernels_dir
 from ...files.sealed import kept_or_compiled
 from .. import kernel_file
 from ..cpu.compiled_file import compiler, compiler_missing, compiler_versions
+from ..cuda import file_backend
 from ..cuda.plan import Defines
+from ..cuda.runtime.compiler import find_nvcc, nvcc_missing, plan_command
 from ..kernel_file import KernelFile
 from . import translation
 
@@ -56,6 +58,10 @@ _MODES = {
 _LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic")
 # Of code on the host the emulator sees these, too.
 _WRAPPED = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset"))
+# What kernels are said to be compiled for, "-D__CUDA_ARCH__".
+_ARCHITECTURE = "90"
+# Files that nvcc has taken: once is enough for all of a file's macros and modes.
+_taken: set[KernelFile] = set()
 
 
 @functools.lru_cache(maxsize=64)
@@ -70,7 +76,10 @@ def library(file: KernelFile, mode: str) -> bytes:
     own = [f'-DECE408_FILE="{file.path}"', f"-I{source.parent}"]
     own += [f"-D{name}" for name in kernel_file.macros(file)]
     # kernels/files/entry.cuh has what cudaMalloc is exchanged for.
-    return _library(file, mode, [*own, str(source)], ["-Wl,--wrap=cudaMalloc"])
+    link = ["-Wl,--wrap=cudaMalloc"]
+    command = file_backend.library_command(file, _ARCHITECTURE) if find_nvcc() else []
+    nvcc = [*command, "-cubin"] if command else []
+    return _library(file, mode, [*own, str(source)], link, nvcc)
 
 
 @functools.lru_cache(maxsize=64)
@@ -92,17 +101,26 @@ def source(
     macros = [f"-D{name}={value}" for name, value in defines]
     launches = " ".join(f"ECE408_LAUNCH({each})" for each in functions)
     arguments = [f'-DECE408_SOURCE="{path}"', f"-DECE408_LAUNCHES={launches}", *macros]
-    wrapper = _sources() / "launches.cu"
-    return _library(file, mode, [*arguments, f"-I{kernels_dir() / 'cuda'}", str(wrapper)], [])
+    arguments += [f"-I{kernels_dir() / 'cuda'}", str(_sources() / "launches.cu")]
+    is_ours = kernels_dir() in path.parents
+    nvcc = [] if is_ours or not find_nvcc() else plan_command(str(path), defines, _ARCHITECTURE)
+    return _library(file, mode, arguments, [], nvcc)
 
 
-def _library(file: KernelFile, mode: str, arguments: Sequence[str], link: Sequence[str]) -> bytes:
+def _library(
+    file: KernelFile,
+    mode: str,
+    arguments: Sequence[str],
+    link: Sequence[str],
+    nvcc: Sequence[str] = (),
+) -> bytes:
+    """Made by g++; a file that the command of nvcc refuses, if there is one, is refused, too."""
     found = _gcc()
-    versions = (*compiler_versions(found), _runtime(found)[0])
+    versions = (*compiler_versions(found), _runtime(found)[0], *nvcc)
     hooks = _hooks(found, mode)
     include = f"-I{_sources() / 'include'}"
     command = [found, *_COMMON, *_KERNELS, *hooks, include, "-x", "c++", *arguments]
-    build = functools.partial(_build, found, mode, link)
+    build = functools.partial(_build, found, mode, link, file, nvcc)
     return kernel_file.compiled(
         file, command, versions, _folder(), compiler_missing(found), build=build
     )
@@ -112,6 +130,8 @@ def _build(
     found: str,
     mode: str,
     link: Sequence[str],
+    file: KernelFile,
+    nvcc: Sequence[str],
     text: str,
     run: Callable[[Sequence[str]], str],
 ) -> bytes:
@@ -119,6 +139,9 @@ def _build(
         translated = translation.translate(text)
     except translation.Untranslated as error:
         raise KernelCompileFailed(str(error)) from None
+    if nvcc and file not in _taken:
+        _ask_nvcc(file, nvcc)
+        _taken.add(file)
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as name:
         folder = Path(name)
         (folder / "kernel.ii").write_text(translated, encoding="utf-8", errors="surrogateescape")
@@ -130,6 +153,23 @@ def _build(
         objects = [str(folder / "kernel.o"), str(runtime)]
         run([found, *_COMMON, *_LINK, *_WRAPPED, *link, *objects, "-o", str(folder / "kernel.so")])
         return (folder / "kernel.so").read_bytes()
+
+
+def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
+    """Raises `KernelCompileFailed` where nvcc finds an error in the file, or in headers beside it:
+    such as a function of the host's in a kernel, which is nothing to g++."""
+    missing = nvcc_missing(Path(command[0]))
+    with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+        own = [*command, "-Xptxas=-O0", "-o", f"{folder}/kernel.cubin"]
+        try:
+            kernel_file.run_compiler(own, file.path, missing)
+        except NoUsableGpu:
+            return
+        except KernelCompileFailed as error:
+            # Elsewhere it is CUDA's installation that lacks something, which the emulator has.
+            is_own = str(error).startswith(f"{file.path.parent}/")
+            if is_own and "No such file" not in str(error):
+                raise
 
 
 @functools.cache
