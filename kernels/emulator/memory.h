@@ -114,8 +114,8 @@ public:
     // With `checked` there is a state for each byte, and who touched it. So many cores' stacks are
     // left room for.
     void make(bool checked, int cores);
-    // Null where there is no room.
-    void* allocate(size_t bytes);
+    // Null where there is no room. So many bytes behind it are no one's.
+    void* allocate(size_t bytes, size_t gap = GAP);
     // False for what is no allocation's first address.
     bool free(void* address);
     void set_managed(void* address);
@@ -146,6 +146,8 @@ public:
     const Allocation* nearest(const void* address, size_t* begin) const;
 
 private:
+    // Between allocations, so that an index that is off by a row is not in the next one.
+    static constexpr size_t GAP = 64 << 10;
     // Have states from now on. False where there are no addresses for them.
     bool watch();
 

@@ -21,7 +21,7 @@ from ..cuda import file_backend
 from ..cuda.plan import Defines
 from ..cuda.runtime.compiler import find_nvcc, nvcc_missing, plan_command
 from ..kernel_file import KernelFile
-from . import translation
+from . import elf, translation
 
 _COMMON = (
     "-std=gnu++17",
@@ -35,7 +35,11 @@ _COMMON = (
 )
 # Functions that are alike would have one of their lines, and a call at a function's end none; and
 # C++ lets a compiler leave out a loop without an end.
-_PLAIN = ("-fno-ipa-icf", "-fno-optimize-sibling-calls", "-fno-finite-loops")
+# A thread meets the end of its stack, however much it takes; each variable has its section.
+_PLAIN = (
+    *("-fno-ipa-icf", "-fno-optimize-sibling-calls", "-fno-finite-loops"),
+    *("-fstack-clash-protection", "-fdata-sections"),
+)
 _KERNELS = (
     *("-DECE408_EMULATED", "-D__CUDACC__", "-D__NVCC__", "-D__CUDA_ARCH__=900"),
     *_PLAIN,
@@ -56,10 +60,14 @@ _MODES = {
     ),
 }
 _LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic")
-# Of code on the host the emulator sees these, too.
-_WRAPPED = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset"))
+# Of code on the host the emulator sees the first ones, too; what kernels allocate is the GPU's.
+_HEAP = ("malloc", "free", "_Znwm", "_Znam", "_ZdlPv", "_ZdlPvm", "_ZdaPv", "_ZdaPvm")
+_WRAPPED = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset", *_HEAP))
 # What kernels are said to be compiled for, "-D__CUDA_ARCH__".
 _ARCHITECTURE = "90"
+# kernels/emulator/include/cuda_runtime.h gives it to __constant__ variables.
+_CONSTANT_ALIGNMENT = 1024
+_MOST_CONSTANT = 64 << 10
 # Files that nvcc has taken: once is enough for all of a file's macros and modes.
 _taken: set[KernelFile] = set()
 
@@ -149,10 +157,23 @@ def _build(
         flags = [*_COMMON, *_PLAIN, *_hooks(found, mode)]
         kernel = [*flags, "-fpreprocessed", "-c", str(folder / "kernel.ii")]
         run([found, *kernel, "-o", str(folder / "kernel.o")])
+        _check_constants(translated, (folder / "kernel.o").read_bytes())
         # The checks' own libraries are not linked: the emulator has their functions.
         objects = [str(folder / "kernel.o"), str(runtime)]
         run([found, *_COMMON, *_LINK, *_WRAPPED, *link, *objects, "-o", str(folder / "kernel.so")])
         return (folder / "kernel.so").read_bytes()
+
+
+def _check_constants(text: str, compiled: bytes) -> None:
+    """Raises `KernelCompileFailed`, with a line, where constant variables take more memory than
+    there is: of a compiled file the sections with their alignment, one for each variable."""
+    sizes = [size for size, alignment in elf.sections(compiled) if alignment == _CONSTANT_ALIGNMENT]
+    if sum(sizes) > _MOST_CONSTANT:
+        place = translation.last_place(text, f"aligned({_CONSTANT_ALIGNMENT})")
+        raise KernelCompileFailed(
+            f"{place}: the file's __constant__ variables up to here take {sum(sizes)} bytes; a GPU "
+            f"has {_MOST_CONSTANT}"
+        )
 
 
 def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
@@ -167,7 +188,7 @@ def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
             return
         except KernelCompileFailed as error:
             # Elsewhere it is CUDA's installation that lacks something, which the emulator has.
-            is_own = str(error).startswith(f"{file.path.parent}/")
+            is_own = re.match(rf"{re.escape(str(file.path.parent))}/[^:]*:\d+: ", str(error))
             if is_own and "No such file" not in str(error):
                 raise
 

@@ -73,6 +73,11 @@ class _Source:
         raise Untranslated(f"{self.place(begin)}: a bracket is not closed")
 
 
+def last_place(text: str, part: str) -> str:
+    """ "file:line" of the last place in a preprocessed text that has this part."""
+    return _Source(text).place(text.rfind(part))
+
+
 def translate(text: str) -> str:
     """C++ for g++ and clang++, of the same lines. Raises `Untranslated`."""
     source = _Source(text)

@@ -155,6 +155,44 @@ PROGRAM(copies_too_much) {
     cudaMemcpy(numbers, a.x, sizeof numbers, cudaMemcpyDeviceToHost);  // copies_too_much: failed CUDA call
 }
 
+// Memory that kernels allocate.
+__global__ void allocates(float* y, int n) {
+    float* const own = new float[n];
+    int* const other = (int*)malloc(n * sizeof(int));
+    for (int i = 0; i < n; ++i) own[i] = other[n - 1 - i] = i;
+    y[threadIdx.x] = own[n - 1] + other[0];
+    free(other);
+    delete[] own;
+}
+PROGRAM(right_allocates) {
+    Arrays a;
+    for (int i = 0; i < 20; ++i) allocates<<<8, 64>>>(a.y, 5);
+}
+
+__global__ void sums_what_it_allocates(float* y, int n) {
+    float* const own = (float*)malloc(n * sizeof(float));
+    float sum = 0;
+    for (int i = 0; i < n; ++i) own[i] = i;
+    for (int i = 0; i <= n; ++i) sum += own[i];  // sums_what_it_allocates: reads out of bounds
+    free(own);
+    y[threadIdx.x] = sum;
+}
+PROGRAM(sums_what_it_allocates) {
+    Arrays a;
+    sums_what_it_allocates<<<1, 32>>>(a.y, 64);
+}
+
+__global__ void reads_what_it_deleted(float* y, int n) {
+    float* const own = new float[n];
+    for (int i = 0; i < n; ++i) own[i] = i;
+    delete[] own;
+    y[threadIdx.x] = own[n / 2];  // reads_what_it_deleted: reads freed memory
+}
+PROGRAM(reads_what_it_deleted) {
+    Arrays a;
+    reads_what_it_deleted<<<1, 1>>>(a.y, 64);
+}
+
 PROGRAM(frees_twice) {
     Arrays a;
     float* z;
