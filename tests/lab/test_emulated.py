@@ -198,6 +198,44 @@ def test_findings_outlast_the_process(check, end):
     assert any(each.text.startswith("race between threads") for each in found), sanitized.findings
 
 
+# It answers in its process's place, each time something else.
+SERVES = r"""
+#include <fcntl.h>
+#include <unistd.h>
+#include <string>
+void serve() {
+    const char *answers[] = {"7", "[7, {}, {\"kind\": []}]", "[{\"kind\": \"deadlock\", "
+        "\"place\": 1e999, \"other\": -1, \"kernel\": \"\", \"text\": \"\", \"count\": 1, "
+        "\"bytes\": 1, \"block\": [0, 0, 0], \"thread\": [0, 0, 0]}]"};
+    int asks = -1, answer = -1;
+    for (int fd = 3; fd < 64; ++fd) {
+        const int mode = fcntl(fd, F_GETFL);
+        if (mode < 0 || lseek(fd, 0, SEEK_CUR) >= 0) continue;
+        ((mode & O_ACCMODE) == O_RDONLY ? asks : answer) = fd;
+    }
+    std::string said = "{\"done\": true}\n", line;
+    for (int next = 0; write(answer, said.data(), said.size()) > 0;) {
+        line.clear();
+        for (char c = 0; c != '\n'; line += c)
+            if (read(asks, &c, 1) != 1) _exit(0);
+        said = "{\"done\": true}\n";
+        if (line.find("findings") < 4) said = std::string("{\"findings\": ") +
+                answers[next++ % 3] + "}\n";
+    }
+}
+"""
+
+
+def test_what_a_file_says_in_the_emulator_s_place_is_no_more_than_data(check):
+    text = SERVES + TILED.replace(
+        "const int side = TILE + K - 1;\n", "serve(); const int side = TILE;\n"
+    )
+    verdict = check("tiled.cu", text)
+    assert not verdict.is_right
+    assert len(_failures(verdict)) == len(PROBLEMS)
+    assert [each.findings for each in verdict.sanitized] == [()]
+
+
 def test_a_launch_of_too_many_threads_is_found_at_its_line(check):
     text = TILED.replace("#define TILE 8", "#define TILE 64")
     (sanitized,) = check("tiled.cu", text, PROBLEMS[:1]).sanitized
