@@ -83,14 +83,46 @@ cudaError_t failed_symbol(const void* from, int error, const void* symbol, size_
                   has_name ? found.dli_sname : "a variable", room);
 }
 
+// Ranges of addresses that a program has asked for.
+struct Ranges {
+    std::mutex lock;
+    std::map<uintptr_t, size_t> all;
+
+    void add(const void* address, size_t bytes) {
+        std::lock_guard<std::mutex> hold(lock);
+        all[reinterpret_cast<uintptr_t>(address)] = bytes;
+    }
+    void remove(const void* address) {
+        std::lock_guard<std::mutex> hold(lock);
+        all.erase(reinterpret_cast<uintptr_t>(address));
+    }
+    bool has(const void* address) {
+        std::lock_guard<std::mutex> hold(lock);
+        const auto at = reinterpret_cast<uintptr_t>(address);
+        const auto next = all.upper_bound(at);
+        return next != all.begin() && at - std::prev(next)->first < std::prev(next)->second;
+    }
+};
+
+// The host's memory that the GPU reaches: copies of other memory are over when their calls return.
+Ranges& pinned() {
+    static Ranges found;
+    return found;
+}
+
+// Variables of the GPU whose addresses the host has.
+Ranges& symbols() {
+    static Ranges found;
+    return found;
+}
+
 // Whether bytes are memory of the GPU; if they begin in it, all of them must be.
 bool is_device(const void* address) {
-    const Memory& memory = emulator().memory;
-    return memory.holds(address, 0);
+    return emulator().memory.holds(address, 0) || symbols().has(address);
 }
 
 bool is_whole(const void* address, size_t bytes) {
-    return !is_device(address) || emulator().memory.is_allocated(address, bytes);
+    return !emulator().memory.holds(address, 0) || emulator().memory.is_allocated(address, bytes);
 }
 
 int bad_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -115,32 +147,6 @@ bool is_lost(const void* place, cudaStream_t stream) {
     }
     failed(place, INVALID_RESOURCE, "names a stream that is not there");
     return true;
-}
-
-// The host's memory that the GPU reaches: copies of other memory are over when their calls return.
-struct Pinned {
-    std::mutex lock;
-    std::map<uintptr_t, size_t> all;
-
-    void add(const void* address, size_t bytes) {
-        std::lock_guard<std::mutex> hold(lock);
-        all[reinterpret_cast<uintptr_t>(address)] = bytes;
-    }
-    void remove(const void* address) {
-        std::lock_guard<std::mutex> hold(lock);
-        all.erase(reinterpret_cast<uintptr_t>(address));
-    }
-    bool has(const void* address) {
-        std::lock_guard<std::mutex> hold(lock);
-        const auto at = reinterpret_cast<uintptr_t>(address);
-        const auto next = all.upper_bound(at);
-        return next != all.begin() && at - std::prev(next)->first < std::prev(next)->second;
-    }
-};
-
-Pinned& pinned() {
-    static Pinned found;
-    return found;
 }
 
 void host_waits_for_all() {
@@ -326,6 +332,8 @@ cudaError_t ece408_emulator_from_symbol(void* to, const void* symbol, size_t roo
     emulator().memory.set_written(to, bytes);
     return said(SUCCESS);
 }
+
+void ece408_emulator_symbol(const void* symbol, size_t bytes) { symbols().add(symbol, bytes); }
 
 int ece408_emulator_last_by_free() { return emulator().last_by_free; }
 

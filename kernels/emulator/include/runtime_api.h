@@ -19,7 +19,14 @@ enum cudaError_t {
     cudaErrorMisalignedAddress = ece408_emulator::MISALIGNED_ADDRESS,
     cudaErrorLaunchFailure = ece408_emulator::LAUNCH_FAILURE,
     cudaErrorNotSupported = ece408_emulator::NOT_SUPPORTED,
+    cudaErrorInitializationError = 3,
+    cudaErrorInvalidPitchValue = 12,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorInvalidDeviceFunction = 98,
+    cudaErrorNoDevice = 100,
     cudaErrorNotReady = 600,
+    cudaErrorHostMemoryAlreadyRegistered = 712,
+    cudaErrorCooperativeLaunchTooLarge = 720,
     cudaErrorUnknown = 999,
 };
 typedef cudaError_t cudaError;
@@ -64,6 +71,8 @@ enum {
     cudaHostAllocDefault = 0,
     cudaHostRegisterDefault = 0,
     cudaDeviceScheduleAuto = 0,
+    cudaMemAttachGlobal = 1,
+    cudaMemAttachHost = 2,
 };
 typedef struct ece408_event* cudaEvent_t;
 #define cudaStreamLegacy (reinterpret_cast<cudaStream_t>(1))
@@ -106,6 +115,8 @@ cudaError_t ece408_emulator_to_symbol(const void* symbol, size_t room, const voi
 cudaError_t ece408_emulator_from_symbol(void* to, const void* symbol, size_t room, size_t bytes,
                                         size_t offset, cudaMemcpyKind kind);
 
+void ece408_emulator_symbol(const void* symbol, size_t bytes);
+
 // Whether the last error is of a cudaFree().
 int ece408_emulator_last_by_free();
 
@@ -140,10 +151,21 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 ECE408_NOTHING(cudaDeviceSetCacheConfig, cudaFuncCache)
 ECE408_NOTHING(cudaDeviceSetSharedMemConfig, cudaSharedMemConfig)
 ECE408_NOTHING(cudaSetDeviceFlags, unsigned)
+ECE408_NOTHING(cudaInitDevice, int, unsigned, unsigned)
 ECE408_NOTHING(cudaProfilerStart)
 ECE408_NOTHING(cudaProfilerStop)
 #undef ECE408_NOTHING
 
+inline cudaError_t ece408_emulator_version(int* version) {
+    *version = 13000;
+    return cudaPeekAtLastError();
+}
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return ece408_emulator_version(version); }
+inline cudaError_t cudaDriverGetVersion(int* version) { return ece408_emulator_version(version); }
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0, *greatest = -5;
+    return cudaPeekAtLastError();
+}
 inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
 // What is asked for is over: the program goes on as if it had waited.
 __forceinline__ cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
@@ -215,8 +237,14 @@ __forceinline__ cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size
     return ece408_emulator_from_symbol(to, &symbol, sizeof symbol, bytes, offset, kind);
 }
 template <class T>
+inline cudaError_t cudaGetSymbolSize(size_t* bytes, const T& symbol) {
+    *bytes = sizeof symbol;
+    return cudaSuccess;
+}
+template <class T>
 inline cudaError_t cudaGetSymbolAddress(void** address, const T& symbol) {
     *address = const_cast<void*>(static_cast<const void*>(&symbol));
+    ece408_emulator_symbol(&symbol, sizeof symbol);
     return cudaSuccess;
 }
 

@@ -193,6 +193,18 @@ PROGRAM(reads_what_it_deleted) {
     reads_what_it_deleted<<<1, 1>>>(a.y, 64);
 }
 
+// A variable by its address.
+__device__ float settings[4];
+__global__ void reads_settings(float* y) { y[threadIdx.x] = __ldca(settings + threadIdx.x % 4); }
+PROGRAM(right_symbol_address) {
+    Arrays a;
+    const float host[4] = {1, 2, 3, 4};
+    void* address;
+    cudaGetSymbolAddress(&address, settings);
+    cudaMemcpy(address, host, sizeof host, cudaMemcpyHostToDevice);
+    reads_settings<<<1, 32>>>(a.y);
+}
+
 PROGRAM(frees_twice) {
     Arrays a;
     float* z;
