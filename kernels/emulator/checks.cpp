@@ -475,7 +475,7 @@ void settle(Worker& w) {
     settle_read(w);
 }
 
-Transfer::Transfer(cudaStream_t stream, const void* place) : alone_(emulator().running), place_(place) {
+Transfer::Transfer(cudaStream_t stream, const void* place) : alone_(emulator().alone()), place_(place) {
     Emulator& e = emulator();
     if (!e.streams.are_several() || !e.memory.checked()) return;
     number_ = e.next_operation() & 0xFF;

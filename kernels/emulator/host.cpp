@@ -142,7 +142,7 @@ int bad_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind
 // Whether no such stream is there, which is noted.
 bool is_lost(const void* place, cudaStream_t stream) {
     {
-        std::lock_guard<std::mutex> alone(emulator().running);
+        const auto alone = emulator().alone();
         if (emulator().streams.has(stream)) return false;
     }
     failed(place, INVALID_RESOURCE, "names a stream that is not there");
@@ -151,13 +151,13 @@ bool is_lost(const void* place, cudaStream_t stream) {
 
 void host_waits_for_all() {
     Emulator& e = emulator();
-    std::lock_guard<std::mutex> alone(e.running);
+    const auto alone = e.alone();
     e.streams.host_waits_for_all();
 }
 
 void host_waits_for(cudaStream_t stream) {
     Emulator& e = emulator();
-    std::lock_guard<std::mutex> alone(e.running);
+    const auto alone = e.alone();
     e.streams.host_waits(e.streams.recorded(stream));
 }
 
@@ -462,14 +462,14 @@ cudaError_t ece408_emulator_allow_shared(cudaFuncAttribute attribute, int value)
 }
 
 cudaError_t ece408_emulator_stream(cudaStream_t* stream, unsigned flags) {
-    std::lock_guard<std::mutex> alone(emulator().running);
+    const auto alone = emulator().alone();
     *stream = emulator().streams.create(!(flags & cudaStreamNonBlocking));
     return said(SUCCESS);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     if (is_lost(PLACE, stream)) return said(SUCCESS);
-    std::lock_guard<std::mutex> alone(emulator().running);
+    const auto alone = emulator().alone();
     return said(emulator().streams.destroy(stream) ? SUCCESS : INVALID_RESOURCE);
 }
 
@@ -481,13 +481,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t ece408_emulator_wait(cudaStream_t stream, cudaEvent_t event) {
     if (is_lost(PLACE, stream)) return cudaPeekAtLastError();
-    std::lock_guard<std::mutex> alone(emulator().running);
+    const auto alone = emulator().alone();
     emulator().streams.wait(stream, event->clock);
     return cudaPeekAtLastError();
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    std::lock_guard<std::mutex> alone(emulator().running);
+    const auto alone = emulator().alone();
     emulator().streams.host_waits(event->clock);
     return cudaPeekAtLastError();
 }
@@ -504,7 +504,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (is_lost(PLACE, stream)) return said(SUCCESS);
-    std::lock_guard<std::mutex> alone(emulator().running);
+    const auto alone = emulator().alone();
     event->clock = emulator().streams.recorded(stream);
     event->time = std::chrono::steady_clock::now();
     return said(SUCCESS);

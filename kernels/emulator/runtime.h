@@ -283,6 +283,10 @@ struct Emulator {
     // The number of the next operation. Tags have the last 8 bits only, which are 0 of what none has
     // touched: when all of them are used up what has been touched is forgotten.
     uint32_t next_operation();
+    // No launch runs on, unless it is a kernel that calls what the host should.
+    std::unique_lock<std::mutex> alone() {
+        return worker ? std::unique_lock<std::mutex>() : std::unique_lock<std::mutex>(running);
+    }
     std::vector<std::unique_ptr<Worker>> workers;
     // Of a block, as cudaFuncSetAttribute allows it: for any kernel.
     size_t most_shared = LARGEST_STATIC_SHARED;
