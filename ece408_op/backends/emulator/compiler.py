@@ -59,7 +59,8 @@ _MODES = {
         *("-fno-reorder-blocks", "-fno-reorder-blocks-and-partition", "-fno-thread-jumps"),
     ),
 }
-_LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic")
+# Constant variables, which have the largest alignment, come first: others are behind them.
+_LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,--sort-section=alignment")
 # Of code on the host the emulator sees the first ones, too; what kernels allocate is the GPU's.
 _HEAP = ("malloc", "free", "_Znwm", "_Znam", "_ZdlPv", "_ZdlPvm", "_ZdaPv", "_ZdaPvm")
 _WRAPPED = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset", *_HEAP))
