@@ -230,7 +230,7 @@ class Race:
 def why(error: Exception) -> str:
     """What is said of a file that does not run. The compiler's command helps nobody there."""
     text = str(error)
-    return text.rpartition(" (exit code ")[0] if isinstance(error, KernelCompileFailed) else text
+    return text.partition(" (exit code ")[0] if isinstance(error, KernelCompileFailed) else text
 
 
 def _most_sessions(kind: str) -> int:

@@ -114,8 +114,9 @@ uint32_t where_id(Place place) {
     return w.last_place_id;
 }
 
-Site site_of(uint32_t id) {
-    if (!(id & IN_SOURCE)) return reinterpret_cast<const void*>(worker->running().library_begin + id);
+// Of an operation, by its number.
+Site site_of(uint32_t id, uint32_t number) {
+    if (!(id & IN_SOURCE)) return reinterpret_cast<const void*>(emulator().streams.library(number) + id);
     Places& known = places();
     std::lock_guard<std::mutex> hold(known.lock);
     return known.all[id & ~IN_SOURCE];
@@ -128,15 +129,26 @@ struct Access {
     bool is_shared;
 };
 
+void race_of_streams(uint32_t before, uint32_t before_at, bool before_writes, bool writes, size_t size,
+                     Site site) {
+    if (is_known(Kind::RACE_BETWEEN_STREAMS, site)) return;
+    note_pair(Kind::RACE_BETWEEN_STREAMS, site, site_of(before_at, before), size,
+              "%s here, and %s at {} on another stream, with no event or synchronisation between",
+              writes ? "written" : "read", before_writes ? "written" : "read");
+}
+
 [[gnu::noinline]] void race(Tag before, uint32_t before_at, bool before_writes, bool writes,
                             const Access& access, Site site) {
     const Worker& w = *worker;
+    const uint32_t number = launch_of(before);
+    if (number != launch_of(w.own_tag()))
+        return race_of_streams(number, before_at, before_writes, writes, access.size, site);
     const bool is_own = block_of(before) == w.block();
     if (is_known(is_own ? Kind::RACE_IN_BLOCK : Kind::RACE_BETWEEN_BLOCKS, site)) return;
     const char* const did = before_writes ? "written" : "read";
     const char* const does = writes ? "written" : "read";
     const char* const where = access.is_shared ? "shared" : "global";
-    const Site other = site_of(before_at);
+    const Site other = site_of(before_at, number);
     if (!is_own) {
         note_pair(Kind::RACE_BETWEEN_BLOCKS, site, other, access.size,
                   "%s here, and %s by another block at {}, in %s memory", does, did, where);
@@ -157,9 +169,13 @@ struct Access {
 // SOME_LANES.
 inline bool conflicts(Tag before, Tag own, uint32_t lanes, bool is_shared) {
     const Tag difference = before ^ own;
-    const int other = is_shared ? CLOCK_BITS + THREAD_BITS : CLOCK_BITS + THREAD_BITS + BLOCK_BITS;
-    // Not in another launch, and not the same thread.
-    return !(difference >> other) && difference >> CLOCK_BITS && !worker->ordered(before, lanes);
+    if (is_shared) {
+        if (difference >> (CLOCK_BITS + THREAD_BITS)) return false;
+    } else if (difference >> LAUNCH_AT) {
+        return worker->on_other_stream(before);
+    }
+    // Not the same thread.
+    return difference >> CLOCK_BITS && !worker->ordered(before, lanes);
 }
 
 constexpr bool same_block(Tag a, Tag b) { return !((a ^ b) >> (CLOCK_BITS + THREAD_BITS)); }
@@ -185,8 +201,19 @@ constexpr Tag with_thread(Tag t, uint32_t thread) {
     return with_thread(last, SOME_LANES + warp);
 }
 
+// Of two reads by operations that may run beside each other.
+[[gnu::noinline]] Tag both_of_streams(Tag before, Tag own) {
+    static std::mutex lock;
+    Emulator& e = emulator();
+    const uint32_t first = launch_of(before), second = launch_of(own);
+    if (e.streams.includes(first, second)) return before;
+    std::lock_guard<std::mutex> hold(lock);
+    const auto next = [] { return (emulator().operations + 1) & 0xFF ? ++emulator().operations & 0xFF : 0; };
+    return tag(e.streams.both(first, second, next), MANY_BLOCKS, MANY_THREADS, 0);
+}
+
 inline Tag both(Touched& touched, Tag before, Tag own) {
-    if (before >> 56 != own >> 56) return own;
+    if (launch_of(before) != launch_of(own)) return worker->on_other_stream(before) ? both_of_streams(before, own) : own;
     if (block_of(before) == block_of(own)) return both_of_block(touched, before, own);
     if (worker->ordered(before, 0)) return own;
     return with_thread(own, MANY_THREADS) | Tag{MANY_BLOCKS} << 36;
@@ -448,6 +475,38 @@ void settle(Worker& w) {
     settle_read(w);
 }
 
+Transfer::Transfer(cudaStream_t stream, const void* place) : alone_(emulator().alone()), place_(place) {
+    Emulator& e = emulator();
+    if (!e.streams.are_several() || !e.memory.checked()) return;
+    number_ = e.next_operation() & 0xFF;
+    const uintptr_t library = library_of(place).first;
+    at_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(place) - library);
+    unordered_ = e.streams.begin(stream, number_, library);
+}
+
+void Transfer::touch(const void* address, size_t bytes, bool writes) {
+    Memory& memory = emulator().memory;
+    if (!number_ || !memory.holds(address, bytes)) return;
+    const Tag own = tag(number_, 0, 0, 1);
+    const auto is_beside = [&](Tag before) { return unordered_ && unordered_[launch_of(before)]; };
+    const auto check = [&](Tag before, uint32_t at, bool wrote) {
+        if (is_beside(before)) race_of_streams(launch_of(before), at, wrote, writes, bytes, place_);
+    };
+    memory.touched.visit(memory.offset(address), bytes, [&](Touched& each) {
+        check(each.written, each.written_at, true);
+        if (writes) {
+            check(each.read, each.read_at, false);
+            each.written = own;
+            each.written_at = at_;
+            each.varied = 0;
+            each.read = 0;
+        } else {
+            each.read = is_beside(each.read) ? both_of_streams(each.read, own) : own;
+            each.read_at = at_;
+        }
+    });
+}
+
 void begin_copy(void* shared, size_t bytes) {
     if (!worker || worker->counts || !emulator().memory.checked()) return;
     memset(worker->shared_states + worker->shared_offset(shared), COMING, bytes);
@@ -525,6 +584,32 @@ EXPORTED void ece408_emulator_variables(void* library, const uint64_t (*pairs)[2
               [](const Variable& a, const Variable& b) { return a.begin < b.begin; });
 }
 
+namespace {
+
+// Of kernels' malloc and new: CUDA's default size, and what has been taken.
+constexpr size_t HEAP = 8 << 20, HEAP_GAP = 512;
+std::atomic<size_t> heap_taken{0};
+
+void* allocate_in_kernel(size_t bytes) {
+    void* const found = heap_taken + bytes > HEAP ? nullptr : emulator().memory.allocate(bytes, HEAP_GAP);
+    if (found) heap_taken += bytes;
+    return found;
+}
+
+void free_in_kernel(void* address, const void* place) {
+    Memory& memory = emulator().memory;
+    size_t begin = 0;
+    const Memory::Allocation* const found = memory.nearest(address, &begin);
+    const size_t bytes = found ? found->bytes : 0;
+    if (!address) return;
+    if (memory.free(address))
+        heap_taken -= bytes;
+    else
+        note(Kind::FAILED_CALL, place, 0, "frees what is not allocated");
+}
+
+}  // namespace
+
 // The compiler's names.
 extern "C" {
 
@@ -584,6 +669,24 @@ __attribute__((visibility("default"))) void* __wrap_memset(void* to, int value, 
     if (!worker && size) touch_by_host(to, size, true, PLACE);
     return memset(to, value, size);
 }
+
+// Memory of the GPU where a kernel calls them, new and delete too.
+#define ALLOCATE(name, plain)                                                                    \
+    __attribute__((visibility("default"))) void* __wrap_##name(size_t size) {                     \
+        return worker ? allocate_in_kernel(size) : plain(size);                                  \
+    }
+#define FREE(name, plain, ...)                                                                   \
+    __attribute__((visibility("default"))) void __wrap_##name(void* address __VA_ARGS__) {        \
+        worker ? free_in_kernel(address, PLACE) : plain(address);                                \
+    }
+ALLOCATE(malloc, malloc)
+ALLOCATE(_Znwm, operator new)
+ALLOCATE(_Znam, operator new[])
+FREE(free, free)
+FREE(_ZdlPv, operator delete)
+FREE(_ZdlPvm, operator delete, , size_t)
+FREE(_ZdaPv, operator delete[])
+FREE(_ZdaPvm, operator delete[], , size_t)
 
 struct OutOfBounds {
     const char* file;

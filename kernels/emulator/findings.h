@@ -28,6 +28,7 @@ enum class Kind : int32_t {
     FAILED_CALL,
     FAILED_FREE,
     HOST_ACCESS,
+    RACE_BETWEEN_STREAMS,
 };
 
 // A place in the source: a file's name and a line; or with line 0 the offset of a return address in

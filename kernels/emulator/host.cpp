@@ -7,6 +7,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
 
 #include "findings.h"
 #include "include/cuda_runtime.h"
@@ -16,6 +19,7 @@ using namespace ece408_emulator;
 
 struct ece408_event {
     std::chrono::steady_clock::time_point time;
+    Clock clock;
 };
 
 namespace {
@@ -79,14 +83,46 @@ cudaError_t failed_symbol(const void* from, int error, const void* symbol, size_
                   has_name ? found.dli_sname : "a variable", room);
 }
 
+// Ranges of addresses that a program has asked for.
+struct Ranges {
+    std::mutex lock;
+    std::map<uintptr_t, size_t> all;
+
+    void add(const void* address, size_t bytes) {
+        std::lock_guard<std::mutex> hold(lock);
+        all[reinterpret_cast<uintptr_t>(address)] = bytes;
+    }
+    void remove(const void* address) {
+        std::lock_guard<std::mutex> hold(lock);
+        all.erase(reinterpret_cast<uintptr_t>(address));
+    }
+    bool has(const void* address) {
+        std::lock_guard<std::mutex> hold(lock);
+        const auto at = reinterpret_cast<uintptr_t>(address);
+        const auto next = all.upper_bound(at);
+        return next != all.begin() && at - std::prev(next)->first < std::prev(next)->second;
+    }
+};
+
+// The host's memory that the GPU reaches: copies of other memory are over when their calls return.
+Ranges& pinned() {
+    static Ranges found;
+    return found;
+}
+
+// Variables of the GPU whose addresses the host has.
+Ranges& symbols() {
+    static Ranges found;
+    return found;
+}
+
 // Whether bytes are memory of the GPU; if they begin in it, all of them must be.
 bool is_device(const void* address) {
-    const Memory& memory = emulator().memory;
-    return memory.holds(address, 0);
+    return emulator().memory.holds(address, 0) || symbols().has(address);
 }
 
 bool is_whole(const void* address, size_t bytes) {
-    return !is_device(address) || emulator().memory.is_allocated(address, bytes);
+    return !emulator().memory.holds(address, 0) || emulator().memory.is_allocated(address, bytes);
 }
 
 int bad_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -103,11 +139,60 @@ int bad_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind
     return INVALID_COPY_DIRECTION;
 }
 
-cudaError_t copied(const void* place, void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-    if (emulator().sticky) return said(SUCCESS);
-    if (const int error = bad_copy(to, from, bytes, kind))
-        return failed_copy(place, error, to, from, bytes);
-    memmove(to, from, bytes);
+// Whether no such stream is there, which is noted.
+bool is_lost(const void* place, cudaStream_t stream) {
+    {
+        const auto alone = emulator().alone();
+        if (emulator().streams.has(stream)) return false;
+    }
+    failed(place, INVALID_RESOURCE, "names a stream that is not there");
+    return true;
+}
+
+void host_waits_for_all() {
+    Emulator& e = emulator();
+    const auto alone = e.alone();
+    e.streams.host_waits_for_all();
+}
+
+void host_waits_for(cudaStream_t stream) {
+    Emulator& e = emulator();
+    const auto alone = e.alone();
+    e.streams.host_waits(e.streams.recorded(stream));
+}
+
+struct Rows {
+    size_t to_pitch, from_pitch, bytes, count;
+};
+
+cudaError_t copied(const void* place, void* to, const void* from, const Rows& rows, cudaMemcpyKind kind,
+                   cudaStream_t stream, bool is_async) {
+    if (emulator().sticky || is_lost(place, stream)) return said(SUCCESS);
+    {
+        Transfer transfer(stream, place);
+        for (size_t row = 0; row < rows.count; ++row) {
+            void* const own_to = static_cast<char*>(to) + row * rows.to_pitch;
+            const void* const own_from = static_cast<const char*>(from) + row * rows.from_pitch;
+            if (const int error = bad_copy(own_to, own_from, rows.bytes, kind))
+                return failed_copy(place, error, own_to, own_from, rows.bytes);
+            transfer.reads(own_from, rows.bytes);
+            transfer.writes(own_to, rows.bytes);
+            memmove(own_to, own_from, rows.bytes);
+            emulator().memory.set_written(own_to, rows.bytes);
+        }
+    }
+    const bool is_between_arrays = is_device(to) && is_device(from);
+    const bool is_over = !is_async || !pinned().has(is_device(to) ? from : to);
+    if (is_over && !is_between_arrays) host_waits_for(stream);
+    return said(SUCCESS);
+}
+
+cudaError_t set(const void* place, void* to, int value, size_t bytes, cudaStream_t stream) {
+    if (emulator().sticky || is_lost(place, stream)) return said(SUCCESS);
+    if (bytes && (!is_device(to) || !is_whole(to, bytes)))
+        return failed(place, INVALID_VALUE, "sets %zu bytes of %s", bytes, Described(to).text);
+    Transfer(stream, place).writes(to, bytes);
+    memset(to, value, bytes);
     emulator().memory.set_written(to, bytes);
     return said(SUCCESS);
 }
@@ -148,6 +233,7 @@ cudaError_t cudaMallocManaged(void** address, size_t bytes, unsigned) {
 
 cudaError_t cudaMallocHost(void** address, size_t bytes) {
     *address = malloc(bytes);
+    if (*address) pinned().add(*address, bytes);
     return said(*address || !bytes ? SUCCESS : MEMORY_ALLOCATION);
 }
 
@@ -163,6 +249,7 @@ cudaError_t cudaMallocPitch(void** address, size_t* pitch, size_t width, size_t 
 cudaError_t cudaFree(void* address) {
     if (!address) return said(SUCCESS);
     if (emulator().sticky) return said(SUCCESS);
+    host_waits_for_all();
     if (emulator().memory.free(address)) return said(SUCCESS);
     note(Kind::FAILED_FREE, PLACE, 0, "frees %s", Described(address).text);
     const cudaError_t error = said(INVALID_VALUE);
@@ -171,12 +258,20 @@ cudaError_t cudaFree(void* address) {
 }
 
 cudaError_t cudaFreeHost(void* address) {
+    pinned().remove(address);
     free(address);
     return said(SUCCESS);
 }
 
-cudaError_t cudaHostRegister(void*, size_t, unsigned) { return said(SUCCESS); }
-cudaError_t cudaHostUnregister(void*) { return said(SUCCESS); }
+cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
+    pinned().add(address, bytes);
+    return said(SUCCESS);
+}
+
+cudaError_t cudaHostUnregister(void* address) {
+    pinned().remove(address);
+    return said(SUCCESS);
+}
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     Emulator& e = emulator();
@@ -187,27 +282,25 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-    return copied(PLACE, to, from, bytes, kind);
+    return copied(PLACE, to, from, {0, 0, bytes, 1}, kind, nullptr, false);
+}
+
+cudaError_t ece408_emulator_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                 cudaStream_t stream) {
+    return copied(PLACE, to, from, {0, 0, bytes, 1}, kind, stream, true);
 }
 
 cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                          size_t width, size_t height, cudaMemcpyKind kind) {
-    for (size_t row = 0; row < height; ++row) {
-        const cudaError_t error =
-            copied(PLACE, static_cast<char*>(to) + row * to_pitch,
-                   static_cast<const char*>(from) + row * from_pitch, width, kind);
-        if (error) return error;
-    }
-    return said(SUCCESS);
+    return copied(PLACE, to, from, {to_pitch, from_pitch, width, height}, kind, nullptr, false);
 }
 
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-    if (emulator().sticky) return said(SUCCESS);
-    if (bytes && (!is_device(to) || !is_whole(to, bytes)))
-        return failed(PLACE, INVALID_VALUE, "sets %zu bytes of %s", bytes, Described(to).text);
-    memset(to, value, bytes);
-    emulator().memory.set_written(to, bytes);
-    return said(SUCCESS);
+    return set(PLACE, to, value, bytes, nullptr);
+}
+
+cudaError_t ece408_emulator_fill(void* to, int value, size_t bytes, cudaStream_t stream) {
+    return set(PLACE, to, value, bytes, stream);
 }
 
 cudaError_t ece408_emulator_to_symbol(const void* symbol, size_t room, const void* from,
@@ -219,7 +312,9 @@ cudaError_t ece408_emulator_to_symbol(const void* symbol, size_t room, const voi
     if (offset > room || bytes > room - offset)
         return failed_symbol(PLACE, INVALID_VALUE, symbol, room, bytes);
     if (!is_whole(from, bytes)) return failed_copy(PLACE, INVALID_VALUE, symbol, from, bytes);
+    Transfer(nullptr, PLACE).reads(from, bytes);
     memcpy(static_cast<char*>(const_cast<void*>(symbol)) + offset, from, bytes);
+    if (!is_device(from)) host_waits_for(nullptr);
     return said(SUCCESS);
 }
 
@@ -231,16 +326,24 @@ cudaError_t ece408_emulator_from_symbol(void* to, const void* symbol, size_t roo
     if (offset > room || bytes > room - offset)
         return failed_symbol(PLACE, INVALID_VALUE, symbol, room, bytes);
     if (!is_whole(to, bytes)) return failed_copy(PLACE, INVALID_VALUE, to, symbol, bytes);
+    Transfer(nullptr, PLACE).writes(to, bytes);
     memcpy(to, static_cast<const char*>(symbol) + offset, bytes);
+    if (!is_device(to)) host_waits_for(nullptr);
     emulator().memory.set_written(to, bytes);
     return said(SUCCESS);
 }
 
+void ece408_emulator_symbol(const void* symbol, size_t bytes) { symbols().add(symbol, bytes); }
+
 int ece408_emulator_last_by_free() { return emulator().last_by_free; }
 
-cudaError_t cudaDeviceSynchronize() { return static_cast<cudaError_t>(emulator().sticky.load()); }
+cudaError_t cudaDeviceSynchronize() {
+    host_waits_for_all();
+    return static_cast<cudaError_t>(emulator().sticky.load());
+}
 
 cudaError_t cudaDeviceReset() {
+    host_waits_for_all();
     emulator().sticky = emulator().last = SUCCESS;
     return cudaSuccess;
 }
@@ -358,8 +461,39 @@ cudaError_t ece408_emulator_allow_shared(cudaFuncAttribute attribute, int value)
     return said(SUCCESS);
 }
 
+cudaError_t ece408_emulator_stream(cudaStream_t* stream, unsigned flags) {
+    const auto alone = emulator().alone();
+    *stream = emulator().streams.create(!(flags & cudaStreamNonBlocking));
+    return said(SUCCESS);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (is_lost(PLACE, stream)) return said(SUCCESS);
+    const auto alone = emulator().alone();
+    return said(emulator().streams.destroy(stream) ? SUCCESS : INVALID_RESOURCE);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (is_lost(PLACE, stream)) return cudaPeekAtLastError();
+    host_waits_for(stream);
+    return cudaPeekAtLastError();
+}
+
+cudaError_t ece408_emulator_wait(cudaStream_t stream, cudaEvent_t event) {
+    if (is_lost(PLACE, stream)) return cudaPeekAtLastError();
+    const auto alone = emulator().alone();
+    emulator().streams.wait(stream, event->clock);
+    return cudaPeekAtLastError();
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    const auto alone = emulator().alone();
+    emulator().streams.host_waits(event->clock);
+    return cudaPeekAtLastError();
+}
+
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
-    *event = new ece408_event{std::chrono::steady_clock::now()};
+    *event = new ece408_event{std::chrono::steady_clock::now(), {}};
     return said(SUCCESS);
 }
 
@@ -368,7 +502,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return said(SUCCESS);
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    if (is_lost(PLACE, stream)) return said(SUCCESS);
+    const auto alone = emulator().alone();
+    event->clock = emulator().streams.recorded(stream);
     event->time = std::chrono::steady_clock::now();
     return said(SUCCESS);
 }

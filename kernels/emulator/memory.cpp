@@ -12,9 +12,6 @@ namespace {
 
 constexpr size_t CHECKED_BYTES = size_t{1} << 30, UNCHECKED_BYTES = size_t{8} << 30;
 constexpr size_t ALIGNMENT = 256;  // as cudaMalloc
-// Between allocations, so that an index that is off by a row is not in the next one.
-constexpr size_t GAP = 64 << 10;
-
 // Left for the stacks of one core's threads and the tags of memory.
 constexpr size_t SPARED = size_t{288} << 20;
 constexpr int MOST_SPARED = 4;
@@ -74,12 +71,12 @@ bool Memory::watch() {
     return true;
 }
 
-void* Memory::allocate(size_t bytes) {
+void* Memory::allocate(size_t bytes, size_t gap) {
     std::lock_guard<std::mutex> hold(lock_);
     const size_t room = rounded(bytes ? bytes : 1);
     size_t begin = end_;
     if (size_ && room <= size_ - GAP && begin <= size_ - GAP - room) {
-        end_ = begin + room + GAP;
+        end_ = begin + room + gap;
     } else {
         // All addresses have been used once: take those of a freed one that is large enough.
         auto found = allocations_.begin();

@@ -19,16 +19,17 @@ using Tag = uint64_t;
 constexpr unsigned CLOCK_BITS = 24, THREAD_BITS = 12, BLOCK_BITS = 20;
 constexpr uint32_t CLOCKS = 1u << CLOCK_BITS, BLOCKS = 1u << BLOCK_BITS;
 constexpr uint32_t MANY_BLOCKS = BLOCKS - 1;
+constexpr unsigned LAUNCH_AT = CLOCK_BITS + THREAD_BITS + BLOCK_BITS;
 // In a thread's place: several of a block, or one by an atomic function.
 constexpr uint32_t MANY_THREADS = 0xFFF, BY_ATOMIC = 0xFFE;
 // And, with the warp's number added, several lanes of one warp.
 constexpr uint32_t SOME_LANES = 0x800;
 
 constexpr Tag tag(uint32_t launch, uint32_t block, uint32_t thread, uint32_t clock) {
-    return Tag{launch & 0xFF} << 56 | Tag{block & (BLOCKS - 1)} << 36 | Tag{thread} << 24 |
+    return Tag{launch & 0xFF} << LAUNCH_AT | Tag{block & (BLOCKS - 1)} << 36 | Tag{thread} << 24 |
            (clock & (CLOCKS - 1));
 }
-constexpr uint32_t launch_of(Tag t) { return t >> 56; }
+constexpr uint32_t launch_of(Tag t) { return t >> LAUNCH_AT; }
 constexpr uint32_t block_of(Tag t) { return t >> 36 & (BLOCKS - 1); }
 constexpr uint32_t thread_of(Tag t) { return t >> 24 & 0xFFF; }
 constexpr uint32_t clock_of(Tag t) { return t & (CLOCKS - 1); }
@@ -113,8 +114,8 @@ public:
     // With `checked` there is a state for each byte, and who touched it. So many cores' stacks are
     // left room for.
     void make(bool checked, int cores);
-    // Null where there is no room.
-    void* allocate(size_t bytes);
+    // Null where there is no room. So many bytes behind it are no one's.
+    void* allocate(size_t bytes, size_t gap = GAP);
     // False for what is no allocation's first address.
     bool free(void* address);
     void set_managed(void* address);
@@ -145,6 +146,8 @@ public:
     const Allocation* nearest(const void* address, size_t* begin) const;
 
 private:
+    // Between allocations, so that an index that is off by a row is not in the next one.
+    static constexpr size_t GAP = 64 << 10;
     // Have states from now on. False where there are no addresses for them.
     bool watch();
 

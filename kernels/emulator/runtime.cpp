@@ -3,7 +3,9 @@
 
 #include "runtime.h"
 
+#include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 
 #include <algorithm>
 #include <cstdarg>
@@ -562,6 +564,43 @@ void trap(Place place, const char* what) {
 
 namespace {
 
+struct sigaction action_before;
+
+// A thread beyond its stack meets the guard before the next thread's: its launch ends, with the line of
+// its function.
+void on_segv(int number, siginfo_t* info, void* context) {
+    if (!worker || !worker->on_stack(reinterpret_cast<uintptr_t>(info->si_addr))) {
+        // The access is tried again.
+        sigaction(number, &action_before, nullptr);
+        return;
+    }
+    const auto at = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP] + 1;
+    note(Kind::TRAP, reinterpret_cast<const void*>(at), 0,
+         "a thread's local memory and calls take more than the %zu KB that it has here", STACK >> 10);
+    worker->stop(LAUNCH_FAILURE);
+}
+
+// For the signal, on this core's thread, while its CUDA threads run.
+class SignalStack {
+public:
+    SignalStack() {
+        stack_t own{};
+        own.ss_sp = room_;
+        own.ss_size = sizeof room_;
+        sigaltstack(&own, &before_);
+    }
+    ~SignalStack() { sigaltstack(&before_, nullptr); }
+
+private:
+    char room_[32 << 10];
+    stack_t before_{};
+};
+
+void run_on(Worker& own, Running& running) {
+    const SignalStack stack;
+    own.run(running);
+}
+
 int refused(const Launch& launch, size_t most_shared) {
     const dim3 &g = launch.grid, &b = launch.block;
     const uint64_t threads = uint64_t{b.x} * b.y * b.z;
@@ -574,11 +613,27 @@ int refused(const Launch& launch, size_t most_shared) {
 
 }  // namespace
 
+uint32_t Emulator::next_operation() {
+    if (!(++operations & 0xFF)) {
+        ++operations;
+        memory.touched.forget();
+        for (auto& each : workers) each->shared_touched.forget();
+        streams.forget();
+    }
+    return operations;
+}
+
 void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     Emulator& e = emulator();
     if (worker) trap({name, 0}, "a kernel launches another: that is not emulated");
     std::lock_guard<std::mutex> alone(e.running);
     if (e.sticky) return;
+    if (!e.streams.has(stream)) {
+        note(Kind::FAILED_CALL, __builtin_return_address(0), 0, "launches %s on a stream that is not there", name);
+        e.last = INVALID_RESOURCE;
+        e.last_by_free = false;
+        return;
+    }
     if (const int error = refused(*this, e.most_shared)) {
         note(Kind::FAILED_CALL, __builtin_return_address(0), 0,
              "launches %s with (%u,%u,%u) blocks of (%u,%u,%u) threads and %zu bytes of shared memory: "
@@ -600,10 +655,8 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     running.call = call;
     std::tie(running.library_begin, running.library_end) =
         library_of(reinterpret_cast<const void*>(thread));
-    // Tags have the launch's last 8 bits only, which are 0 of what no launch has touched.
-    const bool is_again = !(++e.launches & 0xFF);
-    if (is_again) ++e.launches;
-    running.number = e.launches;
+    running.number = e.next_operation();
+    running.unordered = e.streams.begin(stream, running.number & 0xFF, running.library_begin);
     const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
     running.released.reset(new std::atomic<uint8_t>[std::min<uint64_t>(blocks, BLOCKS)]());
     if (e.settings.random) {
@@ -622,16 +675,17 @@ void Launch::begin(const char* name, void (*thread)(void*), void* call) const {
     // Fewer do where there is no room for more.
     cores = std::min(cores, e.workers.size());
     if (!cores) no_memory(MOST_THREADS * STACK);
-    if (is_again) {
-        e.memory.touched.forget();
-        for (auto& each : e.workers) each->shared_touched.forget();
-    }
     running.workers = static_cast<int>(cores);
     std::vector<std::thread> others;
+    struct sigaction action{};
+    action.sa_sigaction = on_segv;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &action_before);
     for (size_t i = 1; i < cores; ++i)
-        others.emplace_back([&running, &e, i] { e.workers[i]->run(running); });
-    e.workers[0]->run(running);
+        others.emplace_back([&running, &e, i] { run_on(*e.workers[i], running); });
+    run_on(*e.workers[0], running);
     for (std::thread& each : others) each.join();
+    sigaction(SIGSEGV, &action_before, nullptr);
     if (e.settings.counted) note_launch(name, grid, block, running.static_bytes, shared_bytes);
     if (const int error = running.error) {
         e.last = error;

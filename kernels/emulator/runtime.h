@@ -14,6 +14,7 @@
 #include "counts.h"
 #include "include/emulated.h"
 #include "memory.h"
+#include "streams.h"
 
 namespace ece408_emulator {
 
@@ -92,6 +93,8 @@ struct Running {
     // The addresses of the library that the kernel is in.
     uintptr_t library_begin, library_end;
     uint32_t number;
+    // As `Streams::begin` returns it.
+    const std::atomic<uint8_t>* unordered;
     std::atomic<uint64_t> next_block{0};
     // cudaError_t of what ended it.
     std::atomic<int> error{0};
@@ -149,6 +152,10 @@ public:
     Tag own_tag() const { return own_tag_; }
     // A word that many blocks of this launch have read.
     bool read_by_many_blocks(Tag tag) const { return tag >> (CLOCK_BITS + THREAD_BITS) == many_blocks_; }
+    // Whether the tag is of an operation that this launch may run beside.
+    bool on_other_stream(Tag before) const {
+        return running_->unordered && running_->unordered[launch_of(before)].load(std::memory_order_relaxed);
+    }
     // Whether what the tag says comes before what the current thread does now; of a tag of
     // SOME_LANES those lanes.
     bool ordered(Tag before, uint32_t lanes) const;
@@ -245,6 +252,22 @@ void settle_read(Worker& worker);
 // The addresses of the loaded library that has this one; 0 and 0 if none has.
 std::pair<uintptr_t, uintptr_t> library_of(const void* address);
 
+// Work of the host's on the GPU's memory, such as a copy: where streams may have it run beside others.
+class Transfer {
+public:
+    Transfer(cudaStream_t stream, const void* place);
+    void reads(const void* address, size_t bytes) { touch(address, bytes, false); }
+    void writes(const void* address, size_t bytes) { touch(address, bytes, true); }
+
+private:
+    void touch(const void* address, size_t bytes, bool writes);
+
+    std::unique_lock<std::mutex> alone_;
+    const void* place_;
+    uint32_t number_ = 0, at_ = 0;
+    const std::atomic<uint8_t>* unordered_ = nullptr;
+};
+
 struct Emulator {
     // Of a launch: one runs at a time.
     std::mutex running;
@@ -254,7 +277,16 @@ struct Emulator {
     std::atomic<int> last{0}, sticky{0};
     // The last one is of a cudaFree(), which does no harm.
     std::atomic<bool> last_by_free{false};
-    uint32_t launches = 0;
+    // Of launches, and of copies where streams have them run beside launches.
+    uint32_t operations = 0;
+    Streams streams;
+    // The number of the next operation. Tags have the last 8 bits only, which are 0 of what none has
+    // touched: when all of them are used up what has been touched is forgotten.
+    uint32_t next_operation();
+    // No launch runs on, unless it is a kernel that calls what the host should.
+    std::unique_lock<std::mutex> alone() {
+        return worker ? std::unique_lock<std::mutex>() : std::unique_lock<std::mutex>(running);
+    }
     std::vector<std::unique_ptr<Worker>> workers;
     // Of a block, as cudaFuncSetAttribute allows it: for any kernel.
     size_t most_shared = LARGEST_STATIC_SHARED;

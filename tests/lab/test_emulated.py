@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -12,7 +13,14 @@ from places import ROOT
 from ece408_op import settings
 from ece408_op.backends import kernel_file
 from ece408_op.backends.emulator.library import CHECKED, Emulation
-from ece408_op.errors import InvalidSetting, KernelFailed, KernelNotSupported, NotEnoughMemory
+from ece408_op.errors import (
+    InvalidSetting,
+    KernelCompileFailed,
+    KernelFailed,
+    KernelNotSupported,
+    NotEnoughMemory,
+)
+from ece408_op.host.gpu import find_nvcc
 from ece408_op.lab import check as checking
 from ece408_op.lab.check import Group, Verdict
 from ece408_op.problem import ConvProblem
@@ -194,6 +202,44 @@ def test_findings_outlast_the_process(check, end):
     line = next(n for n, each in enumerate(text.splitlines(), 1) if each.endswith("// use"))
     found = [each for each in sanitized.findings if each.place == f"tiled.cu:{line}"]
     assert any(each.text.startswith("race between threads") for each in found), sanitized.findings
+
+
+# It answers in its process's place, each time something else.
+SERVES = r"""
+#include <fcntl.h>
+#include <unistd.h>
+#include <string>
+void serve() {
+    const char *answers[] = {"7", "[7, {}, {\"kind\": []}]", "[{\"kind\": \"deadlock\", "
+        "\"place\": 1e999, \"other\": -1, \"kernel\": \"\", \"text\": \"\", \"count\": 1, "
+        "\"bytes\": 1, \"block\": [0, 0, 0], \"thread\": [0, 0, 0]}]"};
+    int asks = -1, answer = -1;
+    for (int fd = 3; fd < 64; ++fd) {
+        const int mode = fcntl(fd, F_GETFL);
+        if (mode < 0 || lseek(fd, 0, SEEK_CUR) >= 0) continue;
+        ((mode & O_ACCMODE) == O_RDONLY ? asks : answer) = fd;
+    }
+    std::string said = "{\"done\": true}\n", line;
+    for (int next = 0; write(answer, said.data(), said.size()) > 0;) {
+        line.clear();
+        for (char c = 0; c != '\n'; line += c)
+            if (read(asks, &c, 1) != 1) _exit(0);
+        said = "{\"done\": true}\n";
+        if (line.find("findings") < 4) said = std::string("{\"findings\": ") +
+                answers[next++ % 3] + "}\n";
+    }
+}
+"""
+
+
+def test_what_a_file_says_in_the_emulator_s_place_is_no_more_than_data(check):
+    text = SERVES + TILED.replace(
+        "const int side = TILE + K - 1;\n", "serve(); const int side = TILE;\n"
+    )
+    verdict = check("tiled.cu", text)
+    assert not verdict.is_right
+    assert len(_failures(verdict)) == len(PROBLEMS)
+    assert [each.findings for each in verdict.sanitized] == [()]
 
 
 def test_a_launch_of_too_many_threads_is_found_at_its_line(check):
@@ -470,8 +516,66 @@ def test_one_that_overflows_its_stack_is_ended(check):
         "__device__ int deep(volatile int *n) { volatile int many[4096]; many[*n] = 0; "
         "return *n < 0 ? 0 : deep(n) + many[0]; }\n__global__ void conv",
     ).replace("float sum = 0;", "int none = 0; float sum = deep(&none);")
-    (failure,) = _failures(check("tiled.cu", text, PROBLEMS[:1]))
-    assert "SIGSEGV" in failure
+    verdict = check("tiled.cu", text, PROBLEMS[:1])
+    (failure,) = _failures(verdict)
+    assert "unspecified launch failure" in failure
+    (sanitized,) = verdict.sanitized
+    (found,) = sanitized.findings
+    line = next(n for n, each in enumerate(text.splitlines(), 1) if "int deep(" in each)
+    assert found.place == f"tiled.cu:{line}"
+    assert "take more than the 256 KB" in found.text
+
+
+# What g++ takes: the text in a kernel, what stands before the kernel, and what nvcc says of it.
+NVCC_REFUSES = [
+    ("float more[K]; more[0] = 0; sum += more[0];", "", "must have a constant value"),
+    ("sum += none();", "float none() { return 0; }\n", "calling a __host__ function"),
+    ("sum += 0 * width;", "float width = 2;\n", "is undefined in device code"),
+]
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not here")
+@pytest.mark.parametrize(("part", "before", "said"), NVCC_REFUSES)
+def test_what_nvcc_refuses_is_refused(check, part, before, said):
+    text = before + TILED.replace("float sum = 0;", f"float sum = 0; {part}")
+    line = next(n for n, each in enumerate(text.splitlines(), 1) if part in each)
+    with pytest.raises(KernelCompileFailed, match=rf"/tiled\.cu:{line}: .*{said}"):
+        check("tiled.cu", text)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not here")
+def test_what_nvcc_refuses_of_a_declared_launch_is_refused(check):
+    text = CUDA_FORMS["declared.cu"]
+    begin = text.index('extern "C" __global__')
+    wrong = "int none() { return 0; }\n" + text[begin:].replace("{", "{ none();", 1)
+    with pytest.raises(KernelCompileFailed, match=r"calling a __host__ function"):
+        check("declared.cu", text[:begin] + wrong)
+
+
+def test_a_broken_nvcc_is_no_fault_of_the_file(check, tmp_path, monkeypatch):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(
+        "#!/bin/sh\necho 'host_config.h(9): error: unsupported GNU version' >&2; exit 1\n"
+    )
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert check("tiled.cu", TILED, PROBLEMS[:1]).is_right
+
+
+@pytest.mark.parametrize("nbytes", [65536, 65540])
+def test_constant_memory_has_64_kb(check, nbytes):
+    text = TILED.replace(
+        "__global__ void conv",
+        "namespace mine { static __constant__ const float first[2] = {1}; }\n"
+        f"__constant__ char rest[{nbytes - 8}];  // rest\n__global__ void conv",
+    ).replace("float sum = 0;", "float sum = mine::first[K > 100] * 0 + rest[K] * 0;")
+    if nbytes == 65536:
+        assert check("tiled.cu", text, PROBLEMS[:1]).is_right
+        return
+    line = next(n for n, each in enumerate(text.splitlines(), 1) if each.endswith("// rest"))
+    said = rf"/tiled\.cu:{line}: the file's __constant__ variables up to here take 65540 bytes"
+    with pytest.raises(KernelCompileFailed, match=said):
+        check("tiled.cu", text)
 
 
 def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):

@@ -12,14 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ... import settings
-from ...errors import KernelCompileFailed, KernelNotSupported, KernelsMissing
+from ...errors import (
+    KernelCompileFailed,
+    KernelNotSupported,
+    KernelsMissing,
+    NoUsableGpu,
+)
 from ...files.resources import cuda_folders, kernels_dir
 from ...files.sealed import kept_or_compiled
 from .. import kernel_file
 from ..cpu.compiled_file import compiler, compiler_missing, compiler_versions
+from ..cuda import file_backend
 from ..cuda.plan import Defines
+from ..cuda.runtime.compiler import find_nvcc, nvcc_missing, plan_command
 from ..kernel_file import KernelFile
-from . import translation
+from . import elf, translation
 
 _COMMON = (
     "-std=gnu++17",
@@ -33,7 +40,11 @@ _COMMON = (
 )
 # Functions that are alike would have one of their lines, and a call at a function's end none; and
 # C++ lets a compiler leave out a loop without an end.
-_PLAIN = ("-fno-ipa-icf", "-fno-optimize-sibling-calls", "-fno-finite-loops")
+# A thread meets the end of its stack, however much it takes; each variable has its section.
+_PLAIN = (
+    *("-fno-ipa-icf", "-fno-optimize-sibling-calls", "-fno-finite-loops"),
+    *("-fstack-clash-protection", "-fdata-sections"),
+)
 _KERNELS = (
     *("-DECE408_EMULATED", "-D__CUDACC__", "-D__NVCC__", "-D__CUDA_ARCH__=900"),
     *_PLAIN,
@@ -53,9 +64,18 @@ _MODES = {
         *("-fno-reorder-blocks", "-fno-reorder-blocks-and-partition", "-fno-thread-jumps"),
     ),
 }
-_LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic")
-# Of code on the host the emulator sees these, too.
-_WRAPPED = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset"))
+# Constant variables, which have the largest alignment, come first: others are behind them.
+_LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,--sort-section=alignment")
+# Of code on the host the emulator sees the first ones, too; what kernels allocate is the GPU's.
+_HEAP = ("malloc", "free", "_Znwm", "_Znam", "_ZdlPv", "_ZdlPvm", "_ZdaPv", "_ZdaPvm")
+_WRAPPED = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset", *_HEAP))
+# What kernels are said to be compiled for, "-D__CUDA_ARCH__".
+_ARCHITECTURE = "90"
+# kernels/emulator/include/cuda_runtime.h gives it to __constant__ variables.
+_CONSTANT_ALIGNMENT = 1024
+_MOST_CONSTANT = 64 << 10
+# Files that nvcc has taken: once is enough for all of a file's macros and modes.
+_taken: set[KernelFile] = set()
 
 
 @functools.lru_cache(maxsize=64)
@@ -70,7 +90,10 @@ def library(file: KernelFile, mode: str) -> bytes:
     own = [f'-DECE408_FILE="{file.path}"', f"-I{source.parent}"]
     own += [f"-D{name}" for name in kernel_file.macros(file)]
     # kernels/files/entry.cuh has what cudaMalloc is exchanged for.
-    return _library(file, mode, [*own, str(source)], ["-Wl,--wrap=cudaMalloc"])
+    link = ["-Wl,--wrap=cudaMalloc"]
+    command = file_backend.library_command(file, _ARCHITECTURE) if find_nvcc() else []
+    nvcc = [*command, "-cubin"] if command else []
+    return _library(file, mode, [*own, str(source)], link, nvcc)
 
 
 @functools.lru_cache(maxsize=64)
@@ -92,18 +115,27 @@ def source(
     macros = [f"-D{name}={value}" for name, value in defines]
     launches = " ".join(f"ECE408_LAUNCH({each})" for each in functions)
     arguments = [f'-DECE408_SOURCE="{path}"', f"-DECE408_LAUNCHES={launches}", *macros]
-    wrapper = _sources() / "launches.cu"
     headers = [f"-I{each}" for each in cuda_folders()]
-    return _library(file, mode, [*arguments, *headers, str(wrapper)], [])
+    arguments += [*headers, str(_sources() / "launches.cu")]
+    is_ours = kernels_dir() in path.parents
+    nvcc = [] if is_ours or not find_nvcc() else plan_command(str(path), defines, _ARCHITECTURE)
+    return _library(file, mode, arguments, [], nvcc)
 
 
-def _library(file: KernelFile, mode: str, arguments: Sequence[str], link: Sequence[str]) -> bytes:
+def _library(
+    file: KernelFile,
+    mode: str,
+    arguments: Sequence[str],
+    link: Sequence[str],
+    nvcc: Sequence[str] = (),
+) -> bytes:
+    """Made by g++; a file that the command of nvcc refuses, if there is one, is refused, too."""
     found = _gcc()
-    versions = (*compiler_versions(found), _runtime(found)[0])
+    versions = (*compiler_versions(found), _runtime(found)[0], *nvcc)
     hooks = _hooks(found, mode)
     include = f"-I{_sources() / 'include'}"
     command = [found, *_COMMON, *_KERNELS, *hooks, include, "-x", "c++", *arguments]
-    build = functools.partial(_build, found, mode, link)
+    build = functools.partial(_build, found, mode, link, file, nvcc)
     return kernel_file.compiled(
         file, command, versions, _folder(), compiler_missing(found), build=build
     )
@@ -113,6 +145,8 @@ def _build(
     found: str,
     mode: str,
     link: Sequence[str],
+    file: KernelFile,
+    nvcc: Sequence[str],
     text: str,
     run: Callable[[Sequence[str]], str],
 ) -> bytes:
@@ -121,6 +155,9 @@ def _build(
     except translation.Untranslated as error:
         kind = KernelNotSupported if error.is_unknown else KernelCompileFailed
         raise kind(str(error)) from None
+    if nvcc and file not in _taken:
+        _ask_nvcc(file, nvcc)
+        _taken.add(file)
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as name:
         folder = Path(name)
         (folder / "kernel.ii").write_text(translated, encoding="utf-8", errors="surrogateescape")
@@ -128,11 +165,41 @@ def _build(
         flags = [*_COMMON, *_PLAIN, *_hooks(found, mode)]
         kernel = [*flags, "-fpreprocessed", "-c", str(folder / "kernel.ii")]
         run([found, *kernel, "-o", str(folder / "kernel.o")])
+        _check_constants(translated, (folder / "kernel.o").read_bytes())
         # The checks' own libraries are not linked: the emulator has their functions.
         objects = [str(folder / "kernel.o"), str(runtime)]
         made = [*kernel_file.COMPLETE, "-o", str(folder / "kernel.so")]
         run([found, *_COMMON, *_LINK, *_WRAPPED, *link, *objects, *made])
         return (folder / "kernel.so").read_bytes()
+
+
+def _check_constants(text: str, compiled: bytes) -> None:
+    """Raises `KernelCompileFailed`, with a line, where constant variables take more memory than
+    there is: of a compiled file the sections with their alignment, one for each variable."""
+    sizes = [size for size, alignment in elf.sections(compiled) if alignment == _CONSTANT_ALIGNMENT]
+    if sum(sizes) > _MOST_CONSTANT:
+        place = translation.last_place(text, f"aligned({_CONSTANT_ALIGNMENT})")
+        raise KernelCompileFailed(
+            f"{place}: the file's __constant__ variables up to here take {sum(sizes)} bytes; a GPU "
+            f"has {_MOST_CONSTANT}"
+        )
+
+
+def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
+    """Raises `KernelCompileFailed` where nvcc finds an error in the file, or in headers beside it:
+    such as a function of the host's in a kernel, which is nothing to g++."""
+    missing = nvcc_missing(Path(command[0]))
+    with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
+        own = [*command, "-Xptxas=-O0", "-o", f"{folder}/kernel.cubin"]
+        try:
+            kernel_file.run_compiler(own, file.path, missing)
+        except NoUsableGpu:
+            return
+        except KernelCompileFailed as error:
+            # Elsewhere it is CUDA's installation that lacks something, which the emulator has.
+            is_own = re.match(rf"{re.escape(str(file.path.parent))}/[^:]*:\d+: ", str(error))
+            if is_own and "No such file" not in str(error):
+                raise
 
 
 @functools.cache

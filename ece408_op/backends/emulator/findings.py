@@ -35,6 +35,7 @@ KINDS = (
     "failed CUDA call",
     "failed cudaFree()",
     "the host touches memory of the GPU",
+    "race between streams",
 )
 # What a kernel or a file does not go on after.
 ENDING = ("deadlock", "illegal address", "misaligned access", "stopped", "failed CUDA call")
@@ -155,18 +156,42 @@ def _told(raw: _Raw) -> dict[str, Any]:
     }
 
 
+def accepted(answer: object) -> list[dict[str, Any]]:
+    """Of what the process of a kernel answers, whose code may have written it, that which `take`
+    could have given."""
+    items = answer[:_MOST] if isinstance(answer, list) else []
+    return [each for each in items if isinstance(each, dict) and _could_be_told(each)]
+
+
+def _could_be_told(each: dict[str, Any]) -> bool:
+    texts = {"kernel": 96, "text": 320}
+    numbers = [each.get(role) for role in ("count", "bytes")]
+    for role in ("block", "thread"):
+        sizes = each.get(role)
+        if not isinstance(sizes, list) or len(sizes) != 3:
+            return False
+        numbers += sizes
+    for role in ("place", "other"):
+        if isinstance(each.get(role), str):
+            texts[role] = 80
+        else:
+            numbers.append(each.get(role))
+    return (
+        each.get("kind") in KINDS
+        and all(isinstance(n, int) and 0 <= n < 1 << 64 for n in numbers)
+        and all(isinstance(each.get(role), str) for role in texts)
+        and all(len(each[role]) <= most for role, most in texts.items())
+    )
+
+
 def located(taken: Sequence[dict[str, Any]], content: bytes) -> list[Finding]:
     """What `take` gave, of the library with this content; those of one kind and line as one."""
-    told = [each.get(role) for each in taken for role in ("place", "other")]
+    told = [each[role] for each in taken for role in ("place", "other")]
     places = [each for each in told if isinstance(each, int) and each]
     lines: dict[Any, str] = {**lines_of(content, places)}
     found: dict[tuple[str, str], Finding] = {}
     for each in taken:
-        try:
-            finding = _finding(each, lines)
-        except (IndexError, KeyError, TypeError, ValueError):
-            # The kernel's own code shares the process that told it.
-            continue
+        finding = _finding(each, lines)
         place = finding.place
         known = found.get((finding.kind, place))
         if known is not None:
@@ -193,16 +218,15 @@ def ending(taken: Sequence[dict[str, Any]], content: bytes) -> Finding | None:
 
 
 def _finding(told: dict[str, Any], lines: dict[Any, str]) -> Finding:
-    block, thread = ([int(each) for each in told[role]] for role in ("block", "thread"))
     return Finding(
-        str(told["kind"]),
+        told["kind"],
         str(lines.get(told["place"], told["place"])),
-        str(told["kernel"]),
-        (block[0], block[1], block[2]),
-        (thread[0], thread[1], thread[2]),
-        int(told["count"]),
-        int(told["bytes"]),
-        str(told["text"]).replace("{}", str(lines.get(told["other"], told["other"]))),
+        told["kernel"],
+        tuple(told["block"]),
+        tuple(told["thread"]),
+        told["count"],
+        told["bytes"],
+        told["text"].replace("{}", str(lines.get(told["other"], told["other"]))),
     )
 
 

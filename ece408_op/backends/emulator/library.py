@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from ...errors import KernelCompileFailed, KernelFailed, NotEnoughMemory
 from ...host import cores
-from . import compiler
+from . import compiler, elf
 
 TO_GPU, FROM_GPU, ON_GPU = 1, 2, 3  # cudaMemcpyKind
 # kernels/emulator/host.cpp has the same order.
@@ -32,10 +31,6 @@ class Emulation:
 
 
 CHECKED = Emulation()
-# Of elf.h: where the sections' headers are, their size and number, and what each says.
-_SECTIONS, _COUNTS = struct.Struct("<Q"), struct.Struct("<HH")
-_SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
-_SYMBOLS, _OBJECT, _WRITTEN = 2, 1, 1
 # By content; the emulator itself has none.
 _loaded: dict[bytes, ctypes.CDLL] = {}
 _lock = threading.Lock()
@@ -64,26 +59,10 @@ def _opened(content: bytes) -> ctypes.CDLL:
 
 def _tell_variables(library: ctypes.CDLL, content: bytes) -> None:
     """Tell the emulator where the library's variables lie, so that it knows what is beyond them."""
-    numbers = [number for variable in _variables(content) for number in variable]
+    numbers = [number for variable in elf.variables(content) for number in variable]
     pairs = (ctypes.c_uint64 * len(numbers))(*numbers)
     handle = ctypes.c_void_p(library._handle)
     _loaded[b""].ece408_emulator_variables(handle, pairs, len(numbers) // 2)
-
-
-def _variables(content: bytes) -> Iterator[tuple[int, int]]:
-    """Address and bytes of each variable in an ELF library that is no constant: of its symbols
-    (`Elf64_Sym` of elf.h) the objects in sections that are written."""
-    (at,) = _SECTIONS.unpack_from(content, 0x28)
-    size, count = _COUNTS.unpack_from(content, 0x3A)
-    sections = [_SECTION.unpack_from(content, at + i * size) for i in range(count)]
-    for _, kind, _, _, begin, nbytes, *_ in sections:
-        if kind != _SYMBOLS:
-            continue
-        for _, info, _, section, address, taken in _SYMBOL.iter_unpack(
-            content[begin : begin + nbytes]
-        ):
-            if info & 15 == _OBJECT and section < count and sections[section][2] & _WRITTEN:
-                yield address, taken
 
 
 def load_runtime() -> None:

@@ -19,6 +19,8 @@ _LAUNCH = re.compile(r"<<\s*<")
 _LAUNCH_END = re.compile(r">>\s*>")
 _CALLEE = re.compile(r"(?:::\s*)?(?:[A-Za-z_]\w*\s*(?:<[^;{}]*>)?\s*::\s*)*[A-Za-z_]\w*\s*$")
 _SHARED = re.compile(r"\b__shared__\b")
+_STATEMENT = re.compile(r"[^;{}]+")
+_ALIGNMENT = re.compile(r"\balignas\s*\(([^()]*(?:\([^()]*\))?[^()]*)\)")
 # The standard library writes it within attributes: it cannot be a macro.
 _NO_INLINE = re.compile(r"(?<!\()\b__noinline__\b")
 _ASSEMBLER = re.compile(r"\b(?:asm|__asm__|__asm)\b")
@@ -77,9 +79,14 @@ class _Source:
         raise Untranslated(f"{self.place(begin)}: a bracket is not closed")
 
 
+def last_place(text: str, part: str) -> str:
+    """ "file:line" of the last place in a preprocessed text that has this part."""
+    return _Source(text).place(text.rfind(part))
+
+
 def translate(text: str) -> str:
     """C++ for g++ and clang++, of the same lines. Raises `Untranslated`."""
-    source = _Source(text)
+    source = _Source(_STATEMENT.sub(_with_alignments_of_gnu, text))
     _refuse_unknown(source)
     edits = [_launch(source, match.start()) for match in _LAUNCH.finditer(source.masked)]
     edits += [
@@ -96,6 +103,13 @@ def translate(text: str) -> str:
     for name, (at, call) in names.items():
         text = _renamed(text, name, at, call)
     return text
+
+
+def _with_alignments_of_gnu(match: re.Match[str]) -> str:
+    """A declaration of shared variables: it becomes a typedef, which takes no alignas."""
+    if _SHARED.search(match[0]) is None:
+        return match[0]
+    return _ALIGNMENT.sub(r"__attribute__((aligned(\1)))", match[0])
 
 
 def _edited(source: _Source, edits: Sequence[tuple[int, int, str]]) -> str:
@@ -167,7 +181,8 @@ def _callee_begin(source: _Source, at: int) -> int:
     """Where the kernel's name, with its namespace and its template's arguments, begins."""
     head = source.masked[:at].rstrip()
     end = len(head)
-    if head.endswith((")", ">")):
+    # Of a pointer in an array the name stands before the index.
+    if head.endswith((")", ">", "]")):
         end = _opening(head)
         if head.endswith(")"):
             return end

@@ -19,16 +19,24 @@ ECE408_LEAST_AND_MOST(float, double, double)
 ECE408_LEAST_AND_MOST(double, float, double)
 #undef ECE408_LEAST_AND_MOST
 
-template <class T>
-inline T __ldg(const T* address) { return *address; }
-template <class T>
-inline T __ldcg(const T* address) { return *address; }
-template <class T>
-inline T __ldcs(const T* address) { return *address; }
-template <class T>
-inline void __stcs(T* address, T value) { *address = value; }
-template <class T>
-inline void __stcg(T* address, T value) { *address = value; }
+#define ECE408_LOAD(name) \
+    template <class T>    \
+    inline T name(const T* address) { return *address; }
+ECE408_LOAD(__ldg)
+ECE408_LOAD(__ldca)
+ECE408_LOAD(__ldcg)
+ECE408_LOAD(__ldcs)
+ECE408_LOAD(__ldcv)
+ECE408_LOAD(__ldlu)
+#undef ECE408_LOAD
+#define ECE408_STORE(name) \
+    template <class T>     \
+    inline void name(T* address, T value) { *address = value; }
+ECE408_STORE(__stcg)
+ECE408_STORE(__stcs)
+ECE408_STORE(__stwb)
+ECE408_STORE(__stwt)
+#undef ECE408_STORE
 
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 inline double rsqrt(double x) { return 1 / sqrt(x); }

@@ -45,8 +45,10 @@ struct Launch {
     dim3 grid, block;
     size_t shared_bytes;
 
-    Launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr)
-        : grid(grid), block(block), shared_bytes(shared_bytes) {}
+    cudaStream_t stream;
+
+    Launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t stream = nullptr)
+        : grid(grid), block(block), shared_bytes(shared_bytes), stream(stream) {}
 
     // Run `kernel` with these arguments, which are copied for each thread, as CUDA does.
     template <class Kernel, class... Arguments>

@@ -1,5 +1,5 @@
-// The functions of CUDA's runtime (CUDA Runtime API): calls end when their work does, so that
-// streams and events have nothing to wait for.
+// The functions of CUDA's runtime (CUDA Runtime API): calls end when their work does; what streams
+// and events leave in no order is known all the same.
 #pragma once
 
 enum cudaError_t {
@@ -12,13 +12,21 @@ enum cudaError_t {
     cudaErrorInvalidMemcpyDirection = ece408_emulator::INVALID_COPY_DIRECTION,
     cudaErrorInvalidDevice = ece408_emulator::INVALID_DEVICE,
     cudaErrorLaunchOutOfResources = 701,
+    cudaErrorInvalidResourceHandle = ece408_emulator::INVALID_RESOURCE,
     cudaErrorIllegalAddress = ece408_emulator::ILLEGAL_ADDRESS,
     cudaErrorLaunchTimeout = ece408_emulator::LAUNCH_TIMEOUT,
     cudaErrorAssert = ece408_emulator::ASSERTED,
     cudaErrorMisalignedAddress = ece408_emulator::MISALIGNED_ADDRESS,
     cudaErrorLaunchFailure = ece408_emulator::LAUNCH_FAILURE,
     cudaErrorNotSupported = ece408_emulator::NOT_SUPPORTED,
+    cudaErrorInitializationError = 3,
+    cudaErrorInvalidPitchValue = 12,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorInvalidDeviceFunction = 98,
+    cudaErrorNoDevice = 100,
     cudaErrorNotReady = 600,
+    cudaErrorHostMemoryAlreadyRegistered = 712,
+    cudaErrorCooperativeLaunchTooLarge = 720,
     cudaErrorUnknown = 999,
 };
 typedef cudaError_t cudaError;
@@ -63,8 +71,12 @@ enum {
     cudaHostAllocDefault = 0,
     cudaHostRegisterDefault = 0,
     cudaDeviceScheduleAuto = 0,
+    cudaMemAttachGlobal = 1,
+    cudaMemAttachHost = 2,
 };
 typedef struct ece408_event* cudaEvent_t;
+#define cudaStreamLegacy (reinterpret_cast<cudaStream_t>(1))
+#define cudaStreamPerThread (reinterpret_cast<cudaStream_t>(2))
 
 struct cudaDeviceProp {
     char name[256];
@@ -95,10 +107,15 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                          size_t width, size_t height, cudaMemcpyKind kind);
 cudaError_t cudaMemset(void* to, int value, size_t bytes);
+cudaError_t ece408_emulator_copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                 cudaStream_t stream);
+cudaError_t ece408_emulator_fill(void* to, int value, size_t bytes, cudaStream_t stream);
 cudaError_t ece408_emulator_to_symbol(const void* symbol, size_t room, const void* from,
                                       size_t bytes, size_t offset, cudaMemcpyKind kind);
 cudaError_t ece408_emulator_from_symbol(void* to, const void* symbol, size_t room, size_t bytes,
                                         size_t offset, cudaMemcpyKind kind);
+
+void ece408_emulator_symbol(const void* symbol, size_t bytes);
 
 // Whether the last error is of a cudaFree().
 int ece408_emulator_last_by_free();
@@ -116,6 +133,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t ece408_emulator_allow_shared(cudaFuncAttribute attribute, int value);
 
+cudaError_t ece408_emulator_stream(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t ece408_emulator_wait(cudaStream_t stream, cudaEvent_t event);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventCreate(cudaEvent_t* event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
@@ -126,35 +148,42 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 // What has nothing to do.
 #define ECE408_NOTHING(name, ...) \
     inline cudaError_t name(__VA_ARGS__) { return cudaPeekAtLastError(); }
-ECE408_NOTHING(cudaThreadSynchronize)
-ECE408_NOTHING(cudaStreamSynchronize, cudaStream_t)
-ECE408_NOTHING(cudaStreamQuery, cudaStream_t)
-ECE408_NOTHING(cudaStreamDestroy, cudaStream_t)
-ECE408_NOTHING(cudaStreamWaitEvent, cudaStream_t, cudaEvent_t, unsigned = 0)
-ECE408_NOTHING(cudaEventSynchronize, cudaEvent_t)
-ECE408_NOTHING(cudaEventQuery, cudaEvent_t)
 ECE408_NOTHING(cudaDeviceSetCacheConfig, cudaFuncCache)
 ECE408_NOTHING(cudaDeviceSetSharedMemConfig, cudaSharedMemConfig)
 ECE408_NOTHING(cudaSetDeviceFlags, unsigned)
+ECE408_NOTHING(cudaInitDevice, int, unsigned, unsigned)
 ECE408_NOTHING(cudaProfilerStart)
 ECE408_NOTHING(cudaProfilerStop)
 #undef ECE408_NOTHING
 
-// Streams have names only: all they do is done at once.
-inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-    *stream = reinterpret_cast<cudaStream_t>(1);
+inline cudaError_t ece408_emulator_version(int* version) {
+    *version = 13000;
     return cudaPeekAtLastError();
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-    return cudaStreamCreate(stream);
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return ece408_emulator_version(version); }
+inline cudaError_t cudaDriverGetVersion(int* version) { return ece408_emulator_version(version); }
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0, *greatest = -5;
+    return cudaPeekAtLastError();
 }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-    return cudaStreamCreate(stream);
+inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
+// What is asked for is over: the program goes on as if it had waited.
+__forceinline__ cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+inline cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
+__forceinline__ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+    return ece408_emulator_wait(stream, event);
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return ece408_emulator_stream(stream, 0); }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    return ece408_emulator_stream(stream, flags);
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+    return ece408_emulator_stream(stream, flags);
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
     return cudaEventCreate(event);
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t event) { return cudaEventRecord(event, nullptr); }
+__forceinline__ cudaError_t cudaEventRecord(cudaEvent_t event) { return cudaEventRecord(event, nullptr); }
 
 template <class T>
 inline cudaError_t cudaMalloc(T** address, size_t bytes) {
@@ -182,11 +211,11 @@ inline cudaError_t cudaMallocAsync(T** address, size_t bytes, cudaStream_t) {
 }
 __forceinline__ cudaError_t cudaFreeAsync(void* address, cudaStream_t) { return cudaFree(address); }
 __forceinline__ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                                   cudaStream_t = nullptr) {
-    return cudaMemcpy(to, from, bytes, kind);
+                                   cudaStream_t stream = nullptr) {
+    return ece408_emulator_copy(to, from, bytes, kind, stream);
 }
-__forceinline__ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t = nullptr) {
-    return cudaMemset(to, value, bytes);
+__forceinline__ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream = nullptr) {
+    return ece408_emulator_fill(to, value, bytes, stream);
 }
 
 template <class T>
@@ -208,8 +237,14 @@ __forceinline__ cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size
     return ece408_emulator_from_symbol(to, &symbol, sizeof symbol, bytes, offset, kind);
 }
 template <class T>
+inline cudaError_t cudaGetSymbolSize(size_t* bytes, const T& symbol) {
+    *bytes = sizeof symbol;
+    return cudaSuccess;
+}
+template <class T>
 inline cudaError_t cudaGetSymbolAddress(void** address, const T& symbol) {
     *address = const_cast<void*>(static_cast<const void*>(&symbol));
+    ece408_emulator_symbol(&symbol, sizeof symbol);
     return cudaSuccess;
 }
 

@@ -155,6 +155,56 @@ PROGRAM(copies_too_much) {
     cudaMemcpy(numbers, a.x, sizeof numbers, cudaMemcpyDeviceToHost);  // copies_too_much: failed CUDA call
 }
 
+// Memory that kernels allocate.
+__global__ void allocates(float* y, int n) {
+    float* const own = new float[n];
+    int* const other = (int*)malloc(n * sizeof(int));
+    for (int i = 0; i < n; ++i) own[i] = other[n - 1 - i] = i;
+    y[threadIdx.x] = own[n - 1] + other[0];
+    free(other);
+    delete[] own;
+}
+PROGRAM(right_allocates) {
+    Arrays a;
+    for (int i = 0; i < 20; ++i) allocates<<<8, 64>>>(a.y, 5);
+}
+
+__global__ void sums_what_it_allocates(float* y, int n) {
+    float* const own = (float*)malloc(n * sizeof(float));
+    float sum = 0;
+    for (int i = 0; i < n; ++i) own[i] = i;
+    for (int i = 0; i <= n; ++i) sum += own[i];  // sums_what_it_allocates: reads out of bounds
+    free(own);
+    y[threadIdx.x] = sum;
+}
+PROGRAM(sums_what_it_allocates) {
+    Arrays a;
+    sums_what_it_allocates<<<1, 32>>>(a.y, 64);
+}
+
+__global__ void reads_what_it_deleted(float* y, int n) {
+    float* const own = new float[n];
+    for (int i = 0; i < n; ++i) own[i] = i;
+    delete[] own;
+    y[threadIdx.x] = own[n / 2];  // reads_what_it_deleted: reads freed memory
+}
+PROGRAM(reads_what_it_deleted) {
+    Arrays a;
+    reads_what_it_deleted<<<1, 1>>>(a.y, 64);
+}
+
+// A variable by its address.
+__device__ float settings[4];
+__global__ void reads_settings(float* y) { y[threadIdx.x] = __ldca(settings + threadIdx.x % 4); }
+PROGRAM(right_symbol_address) {
+    Arrays a;
+    const float host[4] = {1, 2, 3, 4};
+    void* address;
+    cudaGetSymbolAddress(&address, settings);
+    cudaMemcpy(address, host, sizeof host, cudaMemcpyHostToDevice);
+    reads_settings<<<1, 32>>>(a.y);
+}
+
 PROGRAM(frees_twice) {
     Arrays a;
     float* z;
