@@ -1,5 +1,6 @@
-"""`ece408 report`: its programs are played, save for one real run, which is slow; test_cpu_ladder.py
-runs the one that times kernels, and course/test_comparison.py the milestones."""
+"""`ece408 report`: its programs are played, save for one real run, which is slow.
+
+test_cpu_ladder.py runs the program that times kernels, course/test_comparison.py the milestones."""
 
 from __future__ import annotations
 
