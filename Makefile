@@ -22,7 +22,8 @@ run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer 
 	@echo "      $(VENV)/bin/ece408 --help, and README.md on using the operator in your own model."
 
 # Files of tests side by side, one more than there are cores: tests wait for programs that they start.
-BESIDE = --numprocesses $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile
+BESIDE = --numprocesses $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile \
+    --no-loadscope-reorder
 
 test: lint  ## set up, check style and types, run the tests
 	$(PY) -m pytest -q $(BESIDE)
