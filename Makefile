@@ -33,7 +33,7 @@ emulate: $(VENV)/.installed-test  ## CUDA kernels on the CPU: this package's own
 	    tests/emulator tests/backends/emulator tests/lab/test_emulated.py
 
 # One after the other: some fill the memory.
-test-all: test  ## all that test does, and the tests that take minutes; hours
+test-all: test  ## what test does, then the tests that take minutes
 	$(PY) -m pytest -q -m slow
 
 # The interpreter is not built with the sanitizer, so its library must be there first; leaks are
