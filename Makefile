@@ -8,7 +8,7 @@ SOURCES := setup.py pyproject.toml $(wildcard kernels/cpu/*/* kernels/mxnet/*)
 # Arguments for the milestones of `make run`, such as ARGS="1000" or ARGS="--batch-size 500".
 ARGS ?=
 
-.PHONY: run test emulate test-slow test-sanitized fuzz lint check-docs release-check format clean help
+.PHONY: run test emulate test-all test-sanitized fuzz lint check-docs release-check format clean help
 
 run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer images
 	@echo "make: milestone 1.1, MXNet's own convolution on the CPU"
@@ -22,7 +22,8 @@ run: $(VENV)/.installed  ## set up and run m1.1 and m2.1; ARGS="1000" for fewer 
 	@echo "      $(VENV)/bin/ece408 --help, and README.md on using the operator in your own model."
 
 # Files of tests side by side, one more than there are cores: tests wait for programs that they start.
-BESIDE = --numprocesses $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile
+BESIDE = --numprocesses $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile \
+    --no-loadscope-reorder
 
 test: lint  ## set up, check style and types, run the tests
 	$(PY) -m pytest -q $(BESIDE)
@@ -31,7 +32,8 @@ emulate: $(VENV)/.installed-test  ## CUDA kernels on the CPU: this package's own
 	$(PY) -m pytest -q $(BESIDE) \
 	    tests/emulator tests/backends/emulator tests/lab/test_emulated.py
 
-test-slow: $(VENV)/.installed-test  ## the tests that take minutes
+# One after the other: some fill the memory.
+test-all: test  ## what test does, then the tests that take minutes
 	$(PY) -m pytest -q -m slow
 
 # The interpreter is not built with the sanitizer, so its library must be there first; leaks are
@@ -52,7 +54,6 @@ fuzz: $(SANITIZED)  ## 20000 random problems and 5000 random networks under ASan
 	    $(PY) tests/helpers/random_graphs.py --graphs 5000 --jobs 2
 
 $(SANITIZED): $(VENV)/.installed-test
-	$(PY) -m pip install --quiet 'setuptools>=77.0.3,<85'
 	CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" $(PY) setup.py --quiet build_ext --force \
 	    --build-lib build/sanitized --build-temp build/sanitized-objects
 
@@ -105,10 +106,16 @@ $(VENV)/.installed-test: $(VENV)/.made $(SOURCES)
 	@$(call install,cpu$(comma)test)
 	@touch $(VENV)/.installed $@
 
+# What setup.py needs, here in the environment itself: pip would install MXNet a second time, in one
+# for the build. Modules are compiled when they are imported, which most never are; MXNet's are at once,
+# and not by several processes of the tests, each for itself.
+BUILD := 'setuptools>=77.0.3,<85' 'mxnet>=1.9.1,<2'
+INSTALL = $(PY) -m pip install --quiet --quiet --no-compile
 comma := ,
 define install
 command -v $${CXX:-g++} >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || \
     { echo "make: no C++ compiler found; install g++ (Debian, Ubuntu: apt install g++) or set CXX" >&2; exit 1; }; \
 echo "make: installing this package with what $(1) needs into $(VENV), and compiling its kernels (minutes)"; \
-$(PY) -m pip install --quiet --quiet --editable '.[$(1)]'
+$(INSTALL) $(BUILD) && $(INSTALL) --no-build-isolation --editable '.[$(1)]' && \
+$(PY) -c 'import ece408_op, mxnet'
 endef

@@ -150,15 +150,17 @@ class BuildKernels(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         library.parent.mkdir(parents=True, exist_ok=True)
 
-        def compile_one(item: tuple[str, tuple[Path, tuple[str, ...]]]) -> str:
-            name, (source, options) = item
+        def compile_one(name: str) -> str:
+            source, options = objects[name]
             out = str(folder / f"{name}.o")
             command = [*compiler, *COMMON, *options, *flags, "-c", str(source), "-o", out]
             run_compiler(command, f"{source} ({name})")
             return out
 
+        # Wide vectors come last and take longest: begun first, none is compiled alone at the end.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            compiled = list(pool.map(compile_one, objects.items()))
+            begun = {name: pool.submit(compile_one, name) for name in reversed(objects)}
+        compiled = [begun[name].result() for name in objects]
         link_flags = [*LINK, *shlex.split(os.environ.get("LDFLAGS", ""))]
         run_compiler(
             [*compiler, *flags, *compiled, *link_flags, "-o", str(library)], f"linking {library}"

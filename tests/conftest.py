@@ -102,6 +102,23 @@ def _why_no_gpu():
     return None
 
 
+# Of files that run side by side these are begun first, or a core would have nothing to do while the
+# last of them runs.
+LONGEST = (
+    *("backends/cpu/test_general.py", "lab/test_ranking.py", "lab/test_emulated.py"),
+    *("backends/emulator/test_ladder.py", "lab/test_cheats.py", "lab/test_check.py"),
+    *("backends/cuda/runtime/test_compiler.py", "course/test_team.py", "lab/test_timing.py"),
+    *("cli/test_program.py", "bench/test_cpu_bench.py", "backends/cpu/test_fuzz.py"),
+    *("backends/cuda/test_kernel_files.py", "operator/test_operator_fuzz.py"),
+    *("backends/cpu/test_cpu.py", "backends/cuda/kernels/test_gemm.py", "bench/test_checker.py"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 def pytest_runtest_setup(item):
     """Skip tests marked gpu, with the reason, where there is no GPU to run them on, and those also
     marked alone where other tests may use it at the same time."""

@@ -1,4 +1,6 @@
-"""`ece408 report`: its programs are played, save for one real run."""
+"""`ece408 report`: its programs are played, save for one real run, which is slow.
+
+test_cpu_ladder.py runs the program that times kernels, course/test_comparison.py the milestones."""
 
 from __future__ import annotations
 
@@ -411,6 +413,7 @@ def test_without_a_library(player, options, tmp_path, monkeypatch, module):
     assert not player.commands
 
 
+@pytest.mark.slow
 def test_a_real_report(fashion_mnist, tmp_path):
     command = [sys.executable, "-m", "ece408_op", "report", "--sizes", "20", "--term", "2018sp"]
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

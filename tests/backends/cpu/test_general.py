@@ -220,24 +220,35 @@ def _real(problem, rng):
     return [rng.standard_normal(shape).astype(problem.dtype) for shape in shapes]
 
 
-@every(
-    dtype=ITEM_BYTES,
-    text=[
-        *("b7,c5,h20,w23,m9,k3,p1x1", "b1,c4,h60,w61,m6,k3,s2x2,g2"),
-        *("b5,c3,h35,w42,m20,k7,s7x7", "b30,c3,h9,w11,m20,k9x10", "b1,c6,h50,w50,m7,k9,s4x4"),
-        *("b9,c40,h17,w15,m30,k1x7,p0x3", "b1,c3,h97,w41,m20,k5,s3x3,p2x2"),
-        *("b5,c40,h24,w26,m33,k1,s2x2", "b9,c70,h7,w7,m40,k3,p1x1"),
-        # Two threads and three pack parts of weights that end within a channel.
-        *("b5,c74,h9,w7,m128,k3,p2x2,d2x2,g2", "b7,c70,h11,w12,m64,k1x5,p0x2"),
-        # Nine threads lay out more images at a time.
-        "b14,c130,h35,w35,m200,k1,s2x2",
-    ],
-)
+THREADED = [
+    *("b7,c5,h20,w23,m9,k3,p1x1", "b1,c4,h60,w61,m6,k3,s2x2,g2"),
+    *("b5,c3,h35,w42,m20,k7,s7x7", "b30,c3,h9,w11,m20,k9x10", "b1,c6,h50,w50,m7,k9,s4x4"),
+    *("b9,c40,h17,w15,m30,k1x7,p0x3", "b1,c3,h97,w41,m20,k5,s3x3,p2x2"),
+    *("b5,c40,h24,w26,m33,k1,s2x2", "b9,c70,h7,w7,m40,k3,p1x1"),
+    # Two threads and three pack parts of weights that end within a channel.
+    *("b5,c74,h9,w7,m128,k3,p2x2,d2x2,g2", "b7,c70,h11,w12,m64,k1x5,p0x2"),
+]
+# Nine threads lay out more images at a time.
+MANY_IMAGES = "b14,c130,h35,w35,m200,k1,s2x2"
+
+
+@every(dtype=ITEM_BYTES, text=[*THREADED, MANY_IMAGES])
 def test_no_result_depends_on_threads(isa, text, dtype, rng):
+    # Strict halves are computed by the textbook loop, on all instruction sets, and in seconds.
+    backends = (cpu,) if (text, dtype) == (MANY_IMAGES, "float16") else (cpu, strict)
+    _check_threads(text, dtype, backends, rng)
+
+
+@pytest.mark.slow
+def test_no_strict_result_of_many_halves_depends_on_threads(rng):
+    _check_threads(MANY_IMAGES, "float16", (strict,), rng)
+
+
+def _check_threads(text, dtype, backends, rng):
     problem = ConvProblem.parse(text if dtype == "float32" else f"{text},{dtype}")
     x, w, dy = _real(problem, rng)
     for direction in DIRECTIONS:
-        for backend in (cpu, strict):
+        for backend in backends:
             found = []
             for threads in (1, 2, 3, 5, 9):
                 with settings.override(threads=threads):

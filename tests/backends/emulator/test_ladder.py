@@ -14,7 +14,7 @@ from ece408_op.backends.emulator.backend import EmulatedBackend
 from ece408_op.errors import KernelNotSupported
 from ece408_op.problem import ConvProblem
 
-SMALL = ("b3,c5,h13,w18,m9,k3", "b2,c6,h11,w8,m7,k4,bias")
+SMALL = ("b2,c6,h11,w8,m7,k4,bias", "b3,c5,h13,w18,m9,k3")
 ONE_CHANNEL = ("b3,c1,h17,w22,m12,k5", "b2,c1,h12,w14,m5,k3")
 GENERAL = (
     "b2,c6,h9,w11,m18,k3x2,s2x1,p1x0,d1x2,g2,bias",
@@ -89,6 +89,13 @@ KERNELS = {
     "general": GENERAL,
     "general_strict": GENERAL,
 }
+# How many of a kernel's layers are quick, where it is not two.
+QUICK = {SMALL: 1, ONE_CHANNEL: 1}
+
+
+def _first(quick, texts):
+    """The layers, so many of them quick: compiling a kernel for each takes most of the time."""
+    return [*texts[:quick], *(pytest.param(text, marks=pytest.mark.slow) for text in texts[quick:])]
 
 
 @pytest.fixture(autouse=True)
@@ -104,9 +111,16 @@ def _faults(backend, problem):
     ]
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_forward_kernel_is_exact_and_has_no_fault(name, rng):
-    _check_forward(name, KERNELS[name], rng)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param(name, text, marks=() if number < QUICK.get(texts, 2) else pytest.mark.slow)
+        for name, texts in KERNELS.items()
+        for number, text in enumerate(texts)
+    ],
+)
+def test_a_forward_kernel_is_exact_and_has_no_fault(name, text, rng):
+    _check_forward(name, [text], rng)
 
 
 def test_depthwise_is_exact_and_has_no_fault_with_shared_memory_and_without(rng, monkeypatch):
@@ -171,8 +185,10 @@ def _check_gradients(problem, rng, precision="float32"):
     return names
 
 
-# The last one is for tensor cores, which the emulator lacks, where a GPU has them.
-@pytest.mark.parametrize("text", [*GENERAL[:2], *STRIDED, "b2,c8,h9,w9,m16,k3"])
+# The third one is for tensor cores, which the emulator lacks, where a GPU has them.
+@pytest.mark.parametrize(
+    "text", _first(3, [GENERAL[0], STRIDED[0], "b2,c8,h9,w9,m16,k3", GENERAL[1], STRIDED[1]])
+)
 def test_gradients_are_exact_and_have_no_fault(text, rng):
     problem = ConvProblem.parse(text)
     of_x, of_w = _check_gradients(problem, rng)
@@ -189,13 +205,16 @@ def test_more_strided_gradients_are_exact_and_have_no_fault(text, rng):
     assert all(name.startswith("general") for name in names)
 
 
-@pytest.mark.parametrize("text", DEPTHWISE)
+@pytest.mark.parametrize("text", _first(2, DEPTHWISE))
 def test_depthwise_gradients_are_exact_and_have_no_fault(text, rng):
     names = _check_gradients(ConvProblem.parse(text), rng)
     assert all(name.startswith("depthwise") for name in names)
 
 
-@pytest.mark.parametrize("text", ["b264,c3,h7,w6,m10,k3,p1x1", "b290,c2,h20,w9,m9,k5x3,p1x2,d2x1"])
+MANY_IMAGES = ("b264,c3,h7,w6,m10,k3,p1x1", "b290,c2,h20,w9,m9,k5x3,p1x2,d2x1")
+
+
+@pytest.mark.parametrize("text", _first(1, MANY_IMAGES))
 def test_gradients_for_images_are_exact_and_have_no_fault(text, rng):
     """Of their few channels, from more planes of dy than a block has at once."""
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "grouped_backward_data"
@@ -207,7 +226,7 @@ def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
     assert all(name.startswith("grouped") for name in names)
 
 
-@pytest.mark.parametrize("text", [*POINTWISE[:2], "b1,c150,h9,w11,m33,k1"])
+@pytest.mark.parametrize("text", _first(2, [POINTWISE[0], "b1,c150,h9,w11,m33,k1", POINTWISE[1]]))
 def test_gradients_of_few_filters_are_exact_and_have_no_fault(text, rng):
     assert _check_gradients(ConvProblem.parse(text), rng)[0] == "short_sums_backward_data"
 

@@ -117,7 +117,15 @@ def test_the_gradient_for_x_in_one_launch_has_strides_of_single_unpadded_taps_on
     assert reason == (None if WINDOWS[window] else expected)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+# One that is taken costs a whole compile: these are the most ordinary one, and one with strides.
+TAKEN = ("k3,p1", "k1,s1x3")
+QUICK = [
+    pytest.param(window, marks=() if window in TAKEN or not taken else pytest.mark.slow)
+    for window, taken in WINDOWS.items()
+]
+
+
+@pytest.mark.parametrize("window", QUICK)
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [("direct_gemm_backward_data", "90a"), ("mma_gemm_backward_data", "80")],

@@ -35,7 +35,11 @@ def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"), [("direct_gemm", "90a"), ("mma_gemm", "80"), ("mma_gemm", "120")]
+    ("name", "architecture"),
+    [
+        *(("direct_gemm", "90a"), ("mma_gemm", "80")),
+        pytest.param("mma_gemm", "120", marks=pytest.mark.slow),
+    ],
 )
 def test_so_they_do_with_numbers_in_three_parts(nvcc, name, architecture):
     problem = ConvProblem.parse("b4,c3,h20,w21,m24,k3,p1,bias")
@@ -47,16 +51,17 @@ def test_so_they_do_with_numbers_in_three_parts(nvcc, name, architecture):
     [
         ("direct_gemm_backward_data", "b4,c24,h20,w21,m3,k3,p1"),
         ("direct_gemm_backward_weight", "b30,c9,h4,w5,m111,k4x5"),
-        ("direct_gemm_backward_weight", "b3,c9,h4,w5,m111,k3"),
+        pytest.param("direct_gemm_backward_weight", "b3,c9,h4,w5,m111,k3", marks=pytest.mark.slow),
     ],
 )
-def test_shallow_layouts_compile(nvcc, name, text):
+@pytest.mark.parametrize("most", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_shallow_layouts_compile(nvcc, name, text, most):
     """Threads load eight values at least of what has its rows or columns side by side: weights'
     channels, and planes of a single pixel."""
     kernel, problem = catalog.get(name), ConvProblem.parse(text)
     shallow = [each for each in kernel.layouts(problem, (9, 0)) if each.depth == 16]
     assert shallow
-    for layout in shallow[:2]:
+    for layout in shallow[:most]:
         plan = kernel.plan(problem, (9, 0), False, layout)
         compiler.compile_plan(plan.kernel.source, plan.macros, "90a", CUBINS)
 
@@ -87,7 +92,10 @@ def test_the_gradient_for_w_says_what_it_does_not_compute(case):
     assert catalog.get(NAMES[2]).why_not(ConvProblem.parse(text), (9, 0)).startswith(reason)
 
 
-@pytest.mark.parametrize("text", ["b1,c96,h14,w14,m64,k1", "b1,c24,h7,w7,m48,k3,p1"])
+@pytest.mark.parametrize(
+    "text",
+    ["b1,c24,h7,w7,m48,k3,p1", pytest.param("b1,c96,h14,w14,m64,k1", marks=pytest.mark.slow)],
+)
 def test_layouts_of_the_gradient_for_w_compile(nvcc, text):
     kernel, problem = catalog.get(NAMES[2]), ConvProblem.parse(text)
     layouts = kernel.layouts(problem, (9, 0))
