@@ -48,7 +48,9 @@ _SHARED = ("-shared", "-Xlinker", "--exclude-libs=ALL", *COMPLETE)
 # Libraries of CUDA's toolkit that files may use, and a compiler's words where one, or what the
 # headers of kernels/files/mxnet lack of MXNet, is not there.
 _CUDA = r"(?:cu(?:blas|dnn|fft|rand|solver|sparse|tlass|b\b|da/|da\.h)|nvrtc|npp|thrust)"
-_ABSENT = "No such|file not found|no match for .oper|no member named|is not a member|does not name"
+_ABSENT = (
+    "No such|file not found|no match for .oper|no operator|no member|not a member|does not name"
+)
 _NOT_HERE = re.compile(
     rf"(?=.*(?:{_ABSENT})).*\b(?:mxnet(?!::op)|mshadow|dmlc|{_CUDA})|"
     rf"undefined reference to .{_CUDA}"
@@ -273,12 +275,12 @@ def first_error(messages: str, path: Path) -> str:
     # As g++ and clang++ say it, and as nvcc does.
     gnu, nvcc = (
         r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$",
-        r"^(.+?)\((\d+)\): error\b[^:]*: (.*)$",
+        r"^(.+?)\((\d+)\): error\b[^:]*: (.*(?:\n +operand types are: .*)?)$",
     )
     found = [match for each in (gnu, nvcc) for match in re.finditer(each, messages, re.M)]
     if found:
         match = min(found, key=re.Match.start)
-        return f"{match[1]}:{match[2]}: {match[3].strip()[:_LONGEST_ERROR]}"
+        return f"{match[1]}:{match[2]}: {' '.join(match[3].split())[:_LONGEST_ERROR]}"
     linker = r"^(?:\S*ld: )?(.+?):(\d+)?.*: (undefined reference to .*)$"
     undefined = re.search(linker, messages, re.M)
     if undefined:

@@ -24,6 +24,7 @@ from ece408_op.errors import (
     InvalidSetting,
     KernelCompileFailed,
     KernelFailed,
+    KernelNotSupported,
     UnsupportedProblem,
 )
 from ece408_op.lab import explanation
@@ -214,6 +215,14 @@ def test_nvcc_s_error_has_the_file_s_own_line(write, nvcc):
         kernel_file.compiled(
             file, file_backend.library_command(file, "90"), (), CUBINS, AssertionError()
         )
+
+
+def test_what_nvcc_misses_of_mxnet_is_not_the_file_s_fault(write, nvcc):
+    more = "\nstatic void more(mshadow::Tensor<mshadow::gpu, 4> y) { y += y; }\n"
+    file = kernel_file.find(write("more.cuh", CUDA_2019 + more))
+    command = file_backend.library_command(file, "90")
+    with pytest.raises(KernelNotSupported, match=r'no operator "\+=" matches .*mshadow::Tensor'):
+        kernel_file.compiled(file, command, (), CUBINS, AssertionError())
 
 
 # --- on a GPU
