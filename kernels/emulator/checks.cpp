@@ -443,10 +443,24 @@ template <bool WRITES, class Where>
         unknown(address, size, WRITES, place);
 }
 
+[[gnu::noinline]] void check_host_copies(const void* pointer, size_t size, bool writes, const void* place) {
+    const auto begin = reinterpret_cast<uintptr_t>(pointer);
+    const auto alone = emulator().alone();
+    const Streams::HostCopy* const found = emulator().streams.too_early(begin, begin + size, writes);
+    if (!found || is_known(Kind::RACE_BETWEEN_STREAMS, place)) return;
+    note_pair(Kind::RACE_BETWEEN_STREAMS, place, found->place, size,
+              "%s here by the host, and %s by a copy at {} that has not been waited for",
+              writes ? "written" : "read", found->writes ? "written" : "read");
+}
+
 // On the host, which sees another memory.
 [[gnu::noinline]] void touch_by_host(const void* pointer, size_t size, bool writes, const void* place) {
     const Memory& memory = emulator().memory;
-    if (!memory.checked() || memory.offset(pointer) >= memory.size()) return;
+    if (!memory.checked()) return;
+    if (memory.offset(pointer) >= memory.size()) {
+        if (emulator().streams.copies_host()) check_host_copies(pointer, size, writes, place);
+        return;
+    }
     size_t begin = 0;
     const Memory::Allocation* const found = memory.nearest(pointer, &begin);
     if (found && found->managed) return;
@@ -609,6 +623,14 @@ void free_in_kernel(void* address, const void* place) {
 }
 
 }  // namespace
+
+// The bytes of the variable at an address, or more than any has where it is not known.
+EXPORTED size_t ece408_emulator_room(const void* symbol) {
+    const auto alone = emulator().alone();
+    for (const Variable& each : emulator().variables)
+        if (each.begin == reinterpret_cast<uintptr_t>(symbol)) return each.end - each.begin;
+    return SIZE_MAX;
+}
 
 // The compiler's names.
 extern "C" {

@@ -355,6 +355,15 @@ def test_constant_memory_has_64_kb(check, nbytes):
         check("tiled.cu", text)
 
 
+def test_a_constant_variable_has_room_for_what_is_copied_there(check):
+    text = (STARTERS / "start.cu").read_text().replace("* w[((m", "* mask[((m")
+    constant = "// ece408: constant mask = w\n__constant__ float mask[{}];\n#define THREADS"
+    (right, wrong) = (text.replace("#define THREADS", constant.format(n)) for n in (108, 107))
+    assert check("start.cu", right, PROBLEMS[:1]).is_right
+    (failure,) = _failures(check("start.cu", wrong, PROBLEMS[:1]))
+    assert failure.endswith("mask has 428 bytes, and w, which is copied there, 432")
+
+
 def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
     path = tmp_path / "tiled.cu"
     path.write_text(TILED.replace("__syncthreads();  // first", ""))
