@@ -598,32 +598,6 @@ EXPORTED void ece408_emulator_variables(void* library, const uint64_t (*pairs)[2
               [](const Variable& a, const Variable& b) { return a.begin < b.begin; });
 }
 
-namespace {
-
-// Of kernels' malloc and new: CUDA's default size, and what has been taken.
-constexpr size_t HEAP = 8 << 20, HEAP_GAP = 512;
-std::atomic<size_t> heap_taken{0};
-
-void* allocate_in_kernel(size_t bytes) {
-    void* const found = heap_taken + bytes > HEAP ? nullptr : emulator().memory.allocate(bytes, HEAP_GAP);
-    if (found) heap_taken += bytes;
-    return found;
-}
-
-void free_in_kernel(void* address, const void* place) {
-    Memory& memory = emulator().memory;
-    size_t begin = 0;
-    const Memory::Allocation* const found = memory.nearest(address, &begin);
-    const size_t bytes = found ? found->bytes : 0;
-    if (!address) return;
-    if (memory.free(address))
-        heap_taken -= bytes;
-    else
-        note(Kind::FAILED_CALL, place, 0, "frees what is not allocated");
-}
-
-}  // namespace
-
 // The bytes of the variable at an address, or more than any has where it is not known.
 EXPORTED size_t ece408_emulator_room(const void* symbol) {
     const auto alone = emulator().alone();
@@ -691,24 +665,6 @@ __attribute__((visibility("default"))) void* __wrap_memset(void* to, int value, 
     if (!worker && size) touch_by_host(to, size, true, PLACE);
     return memset(to, value, size);
 }
-
-// Memory of the GPU where a kernel calls them, new and delete too.
-#define ALLOCATE(name, plain)                                                                    \
-    __attribute__((visibility("default"))) void* __wrap_##name(size_t size) {                     \
-        return worker ? allocate_in_kernel(size) : plain(size);                                  \
-    }
-#define FREE(name, plain, ...)                                                                   \
-    __attribute__((visibility("default"))) void __wrap_##name(void* address __VA_ARGS__) {        \
-        worker ? free_in_kernel(address, PLACE) : plain(address);                                \
-    }
-ALLOCATE(malloc, malloc)
-ALLOCATE(_Znwm, operator new)
-ALLOCATE(_Znam, operator new[])
-FREE(free, free)
-FREE(_ZdlPv, operator delete)
-FREE(_ZdlPvm, operator delete, , size_t)
-FREE(_ZdaPv, operator delete[])
-FREE(_ZdaPvm, operator delete[], , size_t)
 
 struct OutOfBounds {
     const char* file;
