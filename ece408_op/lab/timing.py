@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import settings
+from ..backends import kernel_file
 from ..backends.cpu import native
 from ..backends.cuda.runtime import device
 from ..backends.kernel_file import KernelFile
 from ..bench import ceilings, oracle
-from ..errors import Ece408Error, InvalidSetting, KernelCompileFailed, WrongResult
+from ..errors import Ece408Error, InvalidSetting, WrongResult
 from ..host import footprint
 from ..problem import ConvProblem
 from ..profile import gpu_ceilings
@@ -215,7 +216,7 @@ class Race:
                 raise
             for (who, _), timing in self.timings.items():
                 if who == each:
-                    timing.failure = why(error)
+                    timing.failure = kernel_file.reason(error)
             return None
         self._stack.push(session)
         self._sessions[each] = session
@@ -225,12 +226,6 @@ class Race:
         # Leaving once more at the end does no harm.
         if each in self._sessions:
             self._sessions.pop(each).__exit__()
-
-
-def why(error: Exception) -> str:
-    """What is said of a file that does not run. The compiler's command helps nobody there."""
-    text = str(error)
-    return text.partition(" (exit code ")[0] if isinstance(error, KernelCompileFailed) else text
 
 
 def _most_sessions(kind: str) -> int:

@@ -443,10 +443,24 @@ template <bool WRITES, class Where>
         unknown(address, size, WRITES, place);
 }
 
+[[gnu::noinline]] void check_host_copies(const void* pointer, size_t size, bool writes, const void* place) {
+    const auto begin = reinterpret_cast<uintptr_t>(pointer);
+    const auto alone = emulator().alone();
+    const Streams::HostCopy* const found = emulator().streams.too_early(begin, begin + size, writes);
+    if (!found || is_known(Kind::RACE_BETWEEN_STREAMS, place)) return;
+    note_pair(Kind::RACE_BETWEEN_STREAMS, place, found->place, size,
+              "%s here by the host, and %s by a copy at {} that has not been waited for",
+              writes ? "written" : "read", found->writes ? "written" : "read");
+}
+
 // On the host, which sees another memory.
 [[gnu::noinline]] void touch_by_host(const void* pointer, size_t size, bool writes, const void* place) {
     const Memory& memory = emulator().memory;
-    if (!memory.checked() || memory.offset(pointer) >= memory.size()) return;
+    if (!memory.checked()) return;
+    if (memory.offset(pointer) >= memory.size()) {
+        if (emulator().streams.copies_host()) check_host_copies(pointer, size, writes, place);
+        return;
+    }
     size_t begin = 0;
     const Memory::Allocation* const found = memory.nearest(pointer, &begin);
     if (found && found->managed) return;
@@ -584,31 +598,13 @@ EXPORTED void ece408_emulator_variables(void* library, const uint64_t (*pairs)[2
               [](const Variable& a, const Variable& b) { return a.begin < b.begin; });
 }
 
-namespace {
-
-// Of kernels' malloc and new: CUDA's default size, and what has been taken.
-constexpr size_t HEAP = 8 << 20, HEAP_GAP = 512;
-std::atomic<size_t> heap_taken{0};
-
-void* allocate_in_kernel(size_t bytes) {
-    void* const found = heap_taken + bytes > HEAP ? nullptr : emulator().memory.allocate(bytes, HEAP_GAP);
-    if (found) heap_taken += bytes;
-    return found;
+// The bytes of the variable at an address, or more than any has where it is not known.
+EXPORTED size_t ece408_emulator_room(const void* symbol) {
+    const auto alone = emulator().alone();
+    for (const Variable& each : emulator().variables)
+        if (each.begin == reinterpret_cast<uintptr_t>(symbol)) return each.end - each.begin;
+    return SIZE_MAX;
 }
-
-void free_in_kernel(void* address, const void* place) {
-    Memory& memory = emulator().memory;
-    size_t begin = 0;
-    const Memory::Allocation* const found = memory.nearest(address, &begin);
-    const size_t bytes = found ? found->bytes : 0;
-    if (!address) return;
-    if (memory.free(address))
-        heap_taken -= bytes;
-    else
-        note(Kind::FAILED_CALL, place, 0, "frees what is not allocated");
-}
-
-}  // namespace
 
 // The compiler's names.
 extern "C" {
@@ -669,24 +665,6 @@ __attribute__((visibility("default"))) void* __wrap_memset(void* to, int value, 
     if (!worker && size) touch_by_host(to, size, true, PLACE);
     return memset(to, value, size);
 }
-
-// Memory of the GPU where a kernel calls them, new and delete too.
-#define ALLOCATE(name, plain)                                                                    \
-    __attribute__((visibility("default"))) void* __wrap_##name(size_t size) {                     \
-        return worker ? allocate_in_kernel(size) : plain(size);                                  \
-    }
-#define FREE(name, plain, ...)                                                                   \
-    __attribute__((visibility("default"))) void __wrap_##name(void* address __VA_ARGS__) {        \
-        worker ? free_in_kernel(address, PLACE) : plain(address);                                \
-    }
-ALLOCATE(malloc, malloc)
-ALLOCATE(_Znwm, operator new)
-ALLOCATE(_Znam, operator new[])
-FREE(free, free)
-FREE(_ZdlPv, operator delete)
-FREE(_ZdlPvm, operator delete, , size_t)
-FREE(_ZdaPv, operator delete[])
-FREE(_ZdaPvm, operator delete[], , size_t)
 
 struct OutOfBounds {
     const char* file;

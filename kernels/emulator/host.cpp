@@ -183,7 +183,17 @@ cudaError_t copied(const void* place, void* to, const void* from, const Rows& ro
     }
     const bool is_between_arrays = is_device(to) && is_device(from);
     const bool is_over = !is_async || !pinned().has(is_device(to) ? from : to);
-    if (is_over && !is_between_arrays) host_waits_for(stream);
+    if (is_between_arrays) return said(SUCCESS);
+    if (is_over) {
+        host_waits_for(stream);
+    } else {
+        const bool writes = !is_device(to);
+        const auto begin = reinterpret_cast<uintptr_t>(writes ? to : from);
+        const size_t pitch = writes ? rows.to_pitch : rows.from_pitch;
+        const size_t bytes = rows.count ? (rows.count - 1) * pitch + rows.bytes : 0;
+        const auto alone = emulator().alone();
+        emulator().streams.copies_host(stream, {begin, begin + bytes, writes, place, 0, 0});
+    }
     return said(SUCCESS);
 }
 
@@ -258,6 +268,8 @@ cudaError_t cudaFree(void* address) {
 }
 
 cudaError_t cudaFreeHost(void* address) {
+    // Which waits for the GPU's work.
+    host_waits_for_all();
     pinned().remove(address);
     free(address);
     return said(SUCCESS);

@@ -79,8 +79,32 @@ void Streams::forget() {
     for (Operation& each : operations_) each = {};
 }
 
+void Streams::host_waits(const Clock& event) {
+    join(host_, event);
+    const auto is_over = [&](const HostCopy& each) {
+        return each.stream < host_.size() && each.count <= host_[each.stream];
+    };
+    host_copies_.erase(std::remove_if(host_copies_.begin(), host_copies_.end(), is_over), host_copies_.end());
+    copies_host_ = !host_copies_.empty();
+}
+
 void Streams::host_waits_for_all() {
-    for (const Stream& each : streams_) join(host_, each.clock);
+    for (const Stream& each : streams_) host_waits(each.clock);
+}
+
+void Streams::copies_host(cudaStream_t stream, HostCopy copy) {
+    copy.stream = index_of(stream);
+    Clock& clock = reached(copy.stream);
+    if (clock.size() <= copy.stream) clock.resize(copy.stream + 1);
+    copy.count = ++clock[copy.stream];
+    host_copies_.push_back(copy);
+    copies_host_ = true;
+}
+
+const Streams::HostCopy* Streams::too_early(uintptr_t begin, uintptr_t end, bool writes) const {
+    for (const HostCopy& each : host_copies_)
+        if (begin < each.end && each.begin < end && (writes || each.writes)) return &each;
+    return nullptr;
 }
 
 uint32_t Streams::both(uint32_t before, uint32_t own, uint32_t (*next)()) {

@@ -39,8 +39,23 @@ public:
     // What an event says that is recorded now.
     Clock recorded(cudaStream_t stream) { return reached(index_of(stream)); }
     void wait(cudaStream_t stream, const Clock& event) { join(streams_[index_of(stream)].clock, event); }
-    void host_waits(const Clock& event) { join(host_, event); }
+    void host_waits(const Clock& event);
     void host_waits_for_all();
+
+    // A copy that begins now and reads or writes the host's memory, which is not to be touched before it
+    // is over. Of those that the host has not waited for, the one that an access is too early for; null
+    // if there is none.
+    struct HostCopy {
+        uintptr_t begin, end;
+        bool writes;
+        const void* place;
+        size_t stream;
+        uint32_t count;
+    };
+    void copies_host(cudaStream_t stream, HostCopy copy);
+    const HostCopy* too_early(uintptr_t begin, uintptr_t end, bool writes) const;
+    // Of any thread.
+    bool copies_host() const { return copies_host_.load(std::memory_order_relaxed); }
 
     // A number for both of two operations, of which the second runs and may run beside the first; the
     // second if there is none left. Of several threads one calls at a time.
@@ -68,6 +83,8 @@ private:
     // The legacy default stream, that of a thread, and those that were created.
     std::vector<Stream> streams_;
     Clock host_;
+    std::vector<HostCopy> host_copies_;
+    std::atomic<bool> copies_host_{false};
     bool are_several_ = false;
     Operation operations_[OPERATIONS] = {};
     std::atomic<uint8_t> unordered_[OPERATIONS] = {};

@@ -518,7 +518,7 @@ def test_one_that_overflows_its_stack_is_ended(check):
     ).replace("float sum = 0;", "int none = 0; float sum = deep(&none);")
     verdict = check("tiled.cu", text, PROBLEMS[:1])
     (failure,) = _failures(verdict)
-    assert "unspecified launch failure" in failure
+    assert "a thread's local memory and calls take more than the 256 KB" in failure
     (sanitized,) = verdict.sanitized
     (found,) = sanitized.findings
     line = next(n for n, each in enumerate(text.splitlines(), 1) if "int deep(" in each)
@@ -576,6 +576,15 @@ def test_constant_memory_has_64_kb(check, nbytes):
     said = rf"/tiled\.cu:{line}: the file's __constant__ variables up to here take 65540 bytes"
     with pytest.raises(KernelCompileFailed, match=said):
         check("tiled.cu", text)
+
+
+def test_a_constant_variable_has_room_for_what_is_copied_there(check):
+    text = (STARTERS / "start.cu").read_text().replace("* w[((m", "* mask[((m")
+    constant = "// ece408: constant mask = w\n__constant__ float mask[{}];\n#define THREADS"
+    (right, wrong) = (text.replace("#define THREADS", constant.format(n)) for n in (108, 107))
+    assert check("start.cu", right, PROBLEMS[:1]).is_right
+    (failure,) = _failures(check("start.cu", wrong, PROBLEMS[:1]))
+    assert failure.endswith("mask has 428 bytes, and w, which is copied there, 432")
 
 
 def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):

@@ -186,7 +186,7 @@ def _check_constants(text: str, compiled: bytes) -> None:
 
 
 def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
-    """Raises `KernelCompileFailed` where nvcc finds an error in the file, or in headers beside it:
+    """Raises what compiling raises where nvcc finds an error in the file, or in headers beside it:
     such as a function of the host's in a kernel, which is nothing to g++."""
     missing = nvcc_missing(Path(command[0]))
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
@@ -195,7 +195,7 @@ def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
             kernel_file.run_compiler(own, file.path, missing)
         except NoUsableGpu:
             return
-        except KernelCompileFailed as error:
+        except (KernelCompileFailed, KernelNotSupported) as error:
             # Elsewhere it is CUDA's installation that lacks something, which the emulator has.
             is_own = re.match(rf"{re.escape(str(file.path.parent))}/[^:]*:\d+: ", str(error))
             if is_own and "No such file" not in str(error):

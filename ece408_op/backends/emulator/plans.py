@@ -88,6 +88,13 @@ def run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:
     """Launch a plan on addresses in the emulated GPU's memory. Raises `KernelFailed`."""
     for each in plan.constants:
         symbol = ctypes.addressof(ctypes.c_char.in_dll(library, each.symbol))
+        library.ece408_emulator_room.restype = ctypes.c_size_t
+        room = library.ece408_emulator_room(ctypes.c_void_p(symbol))
+        if room < each.nbytes:
+            raise KernelFailed(
+                f"kernel {plan.kernel.name}: {each.symbol} has {room} bytes, and {each.array}, "
+                f"which is copied there, {each.nbytes}"
+            )
         whole = ctypes.c_void_p(symbol), ctypes.c_size_t(each.nbytes)
         part = ctypes.c_void_p(pointers[each.array]), ctypes.c_size_t(each.nbytes)
         offset = ctypes.c_size_t(0)

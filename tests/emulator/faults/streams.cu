@@ -96,6 +96,47 @@ PROGRAM(reads_what_is_being_copied) {
     cudaFreeHost(pinned);
 }
 
+// The host and a copy.
+PROGRAM(reads_a_copy_on_the_host) {
+    Streams all;
+    float *pinned, sum = 0;
+    cudaMallocHost(&pinned, 256);
+    fills<<<1, 64, 0, all.s>>>(all.a.x);
+    cudaMemcpyAsync(pinned, all.a.x, 256, cudaMemcpyDeviceToHost, all.s);
+    cudaStreamSynchronize(all.t);
+    for (int i = 0; i < 64; ++i) sum += pinned[i];  // reads_a_copy_on_the_host: race between streams
+    cudaMemset(all.a.y, sum > 0, 4);
+    cudaFreeHost(pinned);
+}
+PROGRAM(overwrites_a_copy_on_the_host) {
+    Streams all;
+    float* pinned;
+    cudaMallocHost(&pinned, 256);
+    for (int i = 0; i < 2; ++i) {
+        for (int k = 0; k < 64; ++k) pinned[k] = i;  // overwrites_a_copy_on_the_host: race between streams
+        cudaMemcpyAsync(all.a.x, pinned, 256, cudaMemcpyHostToDevice, all.s);
+    }
+    cudaDeviceSynchronize();
+    cudaFreeHost(pinned);
+}
+PROGRAM(right_copies_on_the_host) {
+    Streams all;
+    float* pinned;
+    cudaMallocHost(&pinned, 512);
+    for (int i = 0; i < 4; ++i) {
+        // Its other half is being copied.
+        for (int k = 0; k < 64; ++k) pinned[i % 2 * 64 + k] = i;
+        cudaMemcpyAsync(all.a.x, pinned + i % 2 * 64, 256, cudaMemcpyHostToDevice, all.s);
+        cudaEventSynchronize(all.event);
+        cudaEventRecord(all.event, all.s);
+    }
+    cudaMemcpyAsync(pinned, all.a.x, 256, cudaMemcpyDeviceToHost, all.s);
+    cudaEventRecord(all.event, all.s);
+    cudaEventSynchronize(all.event);
+    pinned[0] += 1;
+    cudaFreeHost(pinned);
+}
+
 // The default stream and one that does not wait for it.
 __global__ void reads_zeros(float* y, const float* x) {
     y[threadIdx.x] = x[threadIdx.x];  // clears_on_the_default_stream: race between streams
