@@ -4,14 +4,12 @@ import argparse
 import sys
 
 from studies import options as shared
-from studies import results, several_gpus, staged_milestones, staging_limits, zero_copy_bench
+from studies import results, staged_milestones, zero_copy_bench
 from tqdm import tqdm
 
-from ece408_op import settings
 from ece408_op.bench import shapes
 from ece408_op.cli import program
 from ece408_op.course import models
-from ece408_op.errors import InvalidSetting
 from ece408_op.operator import gpu_support
 from ece408_op.operator.loading import load_mxnet
 
@@ -22,10 +20,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "part",
-        choices=("staged", "limits", "several", "zero-copy"),
-        help="staged: every milestone of every term; limits: what staged calls are made of; "
-        "several: staged calls on the GPUs that ECE408_DEVICES names; zero-copy: needs MXNet's "
-        "CUDA build",
+        choices=("staged", "zero-copy"),
+        help="staged: every milestone of every term; zero-copy: needs MXNet's CUDA build",
     )
     parser.add_argument(
         "--size", type=int, default=10000, help="images of the milestones (default: 10000)"
@@ -44,7 +40,7 @@ def main():
     )
     shared.add_output(parser)
     options = parser.parse_args()
-    parts = {"staged": staged, "limits": limits, "several": several, "zero-copy": zero_copy}
+    parts = {"staged": staged, "zero-copy": zero_copy}
     results.show(options.output, *parts[options.part](options))
 
 
@@ -53,23 +49,6 @@ def staged(options):
     rows = staged_milestones.measure(options.size, terms)
     title = f"Milestones on {options.size} images"
     return title, staged_milestones.table(rows), staged_milestones.document(rows)
-
-
-def limits(options):
-    host, layers = staging_limits.measure()
-    content = staging_limits.document(host, layers)
-    return "What limits staged calls", staging_limits.table(host, layers), content
-
-
-def several(options):
-    gpus = settings.devices()
-    if len(gpus) < 2:
-        raise InvalidSetting("this is about several GPUs; set ECE408_DEVICES=0,1")
-    total = several_gpus.rounds(options.repeat)
-    with tqdm(unit="round", total=total, disable=None) as bar:
-        calls = several_gpus.measure(gpus, options.repeat, bar.update)
-    title = f"Staged calls on up to {len(gpus)} GPUs"
-    return title, several_gpus.table(calls), several_gpus.document(calls)
 
 
 def zero_copy(options):

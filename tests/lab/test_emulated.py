@@ -7,7 +7,7 @@ import os
 import re
 
 import pytest
-from kernel_files import CUDA_FORMS
+from kernel_files import CUDA_FORMS, TILED
 from places import ROOT
 
 from ece408_op import settings
@@ -66,71 +66,6 @@ def test_starters_are_right(check, name):
     assert verdict.is_right, (_failures(verdict), verdict.sanitized)
 
 
-# The course's way with tiles in shared memory, for one size of a tile and of a kernel.
-TILED = """
-#include <cmath>
-#include <iostream>
-#include "gpu-new-forward.h"
-#define TILE 8
-
-__global__ void conv(float *y, const float *x, const float *w, int M, int C, int H, int W, int K) {
-    extern __shared__ float tile[];
-    const int side = TILE + K - 1, H_out = H - K + 1, W_out = W - K + 1;
-    const int across = (W_out + TILE - 1) / TILE;
-    const int b = blockIdx.x, m = blockIdx.y;
-    const int h = blockIdx.z / across * TILE, v = blockIdx.z % across * TILE;
-    float sum = 0;
-    for (int c = 0; c < C; ++c) {
-        for (int i = threadIdx.y; i < side; i += TILE)
-            for (int j = threadIdx.x; j < side; j += TILE)
-                if (h + i < H && v + j < W)  // inside
-                    tile[i * side + j] = x[((b * C + c) * H + h + i) * W + v + j];  // load
-        __syncthreads();  // first
-        if (h + threadIdx.y < H_out && v + threadIdx.x < W_out)
-            for (int p = 0; p < K; ++p)
-                for (int q = 0; q < K; ++q)
-                    sum += tile[(threadIdx.y + p) * side + threadIdx.x + q]  // use
-                         * w[((m * C + c) * K + p) * K + q];
-        __syncthreads();  // second
-    }
-    if (h + threadIdx.y < H_out && v + threadIdx.x < W_out)
-        y[((b * M + m) * H_out + h + threadIdx.y) * W_out + v + threadIdx.x] = sum;  // store
-}
-
-__host__ void GPUInterface::conv_forward_gpu_prolog(
-        const float *, const float *x, const float *w, float **device_y, float **device_x,
-        float **device_w, const int B, const int M, const int C, const int H, const int W,
-        const int K) {
-    cudaMalloc(device_y, sizeof(float) * B * M * (H - K + 1) * (W - K + 1));
-    cudaMalloc(device_x, sizeof(float) * B * C * H * W);
-    cudaMalloc(device_w, sizeof(float) * M * C * K * K);
-    cudaMemcpy(*device_x, x, sizeof(float) * B * C * H * W, cudaMemcpyHostToDevice);
-    cudaMemcpy(*device_w, w, sizeof(float) * M * C * K * K, cudaMemcpyHostToDevice);
-}
-
-__host__ void GPUInterface::conv_forward_gpu(float *y, const float *x, const float *w, const int B,
-                                             const int M, const int C, const int H, const int W,
-                                             const int K) {
-    const int side = TILE + K - 1;
-    const dim3 grid(B, M, ceil((H - K + 1.0) / TILE) * ceil((W - K + 1.0) / TILE));
-    conv<<<grid, dim3(TILE, TILE), side * side * sizeof(float)>>>(y, x, w, M, C, H, W, K);
-    const cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess) std::cout << "CUDA error: " << cudaGetErrorString(error) << std::endl;
-}
-
-__host__ void GPUInterface::conv_forward_gpu_epilog(
-        float *host_y, float *y, float *x, float *w, const int B, const int M, const int C,
-        const int H, const int W, const int K) {
-    const size_t bytes = sizeof(float) * B * M * (H - K + 1) * (W - K + 1);
-    cudaMemcpy(host_y, y, bytes, cudaMemcpyDeviceToHost);
-    cudaFree(y);
-    cudaFree(x);
-    cudaFree(w);
-}
-
-__host__ void GPUInterface::get_device_properties() {}
-"""
-# What is changed, what is said, and by which comment the line is known.
 FAULTS = [
     ("__syncthreads();  // first", "race between threads of a block", "use"),
     ("__syncthreads();  // second", "race between threads of a block", "load"),

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
-import math
 from subprocess import CompletedProcess
 
 import pytest
-from fake_gpu import FakeGpu
-from studies import several_gpus, staged_milestones, staging_limits
-from studies.staging_limits import Host, Layer
+from studies import staged_milestones
 from studies.zero_copy_bench import Row, document, table
 
-from ece408_op import settings
-from ece408_op.backends.cpu.reference import ReferenceBackend
-from ece408_op.bench import cpu_timer
 from ece408_op.course import comparison, milestone
 from ece408_op.host import this_python
 from ece408_op.op_log import GpuTime, OpTime
@@ -103,84 +96,3 @@ def test_the_table_of_zero_copy():
     )
     (kept,) = document([row])["rows"]
     assert kept["calls"] == {"median": 0.0023, "min": 0.0022, "n": 3}
-
-
-def test_several_gpus_take_turns_with_one(monkeypatch):
-    used = []
-
-    class Backend(ReferenceBackend):
-        """From some call on both GPUs on the result is another one."""
-
-        def forward(self, problem, x, w, bias, y, accumulate):
-            used.append(settings.devices())
-            done = super().forward(problem, x, w, bias, y, accumulate)
-            if used[-1] == (2, 3) and used.count((2, 3)) > is_wrong_from:
-                ctypes.memset(y, 0, 4)
-            return done
-
-    monkeypatch.setattr(several_gpus, "StagedBackend", Backend)
-    monkeypatch.setattr(several_gpus, "SHAPES", ("b1,c1,h9,w9,m2,k3",))
-    ticks = []
-    is_wrong_from = 1000
-    (calls,) = several_gpus.measure((2, 3), 2, lambda *_: ticks.append(1), batches=[4])
-    # Both onto outputs used before and onto fresh ones.
-    timed = 2 * several_gpus._OFTENER
-    rounds = 2 * (several_gpus._LEARNING + timed + cpu_timer.WARM_UP)
-    assert sorted(used) == [(2,)] * rounds + [(2, 3)] * rounds
-    kinds = ["y used before", "y fresh"]
-    assert {kind: len(times[2]) for kind, times in calls.ms.items()} == dict.fromkeys(kinds, timed)
-    assert len(ticks) == several_gpus.rounds(2, [4])
-    assert calls.are_equal
-    assert calls.batch == 4
-    used.clear()
-    is_wrong_from = several_gpus._LEARNING
-    (calls,) = several_gpus.measure((2, 3), 1, lambda *_: None, batches=[4])
-    assert not calls.are_equal
-    times = {1: [3.0, 2.0, 4.0], 2: [2.0, 2.0, 9.0]}
-    calls = several_gpus.Calls("fa19_1", 100, {"y fresh": times}, True)
-    line = "| fa19_1 | 100 | y fresh | 3.00 | 2.00 | 1.50x | yes |"
-    assert several_gpus.table([calls]).endswith(line)
-    kept = several_gpus.document([calls])["calls"][0]
-    assert kept["ms"]["y fresh"]["2"]["median"] == 2.0
-
-
-def test_page_locked_arrays_are_timed_beside_ordinary_ones(pool, monkeypatch):
-    class Backend(ReferenceBackend):
-        def result_memory(self, problem):
-            return pool.lend(4 * math.prod(problem.y_shape), FakeGpu(), 2)
-
-        def forward(self, problem, x, w, bias, y, accumulate):
-            done = super().forward(problem, x, w, bias, y, accumulate)
-            reached.append((pool.covers(x, 4), pool.covers(y, 4)))
-            return done
-
-    reached = []
-    monkeypatch.setattr(several_gpus, "StagedBackend", Backend)
-    monkeypatch.setattr(several_gpus.device, "get", lambda index: FakeGpu())
-    monkeypatch.setattr(several_gpus, "SHAPES", ("b1,c1,h200,w200,m3,k1",))
-    monkeypatch.setattr(several_gpus, "_LEARNING", 1)
-    (calls,) = several_gpus.measure((0, 1), 1, lambda *_: None, batches=[20])
-    assert list(calls.ms) == ["both page-locked", "y page-locked", "y used before", "y fresh"]
-    calls_each = len(reached) // 4
-    assert sorted(reached) == [
-        *[(False, False)] * (2 * calls_each), *[(False, True)] * calls_each,
-        *[(True, True)] * calls_each,
-    ]  # fmt: skip
-    assert calls.are_equal
-    # All memory is free again, and it was no more than that of y for each and of x.
-    assert [block.is_free for block in pool._blocks] == [True] * 3
-
-
-def test_limits_are_set_beside_the_floor():
-    host = [Host("to the GPU", "GB/s", (50.0, 54.0, 55.0))]
-    layers = [
-        Layer("fa19_1", (40.0, 42.0, 44.0), (80.0, 84.0, 90.0), 39.0, 40.0),
-        Layer("fa19_2", (18.0, 18.0, 18.0), (36.0, 36.0, 36.0), 14.0, 20.0),
-    ]
-    lines = staging_limits.table(host, layers).splitlines()
-    assert "| fa19_1 | 40.0 | 42.0 (1.05x) | 39.0 | 84.0 (2.10x) |" in lines
-    assert "| together | 60.0 | 60.0 (1.00x) |  | 120.0 (2.00x) |" in lines
-    assert lines[-1] == "| to the GPU | 54.0 |"
-    kept = staging_limits.document(host, layers)
-    assert kept["host"][0]["samples"] == {"median": 54.0, "min": 50.0, "n": 3}
-    assert kept["layers"][0]["fresh"] == {"median": 84.0, "min": 80.0, "n": 3}
