@@ -43,6 +43,8 @@ STEADY = 0.02
 # No kernel takes less than this share of the floor, with arrays in caches and a fast algorithm. Of
 # who takes this share of our time it is looked at.
 _BELIEVED, _SUSPICIOUS = 1 / 8, 1 / 4
+# A call that takes less than this share of asking for it cannot be told from no call.
+_TOLD_APART = 0.1
 # What a process takes at rest: on the GPU, CUDA's context.
 _SESSION_BYTES, _SESSION_GPU_BYTES = 512 << 20, 1 << 30
 
@@ -203,7 +205,8 @@ class Race:
         if self._kind == "cpu" and not session.idle:
             session.measure_idle()
         taken = self._turn(session, problem)
-        taken.seconds = [max(each - session.idle, 1e-9) for each in taken.seconds]
+        least = max(_TOLD_APART * session.idle, 1e-9)
+        taken.seconds = [max(each - session.idle, least) for each in taken.seconds]
         return taken
 
     def _start(self, each: KernelFile | str) -> Session | None:
