@@ -65,7 +65,7 @@ def cheats(device):
 
 
 def honest(device, copies, folder):
-    """So many files with the content of our starters."""
+    """Copies of our starting files, `copies` in all."""
     for number in range(copies):
         name = HONEST[device][number % len(HONEST[device])]
         path = kernels_dir() / "files" / "starters" / name

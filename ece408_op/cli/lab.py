@@ -285,7 +285,7 @@ def _explanation(name: str, layer: str, found: Explanation) -> str:
 
 
 def own_layers(contenders: Iterable[kernel_file.KernelFile | str], term: str = "") -> list[str]:
-    """Names of a term's layers, or of those of a term that has such files."""
+    """Names of the layers of a term, by default of one whose files have this form."""
     forms = {getattr(each, "form", "declared") for each in contenders}
     return list(shapes.of_term(term or (_LATER if forms == {"course_2020"} else _TERM)))
 
@@ -293,7 +293,7 @@ def own_layers(contenders: Iterable[kernel_file.KernelFile | str], term: str = "
 def asked_layers(
     kind: str, layers: Sequence[str], batches: Sequence[int], rounds: int
 ) -> list[tuple[str, ConvProblem]]:
-    """Each layer at each batch, or at the default ones of a device, with what it is called. Raises
+    """Each layer's name and problem at each batch, by default the device's usual batches. Raises
     `InvalidSetting`."""
     if rounds < 1 or any(batch < 1 for batch in batches):
         raise InvalidSetting("--repeat and --batch-size take numbers from 1 on")

@@ -69,8 +69,8 @@ class Block:
             self._nbytes = nbytes
 
     def place(self, problem: ConvProblem, sets: int = 1, margins: str = "") -> dict[str, Any]:
-        """Lay out so many sets, all NaN, always with margins that can be touched; returns what the
-        other process is told of them. Raises `NotEnoughMemory`."""
+        """Lay out `sets` sets, all NaN, always with open margins; returns the other process's part
+        of a request. Raises `NotEnoughMemory`."""
         self.reserve(problem, sets)
         self._shapes = [problem.x_shape, problem.w_shape, problem.y_shape]
         offsets, nbytes = _layout(problem, sets)

@@ -187,7 +187,7 @@ class GpuTurns:
         calls: int,
         error: type[Exception] = WrongResult,
     ) -> float:
-        """Seconds of a call in a window of so many. Raises the error if elements are wrong."""
+        """Seconds of a call in a window of `calls`. Raises the error if elements are wrong."""
         session.prepare(problem, self._block.place(problem, calls))
         seconds, wrong = window()
         if wrong:

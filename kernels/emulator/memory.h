@@ -114,7 +114,7 @@ public:
     // With `checked` there is a state for each byte, and who touched it. So many cores' stacks are
     // left room for.
     void make(bool checked, int cores);
-    // Null where there is no room. So many bytes behind it are no one's.
+    // Null where there is no room. `gap` bytes behind the allocation stay unused.
     void* allocate(size_t bytes, size_t gap = GAP);
     // False for what is no allocation's first address.
     bool free(void* address);

@@ -1,6 +1,6 @@
-// What of the GPU's work comes before what, as streams, events and the host's waiting say (CUDA C++
-// Programming Guide, "Streams", "Events", "Implicit Synchronization"). All work is done at once here:
-// this tells whether a GPU might have done it in another order.
+// Happens-before order of the GPU's work: vector clocks of streams, events and the host (CUDA C++
+// Programming Guide, "Streams", "Events", "Implicit Synchronization"). The emulator runs each
+// operation when it is enqueued; the clocks tell whether a GPU might run two in another order.
 #pragma once
 
 #include <atomic>
@@ -13,38 +13,37 @@
 
 namespace ece408_emulator {
 
-// By stream: so many of its operations are over.
+// For each stream, the number of its operations that have finished.
 using Clock = std::vector<uint32_t>;
 
-// Who calls holds `Emulator::running`, unless told otherwise.
+// The caller holds `Emulator::running`, unless a comment says otherwise.
 class Streams {
 public:
-    // Operations have numbers of one byte; 0 is none's.
+    // Operations are numbered by one byte; 0 means none.
     static constexpr uint32_t OPERATIONS = 256;
 
     Streams();
     cudaStream_t create(bool is_blocking);
     bool destroy(cudaStream_t stream);
     bool has(cudaStream_t stream) const;
-    // Whether there have been streams of which one's work may run beside another's.
+    // Whether there have been two streams whose work may overlap.
     bool are_several() const { return are_several_; }
 
-    // An operation of this number begins, called by a library that is loaded at an address. Returns,
-    // by number, those that it may run beside; null if there are none.
+    // Operation `number` begins; the library at this address enqueued it. Returns a flag for each
+    // operation that may overlap with it, or null if none may.
     const std::atomic<uint8_t>* begin(cudaStream_t stream, uint32_t number, uintptr_t library);
     uintptr_t library(uint32_t number) const { return operations_[number].library; }
-    // No number is in use any more.
+    // Frees all numbers.
     void forget();
 
-    // What an event says that is recorded now.
+    // The clock of an event that is recorded now.
     Clock recorded(cudaStream_t stream) { return reached(index_of(stream)); }
     void wait(cudaStream_t stream, const Clock& event) { join(streams_[index_of(stream)].clock, event); }
     void host_waits(const Clock& event);
     void host_waits_for_all();
 
-    // A copy that begins now and reads or writes the host's memory, which is not to be touched before it
-    // is over. Of those that the host has not waited for, the one that an access is too early for; null
-    // if there is none.
+    // An asynchronous copy of host memory, which the host must not touch before it has finished.
+    // `too_early` returns an unfinished copy that an access of the host conflicts with, or null.
     struct HostCopy {
         uintptr_t begin, end;
         bool writes;
@@ -54,11 +53,11 @@ public:
     };
     void copies_host(cudaStream_t stream, HostCopy copy);
     const HostCopy* too_early(uintptr_t begin, uintptr_t end, bool writes) const;
-    // Of any thread.
+    // Any thread may call it.
     bool copies_host() const { return copies_host_.load(std::memory_order_relaxed); }
 
-    // A number for both of two operations, of which the second runs and may run beside the first; the
-    // second if there is none left. Of several threads one calls at a time.
+    // A number that stands for two overlapping operations, or the second's own if no number is free.
+    // One thread at a time calls it.
     uint32_t both(uint32_t before, uint32_t own, uint32_t (*next)());
     bool includes(uint32_t number, uint32_t other) const { return operations_[number].all[other]; }
 
@@ -71,7 +70,7 @@ private:
         size_t stream;
         uint32_t count;
         uintptr_t library;
-        // Itself, or those that it stands for.
+        // The operations that the number stands for.
         std::bitset<OPERATIONS> all;
     };
 

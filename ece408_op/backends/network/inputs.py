@@ -17,8 +17,8 @@ _MOST_KNOWN = 64
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """A network's inputs: names, shapes, types, and the numbers of the inputs with an element for
-    each image; and the types of its outputs. `images` is the size of those inputs' first axis, or 0
-    where they differ."""
+    each image; and the types of its outputs. `images` is the first axis of the inputs with images,
+    or 0 where they differ."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

@@ -23,8 +23,8 @@ struct Task {
 // Whether a kernel can compute a task.
 bool suits(KernelName name, const Task& task);
 
-// The kernel with the smallest estimate: of all kernels, and of those for any problem and any
-// weights.
+// The kernel with the smallest estimate. `choose_for_any` considers only kernels that take any
+// problem and any weights.
 KernelName choose(const Task& task);
 KernelName choose_for_any(const Task& task);
 

@@ -68,7 +68,7 @@ struct Job {
     int64_t count, portions;
     int threads;
 
-    // Portions that one claim takes of those left.
+    // Portions that one claim takes, given `left` unclaimed ones.
     int64_t claim(int64_t left) const {
         const int64_t some = left / (kParts * threads);
         return some < 1 ? 1 : some;

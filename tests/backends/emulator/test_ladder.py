@@ -94,7 +94,7 @@ QUICK = {SMALL: 1, ONE_CHANNEL: 1}
 
 
 def _first(quick, texts):
-    """The layers, so many of them quick: compiling a kernel for each takes most of the time."""
+    """The layers, all but the first `quick` marked slow: compiling their kernels takes long."""
     return [*texts[:quick], *(pytest.param(text, marks=pytest.mark.slow) for text in texts[quick:])]
 
 

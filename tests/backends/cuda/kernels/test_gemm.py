@@ -1,4 +1,4 @@
-"""The grids of kernels/cuda/gemm/gemm.cu, in NumPy: what it is told is a convolution."""
+"""The grids that the host gives kernels/cuda/gemm/gemm.cu, computed in NumPy, are convolutions."""
 
 import contextlib
 import itertools
