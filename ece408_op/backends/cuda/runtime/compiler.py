@@ -106,15 +106,15 @@ def gencode(architecture: str) -> str:
 
 def _texts(folder: Path, source: str) -> list[str]:
     """The text of a source and of all headers that it includes from its folder or ours."""
-    paths, texts = [folder / source], []
+    paths, texts, folders = [folder / source], [], cuda_folders()
     for path in paths:
         status = path.stat()
         text, includes = _text(path, status.st_mtime_ns, status.st_size)
         texts.append(text)
         for name in includes:
             # One that is nowhere is nvcc's to complain about.
-            places = (path.parent, *cuda_folders())
-            found = [place / name for place in places if (place / name).is_file()]
+            places = (place / name for place in (path.parent, *folders))
+            found = [place for place in places if place.is_file()]
             paths += [header for header in found[:1] if header not in paths]
     return texts
 
