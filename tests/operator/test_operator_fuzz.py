@@ -38,6 +38,11 @@ def test_chains_of_operators_touch_only_their_own_memory(mx):
     assert outcome.wrong == []
 
 
+def test_a_chunk_of_one_image_is_not_squeezed(mx):
+    """`squeeze` of all axes, and then one that names as many axes as the batch has."""
+    assert operator_fuzz.run(5, [3673]).wrong == []
+
+
 @pytest.mark.slow
 def test_many_chains_of_operators():
     cores = len(os.sched_getaffinity(0))

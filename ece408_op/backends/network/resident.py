@@ -153,8 +153,9 @@ class Resident:
         if images < inputs.images:
             try:
                 found = program.build(self._graph, inputs.of_images(images), self.machine)
-            except Ece408Error:
-                # Shapes in the graph may be for all images: then that is what is tried next.
+            except (Ece408Error, IndexError, ValueError):
+                # Shapes in the graph may be for all images, which is tried next; and a squeeze of a
+                # single image leaves fewer axes than later operators name.
                 found = None
             if found and found[0].divisible and not program.refused(found[0], images, call):
                 return found

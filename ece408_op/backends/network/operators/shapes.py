@@ -76,6 +76,9 @@ def _squeeze(builder: Builder, attributes: Attributes, operands: list[Operand]) 
     shape = operands[0].shape
     given = attributes.integers("axis", ())
     axes = {axis_of(axis, len(shape)) for axis in given} if given else set(range(len(shape)))
+    if 0 in axes:
+        # A chunk of one image would lose an axis that the batch keeps.
+        builder.mixes_images()
     kept = [size for axis, size in enumerate(shape) if size != 1 or axis not in axes]
     return builder.view(operands[0], kept or [1])
 
