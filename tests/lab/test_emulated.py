@@ -60,6 +60,20 @@ def test_every_form_is_right(check, name):
     assert verdict.error
 
 
+def test_a_folder_can_hold_the_header_of_its_own_term(check, tmp_path):
+    (tmp_path / "gpu-new-forward.h").write_text("""
+#pragma once
+class GPUInterface {
+  public:
+    void get_device_properties();
+    void conv_forward_gpu(float *host_y, const float *host_x, const float *host_k, const int B,
+                          const int M, const int C, const int H, const int W, const int K);
+};
+""")
+    verdict = check("one-method.cu", CUDA_FORMS["one-method.cu"], PROBLEMS[:1])
+    assert verdict.is_right, (verdict.broken, _failures(verdict))
+
+
 @pytest.mark.parametrize("name", ["new-forward.cu", "new-forward.cuh", "start.cu"])
 def test_starters_are_right(check, name):
     verdict = check(name, (STARTERS / name).read_text())
