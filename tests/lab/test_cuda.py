@@ -93,6 +93,15 @@ def _kept(kept):
         yield
 
 
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    """A folder of the wrong files and the header that they include: a file sees its own alone."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for path in (*WRONG.iterdir(), CHEATS / "honest.cuh"):
+        shutil.copy(path, folder)
+    return folder
+
+
 def _file(folder, name):
     (path,) = folder.glob(f"{name}.cu*")
     return kernel_file.find(str(path))
@@ -129,8 +138,8 @@ def test_a_cheat_is_not_right(name):
 
 
 @pytest.mark.parametrize("name", WRONG_SAYS)
-def test_a_wrong_kernel_is_described(name):
-    verdict = checking.check(_file(WRONG, name), UNEVEN)
+def test_a_wrong_kernel_is_described(wrong, name):
+    verdict = checking.check(_file(wrong, name), UNEVEN)
     assert not verdict.is_right
     assert WRONG_SAYS[name] in _said(verdict)
 
