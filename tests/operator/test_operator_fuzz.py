@@ -38,9 +38,11 @@ def test_chains_of_operators_touch_only_their_own_memory(mx):
     assert outcome.wrong == []
 
 
-def test_a_chunk_of_one_image_is_not_squeezed(mx):
-    """`squeeze` of all axes, and then one that names as many axes as the batch has."""
-    assert operator_fuzz.run(5, [3673]).wrong == []
+@pytest.mark.parametrize(("seed", "number"), [(5, 3673), (4, 12498)])
+def test_what_one_image_does_not_allow_is_computed_for_the_batch(mx, seed, number):
+    """`squeeze` of all axes, and then one that names as many axes as the batch has; a slice of
+    later images."""
+    assert operator_fuzz.run(seed, [number]).wrong == []
 
 
 @pytest.mark.slow

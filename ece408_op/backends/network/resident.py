@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Optional, TypeVar
 
 from ... import settings
-from ...errors import Ece408Error, NotEnoughMemory
+from ...errors import NotEnoughMemory
 from . import pieces, program
 from .chunks import Pass, Ready
 from .graph import Graph
@@ -144,8 +144,7 @@ class Resident:
 
         try:
             return pieces.early(steps, inputs.image_bytes(), few)
-        except Ece408Error:
-            # Some graphs have their number of images in their shapes.
+        except Exception:  # As in `_divided`.
             return None
 
     def _divided(self, inputs: Inputs, images: int, call: Call) -> tuple[Steps, list[Value]]:
@@ -153,9 +152,9 @@ class Resident:
         if images < inputs.images:
             try:
                 found = program.build(self._graph, inputs.of_images(images), self.machine)
-            except (Ece408Error, IndexError, ValueError):
-                # Shapes in the graph may be for all images, which is tried next; and a squeeze of a
-                # single image leaves fewer axes than later operators name.
+            except Exception:
+                # A graph that is right for all images can be impossible for fewer: constant
+                # shapes, slices of axis 0. Its own mistakes are raised below.
                 found = None
             if found and found[0].divisible and not program.refused(found[0], images, call):
                 return found
