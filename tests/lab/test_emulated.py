@@ -533,7 +533,8 @@ def test_a_constant_variable_has_room_for_what_is_copied_there(check):
     (right, wrong) = (text.replace("#define THREADS", constant.format(n)) for n in (108, 107))
     assert check("start.cu", right, PROBLEMS[:1]).is_right
     (failure,) = _failures(check("start.cu", wrong, PROBLEMS[:1]))
-    assert failure.endswith("mask has 428 bytes, and w, which is copied there, 432")
+    line = next(n for n, each in enumerate(wrong.splitlines(), 1) if "constant mask = w" in each)
+    assert failure == f"start.cu:{line}: copies 432 bytes to or from mask, which has 428"
 
 
 def test_the_command_says_that_it_emulates(run_ece408, tmp_path, kept):
