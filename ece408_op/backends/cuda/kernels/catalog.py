@@ -59,6 +59,20 @@ def get(name: str) -> Kernel:
     return _BY_NAME[name]
 
 
+# FLOPs for each byte of memory traffic below which float32's accuracy costs no time: it takes three
+# products, and an H200 computes 165 FLOPs of single ones in the time of a byte, at best.
+_FLOPS_PER_BYTE = 40
+
+
+def _pays(kernel: Kernel, problem: ConvProblem, capability: Capability) -> bool:
+    """Whether the kernel should be faster than those of a higher rank, and is as exact as float32
+    or could be faster for not being so."""
+    is_limited_by_memory = problem.flops <= _FLOPS_PER_BYTE * problem.bytes
+    if kernel.exactness in ("tf32", "float16") and is_limited_by_memory:
+        return False
+    return kernel.family.pays(problem, capability)
+
+
 def default(
     problem: ConvProblem, direction: str, capability: Capability, precision: str = "float32"
 ) -> Kernel:
@@ -72,6 +86,6 @@ def default(
     for kernel in _BY_RANK:
         if kernel.direction == direction and kernel.permitted(precision, problem):
             reason = kernel.why_not(problem, capability)
-            if reason is None and kernel.family.pays(problem, capability):
+            if reason is None and _pays(kernel, problem, capability):
                 return kernel
     raise UnsupportedProblem(f"no CUDA kernel computes {direction} of {problem}: {reason}")

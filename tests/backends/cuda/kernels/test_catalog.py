@@ -67,17 +67,19 @@ def test_tensor_cores_are_left_where_they_would_read_the_image_too_often():
 
 @every(
     problem=[
-        "b64,c128,h56,w56,m64,k1",
-        "b64,c3,h224,w224,m64,k7,s2x2,p3x3",
-        "b10000,c12,h33,w33,m24,k5",
+        # Limited by memory: less exact products would save nothing.
+        ("b64,c128,h56,w56,m64,k1", "18_split_half"),
+        ("b64,c3,h224,w224,m64,k7,s2x2,p3x3", "17_half_wgmma"),
+        ("b10000,c12,h33,w33,m24,k5", "17_half_wgmma"),
     ]
 )
 def test_hopper_takes_strides_padding_and_dilation_on_tensor_cores(problem):
+    text, less_exact = problem
     names = [
-        catalog.default(ConvProblem.parse(problem), "forward", (9, 0), precision).name
+        catalog.default(ConvProblem.parse(text), "forward", (9, 0), precision).name
         for precision in ("float32", "tf32", "float16")
     ]
-    assert names == ["18_split_half", "17_half_wgmma", "17_half_wgmma"]
+    assert names == ["18_split_half", less_exact, less_exact]
 
 
 @every(
