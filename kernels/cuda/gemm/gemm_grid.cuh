@@ -1,4 +1,4 @@
-// What the products of gemm.cu and gemm_backward_weight.cu have in common: the layer, its grid, the
+// What the products of implicit_gemm_prepacked.cu and implicit_gemm_prepacked_backward_weight.cu have in common: the layer, its grid, the
 // taps' places in it, and numbers as records of halves.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Where the rows, the columns and the values of k of direct_gemm.cu's product come from.
+// Where the rows, the columns and the values of k of implicit_gemm_fused.cu's product come from.
 #pragma once
 
 constexpr int kThreads = 256;

@@ -1,7 +1,7 @@
 // Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch: blocks read
 // the arrays directly, and split each number into halves (split_fp16x2.cuh), or with PARTS 3 into three
 // (split_bf16x3.cuh), on the way to shared memory. Hopper's tensor cores multiply by wgmma (wgmma.cuh),
-// those of other GPUs by mma.sync (mma.cuh, BY_WARPS). gemm.cu splits once for all blocks, in a
+// those of other GPUs by mma.sync (mma.cuh, BY_WARPS). implicit_gemm_prepacked.cu splits once for all blocks, in a
 // launch of its own, which costs more memory traffic, but less arithmetic where a number is used by
 // many taps.
 //
@@ -62,7 +62,7 @@
 #define BLOCKS 2
 #endif
 
-#include "direct_gemm_sources.cuh"
+#include "implicit_gemm_fused_sources.cuh"
 
 // Lines of one slab, in parts: records of 8 values of k. One record more than there are lines keeps
 // the units of a line in different banks.

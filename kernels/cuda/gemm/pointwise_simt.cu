@@ -1,6 +1,6 @@
 // 1x1 convolutions of few channels, and of few filters their gradients for x, in plain float32
 // arithmetic: sums of a few dozen products, for which memory is the limit. Tensor cores would need
-// numbers in three parts there to be as exact (direct_gemm.cu).
+// numbers in three parts there to be as exact (implicit_gemm_fused.cu).
 //
 // A block has all weights of its rows (filters, or channels of dx) in shared memory for as long as it
 // runs, and takes one tile of pixels after the other. Their channels come to shared memory a slab at
