@@ -252,7 +252,7 @@ struct Copy {
 struct Item {
     int group, row, column;  // within the block; within the plane
 
-    // Cases that the compiler cannot derive: zeros, and the rows that are never padding.
+    // Explicit zeros: the compiler cannot derive them, and so which rows are never padding.
     __device__ Item(unsigned number, const Band &band) {
         group = PLANES == 1 ? 0 : number / kPlaneItems;
         row = STRIPS == 1 ? band.row : band.row + number / kUnits % STRIPS * ROWS;

@@ -35,7 +35,7 @@ constexpr int kLine = 32;  // elements
 constexpr int kRun = GROUP * kOutPlane;  // outputs of a group
 constexpr int kRoom = (divide_up(kRun, kLine) + 1) * kLine;  // a run starts anywhere in a line
 constexpr int kSets = FILTERS / GROUP;
-// Filters that are computed together: their barriers' waits overlap.
+// Filters that are computed together: their latencies overlap.
 constexpr int kAtOnce = GROUP % 2 == 0 ? 2 : 1;
 // Column pairs of a row that fill whole half-warps, whose accesses have no bank conflicts.
 constexpr int kHalf = 16, kInHalves = kPairs / kHalf * kHalf, kRest = kPairs - kInHalves;
@@ -98,8 +98,8 @@ private:
     }
 };
 
-// The offset of a run of outputs in its buffer: the same offset in a line as in global memory, in
-// units of 16 bytes.
+// The offset in floats, in its buffer, of a run of outputs at this 16-byte chunk of global memory:
+// the same offset in a line as in global memory.
 __device__ __forceinline__ int start(unsigned chunk) { return chunk % (kLine / 4) * 4; }
 
 __device__ __forceinline__ unsigned chunk(const float *y) { return (unsigned long long)y / 16; }
