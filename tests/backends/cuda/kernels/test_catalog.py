@@ -20,6 +20,7 @@ from ece408_op.files.resources import kernels_dir
 from ece408_op.problem import ConvProblem
 
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+PREPACKED = "implicit_gemm_prepacked"
 # Shared memory that a block can have.
 SHARED_KIB = {(7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 ARRAYS = {
@@ -93,11 +94,7 @@ def test_hopper_multiplies_deep_layers_in_all_directions(problem):
         catalog.default(problem, direction, (9, 0)).name
         for direction in ("forward", "backward_data", "backward_weight")
     ]
-    assert names == [
-        "implicit_gemm_prepacked",
-        "implicit_gemm_prepacked_backward_data",
-        "implicit_gemm_prepacked_backward_weight",
-    ]
+    assert names == [PREPACKED, f"{PREPACKED}_backward_data", f"{PREPACKED}_backward_weight"]
     assert catalog.default(problem, "backward_data", (7, 5)).name == "general_backward_data"
 
 
@@ -129,9 +126,8 @@ def test_numbers_of_half_precision_need_no_second_half():
         assert (defines["ELEMENT"], defines["PARTS"]) == ("__half", 1)
         permitted = catalog.default(problem, direction, (9, 0), "float16")
         assert permitted == kernel
-    assert "implicit_gemm_prepacked computes float16" in (
-        catalog.get("implicit_gemm_prepacked_half").why_not(problem, (9, 0)) or ""
-    )
+    refused = catalog.get(f"{PREPACKED}_half").why_not(problem, (9, 0)) or ""
+    assert f"{PREPACKED} computes float16" in refused
 
 
 @every(capability=CAPABILITIES, direction=ARRAYS)
@@ -200,12 +196,8 @@ def test_sums_of_few_terms_are_not_of_numbers_in_halves(case):
             defines = dict(kernel.plan(problem, (9, 0), False, layout).defines)
             assert defines["PARTS"] == 3
             assert defines["DEPTH"] <= 32
-    for name in (
-        "18_split_half",
-        "implicit_gemm_prepacked",
-        "implicit_gemm_prepacked_backward_data",
-        "implicit_gemm_prepacked_backward_weight",
-    ):
+    gradients = (f"{PREPACKED}_backward_data", f"{PREPACKED}_backward_weight")
+    for name in ("18_split_half", PREPACKED, *gradients):
         other = catalog.get(name)
         if other.direction == direction:
             assert not other.permitted("float32", problem)
@@ -386,26 +378,10 @@ def test_one_compile_serves_every_batch(kernel):
         ("6_register_tiles", "b1,c1,h20,w20,m1,k11", "at most 100 pixels, not 11x11"),
         ("7_channel_tree", "b1,c1,h20,w20,m1,k3", "and there is one"),
         ("11_3xtf32", "b1,c512,h20,w20,m8,k3", "bytes of shared memory, more than"),
-        (
-            "implicit_gemm_prepacked",
-            "b1,c4,h4,w2000,m8,k1x1000",
-            "1024 taps, 128 in a line, not 1x1000",
-        ),
-        (
-            "implicit_gemm_prepacked",
-            "b1,c64,h600,w800,m64,k3,p1",
-            "takes 1604 pixels beyond it, more than fit",
-        ),
-        (
-            "implicit_gemm_prepacked_backward_weight",
-            "b1,c4,h9,w9,m8,k3,float64",
-            "and float16 only, not float64",
-        ),
-        (
-            "implicit_gemm_prepacked_half",
-            "b1,c4,h9,w9,m8,k3,float16",
-            "implicit_gemm_prepacked computes float16 ones",
-        ),
+        (PREPACKED, "b1,c4,h4,w2000,m8,k1x1000", "1024 taps, 128 in a line, not 1x1000"),
+        (PREPACKED, "b1,c64,h600,w800,m64,k3,p1", "takes 1604 pixels beyond it, more than fit"),
+        (f"{PREPACKED}_backward_weight", "b1,c4,h9,w9,m8,k3,float64", "float16 only, not float64"),
+        (f"{PREPACKED}_half", "b1,c4,h9,w9,m8,k3,float16", f"{PREPACKED} computes float16 ones"),
         ("12_one_channel", "b1,c2,h20,w20,m1,k3", "one input channel only, not 2"),
         ("12_one_channel", "b1,c1,h20,w20,m2000,k3", "more than 48 KiB"),
         ("13_column_pairs", "b1,c1,h20,w21,m2,k3", "even widths only, not 21 and 19"),

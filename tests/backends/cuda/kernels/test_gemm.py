@@ -109,9 +109,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize(
-    "name", ["implicit_gemm_fused_backward_data", "implicit_gemm_sm80_backward_data"]
-)
+@pytest.mark.parametrize("name", [f"implicit_gemm_{by}_backward_data" for by in ("fused", "sm80")])
 def test_the_gradient_for_x_in_one_launch_has_strides_of_single_unpadded_taps_only(name, window):
     problem = ConvProblem.parse(f"b2,c32,h16,w18,m32,{window}")
     reason = catalog.get(name).why_not(problem, (9, 0))

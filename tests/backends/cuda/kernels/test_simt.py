@@ -18,6 +18,7 @@ from ece408_op.errors import KernelCompileFailed
 from ece408_op.problem import ConvProblem
 
 NAMES = ("pointwise_simt", "pointwise_simt_backward_data", "implicit_gemm_simt_backward_weight")
+FUSED = "implicit_gemm_fused"
 
 
 def _refused_at_another_size(plan, architecture):
@@ -37,7 +38,7 @@ def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, name):
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [
-        *(("implicit_gemm_fused", "90a"), ("implicit_gemm_sm80", "80")),
+        *((FUSED, "90a"), ("implicit_gemm_sm80", "80")),
         pytest.param("implicit_gemm_sm80", "120", marks=pytest.mark.slow),
     ],
 )
@@ -49,11 +50,9 @@ def test_so_they_do_with_numbers_in_three_parts(nvcc, name, architecture):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("implicit_gemm_fused_backward_data", "b4,c24,h20,w21,m3,k3,p1"),
-        ("implicit_gemm_fused_backward_weight", "b30,c9,h4,w5,m111,k4x5"),
-        pytest.param(
-            "implicit_gemm_fused_backward_weight", "b3,c9,h4,w5,m111,k3", marks=pytest.mark.slow
-        ),
+        (f"{FUSED}_backward_data", "b4,c24,h20,w21,m3,k3,p1"),
+        (f"{FUSED}_backward_weight", "b30,c9,h4,w5,m111,k4x5"),
+        pytest.param(f"{FUSED}_backward_weight", "b3,c9,h4,w5,m111,k3", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("most", [1, pytest.param(2, marks=pytest.mark.slow)])
