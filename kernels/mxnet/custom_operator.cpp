@@ -1,4 +1,4 @@
-// What stands between MXNet and an operator written in Python.
+// Functions between MXNet and an operator written in Python.
 #include <mxnet/c_api.h>
 
 #include <cstddef>
@@ -16,16 +16,16 @@ using Function = int (*)(void);
 
 CustomOpPropCreator python_creator = nullptr;
 
-// MXNet keeps functions of all types as one.
+// MXNet stores functions of all types as one type.
 template <typename To, typename From>
 To as(From function) {
     return reinterpret_cast<To>(reinterpret_cast<void (*)()>(function));
 }
 
-// What Python has for one description of an operator, or one operator; every function of ours gets
-// it as its last argument, where Python has nothing.
+// Python's functions of one description of an operator, or of one operator. Each function of ours
+// gets it as its last argument, which Python does not use.
 //
-// Python frees what `python` points to when it ends: read it within a call into Python only.
+// Python frees the target of `python` when it ends: read it only within a call into Python.
 struct Functions {
     MXCallbackList python;
     void* contexts[kCustomOpPropBackwardInferStorageType + 1];
@@ -61,7 +61,7 @@ int remove(void* context) {
     return 1;
 }
 
-// Puts our functions in the place of those that Python has made.
+// Replaces the functions that Python has made by ours.
 template <size_t COUNT>
 void stand_before(MXCallbackList* list, Function (&ours)[COUNT]) {
     const auto functions = new Functions{*list, {}};
@@ -100,7 +100,7 @@ int create(const char* type, int count, const char** keys, const char** values,
         passed<kCustomOpPropInferStorageType, CustomOpInferStorageTypeFunc>(),
         passed<kCustomOpPropBackwardInferStorageType, CustomOpBackwardInferStorageTypeFunc>(),
     };
-    // MXNet calls what it finds here even if the operator could not be made.
+    // MXNet calls this function even if the operator could not be made.
     static Function remove_nothing[] = {as<Function>(nothing)};
     static void* no_context[] = {nullptr};
     *made = {1, remove_nothing, no_context};

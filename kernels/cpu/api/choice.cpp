@@ -365,7 +365,7 @@ constexpr int64_t kWorthPacking = 24;
 // 16 lanes also products of a sum; and channels from which on one dimension is, with 16 lanes.
 constexpr int64_t k2dChannels = 16, k2dProducts = 576, k1dChannels = 256;
 
-// Filters from which on there are enough to share the gradient for w among threads.
+// Filters from which on there are enough to divide the gradient for w among threads.
 constexpr int64_t kPlaneFilters = 32;
 
 int64_t products(const Shape& s) { return s.channels * s.kernel_h * s.kernel_w; }

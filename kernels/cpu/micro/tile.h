@@ -50,7 +50,7 @@ inline int64_t packed_floats(const Shape& s) {
     return s.filters * (1 + s.channels * s.kernel_h * s.kernel_w) + beyond;
 }
 
-// Weights from which on threads share the packing.
+// Weights from which on threads divide the packing.
 constexpr int64_t kManyWeights = 1 << 15;
 
 // Channels per partial sum of 1x1 kernels: long sums lose more to rounding.

@@ -85,7 +85,7 @@ KERNELS = {
     **dict.fromkeys(("12_one_channel", "13_column_pairs", "15_winograd"), ONE_CHANNEL),
     "depthwise": DEPTHWISE,
     "grouped": GROUPED,
-    "short_sums": POINTWISE,
+    "pointwise_simt": POINTWISE,
     "general": GENERAL,
     "general_strict": GENERAL,
 }
@@ -193,7 +193,7 @@ def test_gradients_are_exact_and_have_no_fault(text, rng):
     problem = ConvProblem.parse(text)
     of_x, of_w = _check_gradients(problem, rng)
     assert of_x.startswith("general")
-    assert of_w.startswith(("general", "short_sums"))
+    assert of_w.startswith(("general", "implicit_gemm_simt"))
     names = _check_gradients(problem, rng, "strict")
     assert all(name.startswith("general_strict") for name in names)
 
@@ -228,7 +228,7 @@ def test_gradients_of_groups_are_exact_and_have_no_fault(text, rng):
 
 @pytest.mark.parametrize("text", _first(2, [POINTWISE[0], "b1,c150,h9,w11,m33,k1", POINTWISE[1]]))
 def test_gradients_of_few_filters_are_exact_and_have_no_fault(text, rng):
-    assert _check_gradients(ConvProblem.parse(text), rng)[0] == "short_sums_backward_data"
+    assert _check_gradients(ConvProblem.parse(text), rng)[0] == "pointwise_simt_backward_data"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_gradients_of_few_filters_are_exact_and_have_no_fault(text, rng):
 )
 def test_gradients_for_w_of_few_pixels_are_exact_and_have_no_fault(text, rng):
     """All at once and in several parts; four neighbours at a time and by themselves."""
-    assert _check_gradients(ConvProblem.parse(text), rng)[1] == "short_sums_backward_weight"
+    assert _check_gradients(ConvProblem.parse(text), rng)[1] == "implicit_gemm_simt_backward_weight"
 
 
 @pytest.mark.parametrize(

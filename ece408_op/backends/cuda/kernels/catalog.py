@@ -10,23 +10,23 @@ from . import (
     copied_images,
     declared,
     depthwise,
-    direct_gemm,
-    gemm,
-    gemm_backward_weight,
     general,
     half_strips,
+    implicit_gemm_fused,
+    implicit_gemm_prepacked,
+    implicit_gemm_prepacked_backward_weight,
+    implicit_gemm_simt_backward_weight,
     one_channel,
+    pointwise_simt,
     register_tiles,
     runtime_shapes,
-    short_sums,
-    short_sums_backward_weight,
     tensor_cores,
 )
 
 _FAMILIES = (
     *(runtime_shapes, register_tiles, tensor_cores, one_channel, copied_images, half_strips),
-    *(gemm, gemm_backward_weight, direct_gemm),
-    *(short_sums, short_sums_backward_weight, depthwise, general),
+    *(implicit_gemm_prepacked, implicit_gemm_prepacked_backward_weight, implicit_gemm_fused),
+    *(pointwise_simt, implicit_gemm_simt_backward_weight, depthwise, general),
 )
 
 

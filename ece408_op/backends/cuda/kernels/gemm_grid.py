@@ -1,7 +1,7 @@
 """The grids of kernels/cuda/gemm/gemm_grid.cuh: how convolutions become matrix products.
 
-What `gemm` and the gradient for w have in common: the arithmetic of the grids, the macros that tell
-it to the sources, and what their estimates reckon with.
+`implicit_gemm_prepacked` and its gradient for w share the arithmetic of the grids, the macros that
+pass it to the sources, and the constants of their estimates.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _FEW_TERMS, _SHORT_TERMS, SHORT_STEP = 96, 200, 32
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a grid, as the macros of gemm.cu have it. `taps` has, for each remainder, the
-    taps' places in the grid; `all_taps` are their places when remainders are channels."""
+    """One axis of a grid, as the macros of implicit_gemm_prepacked.cu have it. `taps` has, for each
+    remainder, the taps' places in the grid; `all_taps` are their places when remainders are
+    channels."""
 
     grid: int
     in_first: int
@@ -214,7 +215,7 @@ def refused(problem: ConvProblem, parts: int) -> str | None:
     if problem.dtype == "float64":
         return "it computes float32 and float16 only, not float64"
     if problem.dtype == "float16" and parts == 1:
-        return "it makes float32 arrays less exact; gemm computes float16 ones"
+        return "it makes float32 arrays less exact; implicit_gemm_prepacked computes float16 ones"
     taps = math.prod(problem.kernel)
     if taps > _MOST_TAPS or max(problem.kernel) > _LONGEST:
         height, width = problem.kernel

@@ -1,4 +1,4 @@
-"""The grids that the host gives kernels/cuda/gemm/gemm.cu, computed in NumPy, are convolutions."""
+"""The grids that the host gives implicit_gemm_prepacked.cu, computed in NumPy, are convolutions."""
 
 import contextlib
 import itertools
@@ -109,7 +109,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("name", ["direct_gemm_backward_data", "mma_gemm_backward_data"])
+@pytest.mark.parametrize("name", [f"implicit_gemm_{by}_backward_data" for by in ("fused", "sm80")])
 def test_the_gradient_for_x_in_one_launch_has_strides_of_single_unpadded_taps_only(name, window):
     problem = ConvProblem.parse(f"b2,c32,h16,w18,m32,{window}")
     reason = catalog.get(name).why_not(problem, (9, 0))
@@ -128,7 +128,7 @@ QUICK = [
 @pytest.mark.parametrize("window", QUICK)
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [("direct_gemm_backward_data", "90a"), ("mma_gemm_backward_data", "80")],
+    [("implicit_gemm_fused_backward_data", "90a"), ("implicit_gemm_sm80_backward_data", "80")],
 )
 def test_its_source_takes_what_the_host_does(nvcc, name, architecture, window):
     kernel, problem = catalog.get(name), ConvProblem.parse(f"b2,c32,h16,w18,m32,{window}")

@@ -1,27 +1,25 @@
-// The gradient for w of such convolutions, as a matrix product on Hopper's tensor cores.
+// The gradient for w of implicit_gemm_prepacked.cu, on Hopper's tensor cores.
 //
-// Filters by channels, for each tap; what is summed over are the positions of gemm_grid.cuh's grid,
-// of all images. dy lies in x's grid, with zeros where no output is.
+// The product is filters by channels for each tap, summed over the positions of all images in the
+// grid of gemm_grid.cuh. dy is in x's grid, with zeros at positions without an output.
 //
-// 1. `lay_out_planes` writes x and dy into records: 8 channels of a position in half precision, in
-//    two parts, or in one (PARTS). Each channel of each image has a power of two of its own. An image's positions are
-//    filled up to whole steps of 16.
-//    Where an image's planes are large, `find_largest` goes over them first.
-// 2. `multiply_positions`: four threads have the copy engine bring CHUNK positions of dy and x, eight
-//    warps multiply them: a row of taps sees the same x, some positions further on, and the same
-//    dy, which stays in registers. What the unit sums is added up in float32 registers after each
-//    chunk.
-// 3. `add_up`: the sums of all parts of the positions, always in the same order. Elements that are not
-//    finite are computed again by the textbook's loops.
+// 1. `lay_out_planes` packs x and dy into records: 8 channels of a position in fp16, in 2 parts or
+//    one (PARTS). Each channel of each image has a power-of-two scale. An image's positions are
+//    padded to a multiple of 16. For large planes, `find_largest` finds the magnitudes first.
+// 2. `multiply_positions`: 4 threads issue bulk copies of CHUNK positions of dy and x, eight warps
+//    multiply them. The taps of a row read the same x at different offsets, and the same dy, which
+//    stays in registers. After each chunk, its sums are added up in float32 registers.
+// 3. `add_up` adds the sums of all splits of the positions, in a fixed order. Elements that are not
+//    finite are recomputed by direct convolution.
 //
 // Measured: no, it is not on the ladder.
 #include "copy_engine.cuh"
 #include "gemm_grid.cuh"
 #include "wgmma.cuh"
 
-// How blocks work: channels of four warps (16, 32 or 64), taps of a row at once, whether the two
-// groups of four warps have filters of their own (2) or take turns at chunks (1), stages in shared
-// memory (of each group where they take turns), their positions, and threads that lay out 8 channels.
+// Tiling: channels of four warps (16, 32 or 64); taps of a row at once; whether the two groups of
+// four warps have their own filters (2) or alternate on chunks (1); stages in shared memory (of
+// each group if they alternate); positions of a chunk; threads that pack 8 channels.
 #ifndef COLUMNS
 #define COLUMNS 64
 #define TAPS 3
@@ -32,24 +30,25 @@
 #endif
 
 constexpr int kChunk = CHUNK, kSteps = CHUNK / 16;
-// Positions of an image: x's, and dy's, which end with its last one that is not a zero.
+// Positions of an image: those of x, and those of dy up to its last non-zero one.
 constexpr int kImage = divide_up(kPositions, 16) * 16;
 constexpr int kDyImage = divide_up((VALID_H - 1) * GRID_W + VALID_W, 16) * 16;
-constexpr int kChunks = divide_up(kDyImage, kChunk);  // of an image
+constexpr int kChunks = divide_up(kDyImage, kChunk);  // of one image
 static_assert(CHUNK % 16 == 0);
 constexpr int kRows = 64 * ROW_GROUPS;              // of a tile
-// Groups of warps that have chunks of their own, and stages of their own for them: a group that saw
-// only every other phase of a barrier could take one phase for another.
-constexpr int kTeams = 2 / ROW_GROUPS, kStages = kTeams * STAGES;
+// Groups of warps that alternate on chunks have separate stages: a group that saw every second
+// phase of a barrier only could mistake one phase for another.
+constexpr int kChunkGroups = 2 / ROW_GROUPS, kStages = kChunkGroups * STAGES;
 constexpr int kRowTiles = divide_up(kSetRows, kRows), kColumnTiles = divide_up(kDepth, COLUMNS);
 constexpr int kRowUnits = kRowTiles * kRows / 8, kColumnUnits = kColumnTiles * COLUMNS / 8;
 constexpr int kAllRowUnits = SETS * kRowUnits, kAllColumnUnits = SETS * kPhases * kColumnUnits;
 constexpr int kLastTap = kDown.last_place() * GRID_W + kAcross.last_place();
-constexpr int kSums = COLUMNS / 2;  // of a thread, for each tap
-// Whether a thread has registers for factors besides all taps' sums, those of two, and dy.
+constexpr int kSums = COLUMNS / 2;  // of one thread, for each tap
+// Whether a thread has registers left for the scales, beside the sums of all taps, two taps in
+// flight, and dy.
 constexpr bool kAhead = kSums * (TAPS + 2) + CHUNK / 2 + kSums / 2 <= 200;
 
-// Taps that an item takes at once: of one row of a pair's, at most TAPS.
+// The taps of an item: at most TAPS of one row.
 struct TapGroups {
     static constexpr __host__ __device__ int count() {
         int count = 0;
@@ -61,7 +60,7 @@ struct TapGroups {
         return count;
     }
 
-    // How far apart the first and the last of a group are.
+    // The distance between the first and the last tap of a group.
     static constexpr __host__ __device__ int span() {
         int span = 0;
         for (int b = 0; b < STRIDE_W / kFoldW; b++) {
@@ -77,7 +76,7 @@ struct TapGroups {
 constexpr int kTapGroups = TapGroups::count();
 constexpr int kSpan = kChunk + TapGroups::span();
 
-// Of each group its pair, its first tap, and how many it has.
+// Each group's pair, first tap and number of taps.
 struct TapTable {
     short pairs[kTapGroups] = {}, first[kTapGroups] = {}, counts[kTapGroups] = {};
 
@@ -101,19 +100,19 @@ struct TapTable {
 
 __constant__ TapTable tap_groups = TapTable();
 
-// Planes are laid out in strips, of up to 8 positions of a thread.
+// Planes are packed in strips of up to 8 positions of each thread.
 constexpr int kTurns = divide_up(kImage, PLANE_THREADS) < 8 ? divide_up(kImage, PLANE_THREADS) : 8;
 constexpr int kStrips = divide_up(kImage, PLANE_THREADS * kTurns);
 constexpr int kUnits = kAllRowUnits + kAllColumnUnits;
 
-// What the launches share: the largest magnitudes of strips, factors of dy's and x's planes, their
-// records, and sums.
+// Global memory shared by the launches: the largest magnitudes of strips, the scales of dy's and
+// x's planes, their records, and sums.
 struct Workspace {
     unsigned *largest;
     float *dy_factors, *x_factors;
     uint4 *dy, *x;
     float *sums;
-    size_t dy_length, x_length;  // positions of a plane, with what copies and taps reach beyond
+    size_t dy_length, x_length;  // positions of a plane, and those read beyond it
 
     __device__ Workspace(void *memory, int batch) {
         dy_length = size_t(batch) * kDyImage + kChunk;
@@ -127,10 +126,10 @@ struct Workspace {
     }
 };
 
-// Sums of a part of the positions.
+// Sums of one split of the positions.
 constexpr size_t kPartSums = size_t(SETS) * kRowTiles * kRows * kAllTaps * kColumnTiles * COLUMNS;
 
-// One channel of an image at a position of the grid.
+// One channel of an image, by position of the grid.
 struct DyPlane {
     const ELEMENT *from;
 
@@ -188,7 +187,7 @@ struct Strip {
         }
     }
 
-    // The largest magnitudes of the block's threads, to all of them.
+    // Reduces the largest magnitudes over the block; every thread gets the result.
     __device__ __forceinline__ void find_largest(unsigned (&most)[8]) const {
         __shared__ unsigned of_block[8];
         if (threadIdx.x < 8) of_block[threadIdx.x] = 0;
@@ -208,7 +207,7 @@ struct Strip {
         for (int k = 0; k < 8; k++) most[k] = of_block[k];
     }
 
-    // To records, and the factors of what they are multiplied to.
+    // Packs a strip, and writes the factors that reverse its scales.
     __device__ __forceinline__ void write(uint4 *to, float *factors, size_t length, int positions,
                                           const unsigned (&most)[8]) const {
         float scales[8], factor;
@@ -232,7 +231,7 @@ struct Strip {
     }
 };
 
-// A block's strip: of dy's units, and then of x's.
+// The strip of a block: dy's units come before x's.
 struct Place {
     int image, unit, strip;
     bool of_dy;
@@ -314,7 +313,7 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// What a block does at once: a tile, for a group of taps and a part of the chunks.
+// The work of a block at one time: a tile, a group of taps, and a split of the chunks.
 struct Item {
     int row_tile, column_tile, set, group, split;
     unsigned begin, end;
@@ -339,29 +338,28 @@ struct Item {
     }
 };
 
-// Four threads have the copy engine bring chunks: those of a team bring its chunks, each a share of
-// the runs (a run is a part of a chunk of 8 channels). One alone would begin copies more slowly
-// than the tensor cores multiply.
-constexpr int kBringers = 4 / kTeams;  // of a team
-static_assert(kBringers % PARTS == 0);
+// Four threads issue the bulk copies; they divide each chunk's runs (8 channels of a chunk). One
+// thread would issue copies more slowly than the tensor cores multiply.
+constexpr int kCopyThreads = 4 / kChunkGroups;  // of one group of warps
+static_assert(kCopyThreads % PARTS == 0);
 
-// A thread's share of RUNS runs of LENGTH positions, which lie unit by unit in global memory, and
-// part by part in shared memory.
+// Copies a thread's runs of LENGTH positions. In global memory, runs are ordered by unit; in shared
+// memory, by part.
 template <int RUNS, int LENGTH>
-__device__ __forceinline__ void bring_runs(void *stage, const uint4 *from, size_t length,
-                                           int bringer, Barrier *full) {
+__device__ __forceinline__ void copy_runs(void *stage, const uint4 *from, size_t length,
+                                           int copy_thread, Barrier *full) {
     constexpr int kUnits = RUNS / PARTS;
-    uint4 *to = (uint4 *)stage + (bringer % PARTS * kUnits + bringer / PARTS) * LENGTH;
-    from += bringer * length;
+    uint4 *to = (uint4 *)stage + (copy_thread % PARTS * kUnits + copy_thread / PARTS) * LENGTH;
+    from += copy_thread * length;
 #pragma unroll 1  // these threads have few registers
-    for (int run = bringer; run < RUNS; run += kBringers) {
+    for (int run = copy_thread; run < RUNS; run += kCopyThreads) {
         copy_in((float *)to, (const float *)from, LENGTH * 16, full);
-        to += kBringers / PARTS * LENGTH, from += kBringers * length;
+        to += kCopyThreads / PARTS * LENGTH, from += kCopyThreads * length;
     }
 }
 
-__device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int batch, int splits,
-                                      int team, int bringer) {
+__device__ __forceinline__ void issue_copies(Shared &shared, const Workspace &work, int batch,
+                                             int splits, int chunk_group, int copy_thread) {
     constexpr int kRowRuns = PARTS * (kRows / 8), kColumnRuns = PARTS * (COLUMNS / 8);
     constexpr int kBytes = (kRowRuns * kChunk + kColumnRuns * kSpan) * 16 + (kRows + COLUMNS) * 4;
     Ring<STAGES> ring;
@@ -371,47 +369,47 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
         const int shift = tables.taps_h[tap] * GRID_W + tables.taps_w[tap];
         const uint4 *dy = work.dy + item.row_unit() * PARTS * work.dy_length;
         const uint4 *x = work.x + item.column_unit() * PARTS * work.x_length + shift;
-        for (unsigned chunk = item.begin + team; chunk < item.end;
-             chunk += kTeams, ring.advance()) {
+        for (unsigned chunk = item.begin + chunk_group; chunk < item.end;
+             chunk += kChunkGroups, ring.advance()) {
             const size_t image = chunk / kChunks;
-            const int inside = chunk % kChunks * kChunk, stage = team * STAGES + ring.number;
+            const int inside = chunk % kChunks * kChunk, stage = chunk_group * STAGES + ring.number;
             Barrier *full = &shared.full[stage];
             barrier_wait(&shared.free[stage], ring.parity ^ 1);
-            if (bringer == 0) barrier_expect(full, kBytes);
-            if (bringer == kBringers / 2) {
+            if (copy_thread == 0) barrier_expect(full, kBytes);
+            if (copy_thread == kCopyThreads / 2) {
                 const float *from = work.dy_factors + (image * kAllRowUnits + item.row_unit()) * 8;
                 copy_in(shared.dy_factors[stage], from, kRows * 4, full);
             }
-            if (bringer == kBringers - 1) {
+            if (copy_thread == kCopyThreads - 1) {
                 const float *from =
                     work.x_factors + (image * kAllColumnUnits + item.column_unit()) * 8;
                 copy_in(shared.x_factors[stage], from, COLUMNS * 4, full);
             }
-            bring_runs<kRowRuns, kChunk>(shared.dy[stage], dy + image * kDyImage + inside,
-                                         work.dy_length, bringer, full);
-            bring_runs<kColumnRuns, kSpan>(shared.x[stage], x + image * kImage + inside,
-                                           work.x_length, bringer, full);
+            copy_runs<kRowRuns, kChunk>(shared.dy[stage], dy + image * kDyImage + inside,
+                                         work.dy_length, copy_thread, full);
+            copy_runs<kColumnRuns, kSpan>(shared.x[stage], x + image * kImage + inside,
+                                           work.x_length, copy_thread, full);
         }
     }
 }
 
-// Four warps' share: 64 filters by COLUMNS channels, for each tap of the item.
+// The tile of one group of four warps: 64 filters by COLUMNS channels, for each tap of the item.
 struct Worker {
     Shared &shared;
     const Workspace &work;
     int group;
-    Ring<STAGES> ring;  // of the team
+    Ring<STAGES> ring;  // of the group of warps
     float total[TAPS][kSums];
 
-    __device__ __forceinline__ int team() const { return kTeams == 2 ? group : 0; }
-    __device__ __forceinline__ int stage() const { return team() * STAGES + ring.number; }
+    __device__ __forceinline__ int chunk_group() const { return kChunkGroups == 2 ? group : 0; }
+    __device__ __forceinline__ int stage() const { return chunk_group() * STAGES + ring.number; }
 
-    __device__ __forceinline__ int row() const {  // and that plus 8, of the tile
+    __device__ __forceinline__ int row() const {  // and row() + 8, of the tile
         return (ROW_GROUPS == 2 ? group * 64 : 0) + threadIdx.x / 32 % 4 * 16 +
                threadIdx.x % 32 / 4;
     }
 
-    // A chunk; of its steps, those from `steps` on are of the next image, and count as zeros.
+    // Multiplies a chunk. Its steps from `steps` on belong to the next image, and count as zeros.
     __device__ __forceinline__ void multiply_chunk(const Item &item, int steps) {
         barrier_wait(&shared.full[stage()], ring.parity);
         const int first = tap_groups.first[item.group], count = tap_groups.counts[item.group];
@@ -429,12 +427,13 @@ struct Worker {
         }
         const uint64_t b = describe_by_rows(shared.x[stage()][0][0], kSpan);
         multiply_taps<TAPS>(a, b, first, count);
-        __syncwarp();  // all have read their factors
+        __syncwarp();  // all lanes have read their scales
         if (threadIdx.x % 32 == 0) barrier_arrive(&shared.free[stage()]);
     }
 
-    // So many taps, or as few as `count`. While the unit multiplies one, the sums of the one before
-    // are added up; the number is known to the compiler, which otherwise lets the unit wait.
+    // `taps` taps, or `count` if that is less. While the tensor cores multiply one tap, the
+    // previous tap's sums are added up. A constant number of taps keeps the compiler from waiting
+    // after each.
     template <int taps>
     __device__ __forceinline__ void multiply_taps(const uint32_t (&a)[PARTS][kSteps][4], uint64_t b,
                                                   int first, int count) {
@@ -460,7 +459,7 @@ struct Worker {
                                               uint64_t columns) {
         hold(part);
         begin_multiplying();
-        // Products with second parts come first: wgmma.cuh says why.
+        // Products with second parts come first: wgmma.cuh explains why.
         if constexpr (PARTS == 2) {
 #pragma unroll
             for (int step = 0; step < kSteps; step++) {
@@ -481,7 +480,7 @@ struct Worker {
         for (int i = 0; i < kSums / 4; i++) columns[i] = *(const float2 *)(from + i * 8);
     }
 
-    // Where there are registers for them, factors are read while the unit multiplies.
+    // With kAhead, scales are read while the tensor cores multiply.
     template <int newer>
     __device__ __forceinline__ void end_tap(float (&sums)[kSums], float (&part)[kSums]) const {
         const float *of_rows = shared.dy_factors[stage()] + row();
@@ -508,8 +507,8 @@ struct Worker {
 #pragma unroll
             for (int i = 0; i < kSums; i++) total[tap][i] = 0;
         }
-        for (unsigned chunk = item.begin + team(); chunk < item.end;
-             chunk += kTeams, ring.advance()) {
+        for (unsigned chunk = item.begin + chunk_group(); chunk < item.end;
+             chunk += kChunkGroups, ring.advance()) {
             const int left = kDyImage - chunk % kChunks * kChunk;
             multiply_chunk(item, min(left, kChunk) / 16);
         }
@@ -545,7 +544,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < kStages; i++) {
             barrier_init(&shared.full[i], 1);
-            barrier_init(&shared.free[i], 8 / kTeams);
+            barrier_init(&shared.free[i], 8 / kChunkGroups);
         }
         barriers_ready();
     }
@@ -553,7 +552,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
-        if (elected()) bring(shared, work, batch, splits, warp / kBringers, warp % kBringers);
+        if (elected()) {
+            issue_copies(shared, work, batch, splits, warp / kCopyThreads, warp % kCopyThreads);
+        }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         Worker worker{shared, work, __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0) - 1};
@@ -565,7 +566,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
 }
 
-// One element by the definition, in double precision.
+// One element by direct convolution, in double precision.
 __device__ __noinline__ float textbook(const ELEMENT *x, const ELEMENT *dy, int batch, int filter,
                                        int channel, int p, int q) {
     double sum = 0;
@@ -585,9 +586,9 @@ __device__ __noinline__ float textbook(const ELEMENT *x, const ELEMENT *dy, int 
     return float(sum);
 }
 
-constexpr int kAdded = kTaps <= 128 ? 64 : 8;  // channels of a block that adds up
+constexpr int kAdded = kTaps <= 128 ? 64 : 8;  // channels of a block of `add_up`
 
-// Of each of the kernel's taps the place of its sums, and which of the folded channels it is.
+// For each tap of the kernel, the index of its sums, and its folded channel.
 struct TapPlaces {
     short places[kTaps] = {}, folded[kTaps] = {};
 
@@ -616,7 +617,7 @@ struct TapPlaces {
 
 __constant__ TapPlaces tap_places = TapPlaces();
 
-// The sum of all parts for a filter, a channel of its group and a tap.
+// The sum of all splits, for a filter, a channel of its group and a tap.
 __device__ __forceinline__ float sum_of(const Workspace &work, int parts, int filter,
                                         int of_group, int tap) {
     const int channel = filter / kGroupOut * kGroupIn + of_group;
@@ -631,7 +632,7 @@ __device__ __forceinline__ float sum_of(const Workspace &work, int parts, int fi
     return sum;
 }
 
-// A block for kAdded channels of a filter: read channel by channel, written tap by tap.
+// A block has kAdded channels of a filter: it reads by channel and writes by tap.
 extern "C" __global__ void __launch_bounds__(256)
     add_up(ELEMENT *dw, const ELEMENT *x, const ELEMENT *dy, void *memory, int batch, int parts) {
     __shared__ float sums[kAdded * kTaps];

@@ -1,6 +1,7 @@
 """The gradient for w as a matrix product on Hopper's tensor cores, at float32 accuracy or TF32's.
 
-kernels/cuda/gemm/gemm_backward_weight.cu says how; here is how the products are cut up.
+kernels/cuda/gemm/implicit_gemm_prepacked_backward_weight.cu says how; here is how the
+products are cut up.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ def _strips(made: Product, layout: Blocks) -> int:
 
 
 def shared_bytes(made: Product, layout: Blocks) -> int:
-    """The size of the struct Shared of gemm_backward_weight.cu."""
+    """The size of the struct Shared of implicit_gemm_prepacked_backward_weight.cu."""
     span = layout.chunk + _tap_span(made, layout.taps)
     stage = made.number_bytes * (layout.rows * layout.chunk + layout.columns * span) + 16
     stage += 4 * (layout.rows + layout.columns)
@@ -292,24 +293,24 @@ def microseconds(problem: ConvProblem) -> float:
 
 KERNELS = (
     entry(
-        "gemm_backward_weight",
+        "implicit_gemm_prepacked_backward_weight",
         "the gradient for w of these",
         Gemm(),
         rank=11,
         architectures=("90a",),
         direction="backward_weight",
-        source="gemm/gemm_backward_weight.cu",
+        source="gemm/implicit_gemm_prepacked_backward_weight.cu",
     ),
     entry(
-        "gemm_half_backward_weight",
-        "the gradient for w like gemm_half's for x",
+        "implicit_gemm_prepacked_half_backward_weight",
+        "the gradient for w like implicit_gemm_prepacked_half's for x",
         Gemm(parts=1),
         rank=9,
         architectures=("90a",),
         precision="tf32",
         float32_accurate=False,
         direction="backward_weight",
-        source="gemm/gemm_backward_weight.cu",
+        source="gemm/implicit_gemm_prepacked_backward_weight.cu",
         macros=(("PARTS", 1),),
     ),
 )

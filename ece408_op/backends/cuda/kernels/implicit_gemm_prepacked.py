@@ -1,5 +1,6 @@
 """Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy or TF32's: forward,
-and the gradient for x. kernels/cuda/gemm/gemm.cu says how; here is how the products are cut up.
+and the gradient for x. kernels/cuda/gemm/implicit_gemm_prepacked.cu says how; here is how the
+products are cut up.
 """
 
 from __future__ import annotations
@@ -270,36 +271,36 @@ def _all_rows(made: Product, layout: Blocks) -> int:
 
 KERNELS = (
     entry(
-        "gemm",
+        "implicit_gemm_prepacked",
         "groups of several channels: a matrix product on tensor cores, at float32 accuracy",
         Gemm(backward=False),
         rank=10,
         architectures=("90a",),
-        source="gemm/gemm.cu",
+        source="gemm/implicit_gemm_prepacked.cu",
     ),
     entry(
-        "gemm_backward_data",
+        "implicit_gemm_prepacked_backward_data",
         "the gradient for x of these",
         Gemm(backward=True),
         rank=11,
         architectures=("90a",),
         direction="backward_data",
-        source="gemm/gemm.cu",
+        source="gemm/implicit_gemm_prepacked.cu",
         macros=(("BACKWARD", 1),),
     ),
     entry(
-        "gemm_half",
-        "gemm with a third of the products, as exact as TF32",
+        "implicit_gemm_prepacked_half",
+        "implicit_gemm_prepacked with a third of the products, as exact as TF32",
         Gemm(backward=False, parts=1),
         rank=7,
         architectures=("90a",),
         precision="tf32",
         float32_accurate=False,
-        source="gemm/gemm.cu",
+        source="gemm/implicit_gemm_prepacked.cu",
         macros=(("PARTS", 1),),
     ),
     entry(
-        "gemm_half_backward_data",
+        "implicit_gemm_prepacked_half_backward_data",
         "the gradient for x like that",
         Gemm(backward=True, parts=1),
         rank=9,
@@ -307,7 +308,7 @@ KERNELS = (
         precision="tf32",
         float32_accurate=False,
         direction="backward_data",
-        source="gemm/gemm.cu",
+        source="gemm/implicit_gemm_prepacked.cu",
         macros=(("BACKWARD", 1), ("PARTS", 1)),
     ),
 )

@@ -17,7 +17,8 @@ from ece408_op.bench.gpu_arrays import run
 from ece408_op.errors import KernelCompileFailed
 from ece408_op.problem import ConvProblem
 
-NAMES = ("short_sums", "short_sums_backward_data", "short_sums_backward_weight")
+NAMES = ("pointwise_simt", "pointwise_simt_backward_data", "implicit_gemm_simt_backward_weight")
+FUSED = "implicit_gemm_fused"
 
 
 def _refused_at_another_size(plan, architecture):
@@ -37,8 +38,8 @@ def test_host_and_kernel_reckon_with_the_same_shared_memory(nvcc, name):
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [
-        *(("direct_gemm", "90a"), ("mma_gemm", "80")),
-        pytest.param("mma_gemm", "120", marks=pytest.mark.slow),
+        *((FUSED, "90a"), ("implicit_gemm_sm80", "80")),
+        pytest.param("implicit_gemm_sm80", "120", marks=pytest.mark.slow),
     ],
 )
 def test_so_they_do_with_numbers_in_three_parts(nvcc, name, architecture):
@@ -49,9 +50,9 @@ def test_so_they_do_with_numbers_in_three_parts(nvcc, name, architecture):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("direct_gemm_backward_data", "b4,c24,h20,w21,m3,k3,p1"),
-        ("direct_gemm_backward_weight", "b30,c9,h4,w5,m111,k4x5"),
-        pytest.param("direct_gemm_backward_weight", "b3,c9,h4,w5,m111,k3", marks=pytest.mark.slow),
+        (f"{FUSED}_backward_data", "b4,c24,h20,w21,m3,k3,p1"),
+        (f"{FUSED}_backward_weight", "b30,c9,h4,w5,m111,k4x5"),
+        pytest.param(f"{FUSED}_backward_weight", "b3,c9,h4,w5,m111,k3", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("most", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -106,7 +107,7 @@ def test_layouts_of_the_gradient_for_w_compile(nvcc, text):
 
 
 def test_a_small_layer_is_for_many_blocks_and_a_large_one_for_large_tiles():
-    kernel = catalog.get("short_sums")
+    kernel = catalog.get("pointwise_simt")
     large = ConvProblem.parse("b256,c64,h56,w56,m64,k1")
     (few, many) = (
         kernel.layouts(dataclasses.replace(large, batch=batch), (9, 0))[0] for batch in (1, 256)

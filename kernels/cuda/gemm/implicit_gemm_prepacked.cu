@@ -1,33 +1,33 @@
-// Convolutions as matrix products on Hopper's tensor cores, at float32 accuracy: forward, and the
-// gradient for x. Any stride, padding, dilation and groups.
+// Implicit GEMM on Hopper's tensor cores at float32 accuracy, with prepacked operands: forward, and
+// the gradient for x. Any stride, padding, dilation and groups.
 //
-// 1. `lay_out` writes the input into records of 16 bytes: 8 channels of a pixel in half
-//    precision, in two parts (split_fp16x2.cuh) or one (PARTS). Records lie in a grid: the pixels of all
-//    images row by row, with zeros between rows and images. So a tap is a constant distance in it,
-//    and padding costs nothing later.
-//    The same for the weights.
-// 2. `multiply_tiles`: rows (filters, or channels of dx) by positions of the grid. A thread has the
-//    copy engine bring tiles to shared memory; eight warps multiply (wgmma.cuh), and add up the
-//    unit's sums, which it truncates, in float32 registers after each tap of DEPTH channels.
-// 3. `add_up`: where the channels are split between blocks, their sums, always in the same order.
+// 1. `lay_out` packs the input into records of 16 bytes: 8 channels of a pixel in fp16, in 2 parts
+//    (split_fp16x2.cuh) or one (PARTS). Records form a grid: the rows of all images, with zeros
+//    between rows and images. So a tap is a constant offset, and padding needs no branch later.
+//    Weights are packed in the same way.
+// 2. `multiply_tiles` multiplies rows (filters, or channels of dx) by positions of the grid. One
+//    thread issues bulk copies to shared memory; eight warps multiply (wgmma.cuh). Tensor cores
+//    truncate their accumulators, so the sums of each tap of DEPTH channels are added up in float32
+//    registers.
+// 3. `add_up` adds the sums of blocks that divide the channels, in a fixed order.
 //
-// Each pixel has a power of two for DEPTH of its channels, each row of weights one for all: with
-// these, numbers lie in the range of half precision. What is not finite, or beyond 2^96 or 2^-96,
-// makes results NaN; elements that are not finite are computed again by the textbook's loops.
+// Each pixel has a power-of-two scale for DEPTH of its channels, and each row of weights has one
+// scale: they bring numbers into the range of fp16. A number that is not finite, or beyond 2^96 or
+// 2^-96, makes results NaN; elements that are not finite are recomputed by direct convolution.
 //
-// With a stride, x is laid out as one grid for each remainder of rows and columns (a phase), and
-// the gradient for x is one product for each remainder (a job). Where there are few channels the
-// remainders are further channels instead (FOLD), and so may be the taps of a row (FOLD_TAPS). Of
-// small groups several make a set: their product has zeros between the groups.
+// With a stride, x is packed as one grid for each remainder of rows and columns (a phase), and the
+// gradient for x is one product for each remainder (a job). With few channels, the remainders
+// become channels instead (FOLD), and the taps of a row may, too (FOLD_TAPS). Several small groups
+// form a set, whose product has zeros between the groups.
 //
 // Measured: fa19_1 9.68 ms, fa19_2 5.31 ms; batch 10000, NVIDIA H200.
 #include "copy_engine.cuh"
 #include "gemm_grid.cuh"
 #include "wgmma.cuh"
 
-// How blocks work: channels at once, positions of four warps (32, 64 or 128), how many of the two
-// groups of four warps have filters of their own, positions beyond a tile that taps see, and tiles
-// of pixels and of weights that are in shared memory at once.
+// Tiling: channels at once; positions of four warps (32, 64 or 128); how many of the two groups of
+// four warps have their own filters; positions beyond a tile that taps read; stages of pixels and
+// of weights in shared memory.
 #ifndef DEPTH
 #define DEPTH 32
 #define COLUMNS 128
@@ -42,7 +42,7 @@ constexpr int kUnits = DEPTH / 8;
 constexpr int kRows = 64 * ROW_GROUPS;  // of a tile
 constexpr int kRowTiles = divide_up(kSetRows, kRows);
 constexpr int kTile = COLUMNS * (2 / ROW_GROUPS);  // positions
-constexpr int kSpan = kTile + HALO;                // and those that its taps see
+constexpr int kSpan = kTile + HALO;                // and those that its taps read
 static_assert(HALO % 4 == 0 && DEPTH % 16 == 0);
 
 // A tile of weights for one tap: parts, units of 8 channels, rows.
@@ -50,15 +50,15 @@ constexpr int kWeightRecords = PARTS * kUnits * kRows;
 constexpr size_t kAllWeights = size_t(kAllTaps) * kSlabs * SETS * kRowTiles * kWeightRecords;
 constexpr int kAllRows = SETS * kRowTiles * kRows;
 
-// What the launches share: weights and the rows' factors; the pixels' factors, pixels, and sums of
-// `splits` parts of the channels. Weights lie before the rest, or in memory of their own, where they
-// can stay for other calls.
+// Global memory shared by the launches: weights and the rows' scales; the pixels' scales and
+// records; sums of `splits` parts of the channels. Weights come first, or have memory of their own,
+// in which they can stay for later calls.
 struct Workspace {
     uint4 *weights;
     float *row_factors, *factors;
     uint4 *pixels;
     float *sums;
-    size_t length;   // positions of a plane, with those that the last tile's taps see
+    size_t length;   // positions of a plane, and those that the last tile's taps read
     unsigned tiles;  // of positions
 
     __device__ Workspace(void *prepared, void *memory, int batch) {
@@ -72,8 +72,8 @@ struct Workspace {
     }
 };
 
-#ifdef CONVERT  // statements that make of v, an element of x of channel c, what is multiplied
-#define CONVERT_PARAMETERS , const float *factors, const float *addends  // of each channel
+#ifdef CONVERT  // statements on v, an element of x in channel c, before the product
+#define CONVERT_PARAMETERS , const float *factors, const float *addends  // one for each channel
 #define CONVERT_ARGUMENTS , factors, addends
 #else
 #define CONVERT(v, c)
@@ -81,7 +81,7 @@ struct Workspace {
 #define CONVERT_ARGUMENTS
 #endif
 
-// What is multiplied with weights.
+// The operand that is multiplied by weights.
 struct Input {
     const ELEMENT *x;
     const float *factors, *addends;
@@ -98,7 +98,7 @@ struct Input {
     }
 };
 
-// DEPTH channels of a position.
+// Packs DEPTH channels of a position.
 __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input &input, int batch,
                                               int plane, unsigned position) {
     const int phase = plane / kSlabs % kPhases;
@@ -134,8 +134,8 @@ __device__ __forceinline__ void lay_out_pixel(const Workspace &work, const Input
     }
 }
 
-// The weight between a row and a channel of a set's product, for a tap in the grid; zero where the
-// kernel has none. Numbers count within the set, with what is folded.
+// The weight of a row and a channel of a set's product, for a tap of the grid; zero where the
+// kernel has no tap. Indices count within the set, with folded channels.
 __device__ __forceinline__ float weight(const ELEMENT *w, int set, int row, int k, int pair,
                                         int tap) {
     if (row >= kSetRows || k >= kDepth) return 0;
@@ -159,13 +159,13 @@ __device__ __forceinline__ float weight(const ELEMENT *w, int set, int row, int 
     return load(w + of_filter * kTaps + p * KERNEL_W + q);
 }
 
-// A row of weights: a thread for each of its records.
+// Packs a row of weights, one record by each thread.
 __device__ __forceinline__ void lay_out_row(const Workspace &work, const ELEMENT *w, int of_all) {
     __shared__ unsigned largest[8];
     const int set = of_all / (kRowTiles * kRows), row = of_all % (kRowTiles * kRows);
     const int tile = row / kRows, out = set * kSetOut + row / (BACKWARD ? kFold : 1);
     unsigned most = 0;
-    // All of the filter's or channel's weights, whichever remainder the row is of.
+    // The scale covers the filter's or channel's weights of all remainders.
     if (row < kSetRows) {
         for (int i = threadIdx.x; i < kGroupIn * kTaps; i += 256) {
             const int in = out / kGroupOut * kGroupIn + i / kTaps;
@@ -211,8 +211,8 @@ __device__ __forceinline__ void lay_out_row(const Workspace &work, const ELEMENT
     }
 }
 
-// A block for each row of the weights, of which there are `rows`, all or none, and then for 256
-// positions of a plane.
+// Blocks below `rows` (all rows of weights, or 0) pack a row each; the others pack 256 positions of
+// a plane each.
 extern "C" __global__ void __launch_bounds__(256)
     lay_out(void *prepared, void *memory, const ELEMENT *x, const ELEMENT *w, int batch,
             int rows CONVERT_PARAMETERS) {
@@ -227,12 +227,12 @@ extern "C" __global__ void __launch_bounds__(256)
     if (position < work.length) lay_out_pixel(work, input, batch, block / blocks, position);
 }
 
-// An element of the output: where it is, of which row and image; `there` if it is one at all.
+// An output element: its image, channel, row and column; `there` if the output has it.
 struct Element {
     int image, out, h, s;
     bool there;
 
-    // Of a set's product: a row, and of the grid row i and column j.
+    // From a set's product row, and row i and column j of the grid.
     __device__ __forceinline__ Element(int set, int row, int job, int image, int i, int j)
         : image(image) {
         const int folded = BACKWARD ? row % kFold : 0;
@@ -245,7 +245,7 @@ struct Element {
                 unsigned(s) < OUT_W;
     }
 
-    // Its sum by the definition, in double precision.
+    // Its sum by direct convolution, in double precision.
     __device__ __noinline__ float textbook(const Input &input, const ELEMENT *w) const {
         double sum = 0;
         for (int c = 0; c < kGroupIn; c++) {
@@ -277,7 +277,7 @@ struct Shared {
     uint4 pixels[PIXEL_STAGES][PARTS][kUnits][kSpan];
     uint4 weights[WEIGHT_STAGES][PARTS][kUnits][kRows];
     float factors[PIXEL_STAGES][kSpan];
-    float results[8][16][40];  // of warps: rows lie 8 banks apart
+    float results[8][16][40];  // per warp; the pitch puts rows 8 banks apart
     Barrier pixels_full[PIXEL_STAGES], pixels_free[PIXEL_STAGES];
     Barrier weights_full[WEIGHT_STAGES], weights_free[WEIGHT_STAGES];
 };
@@ -286,9 +286,9 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// A tile's part of the channels: what a block does at once.
+// The work of a block at one time: a tile, and some of the channels.
 struct Item {
-    int row_tile, set, job, split, begin, end;  // pairs of phase and slab from begin to end
+    int row_tile, set, job, split, begin, end;  // range of (phase, slab) indices
     unsigned tile;
 
     __device__ Item(unsigned number, unsigned tiles, int splits) {
@@ -305,8 +305,8 @@ struct Item {
     }
 };
 
-// The thread that has the copy engine bring what items need, in the order in which it is used.
-__device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int splits) {
+// The copying thread: issues bulk copies of the items' operands in their order of use.
+__device__ __forceinline__ void issue_copies(Shared &shared, const Workspace &work, int splits) {
     Ring<PIXEL_STAGES> pixels;
     Ring<WEIGHT_STAGES> weights;
     const unsigned count = Item::count(work.tiles, splits);
@@ -351,9 +351,9 @@ __device__ __forceinline__ void bring(Shared &shared, const Workspace &work, int
     }
 }
 
-constexpr int kSums = COLUMNS / 2;  // of a thread
+constexpr int kSums = COLUMNS / 2;  // of one thread
 
-// The taps of an item one after the other: of each pair of phase and slab.
+// Iterates over an item's taps, by phase and slab.
 struct Cursor {
     int job, slab, end, first, tap, last;
 
@@ -370,7 +370,7 @@ struct Cursor {
         if (++tap == last) slab++, enter();
     }
 
-    // All of them.
+    // The number of taps left.
     __device__ __forceinline__ int taps() const {
         int count = 0;
         for (int i = slab; i < end; i++) {
@@ -384,14 +384,14 @@ struct Cursor {
     __device__ __forceinline__ bool last_of_slab() const { return tap + 1 == last; }
 };
 
-// A tap that has been begun: what it holds, and the factors of this thread's first position.
+// A tap in flight: its stages, and the scales of this thread's first position.
 struct Begun {
     int weights_stage, pixels_stage;
     bool last_of_slab;
     const float *factors;
 };
 
-// Four warps' share of a tile: 64 rows, COLUMNS positions.
+// The tile of one group of four warps: 64 rows, COLUMNS positions.
 struct Worker {
     Shared &shared;
     const Workspace &work;
@@ -400,7 +400,7 @@ struct Worker {
     Ring<WEIGHT_STAGES> weights;
     Begun before;
 
-    // Begins with a tap of DEPTH channels, which sees pixels `shift` positions on.
+    // Starts a tap of DEPTH channels at a distance of `shift` positions.
     __device__ __forceinline__ void begin_tap(float (&part)[kSums], int shift) {
         barrier_wait(&shared.weights_full[weights.number], weights.parity);
         const uint64_t a = describe(&shared.weights[weights.number][0][0][row0], kRows);
@@ -415,7 +415,7 @@ struct Worker {
         multiplying_begun();
     }
 
-    // Adds up the sums of the tap before, while the unit multiplies `newer` later ones.
+    // Adds up the previous tap's sums, while the tensor cores multiply `newer` later taps.
     template <int newer>
     __device__ __forceinline__ void end_tap(float (&total)[kSums], float (&part)[kSums]) {
         multiplied<newer>();
@@ -436,7 +436,7 @@ struct Worker {
         }
     }
 
-    // Begins with the next tap, and ends the one before.
+    // Starts the next tap, then adds up the previous one.
     __device__ __forceinline__ void step(float (&total)[kSums], float (&next)[kSums],
                                          float (&last)[kSums], Cursor &cursor) {
         const Begun begun = begin_next(next, cursor);
@@ -456,7 +456,7 @@ struct Worker {
         return begun;
     }
 
-    // While the unit multiplies one tap, the sums of the one before are added up.
+    // Two taps are in flight: one multiplies, while the other's sums are added up.
     __device__ __forceinline__ void multiply_item(float (&total)[kSums], const Item &item) {
         float even[kSums], odd[kSums];
         Cursor cursor(item);
@@ -476,8 +476,8 @@ struct Worker {
         }
     }
 
-    // Calls f(position, row, sums) for 32 neighbouring positions at a time, one for each lane: the
-    // sums of 16 rows. Of each 8 positions a lane has the sums of two, in two rows.
+    // Calls f(position, row, sums) for 32 neighbouring positions at a time, one for each lane, with
+    // the sums of 16 rows. Of every 8 positions, a lane has the sums of two, in two rows.
     template <class F>
     __device__ __forceinline__ void for_each(const float (&total)[kSums], const Item &item, F f) {
         const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
@@ -525,7 +525,7 @@ struct Worker {
         for_each(total, item, [&](unsigned position, int row, const float(&sums)[16]) {
             const int image = position / kPositions, inside = position % kPositions;
             const int i = inside / GRID_W, j = inside % GRID_W;
-            unsigned again = 0;  // a bit for each sum that is not finite
+            unsigned again = 0;  // bit i: sum i is not finite
             float before[16];
 #pragma unroll
             for (int r = 0; r < 16; r++) {
@@ -549,7 +549,8 @@ struct Worker {
     }
 };
 
-// Blocks stay: each takes every gridDim.x-th item. The first four warps give their registers up.
+// Persistent blocks: each takes every gridDim.x-th item. The first four warps release their
+// registers.
 extern "C" __global__ void __launch_bounds__(384, 1)
     multiply_tiles(ELEMENT *y, const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias,
                    void *prepared, void *memory, int batch, int splits CONVERT_PARAMETERS) {
@@ -570,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 0) bring(shared, work, splits);
+        if (threadIdx.x == 0) issue_copies(shared, work, splits);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0) - 1;
@@ -590,7 +591,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
 }
 
-// A thread for a position of a row: its sums of all parts of the channels.
+// Sums of all parts of the channels, one thread for each position of a row.
 extern "C" __global__ void __launch_bounds__(256)
     add_up(ELEMENT *y, const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias, void *prepared,
            void *memory, int batch, int splits CONVERT_PARAMETERS) {

@@ -1,11 +1,11 @@
-// 1x1 convolutions of few channels, and of few filters their gradients for x, in plain float32
-// arithmetic: sums of a few dozen products, for which memory is the limit. Tensor cores would need
-// numbers in three parts there to be as exact (direct_gemm.cu).
+// 1x1 convolutions of few channels, and gradients for x of few filters, in float32 arithmetic
+// without tensor cores. Sums have a few dozen products, so memory bandwidth is the limit; tensor
+// cores would need a three-part split to be as exact (implicit_gemm_fused.cu).
 //
-// A block has all weights of its rows (filters, or channels of dx) in shared memory for as long as it
-// runs, and takes one tile of pixels after the other. Their channels come to shared memory a slab at
-// a time, two slabs ahead. A thread computes ROWS rows by PIXELS pixels. Lanes have neighbouring
-// pixels: so a warp reads numbers side by side, and a weight once for all lanes.
+// A persistent block keeps all weights of its rows (filters, or channels of dx) in shared memory,
+// and loops over tiles of pixels. Their channels are copied to shared memory slab by slab, two
+// slabs ahead. A thread computes ROWS rows by PIXELS pixels. Lanes have neighbouring pixels: loads
+// of pixels coalesce, and a weight is one broadcast for all lanes.
 //
 // Measured: not yet.
 #include <cuda_pipeline.h>
@@ -18,8 +18,8 @@
 #define FORWARD 0
 #define DATA 1
 
-// How blocks work: warps, each with rows of its own; rows of a thread, a multiple of 4, and its
-// pixels; and blocks of a processor.
+// Tiling: warps, each with its own rows; rows of a thread, a multiple of 4; pixels of a thread;
+// blocks of a multiprocessor.
 #ifndef WARPS
 #define WARPS 4
 #define ROWS 8
@@ -29,16 +29,16 @@
 
 constexpr int kIn = DIRECTION == DATA ? FILTERS : CHANNELS;
 constexpr int kOut = DIRECTION == DATA ? CHANNELS : FILTERS;
-constexpr int kOutPitch = DIRECTION == DATA ? kImage : kOutImage;  // between images
+constexpr int kOutPitch = DIRECTION == DATA ? kImage : kOutImage;  // elements between images
 constexpr int kSlab = kIn < 16 ? divide_up(kIn, 4) * 4 : 16;  // channels at once
 constexpr int kSlabs = divide_up(kIn, kSlab);
-constexpr int kStages = 3;  // slabs in shared memory: one in use, two on their way
+constexpr int kStages = 3;  // slabs in shared memory: one in use, two in flight
 constexpr int kThreads = WARPS * 32, kBlockRows = WARPS * ROWS;
 constexpr int kTile = 32 * PIXELS;
-constexpr bool kWhole = kPlane % 4 == 0;  // four neighbours are of one image
+constexpr bool kWhole = kPlane % 4 == 0;  // four neighbours are in one image
 
 struct Shared {
-    // Threads that write neighbouring channels write to different banks, by four more.
+    // The pitch puts neighbouring channels into different banks.
     float weights[kSlabs * kSlab][kBlockRows + 4];
     float pixels[kStages][kSlab][kTile];
 };
@@ -47,10 +47,10 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// Weights of the rows from `first` on; zeros where there are none.
+// Copies the weights of rows `first` and later, and zeros beyond the last row.
 __device__ __forceinline__ void load_weights(Shared &shared, const float *w, int first) {
     for (int i = threadIdx.x; i < kSlabs * kSlab * kBlockRows; i += kThreads) {
-        // Neighbouring threads read neighbours.
+        // Neighbouring threads read neighbouring addresses.
         const int row = DIRECTION == DATA ? i % kBlockRows : i / (kSlabs * kSlab);
         const int k = DIRECTION == DATA ? i / kBlockRows : i % (kSlabs * kSlab);
         const int at = DIRECTION == DATA ? k * kOut + first + row : (first + row) * kIn + k;
@@ -58,12 +58,12 @@ __device__ __forceinline__ void load_weights(Shared &shared, const float *w, int
     }
 }
 
-// Where a position, of the pixels of all images, is in an array of images so far apart.
+// The offset of a position, counted over all images, in an array whose images are `pitch` apart.
 __device__ __forceinline__ size_t place_of(unsigned position, int pitch) {
     return size_t(position / kPlane) * pitch + position % kPlane;
 }
 
-// Begins to copy a slab of a tile's pixels, COUNT floats at a time.
+// Starts to copy a slab of a tile's pixels, COUNT floats at a time.
 template <int COUNT>
 __device__ __forceinline__ void begin_copies(float (&to)[kSlab][kTile], const float *x, int channel,
                                              unsigned position, unsigned positions) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void begin_copies(float (&to)[kSlab][kTile], const fl
     }
 }
 
-// The slabs of a block's tiles, one after the other.
+// Iterates over the slabs of a block's tiles.
 struct Slabs {
     unsigned tile, step, tiles;
     int slab = 0;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void multiply(Sums &sums, const Shared &shared, int s
     }
 }
 
-// Writes a tile, and begins the next one.
+// Writes a tile, then clears the sums.
 __device__ __forceinline__ void write(Sums &sums, float *y, const float *bias, int first,
                                       unsigned position, unsigned positions) {
     first += threadIdx.x / 32 * ROWS;
@@ -168,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS)
     int stage = 0;
     for (Slabs current = begin; current.there(); current.advance()) {
         __pipeline_wait_prior(kStages - 2);
-        // Others' copies have arrived, and all are done with the stage that is filled next.
+        // All copies of this stage have arrived, and all threads have read the stage that is filled
+        // next.
         __syncthreads();
         copy_ahead();
         multiply(sums, shared, stage, current.slab);

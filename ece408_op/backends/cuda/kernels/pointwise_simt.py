@@ -1,5 +1,5 @@
 """1x1 convolutions of few channels, and of few filters their gradients for x, in plain float32
-arithmetic. kernels/cuda/gemm/short_sums.cu says how; here is how the products are cut up.
+arithmetic. kernels/cuda/gemm/pointwise_simt.cu says how; here is how the products are cut up.
 """
 
 from __future__ import annotations
@@ -190,22 +190,22 @@ def shared_bytes(ins: int, layout: Blocks) -> int:
 
 KERNELS = (
     entry(
-        "short_sums",
+        "pointwise_simt",
         "1x1 kernels and few channels, in float32 arithmetic at the memory's speed",
         ShortSums("forward"),
         rank=8,
         architectures=ARCHITECTURES[1:],
-        source="gemm/short_sums.cu",
+        source="gemm/pointwise_simt.cu",
         macros=(("DIRECTION", 0),),
     ),
     entry(
-        "short_sums_backward_data",
+        "pointwise_simt_backward_data",
         "the gradient for x of 1x1 kernels and few filters in this way",
         ShortSums("backward_data"),
         rank=9,
         architectures=ARCHITECTURES[1:],
         direction="backward_data",
-        source="gemm/short_sums.cu",
+        source="gemm/pointwise_simt.cu",
         macros=(("DIRECTION", 1),),
     ),
 )

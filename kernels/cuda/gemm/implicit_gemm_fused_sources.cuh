@@ -1,4 +1,4 @@
-// Where the rows, the columns and the values of k of direct_gemm.cu's product come from.
+// Addresses of the rows, columns and k values of implicit_gemm_fused.cu's operands.
 #pragma once
 
 constexpr int kThreads = 256;
@@ -8,12 +8,12 @@ constexpr int kGroupIn = CHANNELS / GROUPS, kGroupOut = FILTERS / GROUPS;
 constexpr bool kStrided = STRIDE_H > 1 || STRIDE_W > 1;
 constexpr bool kPadded = PAD_H > 0 || PAD_W > 0;
 static_assert(DIRECTION != DATA || !kStrided || (kTaps == 1 && !kPadded));
-// Whether the gradient for x is laid out by dy's positions.
+// Whether the columns of the gradient for x are positions of dy.
 constexpr bool kByOutput = DIRECTION == DATA && kTaps == 1 && !kPadded;
 
 constexpr int kRows = DIRECTION == DATA ? kGroupIn : kGroupOut;
 constexpr int kRowTiles = divide_up(kRows, kTileRows);
-// Between rows of the output.
+// Elements between rows of the output.
 constexpr int kRowPitch = DIRECTION == WEIGHT ? kGroupIn * kTaps
                                               : DIRECTION == DATA ? kPlane : kOutPlane;
 
@@ -27,14 +27,14 @@ __device__ __forceinline__ unsigned k_count(int batch) {
     return (DIRECTION == DATA ? kGroupOut : kGroupIn) * kTaps;
 }
 
-// What a row, a column or a k adds to an element's place in its array, and to its row and column in
-// the image; an element is that of two of them.
+// The share of a row, a column or a k in an element's offset, and in its row and column of the
+// image. An element is the sum of two parts.
 struct Part {
     int offset, row, column;
     bool there;
 };
 
-// Whether the array has their element: if the image is PADDED, only within its rows and columns.
+// Whether the element exists; in a PADDED image, whether it is inside.
 template <int ROWS, int COLUMNS_OF_ROW, bool PADDED>
 __device__ __forceinline__ bool is_inside(const Part &line, const Part &k) {
     const bool there = line.there && k.there;
@@ -43,12 +43,12 @@ __device__ __forceinline__ bool is_inside(const Part &line, const Part &k) {
            unsigned(line.column + k.column) < COLUMNS_OF_ROW;
 }
 
-// An array says where its lines and its values of k are. `kPitch` is how far apart neighbouring
-// values of k are, `kLinePitch` the same for lines; 0 if that is not always the same.
+// Each source gives the parts of its lines and of its values of k. `kPitch` is the distance of
+// neighbouring values of k, `kLinePitch` that of neighbouring lines; 0 if the distance varies.
 
-// The weights, of which a line is a row of the product.
+// The weights: a line is a row of the product.
 struct Weights {
-    static constexpr bool kAlongK = DIRECTION == FORWARD;  // neighbours in memory are those of k
+    static constexpr bool kAlongK = DIRECTION == FORWARD;  // neighbouring addresses are values of k
     static constexpr bool kPairs = kGroupIn * kTaps % 2 == 0;
     static constexpr int kLinePitch = DIRECTION == DATA ? kTaps : kGroupIn * kTaps;
     static constexpr int kPitch = DIRECTION == DATA && kTaps == 1 ? kGroupIn : 0;
@@ -71,7 +71,7 @@ struct Weights {
     }
 };
 
-// x, or of the gradient for x dy: a line is a position, k a channel and a tap.
+// x, or dy for the gradient for x: a line is a position, k a channel and a tap.
 struct Pixels {
     static constexpr bool kAlongK = false;
     static constexpr int kChannels = DIRECTION == DATA ? FILTERS : CHANNELS;
@@ -79,7 +79,7 @@ struct Pixels {
     static constexpr int kHeight = DIRECTION == DATA ? kOutH : HEIGHT;
     static constexpr int kWidth = DIRECTION == DATA ? kOutW : WIDTH;
     static constexpr int kSize = kHeight * kWidth;
-    // Of what is computed.
+    // The size of the output.
     static constexpr unsigned kPositions = DIRECTION == DATA && !kByOutput ? kPlane : kOutPlane;
     static constexpr int kAcross = DIRECTION == DATA && !kByOutput ? WIDTH : kOutW;
     static constexpr bool kBounded = kPadded || (DIRECTION == DATA && kTaps > 1);
@@ -110,7 +110,7 @@ struct Pixels {
     }
 };
 
-// dy of the gradient for w: a line is a filter, k a position of an image.
+// dy for the gradient for w: a line is a filter, k a position of an image.
 struct Gradients {
     static constexpr bool kAlongK = kOutPlane > 1, kPairs = kOutPlane % 2 == 0;
     static constexpr int kLinePitch = kOutPlane, kPitch = kAlongK ? 0 : kOutImage;
@@ -130,7 +130,7 @@ struct Gradients {
     }
 };
 
-// x of the gradient for w: a line is a channel and a tap.
+// x for the gradient for w: a line is a channel and a tap.
 struct Windows {
     static constexpr bool kAlongK = kPlane > 1;
     static constexpr int kPitch = kAlongK || kPadded ? 0 : kImage;

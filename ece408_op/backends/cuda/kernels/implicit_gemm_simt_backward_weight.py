@@ -1,6 +1,7 @@
 """The gradient for w where all images together have few pixels, in plain float32 arithmetic.
 
-kernels/cuda/gemm/short_sums_backward_weight.cu says how; here is how the products are cut up.
+kernels/cuda/gemm/implicit_gemm_simt_backward_weight.cu says how; here is how the
+products are cut up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..plan import (
     entry,
     window_defines,
 )
-from . import direct_gemm, gemm_grid
+from . import gemm_grid, implicit_gemm_fused
 
 # A GPU's, as a rule: only how work is divided depends on it.
 _PROCESSORS = 132
@@ -94,8 +95,8 @@ class ShortSums(Family):
         layout = self.layouts(problem, capability)[0]
         positions = problem.batch * problem.out_height * problem.out_width
         time = microseconds(rows, columns, positions, _is_plain(problem), layout)
-        laid_out = direct_gemm.Gemm("backward_weight").other_microseconds(problem)
-        one_launch = direct_gemm.microseconds(problem, "backward_weight")
+        laid_out = implicit_gemm_fused.Gemm("backward_weight").other_microseconds(problem)
+        one_launch = implicit_gemm_fused.microseconds(problem, "backward_weight")
         return time < min(one_launch, laid_out or one_launch)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: Blocks, accumulate: bool) -> Plan:
@@ -197,12 +198,12 @@ def shared_bytes(layout: Blocks) -> int:
 
 KERNELS = (
     entry(
-        "short_sums_backward_weight",
+        "implicit_gemm_simt_backward_weight",
         "the gradient for w where images have few pixels, in float32 arithmetic",
         ShortSums(),
         rank=8,
         architectures=ARCHITECTURES[1:],
         direction="backward_weight",
-        source="gemm/short_sums_backward_weight.cu",
+        source="gemm/implicit_gemm_simt_backward_weight.cu",
     ),
 )

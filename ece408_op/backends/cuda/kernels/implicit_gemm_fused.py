@@ -1,7 +1,8 @@
 """Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch:
-`direct_gemm` by Hopper's wgmma, `mma_gemm` by mma.sync, which GPUs since Ampere have.
+`implicit_gemm_fused` by Hopper's wgmma, `implicit_gemm_sm80` by mma.sync, which GPUs since Ampere
+have.
 
-kernels/cuda/gemm/direct_gemm.cu says how; here is how the products are cut up.
+kernels/cuda/gemm/implicit_gemm_fused.cu says how; here is how the products are cut up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..plan import (
     entry,
     window_defines,
 )
-from . import gemm, gemm_backward_weight, gemm_grid
+from . import gemm_grid, implicit_gemm_prepacked, implicit_gemm_prepacked_backward_weight
 
 _THREADS = 256
 # A GPU's, as a rule: only how work is divided depends on it.
@@ -47,8 +48,9 @@ _MOST_LAYOUTS = 24
 _CLUSTERS = {1: _PROCESSORS, 2: 64, 4: 28, 8: 14}
 
 # Forward, of many images, layouts with several tiles of rows take longer than the estimate by which
-# they were chosen. On 36 layers at batch 32, on an H200, choosing between `gemm` and this with the
-# factor costs 1 % of the faster one's time, at most 19; without it 9 %, at most 37.
+# they were chosen. On 36 layers at batch 32, on an H200, choosing between `implicit_gemm_prepacked`
+# and this with the factor costs 1 % of the faster one's time, at most 19; without it 9 %, at most
+# 37.
 _ROWS, _MANY, _SEVERAL_ROWS = 64, 8, 1.35
 
 
@@ -272,15 +274,15 @@ class Gemm(Family):
     def other_microseconds(self, problem: ConvProblem) -> float | None:
         """Of the kernel that lays numbers out first, if it is exact enough."""
         if self.direction == "backward_weight":
-            holds = gemm_backward_weight.Gemm().holds(problem)
-            return gemm_backward_weight.microseconds(problem) if holds else None
+            holds = implicit_gemm_prepacked_backward_weight.Gemm().holds(problem)
+            return implicit_gemm_prepacked_backward_weight.microseconds(problem) if holds else None
         backward = self.direction == "backward_data"
-        holds = gemm.Gemm(backward).holds(problem)
-        return gemm.microseconds(problem, backward) if holds else None
+        holds = implicit_gemm_prepacked.Gemm(backward).holds(problem)
+        return implicit_gemm_prepacked.microseconds(problem, backward) if holds else None
 
 
 def microseconds(problem: ConvProblem, direction: str) -> float:
-    """About how long `direct_gemm` or one of its gradients takes."""
+    """About how long `implicit_gemm_fused` or one of its gradients takes."""
     family = Gemm(direction)
     layout = family.layouts(problem, (9, 0))[0]
     time = family.microseconds(problem, layout, problem.batch)
@@ -351,61 +353,61 @@ def shared_bytes(layout: Blocks, parts: int = 2) -> int:
 
 KERNELS = (
     entry(
-        "direct_gemm",
+        "implicit_gemm_fused",
         "a matrix product on tensor cores, at float32 accuracy, that splits numbers on their way",
         Gemm("forward"),
         rank=9,
         architectures=("90a",),
-        source="gemm/direct_gemm.cu",
+        source="gemm/implicit_gemm_fused.cu",
         macros=(("DIRECTION", 0),),
     ),
     entry(
-        "direct_gemm_backward_data",
+        "implicit_gemm_fused_backward_data",
         "the gradient for x in this way",
         Gemm("backward_data"),
         rank=10,
         architectures=("90a",),
         direction="backward_data",
-        source="gemm/direct_gemm.cu",
+        source="gemm/implicit_gemm_fused.cu",
         macros=(("DIRECTION", 1),),
     ),
     entry(
-        "direct_gemm_backward_weight",
+        "implicit_gemm_fused_backward_weight",
         "the gradient for w in this way",
         Gemm("backward_weight"),
         rank=10,
         architectures=("90a",),
         direction="backward_weight",
-        source="gemm/direct_gemm.cu",
+        source="gemm/implicit_gemm_fused.cu",
         macros=(("DIRECTION", 2),),
     ),
     entry(
-        "mma_gemm",
+        "implicit_gemm_sm80",
         "the same by mma.sync, for GPUs that are not Hopper's",
         Gemm("forward", by_warps=True),
         rank=13,
         architectures=ARCHITECTURES[1:],
-        source="gemm/direct_gemm.cu",
+        source="gemm/implicit_gemm_fused.cu",
         macros=(("BY_WARPS", 1), ("DIRECTION", 0)),
     ),
     entry(
-        "mma_gemm_backward_data",
+        "implicit_gemm_sm80_backward_data",
         "the gradient for x like that",
         Gemm("backward_data", by_warps=True),
         rank=12,
         architectures=ARCHITECTURES[1:],
         direction="backward_data",
-        source="gemm/direct_gemm.cu",
+        source="gemm/implicit_gemm_fused.cu",
         macros=(("BY_WARPS", 1), ("DIRECTION", 1)),
     ),
     entry(
-        "mma_gemm_backward_weight",
+        "implicit_gemm_sm80_backward_weight",
         "the gradient for w like that",
         Gemm("backward_weight", by_warps=True),
         rank=12,
         architectures=ARCHITECTURES[1:],
         direction="backward_weight",
-        source="gemm/direct_gemm.cu",
+        source="gemm/implicit_gemm_fused.cu",
         macros=(("BY_WARPS", 1), ("DIRECTION", 2)),
     ),
 )

@@ -1,9 +1,8 @@
-// Convolutions as matrix products on tensor cores, at float32 accuracy, in one launch: blocks read
-// the arrays directly, and split each number into halves (split_fp16x2.cuh), or with PARTS 3 into three
-// (split_bf16x3.cuh), on the way to shared memory. Hopper's tensor cores multiply by wgmma (wgmma.cuh),
-// those of other GPUs by mma.sync (mma.cuh, BY_WARPS). gemm.cu splits once for all blocks, in a
-// launch of its own, which costs more memory traffic, but less arithmetic where a number is used by
-// many taps.
+// Implicit GEMM on tensor cores at float32 accuracy, in one launch. Blocks read the arrays
+// directly, and split each float on its way to shared memory into two fp16 (split_fp16x2.cuh) or,
+// with PARTS 3, three bf16 (split_bf16x3.cuh) numbers. Hopper multiplies by wgmma (wgmma.cuh),
+// other GPUs by mma.sync (mma.cuh, BY_WARPS). implicit_gemm_prepacked.cu splits in a launch of its
+// own: that costs memory traffic, and saves arithmetic where many taps use a number.
 //
 // The product is rows by columns, summed over k:
 //
@@ -12,23 +11,23 @@
 //     DATA        channels of a group   positions of x           filters and taps
 //     WEIGHT      filters of a group    channels and taps        positions of y, of all images
 //
-// Of the gradient for x strides are for single taps without padding only: columns are then positions
-// of dy, and the pixels between them become zeros.
+// The gradient for x has strides only with 1x1 kernels without padding: columns are then positions
+// of dy, and the pixels of dx between them are zero.
 //
-// A block takes tiles of rows by columns, DEPTH values of k at a time (a slab). Of halves each row and
-// each column has a power of two for each slab. While the tensor cores multiply one slab, the block
-// converts the next one, and loads the one after that; it goes on to its next tile without a break.
-// The unit's sums, which it truncates, are added up in float32 registers after each slab.
+// A block computes tiles of rows by columns, DEPTH values of k (a slab) at a time. With fp16, each
+// row and each column of a slab has a power-of-two scale. While the tensor cores multiply one slab,
+// the block converts the next one and loads the one after it, across the ends of tiles. Tensor
+// cores truncate their accumulators, so each slab's sums are added up in float32 registers.
 //
-// The k of a tile is shared out to a cluster of CLUSTER blocks, which add up their sums in shared
-// memory, and beyond that to `splits` clusters, whose sums `add_up` adds, both in a fixed order.
-// What is not finite, or beyond the range of the parts, makes sums infinite or NaN; elements that are
-// not finite are computed again in double precision.
+// A cluster of CLUSTER blocks divides a tile's k and adds up its sums in shared memory; beyond
+// that, `splits` clusters divide it, and `add_up` adds their sums. Both orders are fixed. A number
+// that is not finite, or out of range, makes sums infinite or NaN; such elements are recomputed in
+// double precision.
 //
 // Measured: fa19_1 5.52 ms, fa19_2 6.36 ms; batch 10000, NVIDIA H200.
 #include <cooperative_groups.h>
 
-#ifndef PARTS  // of a number: two of half precision, or three of bfloat16
+#ifndef PARTS  // numbers that a float is split into: 2 fp16 or 3 bf16
 #define PARTS 2
 #endif
 #if PARTS == 3
@@ -52,8 +51,8 @@
 #define DATA 1
 #define WEIGHT 2
 
-// How blocks work: values of k at once, columns of four warps, whether the two groups of four warps
-// have rows of their own (2) or columns (1), blocks that share a tile, and blocks of a processor.
+// Tiling: k per slab; columns of four warps; whether the two groups of four warps divide a tile's
+// rows (2) or columns (1); blocks of a cluster; blocks of a multiprocessor.
 #ifndef DEPTH
 #define DEPTH 32
 #define COLUMNS 64
@@ -62,18 +61,18 @@
 #define BLOCKS 2
 #endif
 
-#include "direct_gemm_sources.cuh"
+#include "implicit_gemm_fused_sources.cuh"
 
-// Lines of one slab, in parts: records of 8 values of k. One record more than there are lines keeps
-// the units of a line in different banks.
+// The rows or columns of one slab, split: records of 8 values of k. A pitch of LINES + 1 records
+// puts the units of a line into different banks.
 template <int LINES>
 struct Slab {
     uint4 records[PARTS][kUnits][LINES + 1];
 #if PARTS == 2
     float factors[LINES];
 
-    // What a line's numbers are multiplied with before they are split: a power of two by the largest
-    // of them. Lanes of a line differ in the bits from FIRST to below END, and have some each.
+    // The scale of a line before the split: a power of two from its largest magnitude. The lanes
+    // that share a line differ in the bits from FIRST to below END.
     template <int FIRST, int END, int N>
     __device__ __forceinline__ float scale(const float (&values)[N], int line, bool writes) {
         float largest = fabsf(values[0]);
@@ -94,7 +93,7 @@ struct Slab {
         return scale;
     }
 
-    // What sums of a line are multiplied with, and of this one and the next.
+    // Reverses the scale in the sums of a line, or of this line and the next.
     __device__ __forceinline__ float factor(int line) const { return factors[line]; }
     __device__ __forceinline__ float2 two_factors(int line) const {
         return *(const float2 *)&factors[line];
@@ -111,20 +110,20 @@ struct Slab {
 #endif
 };
 
-// Loads and converts slabs of an array whose neighbours in memory are lines: a thread has part of
-// one line.
+// Loads and converts slabs of an array in which neighbouring addresses are lines: each thread has
+// part of one line.
 template <class Source, int LINES>
 struct AlongLines {
-    static constexpr int kShare = kThreads / LINES, kValues = DEPTH / kShare;
-    static_assert(kShare * LINES == kThreads && kValues % 8 == 0);
+    static constexpr int kLineThreads = kThreads / LINES, kValues = DEPTH / kLineThreads;
+    static_assert(kLineThreads * LINES == kThreads && kValues % 8 == 0);
     Source source;
     Part line;
     float values[kValues];
 
     __device__ static int own_line() {
-        return threadIdx.x / 32 * (32 / kShare) + threadIdx.x % (32 / kShare);
+        return threadIdx.x / 32 * (32 / kLineThreads) + threadIdx.x % (32 / kLineThreads);
     }
-    __device__ static int own_part() { return threadIdx.x % 32 / (32 / kShare); }
+    __device__ static int own_part() { return threadIdx.x % 32 / (32 / kLineThreads); }
 
     __device__ __forceinline__ void enter(int group, unsigned first, int batch) {
         line = source.line(group, first + own_line(), batch);
@@ -149,10 +148,11 @@ struct AlongLines {
         for (int i = 0; i < kValues; i += 8) load_unit(i, k, batch);
     }
 
-    // Converts what has been loaded, and loads the slab from `k` on in its place.
+    // Converts the loaded slab and loads the one at `k` into the same registers.
     __device__ __forceinline__ void convert(Slab<LINES> &slab, bool more, unsigned k, int batch) {
         const int to = own_line(), part_of_line = own_part();
-        const float scale = slab.template scale<32 / kShare, 32>(values, to, part_of_line == 0);
+        const bool writes = part_of_line == 0;
+        const float scale = slab.template scale<32 / kLineThreads, 32>(values, to, writes);
 #pragma unroll
         for (int i = 0; i < kValues; i += 8) {
             const int unit = (part_of_line * kValues + i) / 8;
@@ -165,7 +165,8 @@ struct AlongLines {
     }
 };
 
-// The same where neighbours in memory are values of k: a thread has two of them, of several lines.
+// The same for arrays in which neighbouring addresses are values of k: each thread has two values
+// of several lines.
 template <class Source, int LINES>
 struct AlongK {
     static constexpr int kLanes = DEPTH / 2, kAtOnce = 32 / kLanes * (kThreads / 32);
@@ -197,7 +198,7 @@ struct AlongK {
             line.offset = source.line(group, first + own_line(0), batch).offset +
                           turn * kAtOnce * Source::kLinePitch;
         }
-        // Neither end of a pair is missing alone where pairs are whole.
+        // With kPairs, both numbers of a float2 are present or neither.
         if (Source::kPairs && size_t(source.array) % 8 == 0) {
             const bool there = line.there && points[0].there;
             const float *at = source.array + (line.offset + points[0].offset);
@@ -246,7 +247,7 @@ struct Shared {
 #if CLUSTER > 1
     float sums[kTileRows][kTileColumns + 8];
 #else
-    float sums[kThreads / 32][16][40];  // of warps: rows lie 8 banks apart
+    float sums[kThreads / 32][16][40];  // per warp; the pitch puts rows 8 banks apart
 #endif
 };
 
@@ -254,11 +255,11 @@ struct Shared {
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// A tile, a group and a split, of which a block has the slabs from `slab` to `end`.
+// One tile, group and split of k; `slab` and `end` bound the slabs of this block.
 struct Item {
     unsigned number;
     int group, split;
-    unsigned row, column;  // the first of the tile
+    unsigned row, column;  // of the tile's first element
     unsigned slab, end;
 
     __device__ __forceinline__ void enter(unsigned of_all, unsigned column_tiles, unsigned slabs,
@@ -269,7 +270,7 @@ struct Item {
         group = of_all % GROUPS, split = of_all / GROUPS;
         const unsigned long long part = split * CLUSTER + rank;
         slab = part * slabs / (splits * CLUSTER), end = (part + 1) * slabs / (splits * CLUSTER);
-        if (slab == end) slab = slabs, end = slabs + 1;  // nothing but zeros
+        if (slab == end) slab = slabs, end = slabs + 1;  // empty: one slab of zeros
     }
 };
 
@@ -278,17 +279,18 @@ struct Arrays {
     RowSource rows;
     ColumnSource columns;
     const float *bias;
-    float *partial;  // sums of splits
+    float *partial;  // sums of each split
     int batch, splits;
 
-    // Of one split's sums.
+    // The address of one split's sum.
     __device__ __forceinline__ float *partial_at(int split, int group, unsigned row,
                                                  unsigned column) const {
         const size_t columns = column_count(batch);
         return partial + ((size_t(split) * GROUPS + group) * kRows + row) * columns + column;
     }
 
-    // An element by the definition. What lies outside of the image is left out, not zero.
+    // One element by direct convolution. Pixels outside the image are skipped, not multiplied as
+    // zeros.
     __device__ __noinline__ float textbook(int group, unsigned row, unsigned column) const {
         const Part of_row = rows.line(group, row, batch);
         const Part of_column = columns.line(group, column, batch);
@@ -303,7 +305,7 @@ struct Arrays {
         return float(sum);
     }
 
-    // Writes MOST sums of a column, f(i) of the row i behind `row`, or keeps them for `add_up`.
+    // Writes MOST sums f(i) of rows `row` + i of a column, or stores them for `add_up`.
     template <int MOST, class F>
     __device__ __forceinline__ void write(const Item &item, unsigned row, unsigned column,
                                           F f) const {
@@ -319,7 +321,7 @@ struct Arrays {
         }
         const int line = item.group * kRows + row;
         float *to = out + place_of(column) + size_t(line) * kRowPitch;
-        unsigned again = 0;  // a bit for each sum that is not finite
+        unsigned again = 0;  // bit i: sum i is not finite
 #pragma unroll
         for (int i = 0; i < MOST; i++) {
             const float sum = f(i);
@@ -333,7 +335,7 @@ struct Arrays {
         }
     }
 
-    // Where the column's elements lie, but for their rows.
+    // The offset of a column's element in row 0 of the output.
     static __device__ __forceinline__ size_t place_of(unsigned column) {
         if (DIRECTION == WEIGHT) return column;
         const unsigned image = column / Pixels::kPositions, inside = column % Pixels::kPositions;
@@ -347,7 +349,7 @@ struct Arrays {
                                               int line) const {
         store(to, sum, bias, line);
         if (!kByOutput || !kStrided) return;
-        // The pixels up to the next position.
+        // Zeros for the pixels that the stride skips.
         const int inside = column % kOutPlane;
         const int height = HEIGHT - inside / kOutW * STRIDE_H;
         const int width = WIDTH - inside % kOutW * STRIDE_W;
@@ -361,10 +363,10 @@ struct Arrays {
     }
 };
 
-constexpr int kSums = COLUMNS / 2;  // of a thread
+constexpr int kSums = COLUMNS / 2;  // of one thread
 
-// Four warps' share of a tile, and where a thread's sums are in it: in the rows `row` and the next
-// but seven, and of each 8 columns in two.
+// The tile of one group of four warps. A thread's sums are in rows `row` and `row` + 8, and in two
+// of every 8 columns.
 struct Worker {
     int first_row, first_column, row, column;
     float part[kSums], total[kSums];
@@ -403,7 +405,7 @@ struct Worker {
         }
     }
 
-    // Writes the tile, so that lanes write neighbouring columns, and begins the next one.
+    // Writes the tile so that lanes write neighbouring columns, then clears the sums.
     __device__ __forceinline__ void write(Shared &shared, const Arrays &arrays, const Item &item) {
 #if CLUSTER > 1
         write_by_cluster(shared, arrays, item);
@@ -432,7 +434,7 @@ struct Worker {
     }
 
 #if CLUSTER > 1
-    // Each block of the cluster adds up a part of the rows.
+    // Each block of the cluster adds up some of the rows.
     __device__ __forceinline__ void write_by_cluster(Shared &shared, const Arrays &arrays,
                                                      const Item &item) {
         auto cluster = cooperative_groups::this_cluster();
@@ -459,14 +461,14 @@ struct Worker {
 #endif
 };
 
-// A block's loads, conversions and products, one slab after the other.
+// Software pipeline over the slabs of a block: load, convert, multiply.
 struct Pipeline {
     Shared &shared;
     const Arrays &arrays;
     const unsigned column_tiles, slabs, count, rank, clusters;
     Loader<RowSource, kTileRows> rows;
     Loader<ColumnSource, kTileColumns> columns;
-    Item next;  // of the slab that has been loaded
+    Item next;  // of the loaded slab
 
     __device__ Pipeline(Shared &shared, const Arrays &arrays)
         : shared(shared),
@@ -485,13 +487,13 @@ struct Pipeline {
         columns.enter(next.group, next.column, arrays.batch);
     }
 
-    // The first slab of the first item.
+    // Loads the first slab of the first item.
     __device__ __forceinline__ void load() {
         enter(blockIdx.x / CLUSTER);
         rows.load(next.slab * DEPTH, arrays.batch), columns.load(next.slab * DEPTH, arrays.batch);
     }
 
-    // Converts the slab that has been loaded, whose item it returns, and loads the next one.
+    // Converts the loaded slab, loads the next one, and returns the converted slab's item.
     __device__ __forceinline__ Item convert(Stage &stage) {
         const Item loaded = next;
         if (++next.slab == next.end) enter(next.number + clusters);
@@ -521,15 +523,15 @@ struct Pipeline {
         worker.write(shared, arrays, current);
     }
 
-    // What threads have written is there for the others and for the tensor cores.
+    // Makes the threads' writes visible to the other threads and to the tensor cores.
     static __device__ __forceinline__ void converted() {
         show_writes();
         __syncthreads();
     }
 };
 
-// Grids have whole clusters, at most one for each item. Of blocks that stay each cluster takes every
-// item that lies as many as there are clusters behind its last one.
+// Persistent blocks: the grid has whole clusters, at most one for each item, and a cluster takes
+// every item at a distance of the number of clusters.
 #if CLUSTER > 1
 #define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
 #else
@@ -543,7 +545,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(kThreads, BLOCKS)
     Pipeline(*(Shared *)bytes, arrays).run();
 }
 
-// A thread for each element: its sums of all splits.
+// Sums of all splits, one thread for each element.
 extern "C" __global__ void __launch_bounds__(256)
     add_up(float *out, const float *rows, const float *columns, const float *bias, float *partial,
            int batch, int splits) {

@@ -1,10 +1,10 @@
-// The gradient for w where all images together have few pixels, in plain float32 arithmetic: sums of
-// at most a few hundred products, for which waiting for memory would take most of the time.
+// The gradient for w in float32 arithmetic without tensor cores, where all images together have few
+// pixels. Sums have at most a few hundred products, so memory latency would dominate.
 //
-// The product is filters by channels and taps, summed over the positions of dy. A block has DEPTH
-// positions of its tile's filters and windows in shared memory at once, so that it waits for memory
-// once. Its warps share the tile's filters, and the positions: of these each takes four of every
-// 4 * SHARES. Their sums are added up in the end, in the same order every time.
+// The product is filters by channels and taps, summed over the positions of dy. A block copies
+// DEPTH positions of its tile's filters and windows to shared memory at once, and waits for memory
+// once. Its warps divide the tile's filters and the positions: each takes four of every 4 * SHARES
+// positions. Their sums are added up at the end, in a fixed order.
 //
 // Measured: no, it is not on the ladder.
 #include <cuda_pipeline.h>
@@ -12,8 +12,8 @@
 #include "output.cuh"
 #include "shape.cuh"
 
-// How blocks work: warps with filters of their own, warps that share positions, a thread's filters
-// and windows, positions at once, a multiple of 4, and blocks of a processor.
+// Tiling: warps that divide the filters; warps that divide the positions; a thread's filters and
+// windows; positions at once, a multiple of 4; blocks of a multiprocessor.
 #ifndef ROW_WARPS
 #define ROW_WARPS 1
 #define SHARES 4
@@ -24,10 +24,10 @@
 #endif
 
 constexpr int kWarps = ROW_WARPS * SHARES, kThreads = 32 * kWarps;
-// Of the lanes 4 have different filters, 8 different windows.
+// A warp is 4 lanes along filters by 8 along windows.
 constexpr int kTileRows = ROW_WARPS * 4 * ROWS, kTileColumns = 8 * COLUMNS;
 constexpr int kColumns = CHANNELS * kTaps;
-// Fours of 8 neighbouring lines are in different banks.
+// This pitch puts the float4 reads of 8 neighbouring lines into different banks.
 constexpr int kPitch = DEPTH % 8 == 4 ? DEPTH : DEPTH + 4;
 static_assert(SHARES > 1 || ROWS * COLUMNS <= 64, "a bit for each sum");
 constexpr bool kPlain = kTaps == 1 && STRIDE_H * STRIDE_W == 1 && PAD_H + PAD_W == 0;
@@ -39,21 +39,21 @@ struct Numbers {
 
 union Shared {
     Numbers numbers;
-    float sums[SHARES][kTileRows][kTileColumns + 8];  // rows lie 8 banks apart
+    float sums[SHARES][kTileRows][kTileColumns + 8];  // the pitch puts rows 8 banks apart
 };
 
 #ifdef SHARED_BYTES
 static_assert(SHARED_BYTES == sizeof(Shared), "the host reckons with another size");
 #endif
 
-// Begins to copy COUNT floats, or writes zeros.
+// Starts to copy COUNT floats, or writes zeros.
 template <int COUNT>
 __device__ __forceinline__ void begin_copy(float *to, const float *from, bool there) {
     __pipeline_memcpy_async(to, from, 4 * COUNT, there ? 0 : 4 * COUNT);
 }
 
-// Copies lines of planes as they are, those of dy, or of x where a window is one pixel: of the `count`
-// planes of each image those from `first` on, COUNT floats at a time.
+// Copies planes of dy, or of x for 1x1 kernels: planes `first` and later of the `count` planes of
+// each image, COUNT floats at a time.
 template <int COUNT, int LINES>
 __device__ __forceinline__ void copy_planes(float (&to)[LINES][kPitch], const float *array,
                                             int count, int first, unsigned begin, unsigned end) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void copy_planes(float (&to)[LINES][kPitch], const fl
     }
 }
 
-// Copies windows: a line has one channel and tap at all positions, of which a lane has every 32nd.
+// Copies windows: a line is one channel and tap at all positions; a lane has every 32nd position.
 __device__ __forceinline__ void copy_windows(float (&to)[kTileColumns][kPitch], const float *x,
                                              int first, unsigned begin, unsigned end) {
     constexpr int kTurns = divide_up(DEPTH, 32);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void copy_windows(float (&to)[kTileColumns][kPitch], 
 #pragma unroll
     for (int i = 0; i < kTurns; i++) {
         const unsigned at = begin + lane + 32 * i, inside = at % kOutPlane;
-        // Of none the pixels lie below all images.
+        // Positions beyond `end` get a row below the image, and so zeros.
         rows[i] = at < end ? int(inside / kOutW * STRIDE_H) - PAD_H : HEIGHT + PAD_H;
         across[i] = int(inside % kOutW * STRIDE_W) - PAD_W;
         from[i] = at / kOutPlane * int(kImage) + rows[i] * WIDTH + across[i];
@@ -115,20 +115,20 @@ __device__ __forceinline__ void copy(Numbers &numbers, const float *x, const flo
     }
 }
 
-// A thread's filters are `row` and every fourth behind it, its windows `column` and every eighth.
+// A thread has filters `row` + 4 * i and windows `column` + 8 * j.
 struct Worker {
-    int share, row, column;
+    int slice, row, column;
     float sums[ROWS][COLUMNS] = {};
 
     __device__ Worker() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        share = warp % SHARES;
+        slice = warp % SHARES;
         row = warp / SHARES * 4 * ROWS + lane / 8, column = lane % 8;
     }
 
     __device__ __forceinline__ void multiply(const Numbers &numbers) {
 #pragma unroll 2
-        for (int k = share * 4; k < DEPTH; k += SHARES * 4) {
+        for (int k = slice * 4; k < DEPTH; k += SHARES * 4) {
             float4 columns[COLUMNS];
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
@@ -149,12 +149,12 @@ struct Worker {
         }
     }
 
-    // Where one of the sums is in the tile.
+    // The tile's row and column of sum i.
     __device__ __forceinline__ int down(int i) const { return row + i / COLUMNS * 4; }
     __device__ __forceinline__ int across(int i) const { return column + i % COLUMNS * 8; }
 };
 
-// A weight's sum by the definition, in double precision.
+// A weight's sum by direct convolution, in double precision.
 __device__ __noinline__ float textbook(const float *x, const float *dy, int batch, int filter,
                                        int column) {
     const int channel = column / kTaps, tap = column % kTaps;
@@ -170,7 +170,7 @@ __device__ __noinline__ float textbook(const float *x, const float *dy, int batc
     return float(sum);
 }
 
-// Where a block's tile goes.
+// The output tile of a block.
 struct Tile {
     float *dw;
     const float *x, *dy;
@@ -189,14 +189,14 @@ struct Tile {
     }
 };
 
-// Whether a sum stands. What lies outside of the image was multiplied as zero, perhaps with infinity.
+// Whether a sum is final. With padding, an infinity may have been multiplied by a padding zero.
 __device__ __forceinline__ bool stands(float sum) {
     return PAD_H + PAD_W == 0 || isfinite(sum);
 }
 
-// Of one share: a thread's sums, neighbours eight at a time.
+// Writes the sums of a warp that has all positions.
 __device__ __forceinline__ void write_own(const Worker &worker, const Tile &tile) {
-    unsigned long long again = 0;  // a bit for each sum that does not stand
+    unsigned long long again = 0;  // bit i: sum i is not final
 #pragma unroll
     for (int i = 0; i < ROWS * COLUMNS; i++) {
         const int down = worker.down(i), across = worker.across(i);
@@ -210,13 +210,13 @@ __device__ __forceinline__ void write_own(const Worker &worker, const Tile &tile
     }
 }
 
-// Of several shares: their sums, added up.
+// Adds up the sums of the warps that divide the positions, and writes them.
 __device__ __forceinline__ void write_shared(const Worker &worker, const Tile &tile,
                                              Shared &shared) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ROWS * COLUMNS; i++) {
-        float *to = &shared.sums[worker.share][worker.down(i)][worker.across(i)];
+        float *to = &shared.sums[worker.slice][worker.down(i)][worker.across(i)];
         *to = worker.sums[i / COLUMNS][i % COLUMNS];
     }
     __syncthreads();
@@ -225,7 +225,7 @@ __device__ __forceinline__ void write_shared(const Worker &worker, const Tile &t
         if (!tile.has(down, across)) continue;
         float sum = 0;
 #pragma unroll
-        for (int share = 0; share < SHARES; share++) sum += shared.sums[share][down][across];
+        for (int slice = 0; slice < SHARES; slice++) sum += shared.sums[slice][down][across];
         if (stands(sum)) {
             tile.write(down, across, sum);
         } else {
