@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .operator.gpu_network import gpu_report, to_gpu
     from .operator.net_comparison import NetComparison, compare
     from .operator.pinned_arrays import page_locked
-    from .operator.swap import swap, swap_checkpoint, unswap
+    from .operator.swapping import swap, swap_checkpoint, unswap
     from .problem import ConvProblem
     from .version import __version__
 
@@ -54,10 +54,10 @@ _MODULES = {
     "op_times": "op_log",
     "page_locked": "operator.pinned_arrays",
     "register_backend": "dispatch",
-    "swap": "operator.swap",
-    "swap_checkpoint": "operator.swap",
+    "swap": "operator.swapping",
+    "swap_checkpoint": "operator.swapping",
     "to_gpu": "operator.gpu_network",
-    "unswap": "operator.swap",
+    "unswap": "operator.swapping",
 }
 # Layers are classes of Gluon's and need MXNet to exist.
 _LAYERS = ("Conv1D", "Conv2D")

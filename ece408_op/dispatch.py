@@ -11,8 +11,8 @@ from typing import Callable
 
 from . import op_log, settings
 from .backends import Backend, Done, kernel_file
-from .backends.cpu.backend import CpuBackend
-from .backends.cpu.file_backend import FileBackend
+from .backends.cpu.cpu_backend import CpuBackend
+from .backends.cpu.cpu_file_backend import FileBackend
 from .backends.cpu.reference import ReferenceBackend
 from .backends.kernel_file import KernelFile
 from .errors import InvalidSetting, NoUsableGpu, UnsupportedProblem
@@ -85,10 +85,10 @@ def _cpu_backend(layer: Layer) -> Backend:
 def _staged_backend(layer: Layer) -> Backend:
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
-        from .backends.cuda.backend import StagedBackend
+        from .backends.cuda.cuda_backend import StagedBackend
 
         return StagedBackend(_kernel(layer), *_precisions(layer))
-    from .backends.cuda.file_backend import StagedFileBackend
+    from .backends.cuda.cuda_file_backend import StagedFileBackend
 
     return StagedFileBackend(file, _precisions(layer)[1])
 
@@ -96,16 +96,16 @@ def _staged_backend(layer: Layer) -> Backend:
 def _zero_copy_backend(layer: Layer) -> Backend:
     file = _kernel_file(layer)
     if file is None or file.form == "declared":
-        from .backends.cuda.backend import ZeroCopyBackend
+        from .backends.cuda.cuda_backend import ZeroCopyBackend
 
         return ZeroCopyBackend(layer.index, _kernel(layer), *_precisions(layer))
-    from .backends.cuda.file_backend import ZeroCopyFileBackend
+    from .backends.cuda.cuda_file_backend import ZeroCopyFileBackend
 
     return ZeroCopyFileBackend(layer.index, file, _precisions(layer)[1])
 
 
 def _emulator(layer: Layer) -> Backend:
-    from .backends.emulator.backend import of_kernel
+    from .backends.emulator.emulator_backend import of_kernel
     from .backends.emulator.library import Emulation
 
     own = _EMULATED_STRICTLY if _is_strict(layer) else _EMULATED_KERNEL

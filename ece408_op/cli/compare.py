@@ -14,7 +14,7 @@ from ..course import (
     comparison_plot,
     comparison_sides,
     comparison_table,
-    models,
+    course_terms,
 )
 from ..errors import InvalidSize
 from ..problem import PRECISIONS
@@ -43,8 +43,8 @@ def add(commands: Any) -> None:
     terms.add_argument(
         "--term",
         action="append",
-        help=f"configuration of the course: {', '.join(models.TERMS)} (default: "
-        f"{models.DEFAULT_TERM}; may be repeated)",
+        help=f"configuration of the course: {', '.join(course_terms.TERMS)} (default: "
+        f"{course_terms.DEFAULT_TERM}; may be repeated)",
     )
     terms.add_argument("--all-terms", action="store_true", help="every configuration")
     arguments.add_batch_size(parser)
@@ -91,13 +91,13 @@ def _run(options: argparse.Namespace) -> int:
     settings.configure(backend=options.backend, threads=options.threads, data=options.data)
     settings.configure(kernel=options.kernel, precision=options.precision)
     dispatch.check_settings()
-    names = models.TERMS if options.all_terms else options.term or [models.DEFAULT_TERM]
+    names = course_terms.TERMS if options.all_terms else options.term or [course_terms.DEFAULT_TERM]
     asked = comparison.Options(
         next(iter(options.what), None),
         *(options.batch_size, options.backend, options.threads, options.data),
         *(options.kernel, options.precision, options.gpu),
     )
-    jobs = comparison.plan([models.find_term(name) for name in dict.fromkeys(names)], asked)
+    jobs = comparison.plan([course_terms.find_term(name) for name in dict.fromkeys(names)], asked)
     if options.plot is not None:
         comparison_plot.check(options.plot)
     for path in filter(None, (options.json, options.plot)):

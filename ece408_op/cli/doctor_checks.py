@@ -19,8 +19,8 @@ from typing import Callable, Union
 
 from .. import settings
 from ..backends.cpu import native
-from ..course import models
-from ..course.dataset import data, resize
+from ..course import course_terms
+from ..course.dataset import fashion_data, resize
 from ..course.milestone import TEST_IMAGES
 from ..errors import DataMissing, Ece408Error, MXNetMissing, NoUsableGpu
 from ..files import resources
@@ -179,7 +179,7 @@ def _emulator() -> Finding:
     """A kernel of this package, run on the CPU; it is compiled first, if it never was."""
     import numpy as np
 
-    from ..backends.emulator.backend import EmulatedBackend
+    from ..backends.emulator.emulator_backend import EmulatedBackend
     from ..problem import ConvProblem
 
     problem = ConvProblem.parse("b1,c2,h4,w4,m1,k3")
@@ -276,7 +276,7 @@ def _whole_networks() -> Finding:
 
 
 def _test_set() -> Finding:
-    folder = data.find("t10k")
+    folder = fashion_data.find("t10k")
     if folder is None:
         hint = "`ece408 data fetch` gets it, and so does the first milestone"
         return Finding("Fashion-MNIST", NOTE, "not here yet", hint)
@@ -286,7 +286,7 @@ def _test_set() -> Finding:
 def _training_set() -> Finding:
     hint = "only `ece408 train` needs them; "
     try:
-        folder = data.find("train")
+        folder = fashion_data.find("train")
     except DataMissing as error:
         problem, _, remedy = _one_line(error).partition("; ")
         return Finding("training images", NOTE, problem, hint + remedy)
@@ -297,26 +297,28 @@ def _training_set() -> Finding:
 
 def _models() -> Finding:
     folder = resources.models_dir()
-    there = [name for name, term in models.TERMS.items() if _has_checkpoint(folder / name, term)]
-    lacking = [name for name in models.TERMS if name not in there]
+    there = [
+        name for name, term in course_terms.TERMS.items() if _has_checkpoint(folder / name, term)
+    ]
+    lacking = [name for name in course_terms.TERMS if name not in there]
     if not lacking:
         return Finding("models", OK, ", ".join(there))
     detail = f"{', '.join(there) or 'none'}; not {', '.join(lacking)}"
     hint = f"pip install the package again, or `ece408 train {lacking[0]}`"
-    status = NOTE if models.DEFAULT_TERM in there else MISSING
+    status = NOTE if course_terms.DEFAULT_TERM in there else MISSING
     return Finding("models", status, detail, hint)
 
 
-def _has_checkpoint(folder: Path, term: models.Term) -> bool:
+def _has_checkpoint(folder: Path, term: course_terms.Term) -> bool:
     symbols = all((folder / f"{model}-symbol.json").is_file() for model in term.models)
-    return symbols and any(folder.glob(f"{models.BASELINE}-[0-9][0-9][0-9][0-9].params"))
+    return symbols and any(folder.glob(f"{course_terms.BASELINE}-[0-9][0-9][0-9][0-9].params"))
 
 
 def _memory() -> Finding:
     free, need = footprint.available_bytes(), _needed_bytes()
     detail = (
-        f"{free / _GIB:.1f} GiB available; {TEST_IMAGES} images of {models.DEFAULT_TERM} in one "
-        f"batch take {need / _GIB:.1f} GiB"
+        f"{free / _GIB:.1f} GiB available; {TEST_IMAGES} images of {course_terms.DEFAULT_TERM} in "
+        f"one batch take {need / _GIB:.1f} GiB"
     )
     if free >= need:
         return Finding("memory", OK, detail)
@@ -324,9 +326,9 @@ def _memory() -> Finding:
 
 
 def _needed_bytes() -> int:
-    term = models.TERMS[models.DEFAULT_TERM]
+    term = course_terms.TERMS[course_terms.DEFAULT_TERM]
     try:
-        symbol = models.network(term)
+        symbol = course_terms.network(term)
     except Exception:  # Another finding says why MXNet does not work.
         return USUAL_NEED_BYTES
     return footprint.required_bytes(symbol, TEST_IMAGES, TEST_IMAGES, term.image_size)
@@ -348,7 +350,7 @@ def _cache_folder() -> Finding:
         detail = str(folder) if nearest == folder else f"{folder}, made when it is needed"
         return Finding("cache folder", OK, detail)
     # Scoring only reads, once the resized images are there.
-    term = models.TERMS[models.DEFAULT_TERM]
+    term = course_terms.TERMS[course_terms.DEFAULT_TERM]
     made = os.path.exists(resize.cached_path("t10k", term.image_size))
     hint = "make it writable, or set ECE408_CACHE to a folder that is"
     return Finding("cache folder", NOTE if made else MISSING, f"{folder} is not writable", hint)

@@ -37,7 +37,7 @@ from ..lab.sanitizer import Sanitized
 from ..lab.session import Ended
 from ..lab.timing import Timing
 from ..problem import ConvProblem, check_precision
-from ..profile import limits, occupancy
+from ..profile import kernel_limits, occupancy
 from . import lab_counts
 from .colour import paint, plain
 
@@ -268,7 +268,7 @@ def _explanation(name: str, layer: str, found: Explanation) -> str:
     if found.failure:
         lines[0] = f"{name}, {layer}: {found.sentence or 'what limits it is not known'}"
         lines.append(f"  {found.failure}")
-    rows = [{**limits.columns(each), "function": each.name} for each in found.kernels]
+    rows = [{**kernel_limits.columns(each), "function": each.name} for each in found.kernels]
     if rows:
         widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
         for row in ({key: key for key in rows[0]}, *rows):

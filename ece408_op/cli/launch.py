@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidSetting
-from ..jobs import plan, starters, supervisor
+from ..jobs import job_plan, starters, supervisor
 from . import arguments
 
 # The scheduler listens once it has imported MXNet, which takes a minute from a slow network disk.
@@ -96,10 +96,10 @@ def _run(options: argparse.Namespace) -> None:
     if command[0] == "ece408":
         # Whatever PATH is on other hosts.
         command = [sys.executable, "-m", "ece408_op", *command[1:]]
-    hosts = plan.read_hosts(options.hosts) if options.hosts is not None else []
+    hosts = job_plan.read_hosts(options.hosts) if options.hosts is not None else []
     workers = len(hosts) or 2 if options.workers is None else options.workers
     servers = len(hosts) or 1 if options.servers is None else options.servers
-    plan.check_counts(workers, servers)
+    job_plan.check_counts(workers, servers)
     if not 0 < options.connect_timeout < math.inf:
         raise InvalidSetting(
             f"--connect-timeout {options.connect_timeout:g} is not a time; give seconds above 0"
@@ -107,18 +107,18 @@ def _run(options: argparse.Namespace) -> None:
     if options.print is not None:
         print(starters.STARTERS[options.print](command, workers, servers, hosts, options.port))
         return
-    members = plan.job(command, workers, servers, hosts, options.port)
+    members = job_plan.job(command, workers, servers, hosts, options.port)
     ssh = supervisor.ssh_command(options.ssh)
     print(_summary(members), file=sys.stderr)
     supervisor.run(members, ssh, options.all_output, options.connect_timeout)
 
 
-def _summary(members: list[plan.Member]) -> str:
+def _summary(members: list[job_plan.Member]) -> str:
     """What is started, and where, in a line."""
     roles = [member.role for member in members]
     counted = ", ".join(
         f"{roles.count(role)} {role}{'s' * (roles.count(role) > 1)}"
-        for role in (plan.WORKER, plan.SERVER, plan.SCHEDULER)
+        for role in (job_plan.WORKER, job_plan.SERVER, job_plan.SCHEDULER)
     )
     root = members[0].environment
     where = f"{root['DMLC_PS_ROOT_URI']}:{root['DMLC_PS_ROOT_PORT']}"

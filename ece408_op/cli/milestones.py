@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import dispatch, settings
 from ..backends import kernel_file
-from ..course import milestone, models
+from ..course import course_terms, milestone
 from ..course.milestone import MILESTONES, Milestone
 from ..host import gpu, run_time, this_python
 from ..operator import variables
@@ -44,8 +44,8 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
     )
     parser.add_argument(
         "--term",
-        help=f"configuration of the course: {', '.join(models.TERMS)} (default: the only one "
-        f"that has the model, or {models.DEFAULT_TERM})",
+        help=f"configuration of the course: {', '.join(course_terms.TERMS)} (default: the only one "
+        f"that has the model, or {course_terms.DEFAULT_TERM})",
     )
     arguments.add_batch_size(parser)
     if each.own_operator and not each.on_gpu:
@@ -100,12 +100,12 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
 def _models_of(each: Milestone) -> str:
     """What a milestone can be asked to run, term by term."""
     if not each.own_operator:
-        return models.BASELINE
+        return course_terms.BASELINE
     known = ", ".join(
-        f"{' or '.join(m for m in term.models if m != models.BASELINE)} ({term.name})"
-        for term in models.TERMS.values()
+        f"{' or '.join(m for m in term.models if m != course_terms.BASELINE)} ({term.name})"
+        for term in course_terms.TERMS.values()
     )
-    return f"{known} (default: {models.TERMS[models.DEFAULT_TERM].default_model})"
+    return f"{known} (default: {course_terms.TERMS[course_terms.DEFAULT_TERM].default_model})"
 
 
 def _run_milestone(options: argparse.Namespace) -> None:

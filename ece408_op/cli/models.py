@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .. import settings
-from ..course import model_card, models
+from ..course import course_terms, model_card
 from ..files.cachedir import atomic_path
 from ..operator import variables
 from . import arguments
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     variables.set_environment()
     settings.configure(data=options.data)
-    terms = [models.find_term(name) for name in options.term or models.TERMS]
+    terms = [course_terms.find_term(name) for name in options.term or course_terms.TERMS]
     chosen = [(term, model) for term in terms for model in term.models]
     progress = tqdm(chosen, unit="model", disable=None)
     cards = [model_card.measure(term, model) for term, model in progress]

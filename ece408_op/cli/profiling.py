@@ -13,7 +13,7 @@ from typing import TextIO
 from ..course.comparison_files import check_writable
 from ..errors import Ece408Error, ScriptMissing
 from ..files.cachedir import atomic_path
-from ..profile import layers, ncu, recording, summary, tables
+from ..profile import layers, ncu, profile_summary, recording, tables
 from ..profile.activities import Profile, to_json
 from ..profile.trace import to_trace
 from .profile_options import ProfileOptions
@@ -83,7 +83,7 @@ def profile(
         except Ece408Error as error:
             refusal = error
     sys.stdout.flush()
-    print(f"\n{summary.text(found)}", file=stream, flush=True)
+    print(f"\n{profile_summary.text(found)}", file=stream, flush=True)
     _write(found, asked)
     if refusal is not None:
         # By now everything but the counters has been written.

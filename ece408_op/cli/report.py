@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import dispatch, settings
-from ..course import models
+from ..course import course_terms
 from ..report import make as report_make
 from ..report import own_kernels
 from ..report import plan as report_plan
@@ -37,8 +37,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--term",
-        default=models.DEFAULT_TERM,
-        help=f"configuration of the course: {', '.join(models.TERMS)} (default: %(default)s)",
+        default=course_terms.DEFAULT_TERM,
+        help=f"configuration of the course: {', '.join(course_terms.TERMS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--sizes",
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
         # For the programs that the report runs.
         os.environ["ECE408_DEVICES"] = options.gpu
     asked = report_plan.Options(
-        models.find_term(options.term),
+        course_terms.find_term(options.term),
         report_plan.parse_sizes(options.sizes),
         options.threads,
         options.data,

@@ -12,7 +12,7 @@ from ..bench import tune_targets
 from ..errors import InvalidSetting, InvalidSize, WrongResult
 from ..operator.checkpoint import load_checkpoint
 from ..operator.net_comparison import compare_symbols
-from ..operator.swap import save_swapped, swap_symbol
+from ..operator.swapping import save_swapped, swap_symbol
 from ..problem import PRECISIONS
 from . import arguments
 

@@ -16,15 +16,15 @@ from tqdm import tqdm
 from .. import settings
 from ..backends import DIRECTIONS, kernel_file
 from ..backends.cuda import work
+from ..backends.cuda.kernel_plan import Kernel
 from ..backends.cuda.kernels import tuned
 from ..backends.cuda.kernels.tuned import Result
-from ..backends.cuda.plan import Kernel
-from ..backends.cuda.runtime import compiler, device
+from ..backends.cuda.runtime import device, nvcc_compiler
 from ..backends.cuda.runtime.device import Gpu
 from ..bench import side_by_side, tune_targets, tuner
 from ..bench.side_by_side import Answer, Asked
 from ..bench.tuner import Candidate, Task
-from ..course import models
+from ..course import course_terms
 from ..errors import Ece408Error, InvalidSetting
 from ..files.cachedir import atomic_path
 from ..operator import variables
@@ -70,10 +70,10 @@ def add(commands: Any) -> None:
         "what",
         nargs="*",
         metavar="TERM|SHAPE|NETWORK|CHECKPOINT",
-        help=f"a term ({', '.join(models.TERMS)}), a shape such as fa19_1 or "
+        help=f"a term ({', '.join(course_terms.TERMS)}), a shape such as fa19_1 or "
         "b100,c12,h33,w33,m24,k5, a network of MXNet's model zoo such as resnet18_v1, zoo for "
         f"{len(tune_targets.ZOO)} of these and all terms, or the prefix of a checkpoint (default: "
-        f"{models.DEFAULT_TERM})",
+        f"{course_terms.DEFAULT_TERM})",
     )
     parser.add_argument(
         "--batch-size", metavar="N", type=int, action="append", default=[],
@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace) -> None:
     variables.set_environment()
     run(
         Request(
-            options.what or [models.DEFAULT_TERM],
+            options.what or [course_terms.DEFAULT_TERM],
             options.batch_size,
             options.image,
             options.precision or [settings.precision()],
@@ -144,7 +144,7 @@ def run(request: Request) -> None:
     problems = tune_targets.problems(request.names, request.batches, request.image)
     gpu = device.get(request.gpus[0])
     side_by_side.check_alike(request.gpus)
-    compiler.require_nvcc()
+    nvcc_compiler.require_nvcc()
     directions = DIRECTIONS if request.gradients and only is None else DIRECTIONS[:1]
     tasks = [
         Task(problem, direction, request.kernel, request.quick)

@@ -21,9 +21,9 @@ from ..backends import kernel_file
 from ..errors import NoUsableGpu
 from ..host import this_python
 from ..host.interruptible import interrupts_later
-from .dataset import data
+from .course_terms import BASELINE, Term
+from .dataset import fashion_data
 from .milestone import MILESTONES, Milestone, Request, make_request
-from .models import BASELINE, Term
 
 Runner = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
@@ -155,10 +155,10 @@ def _takes_kernel(milestone: Milestone, kernel: str | None) -> bool:
 def prepare_data(jobs: Sequence[Job]) -> None:
     """Fetch and resize the images beforehand, so that the first run's time does not include it.
 
-    Raises the errors of `data.load`.
+    Raises the errors of `fashion_data.load`.
     """
     for size in dict.fromkeys(job.request.term.image_size for job in jobs):
-        data.load("t10k", size)
+        fashion_data.load("t10k", size)
 
 
 def run_process(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

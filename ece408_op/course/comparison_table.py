@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .comparison import Row, Run
-from .models import BASELINE
+from .course_terms import BASELINE
 
 _WORDS = ("script", "term", "model")
 _GAIN = "gain: how many times as fast as MXNet's own convolution on the CPU (m1.1)."

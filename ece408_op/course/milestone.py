@@ -16,10 +16,10 @@ from ..errors import InvalidSize, UnknownModel
 from ..host import footprint, gpu
 from ..host.interruptible import run_interruptibly
 from ..op_log import OpTime, op_times
-from . import gpu_check, models, scoring
-from .dataset import data
+from . import course_terms, gpu_check, scoring
+from .course_terms import BASELINE, Term
+from .dataset import fashion_data
 from .gpu_check import Way
-from .models import BASELINE, Term
 
 TEST_IMAGES = 10000
 
@@ -82,9 +82,13 @@ def make_request(
     if len(numbers) > 1:
         raise UnknownModel(f"{numbers[0]!r} is not a model; give the model first, then the size")
     if term is None:
-        found = models.term_of(words[0]) if words else models.TERMS[models.DEFAULT_TERM]
+        found = (
+            course_terms.term_of(words[0])
+            if words
+            else course_terms.TERMS[course_terms.DEFAULT_TERM]
+        )
     else:
-        found = models.find_term(term)
+        found = course_terms.find_term(term)
     default = found.default_model if milestone.own_operator else BASELINE
     model = words[0] if words else default
     _check_model(milestone, found, model)
@@ -137,9 +141,9 @@ def run(milestone: Milestone, request: Request) -> float:
     way = _choose_way(milestone)
     size = request.term.image_size
     with _stage("Loading fashion-mnist data..."):
-        images, labels = data.load("t10k", size, limit=request.size)
+        images, labels = fashion_data.load("t10k", size, limit=request.size)
     with _stage("Loading model..."):
-        checkpoint = models.load_model(request.term, request.model, request.model_dir)
+        checkpoint = course_terms.load_model(request.term, request.model, request.model_dir)
     if not way.without_mxnet:
         footprint.check_memory(checkpoint.symbol, request.size, request.batch_size, size)
     _say("New Inference")
@@ -254,7 +258,7 @@ def _print_op_time(entry: OpTime) -> None:
 def _print_mistakes(entry: OpTime) -> None:
     """Say what the emulator's checks found in a call."""
     from ..backends.emulator import findings
-    from ..backends.emulator.backend import Emulated
+    from ..backends.emulator.emulator_backend import Emulated
 
     taken = findings.take()
     if not taken:

@@ -13,9 +13,9 @@ from .. import errors
 from ..files import markdown, resources
 from ..operator.checkpoint import Checkpoint
 from ..operator.loading import load_mxnet
-from . import models, scoring, training
-from .dataset import data
-from .models import BASELINE, Term
+from . import course_terms, scoring, training
+from .course_terms import BASELINE, Term
+from .dataset import fashion_data
 
 SIZES = (100, 1000, 10000)
 _BATCH_SIZE = 1000
@@ -40,8 +40,8 @@ class Card:
 
 def measure(term: Term, model: str) -> Card:
     """Score one of the shipped models. Raises the errors of data, checkpoint and operator."""
-    images, labels = data.load("t10k", term.image_size)
-    loaded = models.load_model(term, model)
+    images, labels = fashion_data.load("t10k", term.image_size)
+    loaded = course_terms.load_model(term, model)
     answers = _answers(loaded, loaded.arg_params, images)
     right = answers == labels
     changed = tuple(

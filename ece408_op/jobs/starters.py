@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .plan import LOOPBACK, SCHEDULER, SERVER, SERVING, WORKER, Host, spread
+from .job_plan import LOOPBACK, SCHEDULER, SERVER, SERVING, WORKER, Host, spread
 
 _DEFAULT_PORT = 29408
 _Starter = Callable[[Sequence[str], int, int, Sequence[Host], "int | None"], str]

@@ -26,7 +26,7 @@ from ..errors import (
     WorkerFailed,
 )
 from . import agent
-from .plan import SCHEDULER, SERVER, WORKER, Member
+from .job_plan import SCHEDULER, SERVER, WORKER, Member
 
 SSH = "ssh"
 # Behind what the user gave, of which ssh takes the first. It asks nothing, and says within ten

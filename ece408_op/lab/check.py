@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from ..backends import kernel_file
-from ..backends.emulator import backend as emulator
+from ..backends.emulator import emulator_backend as emulator
 from ..backends.emulator import findings
-from ..backends.emulator.backend import Emulated
+from ..backends.emulator.emulator_backend import Emulated
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
 from ..bench import oracle, shapes

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.cuda.plan import Capability
+from ..backends.cuda.kernel_plan import Capability
 from ..backends.emulator import counts, findings
-from ..backends.emulator.backend import of_kernel
 from ..backends.emulator.counts import Count, Launched
+from ..backends.emulator.emulator_backend import of_kernel
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
 from ..errors import KernelFailed

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import settings
-from ..backends.cuda import file_backend, work
-from ..backends.cuda.plan import ARCHITECTURES, Target, architecture
-from ..backends.cuda.runtime import compiler, device
-from ..backends.cuda.runtime.compiler import Resources
+from ..backends.cuda import cuda_file_backend, work
+from ..backends.cuda.kernel_plan import ARCHITECTURES, Target, architecture
+from ..backends.cuda.runtime import device, nvcc_compiler
+from ..backends.cuda.runtime.nvcc_compiler import Resources
 from ..backends.kernel_file import KernelFile
 from ..errors import ProfilerMissing, ProfilingNotPermitted
 from ..problem import ConvProblem
-from ..profile import limits, ncu
+from ..profile import kernel_limits, ncu
 from ..profile.demangle import demangle
-from ..profile.limits import KernelLimits
+from ..profile.kernel_limits import KernelLimits
 from . import observed
 
 
@@ -50,10 +50,10 @@ def explain(kernel: KernelFile | str, problem: ConvProblem) -> Explanation:
     with tempfile.TemporaryDirectory(prefix="ece408-ncu-") as folder:
         log = Path(folder) / "ncu.csv"
         try:
-            command = ncu.prefix(ncu.find(), limits.METRICS, log)
+            command = ncu.prefix(ncu.find(), kernel_limits.METRICS, log)
             failure = observed.compute(kernel, command, [problem])
             said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-            found.kernels = limits.of(ncu.read(said, failure or "no launches"))
+            found.kernels = kernel_limits.of(ncu.read(said, failure or "no launches"))
         except (ProfilerMissing, ProfilingNotPermitted) as error:
             found.failure = str(error)
     return found
@@ -69,12 +69,12 @@ def resources(kernel: KernelFile | str, problem: ConvProblem, gpu: Target) -> di
     GPU, by their names in C++. Raises what planning it raises."""
     if isinstance(kernel, KernelFile) and kernel.form != "declared":
         name = architecture(ARCHITECTURES, gpu.capability) or ""
-        commands = [[*file_backend.library_command(kernel, name), "-cubin"]]
+        commands = [[*cuda_file_backend.library_command(kernel, name), "-cubin"]]
     else:
         own = kernel if isinstance(kernel, str) else str(kernel.path)
         asked = work.forward(problem, 0, 0, None, 0, False, own)
         commands = [
-            compiler.plan_command(
+            nvcc_compiler.plan_command(
                 plan.kernel.source,
                 plan.macros,
                 architecture(plan.kernel.architectures, gpu.capability) or "",
@@ -84,5 +84,5 @@ def resources(kernel: KernelFile | str, problem: ConvProblem, gpu: Target) -> di
     return {
         demangle(symbol).partition("(")[0]: each
         for command in commands
-        for symbol, each in compiler.resources(tuple(command)).items()
+        for symbol, each in nvcc_compiler.resources(tuple(command)).items()
     }

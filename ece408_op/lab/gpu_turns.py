@@ -27,7 +27,7 @@ from ..backends.kernel_file import KernelFile
 from ..errors import KernelFailed, WrongResult
 from ..files.resources import kernels_dir
 from ..problem import ConvProblem
-from .gpu_arrays import Block, Judge, judge
+from .guarded_gpu_arrays import Block, Judge, judge
 from .session import Ended, Session
 
 # The most calls of a window, as far as there is room for their arrays: the fewest that take long

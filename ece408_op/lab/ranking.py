@@ -24,10 +24,10 @@ from ..files.cachedir import atomic_path
 from ..files.records import to_json
 from ..problem import ConvProblem
 from . import check as checking
-from . import shares
+from . import ranking_workers
 from .check import Verdict
+from .ranking_workers import Timings
 from .session import OF_GPU_MEMORY
-from .shares import Timings
 from .timing import OURS, Timing, device_of
 
 # What comes with the course's files, and is none.
@@ -233,7 +233,7 @@ def _checked(
     ends, and a file with which it ends once more is wrong.
     """
     doubted: dict[str, Verdict | None] = {}
-    with shares.pool(jobs) as pool:
+    with ranking_workers.pool(jobs) as pool:
         waiting = {name: pool.submit(asked, file) for name, file in files.items()}
         for name, future in waiting.items():
             try:
@@ -251,7 +251,7 @@ def _checked(
 
 
 def _checked_alone(file: KernelFile, asked: Callable[[KernelFile], Verdict]) -> Verdict:
-    with shares.pool(1) as pool:
+    with ranking_workers.pool(1) as pool:
         try:
             return pool.submit(asked, file).result()
         except BrokenProcessPool:
@@ -309,7 +309,7 @@ def _time(
         who: dict[KernelFile | str, Entry] = {
             kernels[name]: entries[name] for name in behind if entries[name].rounds == least
         }
-        turns = shares.Turns(list(who), layers, until - least, ranking.precision)
+        turns = ranking_workers.Turns(list(who), layers, until - least, ranking.precision)
         who[device_of(list(who))] = entries[OURS]
         for timings in turns.rounds(progress):
             _take_over(timings, who, begin)
@@ -332,4 +332,4 @@ def _take_over(timings: Timings, who: dict[KernelFile | str, Entry], begin: str)
             entry.failure = f"while it was timed on {layer}: {timing.failure}"
     for entry in measured.values():
         entry.rounds += 1
-    shares.clear(timings)
+    ranking_workers.clear(timings)

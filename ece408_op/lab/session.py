@@ -24,14 +24,14 @@ import numpy as np
 from .. import errors, settings
 from ..backends import kernel_file
 from ..backends.cuda.runtime import device
-from ..backends.emulator.backend import Emulated
+from ..backends.emulator.emulator_backend import Emulated
 from ..backends.kernel_file import KernelFile
 from ..errors import Ece408Error, printable
 from ..host import footprint, this_python
 from ..problem import ConvProblem
-from . import compiling
-from .arrays import HostArrays
-from .gpu_arrays import Block
+from . import compile_sandbox
+from .guarded_arrays import HostArrays
+from .guarded_gpu_arrays import Block
 
 # Seconds for a call, and for compiling.
 CALL_SECONDS = 30.0
@@ -205,7 +205,7 @@ class Session:
         if self._emulated is not None:
             # Nothing can be compiled in that process.
             library = self.scratch / ".library"
-            with kernel_file.guarding(compiling.guard(self.scratch)):
+            with kernel_file.guarding(compile_sandbox.guard(self.scratch)):
                 library.write_bytes(self._emulated.content(problem))
             request["library"] = str(library)
             request["emulation"] = dataclasses.astuple(self._emulated.emulation)

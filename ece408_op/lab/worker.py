@@ -27,19 +27,19 @@ from typing import Any, Callable, TextIO
 from .. import dispatch, settings
 from ..backends import Backend, kernel_file
 from ..backends.cpu import compiled_file
-from ..backends.cuda import file_backend, work, zero_copy
+from ..backends.cuda import cuda_file_backend, work, zero_copy
 from ..backends.cuda.runtime import device
 from ..backends.cuda.runtime.device import Gpu, reported
-from ..backends.emulator import backend as emulator
 from ..backends.emulator import counts, findings
+from ..backends.emulator import emulator_backend as emulator
 from ..backends.emulator import library as emulator_library
 from ..backends.emulator.library import Emulation
 from ..backends.kernel_file import KernelFile
 from ..dispatch import Layer
 from ..errors import Ece408Error, UnsupportedProblem
 from ..problem import ConvProblem
-from . import compiling, sandbox
-from .arrays import Mapped, Place
+from . import compile_sandbox, sandbox
+from .guarded_arrays import Mapped, Place
 
 _ROLES = ("x", "w", "y")
 # A process that sleeps takes 0.1 to 0.3 ms to wake, which a call must not begin with.
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
     if mode != "observed":
         # A tool may start it by a thread that ends.
         sandbox.end_with_parent()
-    guarded = kernel_file.guarding(compiling.guard(scratch))
+    guarded = kernel_file.guarding(compile_sandbox.guard(scratch))
     with open(requests) as lines, open(replies, "w", buffering=1) as answers, guarded:
         try:
             worker, lacking = _prepare(kernel, scratch, memory, number, mode)
@@ -96,7 +96,7 @@ def _prepare(
     if file is None or file.form == "declared":
         # Nothing of it runs on the host, and nvcc compiles it for each layer.
         return _ObservedWorker(layer, None, number) if observed else _GpuWorker(layer, None), []
-    file_backend.library(file, gpu.capability)
+    cuda_file_backend.library(file, gpu.capability)
     if file.form == "course_2020":
         worker: _Worker = _MethodsWorker(file, gpu, number, observed)
     else:
@@ -239,7 +239,7 @@ class _GpuWorker(_Worker):
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         if self._file is not None:
-            file_backend.fill_allocations(self._file, self._gpu, request["fills"])
+            cuda_file_backend.fill_allocations(self._file, self._gpu, request["fills"])
         return self._gpu_calls(self._opened.sets(request))
 
     def _go(self, calls: list[Callable[[], object]]) -> None:
@@ -300,7 +300,7 @@ class _MethodsWorker(_CpuWorker):
 
     def _prepared(self, request: dict[str, Any]) -> list[Callable[[], object]]:
         fills = request["fills"] and not self._observed
-        file_backend.fill_allocations(self._file, self._gpu, fills)
+        cuda_file_backend.fill_allocations(self._file, self._gpu, fills)
         if "memory" in request:
             sets = self._opened.sets(request)
             return [_calls_of_file(self._file, self._gpu, self._problem, sets)]
@@ -312,11 +312,11 @@ class _MethodsWorker(_CpuWorker):
         _wait_for_all(self._gpu)
 
     def _has_prolog(self) -> bool:
-        return file_backend.has_prolog(self._file, self._gpu.capability)
+        return cuda_file_backend.has_prolog(self._file, self._gpu.capability)
 
     def _call(self, name: str, x: int, w: int, y: int) -> None:
         with self._gpu.active():
-            file_backend.call_method(self._file, self._gpu, self._problem, name, x, w, y)
+            cuda_file_backend.call_method(self._file, self._gpu, self._problem, name, x, w, y)
 
 
 class _Opened:
@@ -348,7 +348,7 @@ def _calls_of_file(
 
     def call() -> None:
         with gpu.active():
-            file_backend.call_each(file, gpu, problem, sets)
+            cuda_file_backend.call_each(file, gpu, problem, sets)
 
     return call
 

@@ -27,10 +27,10 @@ from typing import Any
 from .. import dispatch, errors, op_log, settings
 from ..backends import DIRECTIONS, Backend, Done, NativeFunction, NativeLaunch
 from ..backends.cpu import native
-from ..backends.cpu.backend import chosen_isa
+from ..backends.cpu.cpu_backend import chosen_isa
 from ..problem import ConvProblem
 from . import autograd_state, gpu_support
-from .attributes import OWN, ConvAttributes, problem_of
+from .conv_attributes import OWN, ConvAttributes, problem_of
 
 NAME = "ece408_convolution"
 CONCAT = "ece408_concat"

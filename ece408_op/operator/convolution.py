@@ -12,7 +12,7 @@ from ..backends import Backend
 from ..errors import InvalidProblem
 from ..problem import ConvProblem
 from . import compiled_operator, pinned_arrays
-from .attributes import ConvAttributes, is_of_mxnet
+from .conv_attributes import ConvAttributes, is_of_mxnet
 from .graphs import guards
 from .graphs.graph_json import OP_TYPE
 from .inference import infer_shapes, infer_storage, infer_types

@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 
 from .. import dispatch
-from .attributes import ConvAttributes
+from .conv_attributes import ConvAttributes
 from .convolution import Convolution
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from .. import settings
 from ..errors import CheckpointMismatch, InvalidProblem, InvalidSetting
+from .array_memory import pointer
 from .graphs import graph_json, partition, parts
 from .graphs.partition import Choice, GpuReport
 from .loading import load_mxnet
-from .memory import pointer
 from .networks import Opened, Parameters
 
 if TYPE_CHECKING:

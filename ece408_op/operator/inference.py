@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import InvalidProblem, UnsupportedProblem
 from ..problem import ITEM_BYTES, ConvProblem
-from .attributes import ConvAttributes
+from .conv_attributes import ConvAttributes
 
 UNKNOWN = -1
 # MXNet's wheels are built with 32-bit sizes.

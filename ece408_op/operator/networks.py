@@ -22,7 +22,7 @@ import numpy as np
 from .. import errors, settings
 from ..errors import UnsupportedProblem
 from . import compiled_operator, native_handles
-from .memory import make_plain
+from .array_memory import make_plain
 
 if TYPE_CHECKING:
     from ..backends.network import Array, Network

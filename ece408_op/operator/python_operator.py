@@ -13,10 +13,10 @@ from .. import dispatch, errors
 from ..errors import Ece408Error, InvalidProblem
 from ..problem import ConvProblem
 from . import fork_safety, python_calls
-from .attributes import ConvAttributes, problem_of
+from .array_memory import pointer
+from .conv_attributes import ConvAttributes, problem_of
 from .graphs.graph_json import OP_TYPE
 from .inference import infer_shapes, infer_storage, infer_types
-from .memory import pointer
 
 
 class ConvolutionOp(mx.operator.CustomOp):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.cuda.plan import divide_up
+from ..backends.cuda.kernel_plan import divide_up
 from ..errors import NoUsableGpu
 
 _WARP = 32

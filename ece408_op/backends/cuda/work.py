@@ -12,8 +12,8 @@ from ...errors import InvalidSetting, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ITEM_BYTES, PRECISIONS, ConvProblem
 from .. import Done, kernel_file
+from .kernel_plan import Capability, Kernel, Layout, Plan, Target
 from .kernels import catalog, tuned
-from .plan import Capability, Kernel, Layout, Plan, Target
 
 # Arrays that are cut along the batch, and those that serve the whole of it.
 OVER_BATCH = ("x", "y", "dx", "dy")

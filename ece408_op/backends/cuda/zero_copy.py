@@ -9,7 +9,7 @@ from typing import Any
 
 from ...op_log import GpuTime
 from .. import Done, NativeLaunches
-from .runtime import native, pause
+from .runtime import native_plans, pause
 from .runtime.device import BEGIN, COMPUTED, Gpu, Lane
 from .runtime.launcher import load
 from .work import Work, done
@@ -88,7 +88,7 @@ def native_launches(work: Work, gpu: Gpu) -> NativeLaunches | None:
     if needs_python or workspace > _MOST_WORKSPACE:
         return None
     with gpu.active():
-        found = tuple(each for plan in plans for each in native.launches(plan, gpu))
+        found = tuple(each for plan in plans for each in native_plans.launches(plan, gpu))
     return NativeLaunches(found, workspace, done(None, plans))
 
 

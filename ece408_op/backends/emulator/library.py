@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...errors import KernelCompileFailed, KernelFailed, NotEnoughMemory
 from ...host import cores
-from . import compiler, elf
+from . import elf, emulator_compiler
 
 TO_GPU, FROM_GPU, ON_GPU = 1, 2, 3  # cudaMemcpyKind
 # kernels/emulator/host.cpp has the same order.
@@ -66,11 +66,11 @@ def _tell_variables(library: ctypes.CDLL, content: bytes) -> None:
 
 
 def load_runtime() -> None:
-    """Load what all libraries need, once. Raises what `compiler.library` raises."""
+    """Load what all libraries need, once. Raises what `emulator_compiler.library` raises."""
     with _lock:
         if not _loaded:
             with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
-                _loaded[b""] = ctypes.CDLL(str(compiler.write_runtime(Path(folder))))
+                _loaded[b""] = ctypes.CDLL(str(emulator_compiler.write_runtime(Path(folder))))
 
 
 def runtime() -> ctypes.CDLL | None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from ...errors import KernelFailed
 from ...files.resources import kernels_dir
 from .. import Done
-from ..cuda.plan import Capability, Launch, Plan
+from ..cuda.kernel_plan import Capability, Launch, Plan
 from ..cuda.work import Work, done
-from . import compiler, findings
+from . import emulator_compiler, findings
 from .library import FROM_GPU, ON_GPU, TO_GPU, Emulation, allocated, begin, copy, error_of, load
 
 # Persistent blocks are as many as an H100's processors hold.
@@ -36,7 +36,7 @@ def compute(work: Work, emulation: Emulation, given: bytes | None = None) -> Don
     is.
 
     Raises `KernelFailed` with CUDA's error and, unless the library is given, with the line that
-    made it; and what `Work.plans` and `compiler.source` raise.
+    made it; and what `Work.plans` and `emulator_compiler.source` raise.
     """
     plans = _plans(work)
     contents = [given or compiled(plan, emulation) for plan in plans]
@@ -78,10 +78,10 @@ def _plans(work: Work) -> list[Plan]:
 
 
 def compiled(plan: Plan, emulation: Emulation) -> bytes:
-    """The library that launches a plan's functions. Raises what `compiler.source` raises."""
+    """Return the library that launches a plan. Raises what `emulator_compiler.source` raises."""
     path = kernels_dir() / "cuda" / plan.kernel.source
     functions = tuple(dict.fromkeys(launch.function for launch in plan.launches))
-    return compiler.source(path, plan.macros, functions, emulation.mode)
+    return emulator_compiler.source(path, plan.macros, functions, emulation.mode)
 
 
 def run(plan: Plan, library: ctypes.CDLL, pointers: Mapping[str, int]) -> None:

@@ -1,9 +1,8 @@
-"""Whole networks of MXNet's operators on GPUs: images go in, answers come out, and what lies
-between stays there.
+"""Whole MXNet networks on GPUs; intermediate results stay in GPU memory.
 
-A network is taken as MXNet's JSON of it. For each size of its inputs it becomes steps, most of them
-one launch (`builder.py`, `operators/`), whose arrays are laid out in memory (`memory.py`); they are
-recorded once and repeated for each chunk of a batch (`resident.py`).
+The input is MXNet's JSON graph. For each input size the graph is lowered to steps, most of them one
+launch (`builder.py`, `operators/`). A planner assigns memory to their arrays (`memory_planner.py`).
+The launches are recorded once and replayed for each chunk of a batch (`resident.py`).
 """
 
 from __future__ import annotations
@@ -15,19 +14,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from ... import op_log
+from ... import op_log, settings
 from ...errors import InvalidProblem, UnsupportedProblem
 from ...op_log import GpuTime
 from ...problem import ConvProblem
-from ..cuda.runtime import crew
+from ..cuda.runtime import gpu_threads
 from ..cuda.work import done
-from .arrays import Array
-from .chunks import Pass, Timings, Watched
-from .cuts import Cuts, whole
+from .batch_partition import Partitions, whole
+from .chunk_pipeline import Pass, Timings, Watched
 from .graph import Entry, Graph, Node
+from .host_arrays import Array
 from .inputs import Call, Calls
-from .machine import Machine, machines
+from .machine import Machine
 from .operators import Typed, refused, why_not
+from .real_gpu import real_gpu
 from .resident import Part, Resident
 from .weights import WeightsNeeded
 
@@ -43,6 +43,17 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+
+def machines() -> list[Machine]:
+    """Return the GPUs that the settings name, or the emulator. Raises `NoUsableGpu` and
+    `InvalidSetting`."""
+    if settings.backend() == "emulator":
+        # Imported only if used.
+        from .emulated import emulated
+
+        return [emulated()]
+    return [real_gpu(index) for index in settings.devices()]
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class Network:
         self._calls = Calls(names, frozenset(parameters))
         self._lock = threading.Lock()
         self._residents: dict[tuple[object, ...], Resident] = {}
-        self._cuts = Cuts()
+        self._partitions = Partitions()
         self._clock = clock
 
     def compute(
@@ -114,19 +125,19 @@ class Network:
         if len(found) == 1:
             _compute(found[0], call, whole(call.inputs.images), how, self._clock)
             return
-        cut = self._cuts.of(call, found)
-        dealt = cut.shares.deal()
+        partition = self._partitions.of(call, found)
+        assigned = partition.balancer.assign()
         start = self._clock()
-        took = crew.run_all(
+        took = gpu_threads.run_all(
             [
                 (each.machine, partial(_compute, each, call, part, how, self._clock))
-                for each, part in zip(found, cut.parts(dealt))
+                for each, part in zip(found, partition.parts(assigned))
             ]
         )
         # Steps that are timed run one by one, which takes longer.
         if how is Pass.all:
             seconds = self._clock() - start
-            cut.shares.took(dealt, [each.seconds for each in took], seconds)
+            partition.balancer.record(assigned, [each.seconds for each in took], seconds)
 
     def measure(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[StepTime]:
         """As `compute`, on the first GPU, each step by itself: what ran, and how long it took by

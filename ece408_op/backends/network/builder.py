@@ -14,11 +14,11 @@ from typing import Callable, Union
 
 from ...errors import UnsupportedProblem
 from ...problem import ConvProblem
+from ..cuda.kernel_plan import Defines, Kernel, Plan, Target
 from ..cuda.kernels import catalog, tuned
-from ..cuda.plan import Defines, Kernel, Plan, Target
 from . import pointwise, strided_copy
-from .arrays import ITEM_BYTES
 from .graph import Entry, Graph, Node
+from .host_arrays import ITEM_BYTES
 from .pointwise import Term, leaf
 from .values import ARENA, LASTING, OUTPUT, Buffer, Step, Steps, Value
 

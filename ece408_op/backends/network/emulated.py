@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import settings
 from ...errors import NotEnoughMemory
-from ..cuda.plan import Capability, Plan
+from ..cuda.kernel_plan import Capability, Plan
 from ..cuda.runtime.device import COPIED_IN, COPIED_OUT
 from ..emulator import plans as emulated_plans
 from ..emulator.library import FROM_GPU, TO_GPU, Emulation, begin, copy, load, load_runtime, runtime

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...errors import UnsupportedProblem
-from .attributes import Attributes
+from .node_attributes import Attributes
 
 
 class Entry(NamedTuple):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .arrays import ITEM_BYTES, RESULTS, Array, check
+from .host_arrays import ITEM_BYTES, RESULTS, Array, check
 from .values import INPUT, WEIGHT, Buffer, Value
 
 # Sizes of images that are remembered.

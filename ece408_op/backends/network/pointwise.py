@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
+from ..cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from .values import Value
 
 KERNEL = Code("pointwise", "network/pointwise.cu", ARCHITECTURES, "float32", True)

@@ -9,12 +9,12 @@ from typing import Optional, TypeVar
 
 from ... import settings
 from ...errors import NotEnoughMemory
-from . import pieces, program
-from .chunks import Pass, Ready
+from . import microbatches, network_program
+from .chunk_pipeline import Pass, Ready
 from .graph import Graph
 from .inputs import Call, Inputs
 from .machine import Machine
-from .program import Program
+from .network_program import Program
 from .values import Early, Steps, Value
 from .weights import Weights
 
@@ -120,7 +120,7 @@ class Resident:
             images = steps.images if steps.divisible else whole
             chunks = -(-whole // images) if steps.divisible and images else 1
             steps.early = self._early(inputs, steps) if chunks <= _MOST_WITH_EARLY else None
-            found = program.places(steps, values)
+            found = network_program.places(steps, values)
             lasting = sum(value.buffer.nbytes for value in values if value.constant)
             lasting += found.lasting_bytes
             limit = budget - lasting
@@ -140,10 +140,10 @@ class Resident:
 
         def few(images: int) -> Steps:
             fewer = inputs.of_images(images)
-            return program.build(self._graph, fewer, self.machine, steps.images)[0]
+            return network_program.build(self._graph, fewer, self.machine, steps.images)[0]
 
         try:
-            return pieces.early(steps, inputs.image_bytes(), few)
+            return microbatches.early(steps, inputs.image_bytes(), few)
         except Exception:  # As in `_divided`.
             return None
 
@@ -151,15 +151,15 @@ class Resident:
         """The steps for so many images, or for all where they cannot be taken apart."""
         if images < inputs.images:
             try:
-                found = program.build(self._graph, inputs.of_images(images), self.machine)
+                found = network_program.build(self._graph, inputs.of_images(images), self.machine)
             except Exception:
                 # A graph that is right for all images can be impossible for fewer: constant
                 # shapes, slices of axis 0. Its own mistakes are raised below.
                 found = None
-            if found and found[0].divisible and not program.refused(found[0], images, call):
+            if found and found[0].divisible and not network_program.refused(found[0], images, call):
                 return found
-        found = program.build(self._graph, inputs, self.machine)
-        program.check(found[0], inputs.images, call)
+        found = network_program.build(self._graph, inputs, self.machine)
+        network_program.check(found[0], inputs.images, call)
         if images < inputs.images:
             found[0].divisible = False
         return found

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...errors import UnsupportedProblem
-from ..cuda.plan import ARCHITECTURES, Code, Defines, Launch, Plan, divide_up
+from ..cuda.kernel_plan import ARCHITECTURES, Code, Defines, Launch, Plan, divide_up
 from .values import Value
 
 KERNEL = Code("strided_copy", "network/strided_copy.cu", ARCHITECTURES, "float32", True)

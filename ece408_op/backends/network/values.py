@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...problem import ConvProblem
-from ..cuda.plan import Plan
-from .arrays import ITEM_BYTES
+from ..cuda.kernel_plan import Plan
+from .host_arrays import ITEM_BYTES
 
 # Where arrays live: what a call brings; weights and what is made of them, which stay on the GPU;
 # what steps leave for each other; and the results.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from .arrays import Array
+from .host_arrays import Array
 from .machine import Machine
 
 

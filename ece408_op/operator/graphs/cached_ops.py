@@ -15,9 +15,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .. import autograd_state, compiled_operator, memory
+from .. import array_memory, autograd_state, compiled_operator
 from ..native_handles import Owner
-from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
+from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training_graphs
 from .graph_json import Graph
 from .held import HeldCalls
 from .permuted_cached_op import OrderedOp
@@ -146,7 +146,7 @@ class DualCachedOp:
             compiled = self._compiled_for(arrays, records, on_gpu)
         if compiled is not self._last:
             # Static graphs do not tell MXNet that they will move averages.
-            memory.wait_for_uses(arrays[n] for n in self._states)
+            array_memory.wait_for_uses(arrays[n] for n in self._states)
             self._last = compiled
         if compiled is None:
             return self._guarded.__call__(*arrays, **keywords)
@@ -179,7 +179,7 @@ class DualCachedOp:
                 found = self._compile(arrays, trains, on_gpu)
             self._compiled[key] = found
             if found is not None and not on_gpu:
-                memory.make_plain([arrays[n] for n in self._weights])
+                array_memory.make_plain([arrays[n] for n in self._weights])
         return self._compiled[key]
 
     def _compile(self, arrays: Sequence[Any], trains: bool, on_gpu: bool) -> _Compiled | None:
@@ -192,7 +192,7 @@ class DualCachedOp:
             wanted = set(self._names) - without - set(self._symbol.list_auxiliary_states())
             # Which gradients are to be added is not known here.
             added = wanted if self._adds else ()
-            compiled = training.compiled(
+            compiled = training_graphs.compiled(
                 self._symbol, self._graph, shapes, wanted, added, only_float32
             )
         else:
@@ -240,7 +240,7 @@ class _Compiled:
         kept = [given[number] for number in self._kept]
         are_others = any(map(operator.is_not, kept, self._given)) or not self._given
         if self._owner is not None and are_others:
-            memory.wait_for_uses(self._given)
+            array_memory.wait_for_uses(self._given)
             self._owner.forget(kept)
         self._given = kept
 

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from ...errors import Ece408Error
 from .. import compiled_operator
-from ..attributes import ConvAttributes
+from ..conv_attributes import ConvAttributes
 from ..native_handles import KEEPS, Owner
 from . import fusion, graph_json
 from .graph_json import Graph, Node

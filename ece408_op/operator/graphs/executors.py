@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...problem import ITEM_BYTES
-from .. import compiled_operator, memory, variables
+from .. import array_memory, compiled_operator, variables
 from ..native_handles import Owner
-from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training
+from . import compiled_graphs, graph_inference, graph_json, guards, sequences, training_graphs
 from .graph_inference import Shapes
 from .graph_json import Graph
 
@@ -137,7 +137,7 @@ def _compiled_executor(
 def _make_ready(graph: Graph, arrays: Mapping[str, Any], owner: Owner | None) -> None:
     """Undo blocked layouts of weights, which MXNet would undo in each call, and tell the owner of
     what nodes keep of an executor's arrays which these are. Raises the errors of writes to them."""
-    memory.make_plain([arrays[n] for n in compiled_graphs.weights(graph) & arrays.keys()])
+    array_memory.make_plain([arrays[n] for n in compiled_graphs.weights(graph) & arrays.keys()])
     if owner is not None:
         owner.forget([arrays[name] for name in compiled_graphs.kept(graph) & arrays.keys()])
 
@@ -188,7 +188,7 @@ class _Seconds:
             requests = _requests(executor, all_gradients)
             gradients = {name: all_gradients[name] for name in requests}
             added = [name for name, request in requests.items() if request == "add"]
-            found = training.compiled(symbol, graph, shapes, gradients, added, only_float32)
+            found = training_graphs.compiled(symbol, graph, shapes, gradients, added, only_float32)
         elif is_train:
             return None
         else:
@@ -236,7 +236,7 @@ def _forwarding(method: Any) -> Any:
         found = None if heard else seconds.of(self, bool(is_train))
         if found is not seconds.last:
             # An executor does not tell MXNet that it will move averages.
-            memory.wait_for_uses(getattr(self, _BOUND).states)
+            array_memory.wait_for_uses(getattr(self, _BOUND).states)
         seconds.last, seconds.was_training = found, bool(is_train)
         if seconds.last is None:
             return method(self, is_train, **inputs)
@@ -259,7 +259,7 @@ def _backwarding(forward: Any, method: Any) -> Any:
         if seconds.was_training and is_train:
             return method(seconds.last, out_grads, is_train)
         # Gradients of what was run to predict, which that one does not have.
-        memory.wait_for_uses(getattr(self, _BOUND).states)
+        array_memory.wait_for_uses(getattr(self, _BOUND).states)
         seconds.last = None
         forward(self, seconds.was_training)
         return method(self, out_grads, is_train)

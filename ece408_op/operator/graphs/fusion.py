@@ -25,7 +25,7 @@ from __future__ import annotations
 import struct
 
 from .. import compiled_operator
-from ..attributes import literal
+from ..conv_attributes import literal
 from . import graph_json
 from .graph_json import Entry, Graph, Node
 

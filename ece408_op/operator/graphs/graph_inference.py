@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from ..attributes import literal
+from ..conv_attributes import literal
 from . import compiled_graphs, graph_json
 from .graph_json import Graph, Node
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-from ..attributes import mxnet_attributes
+from ..conv_attributes import mxnet_attributes
 
 OP_TYPE = "ece408_conv"
 PART = "ece408_network"

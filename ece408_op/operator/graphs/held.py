@@ -20,7 +20,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from .. import compiled_operator, memory
+from .. import array_memory, compiled_operator
 from ..loading import load_mxnet
 from ..native_handles import Owner, are_foreign, library
 from . import graph_json, groups
@@ -142,7 +142,7 @@ class HeldCalls:
     def _end(self) -> None:
         """Parameters have changed. Waits for calls of the held form."""
         if self._shapes is not None:
-            memory.wait_for_uses([self._unread])
+            array_memory.wait_for_uses([self._unread])
             self._shapes = self._direct = None
 
     def _hold(self, data: Mapping[int, Any], shapes: list[tuple[int, ...]]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..attributes import IGNORED
+from ..conv_attributes import IGNORED
 from .graph_json import Graph, Node, as_ours, inside
 
 # Other operators that convolve, and why they stay.

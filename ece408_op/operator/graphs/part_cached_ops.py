@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..memory import make_plain
+from ..array_memory import make_plain
 from ..native_handles import Owner
 from . import graph_json, partition, parts
 

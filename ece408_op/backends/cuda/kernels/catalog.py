@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....errors import InvalidSetting, UnsupportedProblem
 from ....problem import ConvProblem
 from ...kernel_file import device_of
-from ..plan import Capability, Kernel
+from ..kernel_plan import Capability, Kernel
 from . import (
     copied_images,
     declared,

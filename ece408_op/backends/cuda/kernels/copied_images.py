@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from .one_channel import (
     MOST_REGISTERS,
     factor_bytes,
@@ -65,7 +65,7 @@ class CopiedImages(Family):
                 "it moves images and outputs in pieces of 16 bytes, not of "
                 f"{problem.height}x{problem.width} and {problem.out_height}x{problem.out_width}"
             )
-        if next(self._fitting(problem, limits.LEAST_SHARED_BYTES), None) is None:
+        if next(self._fitting(problem, gpu_limits.LEAST_SHARED_BYTES), None) is None:
             return (
                 f"an image of {problem.height}x{problem.width} takes more threads, registers or "
                 "shared memory than a block has"
@@ -73,7 +73,7 @@ class CopiedImages(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Moved]:
-        shared = limits.shared_bytes(capability)
+        shared = gpu_limits.shared_bytes(capability)
         fitting = self._fitting(problem, shared)
         best = sorted(fitting, key=lambda tile: self._busy(problem, tile), reverse=True)[:15]
         return [replace(tile, buffers=_buffers(problem, tile, shared)) for tile in best]
@@ -119,9 +119,9 @@ class CopiedImages(Family):
         tiles = itertools.product(possible_rows(problem), (1, 2, 4, 8), groups, (3, 4))
         for rows, images, group, stages in tiles:
             tile = Moved(rows, images, group, stages, 1)
-            nbytes = _shared_bytes(problem, tile, 1) + limits.RESERVED_SHARED_BYTES
+            nbytes = _shared_bytes(problem, tile, 1) + gpu_limits.RESERVED_SHARED_BYTES
             most = min(self._blocks_by_registers(problem, tile), shared // nbytes)
-            if self._threads(problem, tile) <= limits.THREADS and most >= 1:
+            if self._threads(problem, tile) <= gpu_limits.THREADS and most >= 1:
                 yield replace(tile, blocks=min(most, 8))
 
     def _blocks_by_registers(self, problem: ConvProblem, tile: Moved) -> int:
@@ -130,7 +130,7 @@ class CopiedImages(Family):
         needed = whole(registers(problem, tile.rows), 8)
         if not self.hand_over:
             # Registers are given to warps by fours.
-            return 32 * (limits.REGISTERS // (32 * needed) // 4 * 4) // threads
+            return 32 * (gpu_limits.REGISTERS // (32 * needed) // 4 * 4) // threads
         fit = (
             blocks
             for blocks in range(1, 9)
@@ -142,7 +142,7 @@ class CopiedImages(Family):
         """Registers of a thread of 19 that computes: what the block's warps begin with, which is
         all that they may have, shared out again. 0 where that is more than any of them can use."""
         warps = self._threads(problem, tile) // 32
-        at_first = limits.REGISTERS // (32 * warps * tile.blocks) // 8 * 8
+        at_first = gpu_limits.REGISTERS // (32 * warps * tile.blocks) // 8 * 8
         if at_first > MOST_REGISTERS:
             return 0
         left = at_first * warps - _MOVER_REGISTERS * self.warps
@@ -156,7 +156,7 @@ class CopiedImages(Family):
 
 def _buffers(problem: ConvProblem, tile: Moved, shared: int) -> int:
     """Units whose images a block has room for: two, if all blocks still fit."""
-    nbytes = _shared_bytes(problem, tile, 2) + limits.RESERVED_SHARED_BYTES
+    nbytes = _shared_bytes(problem, tile, 2) + gpu_limits.RESERVED_SHARED_BYTES
     return 2 if tile.blocks * nbytes <= shared else 1
 
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from ....errors import InvalidSetting, UnsupportedProblem
 from ....problem import ConvProblem
 from ...kernel_file import KernelFile, find
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -355,9 +355,9 @@ def _beyond_limits(plan: Plan) -> str | None:
             if any(not 1 <= number <= top for number, top in zip(numbers, most)):
                 return f"its {name} of {launch.function} would be {numbers}, of 1 to {most}"
         x, y, z = launch.block
-        if x * y * z > limits.THREADS:
+        if x * y * z > gpu_limits.THREADS:
             return f"its block of {launch.function} would have {x * y * z} threads, more than 1024"
     for copy in plan.constants:
-        if copy.nbytes > limits.CONSTANT_BYTES:
+        if copy.nbytes > gpu_limits.CONSTANT_BYTES:
             return f"{copy.array} takes {copy.nbytes} bytes, and constant memory has 65536"
     return None

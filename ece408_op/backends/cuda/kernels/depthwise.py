@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     Capability,
     Code,
     Defines,
@@ -223,7 +223,7 @@ class _Planes(Family):
             others = self._other_floats(problem, layout.planes * held, threads)
             nbytes = 4 * (pixels + rest + others)
             at_once = held == group_in or layout.strips * shape.units <= threads
-            if nbytes <= limits.STATIC_SHARED_BYTES and threads <= _MOST_THREADS and at_once:
+            if nbytes <= gpu_limits.STATIC_SHARED_BYTES and threads <= _MOST_THREADS and at_once:
                 yield held, threads
 
     def _floats(self, problem: ConvProblem, layout: Bands, held: int) -> tuple[int, int]:

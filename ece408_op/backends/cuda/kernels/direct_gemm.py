@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -123,7 +123,7 @@ class Gemm(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        return list(_ordered(self, problem, limits.shared_bytes(capability))[:_MOST_LAYOUTS])
+        return list(_ordered(self, problem, gpu_limits.shared_bytes(capability))[:_MOST_LAYOUTS])
 
     def parts(self, problem: ConvProblem) -> int:
         """Of a number: three where sums are too short for two to be as exact as float32."""
@@ -134,7 +134,7 @@ class Gemm(Family):
             return False
         if self.by_warps:
             few = min(self._sizes(problem, problem.batch)) < _LEAST_SIZE
-            return limits.sums_at_full_rate(capability) and not few
+            return gpu_limits.sums_at_full_rate(capability) and not few
         other = self.other_microseconds(problem)
         return other is None or microseconds(problem, self.direction) < other
 
@@ -320,7 +320,7 @@ def _fitting(
     return tuple(
         each
         for each in every
-        if each.blocks * (shared_bytes(each, parts) + limits.RESERVED_SHARED_BYTES)
+        if each.blocks * (shared_bytes(each, parts) + gpu_limits.RESERVED_SHARED_BYTES)
         <= all_shared_bytes
         and each.values + each.columns + other <= registers(each)
         and all(
@@ -335,7 +335,7 @@ def _fitting(
 
 def registers(layout: Blocks) -> int:
     """Of a thread, at most."""
-    return min(limits.REGISTERS // _THREADS // layout.blocks, _MOST_REGISTERS)
+    return min(gpu_limits.REGISTERS // _THREADS // layout.blocks, _MOST_REGISTERS)
 
 
 def shared_bytes(layout: Blocks, parts: int = 2) -> int:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from ..plan import Apart, Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from ..kernel_plan import Apart, Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from . import gemm_grid
 from .gemm_grid import (
     CACHE_RATE,

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from ..kernel_plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from . import gemm_grid
 from .gemm_grid import (
     MEMORY_RATE,

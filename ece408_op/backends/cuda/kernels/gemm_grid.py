@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Defines, divide_up, window_defines
+from .. import gpu_limits
+from ..kernel_plan import Defines, divide_up, window_defines
 
-SHARED_BYTES = limits.shared_bytes((9, 0)) - limits.RESERVED_SHARED_BYTES
+SHARED_BYTES = gpu_limits.shared_bytes((9, 0)) - gpu_limits.RESERVED_SHARED_BYTES
 RECORD_BYTES = 16
 THREADS = 384
 # A GPU's, as a rule: only how work is divided depends on it.

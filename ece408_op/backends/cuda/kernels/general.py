@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ITEM_BYTES, ConvProblem
-from ..plan import (
+from ..kernel_plan import (
     Capability,
     Code,
     Defines,

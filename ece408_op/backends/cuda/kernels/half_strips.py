@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
 from . import direct_gemm, gemm, gemm_grid
 from .register_tiles import defines
 
-_PROCESSOR_BYTES = limits.shared_bytes((9, 0))
+_PROCESSOR_BYTES = gpu_limits.shared_bytes((9, 0))
 _RECORD_BYTES = 16
 # The loop over steps is unrolled.
 _MOST_STEPS = 128
@@ -66,7 +66,7 @@ class HalfStrips(Family):
                 f"its loop over channels and taps is unrolled, for at most {_MOST_STEPS} steps, "
                 f"not {steps(problem)}"
             )
-        most = _PROCESSOR_BYTES - limits.RESERVED_SHARED_BYTES
+        most = _PROCESSOR_BYTES - gpu_limits.RESERVED_SHARED_BYTES
         nbytes = shared_bytes(problem, self.parts, Strips(1, 1, 1, _MOST_GROUPS, 1))
         if nbytes > most:
             return (
@@ -144,11 +144,11 @@ def _fitting(
     for groups in range(1, _MOST_GROUPS + 1):
         layout = Strips(rows, tiles, turns, groups, 1)
         room = _PROCESSOR_BYTES // (
-            shared_bytes(problem, parts, layout) + limits.RESERVED_SHARED_BYTES
+            shared_bytes(problem, parts, layout) + gpu_limits.RESERVED_SHARED_BYTES
         )
         pixel_registers = divide_up(pixels, 128 * groups) * problem.channels
         for blocks in range(1, min(room, _MOST_BUSY // groups) + 1):
-            registers = min(limits.REGISTERS // (1024 * groups * blocks) * 8, _MOST_REGISTERS)
+            registers = min(gpu_limits.REGISTERS // (1024 * groups * blocks) * 8, _MOST_REGISTERS)
             registers -= _OTHER_REGISTERS
             beside_sums = registers - _TILE_REGISTERS[parts] * tiles
             held = (pixel_registers <= registers - 12) + (pixel_registers <= beside_sums)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import Capability, Code, Family, Launch, Layout, Plan, divide_up, entry
 from .register_tiles import Tile, choose_tile, defines, too_large_kernel
 
 # Blocks of kernel 15 for each that a processor holds: those that run at a time should be at work
@@ -49,7 +49,7 @@ class OneChannel(Family):
             return f"it computes one input channel only, not {problem.channels}"
         reason = too_large_kernel(problem)
         nbytes = 4 * (problem.filters + 3) * math.prod(problem.kernel)
-        if reason is None and nbytes > limits.STATIC_SHARED_BYTES:
+        if reason is None and nbytes > gpu_limits.STATIC_SHARED_BYTES:
             reason = f"its weights take {nbytes} bytes of shared memory, more than 48 KiB"
         return reason
 
@@ -141,7 +141,7 @@ def no_winograd(problem: ConvProblem) -> str | None:
             f"what it makes of the pixels takes {registers(problem, 1)} registers for a kernel "
             f"of {problem.kernel[0]}x{problem.kernel[1]}, more than {MOST_REGISTERS}"
         )
-    if factor_bytes(problem) > limits.STATIC_SHARED_BYTES:
+    if factor_bytes(problem) > gpu_limits.STATIC_SHARED_BYTES:
         return (
             f"what it makes of the weights takes {factor_bytes(problem)} bytes of shared memory, "
             "more than 48 KiB"
@@ -175,7 +175,7 @@ def factor_bytes(problem: ConvProblem) -> int:
 
 def _blocks(registers: int, most: int) -> int:
     """Blocks that a processor's registers suffice for, from 1 to `most`; registers of a thread."""
-    return max(1, min(most, limits.REGISTERS // (_THREADS * registers)))
+    return max(1, min(most, gpu_limits.REGISTERS // (_THREADS * registers)))
 
 
 def windows_of(problem: ConvProblem, rows: int) -> int:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import Capability, Code, Defines, Family, Launch, Layout, Plan, divide_up, entry
 from .runtime_shapes import not_plain, output_defines
 
 _THREADS = 128
@@ -117,7 +117,7 @@ class ChannelTree(Family):
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Layout, ...]:
         tile = _tile(problem)
         split = _SPLIT if problem.channels >= _SPLIT else 2
-        chunk = _chunk(problem, tile, problem.channels, 4, limits.STATIC_SHARED_BYTES // 2)
+        chunk = _chunk(problem, tile, problem.channels, 4, gpu_limits.STATIC_SHARED_BYTES // 2)
         return (_Split(tile.rows, tile.block_filters, chunk, split, _THREADS // split),)
 
     def plan(self, kernel: Code, problem: ConvProblem, layout: _Split, accumulate: bool) -> Plan:
@@ -172,7 +172,7 @@ def _chunk(
     tile: Tile,
     most: int,
     item_bytes: int,
-    limit: int = limits.STATIC_SHARED_BYTES,
+    limit: int = gpu_limits.STATIC_SHARED_BYTES,
 ) -> int:
     """Channels whose weights fit into shared memory together."""
     channel_bytes = item_bytes * math.prod(problem.kernel) * tile.block_filters

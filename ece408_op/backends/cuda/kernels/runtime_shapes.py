@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import Code, ConstantCopy, Defines, Family, Launch, Layout, Plan, divide_up, entry
+from .. import gpu_limits
+from ..kernel_plan import (
+    Code,
+    ConstantCopy,
+    Defines,
+    Family,
+    Launch,
+    Layout,
+    Plan,
+    divide_up,
+    entry,
+)
 
 _THREADS = 256
 _TILE = 16
@@ -50,9 +60,10 @@ class ConstantWeights(Family):
 
     def why_not(self, problem: ConvProblem) -> str | None:
         nbytes = _weight_bytes(problem)
-        if nbytes > limits.CONSTANT_BYTES:
+        if nbytes > gpu_limits.CONSTANT_BYTES:
             return (
-                f"its weights take {nbytes} bytes, and constant memory has {limits.CONSTANT_BYTES}"
+                f"its weights take {nbytes} bytes, and constant memory has "
+                f"{gpu_limits.CONSTANT_BYTES}"
             )
         return not_plain(problem)
 
@@ -75,7 +86,7 @@ class SharedTiles(ConstantWeights):
 
     def why_not(self, problem: ConvProblem) -> str | None:
         nbytes = _tile_bytes(problem)
-        if nbytes > limits.STATIC_SHARED_BYTES:
+        if nbytes > gpu_limits.STATIC_SHARED_BYTES:
             return f"a tile and its halo take {nbytes} bytes of shared memory, more than 48 KiB"
         return super().why_not(problem)
 

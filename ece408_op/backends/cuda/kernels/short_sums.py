@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -77,13 +77,13 @@ class ShortSums(Family):
         if problem.groups != 1:
             return f"it computes groups 1 only, not {problem.groups}"
         ins, _ = self._sizes(problem)
-        if not _fitting(ins, 1, limits.LEAST_SHARED_BYTES):
+        if not _fitting(ins, 1, gpu_limits.LEAST_SHARED_BYTES):
             return f"weights for {ins} channels do not fit into shared memory"
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
         pixels = problem.height * problem.width * gemm_grid.nominal(problem.batch)
-        room = limits.shared_bytes(capability)
+        room = gpu_limits.shared_bytes(capability)
         return list(_ordered(*self._sizes(problem), pixels, room)[:_MOST_LAYOUTS])
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
@@ -145,8 +145,8 @@ def _every(ins: int, outs: int, room: int) -> Iterator[Blocks]:
         for warps in sorted({divide_up(needed, divide_up(needed, most)) for most in _WARPS}):
             nbytes = shared_bytes(ins, Blocks(warps, rows, pixels, 1))
             blocks = min(
-                room // (nbytes + limits.RESERVED_SHARED_BYTES),
-                limits.REGISTERS // (divide_up(registers, 8) * 8 * 32 * warps),
+                room // (nbytes + gpu_limits.RESERVED_SHARED_BYTES),
+                gpu_limits.REGISTERS // (divide_up(registers, 8) * 8 * 32 * warps),
                 _MOST_BUSY // warps,
             )
             if blocks:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -86,7 +86,7 @@ class ShortSums(Family):
         return None
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> list[Blocks]:
-        room = limits.shared_bytes(capability)
+        room = gpu_limits.shared_bytes(capability)
         return list(_ordered(*_sizes(problem), _is_plain(problem), room)[:_MOST_LAYOUTS])
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
@@ -160,8 +160,8 @@ def _every(positions: int, room: int) -> Iterator[Blocks]:
         registers = rows * columns + 4 * columns + 4 + _OTHER_REGISTERS
         nbytes = shared_bytes(Blocks(*sizes, 1))
         blocks = min(
-            room // (nbytes + limits.RESERVED_SHARED_BYTES),
-            limits.REGISTERS // (divide_up(registers, 8) * 8 * 32 * warps),
+            room // (nbytes + gpu_limits.RESERVED_SHARED_BYTES),
+            gpu_limits.REGISTERS // (divide_up(registers, 8) * 8 * 32 * warps),
             _MOST_BUSY // warps,
         )
         if blocks:

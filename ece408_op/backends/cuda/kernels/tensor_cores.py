@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ....problem import ConvProblem
-from .. import limits
-from ..plan import (
+from .. import gpu_limits
+from ..kernel_plan import (
     ARCHITECTURES,
     Capability,
     Code,
@@ -63,7 +63,7 @@ class TensorCores(Family):
         if taps > _MOST_TAPS:
             return f"its loop over taps is unrolled, for at most {_MOST_TAPS}, not {taps}"
         nbytes = _shared_bytes(problem, 1, 1)
-        most = limits.LEAST_SHARED_BYTES - limits.RESERVED_SHARED_BYTES
+        most = gpu_limits.LEAST_SHARED_BYTES - gpu_limits.RESERVED_SHARED_BYTES
         if nbytes > most:
             return (
                 f"weights of 8 filters and input of one row take {nbytes} bytes of shared memory, "
@@ -73,10 +73,10 @@ class TensorCores(Family):
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> tuple[Strips]:
         """The most filters, then the most rows at a time, two blocks to a processor if possible."""
-        processor = limits.shared_bytes(capability)
+        processor = gpu_limits.shared_bytes(capability)
         all_tiles = divide_up(problem.filters, 8)
         for blocks in (2, 1):
-            limit = processor // blocks - limits.RESERVED_SHARED_BYTES
+            limit = processor // blocks - gpu_limits.RESERVED_SHARED_BYTES
             for most in (4, 3, 2, 1):
                 filter_tiles = divide_up(all_tiles, divide_up(all_tiles, most))
                 rows = _most_rows(problem, filter_tiles, limit)
@@ -114,7 +114,7 @@ def _most_rows(problem: ConvProblem, filter_tiles: int, limit: int) -> int:
 def _strips(problem: ConvProblem, filter_tiles: int, rows: int, processor: int) -> Strips:
     """The layout with strips of about equal height, and as many blocks as fit on a processor."""
     rows = divide_up(problem.out_height, divide_up(problem.out_height, rows))
-    nbytes = _shared_bytes(problem, filter_tiles, rows) + limits.RESERVED_SHARED_BYTES
+    nbytes = _shared_bytes(problem, filter_tiles, rows) + gpu_limits.RESERVED_SHARED_BYTES
     blocks = max(1, min(_MOST_BLOCKS, processor // nbytes))
     return Strips(_quad(problem), filter_tiles, rows, _PIXEL_TILES[filter_tiles], blocks)
 

@@ -27,7 +27,7 @@ from ....files.resources import kernels_dir
 from ....problem import ConvProblem
 from ....version import __version__
 from ... import kernel_file
-from ..plan import Capability, Kernel, Layout, Target, Tunables
+from ..kernel_plan import Capability, Kernel, Layout, Target, Tunables
 from . import catalog
 
 # What is best for a batch says little of one that is more than this many times as large.

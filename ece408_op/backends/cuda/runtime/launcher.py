@@ -11,9 +11,9 @@ from typing import Any
 
 from .... import settings
 from ....errors import GpuFailed
-from .. import limits
-from ..plan import Capability, Defines, Grid, Launch, Plan, Target, architecture
-from .compiler import compile_plan
+from .. import gpu_limits
+from ..kernel_plan import Capability, Defines, Grid, Launch, Plan, Target, architecture
+from .nvcc_compiler import compile_plan
 
 _modules: dict[tuple[str, str, Defines], _Module] = {}
 _lock = threading.Lock()
@@ -103,7 +103,7 @@ class _Module:
                 function.prepare(["P" if isinstance(a, str) else "i" for a in launch.arguments])
                 self._functions[launch.function] = function
             if launch.shared_bytes > self._shared_bytes.get(
-                launch.function, limits.STATIC_SHARED_BYTES
+                launch.function, gpu_limits.STATIC_SHARED_BYTES
             ):
                 attribute = function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
                 function.set_attribute(attribute, launch.shared_bytes)

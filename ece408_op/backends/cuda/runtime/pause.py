@@ -3,7 +3,7 @@ host's time from one launch to the next is part of what is measured."""
 
 from __future__ import annotations
 
-from ..plan import ARCHITECTURES, Code, Launch, Plan
+from ..kernel_plan import ARCHITECTURES, Code, Launch, Plan
 from . import launcher
 from .device import Gpu
 

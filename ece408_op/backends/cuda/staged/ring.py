@@ -18,11 +18,11 @@ import numpy as np
 
 from ....errors import GpuFailed
 from ...cpu.native import Copy, copy, populate
-from ..plan import Plan
+from ..kernel_plan import Plan
 from ..runtime import page_locked
 from ..runtime.device import COMPUTED, COPIED_OUT, Gpu, Lane
 from ..work import OVER_BATCH, Work, shape_of
-from .chunks import Layout
+from .chunk_layout import Layout
 
 # Huge pages enough to keep all cores busy.
 _MADE_AHEAD = 64 << 20

@@ -1,18 +1,19 @@
-"""Host arrays computed on the GPU: chunks through page-locked memory, copies beside kernels.
+"""Staging of host arrays: chunks go through page-locked memory; copies overlap kernels.
 
-The batch is cut into chunks of images, which go round a ring of lanes, each with streams and memory
-of its own (`ring.py`): a chunk's inputs are copied to page-locked memory, copy, kernels and copy
-back are enqueued, and when they are done the results are copied to where they belong.
+The batch is split into chunks of images. Chunks take turns on a ring of lanes, each with its own
+streams and memory (`ring.py`). For each chunk the host copies the inputs to page-locked memory and
+enqueues the copy to the GPU, the kernels and the copy back; later it copies the results to the
+caller's arrays.
 
-Several GPUs share the chunks that one would have, by their measured speed (`sharing.py`). Chunks
-are the same, and are finished in a fixed order, so no result depends on which GPU is faster. Sums
-over the batch are added up in float64, where an order shows in float64 results only: for these
-shares are equal.
+With several GPUs, `load_balancer.py` assigns chunks to them by their measured speed. Chunk sizes
+and the order of their completion are fixed, so results do not depend on which GPU is faster. Sums
+over the batch are accumulated in float64, so their order shows only in float64 results: for these
+all GPUs get equal numbers of chunks.
 
-The bus reads and writes the caller's arrays in place where they lie in page-locked memory of this
-package's (`runtime/page_locked.py`). Other arrays are not page-locked: how long they live is not
-known, and a driver that still thinks it knows where freed memory lies would copy to and from the
-wrong place.
+If the caller's arrays are in this package's page-locked memory (`runtime/page_locked.py`), the GPU
+copies directly from and to them. Other arrays are not page-locked in place: their lifetime is
+unknown, and a driver with a stale registration of freed memory would copy from and to the wrong
+place.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from ....errors import NotEnoughMemory
 from ....op_log import GpuTime
 from ... import Done
 from ...cpu.native import ask_for_huge_pages
-from ..runtime import crew
+from ..load_balancer import LoadBalancer, gpu_counts, ranges
+from ..runtime import gpu_threads
 from ..runtime.device import Gpu, Lane
-from ..sharing import Shares, numbers, ranges
 from ..work import OVER_BATCH, Step, Work, done
-from .chunks import Division, divide
+from .chunk_layout import Division, divide
 from .ring import Interval, Loader, Outcome, Ring, array_at, is_reached
 
 # One being filled, one being emptied, and the rest on the bus and the GPU.
@@ -42,18 +43,18 @@ _MOST_LANES = 4
 # Shapes whose shares are remembered.
 _MOST_KNOWN = 1024
 # Calls that copy less are one GPU's: before others have begun, it is nearly done.
-_SHARED_FROM_BYTES = 32 << 20
+_SPLIT_FROM_BYTES = 32 << 20
 # Of what is free of a GPU's memory, staging uses at most this share unless it is told.
-_SHARE_OF_FREE = 0.5
+_FRACTION_OF_FREE = 0.5
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Partition:
     """A call on several GPUs: the images of a chunk, and how chunks are shared out; of one chunk
     there is nothing to share."""
 
     images: int
-    shares: Shares | None
+    balancer: LoadBalancer | None
 
 
 @dataclass(frozen=True)
@@ -66,35 +67,36 @@ class Staging:
     threads: int
     load: Loader
     clock: Callable[[], float] = time.perf_counter
-    _cuts: dict[Hashable, _Cut] = field(default_factory=dict, init=False, repr=False)
+    _partitions: dict[Hashable, _Partition] = field(default_factory=dict, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def budget(self, gpu: Gpu) -> int:
         """Bytes of the GPU's memory that may be used."""
         if self.most_bytes is not None:
             return self.most_bytes
-        return int(_SHARE_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes()))
+        return int(_FRACTION_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes()))
 
-    def cut(self, work: Work, gpus: Sequence[Gpu]) -> _Cut:
-        """How calls like this one are cut. Raises `NotEnoughMemory`."""
+    def partition(self, work: Work, gpus: Sequence[Gpu]) -> _Partition:
+        """How calls like this one are partition. Raises `NotEnoughMemory`."""
         asked = (work.problem, work.steps, work.outputs, work.kernel, work.precision)
         # Where the bus reaches the caller's arrays, more GPUs may be faster.
         key = (*asked, *map(functools.partial(is_reached, work), sorted(OVER_BATCH)), *gpus)
         with self._lock:
-            if key not in self._cuts:
-                if len(self._cuts) == _MOST_KNOWN:
-                    self._cuts.clear()
-                self._cuts[key] = self._made(work, gpus)
-            return self._cuts[key]
+            if key not in self._partitions:
+                if len(self._partitions) == _MOST_KNOWN:
+                    self._partitions.clear()
+                self._partitions[key] = self._made(work, gpus)
+            return self._partitions[key]
 
-    def _made(self, work: Work, gpus: Sequence[Gpu]) -> _Cut:
+    def _made(self, work: Work, gpus: Sequence[Gpu]) -> _Partition:
         with gpus[0].active():
             division = divide(work, gpus[0], self.budget(gpus[0]), _MOST_LANES)
         batch, images = work.problem.batch, division.layout.images
         chunks = math.ceil(batch / images)
         most = min(len(gpus), chunks)
-        tried = [most] if _must_be_equal(work) else numbers(most)
-        return _Cut(images, Shares(dict.fromkeys(tried, chunks)) if chunks > 1 else None)
+        tried = [most] if _must_be_equal(work) else gpu_counts(most)
+        balancer = LoadBalancer(dict.fromkeys(tried, chunks)) if chunks > 1 else None
+        return _Partition(images, balancer)
 
 
 def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
@@ -107,7 +109,7 @@ def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
     for role in work.outputs:
         if role in OVER_BATCH:
             ask_for_huge_pages(work.addresses[role], work.nbytes(role, work.problem.batch))
-    outcomes = _compute_shared(_without_sums(work), gpus, staging)
+    outcomes = _compute_split(_without_sums(work), gpus, staging)
     _write_sums(work, outcomes)
     # GPUs work at the same time; the busiest one counts.
     busy = GpuTime(
@@ -120,9 +122,9 @@ def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
 def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
     """Compile, load and allocate what `compute` will need. Raises what it raises."""
     whole = _without_sums(work)
-    is_shared = _can_be_shared(whole, gpus)
-    most = staging.cut(whole, gpus).images if is_shared else None
-    for gpu in gpus if is_shared else gpus[:1]:
+    is_split = _can_be_split(whole, gpus)
+    most = staging.partition(whole, gpus).images if is_split else None
+    for gpu in gpus if is_split else gpus[:1]:
         with contextlib.ExitStack() as stack:
             division, _ = _reserve(stack, whole, gpu, staging, most)
             for images in {size for _, size in division.chunks(range(work.problem.batch))}:
@@ -130,34 +132,40 @@ def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
                     staging.load(gpu, plan)
 
 
-def _compute_shared(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[Outcome]:
+def _compute_split(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[Outcome]:
     """Do the work on as many of the GPUs as is best."""
     batch = work.problem.batch
-    cut = staging.cut(work, gpus) if _can_be_shared(work, gpus) else None
-    if cut is None or cut.shares is None:
+    partition = staging.partition(work, gpus) if _can_be_split(work, gpus) else None
+    if partition is None or partition.balancer is None:
         return [_compute_part(work, gpus[0], range(batch), staging, staging.threads, None)]
-    dealt = cut.shares.deal()
-    threads = max(1, staging.threads // len(dealt))
-    parts = [range(p.start * cut.images, min(p.stop * cut.images, batch)) for p in ranges(dealt)]
+    assigned = partition.balancer.assign()
+    threads = max(1, staging.threads // len(assigned))
+    size = partition.images
+    parts = [range(p.start * size, min(p.stop * size, batch)) for p in ranges(assigned)]
     start = staging.clock()
-    outcomes = crew.run_all(
+    outcomes = gpu_threads.run_all(
         [
-            (gpu, functools.partial(_compute_part, work, gpu, part, staging, threads, cut.images))
+            (
+                gpu,
+                functools.partial(
+                    _compute_part, work, gpu, part, staging, threads, partition.images
+                ),
+            )
             for gpu, part in zip(gpus, parts)
         ]
     )
     seconds = staging.clock() - start
     if not _must_be_equal(work):
-        cut.shares.took(dealt, [outcome.seconds for outcome in outcomes], seconds)
+        partition.balancer.record(assigned, [outcome.seconds for outcome in outcomes], seconds)
     return outcomes
 
 
-def _can_be_shared(work: Work, gpus: Sequence[Gpu]) -> bool:
+def _can_be_split(work: Work, gpus: Sequence[Gpu]) -> bool:
     """Whether there are several GPUs and images, and enough to copy for more than one of them."""
     if min(len(gpus), work.problem.batch) == 1:
         return False
     copied = sum(work.nbytes(role, work.problem.batch) for role in work.addresses)
-    return copied >= _SHARED_FROM_BYTES
+    return copied >= _SPLIT_FROM_BYTES
 
 
 def _must_be_equal(work: Work) -> bool:

@@ -9,21 +9,21 @@ from typing import Optional
 
 from ....errors import Ece408Error, UnsupportedProblem
 from .. import pointwise, strided_copy
-from ..arrays import ITEM_BYTES, RESULTS
-from ..attributes import Attributes
 from ..builder import Builder, Operand
 from ..graph import Node
+from ..host_arrays import ITEM_BYTES, RESULTS
+from ..node_attributes import Attributes
 from ..values import INPUT, Buffer, Value
-from . import convolutions, elementwise, pooling, rows, shapes
+from . import convolutions, elementwise, pooling, reshaping, rows
 from .operator import Operator
 
-_FAMILIES = (convolutions, elementwise, pooling, rows, shapes)
+_FAMILIES = (convolutions, elementwise, pooling, rows, reshaping)
 OPERATORS: dict[str, Operator] = {
     name: operator for family in _FAMILIES for name, operator in family.OPERATORS.items()
 }
 # What computes them besides convolutions' kernels.
 CODES = (
-    *(pointwise.KERNEL, strided_copy.KERNEL, shapes.RESIZE),
+    *(pointwise.KERNEL, strided_copy.KERNEL, reshaping.RESIZE),
     *(pooling.WINDOWS, pooling.ROWS, rows.SOFTMAX, rows.LRN),
 )
 # How operators written in Python appear in graphs, and what they do not tell the operator.

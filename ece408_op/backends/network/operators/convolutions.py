@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ....errors import UnsupportedProblem
 from ....problem import ConvProblem
+from ...cuda.kernel_plan import Plan
 from ...cuda.kernels import catalog
-from ...cuda.plan import Plan
-from ..attributes import Attributes
 from ..builder import Builder, Convolution, Operand
+from ..node_attributes import Attributes
 from ..pointwise import leaf
 from ..values import Value
 from .operator import Operator, axis_of, channels_of

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 from ....errors import UnsupportedProblem
-from ..arrays import RESULTS
-from ..attributes import Attributes
 from ..builder import Builder, Convolution, Operand
+from ..host_arrays import RESULTS
+from ..node_attributes import Attributes
 from ..pointwise import leaf, number
 from .operator import Operator, channels_of
 

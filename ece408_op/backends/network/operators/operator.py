@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Callable, Optional, Union
 
 from ....errors import UnsupportedProblem
-from ..attributes import Attributes
 from ..builder import Builder, Operand
+from ..node_attributes import Attributes
 from ..values import Value
 
 Lowering = Callable[[Builder, Attributes, list[Operand]], Union[Operand, list[Operand]]]

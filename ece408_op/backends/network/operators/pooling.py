@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from ....errors import UnsupportedProblem
-from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
-from ..attributes import Attributes
+from ...cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from ..builder import Builder, Operand
+from ..node_attributes import Attributes
 from ..pointwise import number
 from ..values import Value
 from .operator import Operator, axis_of

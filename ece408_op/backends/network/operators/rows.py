@@ -6,9 +6,9 @@ import math
 from typing import Callable
 
 from ....errors import UnsupportedProblem
-from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
-from ..attributes import Attributes
+from ...cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from ..builder import Builder, Operand
+from ..node_attributes import Attributes
 from ..pointwise import number
 from .operator import Operator, axis_of
 

@@ -8,8 +8,8 @@ import struct
 import threading
 
 from ... import NativeLaunch
-from .. import limits
-from ..plan import Defines, Launch, Plan
+from .. import gpu_limits
+from ..kernel_plan import Defines, Launch, Plan
 from . import driver
 from .device import Gpu
 from .launcher import grid_of, machine_code
@@ -41,7 +41,7 @@ def _native(launch: Launch, module: int, gpu: Gpu) -> NativeLaunch:
         name = launch.function.encode()
         _functions[key] = _made("cuModuleGetFunction", ctypes.c_void_p(module), name)
     function = _functions[key]
-    if launch.shared_bytes > _shared_bytes.get(function, limits.STATIC_SHARED_BYTES):
+    if launch.shared_bytes > _shared_bytes.get(function, gpu_limits.STATIC_SHARED_BYTES):
         asked = ctypes.c_void_p(function), _MOST_DYNAMIC_SHARED_BYTES, launch.shared_bytes
         driver.call("cuFuncSetAttribute", *asked)
         _shared_bytes[function] = launch.shared_bytes

@@ -17,7 +17,7 @@ from ..errors import Ece408Error, InvalidSetting
 from ..files.cachedir import atomic_path
 from ..problem import check_precision
 from . import checkpoint, gpu_support
-from .attributes import ConvAttributes
+from .conv_attributes import ConvAttributes
 from .graphs import graph_json
 from .graphs.insert import rewritten
 from .loading import load_mxnet

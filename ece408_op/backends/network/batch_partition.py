@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ... import settings
 from ...errors import InvalidProblem, UnsupportedProblem
-from ..cuda.sharing import Shares, ranges
+from ..cuda.load_balancer import LoadBalancer, ranges
 from .inputs import Call
 from .resident import Part, Resident
 
@@ -17,27 +17,27 @@ _MOST_KNOWN = 64
 
 
 @dataclass(frozen=True)
-class Cut:
+class Partition:
     """A call that one GPU computes, or all that there are: then each has a program for `planned`
     images, and gets a number of chunks of `size` images."""
 
     whole: int
     planned: int
     size: int
-    shares: Shares
+    balancer: LoadBalancer
 
-    def parts(self, dealt: Sequence[int]) -> list[Part]:
+    def parts(self, assigned: Sequence[int]) -> list[Part]:
         """The part of each GPU, which gets so many chunks."""
-        if len(dealt) == 1:
+        if len(assigned) == 1:
             return [whole(self.whole)]
-        threads = max(1, settings.threads() // len(dealt))
+        threads = max(1, settings.threads() // len(assigned))
         return [
             Part(
                 range(p.start * self.size, min(p.stop * self.size, self.whole)),
                 self.planned,
                 threads,
             )
-            for p in ranges(dealt)
+            for p in ranges(assigned)
         ]
 
 
@@ -46,14 +46,14 @@ def whole(images: int) -> Part:
     return Part(range(images), images, settings.threads())
 
 
-class Cuts:
+class Partitions:
     """How calls of a network are cut; each is decided by the first call that is like it."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Cut] = {}
+        self._known: dict[Hashable, Partition] = {}
         self._lock = threading.Lock()
 
-    def of(self, call: Call, residents: Sequence[Resident]) -> Cut:
+    def of(self, call: Call, residents: Sequence[Resident]) -> Partition:
         """Raises what making a program raises."""
         keys = [each.machine.key for each in residents]
         key = (call.inputs, settings.precision(), settings.gpu_memory(), *keys)
@@ -61,19 +61,19 @@ class Cuts:
             if key not in self._known:
                 if len(self._known) == _MOST_KNOWN:
                     self._known.clear()
-                self._known[key] = _cut(call, residents)
+                self._known[key] = _partition(call, residents)
             return self._known[key]
 
 
-def _cut(call: Call, residents: Sequence[Resident]) -> Cut:
+def _partition(call: Call, residents: Sequence[Resident]) -> Partition:
     images = call.inputs.images
     most = min(len(residents), images)
     planned = -(-images // max(1, most))
     size = _chunk(residents[0], call, planned) if most > 1 else 0
     if size == 0:
-        return Cut(images, images, images, Shares({1: 1}))
+        return Partition(images, images, images, LoadBalancer({1: 1}))
     chunks = -(-images // size)
-    return Cut(images, planned, size, Shares({1: 1, min(most, chunks): chunks}))
+    return Partition(images, planned, size, LoadBalancer({1: 1, min(most, chunks): chunks}))
 
 
 def _chunk(resident: Resident, call: Call, images: int) -> int:

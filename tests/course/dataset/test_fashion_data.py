@@ -8,7 +8,7 @@ import pytest
 from fake_data import encode, fake_arrays, write_files
 
 from ece408_op import settings
-from ece408_op.course.dataset import data, idx
+from ece408_op.course.dataset import fashion_data, idx
 from ece408_op.errors import CacheUnwritable, DataCorrupt, DataMissing, InvalidSetting, InvalidSize
 
 IMAGES = "t10k-images-idx3-ubyte"
@@ -37,7 +37,7 @@ def named(fake, tmp_path, monkeypatch, no_fetch):
 @pytest.mark.parametrize("kind", ["t10k", "train"])
 def test_files_are_read_in_both_byte_orders_compressed_or_not(named, kind, order, compressed):
     write_files(named, kind, order, compressed)
-    images, labels = data.load(kind)
+    images, labels = fashion_data.load(kind)
     expected_images, expected_labels = fake_arrays(kind)
     np.testing.assert_array_equal(images, expected_images)
     np.testing.assert_array_equal(labels, expected_labels)
@@ -47,13 +47,13 @@ def test_files_are_read_in_both_byte_orders_compressed_or_not(named, kind, order
 def test_compression_is_told_by_the_content_not_by_the_name(named):
     (named / f"{IMAGES}.gz").write_bytes(encode(fake_arrays("t10k")[0], compressed=False))
     (named / f"{LABELS}.gz").rename(named / LABELS)
-    assert len(data.load("t10k")[1]) == 12
+    assert len(fashion_data.load("t10k")[1]) == 12
 
 
 @pytest.mark.parametrize("size", [28, 48])
 def test_limit_gives_the_first_images(named, size):
-    images, labels = data.load("t10k", size, limit=5)
-    everything, _ = data.load("t10k", size)
+    images, labels = fashion_data.load("t10k", size, limit=5)
+    everything, _ = fashion_data.load("t10k", size)
     assert images.shape == (5, size, size)
     np.testing.assert_array_equal(images, everything[:5])
     np.testing.assert_array_equal(labels, [0, 1, 2, 3, 4])
@@ -62,17 +62,17 @@ def test_limit_gives_the_first_images(named, size):
 @pytest.mark.parametrize("limit", [0, -1, 13])
 def test_a_limit_that_cannot_be_met_is_refused(named, limit):
     with pytest.raises(InvalidSize, match=f"{limit} images .* from 1 to 12"):
-        data.load("t10k", limit=limit)
+        fashion_data.load("t10k", limit=limit)
 
 
 def test_a_size_below_the_originals_is_refused(named):
     with pytest.raises(InvalidSize, match="27x27"):
-        data.load("t10k", 27)
+        fashion_data.load("t10k", 27)
 
 
 def test_an_unknown_kind_is_refused(named):
     with pytest.raises(InvalidSetting, match=r"'test'.*t10k, train"):
-        data.load("test")
+        fashion_data.load("test")
 
 
 def gz(array):
@@ -131,7 +131,7 @@ def test_damage_is_one_line_with_path_figures_and_advice(named, damage):
     path = named / f"{name}.gz"
     path.write_bytes(spoil(fake_arrays("t10k")[name == LABELS]))
     with pytest.raises(DataCorrupt, match=text) as caught:
-        data.load("t10k")
+        fashion_data.load("t10k")
     message = str(caught.value)
     assert message.startswith(str(path))
     assert "\n" not in message
@@ -140,10 +140,10 @@ def test_damage_is_one_line_with_path_figures_and_advice(named, damage):
 
 
 def test_verify_names_the_files_or_what_is_wrong(named):
-    assert data.verify("t10k") == [named / f"{IMAGES}.gz", named / f"{LABELS}.gz"]
+    assert fashion_data.verify("t10k") == [named / f"{IMAGES}.gz", named / f"{LABELS}.gz"]
     (named / f"{LABELS}.gz").write_bytes(b"")
     with pytest.raises(DataCorrupt, match=LABELS):
-        data.verify("t10k")
+        fashion_data.verify("t10k")
 
 
 def test_a_file_that_cannot_be_read_is_reported(named, monkeypatch):
@@ -152,16 +152,16 @@ def test_a_file_that_cannot_be_read_is_reported(named, monkeypatch):
 
     monkeypatch.setattr(idx, "_content", refuse)
     with pytest.raises(DataMissing, match=rf"{IMAGES}.gz cannot be read: Permission denied"):
-        data.load("t10k")
+        fashion_data.load("t10k")
 
 
 def test_the_named_folder_is_the_only_one_looked_at(named):
-    write_files(data.PACKAGE_FOLDER, "t10k")
-    write_files(data.cache_folder(), "t10k")
-    assert data.locate("t10k") == named
+    write_files(fashion_data.PACKAGE_FOLDER, "t10k")
+    write_files(fashion_data.cache_folder(), "t10k")
+    assert fashion_data.locate("t10k") == named
     (named / f"{LABELS}.gz").unlink()
     with pytest.raises(DataMissing) as caught:
-        data.locate("t10k")
+        fashion_data.locate("t10k")
     message = str(caught.value)
     assert str(named) in message
     assert LABELS in message
@@ -172,37 +172,37 @@ def test_the_named_folder_is_the_only_one_looked_at(named):
 def test_a_named_folder_that_is_none_is_reported(named):
     labels = named / f"{LABELS}.gz"
     with settings.override(data=labels), pytest.raises(DataMissing, match="not a folder"):
-        data.locate("t10k")
+        fashion_data.locate("t10k")
 
 
 def test_the_argument_comes_before_the_environment(named, tmp_path):
     write_files(tmp_path / "argument", "t10k")
     with settings.override(data=tmp_path / "argument"):
-        assert data.locate("t10k") == tmp_path / "argument"
+        assert fashion_data.locate("t10k") == tmp_path / "argument"
 
 
 def test_the_package_comes_before_the_cache(fake, no_fetch):
-    write_files(data.cache_folder(), "t10k")
-    assert data.locate("t10k") == fake / "fashion-mnist"
-    write_files(data.PACKAGE_FOLDER, "t10k")
-    assert data.locate("t10k") == data.PACKAGE_FOLDER
+    write_files(fashion_data.cache_folder(), "t10k")
+    assert fashion_data.locate("t10k") == fake / "fashion-mnist"
+    write_files(fashion_data.PACKAGE_FOLDER, "t10k")
+    assert fashion_data.locate("t10k") == fashion_data.PACKAGE_FOLDER
 
 
 def test_a_package_folder_without_all_files_is_passed_over(fake, no_fetch):
-    write_files(data.PACKAGE_FOLDER, "train")
-    write_files(data.cache_folder(), "t10k")
-    assert data.locate("t10k") == data.cache_folder()
-    assert data.locate("train") == data.PACKAGE_FOLDER
+    write_files(fashion_data.PACKAGE_FOLDER, "train")
+    write_files(fashion_data.cache_folder(), "t10k")
+    assert fashion_data.locate("t10k") == fashion_data.cache_folder()
+    assert fashion_data.locate("train") == fashion_data.PACKAGE_FOLDER
 
 
 def test_find_fetches_nothing(fake, no_fetch):
-    assert data.find("t10k") is None
+    assert fashion_data.find("t10k") is None
     assert not fake.exists()
-    write_files(data.cache_folder(), "t10k")
-    assert data.find("t10k") == fake / "fashion-mnist"
-    assert data.find("train") is None
+    write_files(fashion_data.cache_folder(), "t10k")
+    assert fashion_data.find("t10k") == fake / "fashion-mnist"
+    assert fashion_data.find("train") is None
     with pytest.raises(InvalidSetting, match="'test'"):
-        data.find("test")
+        fashion_data.find("test")
 
 
 def test_what_is_nowhere_is_fetched_into_the_cache(fake, monkeypatch):
@@ -213,8 +213,8 @@ def test_what_is_nowhere_is_fetched_into_the_cache(fake, monkeypatch):
         write_files(folder, *kinds)
 
     monkeypatch.setattr("ece408_op.course.dataset.fetch.fetch", fetch)
-    assert len(data.load("t10k")[0]) == 12
-    data.load("t10k")
+    assert len(fashion_data.load("t10k")[0]) == 12
+    fashion_data.load("t10k")
     assert fetched == [(fake / "fashion-mnist", ("t10k",))]
 
 
@@ -222,15 +222,15 @@ def test_a_cache_that_cannot_be_is_reported(fake, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("ECE408_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(CacheUnwritable, match="ECE408_CACHE") as caught:
-        data.load("t10k")
+        fashion_data.load("t10k")
     assert str(tmp_path / "file" / "cache") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_the_genuine_test_set(fashion_mnist):
-    images, labels = data.load("t10k")
+    images, labels = fashion_data.load("t10k")
     assert images.shape == (10000, 28, 28)
     assert np.bincount(labels).tolist() == [1000] * 10
     # The first picture of the test set is an ankle boot.
     assert labels[0] == 9
-    assert os.path.samefile(data.verify("t10k")[0].parent, fashion_mnist)
+    assert os.path.samefile(fashion_data.verify("t10k")[0].parent, fashion_mnist)

@@ -23,7 +23,7 @@ def default_kvstore() -> str:
     return "dist_sync" if os.environ.get("DMLC_ROLE") == "worker" else "local"
 
 
-class Team:
+class Workers:
     """The workers of a run, this process being number `rank` of `size`.
 
     A context: it ends when all have come to its end, but at once where one fails. `store` is what
@@ -62,7 +62,7 @@ class Team:
         """Whether all workers have the same weights after each step."""
         return self.kind != "dist_async"
 
-    def share(self, batch: int) -> int:
+    def local_batch(self, batch: int) -> int:
         """The images of a worker in a batch of all. Raises `InvalidSize` if they are no whole
         number."""
         if batch % self.size:
@@ -72,7 +72,7 @@ class Team:
             )
         return batch // self.size
 
-    def first_ones(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def broadcast(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The float32 arrays of rank 0; each worker gives some of the same names and shapes."""
         if not self.is_distributed:
             return dict(arrays)
@@ -104,7 +104,7 @@ class Team:
         if self.is_distributed:
             self.store._barrier()
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ece408_op import errors
-from ece408_op.course import models, scoring
+from ece408_op.course import course_terms, scoring
 from ece408_op.errors import CheckpointMismatch, CheckpointMissing, UnknownModel
 from ece408_op.files import resources
 
-TERM = models.TERMS["2019fa"]
+TERM = course_terms.TERMS["2019fa"]
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def _parameters(folder):
 
 
 def test_the_network_is_the_courses(mx):
-    symbol = models.network(TERM)
+    symbol = course_terms.network(TERM)
     arguments, outputs, _ = symbol.infer_shape(data=(2, 1, 70, 70))
     shapes = dict(zip(symbol.list_arguments(), arguments))
     assert shapes["conv1_weight"] == (12, 1, 5, 5)
@@ -52,7 +52,7 @@ def test_stock_mxnet_opens_the_baseline_and_agrees(mx, run_python, rng):
     assert result.returncode == 0, result.stderr
     pixels = np.random.default_rng(1).integers(0, 256, (3, 70, 70))
     for model in TERM.models:
-        checkpoint = models.load_model(TERM, model)
+        checkpoint = course_terms.load_model(TERM, model)
         module = mx.mod.Module(checkpoint.symbol)
         module.bind([("data", (3, 1, 70, 70))], for_training=False)
         module.set_params(checkpoint.arg_params, checkpoint.aux_params)
@@ -71,7 +71,7 @@ def test_one_parameter_file_of_float16_serves_both_models(mx):
 
 
 def test_every_image_counts_once_whatever_the_batch_size(mx, rng):
-    checkpoint = models.load_model(TERM, "baseline")
+    checkpoint = course_terms.load_model(TERM, "baseline")
     images = rng.integers(0, 256, (7, 70, 70)).astype(np.uint8)
     labels = rng.integers(0, 10, 7).astype(np.uint8)
     scores = {
@@ -88,23 +88,23 @@ def test_a_model_with_parameters_of_its_own_uses_them(mx, folder):
     arrays = mx.nd.load(str(_parameters(folder)))
     arrays["arg:conv1_weight"] *= 0
     mx.nd.save(str(folder / "ece408-0002.params"), arrays)
-    checkpoint = models.load_model(TERM, "ece408", folder)
+    checkpoint = course_terms.load_model(TERM, "ece408", folder)
     assert not checkpoint.arg_params["conv1_weight"].asnumpy().any()
 
 
 def test_unknown_model_and_term():
     with pytest.raises(UnknownModel, match="unknown model 'x'; term 2019fa has: baseline, ece408"):
-        models.load_model(TERM, "x")
+        course_terms.load_model(TERM, "x")
     with pytest.raises(UnknownModel, match="unknown term '2031fa'; there are: 2017fa"):
-        models.find_term("2031fa")
+        course_terms.find_term("2031fa")
 
 
 def test_missing_files(mx, folder):
     with pytest.raises(CheckpointMissing, match=r"baseline-symbol\.json is not there"):
-        models.load_model(TERM, "baseline", folder / "nowhere")
+        course_terms.load_model(TERM, "baseline", folder / "nowhere")
     _parameters(folder).unlink()
     with pytest.raises(CheckpointMissing, match=r"ece408-0001\.params .* is not there"):
-        models.load_model(TERM, "ece408", folder)
+        course_terms.load_model(TERM, "ece408", folder)
 
 
 def test_files_that_cannot_be_read(mx, folder):
@@ -113,10 +113,10 @@ def test_files_that_cannot_be_read(mx, folder):
     for part in (whole[: len(whole) // 2], b"not parameters", b""):
         parameters.write_bytes(part)
         with pytest.raises(CheckpointMismatch, match=re_name(parameters)):
-            models.load_model(TERM, "ece408", folder)
+            course_terms.load_model(TERM, "ece408", folder)
     (folder / "ece408-symbol.json").write_text("{")
     with pytest.raises(CheckpointMismatch, match=r"ece408-symbol\.json is not a network"):
-        models.load_model(TERM, "ece408", folder)
+        course_terms.load_model(TERM, "ece408", folder)
 
 
 def re_name(path):
@@ -139,10 +139,10 @@ def test_parameters_that_do_not_fit(mx, folder, change, message, capfd):
     change(arrays)
     mx.nd.save(str(_parameters(folder)), arrays)
     with pytest.raises(CheckpointMismatch, match=message):
-        models.load_model(TERM, "ece408", folder)
+        course_terms.load_model(TERM, "ece408", folder)
     assert capfd.readouterr().out == ""
 
 
 def test_a_checkpoint_of_another_term(mx, folder):
     with pytest.raises(CheckpointMismatch, match=r"the network does not take|has shape"):
-        models.load_model(models.TERMS["2018sp"], "ece408", folder)
+        course_terms.load_model(course_terms.TERMS["2018sp"], "ece408", folder)

@@ -12,8 +12,8 @@ from ...problem import ConvProblem
 from .. import Done, NativeFunction, as_array, kernel_file
 from ..kernel_file import KernelFile
 from . import native
-from .backend import CpuBackend
 from .compiled_file import load
+from .cpu_backend import CpuBackend
 
 
 class FileBackend(CpuBackend):

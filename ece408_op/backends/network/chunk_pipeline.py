@@ -15,9 +15,9 @@ from typing import Any
 
 from ..cpu.native import copy
 from ..cuda.runtime.device import BEGIN, COMPUTED, COPIED_OUT
-from .arrays import Array
+from .host_arrays import Array
 from .inputs import Call
-from .program import Program
+from .network_program import Program
 from .values import Value
 
 # Chunks whose kernels run at the same time: two, as one's leave room for another's. More would end
@@ -164,14 +164,14 @@ class Pass:
         """Enqueue a chunk's copies to the GPU and its steps; some of the first chunk's are done
         early, as later on the GPU has the chunks before to compute."""
         program, weights = self._ready.program, self._weights
-        pieces = program.pieces() if number == 0 else []
+        microbatches = program.microbatches() if number == 0 else []
         lane.mark(BEGIN)
         if number >= _AT_ONCE:
             lane.after(self._lanes[(number - _AT_ONCE) % len(self._lanes)])
-        for piece, images in pieces:
-            self._bring(lane, first, [move.part(piece, images) for move in self._ins])
-            program.launch_early(lane, weights, piece)
-        if pieces:
+        for at, images in microbatches:
+            self._bring(lane, first, [move.part(at, images) for move in self._ins])
+            program.launch_early(lane, weights, at)
+        if microbatches:
             program.launch_late(lane, weights)
         else:
             self._bring(lane, first, self._ins)

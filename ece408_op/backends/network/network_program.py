@@ -7,13 +7,13 @@ from typing import Any
 
 from ... import settings
 from ...errors import UnsupportedProblem
-from .arrays import ITEM_BYTES
 from .builder import Builder, Room
 from .graph import Graph
+from .host_arrays import ITEM_BYTES
 from .inputs import Call, Inputs
 from .machine import Machine, Recorded, Run
-from .memory import Places, places
-from .operators import lower, shapes
+from .memory_planner import Places, places
+from .operators import lower, reshaping
 from .values import LASTING, WEIGHT, Step, Steps, Value
 
 # Lanes of which recordings are kept: of lanes whose memory has moved, or of which there are many.
@@ -37,7 +37,7 @@ def build(
         return builder.build(graph, values, lower), list(values.values()), builder
 
     steps, values, builder = built(None)
-    room = shapes.room(graph.nodes, builder.shapes)
+    room = reshaping.room(graph.nodes, builder.shapes)
     if room.goes_on:
         steps, values, _ = built(room)
     return steps, values
@@ -79,9 +79,10 @@ class Program:
         finally:
             recorded.close()
 
-    def pieces(self) -> list[tuple[int, int]]:
-        """The first image, and the number of images, of each piece that the early steps are done
-        for. All are of one size: the last one may begin before the one before it has ended."""
+    def microbatches(self) -> list[tuple[int, int]]:
+        """Return the first image and the number of images of each microbatch of the early steps.
+
+        All have one size; the last one may overlap the one before it."""
         if self.steps.early is None:
             return []
         size, whole = self.steps.early.images, self.steps.images
@@ -92,7 +93,7 @@ class Program:
         self._launch(ALL, self.steps.for_images, lane, weights)
 
     def launch_early(self, lane: Any, weights: Mapping[int, int], first: int) -> None:
-        """Enqueue the early steps for a piece, which is in the lane, from its first image on."""
+        """Enqueue the early steps for the microbatch at `first`, whose images are in the lane."""
         assert self.steps.early is not None
         self._launch(first, self.steps.early.steps, lane, weights)
 

@@ -3,7 +3,7 @@ Specifications per Compute Capability")."""
 
 from __future__ import annotations
 
-from .plan import Capability
+from .kernel_plan import Capability
 
 THREADS = 1024  # of a block
 REGISTERS = 65536  # of a processor

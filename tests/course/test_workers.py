@@ -13,8 +13,8 @@ import pytest
 from little_training import ended, start
 from studies import kept_training
 
-from ece408_op.course import team, training
-from ece408_op.course.dataset import data
+from ece408_op.course import training, workers
+from ece408_op.course.dataset import fashion_data
 from ece408_op.errors import InvalidSetting, InvalidSize, WorkersDiffer
 
 EPOCHS = 2
@@ -95,7 +95,7 @@ def test_a_job_whose_server_is_killed_ends_and_goes_on(one, tmp_path):
 @pytest.fixture
 def little(mx, monkeypatch):
     images, labels = little_training.images(200)
-    monkeypatch.setattr(data, "load", lambda kind, size: (images, labels))
+    monkeypatch.setattr(fashion_data, "load", lambda kind, size: (images, labels))
 
 
 RECIPE = training.Recipe("2019sp", epochs=2, batch_size=50)
@@ -122,20 +122,20 @@ def test_devices_of_one_process_share_the_batch(mx, little, tmp_path, monkeypatc
     assert shared.test_accuracy == alone.test_accuracy
 
 
-def test_without_a_job_there_is_no_team(mx, monkeypatch):
+def test_without_a_job_there_are_no_workers(mx, monkeypatch):
     monkeypatch.delenv("DMLC_ROLE", raising=False)
-    assert team.default_kvstore() == "local"
+    assert workers.default_kvstore() == "local"
     with pytest.raises(InvalidSetting, match="DMLC_ROLE is not set; start them by ece408 launch"):
-        team.Team("dist_sync")
+        workers.Workers("dist_sync")
     with pytest.raises(InvalidSetting, match="unknown KVStore 'nccl'; choose one of local, device"):
-        team.Team("nccl")
+        workers.Workers("nccl")
     monkeypatch.setenv("DMLC_ROLE", "worker")
-    assert team.default_kvstore() == "dist_sync"
+    assert workers.default_kvstore() == "dist_sync"
     for name in ("DMLC_PS_ROOT_URI", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("DMLC_PS_ROOT_PORT", "here")
     with pytest.raises(InvalidSetting, match="DMLC_PS_ROOT_PORT='here' is not a whole number"):
-        team.Team("dist_async")
+        workers.Workers("dist_async")
 
 
 def test_workers_whose_weights_differ_are_told(mx, little, tmp_path, monkeypatch):
@@ -146,29 +146,29 @@ def test_workers_whose_weights_differ_are_told(mx, little, tmp_path, monkeypatch
             other[1, 3] += 1
         return values + other
 
-    monkeypatch.setattr(team.Team, "sum", others_too)
-    monkeypatch.setattr(team.Team, "share", lambda self, batch: batch)
+    monkeypatch.setattr(workers.Workers, "sum", others_too)
+    monkeypatch.setattr(workers.Workers, "local_batch", lambda self, batch: batch)
     monkeypatch.setattr(training, "_run_epoch", lambda *arguments: [])
-    whole = team.Team.__init__
+    whole = workers.Workers.__init__
 
     def two(self, kvstore):
         whole(self, kvstore)
         self.size = 2
 
-    monkeypatch.setattr(team.Team, "__init__", two)
+    monkeypatch.setattr(workers.Workers, "__init__", two)
     with pytest.raises(WorkersDiffer, match="worker 1 are no longer those of worker 0"):
         training.train(RECIPE, tmp_path)
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused(mx):
-    two = team.Team("local")
+    two = workers.Workers("local")
     two.size = 2
     text = (
         "2 workers cannot share a batch of 25 images equally; give --batch-size 26, or another num"
     )
     with pytest.raises(InvalidSize, match=text):
-        two.share(25)
-    assert two.share(26) == 13
+        two.local_batch(25)
+    assert two.local_batch(26) == 13
 
 
 def test_more_devices_than_images_are_refused(mx, little, tmp_path, monkeypatch):

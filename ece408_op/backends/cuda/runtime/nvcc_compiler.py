@@ -22,7 +22,7 @@ from ....files.resources import cuda_folders, kernels_dir
 from ....files.sealed import kept_or_compiled
 from ....host.gpu import find_nvcc
 from ...kernel_file import first_error, guarded
-from ..plan import Defines
+from ..kernel_plan import Defines
 
 OPTIONS = ("-std=c++17", "-O3", "--restrict")
 # Which instruction is of which line, for tools such as compute-sanitizer; the code is the same.

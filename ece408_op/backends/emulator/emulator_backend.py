@@ -17,10 +17,10 @@ from ...problem import ConvProblem
 from .. import Backend, Done, as_array, kernel_file
 from ..cpu.native import as_struct
 from ..cuda import work
-from ..cuda.backend import CudaBackend
+from ..cuda.cuda_backend import CudaBackend
 from ..cuda.work import Work
 from ..kernel_file import KernelFile
-from . import compiler, findings, plans
+from . import emulator_compiler, findings, plans
 from .library import CHECKED, FROM_GPU, TO_GPU, Emulation, allocated, begin, copy, load
 
 
@@ -73,7 +73,7 @@ class EmulatedFileBackend(Backend):
         return reason and f"kernel file {self._file.name} computes {reason}"
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
-        """Raises what `compiler.library` raises."""
+        """Raises what `emulator_compiler.library` raises."""
         self.content(problem)
 
     def forward(
@@ -117,7 +117,7 @@ class EmulatedFileBackend(Backend):
                 copy(library, arrays[2], places[2], sizes[2], FROM_GPU)
 
     def content(self, problem: ConvProblem) -> bytes:
-        return compiler.library(self._file, self.emulation.mode)
+        return emulator_compiler.library(self._file, self.emulation.mode)
 
     def _call(self, library: ctypes.CDLL, problem: ConvProblem, arrays: list[int]) -> None:
         seconds = (ctypes.c_double * 2)()

@@ -1,6 +1,6 @@
 """A compiler that a stranger's file is given to: what the file includes may be nobody else's.
 
-    python -m ece408_op.lab.compiling SCRATCH SOURCE [FOLDER...] -- COMMAND...
+    python -m ece408_op.lab.compile_sandbox SCRATCH SOURCE [FOLDER...] -- COMMAND...
 
 runs a compiler's command on the kernel file SOURCE, which can read that and the headers beside it,
 and write to SCRATCH and the folders.

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....errors import UnsupportedProblem
-from ...cuda.plan import ARCHITECTURES, Code, Launch, Plan, divide_up
+from ...cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan, divide_up
 from .. import strided_copy
-from ..attributes import Attributes
 from ..builder import Builder, Operand, Room
 from ..graph import Node
+from ..node_attributes import Attributes
 from ..pointwise import number
 from ..values import Value
 from .operator import Operator, axis_of

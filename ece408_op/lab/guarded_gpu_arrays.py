@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.cuda.backend import ZeroCopyBackend
-from ..backends.cuda.plan import ARCHITECTURES, Code, Launch, Plan
+from ..backends.cuda.cuda_backend import ZeroCopyBackend
+from ..backends.cuda.kernel_plan import ARCHITECTURES, Code, Launch, Plan
 from ..backends.cuda.runtime import launcher
 from ..backends.cuda.runtime.device import Gpu, reported
 from ..bench import oracle
 from ..errors import WrongResult
 from ..problem import ConvProblem
-from .arrays import CANARY, damage
+from .guarded_arrays import CANARY, damage
 
 # Around each array: canaries, which are NaN to what reads them.
 _MARGIN = 1 << 16

@@ -7,7 +7,7 @@ import math
 import pytest
 from cases import every
 
-from ece408_op.profile import limits
+from ece408_op.profile import kernel_limits
 
 # An unremarkable kernel: half of everything.
 PLAIN = {
@@ -18,7 +18,7 @@ PLAIN = {
     **{"tensor": 0.0, "wavefronts": 1000.0, "conflicts": 0.0, "sectors": 4000.0},
     **{"requests": 1000.0, "local_loads": 0.0, "local_stores": 0.0, "ms": 1e6},
     **{"read": 2e9, "written": 1e9, "static_shared": 1024.0, "dynamic_shared": 0.0},
-    **dict.fromkeys(limits.STALLS, 0.1),
+    **dict.fromkeys(kernel_limits.STALLS, 0.1),
     **{"long_scoreboard": 3.0},
 }
 SENTENCES = (
@@ -37,35 +37,35 @@ SENTENCES = (
         {"possible_warps": 25, "limit_registers": 2},
         "low occupancy: the number of registers allows 25 % of a multiprocessor's warps",
     ),
-    (dict.fromkeys(limits.STALLS, math.nan), "wait mostly for what no counter tells"),
+    (dict.fromkeys(kernel_limits.STALLS, math.nan), "wait mostly for what no counter tells"),
 )
 
 
 def _row(name="conv(float *, const float *)", **changes):
     """A launch as ncu writes it."""
     figures = {**PLAIN, **changes}
-    metrics = {metric: f"{figures[key]:,}" for key, metric in limits._METRICS.items()}
+    metrics = {metric: f"{figures[key]:,}" for key, metric in kernel_limits._METRICS.items()}
     return {"Kernel Name": name, **metrics}
 
 
 @every(case=SENTENCES)
 def test_one_sentence(case):
     changes, sentence = case
-    (found,) = limits.of([_row(**changes)])
+    (found,) = kernel_limits.of([_row(**changes)])
     assert sentence in found.sentence
 
 
 def test_the_function_with_the_most_time_comes_first():
     rows = [_row("unroll(int)", ms=2e6), _row("multiply", ms=1.5e6), _row("multiply", ms=1.8e6)]
-    first, second = limits.of(rows)
+    first, second = kernel_limits.of(rows)
     assert (first.name, first.launches, first.figures["ms"]) == ("multiply", 2, 1.8)
     assert first.share == pytest.approx(3.3 / 5.3)
     assert second.name == "unroll"
-    assert limits.columns(second)["ms"] == "2.000"
-    assert limits.columns(second)["sectors/load"] == "4.0"
+    assert kernel_limits.columns(second)["ms"] == "2.000"
+    assert kernel_limits.columns(second)["sectors/load"] == "4.0"
 
 
 def test_a_kernel_that_loads_nothing_has_figures():
-    (found,) = limits.of([_row(requests=0.0, sectors=0.0, wavefronts=0.0)])
-    assert limits.columns(found)["sectors/load"] == "0.0"
-    assert limits.columns(found)["conflicts"] == "0%"
+    (found,) = kernel_limits.of([_row(requests=0.0, sectors=0.0, wavefronts=0.0)])
+    assert kernel_limits.columns(found)["sectors/load"] == "0.0"
+    assert kernel_limits.columns(found)["conflicts"] == "0%"

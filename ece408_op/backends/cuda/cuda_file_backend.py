@@ -19,11 +19,17 @@ from ...problem import ConvProblem
 from .. import Done, as_array, kernel_file
 from ..cpu.native import as_struct
 from ..kernel_file import KernelFile
-from .backend import CudaBackend, StagedBackend, ZeroCopyBackend
-from .plan import ARCHITECTURES, Capability, architecture
-from .runtime.compiler import LIBRARY_OPTIONS, gencode, nvcc_missing, nvcc_version, require_nvcc
+from .cuda_backend import CudaBackend, StagedBackend, ZeroCopyBackend
+from .kernel_plan import ARCHITECTURES, Capability, architecture
 from .runtime.device import RESTART, Gpu, reported
 from .runtime.launcher import cache_folder
+from .runtime.nvcc_compiler import (
+    LIBRARY_OPTIONS,
+    gencode,
+    nvcc_missing,
+    nvcc_version,
+    require_nvcc,
+)
 
 
 class _Seconds(ctypes.Structure):

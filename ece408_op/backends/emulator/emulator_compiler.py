@@ -22,9 +22,9 @@ from ...files.resources import cuda_folders, kernels_dir
 from ...files.sealed import kept_or_compiled
 from .. import kernel_file
 from ..cpu.compiled_file import compiler, compiler_missing, compiler_versions
-from ..cuda import file_backend
-from ..cuda.plan import Defines
-from ..cuda.runtime.compiler import find_nvcc, nvcc_missing, plan_command
+from ..cuda import cuda_file_backend
+from ..cuda.kernel_plan import Defines
+from ..cuda.runtime.nvcc_compiler import find_nvcc, nvcc_missing, plan_command
 from ..kernel_file import KernelFile
 from . import elf, translation
 
@@ -91,7 +91,7 @@ def library(file: KernelFile, mode: str) -> bytes:
     own += [f"-D{name}" for name in kernel_file.macros(file)]
     # kernels/files/entry.cuh has what cudaMalloc is exchanged for.
     link = ["-Wl,--wrap=cudaMalloc"]
-    command = file_backend.library_command(file, _ARCHITECTURE) if find_nvcc() else []
+    command = cuda_file_backend.library_command(file, _ARCHITECTURE) if find_nvcc() else []
     nvcc = [*command, "-cubin"] if command else []
     return _library(file, mode, [*own, str(source)], link, nvcc)
 

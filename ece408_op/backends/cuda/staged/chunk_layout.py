@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ....errors import NotEnoughMemory
-from ..plan import Target
+from ..kernel_plan import Target
 from ..work import OVER_BATCH, Work
 
 # Arrays begin at multiples of this many bytes, as those that CUDA allocates do.

@@ -12,7 +12,7 @@ import pytest
 from places import CUBINS
 
 from ece408_op.backends.cuda.kernels import catalog
-from ece408_op.backends.cuda.runtime import compiler
+from ece408_op.backends.cuda.runtime import nvcc_compiler
 from ece408_op.backends.network.operators import CODES
 from ece408_op.errors import KernelCompileFailed, NoUsableGpu
 from ece408_op.files.resources import kernels_dir
@@ -35,7 +35,7 @@ def _check_all_compile(architectures_of):
     def compile_one(task):
         (source, macros), architecture = task
         try:
-            compiler.compile_plan(source, macros, architecture, CUBINS)
+            nvcc_compiler.compile_plan(source, macros, architecture, CUBINS)
         except KernelCompileFailed as error:
             return f"{source} {macros} for sm_{architecture}: {error}"
         return None
@@ -52,7 +52,7 @@ def _check_all_compile(architectures_of):
 
 def _oldest(source, claimed):
     """Which lacks most; and all others of a source that does something else on some."""
-    texts = compiler._texts(kernels_dir() / "cuda", source)
+    texts = nvcc_compiler._texts(kernels_dir() / "cuda", source)
     has_branches = any("__CUDA_ARCH__" in text for text in texts)
     return claimed if has_branches else claimed[:1]
 
@@ -68,23 +68,23 @@ def test_every_source_compiles_alone_for_every_architecture_that_it_claims(nvcc)
 
 def _count_compiles(monkeypatch):
     calls = []
-    real = compiler.compile_source
+    real = nvcc_compiler.compile_source
 
     def counting(*arguments):
         calls.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(compiler, "compile_source", counting)
+    monkeypatch.setattr(nvcc_compiler, "compile_source", counting)
     return calls
 
 
 def test_the_same_is_compiled_once(folder, monkeypatch):
     calls = _count_compiles(monkeypatch)
-    first = compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
-    assert compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == first
+    first = nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
+    assert nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == first
     assert len(calls) == 1
     for defines, architecture in [((("BIAS", 1),), "90"), ((), "80")]:
-        compiler.compile_plan("ladder/1_naive.cu", defines, architecture, folder)
+        nvcc_compiler.compile_plan("ladder/1_naive.cu", defines, architecture, folder)
     assert len(calls) == 3
 
 
@@ -104,13 +104,13 @@ SPOILED = {
 
 @pytest.mark.parametrize("how", SPOILED)
 def test_what_is_kept_is_compiled_again_unless_it_is_sound(folder, monkeypatch, capfd, how):
-    sound = compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
+    sound = nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder)
     (kept,) = folder.glob("*.cubin")
     calls = _count_compiles(monkeypatch)
     spoil, reason = SPOILED[how]
     spoil(kept)
     for _ in range(2):
-        assert compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == sound
+        assert nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", folder) == sound
     assert len(calls) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"ece408: compiling ladder/1_naive.cu again: {kept} {reason}")
@@ -135,7 +135,7 @@ def own(folder, tmp_path):
     (tmp_path / "folder").mkdir()
     for name, text in OWN.items():
         (tmp_path / name).write_text(text)
-    return lambda: compiler.compile_plan(str(tmp_path / "own.cu"), (), "90", folder)
+    return lambda: nvcc_compiler.compile_plan(str(tmp_path / "own.cu"), (), "90", folder)
 
 
 @pytest.mark.parametrize("changed", OWN)
@@ -148,7 +148,7 @@ def test_a_changed_source_or_header_is_compiled_again(own, tmp_path, changed):
 def test_another_compiler_compiles_again(own, monkeypatch):
     calls = _count_compiles(monkeypatch)
     own()
-    monkeypatch.setattr(compiler, "nvcc_version", lambda nvcc: "another")
+    monkeypatch.setattr(nvcc_compiler, "nvcc_version", lambda nvcc: "another")
     own()
     assert len(calls) == 2
 
@@ -159,7 +159,7 @@ def test_threads_that_ask_at_once_share_one_compile(folder, monkeypatch):
 
     def ask(_):
         gate.wait()
-        return compiler.compile_plan("ladder/1_naive.cu", (), "75", folder)
+        return nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "75", folder)
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(ask, range(4)))) == 1
@@ -171,7 +171,7 @@ def test_a_source_that_does_not_compile_is_named_with_its_line(folder, tmp_path)
     source = tmp_path / "broken.cu"
     source.write_text('extern "C" __global__ void f(float *y) {\n    *y = nowhere;\n}\n')
     with pytest.raises(KernelCompileFailed) as caught:
-        compiler.compile_plan(str(source), (("BIAS", 1),), "90", folder)
+        nvcc_compiler.compile_plan(str(source), (("BIAS", 1),), "90", folder)
     text = str(caught.value)
     assert text.startswith(f'{source}:2: identifier "nowhere" is undefined')
     assert "nvcc -cubin" in text
@@ -181,9 +181,9 @@ def test_a_source_that_does_not_compile_is_named_with_its_line(folder, tmp_path)
 
 
 def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler, "find_nvcc", lambda: None)
+    monkeypatch.setattr(nvcc_compiler, "find_nvcc", lambda: None)
     with pytest.raises(NoUsableGpu, match="nvcc, which compiles the CUDA kernels, is not on PATH"):
-        compiler.compile_plan("ladder/1_naive.cu", (), "90", tmp_path)
+        nvcc_compiler.compile_plan("ladder/1_naive.cu", (), "90", tmp_path)
 
 
 def test_an_nvcc_that_does_not_run_is_said(tmp_path):
@@ -192,7 +192,7 @@ def test_an_nvcc_that_does_not_run_is_said(tmp_path):
         broken.write_text(text)
         broken.chmod(0o755 if text else 0o644)
         with pytest.raises(NoUsableGpu, match=reason):
-            compiler.nvcc_version.__wrapped__(broken)
+            nvcc_compiler.nvcc_version.__wrapped__(broken)
 
 
 LAYERS = ("b1,c1,h72,w72,m12,k7", "b1,c1,h48,w48,m6,k5", "b1,c1,h12,w12,m4,k3")
@@ -204,7 +204,7 @@ def test_blocks_begin_with_the_registers_that_they_hand_over(folder, layer):
     kernel, problem = catalog.get("19_more_registers"), ConvProblem.parse(layer)
     for layout in kernel.layouts(problem, (9, 0))[:2]:
         plan = kernel.plan(problem, (9, 0), False, layout)
-        binary = compiler.compile_plan(plan.kernel.source, plan.macros, "90a", folder)
+        binary = nvcc_compiler.compile_plan(plan.kernel.source, plan.macros, "90a", folder)
         warps, later = plan.launches[0].block[0] // 32, dict(plan.macros)["REGISTERS"]
         # Of .nv.info: a value of 8 bytes, 0x2f, which is a function and its threads' registers.
         (found,) = re.findall(rb"\x04\x2f\x08\0....(....)", binary, re.S)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ece408_op.backends.cuda.runtime import crew
+from ece408_op.backends.cuda.runtime import gpu_threads
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def _where():
 
 def test_threads_stay_and_keep_to_their_cores():
     tasks = [(Place("a", ALL), _where), (Place("b", ONE), _where), (Place("c", NONE), _where)]
-    first, again = crew.run_all(tasks), crew.run_all(tasks)
+    first, again = gpu_threads.run_all(tasks), gpu_threads.run_all(tasks)
     assert first == again
     assert [cores for _, cores in first] == [ALL, ONE, ALL]
     assert len({thread for thread, _ in first} | {threading.get_ident()}) == 4
@@ -37,7 +37,7 @@ def test_threads_stay_and_keep_to_their_cores():
 
 
 def test_a_single_part_is_the_callers():
-    assert crew.run_all([(Place("b", ONE), _where)]) == [(threading.get_ident(), ALL)]
+    assert gpu_threads.run_all([(Place("b", ONE), _where)]) == [(threading.get_ident(), ALL)]
 
 
 def test_what_one_raises_is_raised_when_all_have_ended():
@@ -51,5 +51,5 @@ def test_what_one_raises_is_raised_when_all_have_ended():
         raise ZeroDivisionError("of this part")
 
     with pytest.raises(ZeroDivisionError, match="of this part"):
-        crew.run_all([(Place("a", ALL), failing), (Place("b", ONE), slow)])
+        gpu_threads.run_all([(Place("a", ALL), failing), (Place("b", ONE), slow)])
     assert ended == [1]

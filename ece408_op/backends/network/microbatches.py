@@ -13,7 +13,7 @@ from dataclasses import replace
 from .values import ARENA, OUTPUT, Early, Step, Steps
 
 # A piece's images take about so much.
-PIECE_BYTES = 4 << 20
+MICROBATCH_BYTES = 4 << 20
 # What a GPU computes while a byte comes over the bus, about: 40 TFLOP/s beside 50 GB/s.
 _FLOPS_PER_BYTE = 800
 
@@ -25,10 +25,10 @@ def early(steps: Steps, image_bytes: int, few: Callable[[int], Steps]) -> Early 
     They are the steps up to where a GPU has computed for as long as the copies take, or where an
     image has become smaller than what is copied of it.
     """
-    pieces = min(steps.images, -(-steps.images * image_bytes // PIECE_BYTES))
-    if not steps.divisible or pieces < 2:
+    microbatches = min(steps.images, -(-steps.images * image_bytes // MICROBATCH_BYTES))
+    if not steps.divisible or microbatches < 2:
         return None
-    images = -(-steps.images // pieces)
+    images = -(-steps.images // microbatches)
     found: list[Step] = []
     touched: set[int] = set()
     flops = 0
@@ -47,7 +47,7 @@ def early(steps: Steps, image_bytes: int, few: Callable[[int], Steps]) -> Early 
 
 def _repeatable(step: Step, touched: set[int]) -> bool:
     """Whether the step leaves what it reads as it is, and adds to nothing: then it can be done
-    twice to the images that two pieces have in common."""
+    twice to the images that two microbatches have in common."""
     buffers = [id(value.buffer) for value in step.arrays.values()]
     y = step.arrays["y"].buffer
     fresh = buffers.count(id(y)) == 1 and id(y) not in touched
