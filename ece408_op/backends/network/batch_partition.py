@@ -1,4 +1,4 @@
-"""How a call's images are shared out over several GPUs, in chunks."""
+"""Partition of a batch into chunks for several GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..cuda.load_balancer import LoadBalancer, ranges
 from .inputs import Call
 from .resident import Part, Resident
 
-# Calls of different sizes, or with other settings, whose shares are remembered.
+# Number of partitions kept, by input sizes and settings.
 _MOST_KNOWN = 64
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A call that one GPU computes, or all that there are: then each has a program for `planned`
-    images, and gets a number of chunks of `size` images."""
+    """The partition of one call. If several GPUs compute it, each has a program for `planned`
+    images and computes some of the chunks of `size` images; one GPU computes all `whole` images."""
 
     whole: int
     planned: int
@@ -27,7 +27,7 @@ class Partition:
     balancer: LoadBalancer
 
     def parts(self, assigned: Sequence[int]) -> list[Part]:
-        """The part of each GPU, which gets so many chunks."""
+        """Return each GPU's part, given its number of chunks."""
         if len(assigned) == 1:
             return [whole(self.whole)]
         threads = max(1, settings.threads() // len(assigned))
@@ -42,19 +42,19 @@ class Partition:
 
 
 def whole(images: int) -> Part:
-    """All images of a call, for one GPU."""
+    """Return the part that holds all images, for a single GPU."""
     return Part(range(images), images, settings.threads())
 
 
 class Partitions:
-    """How calls of a network are cut; each is decided by the first call that is like it."""
+    """The partitions of a network's calls; the first call of its kind determines each."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Partition] = {}
         self._lock = threading.Lock()
 
     def of(self, call: Call, residents: Sequence[Resident]) -> Partition:
-        """Raises what making a program raises."""
+        """Return the partition for calls like this one. Raises what building a program raises."""
         keys = [each.machine.key for each in residents]
         key = (call.inputs, settings.precision(), settings.gpu_memory(), *keys)
         with self._lock:
@@ -77,7 +77,7 @@ def _partition(call: Call, residents: Sequence[Resident]) -> Partition:
 
 
 def _chunk(resident: Resident, call: Call, images: int) -> int:
-    """The images of a chunk of so many; 0 if they cannot be computed without the others."""
+    """Return the images per chunk for `images` images, or 0 if the batch cannot be split."""
     if any(array.shape[:1] != (call.inputs.images,) for array in call.outputs):
         return 0
     with resident.machine.lock, resident.machine.active():

@@ -1,7 +1,7 @@
-"""A call's images on one GPU, in chunks that go round a ring of lanes.
+"""Pipeline of a batch's chunks on one GPU, over a ring of lanes.
 
-A lane is a stream with memory of its own: while one's kernels run, the next one's images are copied
-in, and the last one's results out.
+A lane is a stream with its own memory. While the kernels of one chunk run, the next chunk is copied
+in and the results of the one before are copied out.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from .inputs import Call
 from .network_program import Program
 from .values import Value
 
-# Chunks whose kernels run at the same time: two, as one's leave room for another's. More would end
-# together, and then the GPU would wait for the next images.
+# Number of chunks whose kernels run concurrently. Two fill the GPU; more would end at the same
+# time, and the GPU would then wait for the next images.
 _AT_ONCE = 2
-# Images are copied to page-locked memory, and on to the GPU, so many bytes at a time.
+# Images are copied to page-locked memory, and on to the GPU, in blocks of this size.
 _COPIED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A program, how many lanes its chunks go round, and the bytes that all lanes may have."""
+    """A program, the number of lanes for its chunks, and the memory limit of all lanes in bytes."""
 
     program: Program
     lanes: int
     limit: int
 
     def chunks(self, images: range) -> list[int]:
-        """The first image of each chunk of these images. All are of one size: the last one may
-        begin before the one before it has ended, or before these images, and computes some images
-        again."""
+        """Return the first image of each chunk of `images`. All chunks have one size, so the last
+        one may overlap the one before, or begin before `images`, and computes some images again."""
         if not self.program.steps.divisible or not images:
             return [0]
         size = self.program.steps.images
@@ -47,7 +46,7 @@ class Ready:
 
 @dataclass
 class Timings:
-    """Seconds of each step of a program, by its place, summed over chunks."""
+    """Seconds of each step of a program, in order, summed over chunks."""
 
     program: Program
     seconds: list[float] = field(default_factory=list)
@@ -59,11 +58,11 @@ class Timings:
 
 @dataclass
 class Watched:
-    """Where the time of a call went, in seconds since it began.
+    """Timeline of a call, in seconds since it began.
 
-    On the host: all of it, copying between arrays and page-locked memory, and waiting for the GPU;
-    the rest is enqueuing. On the GPU, for each chunk: when the first copy to it began, when the
-    last one had ended, when the kernels had, and when the results had been copied back.
+    Host: total, copying between arrays and page-locked memory, and waiting for the GPU; the rest is
+    enqueuing. GPU, for each chunk: when the first copy to it began, when the last copy ended, when
+    the kernels ended, and when the results had been copied back.
     """
 
     seconds: float = 0.0
@@ -73,7 +72,7 @@ class Watched:
 
     @contextlib.contextmanager
     def adding(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to one of these."""
+        """Add the time of the block to the attribute `name`."""
         start = time.perf_counter()
         try:
             yield
@@ -83,8 +82,8 @@ class Watched:
 
 @dataclass(frozen=True)
 class _Move:
-    """An array's way between the caller and a lane: the caller's address and bytes for each image,
-    the offset in the lane's memory, and the bytes of a chunk."""
+    """A copy between a caller's array and a lane: the caller's address and bytes per image, the
+    offset in the lane's memory, and the bytes of a chunk."""
 
     address: int
     image_bytes: int
@@ -95,7 +94,7 @@ class _Move:
         return self.address + first * self.image_bytes
 
     def part(self, first: int, images: int) -> _Move:
-        """The same for some of a chunk's images."""
+        """Return the copy of some of a chunk's images."""
         skipped, nbytes = first * self.image_bytes, images * self.image_bytes
         return replace(
             self, address=self.address + skipped, offset=self.offset + skipped, nbytes=nbytes
@@ -103,8 +102,8 @@ class _Move:
 
 
 class Pass:
-    """Some images of a call, on lanes, copied by so many threads; weights are at these addresses,
-    by number."""
+    """One pass over some images of a call, using `lanes`; `threads` threads copy on the host.
+    `weights` maps a weight's number to its address."""
 
     def __init__(
         self,
@@ -129,20 +128,20 @@ class Pass:
         under_way: deque[tuple[Any, int]] = deque()
         for number, first in enumerate(self._chunks):
             if len(under_way) == len(self._lanes):
-                self._finish(*under_way.popleft())
+                self._complete(*under_way.popleft())
             lane = self._lanes[number % len(self._lanes)]
             self._start(lane, first, number)
             self._send(lane)
             under_way.append((lane, first))
         if len(self._chunks) == 1:
-            # The answer counts, more than the core that waits for it.
+            # Latency matters more than the core that this wait occupies.
             with self._watched.adding("waiting"):
                 self._lanes[0].wait()
         while under_way:
-            self._finish(*under_way.popleft())
+            self._complete(*under_way.popleft())
 
     def watched(self) -> Watched:
-        """As `all`; where the time went."""
+        """Compute all chunks and return where the time went."""
         self._clock = self._lanes[0]
         self._clock.start_clock()
         with self._watched.adding("seconds"):
@@ -150,19 +149,19 @@ class Pass:
         return self._watched
 
     def timed(self) -> Timings:
-        """The same one after the other, each step by itself."""
+        """Compute the chunks one after the other, and time each step."""
         found = Timings(self._ready.program)
         lane = self._lanes[0]
         for first in self._chunks:
             self._bring(lane, first, self._ins)
             found.add(found.program.timed(lane, self._weights))
             self._send(lane)
-            self._finish(lane, first)
+            self._complete(lane, first)
         return found
 
     def _start(self, lane: Any, first: int, number: int) -> None:
-        """Enqueue a chunk's copies to the GPU and its steps; some of the first chunk's are done
-        early, as later on the GPU has the chunks before to compute."""
+        """Enqueue a chunk's copies to the GPU and its steps. Only the first chunk runs early steps:
+        later ones arrive while the GPU computes the chunks before them."""
         program, weights = self._ready.program, self._weights
         microbatches = program.microbatches() if number == 0 else []
         lane.mark(BEGIN)
@@ -192,7 +191,7 @@ class Pass:
             lane.copy_out(move.offset, move.nbytes)
         lane.mark(COPIED_OUT)
 
-    def _finish(self, lane: Any, first: int) -> None:
+    def _complete(self, lane: Any, first: int) -> None:
         with self._watched.adding("waiting"):
             lane.rest()
         if self._clock:

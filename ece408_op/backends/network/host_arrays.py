@@ -1,4 +1,4 @@
-"""Arrays on the host that a network is called with."""
+"""Host arrays passed to a network."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ...errors import UnsupportedProblem
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "uint8": 1}
-# Of a network's outputs. Inside all is of float32.
+# Types of a network's outputs. Intermediate arrays are float32.
 RESULTS = ("float32", "float16")
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array in the host's memory, contiguous. `version` differs whenever what is in it may have
-    changed since an earlier call with an array at this address."""
+    """A contiguous array in host memory. `version` changes whenever the contents may have changed
+    since an earlier call with an array at this address."""
 
     address: int
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Array:
 
     @property
     def image_bytes(self) -> int:
-        """Of one image."""
+        """Bytes per image."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape[1:])
 
 

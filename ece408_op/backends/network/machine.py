@@ -1,4 +1,4 @@
-"""What computes a network: GPUs, or the emulator in the place of one."""
+"""Interface of the machine that computes a network: a GPU or the emulator."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from ..cuda.kernel_plan import Plan, Target
 
 @dataclass(frozen=True)
 class Run:
-    """A plan that is loaded, and the addresses of its arrays."""
+    """A loaded plan and the addresses of its arrays."""
 
     loaded: Any
     pointers: dict[str, int]
 
 
 class Recorded(Protocol):
-    """Runs on a lane."""
+    """Recorded launches on a lane."""
 
     def launch(self) -> None:
-        """Enqueue them."""
+        """Enqueue the launches."""
 
     def close(self) -> None:
-        """Give back what is kept for them."""
+        """Free the recording."""
 
 
 class Machine(ABC):
-    """One GPU, and the cores nearest to it. All methods but `budget` are to be called inside
-    `active`, by one thread at a time: that which holds `lock`. They raise `NotEnoughMemory` and
-    `GpuFailed`."""
+    """One GPU, and the cores nearest to it. All methods but `budget` require `active`, and `lock`
+    held by the calling thread. They raise `NotEnoughMemory` and `GpuFailed`."""
 
     key: tuple[object, ...]
     backend: str
@@ -43,19 +42,19 @@ class Machine(ABC):
 
     @abstractmethod
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """Have the GPU current on this thread."""
+        """Make the GPU current on this thread."""
 
     @abstractmethod
     def budget(self, own: int) -> int:
-        """Bytes that a network may use, which has `own` of them already."""
+        """Return the bytes that a network may use, including `own` bytes that it already has."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> int:
-        """The address of memory that stays."""
+        """Allocate memory and return its address."""
 
     @abstractmethod
     def free(self, address: int) -> None:
-        """Give back what `allocate` gave."""
+        """Free memory from `allocate`."""
 
     @abstractmethod
     def upload(self, address: int, source: int, nbytes: int) -> None:
@@ -67,18 +66,18 @@ class Machine(ABC):
 
     @abstractmethod
     def load(self, plans: Sequence[Plan]) -> list[Any]:
-        """The plans, compiled and loaded."""
+        """Compile and load the plans."""
 
     @abstractmethod
     def lanes(
         self, count: int, device_bytes: int, host_bytes: int, limit: int
     ) -> contextlib.AbstractContextManager[Sequence[Any]]:
-        """Lanes as `Gpu.lanes` has them."""
+        """Provide lanes, as `Gpu.lanes` does."""
 
     @abstractmethod
     def record(self, lane: Any, runs: Sequence[Run]) -> Recorded:
-        """What enqueues these runs, in order, on this lane, as often as it is told to."""
+        """Record these launches, in order, for repeated execution on this lane."""
 
     @abstractmethod
     def timed(self, lane: Any, runs: Sequence[Run]) -> list[float]:
-        """Do the runs and wait; the seconds that each took by the GPU's clock."""
+        """Execute the launches, wait, and return the seconds of each by the GPU's clock."""

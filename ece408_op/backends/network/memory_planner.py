@@ -1,4 +1,4 @@
-"""Where the arrays of a network lie: those that are never needed at the same time share memory."""
+"""Device memory planner: arrays with disjoint lifetimes share memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .values import ARENA, INPUT, LASTING, OUTPUT, Buffer, Step, Steps, Value
 
-# Arrays begin at multiples of this many bytes, as those that CUDA allocates do.
+# Arrays are aligned to this many bytes, as CUDA's allocations are.
 _ALIGNMENT = 256
 
 
@@ -17,9 +17,9 @@ def aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class Places:
-    """Offsets in bytes: of inputs, outputs and what steps share, in a lane's memory, of which the
-    first `host_bytes` are page-locked memory, too; and of what is made of weights, in memory of
-    `lasting_bytes`. `workspaces` has the offset of each step's own memory, by its place."""
+    """Offsets in bytes. A lane's memory holds inputs, outputs and intermediate arrays; its first
+    `host_bytes` have a page-locked counterpart. Arrays that depend on weights alone are in separate
+    memory of `lasting_bytes`. `workspaces` maps a step's number to its workspace."""
 
     offsets: dict[int, int]
     workspaces: dict[int, int]
@@ -33,7 +33,7 @@ class Places:
 
 @dataclass
 class _Life:
-    """From which step to which a piece of memory is in use, and where it lies."""
+    """The first and last step that use a block of memory, and its offset."""
 
     nbytes: int
     first: int
@@ -45,7 +45,7 @@ class _Life:
 
 
 def places(steps: Steps, inputs: Iterable[Value]) -> Places:
-    """Where everything lies."""
+    """Plan the memory of all arrays."""
     offsets: dict[int, int] = {}
     end = 0
     for value in (*inputs, *steps.outputs):
@@ -59,7 +59,7 @@ def places(steps: Steps, inputs: Iterable[Value]) -> Places:
     early = len(steps.early.steps) if steps.early else 0
     lives, workspaces = _lives(steps.for_images, early)
     size = _pack([*lives.values(), *workspaces.values()])
-    # Weights are seen to before there are images.
+    # Steps for weights run before there are images, so their workspace may overlap all arrays.
     size = max(size, *(step.plan.workspace_bytes for step in steps.for_weights), 0)
     offsets |= {key: end + life.offset for key, life in lives.items()}
     own = {number: end + life.offset for number, life in workspaces.items()}
@@ -77,7 +77,8 @@ def _buffers(steps: Iterable[Step], kind: str) -> list[Buffer]:
 
 
 def _lives(steps: list[Step], early: int) -> tuple[dict[int, _Life], dict[int, _Life]]:
-    """Of arrays, by buffer, and of workspaces, by step. So many early steps are as one."""
+    """Return the lifetimes of arrays, by buffer, and of workspaces, by step. The first `early`
+    steps count as one."""
     lives: dict[int, _Life] = {}
     workspaces = {}
     for place, step in enumerate(steps):
@@ -94,7 +95,7 @@ def _lives(steps: list[Step], early: int) -> tuple[dict[int, _Life], dict[int, _
 
 
 def _pack(lives: list[_Life]) -> int:
-    """Give all of them offsets, the largest first, each where there is room; returns the end."""
+    """Assign offsets, largest first, each to the first gap that fits; return the end."""
     placed: list[_Life] = []
     for life in sorted(lives, key=lambda each: -each.nbytes):
         offset = 0

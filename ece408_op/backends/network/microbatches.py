@@ -1,8 +1,7 @@
-"""The first steps of a chunk on a few images at a time, while the others are still on their way.
+"""Microbatches: the first steps of a chunk run on a few images while the others are being copied.
 
-A GPU that has nothing else to do would wait until all images of a batch have come over the bus. So
-the first steps begin with the images that are there. How many steps, and on how many images at a
-time, is said here.
+Otherwise a GPU with nothing else to do waits until all images of a batch have been copied. This
+module chooses the steps that run early and the microbatch size.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from dataclasses import replace
 
 from .values import ARENA, OUTPUT, Early, Step, Steps
 
-# A piece's images take about so much.
+# Approximate bytes of a microbatch's images.
 MICROBATCH_BYTES = 4 << 20
-# What a GPU computes while a byte comes over the bus, about: 40 TFLOP/s beside 50 GB/s.
+# FLOPs that a GPU computes while one byte is copied: about 40 TFLOP/s over 50 GB/s.
 _FLOPS_PER_BYTE = 800
 
 
 def early(steps: Steps, image_bytes: int, few: Callable[[int], Steps]) -> Early | None:
-    """What to do of these steps while images arrive, of which each takes `image_bytes`; `few` gives
-    the steps for fewer images, by the same kernels. `None` if there is nothing to do early.
+    """Return the steps to run while images arrive, or `None` if there are none. An image has
+    `image_bytes`; `few` returns the steps for fewer images, by the same kernels.
 
-    They are the steps up to where a GPU has computed for as long as the copies take, or where an
-    image has become smaller than what is copied of it.
+    Steps are early until their computing time reaches the time of the copies, or until results are
+    smaller than the copied images.
     """
     microbatches = min(steps.images, -(-steps.images * image_bytes // MICROBATCH_BYTES))
     if not steps.divisible or microbatches < 2:
@@ -46,8 +45,8 @@ def early(steps: Steps, image_bytes: int, few: Callable[[int], Steps]) -> Early 
 
 
 def _repeatable(step: Step, touched: set[int]) -> bool:
-    """Whether the step leaves what it reads as it is, and adds to nothing: then it can be done
-    twice to the images that two microbatches have in common."""
+    """Return whether the step overwrites none of its inputs and accumulates nothing, so that it may
+    run twice on images that two microbatches have in common."""
     buffers = [id(value.buffer) for value in step.arrays.values()]
     y = step.arrays["y"].buffer
     fresh = buffers.count(id(y)) == 1 and id(y) not in touched
@@ -55,7 +54,7 @@ def _repeatable(step: Step, touched: set[int]) -> bool:
 
 
 def _alike(step: Step, part: Step, all_images: int, images: int) -> bool:
-    """Whether the second step does to fewer images what the first one does to all."""
+    """Return whether `part` computes for fewer images what `step` computes for all."""
     one, other = step.plan, part.plan
     same_code = (one.kernel, one.defines) == (other.kernel, other.defines)
     if not same_code or other.constants or other.workspace_bytes > one.workspace_bytes:

@@ -1,4 +1,4 @@
-"""A network for a number of images of given sizes, on one GPU: its steps, memory and launches."""
+"""Program of a network for a fixed input size on one GPU: steps, memory and launches."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .memory_planner import Places, places
 from .operators import lower, reshaping
 from .values import LASTING, WEIGHT, Step, Steps, Value
 
-# Lanes of which recordings are kept: of lanes whose memory has moved, or of which there are many.
+# Number of lanes whose recordings are kept. Lanes may move, or be many.
 _MOST_LANES = 8
-# What is recorded besides the early steps, which go by their first image.
+# Keys of recordings; early steps use the number of their first image.
 ALL, LATE = -1, -2
 
 
 def build(
     graph: Graph, inputs: Inputs, machine: Machine, chosen_for: int | None = None
 ) -> tuple[Steps, list[Value]]:
-    """The steps for inputs, by the kernels that are the best for `chosen_for` images, or for
-    these, and the arrays that the inputs are. Raises `UnsupportedProblem`."""
+    """Return the steps for inputs, and the arrays of the inputs. Kernels are chosen for
+    `chosen_for` images if given. Raises `UnsupportedProblem`."""
 
     def built(room: Room | None) -> tuple[Steps, list[Value], Builder]:
         values = inputs.values()
@@ -44,15 +44,15 @@ def build(
 
 
 class Program:
-    """Steps with memory and code. To be made, used and closed with the machine active."""
+    """Steps with memory and code. Create, use and close it with the machine active."""
 
     def __init__(self, machine: Machine, steps: Steps, inputs: list[Value]) -> None:
         self.steps = steps
         read = {id(value.buffer) for step in steps.for_images for value in step.arrays.values()}
-        # The inputs of which there is an element for each image, without those that nothing reads.
+        # The inputs with one element per image, except unused ones.
         self.images = [value for value in inputs if not value.constant and id(value.buffer) in read]
         self.places: Places = places(steps, inputs)
-        # What was made of weights is made of those of this stamp.
+        # The stamp of the weights that the lasting arrays were computed from.
         self.stamp = -1
         self._machine = machine
         early = steps.early.steps if steps.early else []
@@ -64,12 +64,12 @@ class Program:
             self._workspaces |= {
                 id(step): self.places.workspaces.get(number, 0) for number, step in enumerate(these)
             }
-        # By the lane's memory, and by what it is.
+        # By the lane's addresses, then by what is recorded.
         self._recorded: dict[tuple[int, int], dict[int, Recorded]] = {}
         self._lasting = machine.allocate(self.places.lasting_bytes)
 
     def prepare(self, lane: Any, weights: Mapping[int, int]) -> None:
-        """Compute what is made of weights alone, which are at these addresses by number."""
+        """Run the steps that depend on weights alone; `weights` maps their numbers to addresses."""
         self.forget()
         runs = self._runs(self.steps.for_weights, lane, weights)
         recorded = self._machine.record(lane, runs)
@@ -89,7 +89,7 @@ class Program:
         return [(min(at, whole - size), size) for at in range(0, whole, size)]
 
     def launch(self, lane: Any, weights: Mapping[int, int]) -> None:
-        """Enqueue all steps for the images that are in the lane."""
+        """Enqueue all steps for the images in the lane."""
         self._launch(ALL, self.steps.for_images, lane, weights)
 
     def launch_early(self, lane: Any, weights: Mapping[int, int], first: int) -> None:
@@ -98,14 +98,14 @@ class Program:
         self._launch(first, self.steps.early.steps, lane, weights)
 
     def launch_late(self, lane: Any, weights: Mapping[int, int]) -> None:
-        """Enqueue what the early steps have left to do."""
+        """Enqueue the steps that follow the early ones."""
         assert self.steps.early is not None
         late = self.steps.for_images[len(self.steps.early.steps) :]
         self._launch(LATE, late, lane, weights)
 
     def _launch(self, what: int, steps: list[Step], lane: Any, weights: Mapping[int, int]) -> None:
-        """Enqueue steps, recorded once for each lane: all of them, the late ones, or the early ones
-        from an image on."""
+        """Enqueue steps, recorded once per lane. `what` is ALL, LATE or the first image of early
+        steps."""
         key = lane.device, lane.host
         if key not in self._recorded:
             if len(self._recorded) == _MOST_LANES:
@@ -118,11 +118,11 @@ class Program:
         recorded[what].launch()
 
     def timed(self, lane: Any, weights: Mapping[int, int]) -> list[float]:
-        """The same one by one, and the seconds that each took."""
+        """Run all steps one by one and return the seconds of each."""
         return self._machine.timed(lane, self._runs(self.steps.for_images, lane, weights))
 
     def forget(self) -> None:
-        """Give up what was recorded; addresses may have changed."""
+        """Discard the recordings, because addresses may have changed."""
         for recorded in self._recorded.values():
             for each in recorded.values():
                 each.close()
@@ -135,7 +135,7 @@ class Program:
     def _runs(
         self, steps: list[Step], lane: Any, weights: Mapping[int, int], first: int = 0
     ) -> list[Run]:
-        """Steps with addresses; those that are for a few images with those of the `first` one."""
+        """Resolve the steps' addresses; microbatch steps start at image `first`."""
         runs = []
         for step in steps:
             pointers = {
@@ -158,8 +158,8 @@ class Program:
 
 
 def refused(steps: Steps, images: int, call: Call) -> str | None:
-    """Why the steps for this number of images, all of a call's or a chunk of them, do not give the
-    call's outputs; `None` if they do."""
+    """Return why the steps for `images` images, a chunk or the whole call, do not produce the
+    call's outputs, or `None` if they do."""
     whole = call.inputs.images
     for value, array in zip(steps.outputs, call.outputs):
         expected = array.shape
@@ -173,7 +173,7 @@ def refused(steps: Steps, images: int, call: Call) -> str | None:
 
 
 def check(steps: Steps, images: int, call: Call) -> None:
-    """Raise `UnsupportedProblem` if `refused` has a reason."""
+    """Raise `UnsupportedProblem` if `refused` returns a reason."""
     reason = refused(steps, images, call)
     if reason is not None:
         raise UnsupportedProblem(reason)

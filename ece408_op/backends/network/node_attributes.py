@@ -1,4 +1,4 @@
-"""Attributes of nodes, from the strings that MXNet has for them."""
+"""Typed access to node attributes, which MXNet stores as strings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from ...errors import InvalidProblem
 
 _UNSET = ("None", "_Null", "")
-# A network's nodes have few different ones.
+# Nodes of a network repeat a few attribute values.
 _literal = functools.lru_cache(maxsize=1024)(ast.literal_eval)
 
 
 class Attributes:
-    """The attributes of a node of `op`, read as what each one is.
+    """The attributes of a node of `op`, with typed accessors.
 
-    All methods raise `InvalidProblem` for text that cannot be read so, and for an attribute that
-    is not there and has no default.
+    All methods raise `InvalidProblem` for unreadable text and for a missing attribute without a
+    default.
     """
 
     def __init__(self, op: str, given: Mapping[str, str]) -> None:
@@ -49,7 +49,7 @@ class Attributes:
         return int(self._literal(name, default, int))
 
     def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Whole numbers; a single one is a tuple of one."""
+        """Return integers; a single one becomes a tuple of one."""
         found = self._literal(name, default, (int, tuple, list))
         values = (found,) if isinstance(found, int) else tuple(found)
         if not all(isinstance(value, int) for value in values):

@@ -37,16 +37,16 @@ class RealGpu(Machine):
         return self._gpu.active()
 
     def budget(self, own: int) -> int:
-        asked = settings.gpu_memory()
-        if asked is not None:
-            return asked
+        limit = settings.gpu_memory()
+        if limit is not None:
+            return limit
         gpu = self._gpu
         return int(_FRACTION_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes() + own))
 
     def allocate(self, nbytes: int) -> int:
         with reported(f"allocating {nbytes} bytes for a network on {self._gpu}"):
             block = self._gpu.cuda.mem_alloc(max(1, nbytes))
-        # It is freed by hand, with the GPU current: device.py says why.
+        # It is freed explicitly, with the GPU current; device.py says why.
         self._blocks[int(block)] = device.immortal(block)
         return int(block)
 
@@ -66,7 +66,7 @@ class RealGpu(Machine):
         wanted = {(plan.kernel, plan.macros) for plan in plans}
 
         def compiled(each: tuple[Code, Defines]) -> None:
-            # Without code for this GPU, `load` says so.
+            # If there is no code for this GPU, `launcher.load` raises.
             name = architecture(each[0].architectures, gpu.capability)
             if name is not None:
                 compile_plan(each[0].source, each[1], name, folder)
@@ -98,7 +98,7 @@ class RealGpu(Machine):
         return [end.time_since(begin) / 1e3 for begin, end in zip(events, events[1:])]
 
     def _events(self, count: int) -> list[Any]:
-        """Events, which are never destroyed: device.py says why."""
+        """Return events, which are never destroyed; device.py says why."""
         kept = _events.setdefault(self._gpu.index, [])
         kept += [device.immortal(self._gpu.cuda.Event()) for _ in range(count - len(kept))]
         return kept[:count]

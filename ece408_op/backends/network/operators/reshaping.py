@@ -1,4 +1,4 @@
-"""Operators that move elements, or only see them in another shape."""
+"""Operators that move elements or change shapes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _reshape(builder: Builder, attributes: Attributes, operands: list[Operand]) 
 
 
 def reshaped(old: Sequence[int], codes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that MXNet's codes make of another: 0 keeps an axis, -1 is what is left over, -2
-    keeps all that follow, -3 joins two, -4 splits one in the next two."""
+    """Return the shape that MXNet's codes make of `old`: 0 keeps an axis, -1 is inferred, -2 keeps
+    all axes that follow, -3 merges two, -4 splits one into the next two."""
     new: list[int] = []
     at, i = 0, 0
     while i < len(codes):
@@ -77,7 +77,7 @@ def _squeeze(builder: Builder, attributes: Attributes, operands: list[Operand]) 
     given = attributes.integers("axis", ())
     axes = {axis_of(axis, len(shape)) for axis in given} if given else set(range(len(shape)))
     if 0 in axes:
-        # A chunk of one image would lose an axis that the batch keeps.
+        # A chunk of one image would lose an axis that the whole batch keeps.
         builder.mixes_images()
     kept = [size for axis, size in enumerate(shape) if size != 1 or axis not in axes]
     return builder.view(operands[0], kept or [1])
@@ -182,7 +182,7 @@ def _reshape_like(builder: Builder, attributes: Attributes, operands: list[Opera
 
 
 def _split(builder: Builder, attributes: Attributes, operands: list[Operand]) -> list[Operand]:
-    """Parts of channels stay where they are; others are copied."""
+    """Split the operand; parts along channels are views, others are copies."""
     x = builder.dense(operands[0])
     axis = axis_of(attributes.integer("axis", 1), len(x.shape))
     parts = attributes.integer("num_outputs")
@@ -217,7 +217,7 @@ def _upsampling_why_not(attributes: Attributes) -> str | None:
 
 
 def _upsampling(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """Each pixel as often as the scale says, down and across."""
+    """Repeat each pixel vertically and horizontally."""
     x = builder.dense(operands[0])
     images, channels, height, width = x.shape
     scale = attributes.integer("scale")
@@ -246,13 +246,14 @@ def _resize(builder: Builder, attributes: Attributes, operands: list[Operand]) -
 
 
 def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -> Operand:
-    """Each operand is computed where it belongs in the result; the first one may be there."""
+    """Compute each operand directly into its place in the result; the first may already be in
+    place."""
     count = len(operands[0].shape)
     axis = axis_of(attributes.integer("dim", 1), count)
     sizes = [each.shape[axis] for each in operands]
     shape = list(operands[0].shape)
     shape[axis] = sum(sizes)
-    # A parameter that has an element for each image has too many for some of them.
+    # A parameter with one row per image of the whole batch does not fit a chunk.
     shapes = [each.shape for each in operands]
     if len({(*each[:axis], *each[axis + 1 :]) for each in shapes}) > 1:
         raise UnsupportedProblem(f"{builder.node}: {shapes} differ not only in axis {axis}")
@@ -279,7 +280,7 @@ def _concat(builder: Builder, attributes: Attributes, operands: list[Operand]) -
 
 
 def _place(builder: Builder, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
-    """Where to concatenate, with room for what is known to be added."""
+    """Return the array to concatenate into, with room for known later additions."""
     constant = all(builder.constant(each) for each in operands)
     channels = builder.room.channels.get(builder.number, 0)
     if constant or not channels:
@@ -290,7 +291,7 @@ def _place(builder: Builder, operands: Sequence[Operand], shape: Sequence[int]) 
 
 
 def room(nodes: Sequence[Node], found: Mapping[int, tuple[int, ...]]) -> Room:
-    """Concatenations of channels that go on with another one, which begins no third; `found` has
+    """Find concatenations of channels that extend another one, which begins no third; `found` has
     the shapes of results."""
     begun: dict[int, list[int]] = {}
     for k, node in enumerate(nodes):
