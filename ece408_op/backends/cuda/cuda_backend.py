@@ -1,6 +1,6 @@
-"""Backends of CUDA kernels, for arrays on the GPU (zero-copy) and for arrays on the host (staged).
+"""CUDA backends for arrays on the GPU (zero-copy) and for host arrays (staged).
 
-Nothing of CUDA is imported, and no GPU looked for, before there is something to compute.
+CUDA is imported, and GPUs are looked for, only when a first call needs them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .work import Work
 
 
 class CudaBackend(Backend):
-    """Every problem in every direction, on one way in.
+    """A backend for every problem and direction.
 
-    `kernel` asks for a forward kernel by name; without it, `precision` says how exact the forward
-    pass must be at least, and `gradient_precision` how exact gradients must be.
+    `kernel` names a forward kernel; without it, `precision` is the minimum precision of the forward
+    pass, and `gradient_precision` that of gradients.
 
-    All methods raise `NoUsableGpu`, `KernelCompileFailed`, `GpuFailed`, `NotEnoughMemory`, and
-    `InvalidSetting` for a kernel that there is not, besides what `Backend` says.
+    All methods raise `NoUsableGpu`, `KernelCompileFailed`, `GpuFailed`, `NotEnoughMemory`,
+    `InvalidSetting` for an unknown kernel, and the errors that `Backend` lists.
     """
 
     name = "cuda"
@@ -41,20 +41,20 @@ class CudaBackend(Backend):
     ) -> None:
         self._kernel = kernel
         self._precision, self._gradient_precision = precision, gradient_precision
-        # What another one like this is made with.
+        # Arguments for creating an equal backend.
         self._arguments: tuple[Any, ...] = (kernel, precision, gradient_precision)
 
     @abstractmethod
     def gpus(self) -> list[Gpu]:
-        """The GPUs that compute."""
+        """Return the GPUs that compute."""
 
     @abstractmethod
-    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
-        """Do the work."""
+    def _compute(self, request: Work, gpus: list[Gpu]) -> Done:
+        """Compute the work."""
 
     @abstractmethod
     def _prepare(self, problem: ConvProblem, direction: str) -> None:
-        """Compile, load, allocate."""
+        """Compile and load kernels, and allocate memory."""
 
     def prepare(self, problem: ConvProblem, direction: str) -> None:
         _prepare_once(type(self), self._arguments, problem, direction)
@@ -72,8 +72,8 @@ class CudaBackend(Backend):
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
         self.require_bias(problem, bias)
-        asked = work.forward(problem, x, w, bias, y, accumulate, self._kernel, self._precision)
-        return self._run(asked)
+        request = work.forward(problem, x, w, bias, y, accumulate, self._kernel, self._precision)
+        return self._run(request)
 
     def backward_data(
         self, problem: ConvProblem, w: int, dy: int, dx: int, accumulate: bool
@@ -91,18 +91,18 @@ class CudaBackend(Backend):
         accumulate_w: bool,
         accumulate_bias: bool,
     ) -> Done:
-        asked = work.backward_weight(
+        request = work.backward_weight(
             problem, x, dy, dw, dbias, accumulate_w, accumulate_bias, self._gradient_precision
         )
-        return self._run(asked)
+        return self._run(request)
 
     def _example(self, problem: ConvProblem, direction: str) -> Work:
         forward = direction == "forward"
         precision = self._precision if forward else self._gradient_precision
         return work.example(problem, direction, self._kernel, precision)
 
-    def _run(self, asked: Work) -> Done:
-        return self._compute(asked, self.gpus())
+    def _run(self, request: Work) -> Done:
+        return self._compute(request, self.gpus())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -113,7 +113,7 @@ def _prepare_once(
 
 
 class ZeroCopyBackend(CudaBackend):
-    """For arrays in the memory of the GPU of this number."""
+    """The backend for arrays in the memory of GPU number `index`."""
 
     def __init__(
         self,
@@ -129,8 +129,8 @@ class ZeroCopyBackend(CudaBackend):
     def gpus(self) -> list[Gpu]:
         return [device.get(self._index)]
 
-    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
-        return zero_copy.compute(asked, gpus[0])
+    def _compute(self, request: Work, gpus: list[Gpu]) -> Done:
+        return zero_copy.compute(request, gpus[0])
 
     def _prepare(self, problem: ConvProblem, direction: str) -> None:
         zero_copy.prepare(self._example(problem, direction), *self.gpus())
@@ -142,7 +142,7 @@ class ZeroCopyBackend(CudaBackend):
 
 
 class StagedBackend(CudaBackend):
-    """For arrays in the host's memory, on the GPUs that `settings.devices` names."""
+    """The backend for host arrays, on the GPUs in `settings.devices`."""
 
     def gpus(self) -> list[Gpu]:
         return [device.get(index) for index in settings.devices()]
@@ -151,8 +151,8 @@ class StagedBackend(CudaBackend):
         nbytes = math.prod(problem.y_shape) * ITEM_BYTES[problem.dtype]
         return page_locked.pool.lend(nbytes, self.gpus()[0], settings.threads())
 
-    def _compute(self, asked: Work, gpus: list[Gpu]) -> Done:
-        return staging.compute(asked, gpus, _staging(settings.gpu_memory(), settings.threads()))
+    def _compute(self, request: Work, gpus: list[Gpu]) -> Done:
+        return staging.compute(request, gpus, _staging(settings.gpu_memory(), settings.threads()))
 
     def _prepare(self, problem: ConvProblem, direction: str) -> None:
         how = _staging(settings.gpu_memory(), settings.threads())

@@ -1,7 +1,7 @@
-"""The CUDA backend with the forward kernel of a user's file in a form of the course.
+"""CUDA backend for a user's file in one of the course's forms.
 
-Such a file launches its kernels itself: new-forward.cuh, to 2019, from arrays on the GPU;
-new-forward.cu, from 2020 on, from arrays on the host. It is compiled to a library by nvcc.
+Such a file launches its kernels itself: new-forward.cuh, until 2019, on arrays on the GPU;
+new-forward.cu, since 2020, on host arrays. nvcc compiles it to a shared library.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Seconds(ctypes.Structure):
 
 
 class _FileBackend(CudaBackend):
-    """What both ways in have in common; gradients are the other base class's."""
+    """Common part of both file backends; the other base class computes the gradients."""
 
     _file: KernelFile
 
@@ -57,7 +57,7 @@ class _FileBackend(CudaBackend):
 
 
 class StagedFileBackend(_FileBackend, StagedBackend):
-    """For arrays in the host's memory, on the first of the GPUs that `settings.devices` names."""
+    """The backend for host arrays, on the first GPU in `settings.devices`."""
 
     def __init__(self, file: KernelFile, gradient_precision: str = "float32") -> None:
         super().__init__(gradient_precision=gradient_precision)
@@ -67,7 +67,7 @@ class StagedFileBackend(_FileBackend, StagedBackend):
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
-        """Raises `KernelFailed` with what the file's code threw, or the CUDA error it left."""
+        """Raises `KernelFailed` with the exception of the file's code or the CUDA error."""
         self.require(problem, "forward")
         gpu = self.gpus()[0]
         out = as_array(y, problem.y_shape)
@@ -81,7 +81,7 @@ class StagedFileBackend(_FileBackend, StagedBackend):
 
 
 class ZeroCopyFileBackend(_FileBackend, ZeroCopyBackend):
-    """For arrays in the memory of the GPU of this number."""
+    """The backend for arrays in the memory of GPU number `index`."""
 
     def __init__(self, index: int, file: KernelFile, gradient_precision: str = "float32") -> None:
         super().__init__(index, gradient_precision=gradient_precision)
@@ -96,7 +96,7 @@ class ZeroCopyFileBackend(_FileBackend, ZeroCopyBackend):
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
-        """Raises `KernelFailed`, and `UnsupportedProblem` where it is to add to y."""
+        """Raises `KernelFailed`, and `UnsupportedProblem` if the result is to be added to y."""
         self.require(problem, "forward")
         if accumulate:
             raise UnsupportedProblem(
@@ -116,7 +116,7 @@ def _load(file: KernelFile, capability: Capability) -> ctypes.CDLL:
 
 @functools.lru_cache(maxsize=64)
 def library(file: KernelFile, capability: Capability) -> bytes:
-    """What the file is compiled to for a GPU. Raises what `kernel_file.compiled` raises, and
+    """Compile the file to a library for a GPU. Raises what `kernel_file.compiled` raises, and
     `NoUsableGpu`."""
     nvcc = require_nvcc()
     name = architecture(ARCHITECTURES, capability)
@@ -131,10 +131,10 @@ def library(file: KernelFile, capability: Capability) -> bytes:
 
 
 def library_command(file: KernelFile, name: str) -> list[str]:
-    """nvcc's command that makes the library for an architecture such as "90", but for its output.
-    Raises `NoUsableGpu` without nvcc."""
+    """Return nvcc's command that makes the library for an architecture such as "90", without the
+    output option. Raises `NoUsableGpu` without nvcc."""
     source = kernel_file.source_of(file)
-    # To nvcc a bare comma separates values.
+    # nvcc treats an unescaped comma as a separator of values.
     defines = [f'-DECE408_FILE="{file.path}"'.replace(",", "\\,")]
     defines += [f"-D{name}" for name in kernel_file.macros(file)]
     nvcc = str(require_nvcc())
@@ -145,7 +145,8 @@ def library_command(file: KernelFile, name: str) -> list[str]:
 def _on_gpu(
     file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: np.ndarray
 ) -> Iterator[tuple[int, int, int]]:
-    """Addresses of x, w and y where the file's form wants them; y is copied back at the end."""
+    """Provide x, w and y at addresses of the kind that the file's form expects; copy y back at the
+    end."""
     if file.form == "course_2020":
         yield x, w, y.ctypes.data
         return
@@ -162,12 +163,12 @@ def _on_gpu(
 
 
 def _aligned(nbytes: int) -> int:
-    """As much memory as cudaMalloc would take: every array begins at a multiple of 256 bytes."""
+    """Round up to 256 bytes, the alignment of cudaMalloc."""
     return -(-nbytes // 256) * 256
 
 
 def _call(file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: int) -> _Seconds:
-    """Compute y; the GPU is active. Raises `KernelFailed`."""
+    """Compute y; the GPU must be active. Raises `KernelFailed`."""
     library = _load(file, gpu.capability)
     seconds = _Seconds()
     arrays = [ctypes.c_void_p(address) for address in (x, w, y)]
@@ -180,8 +181,8 @@ def _call(file: KernelFile, gpu: Gpu, problem: ConvProblem, x: int, w: int, y: i
 def call_each(
     file: KernelFile, gpu: Gpu, problem: ConvProblem, sets: Sequence[Sequence[int]]
 ) -> None:
-    """Have the file's kernels compute each set of x, w and y on the GPU, one after the other; of a
-    file of form course_2020 that is conv_forward_gpu. The GPU is active. Raises `KernelFailed`."""
+    """Call the file's kernels on each set of x, w and y on the GPU, in order; in form course_2020
+    this calls conv_forward_gpu. The GPU must be active. Raises `KernelFailed`."""
     library = _load(file, gpu.capability)
     addresses = [address for each in sets for address in each]
     arrays = (ctypes.c_void_p * len(addresses))(*addresses)
@@ -190,18 +191,17 @@ def call_each(
 
 
 def has_prolog(file: KernelFile, capability: Capability) -> bool:
-    """Whether a file of form course_2020 copies in methods of their own; fall 2020's have
-    conv_forward_gpu alone, for arrays on the host. Loads the file's code."""
+    """Return whether a file of form course_2020 has separate copy methods (prolog and epilog).
+    Files of fall 2020 have only conv_forward_gpu, on host arrays. Loads the file's code."""
     return bool(_load(file, capability).ece408_file_has_prolog())
 
 
 def call_method(
     file: KernelFile, gpu: Gpu, problem: ConvProblem, name: str, x: int, w: int, y: int
 ) -> None:
-    """Call one method of a file of form course_2020: "prolog", which begins a call with these
-    arrays on the host; "compute", on the file's own arrays on the GPU; or "epilog". The GPU is
-    active. Raises `KernelFailed`.
-    """
+    """Call one method of a file of form course_2020: "prolog", which starts a call with these host
+    arrays; "compute", on the file's own arrays on the GPU; or "epilog". The GPU must be active.
+    Raises `KernelFailed`."""
     library = _load(file, gpu.capability)
     addresses = [ctypes.c_void_p(address) for address in (x, w, y)]
     function = library.ece408_file_method
@@ -210,8 +210,8 @@ def call_method(
 
 
 def fill_allocations(file: KernelFile, gpu: Gpu, fills: bool) -> None:
-    """Have what the file's code allocates on the GPU from here on be filled with NaN, or left as it
-    is. Filling takes time."""
+    """Fill the file's later allocations on the GPU with NaN, or stop doing so. Filling takes
+    time."""
     _load(file, gpu.capability).ece408_file_fill_allocations(int(fills))
 
 

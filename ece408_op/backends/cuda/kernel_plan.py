@@ -1,4 +1,4 @@
-"""What it takes to compute one problem with one kernel: pure descriptions, no CUDA needed."""
+"""Kernel plans: how a kernel computes a problem, as data; needs no CUDA."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Protocol, Union
 
 from ...problem import PRECISIONS, ConvProblem
 
-# As nvcc names them without the sm_: one of each major version at least.
+# Architectures without nvcc's "sm_" prefix: at least one per major version.
 ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
 
 Capability = tuple[int, int]
 Grid = tuple[int, int, int]
 Defines = tuple[tuple[str, Union[str, int]], ...]
-# A layout as names and numbers, such as rows and filters.
+# A layout's parameters by name, such as rows and filters.
 Tunables = tuple[tuple[str, int], ...]
 
 
 class Target(Protocol):
-    """A GPU as far as choosing a kernel for it goes: the name that its driver gives it, its
-    compute capability, and the newest CUDA version that the driver knows, such as 13000."""
+    """A GPU's properties that kernel choice depends on: driver name, compute capability, and the
+    newest CUDA version that the driver supports, such as 13000."""
 
     name: str
     capability: Capability
@@ -33,10 +33,10 @@ class Launch:
     """One launch of a function of the compiled source.
 
     `arguments` are, in the function's order, names of arrays ("x", "w", "bias", "y", "dx", "dw",
-    "dy", "dbias", "workspace"), which become pointers (a bias that is not there becomes NULL),
-    and numbers, which become 32-bit integers. `shared_bytes` is dynamic shared memory for each
-    block. A launch of persistent blocks has `blocks_per_processor`: grid[0] then is the most
-    blocks that there is work for, and no more are launched than the GPU holds at once.
+    "dy", "dbias", "workspace"), passed as pointers (a missing bias as NULL), and numbers, passed as
+    32-bit integers. `shared_bytes` is dynamic shared memory per block. Persistent kernels set
+    `blocks_per_processor`: grid[0] is then the maximum number of useful blocks, and the launch is
+    limited to the blocks that the GPU can hold at the same time.
     """
 
     function: str
@@ -49,7 +49,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class ConstantCopy:
-    """A copy on the GPU of an array's `nbytes` bytes into a `__constant__` variable, `symbol`."""
+    """A device-to-device copy of an array's `nbytes` bytes to the `__constant__` variable
+    `symbol`."""
 
     symbol: str
     array: str
@@ -58,12 +59,12 @@ class ConstantCopy:
 
 @dataclass(frozen=True)
 class Code:
-    """A source in kernels/cuda with macros, by a name.
+    """A named kernel: a source in kernels/cuda with macros.
 
-    `architectures` are what it is for, as nvcc names them without the sm_. `precision` is that of
-    its arithmetic: "strict", "float32" (of general kernels: the arrays' own, at least float32),
-    "tf32" or "float16"; `float32_accurate` says that results are as accurate as plain float32
-    arithmetic gives them.
+    `architectures` are those it supports, without nvcc's "sm_" prefix. `precision` is that of its
+    arithmetic: "strict", "float32" (for general kernels: the arrays' type, at least float32),
+    "tf32" or "float16". `float32_accurate` says that results are as accurate as plain float32
+    arithmetic.
     """
 
     name: str
@@ -74,23 +75,24 @@ class Code:
 
     @property
     def macros(self) -> Defines:
-        """What its source is always compiled with."""
+        """The macros that every compilation of the source defines."""
         return ()
 
     @property
     def exactness(self) -> str:
-        """Of `PRECISIONS`, that of its results."""
+        """The precision of its results, one of `PRECISIONS`."""
         inexact = self.precision not in ("strict", "float32")
         return "float32" if inexact and self.float32_accurate else self.precision
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a kernel computes a problem: the macros that its source is compiled with beside the
-    kernel's own, and what to enqueue, copies first. Macros do not depend on the batch.
+    """How a kernel computes a problem: macros in addition to the kernel's own, constant copies,
+    then launches. Macros do not depend on the batch size.
 
-    `workspace_bytes` is memory on the GPU that the launches share; its contents do not matter.
-    `apart` is the same with what depends on weights alone done first, if there is such a thing.
+    `workspace_bytes` is scratch memory on the GPU for the launches; its initial contents do not
+    matter. `apart` is the same computation with the weight-dependent part separated, if there is
+    one.
     """
 
     kernel: Code
@@ -102,14 +104,14 @@ class Plan:
 
     @property
     def macros(self) -> Defines:
-        """All that the source is compiled with."""
+        """All macros for compiling the source."""
         return (*self.kernel.macros, *self.defines)
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A computation in two: `weights` makes `nbytes` of w, its "y"; `images` computes with them,
-    as "prepared", as often as is wanted."""
+    """A computation in two parts: `weights` computes an array of `nbytes`, its "y", from w;
+    `images` reads it as "prepared" and may run repeatedly."""
 
     nbytes: int
     weights: Plan
@@ -118,14 +120,14 @@ class Apart:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a kernel cuts a problem up: fields are numbers, which families add.
+    """Tiling parameters of a kernel; families add fields, all of them integers.
 
-    Each field is a macro of the source, by its name in capitals.
+    Each field becomes a macro of the source, with its name in capitals.
     """
 
     @property
     def tunables(self) -> Tunables:
-        """Names and numbers."""
+        """The parameters by name."""
         return tuple(vars(self).items())
 
     @property
@@ -135,12 +137,11 @@ class Layout:
 
 
 class Family(ABC):
-    """Kernels that are laid out in the same way; layouts of one problem compute the same.
+    """A family of kernels with the same layouts; all layouts of one problem compute the same.
 
-    Of `spaced` ones the images of y may lie further apart than they are large: the macro OUT_IMAGE
-    says how many elements. With a `prelude` the same is so of x (IN_IMAGE), and its elements can be
-    made something else as they are read: the macro CONVERT, with which every function takes
-    "factors" and "addends" as well.
+    If `spaced`, the images of y may be strided: the macro OUT_IMAGE is the stride in elements. With
+    a `prelude`, x may be strided, too (IN_IMAGE), and its elements can be transformed as they are
+    loaded, by the macro CONVERT; every function then takes the arguments "factors" and "addends".
     """
 
     spaced = False
@@ -148,32 +149,31 @@ class Family(ABC):
 
     @abstractmethod
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Why these kernels cannot compute the problem, or `None` if they can."""
+        """Return why these kernels cannot compute the problem, or `None` if they can."""
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> Sequence[Layout]:
-        """Layouts worth measuring of a problem that `why_not` has nothing against; first the one
-        that should be the fastest on a GPU of this capability."""
+        """Return the layouts worth measuring for a problem that `why_not` accepts; the first is
+        expected to be the fastest on a GPU of this capability."""
         return (Layout(),)
 
     @abstractmethod
     def plan(self, kernel: Code, problem: ConvProblem, layout: Any, accumulate: bool) -> Plan:
-        """How one of the kernels computes the problem, laid out as one of `layouts`.
+        """Return how one of the kernels computes the problem with one of `layouts`.
 
         With `accumulate` the result is added to the output, else overwrites it.
         """
 
     def holds(self, problem: ConvProblem) -> bool:
-        """Whether results are as accurate as plain float32 sums, if these kernels' ever are: sums
-        of few terms may not be."""
+        """Return whether results are as accurate as plain float32 sums; sums of few terms may not
+        be, for kernels that are otherwise."""
         return True
 
     def activates(self, accumulate: bool) -> bool:
-        """Whether these kernels can make something else of results as they are stored: the macro
-        ACTIVATE of output.cuh."""
+        """Return whether these kernels support an epilogue (macro ACTIVATE of output.cuh)."""
         return True
 
     def pays(self, problem: ConvProblem, capability: Capability) -> bool:
-        """Whether these kernels should be faster than those of a higher rank."""
+        """Return whether these kernels are expected to be faster than those of a higher rank."""
         return True
 
 
@@ -182,8 +182,8 @@ class Kernel(Code):
     """An entry of the catalog.
 
     `direction` is "forward", "backward_data", "backward_weight" or "backward_bias". Every kernel
-    can add to what its output holds. Of the kernels that can compute a problem and pay, the one of
-    the lowest `rank` is the default; one without a rank computes only where it is asked for.
+    can accumulate into its output. By default the applicable kernel of the lowest `rank` that pays
+    is chosen; a kernel without a rank must be requested.
     """
 
     direction: str
@@ -193,7 +193,7 @@ class Kernel(Code):
     macros: Defines = ()
 
     def why_not(self, problem: ConvProblem, capability: Capability) -> str | None:
-        """Why this kernel cannot compute the problem on a GPU of this capability, or `None`."""
+        """Return why this kernel cannot compute the problem on such a GPU, or `None` if it can."""
         if architecture(self.architectures, capability) is None:
             return (
                 f"it has no code for compute capability {capability[0]}.{capability[1]}, only for "
@@ -202,15 +202,16 @@ class Kernel(Code):
         return self.family.why_not(problem)
 
     def permitted(self, precision: str, problem: ConvProblem) -> bool:
-        """Whether it computes the problem at least as exactly as `precision`, one of `PRECISIONS`,
-        asks for."""
+        """Return whether it computes the problem at least as exactly as `precision`, one of
+        `PRECISIONS`."""
         exactness = self.exactness
         if exactness == "float32" and not self.family.holds(problem):
             exactness = "tf32"
         return PRECISIONS.index(exactness) <= PRECISIONS.index(precision)
 
     def layouts(self, problem: ConvProblem, capability: Capability) -> Sequence[Layout]:
-        """What `plan` takes, best first; none for a problem that the kernel cannot compute."""
+        """Return the layouts for `plan`, best first; none for a problem that the kernel cannot
+        compute."""
         refused = self.why_not(problem, capability) is not None
         return () if refused else self.family.layouts(problem, capability)
 
@@ -221,8 +222,8 @@ class Kernel(Code):
         accumulate: bool,
         layout: Layout | None = None,
     ) -> Plan:
-        """How to compute a problem that `why_not` has nothing against, with the best layout unless
-        another one is given. With `accumulate` the result is added to the output."""
+        """Return how to compute a problem that `why_not` accepts; `layout` defaults to the best
+        one. With `accumulate` the result is added to the output."""
         if layout is None:
             layout = self.family.layouts(problem, capability)[0]
         return self.family.plan(self, problem, layout, accumulate)
@@ -240,16 +241,16 @@ def entry(
     source: str = "",
     macros: Defines = (),
 ) -> Kernel:
-    """The kernel of a source in kernels/cuda with macros, ladder/`name`.cu unless another is named,
-    which is for all GPUs and as accurate as float32 unless told otherwise."""
+    """Return a catalog entry for a source in kernels/cuda, by default ladder/`name`.cu, all
+    architectures, and float32 accuracy."""
     code = (name, source or f"ladder/{name}.cu", architectures, precision, float32_accurate)
     return Kernel(*code, direction, summary, family, rank, macros)
 
 
 def architecture(names: tuple[str, ...], capability: Capability) -> str | None:
-    """The newest of the architectures, such as "86", whose code a GPU of this capability runs.
+    """Return the newest architecture in `names`, such as "86", whose code this GPU can run.
 
-    Machine code runs on later GPUs of the same major version only; a name that ends in "a" is for
+    Machine code runs on later GPUs of the same major version only; a name ending in "a" is for
     exactly one capability.
     """
     major, minor = capability
@@ -263,12 +264,13 @@ def architecture(names: tuple[str, ...], capability: Capability) -> str | None:
 
 
 def divide_up(count: int, size: int) -> int:
-    """How many parts of `size` cover `count`."""
+    """Return ceil(count / size)."""
     return -(-count // size)
 
 
 def window_defines(problem: ConvProblem) -> Defines:
-    """The macros for kernel, strides, padding and dilation, such as KERNEL_H and KERNEL_W."""
+    """Return the macros for kernel, strides, padding and dilation, such as KERNEL_H and
+    KERNEL_W."""
     return tuple(
         (f"{name.upper()}_{axis}", value)
         for name in ("kernel", "stride", "pad", "dilate")

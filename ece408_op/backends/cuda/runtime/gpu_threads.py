@@ -1,8 +1,7 @@
-"""A thread for each of several GPUs, on the cores that are nearest to it.
+"""One host thread per GPU, pinned to the cores nearest to it.
 
-Who writes a page first decides on which node of the machine it lies, and the threads that copy for
-one that keeps to some cores keep to these, too. So page-locked memory, and results, come to lie
-beside the GPU whose they are.
+The first write to a page decides its NUMA node, and a thread pool started by a pinned thread
+inherits its cores. So page-locked memory and results are allocated near their GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Placed(Hashable, Protocol):
-    """What computes, and the cores nearest to it."""
+    """A device and the cores nearest to it."""
 
     @property
     def cores(self) -> frozenset[int]: ...
@@ -29,8 +28,8 @@ _lock = threading.Lock()
 
 
 def run_all(tasks: Sequence[tuple[Placed, Callable[[], Result]]]) -> list[Result]:
-    """The results of all functions, each called on the thread of its GPU, or on the caller's if
-    there is only one; returns, or raises what one of them raises, when all have ended."""
+    """Call each function on the thread of its GPU (a single one on the caller's thread) and return
+    the results; when all have ended, raise the first error, if any."""
     if len(tasks) == 1:
         return [tasks[0][1]()]
     under_way = [_thread(place).submit(function) for place, function in tasks]
@@ -48,7 +47,7 @@ def _thread(place: Placed) -> ThreadPoolExecutor:
 
 
 def _keep_to(cores: frozenset[int]) -> None:
-    """Have this thread, and those that it starts, run on these cores."""
-    # They may have been taken away from the process since.
+    """Pin this thread, and those that it starts, to these cores."""
+    # The process may have lost these cores since.
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cores)

@@ -1,5 +1,5 @@
-"""Plans for those who launch kernels without Python. PyCUDA does not tell a function's handle, so
-the driver loads the code once more, for the life of the process."""
+"""Plans for callers that launch kernels without Python. PyCUDA does not expose function handles, so
+the driver loads the code a second time, for the life of the process."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from . import driver
 from .device import Gpu
 from .launcher import grid_of, machine_code
 
-# CUDA's CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+# CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
 _MOST_DYNAMIC_SHARED_BYTES = 8
 
 _lock = threading.Lock()
-# By GPU, source and macros; by module and name; and what a function may have of shared memory.
+# Modules by GPU, source and macros; functions by module and name; and a function's shared memory
+# limit.
 _modules: dict[tuple[int, str, Defines], int] = {}
 _functions: dict[tuple[int, str], int] = {}
 _shared_bytes: dict[int, int] = {}
 
 
 def launches(plan: Plan, gpu: Gpu) -> list[NativeLaunch]:
-    """The launches of a plan without constants, its code compiled and loaded on the GPU, whose
-    context is current. Raises what `compile_plan` raises, and `GpuFailed`."""
+    """Return the launches of a plan without constants; its code is compiled and loaded on the GPU,
+    whose context must be current. Raises what `compile_plan` raises, and `GpuFailed`."""
     code = machine_code(plan, gpu.capability)
     with _lock:
         key = (gpu.index, plan.kernel.source, plan.macros)
@@ -42,8 +43,8 @@ def _native(launch: Launch, module: int, gpu: Gpu) -> NativeLaunch:
         _functions[key] = _made("cuModuleGetFunction", ctypes.c_void_p(module), name)
     function = _functions[key]
     if launch.shared_bytes > _shared_bytes.get(function, gpu_limits.STATIC_SHARED_BYTES):
-        asked = ctypes.c_void_p(function), _MOST_DYNAMIC_SHARED_BYTES, launch.shared_bytes
-        driver.call("cuFuncSetAttribute", *asked)
+        arguments = ctypes.c_void_p(function), _MOST_DYNAMIC_SHARED_BYTES, launch.shared_bytes
+        driver.call("cuFuncSetAttribute", *arguments)
         _shared_bytes[function] = launch.shared_bytes
     grid = grid_of(launch, gpu.processors)
     arguments, slots = _in_memory(launch.arguments)
@@ -51,14 +52,14 @@ def _native(launch: Launch, module: int, gpu: Gpu) -> NativeLaunch:
 
 
 def _made(name: str, *arguments: object) -> int:
-    """The handle that a function of the driver makes."""
+    """Return the handle that a driver function creates."""
     handle = ctypes.c_void_p()
     driver.call(name, ctypes.byref(handle), *arguments)
     return handle.value or 0
 
 
 def _in_memory(arguments: tuple[str | int, ...]) -> tuple[bytes, tuple[tuple[int, str], ...]]:
-    """Arguments as they lie in memory, and where among them addresses go."""
+    """Return the arguments' memory layout, and the positions and names of addresses in it."""
     memory, slots = b"", []
     for argument in arguments:
         if isinstance(argument, str):

@@ -1,8 +1,8 @@
-"""From a source in kernels/cuda to machine code, by nvcc, kept on disk.
+"""Compilation of kernels/cuda sources by nvcc, with a disk cache.
 
-PyCUDA's own cache runs the preprocessor before every lookup as soon as a source includes a header,
-and its compiler needs the driver; so nvcc is called here, on machines without a GPU as well, and
-PyCUDA loads what it made.
+PyCUDA's own cache runs the preprocessor before every lookup if a source includes a header, and its
+compiler needs the driver. So this module calls nvcc, also on machines without a GPU, and PyCUDA
+loads the result.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ...kernel_file import first_error, guarded
 from ..kernel_plan import Defines
 
 OPTIONS = ("-std=c++17", "-O3", "--restrict")
-# Which instruction is of which line, for tools such as compute-sanitizer; the code is the same.
+# Line information for tools such as compute-sanitizer; the code stays the same.
 LINES = "-lineinfo"
-# For the library of a user's file, with code for the host as well.
+# Options for the library of a user's file, which contains host code.
 LIBRARY_OPTIONS = (
     *("-std=c++17", "-O3", "-cudart=static", "-Xcompiler=-fPIC", "-w", LINES),
     # kernels/files/entry.cuh says why.
@@ -38,12 +38,12 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.M)
 
 
 def compile_plan(source: str, defines: Defines, architecture: str, cache_folder: Path) -> bytes:
-    """Machine code (a cubin) of kernels/cuda/`source` for an architecture such as "90"; a source
-    given by an absolute path may include the headers there as well.
+    """Return machine code (a cubin) of kernels/cuda/`source` for an architecture such as "90"; a
+    source given by an absolute path may also include the headers beside it.
 
-    It is compiled once for each text of the source and its headers, macros, options, architecture
-    and version of nvcc, however many threads and processes ask for it, and kept in `cache_folder`;
-    and again, with a line on stderr, where what is kept is damaged or not to be trusted.
+    Each combination of source text, headers, macros, options, architecture and nvcc version is
+    compiled once, also across threads and processes, and cached in `cache_folder`. A damaged or
+    untrusted cache file is compiled again, with a line on stderr.
 
     Raises `NoUsableGpu` without nvcc, `KernelCompileFailed` with file, line and command when the
     source does not compile, `KernelsMissing`, and `CacheUnwritable`.
@@ -53,7 +53,7 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
     options = _options(defines, architecture)
     if Path(source).is_absolute():
         options += (LINES,)
-    # So that threads that come at the same time do not all ask.
+    # Concurrent threads must not all run nvcc --version.
     with _asking:
         version = nvcc_version(nvcc)
     key = hashlib.sha256()
@@ -65,7 +65,7 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
 
 
 def require_nvcc() -> Path:
-    """Where nvcc is. Raises `NoUsableGpu` when it is nowhere."""
+    """Return the path of nvcc. Raises `NoUsableGpu` if it is not found."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise NoUsableGpu(
@@ -78,7 +78,7 @@ def require_nvcc() -> Path:
 
 @functools.cache
 def nvcc_version(nvcc: Path) -> str:
-    """What nvcc says about its version. Raises `NoUsableGpu` when it does not run."""
+    """Return the output of nvcc --version. Raises `NoUsableGpu` when it does not run."""
     try:
         result = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True)
     except OSError as error:
@@ -89,48 +89,48 @@ def nvcc_version(nvcc: Path) -> str:
 
 
 def nvcc_missing(nvcc: Path) -> NoUsableGpu:
-    """That nvcc is there and does not run."""
+    """Return the error for an nvcc that does not run."""
     return NoUsableGpu(f"{nvcc} does not run; reinstall CUDA")
 
 
 def _options(defines: Defines, architecture: str) -> tuple[str, ...]:
-    # nvcc takes a comma as the beginning of another macro.
+    # nvcc treats an unescaped comma as the start of another macro.
     macros = (f"-D{name}={value}".replace(",", "\\,") for name, value in defines)
     return (*OPTIONS, gencode(architecture), *macros)
 
 
 def gencode(architecture: str) -> str:
-    """nvcc's option for machine code for an architecture such as "90"."""
+    """Return nvcc's option for machine code for an architecture such as "90"."""
     return f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
 
 
 def _texts(folder: Path, source: str) -> list[str]:
-    """The text of a source and of all headers that it includes from its folder or ours."""
+    """Return the texts of a source and of all headers that it includes from its folder or ours."""
     paths, texts, folders = [folder / source], [], cuda_folders()
     for path in paths:
         status = path.stat()
         text, includes = _text(path, status.st_mtime_ns, status.st_size)
         texts.append(text)
         for name in includes:
-            # One that is nowhere is nvcc's to complain about.
+            # nvcc reports missing ones.
             places = (place / name for place in (path.parent, *folders))
             found = [place for place in places if place.is_file()]
             paths += [header for header in found[:1] if header not in paths]
     return texts
 
 
-# Networks ask for the same few sources with many macros.
+# Networks compile the same few sources with many macros.
 @functools.lru_cache(maxsize=256)
 def _text(path: Path, written: int, size: int) -> tuple[str, list[str]]:
-    """A file's text, as it was `written` at that time, and what it includes."""
+    """Return a file's text and its includes; `written` and `size` identify its version."""
     text = path.read_text(encoding="utf-8")
     return text, _INCLUDE.findall(text)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the compiler gives a function: registers and bytes of spilled ones of a thread, bytes of
-    static shared memory of a block."""
+    """Compiler statistics of a function: registers and spilled bytes per thread, static shared
+    memory per block."""
 
     registers: int
     spilled_bytes: int
@@ -138,8 +138,8 @@ class Resources:
 
 
 def plan_command(source: str, defines: Defines, architecture: str) -> list[str]:
-    """nvcc's command that compiles a source as `compile_plan` does, without where to write it.
-    Raises `NoUsableGpu` without nvcc."""
+    """Return nvcc's command for compiling a source as `compile_plan` does, without the output
+    option. Raises `NoUsableGpu` without nvcc."""
     path = kernels_dir() / "cuda" / source
     return _command(require_nvcc(), path, _options(defines, architecture))
 
@@ -150,8 +150,8 @@ def _command(nvcc: Path, path: Path, options: tuple[str, ...]) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def resources(command: tuple[str, ...]) -> dict[str, Resources]:
-    """The resources of each kernel of which nvcc's command makes a cubin, by its symbol, or none if
-    it does not compile. The command is without where to write it."""
+    """Return the resources of each kernel that nvcc's command compiles to a cubin, by symbol; empty
+    if it does not compile. The command has no output option."""
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
         own = ["-Xptxas=-v", "-o", str(Path(folder) / "kernel.cubin")]
         result = subprocess.run([*command, *own], capture_output=True, text=True)
@@ -166,7 +166,7 @@ def resources(command: tuple[str, ...]) -> dict[str, Resources]:
 
 
 def compile_source(nvcc: Path, path: Path, options: tuple[str, ...]) -> bytes:
-    """The cubin that nvcc makes of the file. Raises `KernelCompileFailed`."""
+    """Compile the file to a cubin. Raises `KernelCompileFailed`."""
     with tempfile.TemporaryDirectory(prefix="ece408-nvcc-") as folder:
         output = Path(folder) / "kernel.cubin"
         command = [*_command(nvcc, path, options), "-o", str(output)]

@@ -1,4 +1,4 @@
-"""How a call on host arrays is cut into chunks of images, and where a chunk's arrays lie."""
+"""Division of a call on host arrays into chunks, and the memory layout of a chunk."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ....errors import NotEnoughMemory
 from ..kernel_plan import Target
 from ..work import OVER_BATCH, Work
 
-# Arrays begin at multiples of this many bytes, as those that CUDA allocates do.
+# Arrays are aligned to this many bytes, as CUDA's allocations are.
 _ALIGNMENT = 256
-# A copy of this size takes the bus long enough to hide what starting it costs.
+# A copy of this size hides its start-up cost.
 _LARGEST_CHUNK_BYTES = 32 << 20
 _SMALLEST_CHUNK_BYTES = 1 << 20
-# Fewer lanes than this leave one direction of the bus, or the GPU, idle.
+# With fewer lanes one direction of the bus, or the GPU, would be idle.
 _LANES_TO_OVERLAP = 4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a chunk of `images` lie in a lane's memory: offsets by role, in bytes.
+    """The layout of a chunk of `images` in a lane's memory: offsets by role, in bytes.
 
     Page-locked memory has the same layout without the workspace, which comes last.
     """
@@ -43,18 +43,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class Division:
-    """A call cut into chunks of `layout.images`, the last one smaller, dealt out to lanes."""
+    """A call divided into chunks of `layout.images`, of which the last may be smaller, and the
+    number of lanes."""
 
     lanes: int
     layout: Layout
 
     @property
     def device_bytes(self) -> int:
-        """Memory on the GPU that all lanes take together."""
+        """Bytes on the GPU for all lanes."""
         return self.lanes * self.layout.device_bytes
 
     def chunks(self, images: range) -> list[tuple[int, int]]:
-        """First image and number of images of each chunk of these images."""
+        """Return the first image and the number of images of each chunk of `images`."""
         size = self.layout.images
         return [(at, min(size, images.stop - at)) for at in images[::size]]
 
@@ -62,8 +63,8 @@ class Division:
 def divide(
     work: Work, gpu: Target, budget: int, most_lanes: int, most_images: int | None = None
 ) -> Division:
-    """The chunks for a GPU with `budget` bytes to use: large ones, but enough of them to overlap,
-    and of at most `most_images`.
+    """Return the chunks for a GPU with a budget of `budget` bytes: large, but enough of them to
+    overlap, and with at most `most_images` images each.
 
     Raises `NotEnoughMemory` when not even one image fits.
     """
@@ -86,7 +87,7 @@ def divide(
 
 
 def _wanted_images(work: Work, most_lanes: int) -> int:
-    """Images in a chunk if memory were no concern; the batch is cut into even parts."""
+    """Return the images per chunk without a memory limit; chunks have about equal sizes."""
     batch = work.problem.batch
     one = sum(work.nbytes(role, 1) for role in work.addresses if role in OVER_BATCH)
     target = min(max(one * batch // (2 * most_lanes), _SMALLEST_CHUNK_BYTES), _LARGEST_CHUNK_BYTES)

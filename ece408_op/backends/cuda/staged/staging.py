@@ -38,20 +38,20 @@ from ..work import OVER_BATCH, Step, Work, done
 from .chunk_layout import Division, divide
 from .ring import Interval, Loader, Outcome, Ring, array_at, is_reached
 
-# One being filled, one being emptied, and the rest on the bus and the GPU.
+# One lane being filled, one being emptied, and the rest on the bus and the GPU.
 _MOST_LANES = 4
-# Shapes whose shares are remembered.
+# Maximum number of partitions kept, by shape.
 _MOST_KNOWN = 1024
-# Calls that copy less are one GPU's: before others have begun, it is nearly done.
+# Calls that copy less use one GPU: it is nearly done before others have begun.
 _SPLIT_FROM_BYTES = 32 << 20
-# Of what is free of a GPU's memory, staging uses at most this share unless it is told.
+# Without a setting, staging uses at most this fraction of a GPU's free memory.
 _FRACTION_OF_FREE = 0.5
 
 
 @dataclass(frozen=True)
 class _Partition:
-    """A call on several GPUs: the images of a chunk, and how chunks are shared out; of one chunk
-    there is nothing to share."""
+    """A call on several GPUs: images per chunk, and the load balancer (`None` for a single
+    chunk)."""
 
     images: int
     balancer: LoadBalancer | None
@@ -59,9 +59,9 @@ class _Partition:
 
 @dataclass(frozen=True)
 class Staging:
-    """How to stage, and what was learnt of it. `most_bytes` may be used of a GPU's memory, or half
-    of what is free if it is `None`; `threads` is the number of cores to copy with, and `load` makes
-    a plan ready on the GPU that is active. By the `clock`'s seconds GPUs get their shares."""
+    """Settings and learned partitions of staging. `most_bytes` limits the GPU memory (`None`: half
+    of the free memory); `threads` host threads copy; `load` loads a plan on the active GPU. Times
+    for load balancing come from `clock`."""
 
     most_bytes: int | None
     threads: int
@@ -71,16 +71,16 @@ class Staging:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def budget(self, gpu: Gpu) -> int:
-        """Bytes of the GPU's memory that may be used."""
+        """Return the bytes of the GPU's memory that may be used."""
         if self.most_bytes is not None:
             return self.most_bytes
         return int(_FRACTION_OF_FREE * (gpu.free_bytes() + gpu.reserved_bytes()))
 
     def partition(self, work: Work, gpus: Sequence[Gpu]) -> _Partition:
-        """How calls like this one are partition. Raises `NotEnoughMemory`."""
-        asked = (work.problem, work.steps, work.outputs, work.kernel, work.precision)
-        # Where the bus reaches the caller's arrays, more GPUs may be faster.
-        key = (*asked, *map(functools.partial(is_reached, work), sorted(OVER_BATCH)), *gpus)
+        """Return the partition for calls like this one. Raises `NotEnoughMemory`."""
+        parts = (work.problem, work.steps, work.outputs, work.kernel, work.precision)
+        # More GPUs may be faster if they access the caller's arrays directly.
+        key = (*parts, *map(functools.partial(is_reached, work), sorted(OVER_BATCH)), *gpus)
         with self._lock:
             if key not in self._partitions:
                 if len(self._partitions) == _MOST_KNOWN:
@@ -100,18 +100,18 @@ class Staging:
 
 
 def compute(work: Work, gpus: Sequence[Gpu], staging: Staging) -> Done:
-    """Do the work, whose addresses are on the host, on the GPUs; returns when it is done.
+    """Compute work on host arrays with the GPUs; return when it is done.
 
-    Where there turns out to be less memory than budgeted, chunks become smaller.
+    If less memory is available than budgeted, chunks become smaller.
 
-    Raises `NotEnoughMemory`, `GpuFailed`, and what loading a plan raises.
+    Raises `NotEnoughMemory`, `GpuFailed`, and the errors of loading a plan.
     """
     for role in work.outputs:
         if role in OVER_BATCH:
             ask_for_huge_pages(work.addresses[role], work.nbytes(role, work.problem.batch))
     outcomes = _compute_split(_without_sums(work), gpus, staging)
     _write_sums(work, outcomes)
-    # GPUs work at the same time; the busiest one counts.
+    # GPUs work concurrently; the busiest one counts.
     busy = GpuTime(
         kernel_seconds=max(covered(outcome.kernels) for outcome in outcomes),
         copy_seconds=max(covered(outcome.copies) for outcome in outcomes),
@@ -133,7 +133,7 @@ def prepare(work: Work, gpus: Sequence[Gpu], staging: Staging) -> None:
 
 
 def _compute_split(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[Outcome]:
-    """Do the work on as many of the GPUs as is best."""
+    """Compute the work on the best number of GPUs."""
     batch = work.problem.batch
     partition = staging.partition(work, gpus) if _can_be_split(work, gpus) else None
     if partition is None or partition.balancer is None:
@@ -161,7 +161,7 @@ def _compute_split(work: Work, gpus: Sequence[Gpu], staging: Staging) -> list[Ou
 
 
 def _can_be_split(work: Work, gpus: Sequence[Gpu]) -> bool:
-    """Whether there are several GPUs and images, and enough to copy for more than one of them."""
+    """Return whether several GPUs, several images and enough bytes make splitting worthwhile."""
     if min(len(gpus), work.problem.batch) == 1:
         return False
     copied = sum(work.nbytes(role, work.problem.batch) for role in work.addresses)
@@ -169,14 +169,14 @@ def _can_be_split(work: Work, gpus: Sequence[Gpu]) -> bool:
 
 
 def _must_be_equal(work: Work) -> bool:
-    """Whether results would depend on how the batch is shared out: sums in float64 of numbers in
-    float64."""
+    """Return whether results depend on the partition: float64 sums of float64 arrays do."""
     sums = any(role not in OVER_BATCH for role in work.outputs)
     return sums and work.problem.dtype == "float64"
 
 
 def _without_sums(work: Work) -> Work:
-    """The work with results over the whole batch not accumulated: the host adds the chunks'."""
+    """Return the work with sums over the batch not accumulated: the host adds up the chunks'
+    sums."""
     if all(role in OVER_BATCH for role in work.outputs):
         return work
     return dataclasses.replace(work, steps=tuple(Step(s.direction, False) for s in work.steps))
@@ -185,7 +185,7 @@ def _without_sums(work: Work) -> Work:
 def _compute_part(
     work: Work, gpu: Gpu, images: range, staging: Staging, threads: int, most_images: int | None
 ) -> Outcome:
-    """Do these images of the work, in chunks of at most `most_images`."""
+    """Compute these images of the work, in chunks of at most `most_images`."""
     with contextlib.ExitStack() as stack:
         division, lanes = _reserve(stack, work, gpu, staging, most_images)
         ring = Ring(work, division.layout, lanes, staging.load, threads)
@@ -198,11 +198,11 @@ def _compute_part(
 def _reserve(
     stack: contextlib.ExitStack, work: Work, gpu: Gpu, staging: Staging, most_images: int | None
 ) -> tuple[Division, list[Lane]]:
-    """A division and lanes for it, held until the stack is closed, as is the active GPU."""
+    """Reserve lanes for a division, held until the stack is closed, as is the active GPU."""
     stack.enter_context(gpu.staging)
     stack.enter_context(gpu.active())
     most = staging.most_bytes or gpu.memory_bytes
-    # Where no memory has to be made, nobody asks how much is free: that takes 65 us.
+    # If the lanes have enough memory, skip the query of free memory, which takes 65 us.
     wanted = divide(work, gpu, most, _MOST_LANES, most_images)
     sizes = (wanted.layout.device_bytes, wanted.layout.host_bytes)
     ready = stack.enter_context(gpu.ready_lanes(wanted.lanes, *sizes, most))
@@ -222,7 +222,7 @@ def _reserve(
 
 
 def _write_sums(work: Work, outcomes: Sequence[Outcome]) -> None:
-    """Write what the lanes summed in float64 to the caller's arrays, or add it to them."""
+    """Write the float64 sums of all lanes to the caller's arrays, or add them."""
     total = Outcome()
     for outcome in outcomes:
         total.add(outcome)
@@ -233,7 +233,7 @@ def _write_sums(work: Work, outcomes: Sequence[Outcome]) -> None:
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """Length of the union of the intervals."""
+    """Return the length of the union of the intervals."""
     total, reached = 0.0, -math.inf
     for begin, end in sorted(intervals):
         total += max(0.0, end - max(begin, reached))
