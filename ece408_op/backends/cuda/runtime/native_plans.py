@@ -43,8 +43,8 @@ def _native(launch: Launch, module: int, gpu: Gpu) -> NativeLaunch:
         _functions[key] = _made("cuModuleGetFunction", ctypes.c_void_p(module), name)
     function = _functions[key]
     if launch.shared_bytes > _shared_bytes.get(function, gpu_limits.STATIC_SHARED_BYTES):
-        arguments = ctypes.c_void_p(function), _MOST_DYNAMIC_SHARED_BYTES, launch.shared_bytes
-        driver.call("cuFuncSetAttribute", *arguments)
+        limit = ctypes.c_void_p(function), _MOST_DYNAMIC_SHARED_BYTES, launch.shared_bytes
+        driver.call("cuFuncSetAttribute", *limit)
         _shared_bytes[function] = launch.shared_bytes
     grid = grid_of(launch, gpu.processors)
     arguments, slots = _in_memory(launch.arguments)
