@@ -1,4 +1,4 @@
-"""The fast CPU kernels on the best instruction set; kernels/cpu/api/choice.cpp chooses one."""
+"""CPU backend: the optimised kernels; kernels/cpu/api/choice.cpp chooses among them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from . import native
 
 
 class CpuBackend(Backend):
-    """Every problem in every direction; float16 is summed in float32.
+    """A backend for every problem and direction; float16 arrays are summed in float32.
 
-    With a `precision` of "strict" products and sums are in float64, by kernels that take numbers as
-    they are, of float16 arrays by the textbook's loops; `gradient_precision` is that of gradients.
-    Nothing is gained by other precisions.
+    With `precision` "strict" products and sums are in float64, by kernels that do not split
+    numbers; float16 arrays then use the textbook loops. `gradient_precision` applies to gradients.
+    Lower precisions than float32 are not faster here.
 
-    `settings.isa` forces an instruction set and `settings.threads` gives the number of threads;
-    no result depends on the latter. All methods raise `InvalidSetting` for an instruction set
-    that this CPU lacks, and `NotEnoughMemory`.
+    `settings.isa` forces an instruction set; `settings.threads` sets the number of threads and does
+    not affect results. All methods raise `InvalidSetting` for an instruction set that this CPU
+    lacks, and `NotEnoughMemory`.
     """
 
     name = "cpu"
@@ -78,7 +78,7 @@ class CpuBackend(Backend):
         if dw is not None:
             done = _run("backward_weight", precision, problem, x, dy, dw, accumulate=accumulate_w)
         if dbias is not None:
-            # Reads dy once and adds: the plain loop is as fast as memory is.
+            # It reads dy once and only adds: the plain loop is memory-bound.
             native.run(
                 "reference_backward_bias",
                 problem,
@@ -103,16 +103,18 @@ def _run(
     return Done(f"{kernel}_{isa}", _done(precision))
 
 
-def _done(asked: str) -> str:
-    """The precision of what is computed where one is asked for."""
-    return "strict" if asked == "strict" else "float32"
+def _done(wanted: str) -> str:
+    """Return the precision of results for a requested one."""
+    return "strict" if wanted == "strict" else "float32"
 
 
 def chosen_isa() -> str:
-    """The instruction set to compute with. Raises `InvalidSetting` if this CPU lacks it."""
-    asked, available = settings.isa(), native.isas()
-    if asked is None:
+    """Return the instruction set to use. Raises `InvalidSetting` if this CPU lacks it."""
+    wanted, available = settings.isa(), native.isas()
+    if wanted is None:
         return available[0]
-    if asked not in available:
-        raise InvalidSetting(f"this CPU has no {asked} (ECE408_ISA); it has {', '.join(available)}")
-    return asked
+    if wanted not in available:
+        raise InvalidSetting(
+            f"this CPU has no {wanted} (ECE408_ISA); it has {', '.join(available)}"
+        )
+    return wanted

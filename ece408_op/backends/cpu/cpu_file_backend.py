@@ -1,4 +1,4 @@
-"""The CPU backend with the forward kernel of a user's C++ file."""
+"""CPU backend with the forward kernel of a user's C++ file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .cpu_backend import CpuBackend
 
 
 class FileBackend(CpuBackend):
-    """Forward what the file computes; gradients as the CPU backend does.
+    """The file computes the forward pass; the CPU backend computes gradients.
 
     Methods raise what `load` raises.
     """
@@ -46,7 +46,7 @@ class FileBackend(CpuBackend):
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
-        """Raises `KernelFailed` with what the file's code threw."""
+        """Raises `KernelFailed` with the exception that the file's code threw."""
         self.require(problem, "forward")
         found = load(self._file)
         out = np.empty(problem.y_shape, np.float32) if accumulate else None

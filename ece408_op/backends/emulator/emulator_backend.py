@@ -1,8 +1,8 @@
-"""CUDA kernels run on the CPU by the emulator: this package's own, and those in users' files.
+"""Emulator backends: this package's CUDA kernels, and those in users' files, on the CPU.
 
-What kernels did wrong with memory `findings.take` tells, for all of a process; `findings.located`
-finds the lines by what `content` returns, the library that computes a problem. `counts` does the
-same for what their warps did.
+`findings.take` returns memory errors of all kernels in the process; `findings.located` resolves
+their lines with `content`, the library that computes a problem. `counts` does the same for warps'
+counters.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .library import CHECKED, FROM_GPU, TO_GPU, Emulation, allocated, begin, cop
 
 
 class EmulatedBackend(CudaBackend):
-    """Kernels whose launches Python plans, for arrays in the host's memory: one of this package, by
-    name, or one in a file that declares its launch. Gradients are `general_backward_...`'s, or with
-    a `precision` of "strict" `general_strict_backward_...`'s."""
+    """Backend for kernels whose launches Python plans, on host arrays: a kernel of this package, by
+    name, or of a file that declares its launch. `general_backward_...` kernels compute gradients,
+    or with `precision` "strict" `general_strict_backward_...`."""
 
     name = "emulator"
 
@@ -37,28 +37,28 @@ class EmulatedBackend(CudaBackend):
         super().__init__(kernel, precision, precision)
         self.emulation = emulation
         self._arguments = (kernel, emulation, precision)
-        # `content` of the problem that comes next, where nothing can be compiled.
+        # The library for the next problem, for processes that cannot compile.
         self.given: bytes | None = None
 
     def gpus(self) -> list[Any]:
         return [plans.GPU]
 
-    def _compute(self, asked: Work, gpus: list[Any]) -> Done:
+    def _compute(self, request: Work, gpus: list[Any]) -> Done:
         if self.given:
             findings.keep()
-        return plans.compute(asked, self.emulation, self.given)
+        return plans.compute(request, self.emulation, self.given)
 
     def _prepare(self, problem: ConvProblem, direction: str) -> None:
         plans.prepare(self._example(problem, direction), self.emulation)
 
     def content(self, problem: ConvProblem) -> bytes:
-        asked = work.forward(problem, 0, 0, None, 0, False, self._kernel)
-        return plans.content(asked, self.emulation)
+        request = work.forward(problem, 0, 0, None, 0, False, self._kernel)
+        return plans.content(request, self.emulation)
 
 
 class EmulatedFileBackend(Backend):
-    """The forward kernel of a file in a form of the course, which launches it itself; for arrays in
-    the host's memory. Constructing it runs nothing."""
+    """Backend for the forward kernel of a file in a form of the course, which launches its kernels
+    itself, on host arrays. The constructor runs no code of the file."""
 
     name = "emulator"
 
@@ -79,8 +79,8 @@ class EmulatedFileBackend(Backend):
     def forward(
         self, problem: ConvProblem, x: int, w: int, bias: int | None, y: int, accumulate: bool
     ) -> Done:
-        """Raises `KernelFailed` with what the file's code threw, or the CUDA error it left, and
-        unless the library is given with the line that made it."""
+        """Raises `KernelFailed` with the exception of the file's code or the CUDA error, and,
+        unless the library is given, with its line."""
         self.require(problem, "forward")
         out = as_array(y, problem.y_shape)
         found = np.empty(problem.y_shape, np.float32) if accumulate else out
@@ -101,15 +101,15 @@ class EmulatedFileBackend(Backend):
         return Done(self._file.name)
 
     def _run(self, library: ctypes.CDLL, problem: ConvProblem, arrays: list[int]) -> None:
-        """The file's methods, or its function with arrays on the GPU."""
+        """Call the file's methods, or its function on arrays in emulated GPU memory."""
         if self._file.form == "course_2020":
             self._call(library, problem, arrays)
         else:
-            # Arrays on the GPU.
+            # Arrays in emulated GPU memory.
             shapes = problem.x_shape, problem.w_shape, problem.y_shape
             sizes = [4 * int(np.prod(shape)) for shape in shapes]
             with allocated(library, sizes) as places:
-                # As memory that a file allocates.
+                # As the emulator fills memory that a file allocates.
                 ctypes.memset(places[2], 0xFF, sizes[2])
                 for role in (0, 1):
                     copy(library, places[role], arrays[role], sizes[role], TO_GPU)
@@ -134,8 +134,8 @@ Emulated = Union[EmulatedBackend, EmulatedFileBackend]
 def of_kernel(
     kernel: KernelFile | str, emulation: Emulation = CHECKED, precision: str = "float32"
 ) -> Emulated:
-    """What runs a CUDA file, or the kernel of this package that has this name; gradients, where it
-    has any, are as exact as `precision` at least."""
+    """Return the backend for a CUDA file, or for the kernel of this package with this name; its
+    gradients, if any, are at least as exact as `precision`."""
     if isinstance(kernel, str):
         return EmulatedBackend(kernel, emulation, precision)
     if kernel.form == "declared":

@@ -1,4 +1,4 @@
-"""What a CUDA file is compiled to for the CPU: its kernels, translated, with kernels/emulator."""
+"""Compiler of CUDA files for the CPU: translation, then g++ with kernels/emulator."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _COMMON = (
     "-ftls-model=initial-exec",
     "-w",
 )
-# Functions that are alike would have one of their lines, and a call at a function's end none; and
-# C++ lets a compiler leave out a loop without an end.
-# A thread meets the end of its stack, however much it takes; each variable has its section.
+# Identical functions must not be merged, nor calls at a function's end become jumps, or lines would
+# be wrong; C++ allows the removal of infinite loops. Large stack frames must touch the guard page;
+# each variable has its own section.
 _PLAIN = (
     *("-fno-ipa-icf", "-fno-optimize-sibling-calls", "-fno-finite-loops"),
     *("-fstack-clash-protection", "-fdata-sections"),
@@ -49,13 +49,13 @@ _KERNELS = (
     *("-DECE408_EMULATED", "-D__CUDACC__", "-D__NVCC__", "-D__CUDA_ARCH__=900"),
     *_PLAIN,
 )
-# An access of the source, such as to a float4, is one access, and one that is known.
+# An access of the source, such as to a float4, must stay one access, and an instrumented one.
 _HOOKS = (
     *("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
     *("-fno-tree-sra", "-fno-store-merging", "-fno-tree-loop-distribute-patterns"),
 )
-# What a library is made for. Where warps are counted, code that a warp's lanes meet in again must
-# come behind what they part in, once.
+# Kinds of library. For counting warps, the code at which the lanes of a warp reconverge must follow
+# the divergent code, and only once.
 _MODES = {
     "fast": (),
     "checked": (*_HOOKS, "-fsanitize=bounds", "-fsanitize-recover=bounds"),
@@ -64,32 +64,32 @@ _MODES = {
         *("-fno-reorder-blocks", "-fno-reorder-blocks-and-partition", "-fno-thread-jumps"),
     ),
 }
-# Constant variables, which have the largest alignment, come first: others are behind them.
+# Constant variables, which have the largest alignment, come first; others follow.
 _LINK = ("-shared", "-pthread", "-Wl,-Bsymbolic", "-Wl,--sort-section=alignment")
-# Of code on the host the emulator sees the first ones, too; what kernels allocate is the GPU's.
+# Host code's allocations also go through the emulator; those of kernels are in GPU memory.
 _HEAP = ("malloc", "free", "_Znwm", "_Znam", "_ZdlPv", "_ZdlPvm", "_ZdaPv", "_ZdaPvm")
 _WRAPPED = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset", *_HEAP))
-# What kernels are said to be compiled for, "-D__CUDA_ARCH__".
+# The value of "-D__CUDA_ARCH__" for kernels.
 _ARCHITECTURE = "90"
-# kernels/emulator/include/cuda_runtime.h gives it to __constant__ variables.
+# The alignment of __constant__ variables in kernels/emulator/include/cuda_runtime.h.
 _CONSTANT_ALIGNMENT = 1024
 _MOST_CONSTANT = 64 << 10
-# Files that nvcc has taken: once is enough for all of a file's macros and modes.
+# Files that nvcc has accepted, checked once for all macros and modes.
 _taken: set[KernelFile] = set()
 
 
 @functools.lru_cache(maxsize=64)
 def library(file: KernelFile, mode: str) -> bytes:
-    """The library, once for each text of the file and of what it includes, of a mode: "fast",
-    "checked" or "counted", as `library.Emulation.mode` has them.
+    """Return the library for a file and mode ("fast", "checked" or "counted", as in
+    `library.Emulation.mode`), cached by the text of the file and its headers.
 
-    Raises `KernelCompileFailed` with file and line, `KernelNotSupported` for what is not emulated,
-    `KernelsMissing` without g++, and `CacheUnwritable`.
+    Raises `KernelCompileFailed` with file and line, `KernelNotSupported` for features that are not
+    emulated, `KernelsMissing` without g++, and `CacheUnwritable`.
     """
     source = kernel_file.source_of(file)
     own = [f'-DECE408_FILE="{file.path}"', f"-I{source.parent}"]
     own += [f"-D{name}" for name in kernel_file.macros(file)]
-    # kernels/files/entry.cuh has what cudaMalloc is exchanged for.
+    # kernels/files/entry.cuh defines the replacement for cudaMalloc.
     link = ["-Wl,--wrap=cudaMalloc"]
     command = cuda_file_backend.library_command(file, _ARCHITECTURE) if find_nvcc() else []
     nvcc = [*command, "-cubin"] if command else []
@@ -98,8 +98,8 @@ def library(file: KernelFile, mode: str) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def program(path: Path, mode: str = "checked") -> bytes:
-    """A library of a CUDA file that calls its kernels itself, and exports what is to be called by
-    extern "C". Raises what `library` raises."""
+    """Compile a CUDA file that launches its kernels itself and exports extern "C" functions. Raises
+    what `library` raises."""
     file = KernelFile(path, "cuda", "program", path.read_text(encoding="utf-8", errors="replace"))
     return _library(file, mode, [str(path)], [])
 
@@ -108,8 +108,8 @@ def program(path: Path, mode: str = "checked") -> bytes:
 def source(
     path: Path, defines: Defines, functions: tuple[str, ...], mode: str = "checked"
 ) -> bytes:
-    """A library of a source with these macros, which exports for each of its functions, which are
-    extern "C", `ece408_launch_NAME`: it takes the sizes of grid and block, the bytes of shared
+    """Compile a source with these macros. For each of its extern "C" `functions` the library
+    exports `ece408_launch_NAME`, which takes the sizes of grid and block, the bytes of shared
     memory, and addresses of the arguments. Raises what `library` raises."""
     file = KernelFile(path, "cuda", "source", path.read_text(encoding="utf-8", errors="replace"))
     macros = [f"-D{name}={value}" for name, value in defines]
@@ -129,7 +129,7 @@ def _library(
     link: Sequence[str],
     nvcc: Sequence[str] = (),
 ) -> bytes:
-    """Made by g++; a file that the command of nvcc refuses, if there is one, is refused, too."""
+    """Compile with g++; if a command of nvcc is given and refuses the file, the file is refused."""
     found = _gcc()
     versions = (*compiler_versions(found), _runtime(found)[0], *nvcc)
     hooks = _hooks(found, mode)
@@ -156,7 +156,7 @@ def _build(
         kind = KernelNotSupported if error.is_unknown else KernelCompileFailed
         raise kind(str(error)) from None
     if nvcc and file not in _taken:
-        _ask_nvcc(file, nvcc)
+        _check_with_nvcc(file, nvcc)
         _taken.add(file)
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as name:
         folder = Path(name)
@@ -166,7 +166,7 @@ def _build(
         kernel = [*flags, "-fpreprocessed", "-c", str(folder / "kernel.ii")]
         run([found, *kernel, "-o", str(folder / "kernel.o")])
         _check_constants(translated, (folder / "kernel.o").read_bytes())
-        # The checks' own libraries are not linked: the emulator has their functions.
+        # The sanitizers' own libraries are not linked: the emulator defines their functions.
         objects = [str(folder / "kernel.o"), str(runtime)]
         made = [*kernel_file.COMPLETE, "-o", str(folder / "kernel.so")]
         run([found, *_COMMON, *_LINK, *_WRAPPED, *link, *objects, *made])
@@ -174,8 +174,8 @@ def _build(
 
 
 def _check_constants(text: str, compiled: bytes) -> None:
-    """Raises `KernelCompileFailed`, with a line, where constant variables take more memory than
-    there is: of a compiled file the sections with their alignment, one for each variable."""
+    """Raise `KernelCompileFailed`, with a line, if constant variables exceed constant memory. The
+    compiled file has one section, with its alignment, per variable."""
     sizes = [size for size, alignment in elf.sections(compiled) if alignment == _CONSTANT_ALIGNMENT]
     if sum(sizes) > _MOST_CONSTANT:
         place = translation.last_place(text, f"aligned({_CONSTANT_ALIGNMENT})")
@@ -185,9 +185,9 @@ def _check_constants(text: str, compiled: bytes) -> None:
         )
 
 
-def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
-    """Raises what compiling raises where nvcc finds an error in the file, or in headers beside it:
-    such as a function of the host's in a kernel, which is nothing to g++."""
+def _check_with_nvcc(file: KernelFile, command: Sequence[str]) -> None:
+    """Raise the compiler's error if nvcc finds one in the file or in headers beside it, such as a
+    host function called in a kernel, which g++ accepts."""
     missing = nvcc_missing(Path(command[0]))
     with tempfile.TemporaryDirectory(prefix="ece408-kernel-") as folder:
         own = [*command, "-Xptxas=-O0", "-o", f"{folder}/kernel.cubin"]
@@ -196,7 +196,8 @@ def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
         except NoUsableGpu:
             return
         except (KernelCompileFailed, KernelNotSupported) as error:
-            # Elsewhere it is CUDA's installation that lacks something, which the emulator has.
+            # Errors in other files mean that the CUDA installation lacks something, which the
+            # emulator provides.
             is_own = re.match(rf"{re.escape(str(file.path.parent))}/[^:]*:\d+: ", str(error))
             if is_own and "No such file" not in str(error):
                 raise
@@ -204,17 +205,17 @@ def _ask_nvcc(file: KernelFile, command: Sequence[str]) -> None:
 
 @functools.cache
 def _hooks(found: str, mode: str) -> tuple[str, ...]:
-    """What has a compiler call the emulator."""
+    """Return the compiler options that instrument code to call the emulator."""
     version = re.search(r"\) (\d+)\.", compiler_versions(found)[0])
-    # Without it a loop that waits for another thread by a volatile variable has no end.
+    # Without it a loop that waits for another thread through a volatile variable would never end.
     knows_volatile = version is not None and int(version[1]) >= 11
     told = ("--param", "tsan-distinguish-volatile=1")
     return (*_MODES[mode], *(told if mode == "checked" and knows_volatile else ()))
 
 
 def write_runtime(folder: Path) -> Path:
-    """Write kernels/emulator as a library, which all others need: once in a process, since its
-    variables of each thread have little room. Raises what `library` raises."""
+    """Write kernels/emulator as a library that all others need: once per process, because
+    thread-local storage is scarce. Raises what `library` raises."""
     name, content = _runtime(_gcc())
     path = folder / name
     path.write_bytes(content)
@@ -223,7 +224,7 @@ def write_runtime(folder: Path) -> Path:
 
 @functools.lru_cache(maxsize=2)
 def _runtime(found: str) -> tuple[str, bytes]:
-    """Its name, by which libraries find it among those that are loaded, and its content."""
+    """Return its name, by which libraries find it among loaded ones, and its content."""
     sources = sorted(_sources().glob("*.cpp"))
     headers = sorted([*_sources().glob("*.h"), *(_sources() / "include").glob("*.h")])
     command = [found, *_COMMON]
@@ -252,7 +253,7 @@ def _runtime(found: str) -> tuple[str, bytes]:
 
 @functools.cache
 def _gcc() -> str:
-    """g++, whose checks call the emulator. Raises `KernelsMissing` without it."""
+    """Return g++, whose sanitizer hooks call the emulator. Raises `KernelsMissing` without it."""
     for found in (compiler(), shutil.which("g++")):
         if found is not None and "clang" not in compiler_versions(found)[0]:
             return found

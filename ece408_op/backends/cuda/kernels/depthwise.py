@@ -25,15 +25,15 @@ from ..kernel_plan import (
     window_defines,
 )
 
-_MOST_TAPS = 7  # of an axis
-_MOST_REACH = 64  # rows from a window's first to its last
-_MOST_STRIDE = 4  # that is undone: a thread has a column for each remainder
+_MOST_TAPS = 7  # per axis
+_MOST_REACH = 64  # rows that a window spans
+_MOST_STRIDE = 4  # for gradients: a thread has a column for each phase of the stride
 _MOST_ROWS = 8
-# Where groups have several planes, the most: that a group writes, that a block reads of a group at
-# once, and numbers that a thread keeps in registers.
+# Limits if groups have several planes: planes that a group writes, planes of a group that a block
+# reads at a time, and values that a thread keeps in registers.
 _MOST_OUT, _MOST_HELD = 8, 8
 _MOST_KEPT = 112
-# Of these as many as leave a processor enough threads, and threads of a block.
+# Preferred values: enough threads per multiprocessor, and threads per block.
 _GOOD_KEPT, _GOOD_THREADS = 32, 128
 _THREADS, _MOST_THREADS = 256, 512
 # A block takes several small planes, until it has about this number of threads.

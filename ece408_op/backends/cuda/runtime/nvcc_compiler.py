@@ -33,7 +33,7 @@ LIBRARY_OPTIONS = (
     # kernels/files/entry.cuh says why.
     "-Xlinker=--wrap=cudaMalloc",
 )
-_asking = threading.Lock()
+_version_lock = threading.Lock()
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.M)
 
 
@@ -54,7 +54,7 @@ def compile_plan(source: str, defines: Defines, architecture: str, cache_folder:
     if Path(source).is_absolute():
         options += (LINES,)
     # Concurrent threads must not all run nvcc --version.
-    with _asking:
+    with _version_lock:
         version = nvcc_version(nvcc)
     key = hashlib.sha256()
     for part in (version, *options, *_texts(folder, source)):
