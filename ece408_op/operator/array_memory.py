@@ -1,4 +1,4 @@
-"""MXNet's arrays as raw memory, without a copy, and when nobody uses them."""
+"""Access to the memory of MXNet's arrays without a copy, and waiting for their users."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .loading import load_mxnet
 
 
 def pointer(array: Any) -> int:
-    """Address of the first element of a dense NDArray, on the CPU or the GPU.
+    """Return the address of the first element of a dense NDArray, on the CPU or the GPU.
 
-    Does not wait for the array: inside an operator's forward and backward it is complete, elsewhere
-    call `array.wait_to_read()` first, even if the address is not used (see `make_plain`). The
+    Does not wait for the array: inside an operator's forward and backward it is complete; elsewhere
+    call `array.wait_to_read()` first, even if the contents are not read (see `make_plain`). The
     address is valid as long as the array exists.
     """
     base = _base()
@@ -29,21 +29,22 @@ def _base() -> Any:
 
 
 def make_plain(arrays: Sequence[Any]) -> None:
-    """Undo oneDNN's layouts, in which MXNet's inference puts a convolution's weights: it copies
-    such an array for every call of a node of ours, and nobody can tell whether it has changed.
+    """Convert weights from oneDNN's blocked layouts, which MXNet's inference gives them, to the
+    plain one. MXNet would copy a blocked array in every call of one of our nodes, and its changes
+    cannot be detected.
 
-    Waits first: an array that MXNet is about to write may have no memory yet, and then `pointer`
-    and MXNet would each allocate some.
+    Waits first: an array that MXNet is about to write may have no memory yet; `pointer` and MXNet
+    would then both allocate some.
     """
     wait_for_uses(arrays)
-    # A convolution asks for a layout of oneDNN's while it runs, and the array gets it afterwards.
+    # A convolution requests oneDNN's layout while it runs; the array is converted afterwards.
     wait_for_uses(arrays)
     for array in arrays:
         pointer(array)
 
 
 def wait_for_uses(arrays: Iterable[Any]) -> None:
-    """Wait for the end of every operator that has been given one of the arrays."""
+    """Wait for every operator that uses one of the arrays."""
     base = _base()
     for array in arrays:
         base.check_call(base._LIB.MXNDArrayWaitToWrite(array.handle))

@@ -1,4 +1,4 @@
-"""MXNet's attributes of a convolution, from the strings it hands over to a `ConvProblem`."""
+"""Attributes of a convolution: parsing of MXNet's strings, and conversion to a `ConvProblem`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..dispatch import Layer
 from ..errors import InvalidProblem, UnsupportedProblem
 from ..problem import ConvProblem, Pair, check_precision
 
-# Attributes that MXNet's Convolution does not have.
+# Attributes that MXNet's Convolution lacks.
 OWN = ("layer", "backend", "cuda_kernel", "precision", "gradient_precision")
-# Attributes that MXNet itself reads from any node: context, learning rates, recomputation.
+# Attributes that MXNet reads from any node: context, learning rates, recomputation.
 _OF_MXNET = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-# Attributes of MXNet's Convolution that mean nothing to ours; a layout is only checked.
+# Attributes of MXNet's Convolution that ours ignores; a layout is only checked.
 IGNORED = ("workspace", "cudnn_tune", "cudnn_off", "layout")
 _UNSET = ("None", "_Null", "()", "")
 _LAYOUTS = {1: "NCW", 2: "NCHW"}
-# Values that make the axis that a one-dimensional convolution lacks do nothing.
+# Neutral values for the axis that a one-dimensional convolution lacks.
 _HEIGHT_OF_ONE_DIMENSION = {"kernel": 1, "stride": 1, "pad": 0, "dilate": 1}
 
 
 def is_of_mxnet(name: str) -> bool:
-    """Whether an attribute of this name is MXNet's own, whatever the operator."""
+    """Return whether MXNet itself reads an attribute of this name from any operator."""
     return name.startswith(("__", *_OF_MXNET))
 
 
@@ -33,11 +33,10 @@ def is_of_mxnet(name: str) -> bool:
 class ConvAttributes:
     """The parameters of a convolution besides its arrays, under MXNet's names.
 
-    A one-dimensional convolution, `spatial` being 1, is the two-dimensional one on images of
-    height 1, and its attributes are kept as such. `layer`, `backend`, `cuda_kernel`, `precision`
-    and `gradient_precision` are this package's own: the layer's name for the log of op times, the
-    backend and the CUDA kernel that shall compute this layer, and the lowest precisions allowed;
-    `None` leaves each to the settings.
+    A one-dimensional convolution, with `spatial` 1, is stored as a two-dimensional one on images of
+    height 1. `layer`, `backend`, `cuda_kernel`, `precision` and `gradient_precision` are this
+    package's own: the layer's name for the log of op times, the backend and the CUDA kernel for
+    this layer, and the minimum precisions; `None` leaves each to the settings.
     """
 
     kernel: Pair
@@ -56,12 +55,12 @@ class ConvAttributes:
 
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> ConvAttributes:
-        """From strings as MXNet passes them: `'(5, 5)'`, `'True'`, `'None'` for what is not set.
+        """Parse MXNet's strings: `'(5, 5)'`, `'True'`, `'None'` for an unset value.
 
-        Ignores `IGNORED` and what `is_of_mxnet`. Raises `InvalidProblem` for an unknown name, a
-        value of the wrong kind, or when kernel or num_filter is not given, `UnsupportedProblem` for
-        a layout other than NCHW (NCW), or three dimensions, and `InvalidSetting` for a precision
-        that does not exist.
+        Ignores `IGNORED` and names for which `is_of_mxnet` is true. Raises `InvalidProblem` for an
+        unknown name, a value of the wrong kind, or a missing kernel or num_filter,
+        `UnsupportedProblem` for a layout other than NCHW (NCW) or three dimensions, and
+        `InvalidSetting` for an unknown precision.
         """
         given = {name: str(text).strip() for name, text in attributes.items()}
         fields: dict[str, Any] = {}
@@ -84,17 +83,17 @@ class ConvAttributes:
         return cls(**fields, spatial=spatial)
 
     def layer_on(self, device: str = "cpu", index: int = 0) -> Layer:
-        """The layer of these attributes with its arrays on that device."""
+        """Return the layer for arrays on this device."""
         precisions = (self.precision, self.gradient_precision)
         return Layer(self.layer, device, self.backend, index, self.cuda_kernel, *precisions)
 
     @property
     def layout(self) -> str:
-        """How data is laid out, by MXNet's names."""
+        """The layout of data, by MXNet's name."""
         return _LAYOUTS[self.spatial]
 
     def problem(self, x_shape: Sequence[int], dtype: str) -> ConvProblem:
-        """The convolution of these attributes on x of shape (B, C, H, W), or (B, C, W).
+        """Return the convolution on x of shape (B, C, H, W), or (B, C, W).
 
         Raises `InvalidProblem` when no such convolution exists.
         """
@@ -124,13 +123,13 @@ class ConvAttributes:
 
 
 def mxnet_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Those of our operator's attributes that MXNet's Convolution also has."""
+    """Return the attributes that MXNet's Convolution also has."""
     return {name: text for name, text in attributes.items() if name not in OWN}
 
 
 @functools.lru_cache(maxsize=1024)
 def problem_of(attributes: ConvAttributes, x_shape: tuple[int, ...], dtype: str) -> ConvProblem:
-    """`attributes.problem`, made once for all calls of a layer on arrays of one shape and type."""
+    """Return `attributes.problem`, cached per layer, shape and type."""
     return attributes.problem(x_shape, dtype)
 
 
@@ -158,7 +157,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     value = _literal(name, text)
     if isinstance(value, int):
         value = (value,)
-    # A bool is an int to Python.
+    # bool is a subclass of int.
     if not isinstance(value, (tuple, list)) or not all(type(v) is int for v in value):
         raise InvalidProblem(f"{name}={text} is not a tuple of whole numbers such as (5, 5)")
     return tuple(value)
@@ -189,8 +188,8 @@ def _precision(name: str, text: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def literal(text: str) -> Any:
-    """The number, flag or tuple that a text says; parsed once, since Python's parser may fail in
-    several threads at once. Raises `ValueError` or `SyntaxError`."""
+    """Return the number, flag or tuple in a text. Cached, because Python's parser may fail in
+    several threads at the same time. Raises `ValueError` or `SyntaxError`."""
     return ast.literal_eval(text)
 
 

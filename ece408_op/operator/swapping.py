@@ -1,4 +1,4 @@
-"""Replaces MXNet's Convolution by our operator in existing networks."""
+"""Replacement of MXNet's Convolution by our operator in existing networks, and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("ece408_op")
 
 @dataclass
 class SwapReport:
-    """What `swap` did: the layers that are ours now, and those left, each with the reason."""
+    """Result of `swap`: the swapped layers, and the skipped ones with reasons."""
 
     swapped: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class SwapReport:
 
 
 class _Choice:
-    """Which layers the user wants swapped, and the report on each."""
+    """The user's selection of layers, and the report on each."""
 
     def __init__(
         self, backend: str | None, only: str | Iterable[str] | None, precision: str | None
@@ -52,7 +52,7 @@ class _Choice:
         self._patterns = [only] if isinstance(only, str) else None if only is None else list(only)
 
     def takes(self, name: str, attributes: dict[str, str]) -> bool:
-        """Whether to swap this layer; notes it in the report either way."""
+        """Return whether to swap this layer; add it to the report either way."""
         if self._patterns is not None and not any(fnmatchcase(name, p) for p in self._patterns):
             self.leaves(name, "not among those asked for")
             return False
@@ -67,8 +67,8 @@ class _Choice:
     def leaves(self, name: str, reason: str) -> None:
         self.report.left[name] = reason
 
-    def finish(self) -> SwapReport:
-        """The report. Raises `InvalidSetting` for a pattern that no convolution's name fits."""
+    def checked_report(self) -> SwapReport:
+        """Return the report. Raises `InvalidSetting` for a pattern that matches no convolution."""
         names = [*self.report.swapped, *self.report.left]
         for pattern in self._patterns or ():
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -84,18 +84,18 @@ def swap(
     only: str | Iterable[str] | None = None,
     precision: str | None = None,
 ) -> Any:
-    """Replace by our operator every Convolution of `model` that it can compute.
+    """Replace every Convolution of `model` that our operator can compute.
 
     `model` is a Symbol, of which a swapped copy is returned, or a Gluon net, which is changed in
-    place, hybridized or not, run before or not. Names of layers, arguments and outputs stay, and
-    so do parameters and their files. `only` limits it to layers by name, or pattern as in a
-    shell; `backend` names the backend that computes them, and `precision` the lowest precision
-    allowed, as for `Convolution`.
+    place, hybridized or not, before or after its first call. Names of layers, arguments and outputs
+    stay, and so do parameters and their files. `only` selects layers by name or shell pattern;
+    `backend` names the backend that computes them, and `precision` is the minimum precision, as for
+    `Convolution`.
 
-    What was swapped, and what was left and why, is returned as a `SwapReport` for a net, and
-    logged (logger `ece408_op`, level INFO) in both cases. Raises `InvalidSetting` for an unknown
-    backend or precision, an `only` that fits nothing, or a `model` that is neither, and
-    `NoUsableGpu` under `with mx.gpu():`, or for a net there, where MXNet has no code for the GPU.
+    For a net the `SwapReport` of swapped and skipped layers is returned; in both cases it is logged
+    (logger `ece408_op`, level INFO). Raises `InvalidSetting` for an unknown backend or precision,
+    an `only` that matches nothing, or another kind of `model`, and `NoUsableGpu` under `with
+    mx.gpu():`, or for a net on a GPU, if MXNet has no code for the GPU.
     """
     mx = load_mxnet()
     gpu_support.refuse_current_context()
@@ -114,11 +114,12 @@ def swap(
 
 
 def unswap(model: Any) -> Any:
-    """Undo `swap`: MXNet's own Convolution in the place of our operator, wherever it came from.
+    """Undo `swap`: replace our operator by MXNet's Convolution, also in networks that were built
+    with it.
 
-    Of a Symbol a copy is returned; a Gluon net is changed in place, and the names of its layers
-    that were ours are returned, the operator's in a SymbolBlock. Parameters stay. Raises
-    `InvalidSetting` for a `model` that is neither.
+    For a Symbol a copy is returned; a Gluon net is changed in place, and the names of its changed
+    layers are returned (in a SymbolBlock, those of operators). Parameters stay. Raises
+    `InvalidSetting` for another kind of `model`.
     """
     mx = load_mxnet()
     if isinstance(model, mx.sym.Symbol):
@@ -131,7 +132,7 @@ def unswap(model: Any) -> Any:
 
 
 def _give_back(mx: Any, block: Any) -> list[str]:
-    """Make one block of a net MXNet's own; the names of its layers that were ours."""
+    """Undo the swap in one block of a net; return the names of its changed layers."""
     from . import gluon_layers
 
     nn = mx.gluon.nn
@@ -150,16 +151,16 @@ def _give_back(mx: Any, block: Any) -> list[str]:
 
 
 def _forget_traces(mx: Any, net: Any) -> None:
-    """Have hybridized blocks traced again: an earlier trace has the operator of before."""
+    """Discard the traces of hybridized blocks, which contain the old operator."""
     for block in _blocks(net):
         if isinstance(block, mx.gluon.HybridBlock):
             block._clear_cached_op()
 
 
 def _contexts(net: Any) -> Iterator[Any]:
-    """Where the parameters of a net are, or will be."""
+    """Yield the contexts of a net's parameters."""
     for parameter in net.collect_params().values():
-        # Parameters that are not initialised have no context yet.
+        # Uninitialised parameters have no context yet.
         with contextlib.suppress(RuntimeError):
             yield from parameter.list_ctx()
 
@@ -174,7 +175,7 @@ def swap_checkpoint(
 ) -> SwapReport:
     """Swap a saved checkpoint: reads PREFIX-symbol.json and PREFIX-EPOCH.params, writes OUT-...
 
-    The parameter file is copied as it is. Raises as `swap`, `checkpoint.load_checkpoint` and
+    The parameter file is copied unchanged. Raises as `swap`, `checkpoint.load_checkpoint` and
     `save_swapped`.
     """
     symbol, _, _ = checkpoint.load_checkpoint(prefix, epoch)
@@ -184,7 +185,7 @@ def swap_checkpoint(
 
 
 def save_swapped(swapped: Any, prefix: str | Path, epoch: int, out: str | Path) -> None:
-    """Write a swapped network with the parameters of the checkpoint that it comes from.
+    """Write a swapped network with the parameters of its original checkpoint.
 
     Raises `InvalidSetting` for that checkpoint's own prefix, and `CacheUnwritable`.
     """
@@ -204,10 +205,10 @@ def swap_symbol(
     only: str | Iterable[str] | None = None,
     precision: str | None = None,
 ) -> tuple[Any, SwapReport]:
-    """`swap` for a Symbol: the new Symbol and the report."""
+    """Swap a Symbol; return the new Symbol and the report."""
     choice = _Choice(backend, only, precision)
     swapped = _rewrite(symbol, choice)
-    return swapped, choice.finish()
+    return swapped, choice.checked_report()
 
 
 def _rewrite(symbol: Any, choice: _Choice) -> Any:
@@ -216,7 +217,7 @@ def _rewrite(symbol: Any, choice: _Choice) -> Any:
 
 def _swap_net(mx: Any, net: Any, choice: _Choice) -> SwapReport:
     changes = [change for block in _blocks(net) for change in _change(mx, block, choice)]
-    report = choice.finish()
+    report = choice.checked_report()
     for apply in changes:
         apply()
     _forget_traces(mx, net)
@@ -230,7 +231,7 @@ def _blocks(net: Any) -> Iterator[Any]:
 
 
 def _change(mx: Any, block: Any, choice: _Choice) -> Iterator[Callable[[], None]]:
-    """The change to make to one block of a net, if any."""
+    """Yield the change to make to one block of a net, if any."""
     from . import gluon_layers
 
     nn = mx.gluon.nn

@@ -1,18 +1,18 @@
 """Graphs for training: the compiled operators with their gradients.
 
-MXNet's BatchNorm takes four times as long on arrays in plain layout, as our convolutions leave
-them, as on oneDNN's blocked ones. So where one follows ours a chain of
+MXNet's BatchNorm takes four times as long on arrays in plain layout, as our convolutions return
+them, as on oneDNN's blocked ones. So a chain after one of our nodes of
 
     BatchNorm [-> elemwise_add] [-> relu, or Activation relu]
 
 whose intermediate results have no other use becomes one node of `ece408_batch_norm`, in float32.
-Pooling of arrays in plain layout becomes a node of `ece408_pool`, as `fusion` has it.
+Pooling of arrays in plain layout becomes a node of `ece408_pool`, as in `fusion`.
 
-MXNet never tells a library's operator that a gradient is to be added to what an array holds
-(grad_req "add", or a long sum that MXNet takes in place), and these would overwrite it. So a copy
-by MXNet's own operator, which does as it is told, stands between a variable whose gradient may be
-added and ours; and a graph with sums of gradients that are long enough is left to the operator in
-Python.
+MXNet does not tell a library's operator that a gradient is to be added to an array's contents
+(grad_req "add", or a long sum that MXNet accumulates in place); our operators would overwrite them.
+So a copy by MXNet's own operator, which does accumulate, is inserted between a variable whose
+gradient may be added and our node; a graph with sums of gradients of sufficient length keeps the
+Python operator.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .. import compiled_operator
 from . import compiled_graphs, fusion, graph_json
 from .graph_json import Entry, Graph, Node
 
-# Those that hand on the gradient of their result, the very array, as that of their inputs.
+# Operators that pass on the gradient of their result, the same array, as that of their inputs.
 _SUMS = ("elemwise_add", "add_n")
-# Of MXNet's operators those whose results may be in a blocked layout whatever their inputs'.
+# MXNet operators whose results may have a blocked layout for any input layout.
 _BLOCKED = ("Convolution", "Deconvolution")
-# What ends the names of the copies.
+# Suffix of the copies' names.
 _SUFFIX = "__ece408_copy"
 
 
@@ -42,10 +42,11 @@ def compiled(
     added: Collection[str],
     only_float32: bool,
 ) -> Any:
-    """The graph of `symbol` as a Symbol to be trained, or `None`, as `compiled_graphs.compiled`.
+    """Return the graph of `symbol` as a Symbol for training, or `None`, as
+    `compiled_graphs.compiled`.
 
-    `wanted` are the inputs whose gradients are computed, `added` those of them whose gradients may
-    be added to their arrays. It may only be run to be trained, by the batch's averages.
+    `wanted` are the inputs whose gradients are computed, `added` those whose gradients may be
+    added. Only for training, with the batch's averages.
     """
     if _has_long_sums(graph["nodes"]):
         return None
@@ -56,15 +57,16 @@ def compiled(
 
 
 def _has_long_sums(nodes: list[Node]) -> bool:
-    """Whether a gradient that ours compute may be a term of a sum that MXNet takes in place."""
+    """Return whether a gradient of our nodes may be a term of a sum that MXNet accumulates in
+    place."""
     shortest = int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "8"))
     uses = Counter((entry[0], entry[1]) for node in nodes for entry in node["inputs"])
     return max(uses.values()) >= shortest
 
 
 def _with_copies(graph: Graph, added: Collection[str]) -> Graph:
-    """The graph with a copy of each of these variables for our nodes, for those that may become
-    ours, and for sums of whose results ours may give the gradient."""
+    """Return the graph with copies of the `added` variables for our nodes, for nodes that may
+    become ours, and for sums whose gradients our nodes may compute."""
     nodes: list[Node] = []
     moved: list[int] = []
     copies: dict[int, int] = {}
@@ -73,7 +75,8 @@ def _with_copies(graph: Graph, added: Collection[str]) -> Graph:
         if graph_json.is_ours(node) or node["op"] in ("BatchNorm", *_SUMS):
             inputs = [[copies.get(entry[0], entry[0]), *entry[1:]] for entry in node["inputs"]]
             if _fixes_gamma(node):
-                # MXNet's own overwrites this gradient, with zeros, also where it is to be added.
+                # MXNet's own operator overwrites this gradient with zeros, even if it is to be
+                # added.
                 inputs[1] = node["inputs"][1]
             node = {**node, "inputs": inputs}
         nodes.append(node)
@@ -90,7 +93,7 @@ def _fixes_gamma(node: Node) -> bool:
 
 
 def _gradients(nodes: list[Node], wanted: Collection[str]) -> dict[int, str]:
-    """Which gradients our nodes compute, by their numbers: those on the way to wanted ones."""
+    """Return which gradients our nodes compute, by number: those on the way to wanted ones."""
     leads: list[bool] = []
     found: dict[int, str] = {}
     for number, node in enumerate(nodes):
@@ -102,15 +105,15 @@ def _gradients(nodes: list[Node], wanted: Collection[str]) -> dict[int, str]:
 
 
 def _fuse(graph: Graph) -> Graph:
-    """The graph with one node for every such chain; its nodes are changed in place."""
+    """Return the graph with one node per chain; its nodes are changed in place."""
     return graph_json.without(graph, _chained(graph["nodes"], graph["heads"]))
 
 
 def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
-    """For each node the number of the node that now has its output."""
+    """Return for each node the number of the node that now computes its output."""
     entries = [*(entry for node in nodes for entry in node["inputs"]), *heads]
     used = Counter(entry[0] for entry in entries)
-    # Our node has its averages as outputs, so a head would be named otherwise.
+    # Our node also outputs its averages, so a graph output would get another name.
     kept = {entry[0] for entry in heads} | {entry[0] for entry in entries if entry[1] > 0}
     stands_for = list(range(len(nodes)))
     is_plain: list[bool] = []
@@ -121,7 +124,7 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
         is_plain.append(plain and node["op"] not in _BLOCKED)
         if number in kept:
             continue
-        # If two are added, the later one adds.
+        # If two are added, the later one performs the addition.
         for entry in sorted(node["inputs"][:2], reverse=True):
             source = stands_for[entry[0]]
             if used[entry[0]] == 1 and _takes(nodes[source], node, entry):
@@ -137,7 +140,8 @@ def _chained(nodes: list[Node], heads: list[Entry]) -> list[int]:
 
 
 def _takes(ours: Node, node: Node, entry: Entry) -> bool:
-    """Whether our node, whose output `entry` goes into `node`, has taken over its work."""
+    """Fuse `node`, which reads our node's output `entry`, into our node; return whether that
+    worked."""
     attributes = ours.get("attrs", {})
     if ours["op"] != compiled_operator.BATCH_NORM or "relu" in attributes:
         return False
@@ -153,7 +157,7 @@ def _takes(ours: Node, node: Node, entry: Entry) -> bool:
 
 
 def _replaced(node: Node) -> Node:
-    """A node that gets an array in plain layout, or ours in its place."""
+    """Return a node whose input is in plain layout, or our replacement for it."""
     window = fusion.window(node)
     if window is not None and not _may_be_cut(node):
         return {**node, "op": compiled_operator.POOL, "attrs": fusion.made({"window": window})}
@@ -163,14 +167,14 @@ def _replaced(node: Node) -> Node:
 
 
 def _may_be_cut(node: Node) -> bool:
-    """Whether it takes averages of windows that the array may end in: of a window cut so, MXNet's
-    gradient is not that of its average, and users have that gradient."""
+    """Return whether it averages windows that the array's edge may clip: for these, MXNet's
+    gradient is inconsistent with its average, and users get that gradient."""
     given = node.get("attrs", {})
     return given.get("pool_type") == "avg" and given.get("pooling_convention") == "full"
 
 
 def _by_batch(node: Node) -> bool:
-    """Whether it normalises by the batch's own averages, which nobody asks it for."""
+    """Return whether it normalises by the batch's averages, which are no output of the graph."""
     given = node.get("attrs", {})
     return fusion.is_normalisation(node) and not fusion.flag(given, "use_global_stats", False)
 
