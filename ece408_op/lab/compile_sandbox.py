@@ -1,8 +1,8 @@
-"""A compiler that a stranger's file is given to: what the file includes may be nobody else's.
+"""Sandbox for compilers of untrusted files: an include must not read other users' files.
 
     python -m ece408_op.lab.compile_sandbox SCRATCH SOURCE [FOLDER...] -- COMMAND...
 
-runs a compiler's command on the kernel file SOURCE, which can read that and the headers beside it,
+runs a compiler's command on the kernel file SOURCE. It can read SOURCE and the headers beside it,
 and write to SCRATCH and the folders.
 """
 
@@ -21,7 +21,7 @@ from ..files.resources import kernels_dir
 from ..host import this_python
 from . import sandbox
 
-# Of each of a compiler's processes. The largest kernel files take a tenth of it.
+# Limits of each compiler process. The largest kernel files need a tenth of them.
 _LIMITS = sandbox.Limits(memory=4 << 30, seconds=150, file_bytes=256 << 20, open_files=256)
 _SYSTEM = (*sandbox.SYSTEM, "/bin", "/opt", "/etc/alternatives", "/etc/ld.so.conf.d")
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "NVCC_CCBIN", "NVCC_APPEND_FLAGS")
@@ -30,7 +30,7 @@ _HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc", ".inl", ".tcc")
 
 
 def guard(scratch: Path) -> Guard:
-    """Has compilers run in a sandbox of their own, with their temporary files in a folder."""
+    """Return a guard that runs compilers in a sandbox, with temporary files in `scratch`."""
 
     def guarded(command: Sequence[str], source: Path) -> Sequence[str]:
         folders = [str(Path(o).parent) for flag, o in zip(command, command[1:]) if flag == "-o"]
@@ -56,8 +56,8 @@ def main(arguments: list[str]) -> None:
 
 
 def headers(source: Path) -> set[Path]:
-    """Files beside a source, or in folders below, that it includes by their names, itself or in
-    others of them, but no other kernel file."""
+    """Return files beside a source or below that it includes by name, directly or indirectly,
+    without other kernel files."""
     folder = source.parent.resolve()
     found: set[Path] = set()
     left = [source.resolve()]

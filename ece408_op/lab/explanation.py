@@ -1,4 +1,4 @@
-"""Why a CUDA kernel takes its time: what its functions need, and what the GPU's counters say."""
+"""Performance explanation of a CUDA kernel: resources, and the GPU's counters."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from . import observed
 
 @dataclass
 class Explanation:
-    """Of a contender on a problem: its functions by the GPU's counters, the one with the most time
-    first; what the compiler says of a file's functions, by name; and why there are no counters."""
+    """Explanation for a contender on a problem: counters of its functions, the slowest first; the
+    compiler's resources of a file's functions, by name; and why there are no counters."""
 
     kernels: list[KernelLimits] = field(default_factory=list)
     resources: dict[str, Resources] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """What limits the function that takes the most time."""
+        """Return a sentence on what limits the slowest function."""
         if self.kernels:
             return self.kernels[0].sentence
         spilled = {name: each for name, each in self.resources.items() if each.spilled_bytes}
@@ -60,26 +60,26 @@ def explain(kernel: KernelFile | str, problem: ConvProblem) -> Explanation:
 
 
 def plain_name(function: str) -> str:
-    """A function's name without what tools write around it: type, namespace, template arguments."""
+    """Strip type, namespace and template arguments from a function's name."""
     return function.partition("<")[0].split()[-1].rpartition("::")[2]
 
 
 def resources(kernel: KernelFile | str, problem: ConvProblem, gpu: Target) -> dict[str, Resources]:
-    """What the compiler gives the functions of a file, or of one of our kernels, on a problem and a
-    GPU, by their names in C++. Raises what planning it raises."""
+    """Return the compiler's resources for the functions of a file, or of one of our kernels, on a
+    problem and a GPU, by C++ name. Raises what planning it raises."""
     if isinstance(kernel, KernelFile) and kernel.form != "declared":
         name = architecture(ARCHITECTURES, gpu.capability) or ""
         commands = [[*cuda_file_backend.library_command(kernel, name), "-cubin"]]
     else:
         own = kernel if isinstance(kernel, str) else str(kernel.path)
-        asked = work.forward(problem, 0, 0, None, 0, False, own)
+        forward = work.forward(problem, 0, 0, None, 0, False, own)
         commands = [
             nvcc_compiler.plan_command(
                 plan.kernel.source,
                 plan.macros,
                 architecture(plan.kernel.architectures, gpu.capability) or "",
             )
-            for plan in asked.plans(gpu, problem.batch)
+            for plan in forward.plans(gpu, problem.batch)
         ]
     return {
         demangle(symbol).partition("(")[0]: each

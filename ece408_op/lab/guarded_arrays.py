@@ -1,9 +1,8 @@
-"""Arrays in the host's memory that two processes share, each between pages that are not to be
-touched.
+"""Host arrays shared by two processes, each between guard pages.
 
-A layout says where arrays lie in a file in memory. The process that runs a kernel maps each by
-itself, so that it ends where a page does: what reads or writes behind it ends the process. With
-`open` margins the pages around it can be read and written, and show afterwards what was.
+A layout gives the arrays' offsets in a memory file. The process that runs a kernel maps each so
+that it ends at a page boundary: an access beyond it ends the process. With `open` margins the pages
+around it are accessible, and show afterwards what was written.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from ..errors import NotEnoughMemory
 from ..problem import ConvProblem
 
 PAGE = mmap.PAGESIZE
-# As MXNet aligns its arrays.
+# MXNet's alignment of arrays.
 ALIGNMENT = 64
 CANARY = 0xFF  # as floats, NaN
 _NONE, _READ, _WRITE = 0, 1, 2
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _POPULATE = 1, 2, 0x10, 0x20, 0x8000
-# That neither size nor seals change; and a hole that leaves the size as it is.
+# Seals that fix the size, and themselves; and a mode that punches a hole without changing the size.
 _F_ADD_SEALS, _SEALS, _PUNCH_HOLE = 1033, 1 | 2 | 4, 1 | 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,8 +41,8 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 @dataclass(frozen=True)
 class Place:
-    """An array of `nbytes` in the file: its pages, between a page of margin on either side, begin
-    at `offset`."""
+    """An array of `nbytes` in the file: its pages begin at `offset`, between margins of one page
+    each."""
 
     offset: int
     nbytes: int
@@ -55,12 +54,12 @@ class Place:
 
     @property
     def begin(self) -> int:
-        """Where in its pages the array begins, so that it ends with them, but for alignment."""
+        """Offset of the array in its pages: it ends with them, except for alignment."""
         return PAGE + (self.size - 2 * PAGE - self.nbytes) // ALIGNMENT * ALIGNMENT
 
 
 def layout(sizes: list[int]) -> list[Place]:
-    """Places of arrays of so many bytes, one after the other."""
+    """Return places for consecutive arrays of these sizes."""
     places, offset = [], 0
     for nbytes in sizes:
         places.append(Place(offset, nbytes))
@@ -69,9 +68,9 @@ def layout(sizes: list[int]) -> list[Place]:
 
 
 class HostArrays:
-    """x, w and y of one problem after the other, as the process that writes inputs and reads
-    outputs sees them: `number` is the descriptor of the file that they are in, whose size nobody
-    can change. It is the machine's memory's; only what is written takes any."""
+    """x, w and y of one problem after the other, in the process that writes inputs and reads
+    outputs. `number` is the descriptor of their memory file, whose size is sealed. Only pages that
+    are written take memory."""
 
     def __init__(self) -> None:
         self.number = os.memfd_create("ece408-lab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -87,20 +86,20 @@ class HostArrays:
         os.close(self.number)
 
     def release(self) -> None:
-        """Give the memory back; nothing may use the arrays any more."""
+        """Free the memory; the arrays must not be in use."""
         self._content = np.empty(0, np.uint8)
         _libc.fallocate(self.number, _PUNCH_HOLE, 0, self._size)
 
     def excess(self) -> int:
-        """Bytes that the file takes beyond the arrays."""
+        """Bytes of the file in excess of the arrays."""
         return (os.fstat(self.number).st_blocks << 9) - self._content.size
 
     def place(self, problem: ConvProblem, margins: str = "closed") -> dict[str, Any]:
-        """Make room for a problem's arrays, y full of NaN; returns what the other process is told
-        of them."""
+        """Allocate a problem's arrays, with y filled with NaN; return the other process's part of a
+        request."""
         self._shapes = [problem.x_shape, problem.w_shape, problem.y_shape]
         self._places = layout([4 * math.prod(shape) for shape in self._shapes])
-        # The last one first, for the file's whole size.
+        # The last one first, to allocate the file's whole size.
         for place in reversed(self._places):
             self._whole(place)[:] = CANARY
         places = [(place.offset, place.nbytes) for place in self._places]
@@ -108,23 +107,24 @@ class HostArrays:
         return {"places": places, "margins": margins}
 
     def fill(self, x: np.ndarray, w: np.ndarray) -> None:
-        """Write the inputs to their places."""
+        """Write the inputs."""
         self._inputs = (x, w)
         for index, array in enumerate(self._inputs):
             self.array(index)[...] = array
 
     def array(self, role: int) -> np.ndarray:
-        """The float32 array x, w or y, by number, itself: what the other process writes shows."""
+        """Return the float32 array x, w or y, by number; it shares memory with the other
+        process."""
         place = self._places[role]
         inner = self._whole(place)[place.begin : place.begin + place.nbytes]
         return inner.view(np.float32).reshape(self._shapes[role])
 
     def output(self) -> np.ndarray:
-        """y, which the next problem overwrites."""
+        """Return y, which the next problem overwrites."""
         return self.array(2)
 
     def damage(self) -> list[str]:
-        """What the call since `fill` changed beside its output."""
+        """Describe the changes by the call since `fill`, except to its output."""
         found = []
         for role, place in zip("xwy", self._places):
             before, behind = self._margins(place)
@@ -148,8 +148,8 @@ class HostArrays:
 
 
 def damage(role: str, before: np.ndarray, behind: np.ndarray) -> list[str]:
-    """What is said of an array around which bytes have changed: at the (negative) distances
-    `before` from its begin, and where the mask `behind` is set from its end on."""
+    """Describe changed bytes around an array: at the (negative) distances `before` from its start,
+    and where the mask `behind`, from its end, is set."""
     if before.size:
         return [f"writes {-before[0]} bytes before {role}"]
     changed = np.flatnonzero(behind)
@@ -157,7 +157,7 @@ def damage(role: str, before: np.ndarray, behind: np.ndarray) -> list[str]:
 
 
 class Mapped:
-    """An array in the process that runs a kernel; `address` is where it begins."""
+    """An array in the process that runs a kernel; `address` is its start."""
 
     def __init__(self, number: int, place: Place, read_only: bool, margins: str) -> None:
         self._size, self._nbytes = place.size, place.nbytes
@@ -165,7 +165,7 @@ class Mapped:
         protection = _READ if read_only and margins == "closed" else _READ | _WRITE
         cut = 0 if margins == "open" else PAGE
         part = (self._base + cut, place.size - 2 * cut)
-        # With all pages there, so that no call is the first to touch one.
+        # All pages are populated, so that no call is the first to touch one.
         flags = _SHARED | _FIXED | _POPULATE
         _map(*part, protection, flags, number, place.offset + cut)
         self.address = self._base + place.begin

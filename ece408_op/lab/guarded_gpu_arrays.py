@@ -1,8 +1,8 @@
-"""Arrays on the GPU that another process computes on, and what this one compares them with.
+"""GPU arrays on which another process computes, and the comparison of its results.
 
-Another process opens memory of this one by CUDA's handles for that (cuIpcGetMemHandle and
-cuIpcOpenMemHandle of the driver's interface). It never sees the numbers and the expected output
-that this process keeps for itself.
+The other process opens this one's memory by CUDA's IPC handles (cuIpcGetMemHandle and
+cuIpcOpenMemHandle of the driver API). It never sees the numbers and the expected output, which this
+process keeps in other memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ..errors import WrongResult
 from ..problem import ConvProblem
 from .guarded_arrays import CANARY, damage
 
-# Around each array: canaries, which are NaN to what reads them.
+# Margin around each array: canaries, which are NaN as floats.
 _MARGIN = 1 << 16
 _ALIGNMENT = 256  # as cudaMalloc
-# What another process opens is shared by whole blocks of this size, with all that lies in them.
+# IPC shares memory in whole blocks of this size, with all arrays in them.
 _SHARED = 2 << 20
 _THREADS, _BLOCKS = 256, 2048
 _SAMPLED = 2
-# Of a product of two numbers drawn in +-0.5, on average.
+# Mean magnitude of a product of two numbers drawn from +-0.5.
 _MAGNITUDE = 1 / 16
 _OWN_ERROR = 1e-5
-# kernels/cuda/measuring/judge.cu takes it as a 32-bit number of 1e-9.
+# kernels/cuda/measuring/judge.cu takes it as a 32-bit multiple of 1e-9.
 _LARGEST_BOUND = 2.0
 _JUDGE = Code("judge", "measuring/judge.cu", ARCHITECTURES, "float32", float32_accurate=True)
 
@@ -46,7 +46,7 @@ class Block:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        # All but the last were too small. Another process may have them open still.
+        # All but the last were too small; another process may still have them open.
         self._blocks: list[Any] = []
         self._nbytes = 0
         self.sets: list[tuple[int, int, int]] = []
@@ -54,14 +54,14 @@ class Block:
         self._inputs: tuple[np.ndarray, ...] = ()
 
     def close(self) -> None:
-        """Free the memory, which no other process may have open any more."""
+        """Free the memory, which no other process may have open."""
         with self._gpu.active():
             for block in self._blocks:
                 block.free()
         self._blocks = []
 
     def reserve(self, problem: ConvProblem, sets: int) -> None:
-        """Have room for so many sets. Raises `NotEnoughMemory`."""
+        """Allocate memory for this number of sets. Raises `NotEnoughMemory`."""
         nbytes = _layout(problem, sets)[1]
         if nbytes > self._nbytes:
             with self._gpu.active(), reported("allocating what another process computes on"):
@@ -69,7 +69,7 @@ class Block:
             self._nbytes = nbytes
 
     def place(self, problem: ConvProblem, sets: int = 1, margins: str = "") -> dict[str, Any]:
-        """Lay out `sets` sets, all NaN, always with open margins; returns the other process's part
+        """Lay out `sets` sets, all NaN, always with open margins; return the other process's part
         of a request. Raises `NotEnoughMemory`."""
         self.reserve(problem, sets)
         self._shapes = [problem.x_shape, problem.w_shape, problem.y_shape]
@@ -87,14 +87,14 @@ class Block:
         for address, array in zip(self.sets[0], self._inputs):
             with self._gpu.active():
                 self._gpu.cuda.memcpy_htod(address, np.ascontiguousarray(array))
-                # Of memory that is not page-locked it may not have arrived when the copy returns.
+                # A copy from pageable memory may still be in progress when it returns.
                 self._gpu.cuda.Context.synchronize()
 
     def output(self) -> np.ndarray:
         return self._read(2)
 
     def damage(self) -> list[str]:
-        """What the call since `fill` changed beside its output."""
+        """Describe the changes by the call since `fill`, except to its output."""
         found = self.strays()
         for index, array in enumerate(self._inputs):
             if self._read(index).tobytes() != array.tobytes():
@@ -102,7 +102,7 @@ class Block:
         return found
 
     def strays(self) -> list[str]:
-        """What was written around the arrays since `place`."""
+        """Describe writes around the arrays since `place`."""
         found = []
         for addresses in self.sets:
             for role, address, shape in zip("xwy", addresses, self._shapes):
@@ -121,7 +121,7 @@ class Block:
 
 
 def _layout(problem: ConvProblem, sets: int) -> tuple[list[tuple[int, int, int]], int]:
-    """Where x, w and y of each set begin in a block, and the block's size in bytes."""
+    """Return the offsets of x, w and y of each set in a block, and the block's size in bytes."""
     shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
     x, w, y = (-(-4 * math.prod(s) // _ALIGNMENT) * _ALIGNMENT + _MARGIN for s in shapes)
     first = _MARGIN + w
@@ -130,9 +130,9 @@ def _layout(problem: ConvProblem, sets: int) -> tuple[list[tuple[int, int, int]]
 
 
 class Judge:
-    """One problem's numbers, drawn on the GPU in +-0.5, and the output that they give, in memory
-    that no other process sees. Elements may be off by `bound`, our own by `_own_bound`. Make one
-    with `judge`."""
+    """One problem's numbers, drawn on the GPU from +-0.5, and the expected output, in memory that
+    no other process sees. Elements may be off by `bound`, our own by `_own_bound`. Create it with
+    `judge`."""
 
     def __init__(
         self, gpu: Gpu, problem: ConvProblem, pointers: dict[str, int], largest_error: float
@@ -140,21 +140,22 @@ class Judge:
         self._gpu, self._problem = gpu, problem
         self._pointers = pointers
         self._ours = ZeroCopyBackend(gpu.index)
-        # As `check.beyond` has it, for numbers whose magnitudes are known.
+        # As in `check.beyond`, for numbers of known magnitude.
         magnitude = _MAGNITUDE * problem.channels * math.prod(problem.kernel)
         self.bound = min(largest_error * magnitude, _LARGEST_BOUND)
         self._own_bound = _OWN_ERROR * magnitude
         self._checked = False
 
     def draw(self, role: str, seed: bytes) -> None:
-        """Set x or w to the numbers that eight bytes give."""
+        """Draw x or w from a seed of eight bytes."""
         with self._gpu.active():
             self._gpu.cuda.memcpy_htod(self._pointers["seed"], np.frombuffer(seed, np.uint8))
             self._gpu.cuda.Context.synchronize()
         self._launch("draw", role, "seed", self._elements(role))
 
     def expect(self) -> None:
-        """Compute what x and w give. Raises `WrongResult` if our own kernel is wrong."""
+        """Compute the expected output of x and w. Raises `WrongResult` if our own kernel is
+        wrong."""
         x, w, y = (self._pointers[role] for role in ("x", "w", "expected"))
         self._ours.forward(self._problem, x, w, None, y, False)
         if not self._checked:
@@ -162,14 +163,14 @@ class Judge:
             self._checked = True
 
     def copy(self, role: str, address: int) -> None:
-        """Copy x or w to where another process has it."""
+        """Copy x or w to the other process's array."""
         with self._gpu.active():
             nbytes = 4 * self._elements(role)
             self._gpu.cuda.memcpy_dtod(address, self._pointers[role], nbytes)
             self._gpu.cuda.Context.synchronize()
 
     def read(self, role: str, out: np.ndarray) -> None:
-        """Copy x, w or what is expected to an array on the host."""
+        """Copy x, w or the expected output to a host array."""
         with self._gpu.active():
             self._gpu.cuda.memcpy_dtoh(out, self._pointers[role])
 
@@ -181,12 +182,12 @@ class Judge:
             self._gpu.cuda.Context.synchronize()
 
     def wrong(self, address: int) -> int:
-        """How many elements of an output are not what is expected."""
+        """Return the number of wrong elements of an output."""
         elements = self._elements("expected")
         return self._count("count_wrong", address, "expected", elements, round(1e9 * self.bound))
 
     def changed(self, role: str, address: int) -> bool:
-        """Whether another process's x or w is not what `copy` made it."""
+        """Return whether the other process's x or w differs from what `copy` wrote."""
         return self._count("count_changed", address, role, self._elements(role)) > 0
 
     def _elements(self, role: str) -> int:
@@ -210,7 +211,7 @@ class Judge:
             lane.wait()
 
     def _check(self) -> None:
-        """Compare some images of what our own kernel gives with the oracle."""
+        """Compare some images of our own kernel's output with the oracle."""
         problem = self._problem
         w = np.empty(problem.w_shape, np.float32)
         self.read("w", w)
@@ -226,8 +227,8 @@ class Judge:
 
 @contextlib.contextmanager
 def judge(gpu: Gpu, problem: ConvProblem, largest_error: float) -> Iterator[Judge]:
-    """A `Judge` of outputs that may be off by so much of the sum of their products' magnitudes, on
-    average. Raises `NotEnoughMemory`, and what launching a kernel raises."""
+    """Provide a `Judge` whose outputs may be off by this fraction of the average sum of their
+    products' magnitudes. Raises `NotEnoughMemory`, and what launching a kernel raises."""
     sizes = {
         **{"x": problem.x_shape, "w": problem.w_shape, "expected": problem.y_shape},
         **{"count": (1,), "seed": (2,)},

@@ -1,4 +1,4 @@
-"""A ranking's work on several GPUs: on each a process checks or times a share of the files."""
+"""Ranking on several GPUs: one process per GPU checks or times some of the files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..problem import ConvProblem
 from . import sandbox
 from .timing import Race, Timing, device_of
 
-# A process that has used the GPU cannot be forked.
+# CUDA does not survive a fork.
 _CONTEXT = multiprocessing.get_context("spawn")
 Timings = dict[tuple["KernelFile | str", str], Timing]
 
 
 def pool(jobs: int) -> ProcessPoolExecutor:
-    """So many processes, each for one of the GPUs that the settings name."""
+    """Return `jobs` processes, spread over the GPUs in the settings."""
     gpus = _CONTEXT.SimpleQueue()
     for _, gpu in zip(range(jobs), itertools.cycle(settings.devices())):
         gpus.put(gpu)
@@ -42,7 +42,7 @@ def _use_next(gpus: Any) -> None:
 
 @dataclass(frozen=True)
 class Turns:
-    """Contenders that are to be timed in so many rounds, after one to warm up."""
+    """Timing of contenders for `count` rounds, after one to warm up."""
 
     contenders: list[KernelFile | str]
     layers: Sequence[tuple[str, ConvProblem]]
@@ -50,7 +50,7 @@ class Turns:
     precision: str
 
     def rounds(self, progress: Callable[[str, int, int], object]) -> Iterator[Timings]:
-        """What each round measures; with several GPUs each has a share of the contenders, and a
+        """Yield the results of each round; with several GPUs each has some of the contenders, and a
         process that gives them their turns. Raises what a `Race` raises."""
         gpus = places(self.contenders)[: len(self.contenders)]
         turns = (len(self.contenders) + len(gpus)) * len(self.layers) * (self.count + 1)
@@ -62,11 +62,11 @@ class Turns:
         if len(gpus) == 1:
             yield from self._here(turned)
             return
-        shares = [
+        parts = [
             dataclasses.replace(self, contenders=self.contenders[n :: len(gpus)])
             for n in range(len(gpus))
         ]
-        yield from _side_by_side(shares, gpus, turned)
+        yield from _side_by_side(parts, gpus, turned)
 
     def _here(self, turned: Callable[[], object]) -> Iterator[Timings]:
         with Race(self.contenders, self.layers, self.precision) as race:
@@ -76,11 +76,11 @@ class Turns:
                     yield race.timings
 
     def run(self, gpu: int, results: Connection) -> None:
-        """Give turns on a GPU in a process of its own, and send what each round measures, `None`
-        after each turn, and what it raises."""
+        """Run turns on a GPU in this process, and send the results of each round, `None` after each
+        turn, and any error."""
         sandbox.end_with_parent()
         settings.configure(devices=str(gpu))
-        # The process that asked ends this one, which then ends its own.
+        # The parent ends this process, which then ends its own children.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         try:
@@ -93,20 +93,20 @@ class Turns:
 
 
 def places(contenders: Sequence[KernelFile | str]) -> tuple[int, ...]:
-    """The GPUs that share the contenders; for the CPU there is one place."""
+    """Return the GPUs for the contenders, or one dummy for the CPU."""
     return settings.devices() if device_of(contenders) == "cuda" else (0,)
 
 
 def _side_by_side(
-    shares: Sequence[Turns], gpus: Sequence[int], turned: Callable[[], object]
+    parts: Sequence[Turns], gpus: Sequence[int], turned: Callable[[], object]
 ) -> Iterator[Timings]:
-    """What the rounds of shares measure, each on its GPU, as they come."""
+    """Yield the results of rounds on several GPUs as they arrive."""
     with contextlib.ExitStack() as stack:
         waiting: list[Connection] = []
-        for share, gpu in zip(shares, gpus):
+        for part, gpu in zip(parts, gpus):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
-            # Not a daemon: it starts processes itself.
-            process = _CONTEXT.Process(target=share.run, args=(gpu, theirs))
+            # Not a daemon, because it starts processes itself.
+            process = _CONTEXT.Process(target=part.run, args=(gpu, theirs))
             process.start()
             theirs.close()
             stack.callback(process.join)
@@ -129,6 +129,6 @@ def _side_by_side(
 
 
 def clear(timings: Timings) -> None:
-    """Forget what was measured."""
+    """Discard the results."""
     for timing in timings.values():
         timing.seconds, timing.around = [], []
