@@ -1,4 +1,4 @@
-"""The course's terms, their networks, and the models that come with the package."""
+"""The course's terms, their networks, and the models shipped with the package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Term:
 
     @property
     def default_model(self) -> str:
-        """The model that milestones with our operator run by default."""
+        """The default model of milestones with our operator."""
         return self.models[1]
 
 
@@ -49,14 +49,15 @@ TERMS = {
 
 
 def find_term(name: str) -> Term:
-    """The term called `name`. Raises `UnknownModel`."""
+    """Return the term called `name`. Raises `UnknownModel`."""
     if name not in TERMS:
         raise UnknownModel(f"unknown term {name!r}; there are: {', '.join(TERMS)}")
     return TERMS[name]
 
 
 def term_of(model: str) -> Term:
-    """The term to take when only a model is named: the one that has it, else the default one."""
+    """Return the term of a model named without a term: the one that has it, else the default
+    one."""
     having = [term for term in TERMS.values() if model in term.models]
     return having[0] if len(having) == 1 else TERMS[DEFAULT_TERM]
 
@@ -70,10 +71,10 @@ def check_model(term: Term, model: str) -> None:
 
 
 def network(term: Term, convolution: str = "Convolution") -> Any:
-    """The term's network as a Symbol.
+    """Return the term's network as a Symbol.
 
-    `convolution` is MXNet's own `Convolution`, or the name of a registered custom operator with
-    its attributes.
+    `convolution` is MXNet's own `Convolution`, or the name of a registered custom operator with the
+    same attributes.
     """
     sym = load_mxnet().sym
     net = sym.Variable("data")
@@ -95,10 +96,10 @@ def network(term: Term, convolution: str = "Convolution") -> Any:
 
 
 def load_model(term: Term, model: str, folder: Path | None = None) -> Checkpoint:
-    """A term's model, from `folder` or from those that come with the package.
+    """Load a term's model, from `folder` or from the package.
 
-    A model without a parameter file of its own has the baseline's. Parameters are checked
-    against the symbol, for images of the term's size.
+    A model without its own parameter file uses the baseline's. Parameters are checked against the
+    symbol, for images of the term's size.
 
     Raises `UnknownModel`, `CheckpointMissing` or `CheckpointMismatch`.
     """

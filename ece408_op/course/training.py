@@ -29,7 +29,7 @@ from .course_terms import BASELINE, Term
 from .dataset import fashion_data
 from .workers import Workers
 
-# A probability of 0 has no logarithm.
+# Lower bound of probabilities, because log(0) is undefined.
 _LEAST = 1e-12
 
 
@@ -38,9 +38,9 @@ class Recipe:
     """The parameters of a training run; two runs of one recipe give the same model.
 
     Adam with a cosine schedule from `learning_rate` to 0 over `epochs`; `decay` is the L2 weight
-    decay of convolutions and dense layers. Pixels come as they are, 0 to 255: the first layer's
-    weights start `first_layer_scale` times as large, and learn as much slower, as the others, or
-    tanh saturates within a few steps. With `steps` the run ends after that number of updates.
+    decay of convolutions and dense layers. Pixels are not scaled, 0 to 255: the first layer's
+    initial weights and learning rate are multiplied by `first_layer_scale`, or tanh would saturate
+    within a few steps. With `steps` the run ends after that number of updates.
     """
 
     term: str
@@ -54,14 +54,14 @@ class Recipe:
     steps: int | None = None
 
 
-# Models with parameters of their own; the others of a term share the baseline's. This one is
-# weak on purpose: its first layer is too large, so that tanh saturates, and it is stopped early,
-# so that many of its answers are close calls which a slightly wrong convolution tips over.
+# Models with their own parameters; the others of a term use the baseline's. This one is weak on
+# purpose: its first layer is too large, so tanh saturates, and training stops early, so many
+# predictions are close calls that a slightly wrong convolution changes.
 _WEAK = Recipe("2017fa", "ece408-low", epochs=1, first_layer_scale=4.0, steps=6)
 
 
 def recipe_for(term: Term, model: str = BASELINE) -> Recipe:
-    """The recipe of the parameters that a term's model comes with. Raises `UnknownModel`."""
+    """Return the recipe of the parameters of a term's model. Raises `UnknownModel`."""
     course_terms.check_model(term, model)
     weak = (term.name, model) == (_WEAK.term, _WEAK.model)
     return _WEAK if weak else Recipe(term.name)
@@ -69,8 +69,8 @@ def recipe_for(term: Term, model: str = BASELINE) -> Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a process has of a finished run: its parameters, the accuracy on the 10000 test images
-    where it is of rank 0, and the mean loss (cross entropy) of its images in each step it made."""
+    """A process's result of a finished run: parameters, the accuracy on the 10000 test images (rank
+    0 only), and the mean loss (cross entropy) of its images in each of its steps."""
 
     arg_params: dict[str, Any]
     test_accuracy: float | None
@@ -133,14 +133,14 @@ def _test_accuracy(term: Term, arg_params: dict[str, Any]) -> float:
 
 
 def discard(work: Path) -> None:
-    """Forget what an earlier run left in `work`."""
+    """Delete the state of an earlier run in `work`."""
     shutil.rmtree(work, ignore_errors=True)
 
 
 def export(recipe: Recipe, trained: Trained, folder: Path) -> list[Path]:
     """Write the checkpoint: a symbol for each model of the recipe, one parameter file for all.
 
-    Returns the files written. Other epochs' parameter files are left alone.
+    Returns the files written. Other epochs' parameter files stay.
     """
     ensure_folder(folder)
     term = course_terms.find_term(recipe.term)
@@ -158,14 +158,14 @@ def export(recipe: Recipe, trained: Trained, folder: Path) -> list[Path]:
 def _resume(
     recipe: Recipe, term: Term, work: Path, steps: int, workers: Workers, contexts: list[Any]
 ) -> tuple[Any, int]:
-    """A module ready to train on, and the number of epochs it has behind it."""
+    """Return a module ready for training, and the number of completed epochs."""
     mx = load_mxnet()
     state = _common_state(recipe, term, work, workers)
     size, local = term.image_size, workers.local_batch(recipe.batch_size)
     module = mx.mod.Module(course_terms.network(term), context=contexts)
     module.bind([("data", (local, 1, size, size))], [("softmax_label", (local,))])
     module.init_params(arg_params=state.params(), aux_params={})
-    # Servers that do not wait count the updates of all workers.
+    # Asynchronous servers count the updates of all workers.
     updates = steps if workers.is_synchronous else steps * workers.size
     names = [name for name in module.symbol.list_arguments() if name in module.get_params()[0]]
     optimizer = mx.optimizer.Adam(
@@ -176,7 +176,7 @@ def _resume(
         ),
         rescale_grad=1 / (recipe.batch_size if workers.is_synchronous else local),
         begin_num_update=state.done * updates,
-        # MXNet numbers a parameter's copies one after the other.
+        # MXNet numbers a parameter's copies consecutively.
         param_idx2name=dict(enumerate(name for name in names for _ in contexts)),
     )
     optimizer.set_lr_mult({"conv1_weight": recipe.first_layer_scale})
@@ -195,8 +195,8 @@ def _resume(
 
 @contextlib.contextmanager
 def _updates_by(servers: bool) -> Iterator[None]:
-    """Have a Module's optimizer run in the servers of its KVStore, or else in its own process,
-    where its moments can be read."""
+    """Run a Module's optimizer in the servers of its KVStore, or else in its own process, where its
+    moments can be read."""
     name = "MXNET_UPDATE_ON_KVSTORE"
     before = os.environ.get(name)
     os.environ[name] = str(int(servers))
@@ -210,7 +210,7 @@ def _updates_by(servers: bool) -> Iterator[None]:
 
 
 def _common_state(recipe: Recipe, term: Term, work: Path, workers: Workers) -> _State:
-    """What rank 0 goes on from, or begins with."""
+    """Return rank 0's last or initial state."""
     arrays = {f"param:{name}": value for name, value in _initial_parameters(recipe, term).items()}
     for number, value in enumerate(list(arrays.values())):
         for which in range(2):
@@ -220,7 +220,7 @@ def _common_state(recipe: Recipe, term: Term, work: Path, workers: Workers) -> _
         ensure_folder(work)
         state = _last_state(recipe, work)
         if state is not None:
-            # One of dist_async has no moments.
+            # A state of dist_async has no moments.
             done = state.done
             arrays.update((name, state.arrays[name]) for name in arrays if name in state.arrays)
     arrays = workers.broadcast({**arrays, "done": np.array([done], np.float32)})
@@ -254,8 +254,8 @@ def _run_epoch(
     labels: np.ndarray,
     workers: Workers,
 ) -> list[float]:
-    """One pass over the training images in an order given by seed and epoch, of which this process
-    takes its share of each batch; the mean losses of its steps. Rank 0 says how it went."""
+    """Train one epoch in an order given by seed and epoch, on this process's part of each batch;
+    return the mean losses of its steps. Rank 0 prints the result."""
     mx = load_mxnet()
     order = np.random.default_rng([recipe.seed, epoch]).permutation(len(images))
     starts = range(0, len(order) - recipe.batch_size + 1, recipe.batch_size)[: recipe.steps]
@@ -276,7 +276,7 @@ def _run_epoch(
             losses.append(float(-np.log(np.maximum(likelihoods, _LEAST)).mean()))
             right += int((answers.argmax(axis=1) == labels[chosen]).sum())
             progress.update()
-    # Of all images in the steps of all workers.
+    # Totals of all workers.
     total, correct, seen = workers.sum(
         "progress", np.array([sum(losses) * local, right, len(starts) * local])
     )
@@ -289,7 +289,7 @@ def _run_epoch(
 
 
 def _pull(module: Any, workers: Workers) -> None:
-    """Fetch the weights as servers have them once all workers have made their steps."""
+    """Fetch the servers' weights after all workers have made their steps."""
     workers.wait()
     for name, arrays in zip(module._param_names, module._exec_group.param_arrays):
         module._kvstore.pull(name, out=arrays)
@@ -297,7 +297,7 @@ def _pull(module: Any, workers: Workers) -> None:
 
 
 def _check_equal(module: Any, workers: Workers) -> None:
-    """Raise `WorkersDiffer` unless all workers have the same weights to the bit."""
+    """Raise `WorkersDiffer` unless all workers have bit-identical weights."""
     digest = hashlib.sha256()
     for _, value in sorted(module.get_params()[0].items()):
         digest.update(value.asnumpy().tobytes())
@@ -315,17 +315,17 @@ def _check_equal(module: Any, workers: Workers) -> None:
 
 
 def _as_shipped(module: Any) -> dict[str, Any]:
-    """The module's parameters as they are after a trip through the float16 parameter file."""
+    """Return the module's parameters, rounded to float16 as in the parameter file."""
     params, _ = module.get_params()
     return {name: value.astype("float16").astype("float32") for name, value in params.items()}
 
 
 @dataclass(frozen=True)
 class _State:
-    """A run after `done` epochs, as arrays by name: `recipe`, as JSON; `param:NAME`; and Adam's
-    two moments of the parameter of each number, `moment0:NUMBER` and `moment1:NUMBER`.
+    """A run after `done` epochs, as arrays by name: `recipe`, as JSON; `param:NAME`; and Adam's two
+    moments of each parameter by its number, `moment0:NUMBER` and `moment1:NUMBER`.
 
-    MXNet's own file of the optimizer is a pickle, which runs whatever code is in it.
+    MXNet's own optimizer file is a pickle, and loading one can run arbitrary code.
     """
 
     done: int
@@ -353,13 +353,13 @@ def _path(work: Path, done: int) -> Path:
 
 
 def _save_state(module: Any, recipe: Recipe, done: int, work: Path, copies: int) -> None:
-    """Write the state after `done` epochs, then drop all earlier ones but the last."""
+    """Write the state after `done` epochs, then delete all earlier ones but the last."""
     arrays = {"recipe": np.array(json.dumps(asdict(recipe)))}
     for name, value in module.get_params()[0].items():
         arrays[f"param:{name}"] = value.asnumpy()
     states = module._updater.states if module._updater is not None else {}
     for number, moments in states.items():
-        # Of several GPUs' copies the first.
+        # With several GPUs, only the first one's copy.
         if number % copies == 0:
             for which, value in enumerate(moments):
                 arrays[f"moment{which}:{number // copies}"] = value.asnumpy()
@@ -371,12 +371,12 @@ def _save_state(module: Any, recipe: Recipe, done: int, work: Path, copies: int)
 
 
 def _states(work: Path) -> list[Path]:
-    """The files of states, the newest first."""
+    """Return the files of states, newest first."""
     return sorted(work.glob("epoch-[0-9][0-9][0-9][0-9].npz"), reverse=True)
 
 
 def _last_state(recipe: Recipe, work: Path) -> _State | None:
-    """The newest sound state, if there is one."""
+    """Return the newest sound state, if any."""
     for path in _states(work):
         try:
             state, stored = _read_state(path)
@@ -389,7 +389,7 @@ def _last_state(recipe: Recipe, work: Path) -> _State | None:
 
 
 def _read_state(path: Path) -> tuple[_State, dict[str, Any]]:
-    """A state, and the recipe of its run. Raises `Damage` and `CacheUntrusted`."""
+    """Return a state, and the recipe of its run. Raises `Damage` and `CacheUntrusted`."""
     content = io.BytesIO(read_sealed(path))
     try:
         with np.load(content, allow_pickle=False) as arrays:

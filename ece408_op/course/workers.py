@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they tell each other: MXNet's KVStore."""
+"""Workers of data-parallel training: processes that communicate through MXNet's KVStore."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import numpy as np
 from ..errors import InvalidSetting, InvalidSize
 from ..operator.loading import load_mxnet
 
-# Those of one process, with a GPU or several, and those of several processes.
+# The first two are for one process, with one or several GPUs, the others for several processes.
 KVSTORES = ("local", "device", "dist_sync", "dist_async")
 _ADDRESS = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 _COUNTS = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
 
 
 def default_kvstore() -> str:
-    """`dist_sync` in a process that a job has started as a worker, else `local`."""
+    """Return `dist_sync` in a job's worker process, else `local`."""
     return "dist_sync" if os.environ.get("DMLC_ROLE") == "worker" else "local"
 
 
 class Workers:
-    """The workers of a run, this process being number `rank` of `size`.
+    """The workers of a run; this process is number `rank` of `size`.
 
-    A context: it ends when all have come to its end, but at once where one fails. `store` is what
-    MXNet's Module takes. With `dist_sync` every worker has the same optimizer and its state, and
-    servers add gradients up; with `dist_async` servers have the optimizer, and apply the gradient
-    of each worker as it comes.
+    A context manager: its exit waits for all workers, but not if this one fails. `store` is the
+    argument for MXNet's Module. With `dist_sync` every worker has the same optimizer and its state,
+    and servers sum gradients; with `dist_async` servers have the optimizer, and apply each worker's
+    gradient when it arrives.
 
-    Raises `InvalidSetting` for an unknown KVStore, and for `dist_*` in a process that is no part of
-    a job. Where the process is a server or the scheduler of one, it serves, and then ends.
+    Raises `InvalidSetting` for an unknown KVStore, and for `dist_*` in a process outside a job. In
+    a server or scheduler process the constructor serves, and then exits.
     """
 
     def __init__(self, kvstore: str) -> None:
@@ -46,7 +46,7 @@ class Workers:
         self._sums: dict[str, Any] = {}
         if self.is_distributed:
             _check_environment()
-        # Importing MXNet is all that a server or the scheduler does.
+        # A server or the scheduler does its whole work within the import of MXNet.
         mx = load_mxnet()
         if self.is_distributed:
             self.store = mx.kv.create(kvstore)
@@ -54,7 +54,7 @@ class Workers:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether its workers are processes."""
+        """Whether workers are processes."""
         return self.kind.startswith("dist")
 
     @property
@@ -63,8 +63,8 @@ class Workers:
         return self.kind != "dist_async"
 
     def local_batch(self, batch: int) -> int:
-        """The images of a worker in a batch of all. Raises `InvalidSize` if they are no whole
-        number."""
+        """Return one worker's number of images in a batch. Raises `InvalidSize` if the batch cannot
+        be split equally."""
         if batch % self.size:
             raise InvalidSize(
                 f"{self.size} workers cannot share a batch of {batch} images equally; give "
@@ -73,7 +73,8 @@ class Workers:
         return batch // self.size
 
     def broadcast(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The float32 arrays of rank 0; each worker gives some of the same names and shapes."""
+        """Return rank 0's float32 arrays; each worker passes arrays with the same names and
+        shapes."""
         if not self.is_distributed:
             return dict(arrays)
         mx = load_mxnet()
@@ -86,8 +87,8 @@ class Workers:
         return {name: value.asnumpy() for name, value in found.items()}
 
     def sum(self, name: str, values: np.ndarray) -> np.ndarray:
-        """The sum, in float32, of what all workers give under a name; with `dist_async`, where
-        servers do not wait for all, what this worker gives."""
+        """Return the sum, in float32, of all workers' values under a name; with `dist_async`, where
+        servers do not wait for all, return this worker's."""
         if not self.is_distributed or not self.is_synchronous:
             return values
         mx = load_mxnet()
@@ -99,7 +100,7 @@ class Workers:
         return self._sums[name].asnumpy()
 
     def wait(self) -> None:
-        """Wait until all have come here, and what they computed before is done."""
+        """Wait for all workers, and for their previous computations."""
         load_mxnet().nd.waitall()
         if self.is_distributed:
             self.store._barrier()
@@ -117,16 +118,16 @@ class Workers:
             return
         base = load_mxnet().base
         if kind is not None:
-            # The others may never come to the end, where this one would wait for them.
+            # The other workers may never reach the end, where this one would wait for them.
             base.check_call(base._LIB.MXKVStoreSetBarrierBeforeExit(self.store.handle, 0))
             return
-        # Not whenever Python drops it, which may be after MXNet has ended.
+        # Free it now: Python may drop it only after MXNet has shut down.
         base.check_call(base._LIB.MXKVStoreFree(self.store.handle))
         self.store.handle = base.KVStoreHandle()
 
 
 def _check_environment() -> None:
-    """Raise `InvalidSetting` unless a job has told this process what it is in it."""
+    """Raise `InvalidSetting` unless the job's environment variables are set."""
     missing = [name for name in ("DMLC_ROLE", *_ADDRESS, *_COUNTS) if not os.environ.get(name)]
     if missing:
         raise InvalidSetting(

@@ -1,4 +1,4 @@
-"""Which processes a job has, where they run, and what MXNet reads from their environment."""
+"""Plan of a job: its processes, their hosts, and MXNet's environment variables."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..errors import InvalidSetting, InvalidSize
 
 SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"
 LOOPBACK = "127.0.0.1"
-# What a server or the scheduler runs.
+# The command of a server or the scheduler.
 SERVING = (sys.executable, "-m", "ece408_op.operator.parameter_server")
-# What processes on other hosts get of this one's environment, besides what is theirs.
+# Variables of this environment that processes on other hosts receive.
 _PASSED_ON = re.compile(r"(DMLC|ECE408|MXNET|NNVM|OMP|PS|CUDA)_\w+|PYTHONPATH")
-# Below them are well-known ports, above them those that Linux gives to whoever asks for any.
+# Above the well-known ports, and below Linux's range of ephemeral ports.
 _PORTS = range(20000, 32000)
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: what ssh calls it, `None` for this one, and the IP address where the others reach
+    """A machine: its name for ssh (`None` for this one), and the IP address at which others reach
     it."""
 
     name: str | None
@@ -38,8 +38,8 @@ THIS = Host(None, LOOPBACK)
 
 @dataclass(frozen=True)
 class Member:
-    """A process of a job: its role, its number among those of that role, its machine, what it runs,
-    what is set in its environment, and how many workers its machine has."""
+    """A process of a job: its role, its number within the role, its machine, command and
+    environment, and the number of workers on its machine."""
 
     role: str
     number: int
@@ -59,7 +59,7 @@ class Member:
 
 
 def check_counts(workers: int, servers: int) -> None:
-    """Raise `InvalidSize` for numbers of processes that no job has."""
+    """Raise `InvalidSize` for an invalid number of processes."""
     for count, what in ((workers, "workers"), (servers, "servers")):
         if count < 1:
             raise InvalidSize(f"{count} is not a number of {what}; give 1 or more")
@@ -68,11 +68,11 @@ def check_counts(workers: int, servers: int) -> None:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """The hosts of a file: on each line what ssh calls one and, where that name does not lead the
-    others to it, its IP address; what follows # is left out.
+    """Read a file of hosts: on each line a name for ssh and, if others cannot reach that name, its
+    IP address; # starts a comment.
 
-    Raises `InvalidSetting` for a file that cannot be read, or that is not of this form, and for
-    names without an address.
+    Raises `InvalidSetting` for a file that is unreadable or has another form, and for names without
+    an address.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -109,10 +109,11 @@ def _address(name: str) -> str:
 def job(
     command: Sequence[str], workers: int, servers: int, hosts: Sequence[Host], port: int | None
 ) -> list[Member]:
-    """The processes of a job, the scheduler first and the workers, which run `command`, last.
+    """Return the processes of a job, the scheduler first and the workers, which run `command`,
+    last.
 
-    Without hosts all run on this machine. Workers, and servers, are shared out over hosts evenly;
-    the scheduler is on the first one. Ports are this one and those above it, or free ones.
+    Without hosts all run on this machine. Workers and servers are spread evenly over hosts; the
+    scheduler is on the first one. Ports are consecutive from `port`, or free ones.
 
     Raises `InvalidSize` and `InvalidSetting`.
     """
@@ -122,7 +123,7 @@ def job(
     root = {"DMLC_PS_ROOT_URI": places[0].address, "DMLC_PS_ROOT_PORT": str(ports[0])}
     counts = {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers)}
     common = {**(_passed_on() if hosts else os.environ), **root, **counts}
-    # MXNet ranks processes by address, the last one first, and on a host by port.
+    # MXNet ranks processes by address, in descending order, and on a host by port.
     by_rank = sorted(places, key=lambda host: host.address, reverse=True)
     on = {SCHEDULER: places[:1], SERVER: spread(by_rank, servers), WORKER: spread(by_rank, workers)}
     members: list[Member] = []
@@ -131,7 +132,7 @@ def job(
             own = {
                 "DMLC_ROLE": role,
                 "DMLC_NODE_HOST": host.address,
-                # MXNet takes another one where this is in use.
+                # MXNet chooses another one if this is in use.
                 "PORT": str(ports[len(members)]),
             }
             run = tuple(command) if role == WORKER else SERVING
@@ -141,7 +142,7 @@ def job(
 
 
 def spread(hosts: Sequence[Host], count: int) -> list[Host]:
-    """A host for each of so many processes, those of a host one after the other."""
+    """Return a host for each of `count` processes, grouped by host."""
     used = hosts[:count]
     if not used:
         return []
@@ -153,7 +154,7 @@ def _passed_on() -> dict[str, str]:
 
 
 def _ports(count: int, first: int | None, on_this_machine: bool) -> list[int]:
-    """Ports in rising order."""
+    """Return ports in ascending order."""
     if first is not None:
         if not 1024 <= first <= 65536 - count:
             raise InvalidSetting(

@@ -1,4 +1,4 @@
-"""Finds Fashion-MNIST, fetches it if it is missing, and loads it as arrays."""
+"""Fashion-MNIST as arrays; missing files are fetched."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from . import distribution, idx, resize
 from .idx import IMAGE_SIZE
 
 KINDS = idx.KINDS
-# Where the files are once the package of Debian and Ubuntu is installed.
+# Folder of the files in an installed Debian or Ubuntu package.
 PACKAGE_FOLDER = Path("/") / distribution.FOLDER
 
 
 def cache_folder() -> Path:
-    """The folder that downloads go to; not necessarily there yet."""
+    """Return the folder for downloads, which may not exist yet."""
     return settings.cache() / "fashion-mnist"
 
 
 def find(kind: str) -> Path | None:
-    """The folder with the images and labels of `kind`, "t10k" or "train"; nothing is fetched.
+    """Return the folder with the images and labels of `kind`, "t10k" or "train"; fetches nothing.
 
-    The folder the user named, and then only that; else the distribution's package or the cache.
-    `None` when neither has both files. Only the presence of the files is checked.
+    It is the user's folder, if one is set, else the distribution's package or the cache. `None`
+    when neither has both files. Only the presence of the files is checked.
 
     Raises `DataMissing` when the user's folder lacks a file, `InvalidSetting` for an unknown
     `kind`.
@@ -56,15 +56,15 @@ def locate(kind: str) -> Path:
 def load(
     kind: str, size: int = IMAGE_SIZE, limit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of `kind`, "t10k" (10000 for testing) or "train" (60000).
+    """Return images and labels of `kind`, "t10k" (10000 for testing) or "train" (60000).
 
     Returns read-only arrays: images, uint8 of shape (N, size, size), pixels 0 to 255, black
-    background; labels, uint8 of shape (N,), 0 to 9. `limit` is how many of the first images to
-    return, by default all. Images larger than 28x28 are resized by the course's recipe, once,
-    and kept in the cache.
+    background; labels, uint8 of shape (N,), 0 to 9. `limit` is the number of images to return from
+    the start, by default all. Images larger than 28x28 are resized by the course's recipe, once,
+    and cached.
 
-    Raises `InvalidSize` for a size below 28 or a limit that `kind` cannot meet, `DataCorrupt`
-    when a file is not what it should be, `CacheUnwritable`, and the errors of `locate`.
+    Raises `InvalidSize` for a size below 28 or a limit that `kind` cannot meet, `DataCorrupt` when
+    a file has the wrong content, `CacheUnwritable`, and the errors of `locate`.
     """
     images, labels = idx.files(kind)
     if size < IMAGE_SIZE:
@@ -84,8 +84,8 @@ def load(
 
 
 def verify(kind: str) -> list[Path]:
-    """Read and check both files of `kind` in full, and what the cache has made of the images;
-    returns their paths.
+    """Verify the full content of both files of `kind` and of its resized images in the cache;
+    return their paths.
 
     Raises `DataCorrupt`, `CacheUntrusted`, and the errors of `locate`.
     """
