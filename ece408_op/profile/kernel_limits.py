@@ -1,4 +1,4 @@
-"""What limits a CUDA kernel, by the GPU's counters: the figures, and one sentence."""
+"""Limiting factor of a CUDA kernel, from the GPU's counters: figures, and one sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from . import ncu
 
-# What a warp waits for, by ncu's name for it.
+# Stall reasons of a warp, by ncu's names.
 STALLS = {
     "long_scoreboard": "global memory",
     "short_scoreboard": "shared memory",
@@ -24,14 +24,14 @@ STALLS = {
 STALL_METRICS = {
     name: f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS
 }
-# What allows no more blocks on a multiprocessor.
+# Resources that limit the blocks on a multiprocessor.
 _RESOURCES = {
     "limit_registers": "the number of registers",
     "limit_shared": "shared memory",
     "limit_warps": "the block's size",
     "limit_blocks": "the number of blocks",
 }
-# Of a launch; these need no counters.
+# Properties of a launch; these need no counters.
 _OF_LAUNCH = {
     "threads": "launch__block_size",
     "blocks": "launch__grid_size",
@@ -66,18 +66,18 @@ _COUNTED = {
 }
 _METRICS = {**_OF_LAUNCH, **_COUNTED}
 METRICS = tuple(_METRICS.values())
-# Per cent of its peak from which on a unit counts as busy, and as idle.
+# Per cent of its peak above which a unit counts as busy, and below which as idle.
 _BUSY, _IDLE = 70, 25
-# A warp's 32 neighbouring floats are 4 sectors of 32 bytes.
+# A warp's 32 adjacent floats are 4 sectors of 32 bytes.
 _SECTORS, _MANY_SECTORS = 4, 8
 _MANY_CONFLICTS, _MUCH_LOCAL = 0.3, 0.2
 
 
 @dataclass(frozen=True)
 class KernelLimits:
-    """One function's figures, by the names above, of its longest launch, NaN where the GPU has no
-    such counter; shares are in per cent of a peak. `share` (0 to 1) is what its launches take of
-    the time of all."""
+    """One function's figures, by the names above, of its longest launch, NaN if the GPU has no such
+    counter; rates are in per cent of the peak. `share` (0 to 1) is its fraction of the total
+    time."""
 
     name: str
     launches: int
@@ -86,17 +86,18 @@ class KernelLimits:
 
     @property
     def sectors_of_a_load(self) -> float:
-        """32-byte sectors that a warp's load from global memory takes."""
+        """32-byte sectors per load of a warp from global memory."""
         return self._ratio("sectors", "requests")
 
     @property
     def conflicts(self) -> float:
-        """The share (0 to 1) of accesses to shared memory that are repeated for bank conflicts."""
+        """The fraction (0 to 1) of shared-memory accesses that are repeated due to bank
+        conflicts."""
         return self._ratio("conflicts", "wavefronts")
 
     @property
     def local(self) -> float:
-        """Accesses to local memory, to which registers are spilled, for one load from global."""
+        """Accesses to local memory, to which registers are spilled, per load from global memory."""
         figures = self.figures
         local = figures["local_loads"] + figures["local_stores"]
         return local / figures["requests"] if figures["requests"] else 0.0
@@ -106,13 +107,13 @@ class KernelLimits:
 
     @property
     def sentence(self) -> str:
-        """What limits it."""
+        """Return the limiting factor as a sentence."""
         found = next(filter(None, (rule(self) for rule in _RULES)), None)
         return found or f"latency: warps wait mostly for {_longest_wait(self)}"
 
 
 def of(rows: Iterable[ncu.Row]) -> list[KernelLimits]:
-    """One for each function, of ncu's rows for its launches; the one with the most time first."""
+    """Return the limits per function from ncu's rows of launches; the slowest function first."""
     grouped: dict[str, list[dict[str, float]]] = {}
     for row in rows:
         figures = {name: ncu.number(row, metric) for name, metric in _METRICS.items()}
@@ -128,7 +129,7 @@ def of(rows: Iterable[ncu.Row]) -> list[KernelLimits]:
 
 
 def columns(kernel: KernelLimits) -> dict[str, str]:
-    """The figures to read, by what they are."""
+    """Return the formatted figures by title."""
     f = kernel.figures
     return {
         "ms": f"{f['ms']:.3f}",
@@ -232,7 +233,7 @@ def _longest_wait(kernel: KernelLimits) -> str:
     return STALLS[max(known, key=lambda name: known[name])] if known else "what no counter tells"
 
 
-# The first that applies says it.
+# The first rule that applies is used.
 _RULES = (
     *(_few_blocks, _memory, _arithmetic, _spills, _uncoalesced),
     *(_bank_conflicts, _caches, _instructions, _low_occupancy),

@@ -1,4 +1,4 @@
-"""A profile to read: all of its tables, one after the other."""
+"""Text summary of a profile: all of its tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .gpu_ceilings import GpuCeilings
 
 
 def text(profile: Profile) -> str:
-    """The tables of a profile that have something in them, each under its title."""
+    """Return the non-empty tables of a profile, each under its title."""
     title = f"Profile of {shlex.join(profile.command)}: {profile.elapsed_s:.3f} s"
     parts = [
         f"{title}, exit code {profile.exit_code}" if profile.exit_code else title,
@@ -30,7 +30,7 @@ def text(profile: Profile) -> str:
 
 
 def rates_table(profile: Profile) -> str | None:
-    """What our kernels achieve on the GPU, or `None` for a profile without their figures."""
+    """Return the rates of our kernels on the GPU, or `None` for a profile without them."""
     if not profile.kernel_figures or profile.ceilings is None:
         return None
     found = [_figure(each) for each in profile.kernel_figures]
