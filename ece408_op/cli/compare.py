@@ -1,4 +1,4 @@
-"""`ece408 compare`: the milestones side by side, and such comparisons side by side."""
+"""`ece408 compare`: runs the milestones side by side, or shows earlier comparisons side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .program import EXIT_UNEXPECTED
 
 
 def add(commands: Any) -> None:
-    """`ece408 compare`."""
+    """Add `ece408 compare`."""
     parser = arguments.add_command(
         commands,
         "compare",

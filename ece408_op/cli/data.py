@@ -1,4 +1,4 @@
-"""`ece408 data`."""
+"""`ece408 data`: finds, fetches and verifies Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import arguments
 
 
 def add(commands: Any) -> None:
-    """`ece408 data`."""
+    """Add `ece408 data`."""
     parser = arguments.add_command(commands, "data", "find, fetch and verify Fashion-MNIST")
     parser.add_argument(
         "action",

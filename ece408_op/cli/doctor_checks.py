@@ -1,4 +1,4 @@
-"""What `ece408 doctor` looks at: a check for each item, and what it finds."""
+"""Checks of `ece408 doctor`, one per item, and their findings."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _COMMAND_SECONDS = 30
 MXNETS_GPU_CODE = "MXNet's GPU code"
 _COMPILED_OPERATOR = "compiled operator"
 _WHOLE_NETWORKS = "whole networks"
-# What all 10000 images of the default term take in one batch, where MXNet cannot tell.
+# Memory of all 10000 images of the default term in one batch, if MXNet cannot compute it.
 USUAL_NEED_BYTES = int(4.1 * _GIB)
-# Both sets of images, and both as the default term has them resized, take about 400 MB.
+# Both sets of images, original and resized for the default term, take about 400 MB.
 _ROOMY_BYTES = _GIB // 2
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One item: its status is "ok", "missing", or "note" for what is neither good nor bad."""
+    """One item; its status is "ok", "missing", or "note", which is neither good nor bad."""
 
     name: str
     status: str
@@ -59,7 +59,7 @@ Check = Callable[[], _Found]
 
 
 def run(name: str, check: Check) -> list[Finding]:
-    """What a check found; an error of ours is a finding that lacks something, others are bugs."""
+    """Return a check's findings; our errors become findings of missing items, others are bugs."""
     try:
         found = check()
     except Ece408Error as error:
@@ -76,7 +76,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _versioned(name: str, version: str, oldest: str, too_new: str, hint: str) -> Finding:
-    """Whether a version is at least `oldest` and below `too_new`."""
+    """Return whether a version is at least `oldest` and below `too_new`."""
     if _number(oldest) <= _number(version) < _number(too_new):
         return Finding(name, OK, version)
     return Finding(name, MISSING, f"{version}; from {oldest} to below {too_new} is needed", hint)
@@ -105,7 +105,7 @@ def _numpy() -> Finding:
 
 
 def _scipy() -> Finding:
-    # The part that is in use, and that compiled code is in.
+    # The module that is used, which contains compiled code.
     return _package("SciPy", "scipy.ndimage", "1.7", "2.0")
 
 
@@ -176,7 +176,7 @@ def _compiler() -> Finding:
 
 
 def _emulator() -> Finding:
-    """A kernel of this package, run on the CPU; it is compiled first, if it never was."""
+    """Run one of this package's kernels on the CPU; compile it first if necessary."""
     import numpy as np
 
     from ..backends.emulator.emulator_backend import EmulatedBackend
@@ -215,7 +215,7 @@ def _nvcc() -> Finding:
 
 
 def _tool(name: str, command: list[str], hint: str, describe: Callable[[str], str]) -> Finding:
-    """Whether a compiler runs, described by what it prints about its version."""
+    """Return whether a compiler runs, described by its version output."""
     try:
         result = subprocess.run(
             [*command, "--version"],
@@ -349,7 +349,7 @@ def _cache_folder() -> Finding:
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         detail = str(folder) if nearest == folder else f"{folder}, made when it is needed"
         return Finding("cache folder", OK, detail)
-    # Scoring only reads, once the resized images are there.
+    # Scoring only reads the cache once it has the resized images.
     term = course_terms.TERMS[course_terms.DEFAULT_TERM]
     made = os.path.exists(resize.cached_path("t10k", term.image_size))
     hint = "make it writable, or set ECE408_CACHE to a folder that is"
@@ -365,13 +365,13 @@ def _disk_space() -> Finding:
 
 
 def _nearest(path: Path) -> Path:
-    """The path itself, or its closest ancestor that exists."""
+    """Return the path itself, or its closest existing ancestor."""
     absolute = path.absolute()
     return next(each for each in (absolute, *absolute.parents) if os.path.exists(each))
 
 
 CPU, BUILD, GPU = "cpu", "build", "gpu"
-# Purposes of an installation, and what is looked at for each.
+# Checks of each purpose of an installation.
 CHECKS: dict[str, dict[str, Check]] = {
     CPU: {
         "Python": _python,

@@ -1,4 +1,4 @@
-"""The command line of `ece408 lab`."""
+"""Command line of `ece408 lab`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import arguments, lab, lab_rank
 
 
 def add(commands: Any) -> None:
-    """`ece408 lab` and what is below it."""
+    """Add `ece408 lab` and its subcommands."""
     parser = arguments.add_command(
         commands,
         "lab",
@@ -107,11 +107,11 @@ def _add_check(actions: Any) -> None:
 
 
 def _emulation(options: argparse.Namespace) -> Emulation | None:
-    """How files are to be emulated, if an option asks for it."""
+    """Return the emulation that the options request, if any."""
     is_random = options.order == "random"
     if not (options.emulate or options.fast or is_random):
         return None
-    # Of a random order `check` sets the seed, for each problem.
+    # For a random order, `check` sets the seed for each problem.
     return Emulation("fast" if options.fast else "checked", seed=0 if is_random else None)
 
 

@@ -1,4 +1,5 @@
-"""`ece408 launch`: a command in several processes, that train one model through MXNet's KVStore."""
+"""`ece408 launch`: runs a command in several processes that train one model through MXNet's
+KVStore."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """`ece408 launch`."""
+    """Add `ece408 launch`."""
     parser = arguments.add_command(
         commands,
         "launch",
@@ -94,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
             "there is no command to run; give one at the end, such as -- ece408 train 2019sp"
         )
     if command[0] == "ece408":
-        # Whatever PATH is on other hosts.
+        # Independent of PATH on other hosts.
         command = [sys.executable, "-m", "ece408_op", *command[1:]]
     hosts = job_plan.read_hosts(options.hosts) if options.hosts is not None else []
     workers = len(hosts) or 2 if options.workers is None else options.workers
@@ -114,7 +115,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _summary(members: list[job_plan.Member]) -> str:
-    """What is started, and where, in a line."""
+    """Return a line on what is started, and where."""
     roles = [member.role for member in members]
     counted = ", ".join(
         f"{roles.count(role)} {role}{'s' * (roles.count(role) > 1)}"

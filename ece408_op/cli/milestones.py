@@ -22,13 +22,13 @@ from .profile_options import ProfileOptions
 
 
 def add(commands: Any) -> None:
-    """A command for each milestone."""
+    """Add a command for each milestone."""
     for each in MILESTONES.values():
         _add_milestone(commands, each)
 
 
 def parse(line: Sequence[str]) -> argparse.Namespace:
-    """A milestone's command line."""
+    """Parse a milestone's command line."""
     parser = arguments.Parser(prog="ece408")
     add(parser.add_subparsers(dest="command", metavar="COMMAND"))
     return parser.parse_args(line)
@@ -98,7 +98,7 @@ def _add_milestone(commands: Any, each: Milestone) -> None:
 
 
 def _models_of(each: Milestone) -> str:
-    """What a milestone can be asked to run, term by term."""
+    """Return the models that a milestone runs, by term."""
     if not each.own_operator:
         return course_terms.BASELINE
     known = ", ".join(
@@ -127,7 +127,7 @@ def _run_milestone(options: argparse.Namespace) -> None:
 
     asked = profile_options.of(options)
     profiled = options.profile or asked != ProfileOptions()
-    # MXNet has one profiler, and our operator says its op times itself.
+    # MXNet has a single profiler, and our operator measures its op times itself.
     timed = not profiled and not options.milestone.own_operator
 
     def work() -> None:
@@ -143,7 +143,7 @@ def _run_milestone(options: argparse.Namespace) -> None:
 
 
 def _backend(options: argparse.Namespace) -> str | None:
-    """Who computes a milestone that runs our operator."""
+    """Return the backend of a milestone that runs our operator."""
     if not options.milestone.on_gpu:
         return options.backend
     kernel = settings.kernel()
@@ -157,7 +157,7 @@ def _backend(options: argparse.Namespace) -> str | None:
 def _profile_milestone(
     options: argparse.Namespace, asked: ProfileOptions, work: Callable[[], None]
 ) -> None:
-    from . import profiling  # which imports much that others do without
+    from . import profiling  # imported here, because it imports much that others do not need
 
     on_gpu = options.milestone.on_gpu or settings.backend() == "cuda"
     on_gpu = on_gpu and settings.backend() != "emulator"

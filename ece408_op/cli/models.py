@@ -1,4 +1,4 @@
-"""`ece408 models`."""
+"""`ece408 models`: measures the shipped models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import arguments
 
 
 def add(commands: Any) -> None:
-    """`ece408 models`."""
+    """Add `ece408 models`."""
     parser = arguments.add_command(
         commands, "models", "measure the models that come with the package"
     )

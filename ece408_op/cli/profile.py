@@ -1,4 +1,4 @@
-"""`ece408 profile`."""
+"""`ece408 profile`: runs a program and reports where its time went."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import arguments, milestones, profile_options, profiling
 
 
 def add(commands: Any) -> None:
-    """`ece408 profile`."""
+    """Add `ece408 profile`."""
     parser = arguments.add_command(
         commands,
         "profile",

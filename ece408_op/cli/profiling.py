@@ -1,4 +1,4 @@
-"""Profiles a program: runs it, prints tables and writes files."""
+"""Profiling of a program: runs it, prints tables and writes files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from .program import output_failed
 
 
 def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, gpu: bool) -> int:
-    """Run a Python script as `python path arguments` would, tables to stdout; its exit code.
+    """Run a Python script as `python path arguments` would, with tables on stdout; return its exit
+    code.
 
-    Raises `ScriptMissing`, and what `profile` raises except for what the script raises.
+    Raises `ScriptMissing`, and what `profile` raises, but not the script's exceptions.
     """
     if not path.is_file():
         raise ScriptMissing(
@@ -34,7 +35,7 @@ def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, 
     outcome = profile(lambda: _run_path(line), line, again, asked, gpu, sys.stdout)
     failure = outcome.failure
     if output_failed():
-        # The command says so, and in fewer words.
+        # The command reports this in fewer words.
         return outcome.profile.exit_code
     if isinstance(failure, SystemExit) and isinstance(failure.code, str):
         print(failure.code, file=sys.stderr)
@@ -59,13 +60,12 @@ def profile(
 ) -> recording.Outcome:
     """Record a program, print the tables to `stream` after its own output, and write the files.
 
-    `command` is the command line named in the profile, `again` runs it in a separate process.
-    The outcome has what the program raised. If nothing was recorded before it failed, there are no
+    `command` is the command line named in the profile; `again` runs it in a separate process. The
+    outcome contains the program's exception. If nothing was recorded before it failed, there are no
     tables and no files.
 
-    Raises, before the program begins, `CacheUnwritable` for files that cannot be written,
-    `ProfilerMissing` and `ProfilingNotPermitted`; the last two after everything else if it is ncu
-    that fails.
+    Raises, before the program begins, `CacheUnwritable` for unwritable files, `ProfilerMissing` and
+    `ProfilingNotPermitted`; if ncu is the cause, the last two come after everything else.
     """
     for path in filter(None, (asked.json, asked.trace)):
         check_writable(path)
@@ -86,13 +86,13 @@ def profile(
     print(f"\n{profile_summary.text(found)}", file=stream, flush=True)
     _write(found, asked)
     if refusal is not None:
-        # By now everything but the counters has been written.
+        # Everything but the counters has been written by now.
         raise refusal
     return dataclasses.replace(outcome, profile=found)
 
 
 def _with_figures(found: Profile) -> Profile:
-    """The profile with figures of our kernels, or with a note on why there are none."""
+    """Return the profile with figures of our kernels, or with a note on why they are missing."""
     try:
         return recording.with_kernel_figures(found)
     except Ece408Error as error:
@@ -121,7 +121,7 @@ def _run_path(line: Sequence[str]) -> None:
 
 
 def _print_traceback(failure: BaseException, path: Path) -> None:
-    """The script's own traceback, from its first line on."""
+    """Print the script's own traceback, from its first frame on."""
     place = failure.__traceback__
     while place is not None and place.tb_frame.f_code.co_filename != str(path):
         place = place.tb_next

@@ -1,4 +1,4 @@
-"""`ece408 report`."""
+"""`ece408 report`: runs all milestones and writes their report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .program import EXIT_UNEXPECTED
 
 
 def add(commands: Any) -> None:
-    """`ece408 report`."""
+    """Add `ece408 report`."""
     parser = arguments.add_command(
         commands,
         "report",

@@ -1,4 +1,4 @@
-"""`ece408 train`."""
+"""`ece408 train`: trains a term's model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import arguments
 
 
 def add(commands: Any) -> None:
-    """`ece408 train`."""
+    """Add `ece408 train`."""
     parser = arguments.add_command(
         commands,
         "train",
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> None:
     gpus = () if options.gpu is None else settings.devices()
     trained = training.train(recipe, work, options.kvstore or workers.default_kvstore(), gpus)
     if trained.test_accuracy is None:
-        # The first worker has the rest to do.
+        # The first worker does the rest.
         return
     for path in training.export(recipe, trained, options.output or Path("models") / term.name):
         print(path)

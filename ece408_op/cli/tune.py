@@ -1,4 +1,4 @@
-"""`ece408 tune`: measures kernels, keeps the results and prints tables."""
+"""`ece408 tune`: measures kernels, saves the results and prints tables."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ from ..operator.environment import machine
 from ..problem import PRECISIONS, check_precision
 from . import arguments
 
-# Tasks whose candidates are compiled side by side where they are few.
+# Number of tasks whose candidates are compiled concurrently if they are few.
 _COMPILED_TOGETHER = 12
 
 
 @dataclass(frozen=True)
 class Request:
     """What to tune for: names and batches as in `tune_targets`, precisions, whether to measure
-    again what has been, the GPUs' numbers, files to write to, a file whose tunables are measured in
-    the place of all kernels, whether gradients are to be tuned as well, and whether few candidates
-    are enough."""
+    existing results again, the GPUs' numbers, output files, a file whose tunables are measured
+    instead of all kernels, whether to tune gradients, and whether few candidates are enough."""
 
     names: Sequence[str]
     batches: Sequence[int]
@@ -57,7 +56,7 @@ class Request:
 
 
 def add(commands: Any) -> None:
-    """`ece408 tune`."""
+    """Add `ece408 tune`."""
     title = "measure which CUDA kernel, with which tiles, is the best for a network's layers here"
     parser = arguments.add_command(
         commands,
@@ -134,10 +133,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def run(request: Request) -> None:
-    """Measure, keep the results after each problem, and print tables to stdout.
+    """Measure, save the results after each problem, and print tables to stdout.
 
     Raises `NoUsableGpu`, `InvalidSetting` for a file that declares no launch, what
-    `tune_targets.problems` raises, and when all others are done what the first task failed with.
+    `tune_targets.problems` raises, and, after all tasks, the first one's error.
     """
     only = None if request.kernel is None else _file(request.kernel)
     precisions = [check_precision(name) for name in dict.fromkeys(request.precisions)]
@@ -177,7 +176,8 @@ def run(request: Request) -> None:
 def _answers(
     request: Request, gpu: Gpu, wanted: Mapping[Task, Sequence[str]]
 ) -> Iterator[tuple[Task, Answer]]:
-    """What comes of the tasks, with a bar: of candidates, or, on several GPUs, of tasks."""
+    """Yield the tasks' answers, with a progress bar: of candidates, or, with several GPUs, of
+    tasks."""
     if min(len(request.gpus), len(wanted)) > 1:
         found = side_by_side.tune_all(request.gpus, wanted.items())
         yield from tqdm(found, total=len(wanted), unit="task", disable=None, leave=False)
@@ -198,8 +198,8 @@ def _file(name: str) -> Kernel:
 
 
 def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -> list[str]:
-    """The precisions to measure. Of others it says why not on stderr, or prints the kept result to
-    stdout."""
+    """Return the precisions to measure. For others, print the reason to stderr, or the existing
+    result to stdout."""
     reason = task.only and task.only.why_not(task.problem, gpu.capability)
     if task.only and reason:
         name = task.only.name
@@ -221,7 +221,8 @@ def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -
 
 
 def _compiled_ahead(gpu: Gpu, wanted: Mapping[Task, Sequence[str]]) -> Iterator[Asked]:
-    """The tasks, some at a time compiled before; stderr says how long the rest will take."""
+    """Yield the tasks, some at a time after compiling them; print the expected remaining time to
+    stderr."""
     tasks, start = list(wanted.items()), time.monotonic()
     for first in range(0, len(tasks), _COMPILED_TOGETHER):
         some = tasks[first : first + _COMPILED_TOGETHER]
