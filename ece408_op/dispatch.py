@@ -137,8 +137,8 @@ def _precisions(layer: Layer) -> tuple[str, str]:
     Gradients default to float32; those of a strict layer are strict.
     """
     forward = layer.precision or settings.precision()
-    asked = layer.gradient_precision or settings.gradient_precision()
-    return forward, asked or ("strict" if forward == "strict" else "float32")
+    gradients = layer.gradient_precision or settings.gradient_precision()
+    return forward, gradients or ("strict" if forward == "strict" else "float32")
 
 
 def _is_strict(layer: Layer) -> bool:

@@ -73,7 +73,7 @@ def add_threads_and_data(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
 
 
-def add_gpu(parser: argparse.ArgumentParser, what: str = "several share the batch") -> None:
+def add_gpu(parser: argparse.ArgumentParser, what: str = "several split the batch") -> None:
     """Add `--gpu`, parsed by `settings.devices`."""
     parser.add_argument(
         "--gpu",

@@ -28,10 +28,10 @@ def add(commands: Any) -> None:
         commands,
         "compare",
         "run all milestones that this machine can run, and print their figures in one table",
-        epilog="Each run is a process of its own. What cannot run without a GPU is listed with "
-        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files that "
-        "--json has written, such as `ece408 compare before.json after.json`, nothing is run: "
-        "they are shown side by side.",
+        epilog="Each run is a separate process. Milestones that need a missing GPU are listed with "
+        "the reason. Exit code: 0, or 1 when a run failed for another reason. With files written "
+        "by --json, such as `ece408 compare before.json after.json`, nothing is run: their figures "
+        "are shown side by side.",
     )
     parser.add_argument(
         "what",
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--backend",
         metavar="NAME",
-        help=f"who computes our operator on the CPU: {', '.join(dispatch.backend_names())} "
+        help=f"backend of our operator on the CPU: {', '.join(dispatch.backend_names())} "
         "(default: ECE408_BACKEND, or the fastest)",
     )
     parser.add_argument(
@@ -63,12 +63,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--precision",
         metavar="NAME",
-        help=f"how exact our operator must be at least: {', '.join(PRECISIONS)} (default: "
+        help=f"minimum precision of our operator: {', '.join(PRECISIONS)} (default: "
         "ECE408_PRECISION, or float32)",
     )
     arguments.add_gpu(parser)
     arguments.add_threads_and_data(parser)
-    arguments.add_repeat(parser, "make every run N times and give the median of each figure")
+    arguments.add_repeat(parser, "make every run N times and print the median of each figure")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write machine, versions and every run to FILE"
     )
@@ -92,12 +92,12 @@ def _run(options: argparse.Namespace) -> int:
     settings.configure(kernel=options.kernel, precision=options.precision)
     dispatch.check_settings()
     names = course_terms.TERMS if options.all_terms else options.term or [course_terms.DEFAULT_TERM]
-    asked = comparison.Options(
+    chosen = comparison.Options(
         next(iter(options.what), None),
         *(options.batch_size, options.backend, options.threads, options.data),
         *(options.kernel, options.precision, options.gpu),
     )
-    jobs = comparison.plan([course_terms.find_term(name) for name in dict.fromkeys(names)], asked)
+    jobs = comparison.plan([course_terms.find_term(name) for name in dict.fromkeys(names)], chosen)
     if options.plot is not None:
         comparison_plot.check(options.plot)
     for path in filter(None, (options.json, options.plot)):
@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
     rows = comparison.compare(jobs, options.repeat)
     print(comparison_table.table(rows), flush=True)
     if options.json is not None:
-        comparison_files.write_json(options.json, rows, asked)
+        comparison_files.write_json(options.json, rows, chosen)
     if options.plot is not None and not comparison_plot.write_plot(options.plot, rows):
         print(f"ece408: no run has figures to draw to {options.plot}", file=sys.stderr)
     return EXIT_UNEXPECTED if any(row.summary.failed for row in rows) else 0

@@ -145,7 +145,7 @@ def add(commands: Any) -> None:
     parser = arguments.add_command(
         commands,
         "doctor",
-        "tell what is installed and usable here, and what to do about the rest",
+        "report what is installed and usable here, and what to do about the rest",
         epilog="exit codes: 0: all milestones can run (except perhaps m1.2, which needs an MXNet "
         f"built for the GPU: the last line says so); {EXIT_CPU_ONLY}: only those on the CPU can; "
         f"{EXIT_NOTHING}: not even those can",

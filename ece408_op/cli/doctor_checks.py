@@ -167,11 +167,11 @@ def _cuda_kernels() -> Finding:
 
 def _compiler() -> Finding:
     hint = "install g++ (Debian, Ubuntu: apt install g++), or set CXX to a C++ compiler"
-    asked = shlex.split(os.environ.get("CXX", ""))
-    for command in [asked] if asked else [["g++"], ["clang++"], ["c++"]]:
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["g++"], ["clang++"], ["c++"]]:
         if shutil.which(command[0]) is not None:
             return _tool("C++ compiler", command, hint, lambda output: output.splitlines()[0])
-    detail = f"CXX={asked[0]} is not there" if asked else "no g++, clang++ or c++"
+    detail = f"CXX={named[0]} is not there" if named else "no g++, clang++ or c++"
     return Finding("C++ compiler", MISSING, detail, hint)
 
 

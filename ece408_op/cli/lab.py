@@ -118,8 +118,8 @@ def check(
     parsed = [ConvProblem.parse(text) for text in problems]
     verdicts = []
     for file in files:
-        asked = checking.groups(file.form, parsed, 0, "cpu", term=term)
-        total = sum(len(own) for _, own in asked)
+        selected = checking.groups(file.form, parsed, 0, "cpu", term=term)
+        total = sum(len(own) for _, own in selected)
         shown = {"desc": plain(file.name), "unit": "problem", "leave": False, "disable": None}
         with tqdm(total=total, **shown) as bar:
             own = emulation if file.device == "cuda" else None
@@ -170,10 +170,10 @@ def time(
     kind = timing.device_of(contenders)
     layers = layers or own_layers(contenders)
     if kind == "cuda" and (emulates or dispatch.backend_of_cuda_files() == "emulator"):
-        wanted = asked_layers("emulator", layers, batches, rounds)
+        wanted = selected_layers("emulator", layers, batches, rounds)
         _count(contenders, wanted, architecture, output)
         return
-    wanted = asked_layers(kind, layers, batches, rounds)
+    wanted = selected_layers(kind, layers, batches, rounds)
     turns = (rounds + 1) * len(wanted) * (len(contenders) + 1)
     with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:
         found = timing.measure(contenders, wanted, rounds, bar.update, precision)
@@ -207,9 +207,9 @@ def _count(
             f"unknown architecture {architecture!r} (--arch); choose one of {known}"
         )
     names = timing.names(contenders)
-    asked = [(layer, problem, each) for layer, problem in wanted for each in contenders]
+    selected = [(layer, problem, each) for layer, problem in wanted for each in contenders]
     rows, failed = [], set()
-    for layer, problem, each in tqdm(asked, desc="counting", leave=False, disable=None):
+    for layer, problem, each in tqdm(selected, desc="counting", leave=False, disable=None):
         try:
             found = counting.count(each, problem, architecture)
         except (Ended, Ece408Error) as error:
@@ -242,13 +242,13 @@ def _explain(
     """Print the limiting factor of each timed contender, on each layer at one batch size."""
     failed = {each.name for each in found if each.failure}
     names = timing.names(contenders)
-    asked = [
+    selected = [
         (layer, problem, each)
         for layer, problem in _at_one_batch(wanted)
         for each in contenders
         if names[each] not in failed
     ]
-    for layer, problem, each in tqdm(asked, desc="explaining", leave=False, disable=None):
+    for layer, problem, each in tqdm(selected, desc="explaining", leave=False, disable=None):
         text = _explanation(names[each], layer, explanation.explain(each, problem))
         tqdm.write(text, sys.stdout)
 
@@ -292,7 +292,7 @@ def own_layers(contenders: Iterable[kernel_file.KernelFile | str], term: str = "
     return list(shapes.of_term(term or (_LATER if forms == {"course_2020"} else _TERM)))
 
 
-def asked_layers(
+def selected_layers(
     kind: str, layers: Sequence[str], batches: Sequence[int], rounds: int
 ) -> list[tuple[str, ConvProblem]]:
     """Return each layer's name and problem at each batch size, by default the device's usual ones.

@@ -26,7 +26,7 @@ from ..operator.environment import cpu_model
 from ..problem import check_precision
 from ..report import page
 from .colour import plain
-from .lab import asked_layers, own_layers
+from .lab import own_layers, selected_layers
 
 _DEVICES = {"cpu": "the CPU", "cuda": "GPUs"}
 _LAYERS_ONLY = "right on these layers only"
@@ -60,7 +60,7 @@ def rank(
         raise InvalidSetting("--jobs takes numbers from 1 on")
     kind = _most(files)
     layers = layers or own_layers(kernels, term)
-    wanted = asked_layers(kind, layers, batches or (1000,), rounds)
+    wanted = selected_layers(kind, layers, batches or (1000,), rounds)
     conditions = {
         "device": device.get(settings.devices()[0]).name if kind == "cuda" else cpu_model(),
         "layers": {layer: str(problem) for layer, problem in wanted},

@@ -17,10 +17,10 @@ from . import arguments
 _CONNECT_S = 120.0
 
 _EPILOG = """\
-COMMAND runs as every worker, with what MXNet's KVStore dist_sync and dist_async read from the
-environment (DMLC_*). Servers and the scheduler are started beside them. When one of these
-processes dies, all are ended, and its name, its end and its last line are told. On hosts of a file
-the package must be where it is here, and the working directory, too.
+COMMAND runs as every worker, with the environment variables of MXNet's KVStore dist_sync and
+dist_async (DMLC_*). Servers and the scheduler are started, too. When one of these processes dies,
+all are ended, and its name, exit code and last line are printed. Other hosts need the package and
+the working directory at the same paths.
 
 examples:
   ece408 launch --workers 2 -- ece408 train 2019sp
@@ -39,26 +39,29 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--workers", metavar="N", type=int, help="processes that train (default: 2, or one a host)"
+        "--workers",
+        metavar="N",
+        type=int,
+        help="processes that train (default: 2, or one per host)",
     )
     parser.add_argument(
         "--servers",
         metavar="N",
         type=int,
-        help="processes that add gradients up (default: 1, or one a host)",
+        help="processes that sum gradients (default: 1, or one per host)",
     )
     parser.add_argument(
         "--hosts",
         metavar="FILE",
         type=Path,
-        help="start them over ssh on these hosts: on each line a name and, where it does not lead "
-        "the others there, an IP address",
+        help="start them over ssh on these hosts: on each line a name and, if other hosts cannot "
+        "reach that name, an IP address",
     )
     parser.add_argument(
         "--ssh",
         metavar="COMMAND",
         default=supervisor.SSH,
-        help="in place of ssh, such as 'ssh -p 2222'; it gets a host's name and a command",
+        help="replacement for ssh, such as 'ssh -p 2222'; host name and command are appended",
     )
     parser.add_argument(
         "--port",
@@ -71,18 +74,18 @@ def add(commands: Any) -> None:
         metavar="SECONDS",
         type=float,
         default=_CONNECT_S,
-        help="end the job if a process cannot connect to the scheduler for so long (default: "
+        help="end the job if a process cannot connect to the scheduler within this time (default: "
         "%(default)g)",
     )
     parser.add_argument(
         "--all-output",
         action="store_true",
-        help="show what every process prints, with its name in front, and not worker 0 alone",
+        help="show the output of every process, prefixed by its name, not only of worker 0",
     )
     parser.add_argument(
         "--print",
         choices=tuple(starters.STARTERS),
-        help="run nothing, but print what this job starter is to be given",
+        help="run nothing, but print the input for this job starter",
     )
     parser.add_argument("what", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     parser.set_defaults(run=_run)

@@ -17,12 +17,10 @@ from . import arguments
 
 def add(commands: Any) -> None:
     """Add `ece408 models`."""
-    parser = arguments.add_command(
-        commands, "models", "measure the models that come with the package"
-    )
+    parser = arguments.add_command(commands, "models", "measure the shipped models")
     parser.add_argument("--term", action="append", help="only this term's (may be repeated)")
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="write models/README.md's text to FILE as well"
+        "--output", metavar="FILE", type=Path, help="also write models/README.md's text to FILE"
     )
     arguments.add_data(parser)
     parser.set_defaults(run=_run)

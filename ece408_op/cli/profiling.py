@@ -20,7 +20,9 @@ from .profile_options import ProfileOptions
 from .program import output_failed
 
 
-def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, gpu: bool) -> int:
+def profile_script(
+    path: Path, arguments: Sequence[str], requested: ProfileOptions, gpu: bool
+) -> int:
     """Run a Python script as `python path arguments` would, with tables on stdout; return its exit
     code.
 
@@ -32,7 +34,7 @@ def profile_script(path: Path, arguments: Sequence[str], asked: ProfileOptions, 
         )
     line = [str(path), *arguments]
     again = [sys.executable, *line]
-    outcome = profile(lambda: _run_path(line), line, again, asked, gpu, sys.stdout)
+    outcome = profile(lambda: _run_path(line), line, again, requested, gpu, sys.stdout)
     failure = outcome.failure
     if output_failed():
         # The command reports this in fewer words.
@@ -54,7 +56,7 @@ def profile(
     program: Callable[[], object],
     command: Sequence[str],
     again: Sequence[str],
-    asked: ProfileOptions,
+    requested: ProfileOptions,
     gpu: bool,
     stream: TextIO,
 ) -> recording.Outcome:
@@ -67,9 +69,9 @@ def profile(
     Raises, before the program begins, `CacheUnwritable` for unwritable files, `ProfilerMissing` and
     `ProfilingNotPermitted`; if ncu is the cause, the last two come after everything else.
     """
-    for path in filter(None, (asked.json, asked.trace)):
+    for path in filter(None, (requested.json, requested.trace)):
         check_writable(path)
-    counter = ncu.find() if asked.ncu else None
+    counter = ncu.find() if requested.ncu else None
     outcome = recording.record(program, command, gpu)
     found = outcome.profile
     if not found.activities:
@@ -84,7 +86,7 @@ def profile(
             refusal = error
     sys.stdout.flush()
     print(f"\n{profile_summary.text(found)}", file=stream, flush=True)
-    _write(found, asked)
+    _write(found, requested)
     if refusal is not None:
         # Everything but the counters has been written by now.
         raise refusal
@@ -100,13 +102,13 @@ def _with_figures(found: Profile) -> Profile:
         return dataclasses.replace(found, notes=(*found.notes, note))
 
 
-def _write(found: Profile, asked: ProfileOptions) -> None:
-    if asked.json is not None:
+def _write(found: Profile, requested: ProfileOptions) -> None:
+    if requested.json is not None:
         sections = [dataclasses.asdict(section) for section in tables.sections(found)]
-        with atomic_path(asked.json) as temporary:
+        with atomic_path(requested.json) as temporary:
             temporary.write_text(to_json(found, tables=sections), encoding="utf-8")
-    if asked.trace is not None:
-        with atomic_path(asked.trace) as temporary:
+    if requested.trace is not None:
+        with atomic_path(requested.trace) as temporary:
             temporary.write_text(to_trace(found), encoding="utf-8")
 
 

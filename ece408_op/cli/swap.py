@@ -31,13 +31,13 @@ def add(commands: Any) -> None:
         "--only",
         metavar="NAME",
         action="append",
-        help="only this layer, or those a pattern such as 'conv*' fits (may be repeated)",
+        help="only this layer, or those that match a pattern such as 'conv*' (may be repeated)",
     )
-    parser.add_argument("--backend", metavar="NAME", help="who computes the swapped layers")
+    parser.add_argument("--backend", metavar="NAME", help="backend of the swapped layers")
     parser.add_argument(
         "--precision",
         metavar="NAME",
-        help=f"how exact they must be at least: {', '.join(PRECISIONS)} (default: not written to "
+        help=f"their minimum precision: {', '.join(PRECISIONS)} (default: not written to "
         "the checkpoint)",
     )
     parser.add_argument(

@@ -20,15 +20,15 @@ def add(commands: Any) -> None:
         commands,
         "train",
         "train a term's model with MXNet",
-        epilog="An interrupted run goes on where it stopped. As the command of ece408 launch it is "
-        "a worker of several, which share each batch.",
+        epilog="An interrupted run resumes. As the command of ece408 launch, each process is a "
+        "worker, and the workers split each batch.",
     )
     parser.add_argument("term", metavar="TERM", help=f"one of: {', '.join(course_terms.TERMS)}")
     parser.add_argument(
         "--model",
         default=course_terms.BASELINE,
-        help="a model with parameters of its own (default: %(default)s, whose parameters the "
-        "term's other models share)",
+        help="a model with its own parameters (default: %(default)s, whose parameters the term's "
+        "other models use)",
     )
     recipe = training.Recipe(course_terms.DEFAULT_TERM)
     parser.add_argument(
@@ -46,10 +46,10 @@ def add(commands: Any) -> None:
         "--kvstore",
         metavar="NAME",
         help=f"MXNet's KVStore: {', '.join(workers.KVSTORES)}; dist_* in a job of ece408 launch: "
-        "with dist_sync each step is of all workers, with dist_async each makes its own (default: "
-        "dist_sync in a job, else local)",
+        "with dist_sync all workers make each step together, with dist_async each makes its own "
+        "(default: dist_sync in a job, else local)",
     )
-    arguments.add_gpu(parser, "train on it, several share the batch; needs MXNet's CUDA build")
+    arguments.add_gpu(parser, "train on it, several split the batch; needs MXNet's CUDA build")
     parser.add_argument(
         "--output",
         metavar="DIR",

@@ -57,13 +57,13 @@ class Request:
 
 def add(commands: Any) -> None:
     """Add `ece408 tune`."""
-    title = "measure which CUDA kernel, with which tiles, is the best for a network's layers here"
+    title = "find the fastest CUDA kernel and tiles for a network's layers on this GPU"
     parser = arguments.add_command(
         commands,
         "tune",
         title,
-        epilog="What was measured before for the same GPU, driver and kernels is kept, so that a "
-        "run that was ended goes on where it was. Calls use the results from then on.",
+        epilog="Earlier results for the same GPU, driver and kernels are kept, so an interrupted "
+        "run resumes. Later calls use the results.",
     )
     parser.add_argument(
         "what",
@@ -85,7 +85,7 @@ def add(commands: Any) -> None:
         "--precision",
         metavar="NAME",
         action="append",
-        help=f"how exact kernels must be at least: {', '.join(PRECISIONS)} (may be repeated; "
+        help=f"minimum precision of kernels: {', '.join(PRECISIONS)} (may be repeated; "
         "default: ECE408_PRECISION, or float32)",
     )
     parser.add_argument(
@@ -98,11 +98,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="measure only kernels that may run untuned, each with the few tiles that should be "
-        "best; several layers are compiled at once",
+        help="measure only kernels that may run untuned, each with the few tiles that are expected "
+        "to be best; several layers are compiled concurrently",
     )
-    parser.add_argument("--force", action="store_true", help="measure what has been measured")
-    arguments.add_gpu(parser, "several of one kind share the problems")
+    parser.add_argument("--force", action="store_true", help="measure again what has been measured")
+    arguments.add_gpu(parser, "several of one kind split the problems")
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write every candidate's time to FILE"
     )
@@ -211,8 +211,8 @@ def _wanted(task: Task, precisions: Sequence[str], gpu: Gpu, request: Request) -
         if task.problem.dtype != "float32" or len(tuner.candidates(task, gpu, name)) < least:
             print(f"ece408: there is one kernel for {task}, nothing to choose", file=sys.stderr)
             continue
-        asked = (task.problem, gpu, name, task.only, task.direction, request.out)
-        result = None if request.force else tuned.kept(*asked)
+        where = (task.problem, gpu, name, task.only, task.direction, request.out)
+        result = None if request.force else tuned.kept(*where)
         if result is None:
             wanted.append(name)
         else:
