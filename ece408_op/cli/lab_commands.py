@@ -47,11 +47,11 @@ def _add_check(actions: Any) -> None:
         actions,
         "check",
         "say whether kernel files are right, and where a wrong one is wrong",
-        epilog="Each file is compiled and run in a sandbox without network and other processes, which "
-        "can only write to its own folder. The checks use the course's layers and odd sizes: "
-        "results must be exact for whole numbers, and as exact as float32 for real ones. The "
-        "layers of the terms whose files have this form decide. Exit code: 0, 23 when a file is "
-        "wrong, or else 34 when one cannot be tried here.",
+        epilog="Each file is compiled and run in a sandbox without network and other processes, "
+        "which can only write to its own folder. The checks use the course's layers and odd "
+        "sizes: results must be exact for whole numbers, and as exact as float32 for real ones. "
+        "The layers of the terms whose files have this form decide. Exit code: 0, 23 when a file "
+        "is wrong, or else 34 when one cannot be tried here.",
     )
     check.add_argument("files", nargs="+", metavar="FILE|DIR")
     check.add_argument(
@@ -121,13 +121,13 @@ def _add_time(actions: Any) -> None:
         "time",
         "time kernel files on layers of the course, beside this package's kernels, or count "
         "their work",
-        epilog="Contenders take turns in a random order, each in its own process. Every call has new "
-        "numbers, and its output is checked. Columns: the median op time; the interquartile "
+        epilog="Contenders take turns in a random order, each in its own process. Every call has "
+        "new numbers, and its output is checked. Columns: the median op time; the interquartile "
         "range, with ! above 2 %; the floor (this machine's minimum for a kernel that does all "
         "products, by memory and arithmetic) over that time; the time over ours; for CUDA files "
         "since 2020, the time of prolog and epilog. Op times on the GPU exclude copies. Columns "
-        "of counts: executions of the line by warps; active lanes, on average; 32-byte sectors "
-        "of global memory per execution, or passes over banks of shared memory; the fraction of "
+        "of counts: executions of the line by warps; active lanes, on average; 32-byte sectors of "
+        "global memory per execution, or passes over banks of shared memory; the fraction of "
         "passes caused by bank conflicts.",
     )
     timed.add_argument(
@@ -209,8 +209,8 @@ def _add_rank(actions: Any) -> None:
         actions,
         "rank",
         "check and time all kernel files of a folder, and put them in order",
-        epilog="The files are checked on these layers and on odd sizes; files that are right on the "
-        "layers are timed in turns, as by ece408 lab time. The sum of the layers' median op "
+        epilog="The files are checked on these layers and on odd sizes; files that are right on "
+        "the layers are timed in turns, as by ece408 lab time. The sum of the layers' median op "
         "times decides. An interrupted ranking resumes; files that have changed are checked and "
         "timed again, and compared with their last sum.",
     )
